@@ -1,1 +1,119 @@
-"""x."""
+"""The networks that the trainer makes, by name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, get_type_hints
+
+import torch
+from torch import nn
+
+from landscape.models.alternet import AlterNet
+from landscape.models.arguments import converted, whole
+from landscape.models.preresnet import PreResNet
+from landscape.models.resnet import SMALL, ResNet
+from landscape.models.vit import ViT
+
+__all__ = ["NAMES", "accepts", "build", "summary"]
+
+MODELS: Mapping[str, partial[Any]] = {
+    "vit_ti": partial(ViT, dim=192, depth=12, heads=3),
+    "vit_s": partial(ViT, dim=384, depth=12, heads=6),
+    "vit_b": partial(ViT, dim=768, depth=12, heads=12),
+    "resnet18": partial(ResNet, blocks=(2, 2, 2, 2)),
+    "resnet34": partial(ResNet, blocks=(3, 4, 6, 3)),
+    "resnet50": partial(ResNet, blocks=(3, 4, 6, 3), bottleneck=True),
+    "resnet101": partial(ResNet, blocks=(3, 4, 23, 3), bottleneck=True),
+    "preresnet18": partial(PreResNet, blocks=(2, 2, 2, 2)),
+    "preresnet34": partial(PreResNet, blocks=(3, 4, 6, 3)),
+    "preresnet50": partial(PreResNet, blocks=(3, 4, 6, 3), bottleneck=True),
+    "preresnet101": partial(PreResNet, blocks=(3, 4, 23, 3), bottleneck=True),
+    "alternet18": partial(AlterNet, blocks=(2, 2, 2, 2), msa=(0, 1, 1, 1)),
+    "alternet34": partial(AlterNet, blocks=(3, 4, 6, 4), msa=(0, 1, 3, 2)),
+    "alternet50": partial(AlterNet, blocks=(3, 4, 6, 4), msa=(0, 1, 1, 2), bottleneck=True),
+    "alternet101": partial(AlterNet, blocks=(3, 4, 23, 4), msa=(0, 1, 3, 2), bottleneck=True),
+    # The demo sizes: 0.1 to 0.3 M parameters, a few seconds per epoch of digits on two CPU cores.
+    "vit_demo": partial(ViT, dim=48, depth=5, heads=3, tokens=64),
+    "resnet_demo": partial(ResNet, blocks=(2, 2, 2), width=16),
+    "preresnet_demo": partial(PreResNet, blocks=(2, 2, 2), width=16),
+    "alternet_demo": partial(
+        AlterNet, blocks=(2, 2, 2), msa=(0, 1, 1), heads=(1, 2, 4), head_dim=32, width=16
+    ),
+}
+# Where the paper's network for ImageNet is another one than its namesake for CIFAR.
+LARGE: Mapping[str, partial[Any]] = {
+    "alternet50": partial(AlterNet, blocks=(3, 4, 6, 4), msa=(0, 1, 3, 2), bottleneck=True),
+}
+NAMES: tuple[str, ...] = tuple(MODELS)
+SIZES = ("classes", "image_size", "channels")
+
+
+def build(name: str, *, classes: int, image_size: int, channels: int = 3, **arguments: object) -> nn.Module:
+    """A freshly initialised network, (N, channels, image_size, image_size) images to (N, classes) logits.
+
+    Its structure follows from the arguments alone, its weights from torch's random state.
+
+    Args:
+        name: one of `NAMES`.
+        classes: number of logits.
+        image_size: side of the images in pixels; up to 64 px a stem keeps their resolution.
+        channels: of the images.
+        arguments: what the network's constructor takes beside the three sizes (see `accepts`); values may be
+            given as words, as on a command line.
+
+    Raises:
+        ValueError: the name or an argument is unknown, or its value does not suit the others.
+        OptionError: a value is outside its range.
+    """
+    _check_name(name)
+    unknown = [argument for argument in arguments if argument not in accepts(name)]
+    if unknown:
+        raise ValueError(f"{name} has no argument {unknown[0]}; it accepts {', '.join(accepts(name))}")
+    sizes = dict(zip(SIZES, map(whole, SIZES, (classes, image_size, channels)), strict=True))
+    constructor = (LARGE if sizes["image_size"] > SMALL else MODELS).get(name, MODELS[name])
+    kinds = _kinds(name)
+    given = {argument: converted(argument, value, kinds[argument]) for argument, value in arguments.items()}
+    model: nn.Module = constructor(**sizes, **given)
+    return model
+
+
+def accepts(name: str) -> tuple[str, ...]:
+    """Names of the arguments that `build` takes for this network beside the three sizes.
+
+    Raises:
+        ValueError: there is no such network.
+    """
+    _check_name(name)
+    return tuple(argument for argument in _kinds(name) if argument not in SIZES)
+
+
+def summary(name: str) -> str:
+    """One line on a network: its family, what sets it apart, and its size on CIFAR-100.
+
+    Raises:
+        ValueError: there is no such network.
+    """
+    with torch.device("meta"):  # shapes without values: nothing is allocated or drawn
+        model = build(name, classes=100, image_size=32)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    words = [f"{argument} {_spelt(value)}" for argument, value in MODELS[name].keywords.items()]
+    return f"{type(model).__name__}, {', '.join(words)}: {count / 1e6:.2f} M parameters (32 px, 100 classes)"
+
+
+def _kinds(name: str) -> dict[str, Any]:
+    hints = get_type_hints(MODELS[name].func.__init__)
+    return {argument: kind for argument, kind in hints.items() if argument != "return"}
+
+
+def _check_name(name: str) -> None:
+    if name not in MODELS:
+        near = difflib.get_close_matches(name, NAMES, n=3) or list(NAMES[:3])
+        raise ValueError(
+            f"no model is named {name!r}; near it: {', '.join(near)}; all of them: landscape models"
+        )
+
+
+def _spelt(value: object) -> str:
+    return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)

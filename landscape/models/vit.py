@@ -1,0 +1,156 @@
+"""Vision transformer (Dosovitskiy et al. 2021, arXiv 2010.11929), dimensions of DeiT (arXiv 2012.12877)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from landscape.models.drop_path import drop_path, drop_path_rates
+
+STD = 0.02  # of every truncated normal: weights, class token, positions
+
+
+class ViT(nn.Module):
+    """Pre-LN transformer over patches, with learned absolute positions.
+
+    (N, C, H, W) images to (N, classes) logits. Queries, keys and values have no bias; the heads share `dim`
+    evenly, 64 each in vit_ti, vit_s and vit_b.
+
+    Args:
+        patch: side of a square patch in pixels. Left out: 2 up to 32 px, 4 up to 64 px, 16 above, or the next
+            larger divisor of the image that leaves at most `tokens` patches.
+        tokens: bound on the number of patches where `patch` is left out.
+        mlp_ratio: hidden units of the MLP over `dim`.
+        head: "cls" reads the class token; "gap" averages the patch tokens and has no class token.
+        drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
+        dropout: after the embedding, the attention's projection and both layers of the MLP.
+
+    Raises:
+        ValueError: the patch does not divide the image, or the heads do not divide `dim`.
+    """
+
+    def __init__(
+        self,
+        *,
+        classes: int,
+        image_size: int,
+        channels: int = 3,
+        dim: int,
+        depth: int,
+        heads: int,
+        patch: int | None = None,
+        tokens: int = 1024,
+        mlp_ratio: int = 4,
+        head: Literal["cls", "gap"] = "cls",
+        drop_path: float = 0.0,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        patch = patch or default_patch(image_size, tokens)
+        if image_size % patch:
+            fit = ", ".join(map(str, _divisors(image_size)))
+            raise ValueError(f"patch={patch} does not divide images of {image_size} px; ask for one of {fit}")
+        if dim % heads:
+            fit = ", ".join(map(str, _divisors(dim)))
+            raise ValueError(f"heads={heads} do not share dim={dim} evenly; ask for one of {fit}")
+        self.image_size = image_size
+        self.grid_size = (image_size // patch, image_size // patch)
+        self.num_prefix_tokens = 1 if head == "cls" else 0
+        positions = self.num_prefix_tokens + self.grid_size[0] * self.grid_size[1]
+
+        self.patch_embedding = nn.Conv2d(channels, dim, patch, stride=patch)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if head == "cls" else None
+        self.position_embedding = nn.Parameter(torch.zeros(1, positions, dim))
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.Sequential(
+            *(Block(dim, heads, mlp_ratio, rate, dropout) for rate in drop_path_rates(drop_path, depth))
+        )
+        self.norm = nn.LayerNorm(dim)
+        self.head = nn.Linear(dim, classes)
+        self._initialise()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of a batch of images of the size the model was built for."""
+        if images.shape[-2:] != (self.image_size, self.image_size):
+            height, width = images.shape[-2:]
+            raise ValueError(
+                f"the images are {height} x {width} px, the model was built for {self.image_size} x "
+                f"{self.image_size}; resize them, or build it with image_size={height}"
+            )
+        x = self.patch_embedding(images).flatten(2).transpose(1, 2)  # (batch, token, dim)
+        if self.cls_token is not None:
+            x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1)
+        x = self.dropout(x + self.position_embedding)
+        x = self.norm(self.blocks(x))
+        logits: Tensor = self.head(x.mean(1) if self.cls_token is None else x[:, 0])
+        return logits
+
+    def _initialise(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Conv2d):
+                nn.init.trunc_normal_(module.weight, std=STD)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        nn.init.trunc_normal_(self.position_embedding, std=STD)
+        if self.cls_token is not None:
+            nn.init.trunc_normal_(self.cls_token, std=STD)
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)); each branch is subject to stochastic depth."""
+
+    def __init__(self, dim: int, heads: int, mlp_ratio: int, rate: float, dropout: float) -> None:
+        super().__init__()
+        self.rate = rate
+        self.norm1 = nn.LayerNorm(dim)
+        self.attention = Attention(dim, heads, dropout)
+        self.norm2 = nn.LayerNorm(dim)
+        self.mlp = nn.Sequential(
+            nn.Linear(dim, dim * mlp_ratio),
+            nn.GELU(),
+            nn.Dropout(dropout),
+            nn.Linear(dim * mlp_ratio, dim),
+            nn.Dropout(dropout),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One step of the residual stream, (batch, token, dim) to the same."""
+        x = x + drop_path(self.attention(self.norm1(x)), self.rate, training=self.training)
+        return x + drop_path(self.mlp(self.norm2(x)), self.rate, training=self.training)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention softmax(q k' / sqrt(d)) v, by the fused kernel.
+
+    That kernel has no second derivative; whoever needs one runs the forward pass under the math backend.
+    """
+
+    def __init__(self, dim: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
+        self.projection = nn.Linear(dim, dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens mixed by attention, (batch, token, dim) to the same."""
+        batch, tokens, dim = x.shape
+        qkv = self.qkv(x).reshape(batch, tokens, 3, self.heads, dim // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each (batch, head, token, head dim)
+        mixed = F.scaled_dot_product_attention(q, k, v)
+        out: Tensor = self.dropout(self.projection(mixed.transpose(1, 2).reshape(batch, tokens, dim)))
+        return out
+
+
+def default_patch(image_size: int, tokens: int) -> int:
+    """The smallest divisor of the image from its usual patch upward that leaves at most `tokens` patches."""
+    usual = 2 if image_size <= 32 else 4 if image_size <= 64 else 16
+    fit = (p for p in _divisors(image_size) if p >= usual and (image_size // p) ** 2 <= tokens)
+    return next(fit, image_size)
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]
