@@ -1,1 +1,88 @@
-"""x."""
+"""Data sets by name, folder or callable, as resident tensors in one fixed order."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, TypeAlias, get_args
+
+import torch
+
+from landscape.data import cifar, digits, folder, source
+from landscape.data.augment import Augmentation
+from landscape.data.images import Batches, Images, prefix, resized
+from landscape.probe import OptionError, at_least
+
+__all__ = ["NAMES", "Augmentation", "Batches", "Images", "Split", "load"]
+
+NAMES = ("digits", *cifar.RELEASES)
+
+Split: TypeAlias = Literal["train", "test"]
+
+
+def load(
+    name: str,
+    *,
+    root: Path | None = None,
+    split: Split = "test",
+    samples: int | None = None,
+    image_size: int | None = None,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
+) -> Images:
+    """A data set in memory: the first `samples` of its fixed order, all of them where it has fewer.
+
+    Images come in a seeded class-balanced order that never changes (see `images.balanced`); a pair of tensors
+    from a callable keeps its own order.
+
+    Args:
+        name: `digits`, `cifar10`, `cifar100`, a folder of class folders, `file.py:callable` or
+            `module:callable`.
+        root: the folder that holds the CIFAR folders; else `$LANDSCAPE_DATA`, else `./data`.
+        split: "train" or "test"; callables, and folders without such parts, serve the same images for both.
+        samples: how many images, None for all.
+        image_size: side to which images are resized; tensors from a callable keep their own.
+        mean: per channel, of pixels in [0, 1], in place of the data set's own.
+        std: goes with `mean`; both apply to uint8 images only, as floating-point inputs count as normalised.
+
+    Raises:
+        OptionError: `samples` or `image_size` below 1, an unknown split.
+        FileNotFoundError: a folder or file is missing, and cannot be downloaded.
+        ValueError: an unknown name, damaged files, or values that do not fit together.
+    """
+    if split not in get_args(Split):
+        raise OptionError(f"--split {split!r} is unknown; ask for {' or '.join(get_args(Split))}")
+    at_least("samples", 1 if samples is None else samples, 1)
+    at_least("image_size", 1 if image_size is None else image_size, 1)
+    images = _found(name, root, split, samples, image_size)
+    if not mean or not std or images.inputs.dtype != torch.uint8 or images.inputs.ndim != 4:
+        return images
+    channels = images.inputs.shape[1]
+    if not len(mean) == len(std) == channels:
+        raise ValueError(
+            f"{name} has {channels} channels, but mean and std have {len(mean)} and {len(std)} values; "
+            "give one of each per channel"
+        )
+    return replace(images, mean=tuple(mean), std=tuple(std))
+
+
+def _found(name: str, root: Path | None, split: Split, samples: int | None, image_size: int | None) -> Images:
+    if name in cifar.RELEASES:
+        return resized(prefix(cifar.load(name, root=root, split=split), samples), image_size)
+    if name == "digits":
+        return resized(prefix(digits.load(split), samples), image_size)
+    if Path(name).expanduser().is_dir():
+        return folder.load(name, split=split, samples=samples, image_size=image_size)
+    if ":" in name:
+        return source.load(name, samples=samples, image_size=image_size)
+    if Path(name).expanduser().is_file():
+        raise ValueError(f"--data {name} is a file; expected a folder of class folders, or {name}:callable")
+    if "/" in name:
+        raise FileNotFoundError(f"--data {name}: no such folder; expected a folder of class folders")
+    near = difflib.get_close_matches(name, NAMES, 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise ValueError(
+        f"--data {name!r} is unknown; expected {', '.join(NAMES)}, a folder of class folders, "
+        f"file.py:callable or module:callable{hint}"
+    )

@@ -1,0 +1,179 @@
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009), in the official python and binary layouts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from landscape.data import download, unpickle
+from landscape.data.images import Images
+
+SITE = "https://www.cs.toronto.edu/~kriz/"
+SHAPE = (3, 32, 32)
+PIXELS = 3 * 32 * 32
+
+
+@dataclass(frozen=True)
+class Release:
+    """How one of the two data sets is laid out, and the constants of its train split.
+
+    Args:
+        pickled: split -> files of the python layout.
+        binary: split -> files of the binary layout.
+        label: key of the labels in a pickled batch.
+        label_bytes: bytes before the pixels in a binary row; the last of them is the label.
+        meta: the file of class names, which other readers want to find beside the batches.
+    """
+
+    classes: int
+    folder: str
+    binary_folder: str
+    pickled: Mapping[str, tuple[str, ...]]
+    binary: Mapping[str, tuple[str, ...]]
+    label: str
+    label_bytes: int
+    meta: str
+    archive: str
+    md5: str
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+RELEASES: Mapping[str, Release] = {
+    "cifar10": Release(
+        classes=10,
+        folder="cifar-10-batches-py",
+        binary_folder="cifar-10-batches-bin",
+        pickled={"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)},
+        binary={"train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test": ("test_batch.bin",)},
+        label="labels",
+        label_bytes=1,
+        meta="batches.meta",
+        archive="cifar-10-python.tar.gz",
+        md5="c58f30108f718f92721af3b95e74349a",
+        mean=(0.4914, 0.4822, 0.4465),
+        std=(0.2470, 0.2435, 0.2616),
+    ),
+    "cifar100": Release(
+        classes=100,
+        folder="cifar-100-python",
+        binary_folder="cifar-100-binary",
+        pickled={"train": ("train",), "test": ("test",)},
+        binary={"train": ("train.bin",), "test": ("test.bin",)},
+        label="fine_labels",
+        label_bytes=2,
+        meta="meta",
+        archive="cifar-100-python.tar.gz",
+        md5="eb9058c3a382ffc7106e4002c42a8d85",
+        mean=(0.5071, 0.4865, 0.4409),
+        std=(0.2673, 0.2564, 0.2762),
+    ),
+}
+
+
+def load(name: str, *, root: Path | None, split: Literal["train", "test"]) -> Images:
+    """All images of a split, in file order; fewer files or images than the official ones are fine.
+
+    Where neither layout is under the root, the python archive is downloaded once.
+
+    Args:
+        name: `cifar10` or `cifar100`.
+        root: the folder that holds `cifar-100-python/` and the like; else `$LANDSCAPE_DATA`, else `./data`.
+        split: "train" or "test".
+
+    Raises:
+        FileNotFoundError: there are no files and no network; names what was looked for.
+        ValueError: a file is damaged, or would run code to load.
+    """
+    release = RELEASES[name]
+    root = (root or Path(os.environ.get("LANDSCAPE_DATA") or "data")).expanduser()
+    parts = _parts(release, root, split)
+    if not parts:
+        _fetch(name, release, root, split)
+        parts = _parts(release, root, split)
+    pixels = np.concatenate([part for part, _ in parts])
+    labels = np.concatenate([part for _, part in parts])
+    return Images(
+        inputs=torch.from_numpy(pixels.reshape(-1, *SHAPE)),
+        targets=torch.from_numpy(labels),
+        name=name,
+        classes=release.classes,
+        size=SHAPE[-1],
+        mean=release.mean,
+        std=release.std,
+    )
+
+
+def _parts(release: Release, root: Path, split: str) -> list[tuple[np.ndarray, np.ndarray]]:
+    pickled = [root / release.folder / file for file in release.pickled[split]]
+    found = [_pickled(path, release) for path in pickled if path.is_file()]
+    if found:
+        return found
+    binary = [root / release.binary_folder / file for file in release.binary[split]]
+    return [_binary(path, release) for path in binary if path.is_file()]
+
+
+def _pickled(path: Path, release: Release) -> tuple[np.ndarray, np.ndarray]:
+    batch = unpickle.batch(path)
+    missing = [key for key in ("data", release.label) if key not in batch]
+    if missing:
+        raise ValueError(
+            f"{path} lacks the entry {missing[0]!r}; expected a batch of the official python layout"
+        )
+    pixels, labels = batch["data"], batch[release.label]
+    if not (isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.shape[1:] == (PIXELS,)):
+        raise ValueError(f"{path} holds no images: expected `data` as uint8 rows of {PIXELS}")
+    return pixels, _checked(path, pixels, labels, release)
+
+
+def _binary(path: Path, release: Release) -> tuple[np.ndarray, np.ndarray]:
+    content = np.fromfile(path, np.uint8)
+    row = release.label_bytes + PIXELS
+    if content.size % row:
+        raise ValueError(
+            f"{path} has {content.size} bytes, expected rows of {row}; it is cut off, get it anew"
+        )
+    rows = content.reshape(-1, row)
+    pixels = rows[:, release.label_bytes :]
+    return pixels, _checked(path, pixels, rows[:, release.label_bytes - 1], release)
+
+
+def _checked(path: Path, pixels: np.ndarray, labels: object, release: Release) -> np.ndarray:
+    """Labels as int64, one per image and each a class."""
+    try:
+        found = np.asarray(labels)
+    except ValueError:  # a ragged list
+        found = np.empty(0, object)
+    if not len(pixels) or found.shape != (len(pixels),) or found.dtype.kind not in "iu":
+        raise ValueError(f"{path} has {len(pixels)} images and labels that do not match; get the file anew")
+    if found.min() < 0 or found.max() >= release.classes:
+        raise ValueError(
+            f"{path} has labels {found.min()} to {found.max()}, expected 0 to {release.classes - 1}; "
+            "get the file anew"
+        )
+    return found.astype(np.int64)
+
+
+def _fetch(name: str, release: Release, root: Path, split: str) -> None:
+    looked = (
+        f"{root / release.folder}/ for {', '.join(release.pickled[split])} and in "
+        f"{root / release.binary_folder}/ for {', '.join(release.binary[split])}"
+    )
+    advice = "give the folder that holds them with --data-root, or try --data digits, which needs no files"
+    if (root / release.folder).is_dir():  # never mix a download with what someone put there
+        raise FileNotFoundError(f"no {name} {split} files: looked in {looked}; {advice}")
+    files = (*release.pickled["train"], *release.pickled["test"], release.meta)
+    url = SITE + release.archive
+    try:
+        download.unpack(url, md5=release.md5, root=root, folder=release.folder, files=files)
+    except (OSError, HTTPException) as error:
+        raise FileNotFoundError(
+            f"no {name}: looked in {looked}, and {url} cannot be had ({error}); {advice}"
+        ) from None

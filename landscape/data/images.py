@@ -1,0 +1,166 @@
+"""Images in memory and the mini-batches that probes and trainer see."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import overload
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from landscape.data.augment import Augmentation
+from landscape.probe import at_least, derived_seed
+
+ORDER = 0x9E3779B97F4A7C15  # constant of the fixed order: changing it changes every stored number
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """A data set as two resident tensors.
+
+    Args:
+        inputs: (N, C, H, W) uint8 for images; else exactly the tensor that a callable gave.
+        targets: (N,) int64, or whatever belonged to the tensor.
+        name: as given to `load`.
+        classes: number of classes, 0 for regression.
+        size: H of square images, else 0.
+        mean: per channel, of inputs in [0, 1]; empty: inputs are used as they are.
+        std: likewise.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    name: str
+    classes: int
+    size: int
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def to(self, device: torch.device | str) -> Images:
+        """The same images on another device."""
+        return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
+
+    def take(self, rows: np.ndarray) -> Images:
+        """The images at the given rows, in their order."""
+        index = torch.from_numpy(rows).to(self.inputs.device)
+        return replace(self, inputs=self.inputs[index], targets=self.targets[index])
+
+    def normalised(self, inputs: Tensor) -> Tensor:
+        """Inputs x (N, C, H, W) in 0..255 as float32 (x / 255 - mean) / std; x itself without a mean."""
+        if not self.mean:
+            return inputs
+        mean = torch.tensor(self.mean, device=inputs.device).view(-1, 1, 1)
+        std = torch.tensor(self.std, device=inputs.device).view(-1, 1, 1)
+        return (inputs.to(torch.float32) / 255 - mean) / std
+
+    def sha256(self) -> str:
+        """SHA-256 of all that reaches a model: bytes, shapes and dtypes of both tensors, mean and std."""
+        digest = hashlib.sha256()
+        for tensor in (self.inputs, self.targets):
+            digest.update(f"{tensor.dtype}:{tuple(tensor.shape)};".encode())
+            flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            digest.update(flat.numpy().data)
+        digest.update(f"{self.mean};{self.std}".encode())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Batches(Sequence[tuple[Tensor, Tensor]]):
+    """Mini-batches `(inputs, targets)`: batch i holds rows i*B to (i+1)*B - 1, normalised.
+
+    They lie on the images' device. An augmentation is drawn from (seed, i) at every access: always the same
+    one, never kept in memory, so that every grid point and every matvec sees common random numbers.
+
+    Args:
+        drop_last: leave a last smaller batch out.
+    """
+
+    images: Images
+    batch_size: int
+    augmentation: Augmentation | None = None
+    seed: int = 0
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        at_least("batch_size", self.batch_size, 1)
+
+    def __len__(self) -> int:
+        whole, rest = divmod(len(self.images), self.batch_size)
+        return whole + (rest > 0 and not self.drop_last)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[tuple[Tensor, Tensor]]: ...
+    def __getitem__(self, index: int | slice) -> tuple[Tensor, Tensor] | list[tuple[Tensor, Tensor]]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        i = range(len(self))[index]  # counts negative indices and raises IndexError as lists do
+        rows = slice(i * self.batch_size, (i + 1) * self.batch_size)
+        inputs, targets = self.images.inputs[rows], self.images.targets[rows]
+        if self.augmentation is not None:
+            inputs, targets = self.augmentation(
+                inputs, targets, classes=self.images.classes, seed=derived_seed(self.seed, i)
+            )
+        return self.images.normalised(inputs), targets
+
+
+def keys(rows: np.ndarray) -> np.ndarray:
+    """One pseudo-random uint64 per row number: the output function of SplitMix64 (Steele et al. 2014).
+
+    Spelt out because a library's generator may change its stream with a version, and this order never may. A
+    row's key depends on its number alone, so a truncated data set keeps the order of the full one.
+    """
+    z = (rows.astype(np.uint64) + np.uint64(1)) * np.uint64(ORDER)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def shuffled(count: int) -> np.ndarray:
+    """Rows 0..count-1 in the fixed seeded order."""
+    return np.argsort(keys(np.arange(count)), kind="stable")
+
+
+def balanced(targets: np.ndarray) -> np.ndarray:
+    """Rows in a fixed seeded order of which every prefix is as class-balanced as the data allow.
+
+    Round-robin: round r takes the r-th image (in seeded order) of each class that still has one. Within a
+    round the classes come in seeded order too, so that small batches do not hold neighbouring classes.
+
+    Args:
+        targets: (N,) integers.
+    """
+    rows = shuffled(len(targets))
+    by_class = rows[np.argsort(targets[rows], kind="stable")]
+    _, first, counts = np.unique(targets[by_class], return_index=True, return_counts=True)
+    rounds = np.arange(len(rows)) - np.repeat(first, counts)
+    return by_class[np.lexsort((keys(by_class), rounds))]
+
+
+def prefix(images: Images, samples: int | None) -> Images:
+    """The first `samples` images of the class-balanced order, all of them for None."""
+    return images.take(balanced(images.targets.numpy())[:samples])
+
+
+def resized(images: Images, size: int | None, *, block: int = 1024) -> Images:
+    """Square uint8 images at another size: bilinear with antialiasing, rounded; unchanged for None.
+
+    `block` images are resampled at a time, which bounds the floating-point copy.
+    """
+    if size is None or size == images.size:
+        return images
+    parts = [
+        F.interpolate(part.float(), size=(size, size), mode="bilinear", antialias=True)
+        .round()
+        .to(torch.uint8)
+        for part in torch.split(images.inputs, block)
+    ]
+    return replace(images, inputs=torch.cat(parts), size=size)
