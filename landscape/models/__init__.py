@@ -98,7 +98,7 @@ def summary(name: str) -> str:
     with torch.device("meta"):  # shapes without values: nothing is allocated or drawn
         model = build(name, classes=100, image_size=32)
     count = sum(parameter.numel() for parameter in model.parameters())
-    words = [f"{argument} {_spelt(value)}" for argument, value in MODELS[name].keywords.items()]
+    words = [_spelt(argument, value) for argument, value in MODELS[name].keywords.items()]
     return f"{type(model).__name__}, {', '.join(words)}: {count / 1e6:.2f} M parameters (32 px, 100 classes)"
 
 
@@ -115,5 +115,7 @@ def _check_name(name: str) -> None:
         )
 
 
-def _spelt(value: object) -> str:
-    return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
+def _spelt(argument: str, value: object) -> str:
+    if value is True:
+        return argument
+    return f"{argument} {'-'.join(map(str, value)) if isinstance(value, tuple) else value}"

@@ -24,7 +24,7 @@ def drop_path(branch: Tensor, rate: float, *, training: bool) -> Tensor:
         return branch
     shape = (len(branch),) + (1,) * (branch.ndim - 1)
     kept = torch.rand(shape, dtype=branch.dtype, device=branch.device) >= rate
-    return branch * (kept / (1.0 - rate)).to(branch.dtype)
+    return branch * kept / (1.0 - rate)
 
 
 def drop_path_rates(last: float, depth: int) -> list[float]:

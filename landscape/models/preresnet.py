@@ -11,7 +11,8 @@ from landscape.models.resnet import EXPANSION, conv, initialise, stem, strides
 class PreResNet(nn.Module):
     """Pre-activation residual network; (N, C, H, W) images to (N, classes) logits.
 
-    The stem is a convolution alone; norm and activation come first in every block, once before the average.
+    The stem is a convolution alone; norm and activation come first in every block, and once more before the
+    average.
 
     Args:
         blocks: residual blocks of each stage; from the second stage on, each halves the map and doubles the

@@ -53,7 +53,7 @@ class ResNet(nn.Module):
         if width * width_per_group < 64:
             least = -(-64 // width)
             raise ValueError(
-                f"width_per_group={width_per_group} leaves no channel of width={width}; ask for at least {least}"
+                f"width_per_group={width_per_group} leaves nothing of width={width}; ask for at least {least}"
             )
         self.conv1, self.maxpool = stem(channels, width, image_size)
         self.bn1 = nn.BatchNorm2d(width)

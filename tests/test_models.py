@@ -1,0 +1,435 @@
+"""The networks: sizes, agreement with independent computations, structure, and what they refuse."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from landscape import models
+from landscape.models import alternet, preresnet, resnet, vit
+from landscape.models.drop_path import drop_path, drop_path_rates
+from landscape.probe import OptionError
+
+DEMOS = ("vit_demo", "resnet_demo", "preresnet_demo", "alternet_demo")
+COUNTS: list[tuple[str, int, int, dict[str, object], int]] = [
+    ("vit_ti", 100, 32, {}, 5_403_172),
+    ("vit_s", 100, 32, {}, 21_423_076),
+    ("vit_ti", 1000, 224, {}, 5_710_504),
+    ("vit_ti", 100, 32, {"patch": 4, "head": "gap"}, 5_372_836),
+    ("resnet18", 100, 32, {}, 11_220_132),
+    ("resnet34", 100, 32, {}, 21_328_292),
+    ("resnet50", 100, 32, {}, 23_705_252),
+    ("resnet101", 100, 32, {}, 42_697_380),
+    ("resnet50", 1000, 224, {}, 25_557_032),
+    ("resnet50", 100, 32, {"groups": 32, "width_per_group": 4}, 23_177_124),
+    ("preresnet18", 100, 32, {}, 11_218_340),
+    ("preresnet50", 100, 32, {}, 23_697_572),
+    ("alternet18", 100, 32, {}, 9_499_063),
+    ("alternet34", 100, 32, {}, 22_362_954),
+    ("alternet50", 100, 32, {}, 33_012_840),
+    ("alternet50", 1000, 224, {}, 35_915_038),
+    ("alternet50", 1000, 224, {"msa": [0, 1, 3, 2], "window": 7}, 35_915_038),
+]
+
+_kept_alive: list[torch.library.Library] = []
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+def _on_meta(name: str, classes: int, image_size: int, **arguments: Any) -> nn.Module:
+    with torch.device("meta"):  # shapes without values
+        return models.build(name, classes=classes, image_size=image_size, **arguments)
+
+
+def _count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _trained(model: nn.Module) -> nn.Module:
+    """In float64 and eval mode, norms and biases moved off their initial 0 and 1: mistakes there show."""
+    model.double().eval()
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if name.endswith("running_var"):
+                tensor.uniform_(0.5, 1.5)
+            elif tensor.ndim == 1:
+                tensor.add_(0.1 * torch.randn_like(tensor))
+    return model
+
+
+def _map_sizes(model: nn.Module, image_size: int) -> list[tuple[int, ...]]:
+    sizes: list[tuple[int, ...]] = []
+    for i in range(1, 5):
+        layer = model.get_submodule(f"layer{i}")
+        layer.register_forward_hook(lambda _module, _inputs, output: sizes.append(tuple(output.shape[1:])))
+    model(torch.zeros(1, 3, image_size, image_size, device="meta"))
+    return sizes
+
+
+# Sizes
+
+
+@pytest.mark.parametrize(("name", "classes", "image_size", "arguments", "count"), COUNTS)
+def test_parameter_counts(
+    name: str, classes: int, image_size: int, arguments: dict[str, object], count: int
+) -> None:
+    assert _count(_on_meta(name, classes, image_size, **arguments)) == count
+
+
+@pytest.mark.parametrize("name", DEMOS)
+@pytest.mark.parametrize(("classes", "image_size"), [(2, 8), (10, 16), (100, 32), (10, 28), (5, 96)])
+def test_demo_sizes_adapt_to_images_and_classes(name: str, classes: int, image_size: int) -> None:
+    model = models.build(name, classes=classes, image_size=image_size).eval()
+    assert 100_000 <= _count(model) <= 300_000
+    assert model(torch.randn(2, 3, image_size, image_size)).shape == (2, classes)
+    kinds = (vit.Block, resnet.Block, preresnet.Block, alternet.MSABlock)
+    assert sum(isinstance(module, kinds) for module in model.modules()) >= 4
+
+
+def test_vit_patches_grow_with_the_image() -> None:
+    def grid(name: str, image_size: int) -> tuple[int, int]:
+        model = _on_meta(name, 10, image_size)
+        assert isinstance(model, vit.ViT)
+        return model.grid_size
+
+    assert [grid("vit_ti", size) for size in (16, 32, 64, 224)] == [(8, 8), (16, 16), (16, 16), (14, 14)]
+    assert [grid("vit_demo", size) for size in (16, 32, 64, 224)] == [(8, 8)] * 4
+
+
+@pytest.mark.parametrize("name", ["resnet50", "preresnet50", "alternet50"])
+def test_stems_and_strides(name: str) -> None:
+    channels = (256, 512, 1024, 2048)
+    for image_size, sizes in ((32, (32, 16, 8, 4)), (224, (56, 28, 14, 7))):
+        found = _map_sizes(_on_meta(name, 10, image_size), image_size)
+        assert found == [(c, s, s) for c, s in zip(channels, sizes, strict=True)]
+
+
+@pytest.mark.parametrize("name", ["resnet50", "preresnet50", "alternet50"])
+def test_bottlenecks_stride_in_their_3x3_convolution(name: str) -> None:
+    first = _on_meta(name, 10, 32).get_submodule("layer2.0")
+    assert [first.get_submodule(f"conv{i}").stride for i in (1, 2, 3)] == [(1, 1), (2, 2), (1, 1)]
+
+
+# Agreement with independent computations
+
+
+def _torchvision_models() -> Any:
+    """torchvision.models; beside a CPU torch two operator schemas are missing that no classifier needs."""
+    try:
+        return pytest.importorskip("torchvision.models")
+    except RuntimeError as error:
+        if "operator torchvision::" not in str(error):
+            raise
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        del sys.modules[name]
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for operator in ("nms", "qnms"):
+        library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _kept_alive.append(library)
+    return importlib.import_module("torchvision.models")
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_torchvision_weights_give_torchvision_logits(name: str) -> None:
+    theirs = _trained(getattr(_torchvision_models(), name)(num_classes=7))
+    ours = models.build(name, classes=7, image_size=96).double().eval()
+    ours.load_state_dict(theirs.state_dict())
+    images = torch.randn(2, 3, 96, 96, dtype=torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(images), theirs(images))
+
+
+def _layer_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    scale = (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt()
+    return centred / scale * norm.weight + norm.bias
+
+
+def _loop_vit(model: vit.ViT, image: Tensor, *, patch: int) -> Tensor:
+    """Logits of one image, patch by patch, head by head, query by query."""
+    weight, bias = model.patch_embedding.weight, model.patch_embedding.bias
+    assert bias is not None
+    rows, columns = model.grid_size
+    tokens = [] if model.cls_token is None else [model.cls_token[0, 0]]
+    for row, column in product(range(rows), range(columns)):
+        pixels = image[:, row * patch : (row + 1) * patch, column * patch : (column + 1) * patch]
+        tokens.append(weight.flatten(1) @ pixels.flatten() + bias)
+    x = torch.stack(tokens) + model.position_embedding[0]
+    for block in model.blocks:
+        assert isinstance(block, vit.Block)
+        attention = block.attention
+        head_dim = x.shape[1] // attention.heads
+        q, k, v = (_layer_norm(x, block.norm1) @ attention.qkv.weight.T).chunk(3, dim=1)
+        mixed = torch.empty_like(x)
+        for head, query in product(range(attention.heads), range(len(x))):
+            own = slice(head * head_dim, (head + 1) * head_dim)
+            scores = torch.stack([q[query, own] @ key[own] for key in k]) / math.sqrt(head_dim)
+            weights = scores.exp() / scores.exp().sum()
+            mixed[query, own] = sum(
+                (w * value[own] for w, value in zip(weights, v, strict=True)), torch.zeros(())
+            )
+        x = x + mixed @ attention.projection.weight.T + attention.projection.bias
+        hidden = block.mlp[0](_layer_norm(x, block.norm2))
+        x = x + block.mlp[3](hidden * 0.5 * (1 + torch.erf(hidden / math.sqrt(2))))
+    x = _layer_norm(x, model.norm)
+    logits: Tensor = model.head(x.mean(0) if model.cls_token is None else x[0])
+    return logits
+
+
+@pytest.mark.parametrize("head", ["cls", "gap"])
+def test_vit_equals_a_loop(head: str) -> None:
+    model = _trained(
+        models.build("vit_demo", classes=3, image_size=6, patch=2, dim=8, depth=2, heads=2, head=head)
+    )
+    assert isinstance(model, vit.ViT)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(5)  # attention far from uniform
+        images = torch.randn(2, 3, 6, 6, dtype=torch.float64)
+        expected = torch.stack([_loop_vit(model, image, patch=2) for image in images])
+        torch.testing.assert_close(model(images), expected)
+
+
+def test_windowed_attention_equals_a_loop() -> None:
+    window, heads, head_dim = 2, 3, 4
+    attention = alternet.WindowAttention(5, 6, window, heads, head_dim).double()
+    x = torch.randn(2, 5, 4, 6, dtype=torch.float64)
+    with torch.no_grad():
+        attention.relative_position.normal_()
+        q, kv = attention.query(x), attention.key_value(x)
+        k, v = kv[:, : heads * head_dim], kv[:, heads * head_dim :]
+        mixed = torch.zeros_like(q)
+        inside = list(product(range(window), range(window)))
+        for n, top, left, head in product(range(2), range(0, 4, window), range(0, 6, window), range(heads)):
+            own = slice(head * head_dim, (head + 1) * head_dim)
+            for i, j in inside:
+                scores = torch.stack(
+                    [
+                        q[n, own, top + i, left + j] @ k[n, own, top + r, left + c] / math.sqrt(head_dim)
+                        + attention.relative_position[r - i + window - 1, c - j + window - 1]
+                        for r, c in inside
+                    ]
+                )
+                values = torch.stack([v[n, own, top + r, left + c] for r, c in inside])
+                mixed[n, own, top + i, left + j] = scores.softmax(0) @ values
+        torch.testing.assert_close(attention(x), attention.projection(mixed))
+
+
+def test_a_projecting_pre_activation_skip_starts_after_the_norm_and_has_none() -> None:
+    block = preresnet.Block(4, 8, 2, bottleneck=False, rate=0.0)
+    _trained(block)
+    x = torch.randn(2, 4, 6, 6, dtype=torch.float64)
+    with torch.no_grad():
+        active = block.bn1(x).clamp(min=0)
+        branch = block.conv2(block.bn2(block.conv1(active)).clamp(min=0))
+        assert block.downsample is not None
+        skip = torch.einsum("oi,nihw->nohw", block.downsample.weight[:, :, 0, 0], active[:, :, ::2, ::2])
+        torch.testing.assert_close(block(x), skip + branch)
+
+
+# Structure
+
+
+def test_a_stage_is_convolutions_then_pairs() -> None:
+    def stages(name: str, image_size: int) -> list[str]:
+        model = _on_meta(name, 10, image_size)
+        layers = [model.get_submodule(f"layer{i}") for i in range(1, 5)]
+        return ["".join("M" if isinstance(b, alternet.MSABlock) else "C" for b in layer) for layer in layers]
+
+    assert stages("alternet50", 32) == ["CCC", "CCCM", "CCCCCM", "CMCM"]
+    assert stages("alternet50", 224) == ["CCC", "CCCM", "CMCMCM", "CMCM"]
+    assert stages("alternet18", 32) == ["CC", "CM", "CM", "CM"]
+    assert alternet.placement(7, 2) == [False, False, False, False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("image_size", "windows"), [(8, [4, 2]), (16, [4, 4]), (28, [7, 7]), (32, [4, 4]), (96, [6, 6])]
+)
+def test_demo_windows_tile_their_maps(image_size: int, windows: list[int]) -> None:
+    model = models.build("alternet_demo", classes=10, image_size=image_size)
+    found = [module for module in model.modules() if isinstance(module, alternet.WindowAttention)]
+    assert [attention.window for attention in found] == windows
+    assert [attention.relative_position.numel() for attention in found] == [(2 * w - 1) ** 2 for w in windows]
+
+
+@pytest.mark.parametrize("name", DEMOS)
+def test_state_dicts_round_trip_and_hold_nothing_recomputable(name: str) -> None:
+    first = models.build(name, classes=10, image_size=16).eval()
+    second = models.build(name, classes=10, image_size=16).eval()
+    images = torch.randn(2, 3, 16, 16)
+    assert not torch.equal(first(images), second(images))
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(first(images), second(images))
+    statistics = {"running_mean", "running_var", "num_batches_tracked"}
+    learnt = {key for key, _ in first.named_parameters()}
+    assert all(key in learnt or key.split(".")[-1] in statistics for key in first.state_dict())
+
+
+@pytest.mark.parametrize("name", DEMOS)
+def test_the_same_random_state_builds_the_same_weights(name: str) -> None:
+    torch.manual_seed(3)
+    first = models.build(name, classes=10, image_size=16).state_dict()
+    torch.manual_seed(3)
+    second = models.build(name, classes=10, image_size=16).state_dict()
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own forward mode calls it
+@pytest.mark.parametrize("name", DEMOS)
+def test_forward_over_reverse_equals_double_backward(name: str) -> None:
+    model = _trained(models.build(name, classes=3, image_size=8))
+    images, targets = torch.randn(3, 3, 8, 8, dtype=torch.float64), torch.tensor([0, 1, 2])
+    weights = {key: tensor.detach() for key, tensor in model.named_parameters()}
+    direction = {key: torch.randn_like(tensor) for key, tensor in weights.items()}
+
+    def loss(weights: dict[str, Tensor]) -> Tensor:
+        return nn.functional.cross_entropy(torch.func.functional_call(model, weights, (images,)), targets)
+
+    with sdpa_kernel(SDPBackend.MATH):
+        _, forward = torch.func.jvp(torch.func.grad(loss), (weights,), (direction,))
+        inputs = list(model.parameters())
+        gradient = torch.autograd.grad(loss(dict(model.named_parameters())), inputs, create_graph=True)
+        backward = torch.autograd.grad(gradient, inputs, grad_outputs=list(direction.values()))
+    for key, expected in zip(weights, backward, strict=True):
+        torch.testing.assert_close(forward[key], expected, rtol=1e-8, atol=1e-10)
+
+
+# Stochastic depth
+
+
+def test_drop_path_keeps_the_expectation_and_drops_whole_samples() -> None:
+    branch = torch.rand(20_000, 2, 3, dtype=torch.float64) + 1
+    dropped = drop_path(branch, 0.3, training=True)
+    ratio = (dropped / branch).flatten(1)
+    torch.testing.assert_close(ratio, ratio[:, :1].expand_as(ratio))
+    assert all(value == 0 or value == pytest.approx(1 / 0.7, rel=1e-12) for value in ratio.flatten().tolist())
+    error = math.sqrt(0.3 / 0.7 / len(branch))  # standard deviation of the mean of kept / (1 - rate)
+    assert abs(ratio[:, 0].mean().item() - 1) < 4 * error
+
+
+@pytest.mark.parametrize("name", DEMOS)
+def test_drop_path_acts_in_training_alone(name: str) -> None:
+    plain = models.build(name, classes=10, image_size=16).eval()
+    model = models.build(name, classes=10, image_size=16, drop_path=0.5)
+    model.load_state_dict(plain.state_dict())
+    images = torch.randn(8, 3, 16, 16)
+    assert torch.equal(model.eval()(images), plain(images))
+    assert drop_path(images, 0.5, training=False) is images
+    assert not torch.equal(model.train()(images), model(images))
+
+
+def test_drop_path_rates_rise_to_the_last_block() -> None:
+    assert drop_path_rates(0.1, 5) == pytest.approx([0, 0.025, 0.05, 0.075, 0.1])
+    assert drop_path_rates(0.1, 1) == [0.0]
+    model = _on_meta("alternet_demo", 10, 16, drop_path=0.1)
+    rates = [module.rate for module in model.modules() if hasattr(module, "rate")]
+    assert rates == pytest.approx(drop_path_rates(0.1, 6))
+
+
+# Names and arguments
+
+
+def test_names_and_summaries_are_one_line_each() -> None:
+    assert len(set(models.NAMES)) == len(models.NAMES) == 19
+    assert models.summary("alternet50") == (
+        "AlterNet, blocks 3-4-6-4, msa 0-1-1-2, bottleneck: 33.01 M parameters (32 px, 100 classes)"
+    )
+    assert all("\n" not in models.summary(name) for name in models.NAMES)
+
+
+def test_arguments_may_come_as_words_and_lists() -> None:
+    def shapes(**arguments: object) -> dict[str, torch.Size]:
+        model = _on_meta("alternet50", 10, 32, **arguments)
+        return {name: tensor.shape for name, tensor in model.state_dict().items()}
+
+    exact = shapes(msa=(0, 1, 3, 2), window=2, drop_path=0.1, bottleneck=False)
+    assert shapes(msa="0,1,3,2", window="2", drop_path="0.1", bottleneck="false") == exact
+    assert shapes(msa=[0, 1, 3, 2], window=2, bottleneck="False") == exact
+    assert shapes(msa="(0, 1, 3, 2)", window=2, bottleneck=0) == exact
+
+
+def test_models_accept_what_they_say() -> None:
+    assert "drop_path" in models.accepts("resnet_demo")
+    assert "msa" in models.accepts("alternet18")
+    assert "image_size" not in models.accepts("vit_ti")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("vit_tiny", {}, "no model is named 'vit_tiny'.*vit_ti"),
+        ("", {}, "no model is named"),
+        ("resnet18", {"depth": 3}, "resnet18 has no argument depth; it accepts blocks, bottleneck, width"),
+        (
+            "vit_ti",
+            {"patch": 5},
+            "patch=5 does not divide images of 32 px; ask for one of 1, 2, 4, 8, 16, 32",
+        ),
+        ("vit_ti", {"heads": 5}, "heads=5 do not share dim=192 evenly; ask for one of 1, 2, 3, 4"),
+        ("resnet18", {"groups": 2}, "groups=2.*need bottleneck blocks"),
+        ("resnet50", {"width": 8, "width_per_group": 4}, "ask for at least 8"),
+        (
+            "alternet50",
+            {"window": 3},
+            "window=3 does not divide the 16 x 16 map; ask for one of 1, 2, 4, 8, 16",
+        ),
+        ("alternet50", {"msa": (0, 1)}, "has 2 entries; ask for one per stage, 4 in all"),
+        ("alternet50", {"heads": (3,)}, "has 1 entries; ask for one per stage, 4 in all"),
+        ("alternet50", {"msa": (2, 1, 1, 2)}, "2 MSAs in stage 1 of 3 blocks; ask for at most 1"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(
+    name: str, arguments: dict[str, object], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words) as caught:
+        _on_meta(name, 100, 32, **arguments)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("vit_ti", {"classes": 0}),
+        ("vit_ti", {"image_size": -32}),
+        ("vit_ti", {"channels": "three"}),
+        ("vit_ti", {"depth": 0}),
+        ("vit_ti", {"depth": 2.5}),
+        ("vit_ti", {"depth": True}),
+        ("vit_ti", {"patch": "wide"}),
+        ("vit_ti", {"patch": 0}),
+        ("vit_ti", {"head": "mean"}),
+        ("vit_ti", {"drop_path": 1.0}),
+        ("vit_ti", {"drop_path": float("nan")}),
+        ("vit_ti", {"dropout": "much"}),
+        ("resnet18", {"bottleneck": "perhaps"}),
+        ("resnet18", {"blocks": ""}),
+        ("resnet18", {"blocks": []}),
+        ("resnet18", {"blocks": (2, 0)}),
+        ("alternet18", {"msa": (0, 1, 1, -1)}),
+        ("alternet18", {"msa": "0,1,one,1"}),
+    ],
+)
+def test_what_is_out_of_range_is_a_usage_error(name: str, arguments: dict[str, Any]) -> None:
+    (argument,) = arguments
+    with torch.device("meta"), pytest.raises(OptionError, match=f"^{argument}=.*; ask for"):
+        models.build(name, **{"classes": 10, "image_size": 32, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("vit_demo", "built for 16 x 16"), ("alternet_demo", "do not tile")]
+)
+def test_images_of_another_size_are_refused(name: str, words: str) -> None:
+    model = models.build(name, classes=10, image_size=16)
+    with pytest.raises(ValueError, match=words):
+        model(torch.randn(2, 3, 20, 20))
