@@ -134,7 +134,7 @@ def read(
     if path.is_dir():
         raise ValueError(f"{path} is a folder, expected a checkpoint file such as {path / 'final.pt'}")
     digest = file_sha256(path)
-    content = _load_safetensors(path) if path.suffix == ".safetensors" else _load_torch(path, trust_pickle)
+    content: Any = _load_safetensors(path) if path.suffix == ".safetensors" else _load_torch(path, trust_pickle)
     if isinstance(content, nn.Module):
         content = content.state_dict()
     if not isinstance(content, Mapping):

@@ -67,6 +67,7 @@ class Plan:
         axes: further axes, name -> coordinate values.
         labels: arrays known before any measurement (names, kinds, depths): name -> (Quantity, values).
         summaries: what `reduce` fills in from the stored numbers.
+        about: what the axes are, name -> Quantity (long name and units).
         facts: short facts that belong to the result, stored as attributes of the group.
     """
 
@@ -75,6 +76,7 @@ class Plan:
     axes: Mapping[str, np.ndarray] = field(default_factory=dict)
     labels: Mapping[str, tuple[Quantity, np.ndarray]] = field(default_factory=dict)
     summaries: Mapping[str, Quantity] = field(default_factory=dict)
+    about: Mapping[str, Quantity] = field(default_factory=dict)
     facts: Mapping[str, str | int | float] = field(default_factory=dict)
 
     @property

@@ -1,1 +1,1 @@
-"""x."""
+"""Linear algebra on the weights and feature maps of a network."""

@@ -1,0 +1,90 @@
+"""`landscape.measure`: a probe by name, on a subject or a checkpoint, into a results file."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import xarray as xr
+
+from landscape import results
+from landscape.probe import OptionError, Probe
+from landscape.probes import probe_class
+from landscape.run import Report, run
+from landscape.subject import Spec, Subject, load
+
+
+def measure(
+    probe: str,
+    subject: Subject | Path | str | None = None,
+    *,
+    out: Path | str = "results.h5",
+    preset: str = "",
+    label: str = "",
+    overwrite: bool = False,
+    report: Report | None = None,
+    **options: Any,
+) -> xr.Dataset:
+    """Measure, store, and return the labelled result.
+
+    Args:
+        probe: name of the probe, such as "hessian".
+        subject: a loaded subject; or a checkpoint, loaded with the probe's own defaults and the options of `load`;
+            or None: the newest checkpoint.
+        out: results file; a finished question is not measured again.
+        preset: "park2022" for the paper's convention.
+        label: readable name in the file.
+        overwrite: measure again what the file already holds.
+        report: told after every unit.
+        **options: parameters of the probe; with a checkpoint, options of `load` too.
+
+    Raises:
+        OptionError: an option is unknown or out of its range.
+        ValueError, OSError: see the message.
+    """
+    settings = {**preset_of(probe, preset), **options}
+    made, rest = configured(probe, settings)
+    if isinstance(subject, Subject):
+        given = [name for name in rest if name in options]
+        if given:
+            raise OptionError(f"{', '.join(given)} belongs to loading; give it to landscape.load")
+        loaded = subject
+    else:
+        loaded = load(subject, label=label, **{**defaults(probe), **rest})
+    outcome = run(made, loaded, Path(out), label=label, overwrite=overwrite, report=report)
+    return dict(results.groups(Path(out)))[outcome.group]
+
+
+def configured(probe: str, settings: dict[str, Any]) -> tuple[Probe, dict[str, Any]]:
+    """The probe with its own parameters, and the settings that belong to loading.
+
+    Raises:
+        OptionError: a setting is neither.
+    """
+    kind = probe_class(probe)
+    own = {field.name for field in fields(kind)}
+    loading = {field.name for field in fields(Spec)} - {"checkpoint"}
+    unknown = [name for name in settings if name not in own | loading]
+    if unknown:
+        raise OptionError(f"{probe} has no option {unknown[0]}; it has {', '.join(sorted(own))}")
+    parameters = {name: value for name, value in settings.items() if name in own}
+    return kind(**parameters), {name: value for name, value in settings.items() if name in loading}
+
+
+def defaults(probe: str) -> dict[str, Any]:
+    """How a probe's subject is loaded unless asked otherwise."""
+    kind = probe_class(probe)
+    return {"split": kind.split, "batch_size": kind.batch_size, "samples": 1024}
+
+
+def preset_of(probe: str, preset: str) -> dict[str, Any]:
+    """Settings of a named convention.
+
+    Raises:
+        OptionError: there is none of that name.
+    """
+    presets = probe_class(probe).presets
+    if preset and preset not in presets:
+        raise OptionError(f"--preset {preset} is unknown; {probe} has {', '.join(presets)}")
+    return dict(presets[preset]) if preset else {}

@@ -1,0 +1,38 @@
+"""Batch-norm statistics: kept, refreshed on given data, and put back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from landscape.subject import Subject
+
+
+def statistics(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of all buffers."""
+    return {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+
+def restore(model: nn.Module, kept: dict[str, Tensor]) -> None:
+    """Put the copies back, bit for bit."""
+    for name, buffer in model.named_buffers():
+        buffer.copy_(kept[name])
+
+
+@torch.no_grad()
+def refresh(subject: Subject, count: int) -> None:
+    """Replace running statistics by the plain average over the first `count` mini-batches of the subject."""
+    norms = [module for module in subject.model.modules() if isinstance(module, _BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # cumulative average
+        norm.train()
+    try:
+        for i in range(min(count, len(subject.batches)) if norms else 0):
+            subject.model(subject.batch(i)[0])
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+            norm.eval()

@@ -1,0 +1,132 @@
+"""Removing one unit from a trained network, and putting it back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from landscape.layers import Layer, Tap
+
+NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm)
+
+
+@dataclass(frozen=True)
+class Removal:
+    """One unit that can be removed and how.
+
+    Args:
+        name: dotted name of the module it removes.
+        rule: in words, what happens instead.
+        layer: the layer its branch ends in.
+        zeroed: calls whose output becomes 0.
+        bypassed: calls whose output becomes their input, pooled by `stride` where that is above 1.
+    """
+
+    name: str
+    rule: str
+    layer: Layer
+    zeroed: tuple[Tap, ...] = ()
+    bypassed: tuple[Tap, ...] = ()
+    stride: int = 1
+
+
+def removals(model: nn.Module, layers: Sequence[Layer]) -> list[Removal]:
+    """Every unit of a network, one per residual branch, in order of depth.
+
+    MSA, MLP and basic-block branches contribute nothing (the skip stays). In a bottleneck the only spatial
+    convolution is bypassed together with the norm and activation that belong to it.
+    """
+    modules = dict(model.named_modules())
+    found = []
+    for layer in layers:
+        branch = layer.branch
+        if branch is None or branch.end is None:
+            continue
+        bottleneck = _bottleneck(modules, branch.leaves) if layer.kind == "conv" else None
+        found.append(_bypass(modules, layer, *bottleneck) if bottleneck else _zero(layer, branch.end))
+    return found
+
+
+@contextmanager
+def removed(model: nn.Module, removal: Removal) -> Iterator[None]:
+    """The network without the unit, for the time of the block; also after an exception nothing stays changed."""
+    modules = dict(model.named_modules())
+    counts: dict[str, int] = {}
+    replace = {tap: _zeros for tap in removal.zeroed} | {tap: _input(removal.stride) for tap in removal.bypassed}
+
+    def hook_of(name: str) -> Callable[..., Any]:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+            number = counts[name] = counts.get(name, -1) + 1
+            change = replace.get(Tap(name, "output", number))
+            return change(args, output) if change else None
+
+        return hook
+
+    handles = [model.register_forward_pre_hook(lambda module, args: counts.clear())]
+    handles += [modules[name].register_forward_hook(hook_of(name)) for name in {tap.module for tap in replace}]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _zeros(args: tuple[Any, ...], output: Any) -> Any:
+    if isinstance(output, tuple | list):  # attention modules return (output, weights)
+        return type(output)([output[0] * 0, *output[1:]])
+    return output * 0
+
+
+def _input(stride: int) -> Callable[[tuple[Any, ...], Any], Tensor]:
+    def change(args: tuple[Any, ...], output: Tensor) -> Tensor:
+        given: Tensor = args[0]
+        if given.shape == output.shape:
+            return given
+        return F.avg_pool2d(given, stride, stride, ceil_mode=True)
+
+    return change
+
+
+def _zero(layer: Layer, end: Tap) -> Removal:
+    return Removal(layer.name, "residual branch contributes nothing", layer, zeroed=(end,))
+
+
+def _bypass(modules: dict[str, nn.Module], layer: Layer, conv: Tap, group: tuple[Tap, ...]) -> Removal:
+    module = modules[conv.module]
+    assert isinstance(module, nn.Conv2d)
+    size, stride = "x".join(map(str, module.kernel_size)), max(module.stride)
+    parts = ", ".join(tap.module.rpartition(".")[2] for tap in group)
+    instead = "identity" if stride == 1 else f"{stride}x{stride} average pooling"
+    return Removal(conv.module, f"{size} conv bypassed by {instead} ({parts})", layer, bypassed=group, stride=stride)
+
+
+def _bottleneck(modules: dict[str, nn.Module], leaves: Sequence[Tap]) -> tuple[Tap, tuple[Tap, ...]] | None:
+    """The only spatial convolution between two pointwise layers, with its norm and activation."""
+    heavy = [tap for tap in leaves if isinstance(modules[tap.module], nn.Conv2d | nn.Linear)]
+    spatial = [tap for tap in heavy if _spatial(modules[tap.module])]
+    if len(spatial) != 1 or len(heavy) < 3:
+        return None
+    conv = modules[spatial[0].module]
+    assert isinstance(conv, nn.Conv2d)
+    if conv.in_channels != conv.out_channels:
+        return None
+    at = leaves.index(spatial[0])
+    preactivated = isinstance(modules[leaves[-1].module], nn.Conv2d)  # a branch that ends without a norm
+    others = reversed(leaves[:at]) if preactivated else leaves[at + 1 :]
+    group = [spatial[0]]
+    for tap in others:
+        module = modules[tap.module]
+        if not (isinstance(module, NORMS) or not list(module.parameters())):
+            break
+        group.append(tap)
+    return spatial[0], tuple(group)
+
+
+def _spatial(module: nn.Module) -> bool:
+    return isinstance(module, nn.Conv2d) and max(module.kernel_size) > 1

@@ -1,0 +1,63 @@
+"""Directions in weight space, normalised per filter (Li et al. 2018, section 4)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from landscape.probe import derived_seed
+
+Normalize = Literal["filter", "layer", "none", "park2022"]
+
+# Tables of positions are looked up, not multiplied: a "filter" of them has no scale invariance to respect.
+POSITIONS = r"pos(ition)?(al)?_?(emb|enc)|relative_position|rel_pos"
+
+
+def random_direction(
+    weights: Mapping[str, Tensor],
+    *,
+    seed: int,
+    axis: int,
+    normalize: Normalize = "filter",
+    ignore: str = POSITIONS,
+) -> dict[str, Tensor]:
+    """A random direction for the parameters that move.
+
+    Every tensor is drawn from its own generator keyed by (seed, axis, name), on the CPU: the same on any device, in
+    any order and in any split of the work. Parameters with fewer than two dimensions (biases, norm scales) and those
+    whose name `ignore` finds do not move and are left out.
+
+    Returns:
+        name -> tensor like the weight.
+    """
+    return {
+        name: normalised(drawn(weight, seed, axis, name), weight, normalize)
+        for name, weight in weights.items()
+        if weight.dim() >= 2 and not (ignore and re.search(ignore, name))
+    }
+
+
+def drawn(weight: Tensor, seed: int, axis: int, name: str) -> Tensor:
+    """Standard normal entries for one tensor, keyed by (seed, axis, name)."""
+    generator = torch.Generator().manual_seed(derived_seed(seed, axis, name))
+    return torch.randn(weight.shape, generator=generator, dtype=torch.float32).to(weight)
+
+
+def normalised(direction: Tensor, weight: Tensor, normalize: Normalize) -> Tensor:
+    """The direction with the norms of the weight.
+
+    `filter`: each slice along dim 0 gets the norm of the same slice of the weight; `layer`: the tensor as a whole;
+    `park2022`: norms along dim 0, one per remaining index, as the published notebooks do; `none`: unscaled.
+    """
+    if normalize == "none":
+        return direction
+    dims = {"filter": tuple(range(1, weight.dim())), "layer": tuple(range(weight.dim())), "park2022": (0,)}[normalize]
+    # Norms in float64: a filter of zeros keeps its direction at zero, any other ratio is exact to fp32.
+    target = weight.double().square().sum(dims, keepdim=True).sqrt()
+    length = direction.double().square().sum(dims, keepdim=True).sqrt()
+    ratio = torch.where(length > 0, target / length.clamp_min(1e-300), 0.0)
+    return direction * ratio.to(direction)

@@ -1,0 +1,49 @@
+"""Principal components of many weight vectors from their Gram matrix alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Principal:
+    """The principal axes of T vectors D_t, as combinations of them.
+
+    Args:
+        coefficients: (components, T): axis k is sum_t coefficients[k, t] D_t, of unit norm.
+        coordinates: (components, T): <D_t, axis k>, not centred, so that D = 0 lies at the origin.
+        explained: share of the variance per axis, (components,).
+        off_plane: distance of each D_t from the span of the axes, (T,).
+    """
+
+    coefficients: np.ndarray
+    coordinates: np.ndarray
+    explained: np.ndarray
+    off_plane: np.ndarray
+
+
+def principal(gram: np.ndarray, components: int = 2) -> Principal:
+    """PCA of D_0 .. D_(T-1) from gram[s, t] = <D_s, D_t>: n-dimensional vectors at the price of T x T.
+
+    Axes are those of the centred D_t, as in the PCA plane of Li et al. 2018, section 7; the sign of each makes its
+    largest coordinate positive. Axes beyond the rank are zero.
+    """
+    count = len(gram)
+    centring = np.eye(count) - 1.0 / count
+    variances, vectors = np.linalg.eigh(centring @ gram @ centring)
+    variances, vectors = np.clip(variances[::-1], 0.0, None), vectors[:, ::-1]
+    total = variances.sum()
+    coefficients = np.zeros((components, count))
+    for k in range(min(components, count)):
+        if variances[k] > 1e-12 * total:
+            coefficients[k] = centring @ vectors[:, k] / np.sqrt(variances[k])
+    coordinates = coefficients @ gram
+    for k in range(components):
+        if coordinates[k, np.abs(coordinates[k]).argmax()] < 0:
+            coefficients[k], coordinates[k] = -coefficients[k], -coordinates[k]
+    explained = np.zeros(components)
+    explained[: min(components, count)] = variances[:components] / total if total > 0 else 0.0
+    squared = np.diag(gram) - (coordinates**2).sum(axis=0)
+    return Principal(coefficients, coordinates, explained, np.sqrt(np.clip(squared, 0.0, None)))

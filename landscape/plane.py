@@ -1,0 +1,247 @@
+"""A plane in weight space and the evaluation of the loss on it, in place and restored bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from landscape import batchnorm, snapshots
+from landscape import checkpoint as checkpoints
+from landscape.linalg.directions import Normalize, random_direction
+from landscape.linalg.hessian import hessian_product
+from landscape.linalg.lanczos import lanczos
+from landscape.linalg.principal import principal
+from landscape.linalg.vector import inner, random_unit, unflat
+from landscape.subject import Subject, correct, outputs_of
+
+Span = tuple[float, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Plane:
+    """w0 + x d1 + y d2.
+
+    Args:
+        kind: random, eigen, checkpoints or run.
+        directions: (d1, d2), each name -> tensor of the parameters that move.
+        names: long names of the axes.
+        units: what 1 means on both.
+        spans: the range of x and y that shows what the plane is about.
+        identity: what the plane depends on beyond weights and data.
+        path: coordinates of a run's snapshots, (2, snapshots).
+    """
+
+    kind: str
+    directions: tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
+    names: tuple[str, str]
+    units: str
+    spans: tuple[Span, Span] = ((-1.0, 1.0), (-1.0, 1.0))
+    identity: Any = None
+    path: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
+
+    @property
+    def norms(self) -> tuple[float, float]:
+        """Lengths of the two directions."""
+        first, second = (inner(d.values(), d.values()) ** 0.5 for d in self.directions)
+        return first, second
+
+    @property
+    def cosine(self) -> float:
+        """Cosine of the angle between them."""
+        first, second = self.directions
+        shared = [name for name in first if name in second]
+        product = inner([first[n] for n in shared], [second[n] for n in shared])
+        lengths = self.norms[0] * self.norms[1]
+        return product / lengths if lengths else 0.0
+
+
+def plane_of(subject: Subject, kind: str, *, normalize: Normalize, ignore: str, seed: int) -> Plane:
+    """The plane that a word names: `random`, `eigen`, `A.pt,B.pt` or a run's folder.
+
+    Raises:
+        FileNotFoundError, ValueError: there is no such plane for this subject.
+    """
+    weights = {name: p.detach() for name, p in subject.parameters.items()}
+    if kind == "random":
+        first, second = (
+            random_direction(weights, seed=seed, axis=axis, normalize=normalize, ignore=ignore) for axis in (0, 1)
+        )
+        if not first:
+            raise ValueError("no parameter with at least two dimensions is left to move; relax --ignore")
+        units = {"none": "weight", "park2022": "norm of the weights along dim 0"}.get(normalize, f"{normalize} norm")
+        return Plane(
+            "random",
+            (first, second),
+            ("first random direction", "second random direction"),
+            units,
+            identity="random",
+        )
+    if kind == "eigen":
+        return _eigen_plane(subject, seed)
+    if "," in kind:
+        return _checkpoint_plane(weights, [Path(part) for part in kind.split(",")])
+    if Path(kind).is_dir():
+        return _run_plane(subject, weights, Path(kind))
+    raise ValueError(f"--plane {kind} is neither random, eigen, two checkpoints A.pt,B.pt nor a run's folder")
+
+
+class Evaluator:
+    """The loss at points of a plane; a context manager that leaves the model as it found it.
+
+    Weights are written in place, moving tensors only; w0 + x d1 is kept while x stays the same. Sums are float64 on
+    the device; one transfer per point.
+
+    Args:
+        subject: whose model is moved.
+        plane: where to.
+        recalibrate: mini-batches that refresh batch norm's statistics at every point; 0 keeps them.
+        l2_definition: see `Surface`.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        plane: Plane,
+        recalibrate: int = 0,
+        l2_definition: Literal["squared", "park2022"] = "squared",
+    ) -> None:
+        self._subject, self._recalibrate, self._l2 = subject, recalibrate, l2_definition
+        moving = {**plane.directions[0], **plane.directions[1]}
+        parameters = [subject.parameters[name] for name in moving]
+        self._live = [p.data for p in parameters]
+        self._origin = [p.data.clone() for p in parameters]
+        self._base = [p.data.clone() for p in parameters]
+        zero = torch.zeros(())
+        self._first, self._second = (
+            [d.get(n, zero.to(p).expand_as(p)).to(p) for n, p in zip(moving, self._origin, strict=True)]
+            for d in plane.directions
+        )
+        still = [p.detach() for name, p in subject.parameters.items() if name not in moving]
+        self._grams = _grams(self._origin, self._first, self._second, still)
+        self._statistics = batchnorm.statistics(subject.model)
+        self._row: float | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        torch._foreach_copy_(self._live, self._origin)
+        batchnorm.restore(self._subject.model, self._statistics)
+
+    def at(self, x: float, y: float) -> dict[str, float]:
+        """Loss, its standard error, l2 and accuracy at one point."""
+        with torch.inference_mode():
+            self._move(x, y)
+            if self._recalibrate:
+                batchnorm.refresh(self._subject, self._recalibrate)
+            sums = torch.zeros(3, dtype=torch.float64, device=self._subject.device)
+            samples = 0
+            for i in range(len(self._subject.batches)):
+                inputs, targets = self._subject.batch(i)
+                outputs = outputs_of(self._subject.model, inputs)
+                losses = self._subject.losses(outputs, targets).double()
+                sums += torch.stack([losses.sum(), losses.square().sum(), correct(outputs, targets).sum()])
+                samples += len(targets)
+            total, squares, right = sums.tolist()
+        mean = total / samples
+        with np.errstate(all="ignore"):
+            variance = np.maximum(squares - samples * np.float64(mean) ** 2, 0.0) / np.float64(samples - 1)
+            error = np.sqrt(variance / samples)
+        return {"loss": mean, "loss_se": float(error), "l2": self._l2_at(x, y), "accuracy": right / samples}
+
+    def _move(self, x: float, y: float) -> None:
+        if x != self._row:
+            torch._foreach_copy_(self._base, self._origin)
+            torch._foreach_add_(self._base, self._first, alpha=x)
+            self._row = x
+        torch._foreach_copy_(self._live, self._base)
+        torch._foreach_add_(self._live, self._second, alpha=y)
+
+    def _l2_at(self, x: float, y: float) -> float:
+        """From inner products alone: ||w0 + x d1 + y d2||^2 is a quadratic form in (1, x, y)."""
+        point = np.array([1.0, x, y])
+        squared = np.clip(np.einsum("i,tij,j->t", point, self._grams, point), 0.0, None)
+        return float(0.5 * squared.sum() if self._l2 == "squared" else np.sqrt(squared).sum())
+
+
+def _grams(origin: list[Tensor], first: list[Tensor], second: list[Tensor], still: list[Tensor]) -> np.ndarray:
+    """Inner products of (w0, d1, d2) per tensor, (tensors, 3, 3) float64."""
+    grams = []
+    for vectors in zip(origin, first, second, strict=True):
+        grams.append([[inner([a], [b]) for b in vectors] for a in vectors])
+    grams += [[[inner([w], [w]), 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]] for w in still]
+    return np.array(grams)
+
+
+def _eigen_plane(subject: Subject, seed: int) -> Plane:
+    """Unit eigenvectors of the smallest and the largest Hessian eigenvalue of the loss over all samples."""
+    parameters = list(subject.parameters.values())
+    sizes = [len(targets) for _, targets in subject.batches]
+
+    def product(vector: Tensor) -> Tensor:
+        # One graph at a time: memory stays that of one mini-batch, at the price of a gradient per product.
+        total = torch.zeros_like(vector)
+        for i, samples in enumerate(sizes):
+            total.add_(hessian_product(partial(subject.loss, i), parameters)(vector), alpha=samples / sum(sizes))
+        return total
+
+    start = random_unit(subject.size, seed, device=subject.device, dtype=subject.dtype)
+    found = lanczos(product, start, 1, which="both", vectors=True)
+    assert found.vectors is not None
+    negative, positive = (
+        dict(zip(subject.parameters, unflat(found.vectors[k], parameters), strict=True)) for k in (1, 0)
+    )
+    names = (
+        f"eigenvector of {found.values[1]:.3g} (smallest)",
+        f"eigenvector of {found.values[0]:.3g} (largest)",
+    )
+    return Plane("eigen", (negative, positive), names, "weight", identity="eigen")
+
+
+def _checkpoint_plane(weights: Mapping[str, Tensor], paths: list[Path]) -> Plane:
+    if len(paths) != 2:
+        raise ValueError(f"--plane names {len(paths)} checkpoints, expected two: A.pt,B.pt")
+    differences, digests = [], []
+    for path in paths:
+        other = checkpoints.read(path)
+        differences.append(snapshots.difference(other, weights))
+        digests.append(checkpoints.weights_sha256(other.state_dict))
+    plane = Plane(
+        "checkpoints", (differences[0], differences[1]), (f"towards {paths[0].stem}", f"towards {paths[1].stem}"),
+        "share of the way", spans=((-0.25, 1.25), (-0.25, 1.25)), identity=digests,
+        path=np.array([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]),
+    )  # fmt: skip
+    if min(plane.norms) == 0.0 or abs(plane.cosine) > 1 - 1e-6:
+        raise ValueError(f"the checkpoint, {paths[0]} and {paths[1]} lie on one line; a plane needs three that do not")
+    return plane
+
+
+def _run_plane(subject: Subject, weights: Mapping[str, Tensor], run: Path) -> Plane:
+    """The principal plane of a run's path, through the present weights, with the path as coordinates."""
+    found = snapshots.of_run(run)
+    axes = principal(snapshots.gram(found, weights))
+    directions: list[dict[str, Tensor]] = [{n: torch.zeros_like(w) for n, w in weights.items()} for _ in range(2)]
+    for t, snapshot in enumerate(found):
+        for name, change in snapshots.difference(checkpoints.read(snapshot.path), weights).items():
+            for k in range(2):
+                directions[k][name].add_(change, alpha=axes.coefficients[k, t])
+    path = axes.coordinates
+    low, high = np.minimum(path.min(axis=1), 0.0), np.maximum(path.max(axis=1), 0.0)
+    margin = 0.25 * np.maximum(high - low, 0.05 * (high - low).max())
+    shares = [f"component {k + 1} of the run ({100 * axes.explained[k]:.0f} % of its variance)" for k in range(2)]
+    (x_low, y_low), (x_high, y_high) = low - margin, high + margin
+    return Plane(
+        "run", (directions[0], directions[1]), (shares[0], shares[1]), "weight",
+        spans=((float(x_low), float(x_high)), (float(y_low), float(y_high))),
+        identity=[snapshot.sha256 for snapshot in found], path=path,
+    )  # fmt: skip

@@ -1,0 +1,169 @@
+"""Max-eigenvalue spectrum of the Hessian, per mini-batch (Park & Kim, arXiv 2105.12639, Algorithm 1)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+
+from landscape.linalg.hessian import hessian_product
+from landscape.linalg.lanczos import Which, lanczos
+from landscape.linalg.vector import random_unit
+from landscape.probe import OptionError, Plan, Quantity, Unit, at_least
+from landscape.subject import Subject
+
+RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class Hessian:
+    """The top eigenvalues of the Hessian of loss + weight decay on each mini-batch, for all trainable parameters.
+
+    Largest MAGNITUDE by default: a "max" eigenvalue may be negative. Lanczos with full reorthogonalisation from a
+    random start, tested at each step: 12 to 20 products per mini-batch, a product about 2.5 gradients.
+    """
+
+    name: ClassVar[str] = "hessian"
+    uses: ClassVar[tuple[str, ...]] = ("batch_size", "weight_decay")
+    split: ClassVar[str] = "train"
+    batch_size: ClassVar[int] = 16
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "park2022": {
+            "top": 5,
+            "batch_size": 16,
+            "samples": "10%",
+            "split": "train",
+            "augment": True,
+            "weight_decay": 0.05,
+        }
+    }
+
+    top: Annotated[int, "eigenvalues per mini-batch (for both: per end)"] = 5
+    batches: Annotated[int, "mini-batches; 0 takes all that the samples give"] = 0
+    which: Annotated[Which, "LM largest magnitude, LA largest, SA smallest, both ends"] = "LM"
+    tol: Annotated[float, "relative residual at which an eigenvalue counts as converged"] = 1e-3
+    params: Annotated[str, "regular expression: only parameters whose name it finds"] = ""
+    max_products: Annotated[int, "cap on Hessian products per mini-batch"] = 200
+    seed: Annotated[int, "seed of the start vectors"] = 0
+
+    def __post_init__(self) -> None:
+        at_least("top", self.top, 1)
+        at_least("batches", self.batches, 0)
+        at_least("max_products", self.max_products, 2)
+        if not 0 < self.tol < 1:
+            raise OptionError(f"--tol {self.tol} is out of range; ask for a value between 0 and 1")
+
+    def plan(self, subject: Subject) -> Plan:
+        size = sum(p.numel() for p in self._parameters(subject).values())
+        if self.top > size:
+            raise ValueError(f"--top {self.top} exceeds the {size} parameters of the model; ask for at most {size}")
+        rank = ("rank",)
+        return Plan(
+            over={"batch": np.arange(self._count(subject))},
+            axes={"rank": np.arange(self.top * (2 if self.which == "both" else 1))},
+            quantities={
+                "eigenvalue": Quantity("Hessian eigenvalue", "loss per squared weight", rank),
+                "residual": Quantity("residual ||Hv - lambda v||", "loss per squared weight", rank),
+                "converged": Quantity("1 where residual <= tol |eigenvalue|", dims=rank),
+                "largest": Quantity("algebraically largest eigenvalue", "loss per squared weight"),
+                "smallest": Quantity("algebraically smallest eigenvalue", "loss per squared weight"),
+                "largest_residual": Quantity("residual of the largest eigenvalue", "loss per squared weight"),
+                "smallest_residual": Quantity("residual of the smallest eigenvalue", "loss per squared weight"),
+                "loss": Quantity("loss of the mini-batch", "nats"),
+                "matvecs": Quantity("Hessian products spent"),
+            },
+            summaries={
+                "nep": Quantity("share of negative eigenvalues"),
+                "nep_low": Quantity("lower end of the 95 % bootstrap interval of nep over mini-batches"),
+                "nep_high": Quantity("upper end of the 95 % bootstrap interval of nep over mini-batches"),
+                "ape": Quantity("mean of the positive eigenvalues", "loss per squared weight"),
+                "ape_low": Quantity("lower end of the 95 % bootstrap interval of ape", "loss per squared weight"),
+                "ape_high": Quantity("upper end of the 95 % bootstrap interval of ape", "loss per squared weight"),
+            },
+            about={"batch": Quantity("mini-batch"), "rank": Quantity(f"rank by {self.which}")},
+        )
+
+    def measure(self, subject: Subject, unit: Unit) -> dict[str, Any]:
+        (i,) = unit.index
+        parameters = list(self._parameters(subject).values())
+        product = hessian_product(partial(subject.loss, i), parameters, shift=subject.weight_decay)
+        size = product.gradient.numel()
+        start = random_unit(size, unit.seed(self.seed), device=subject.device, dtype=subject.dtype)
+        try:
+            found = lanczos(product, start, self.top, which=self.which, tol=self.tol, max_steps=self.max_products)
+        except FloatingPointError:
+            return self._not_finite(product.value)
+        return {
+            "eigenvalue": found.values,
+            "residual": found.residuals,
+            "converged": found.converged,
+            "largest": found.largest,
+            "smallest": found.smallest,
+            "largest_residual": found.ends[0],
+            "smallest_residual": found.ends[1],
+            "loss": product.value,
+            "matvecs": found.products,
+        }
+
+    def reduce(self, data: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """NEP and APE over all finished mini-batches, with bootstrap intervals over mini-batches."""
+        values = data["eigenvalue"][data["done"] == 1]
+        values = values[np.isfinite(values).all(axis=1)]
+        if len(values) == 0:
+            return {}
+        draws = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
+        summaries: dict[str, float] = {}
+        for name, statistic in (("nep", negative_share), ("ape", positive_mean)):
+            summaries[name] = statistic(values)
+            spread = np.array([statistic(values[rows]) for rows in draws])
+            if len(values) > 1 and np.isfinite(spread).any():
+                summaries[f"{name}_low"], summaries[f"{name}_high"] = np.nanquantile(spread, [0.025, 0.975])
+        return summaries
+
+    def _count(self, subject: Subject) -> int:
+        whole = [i for i in range(len(subject.batches)) if self._is_whole(subject, i)]
+        if self.batches > len(whole):
+            raise ValueError(
+                f"--batches {self.batches} exceeds the {len(whole)} whole mini-batches of the samples; raise --samples"
+            )
+        return self.batches or len(whole)
+
+    @staticmethod
+    def _is_whole(subject: Subject, i: int) -> bool:
+        """A last smaller batch has another spectrum; it is left out unless it is the only one."""
+        last = len(subject.batches) - 1
+        return i < last or last == 0 or len(subject.batches[i][1]) == len(subject.batches[0][1])
+
+    def _parameters(self, subject: Subject) -> dict[str, Any]:
+        found = {name: p for name, p in subject.parameters.items() if re.search(self.params, name)}
+        if not found:
+            near = ", ".join(list(subject.parameters)[:5])
+            raise ValueError(f"--params {self.params} matches no trainable parameter; there are {near}, ...")
+        return found
+
+    def _not_finite(self, loss: float) -> dict[str, Any]:
+        ranks = np.full(self.top * (2 if self.which == "both" else 1), np.nan)
+        ends = dict.fromkeys(("largest", "smallest", "largest_residual", "smallest_residual"), np.nan)
+        return {
+            "eigenvalue": ranks,
+            "residual": ranks,
+            "converged": 0 * np.ones_like(ranks),
+            **ends,
+            "loss": loss,
+            "matvecs": 1,
+        }
+
+
+def negative_share(values: np.ndarray) -> float:
+    """NEP: share of negative values, a measure of non-convexity."""
+    return float((values < 0).mean())
+
+
+def positive_mean(values: np.ndarray) -> float:
+    """APE: mean of the positive values, a measure of sharpness; NaN where there are none."""
+    positive = values[values > 0]
+    return float(positive.mean()) if positive.size else float("nan")

@@ -1,0 +1,112 @@
+"""The path of training in weight space, polar and on its principal plane (Park & Kim 2022, Fig. 1b; Li et al. 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+
+from landscape import snapshots
+from landscape.linalg.principal import principal
+from landscape.probe import Plan, Quantity, Unit, Values
+from landscape.snapshots import Snapshot
+from landscape.subject import Subject, per_sample
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """Radius and angle of every snapshot seen from the final weights, its place on the principal plane, its loss.
+
+    D_t = w_t - w_T: radius ||D_t|| / ||D_0||, angle arccos(<D_t, D_0> / (||D_t|| ||D_0||)). The polar figure is easy
+    to misread: in high dimension almost all of a path is off any plane; look at off_plane and the explained variance.
+    """
+
+    name: ClassVar[str] = "trajectory"
+    uses: ClassVar[tuple[str, ...]] = ()
+    split: ClassVar[str] = "train"
+    batch_size: ClassVar[int] = 128
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "park2022": {"split": "train", "augment": True, "weight_decay": 0.05}
+    }
+
+    run: Annotated[str, "folder of the snapshots; default: the folder of the checkpoint"] = ""
+
+    def identity(self, subject: Subject) -> dict[str, Any]:
+        """The snapshots' contents instead of their folder."""
+        return {"run": [[snapshot.epoch, snapshot.sha256] for snapshot in self._snapshots(subject)]}
+
+    def plan(self, subject: Subject) -> Plan:
+        found = self._snapshots(subject)
+        count = np.arange(len(found))
+        per_snapshot = ("snapshot",)
+        epochs = np.array([snapshot.epoch for snapshot in found])
+        names = np.array([snapshot.path.stem for snapshot in found])
+        return Plan(
+            over={"snapshot": count},
+            axes={"other": count, "component": np.arange(2)},
+            labels={
+                "epoch": (Quantity("epoch", "epochs", per_snapshot), epochs),
+                "name": (Quantity("file", dims=per_snapshot), names),
+            },
+            quantities={
+                "gram": Quantity("inner product with another snapshot, from the final weights", "weight^2", ("other",)),
+                "loss": Quantity("loss", "nats"),
+                "loss_se": Quantity("standard error of the loss over samples", "nats"),
+                "accuracy": Quantity("accuracy"),
+            },
+            summaries={
+                "radius": Quantity("distance from the final weights, relative to the start's", dims=per_snapshot),
+                "angle": Quantity("angle to the start, seen from the final weights", "rad", per_snapshot),
+                "pc1": Quantity("first principal coordinate", "weight", per_snapshot),
+                "pc2": Quantity("second principal coordinate", "weight", per_snapshot),
+                "off_plane": Quantity("distance from the principal plane", "weight", per_snapshot),
+                "explained_variance": Quantity("share of the path's variance", dims=("component",)),
+            },
+            about={
+                "snapshot": Quantity("snapshot"),
+                "other": Quantity("other snapshot"),
+                "component": Quantity("axis"),
+            },
+        )
+
+    def measure(self, subject: Subject, unit: Unit) -> Values:
+        (t,) = unit.index
+        found = self._snapshots(subject)
+        snapshots.place(subject.model, found[-1])
+        final = {name: p.detach().clone() for name, p in subject.parameters.items()}
+        row = snapshots.gram_row(found, final, t)
+        try:
+            snapshots.place(subject.model, found[t])
+            loss, right = (values.numpy() for values in per_sample(subject))
+        finally:
+            snapshots.place(subject.model, found[-1])
+        n = len(loss)
+        error = loss.std(ddof=1) / np.sqrt(n) if n > 1 else np.nan
+        return {"gram": row, "loss": loss.mean(), "loss_se": error, "accuracy": right.mean()}
+
+    def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
+        """Everything geometric, from the inner products alone."""
+        done = data["done"] == 1
+        gram = np.where(done[:, None], data["gram"], data["gram"].T)  # symmetric: one of the two rows suffices
+        start, squared = gram[0], np.diag(gram)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            radius = np.sqrt(squared / gram[0, 0])
+            angle = np.arccos(np.clip(start / np.sqrt(squared * gram[0, 0]), -1.0, 1.0))
+        # Identical vectors give an angle of rounding size, not zero: the start is (1, 0) by definition.
+        angle[0] = 0.0 if np.isfinite(gram[0, 0]) else np.nan
+        angle[squared == 0.0] = np.nan
+        summaries: dict[str, Any] = {"radius": radius, "angle": angle}
+        if np.isfinite(gram).all():
+            axes = principal(gram)
+            summaries |= {"pc1": axes.coordinates[0], "pc2": axes.coordinates[1], "off_plane": axes.off_plane}
+            summaries["explained_variance"] = axes.explained
+        return summaries
+
+    def _snapshots(self, subject: Subject) -> list[Snapshot]:
+        if not self.run and subject.checkpoint is None:
+            raise ValueError("a trajectory needs the folder of a run's snapshots; give RUN_DIR")
+        run = Path(self.run) if self.run else subject.checkpoint.path.parent  # type: ignore[union-attr]
+        return subject.once(("snapshots", run), lambda: snapshots.of_run(run))

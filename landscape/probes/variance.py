@@ -1,0 +1,85 @@
+"""Variance of feature maps over positions, per layer (Park & Kim 2022, Fig. 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from landscape.layers import labels, listening, spatial_layers
+from landscape.probe import Plan, Quantity, Unit, Values
+from landscape.probes.fourier import mean_and_error
+from landscape.subject import Subject
+
+
+@dataclass(frozen=True)
+class Variance:
+    """Unbiased variance over the H x W positions per image and channel, averaged over channels and images.
+
+    Expected to fall where self-attention averages and to rise at convolutions and MLPs. The normalised form divides
+    by the mean square of the map and so does not see its scale.
+    """
+
+    name: ClassVar[str] = "variance"
+    uses: ClassVar[tuple[str, ...]] = ()
+    split: ClassVar[str] = "test"
+    batch_size: ClassVar[int] = 128
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"park2022": {}}
+
+    layers: Annotated[tuple[str, ...], "REGEX[:KIND]: modules to listen to instead of the discovered layers"] = ()
+
+    def plan(self, subject: Subject) -> Plan:
+        found = spatial_layers(subject, self.layers)
+        per_layer = ("layer",)
+        return Plan(
+            over={"batch": np.arange(len(subject.batches))},
+            axes={"layer": np.arange(len(found))},
+            labels=labels(found, "layer"),
+            quantities={
+                "samples": Quantity("images in the mini-batch"),
+                "variance_sum": Quantity("sum over images of the variance", "feature^2", per_layer),
+                "variance_square_sum": Quantity("sum over images of its square", "feature^4", per_layer),
+                "square_sum": Quantity("sum over images of the mean square", "feature^2", per_layer),
+            },
+            summaries={
+                "variance": Quantity("feature-map variance", "feature^2", per_layer),
+                "variance_se": Quantity("its standard error over images", "feature^2", per_layer),
+                "variance_normalised": Quantity("feature-map variance over mean square", dims=per_layer),
+            },
+            about={"batch": Quantity("mini-batch"), "layer": Quantity("layer")},
+        )
+
+    def measure(self, subject: Subject, unit: Unit) -> Values:
+        (i,) = unit.index
+        found = spatial_layers(subject, self.layers)
+        inputs, _ = subject.batch(i)
+        sums = torch.full((3, len(found)), torch.nan, dtype=torch.float64, device=subject.device)
+
+        def receive(position: int, tensor: Tensor) -> None:
+            maps = found[position].maps(tensor).flatten(2).double()  # (N, C, H W)
+            if maps.shape[2] > 1:
+                variance = maps.var(dim=2, correction=1).mean(dim=1)  # (N,)
+                square = maps.square().mean(dim=(1, 2)).sum()
+                sums[:, position] = torch.stack([variance.sum(), variance.square().sum(), square])
+
+        with torch.inference_mode(), listening(subject.model, found, receive):
+            subject.model(inputs)
+        total, squares, power = sums.cpu().numpy()
+        return {
+            "samples": len(inputs),
+            "variance_sum": total,
+            "variance_square_sum": squares,
+            "square_sum": power,
+        }
+
+    def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
+        """Means over all finished images and their errors."""
+        mean, error = mean_and_error(data, "variance_sum", "variance_square_sum")
+        power = data["square_sum"][data["done"] == 1].sum(axis=0)
+        total = data["variance_sum"][data["done"] == 1].sum(axis=0)
+        normalised = np.divide(total, power, out=np.full_like(total, np.nan), where=power > 0)
+        return {"variance": mean, "variance_se": error, "variance_normalised": normalised}

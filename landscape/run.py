@@ -1,0 +1,153 @@
+"""From a question to stored numbers: pending units are measured, in-line or by any executor, and written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from landscape import store
+from landscape.checkpoint import versions
+from landscape.probe import Probe, Unit, Values, sweep
+from landscape.probes import probe_class
+from landscape.subject import Spec, Subject, load_spec
+
+MERGE_SECONDS = 60.0
+Report = Callable[[int, int], None]  # finished units, all units
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Where the answer lies and how much of it this run measured.
+
+    Args:
+        group: of the results file.
+        units: in the whole question.
+        measured: by this run; 0 when the question had been answered before.
+    """
+
+    group: str
+    units: int
+    measured: int
+
+
+def run(
+    probe: Probe,
+    subject: Subject,
+    path: Path,
+    *,
+    label: str = "",
+    executor: Executor | None = None,
+    workers: int = 1,
+    overwrite: bool = False,
+    report: Report | None = None,
+) -> Outcome:
+    """Measure what is not yet in the file.
+
+    Args:
+        probe: what to measure.
+        subject: on what.
+        path: results file; made if absent.
+        label: readable name of the group; default from the checkpoint.
+        executor: measures chunks of units; the subject must then be loadable from its spec. None: in-line.
+        workers: how many tasks the executor runs at once.
+        overwrite: forget a stored answer first.
+        report: told after every unit.
+
+    Raises:
+        store.Busy: another process is measuring the same question into the same file.
+        ValueError, OSError: the file cannot be used; see the message.
+    """
+    subject = _as_stored(probe, subject, path)
+    asked = question(probe, subject, label or subject.label)
+    if overwrite:
+        store.discard(path, asked)
+    with store.Writer(path, asked, reduce_of=reduce_of) as writer:
+        pending = writer.pending()
+        total = math.prod(asked.plan.shape)
+        done, merged = total - len(pending), time.monotonic()
+        results: Iterator[tuple[Unit, Values]]
+        if executor is None:
+            results = zip(pending, sweep(probe, subject, pending), strict=True)
+        else:
+            results = _spread(probe, subject, pending, executor, workers)
+        for unit, values in results:
+            writer.write(unit, values)
+            done += 1
+            if report is not None:
+                report(done, total)
+            if time.monotonic() - merged > MERGE_SECONDS:
+                writer.merge()
+                merged = time.monotonic()
+        group = writer.group
+    return Outcome(group, total, len(pending))
+
+
+def question(probe: Probe, subject: Subject, label: str) -> store.Question:
+    """The question a probe asks of a subject, with the digest of all that can change the answer."""
+    parameters = asdict(probe)  # type: ignore[call-overload]
+    identity = {"probe": probe.name, "parameters": parameters, **subject.identity(probe.uses)}
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:10]
+    attributes = {
+        "parameters": json.dumps(parameters, default=str),
+        **subject.attributes(),
+        "versions": json.dumps(versions()),
+    }
+    return store.Question(probe.name, safe(label), digest, probe.plan(subject), attributes)
+
+
+def safe(label: str) -> str:
+    """A label as it may stand in a group's name."""
+    return "".join(c if c.isalnum() or c in "._+-" else "_" for c in label).strip(".") or "checkpoint"
+
+
+def reduce_of(name: str, parameters: Mapping[str, Any]) -> store.Reduce | None:
+    """The reduction that belongs to a stored group."""
+    probe = probe_class(name)(**parameters)
+    return getattr(probe, "reduce", None)
+
+
+def _as_stored(probe: Probe, subject: Subject, path: Path) -> Subject:
+    """The subject with the batch size of a half-finished answer, so that it resumes where batch size is free."""
+    group = store.stored(path, question(probe, subject, "any"))
+    if group is None or "batch_size" in probe.uses:
+        return subject
+    return subject.rebatched(store.attribute(path, group, "batch_size"))
+
+
+def _spread(
+    probe: Probe, subject: Subject, units: list[Unit], executor: Executor, workers: int
+) -> Iterator[tuple[Unit, Values]]:
+    if subject.spec is None:
+        raise ValueError(
+            "workers load the subject by themselves and cannot load a module made in Python; "
+            "give a checkpoint with --model file.py:callable, or use one worker"
+        )
+    size = max(1, math.ceil(len(units) / (4 * workers)))
+    chunks = [units[i : i + size] for i in range(0, len(units), size)]
+    tasks = {executor.submit(_measure, probe, subject.spec, chunk): chunk for chunk in chunks}
+    try:
+        for task in as_completed(tasks):
+            yield from zip(tasks[task], task.result(), strict=True)
+    except BrokenProcessPool:
+        raise RuntimeError("a worker died (out of memory?); run again to resume, with fewer workers") from None
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+_loaded = threading.local()  # one subject per worker thread: probes write to the model's weights in place
+
+
+def _measure(probe: Probe, spec: Spec, units: list[Unit]) -> list[Values]:
+    if getattr(_loaded, "spec", None) != spec:
+        _loaded.subject, _loaded.spec = load_spec(spec), spec
+    return list(sweep(probe, _loaded.subject, units))

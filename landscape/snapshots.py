@@ -1,0 +1,116 @@
+"""The snapshots of one training run, in order, and the vectors between them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from landscape import checkpoint as checkpoints
+from landscape.checkpoint import Checkpoint
+from landscape.linalg.vector import inner
+
+SUFFIXES = (".pt", ".pth", ".ckpt", ".safetensors")
+NOT_SNAPSHOTS = ("resume",)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One file of a run.
+
+    Args:
+        path: the file.
+        epoch: stored in it (a float, init 0), else the number in its name.
+        sha256: of its weights.
+    """
+
+    path: Path
+    epoch: float
+    sha256: str
+
+
+def of_run(folder: Path) -> list[Snapshot]:
+    """All different snapshots of a run by epoch; files with equal weights count once, the last is w_T.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: fewer than two different snapshots, or one whose place in the run is unknown.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no run folder at {folder}; give the folder that holds the snapshots")
+    files = sorted(f for f in folder.iterdir() if f.suffix in SUFFIXES and f.stem not in NOT_SNAPSHOTS)
+    read = []
+    for file in files:
+        content = checkpoints.read(file)
+        read.append(Snapshot(file, _epoch(content), checkpoints.weights_sha256(content.state_dict)))
+    read.sort(key=lambda snapshot: (snapshot.epoch, snapshot.path.stem == "final"))
+    different = list({snapshot.sha256: snapshot for snapshot in reversed(read)}.values())[::-1]
+    if len(different) < 2:
+        raise ValueError(
+            f"{folder} holds {len(different)} different snapshots of {', '.join(SUFFIXES)}, expected at least two; "
+            "train with --snapshots 1, or give another folder"
+        )
+    return different
+
+
+def last(folder: Path) -> Path:
+    """The checkpoint a run folder stands for: its `final.pt`, else its last snapshot."""
+    final = folder / "final.pt"
+    return final if final.exists() else of_run(folder)[-1].path
+
+
+def difference(other: Checkpoint, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Difference other - weights over the named parameters, on their device.
+
+    Raises:
+        ValueError: a parameter is missing or of another shape; names the first.
+    """
+    found = checkpoints.fitted(other.state_dict, set(weights))
+    for name, weight in weights.items():
+        if name not in found or found[name].shape != weight.shape:
+            got = f"is {tuple(found[name].shape)}" if name in found else "is missing"
+            raise ValueError(
+                f"{other.path} is of another architecture: {name} {got}, expected {tuple(weight.shape)}; "
+                "take checkpoints of one model"
+            )
+    return {name: found[name].to(weight) - weight for name, weight in weights.items()}
+
+
+def gram(snapshots: Sequence[Snapshot], weights: Mapping[str, Tensor]) -> np.ndarray:
+    """<D_s, D_t> for D_t = w_t - weights, (T, T) float64."""
+    return np.array([gram_row(snapshots, weights, t) for t in range(len(snapshots))])
+
+
+def gram_row(snapshots: Sequence[Snapshot], weights: Mapping[str, Tensor], t: int) -> np.ndarray:
+    """<D_t, D_s> for all s, (T,); holds two snapshots at a time."""
+    one = difference(checkpoints.read(snapshots[t].path), weights)
+    row = []
+    for snapshot in snapshots:
+        two = difference(checkpoints.read(snapshot.path), weights)
+        row.append(inner(one.values(), two.values()))
+    return np.array(row)
+
+
+def place(model: torch.nn.Module, snapshot: Snapshot) -> None:
+    """Load a snapshot's weights and buffers into the model."""
+    checkpoints.load_into(model, checkpoints.read(snapshot.path))
+
+
+def _epoch(content: Checkpoint) -> float:
+    if math.isfinite(content.epoch):
+        return content.epoch
+    stem = content.path.stem
+    numbers = re.findall(r"\d+(?:\.\d+)?", stem)
+    if numbers:
+        return float(numbers[-1])
+    if stem in ("init", "initial"):
+        return 0.0
+    if stem in ("final", "last"):
+        return math.inf
+    raise ValueError(f"{content.path} says no epoch and has no number in its name; rename it, e.g. epoch_010.pt")

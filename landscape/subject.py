@@ -1,0 +1,431 @@
+"""What is measured: a model with its weights, a fixed set of mini-batches and the loss on them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from landscape import checkpoint as checkpoints
+from landscape import data as datasets
+from landscape import models
+from landscape.checkpoint import Checkpoint
+from landscape.data.augment import Augmentation
+from landscape.data.images import Batches, Images
+from landscape.data.source import named, spec_sha256
+from landscape.probe import OptionError, at_least
+
+Split = Literal["train", "test"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Everything needed to load a subject again elsewhere: plain and picklable. Fields are command-line options.
+
+    Args:
+        checkpoint: file with the weights; None measures the freshly built model.
+        model: trainer's name, `module:callable` or `file.py:callable`; "" takes the checkpoint's own.
+        model_arg: arguments of the model, by name.
+        data: data set; "" takes what the checkpoint was trained on.
+        samples: a number, a percentage such as "10%", or "all".
+        batch_size: images per mini-batch.
+        augment: transform by the checkpoint's own recipe, drawn once.
+        weight_decay: coefficient of (1/2)||w||^2 in the objective.
+        seed: of augmentation and of a freshly built model.
+    """
+
+    checkpoint: Path | None = None
+    model: str = ""
+    model_arg: Mapping[str, Any] = field(default_factory=dict)
+    data: str = ""
+    data_root: Path | None = None
+    split: Split = "test"
+    samples: int | str = "all"
+    batch_size: int = 128
+    augment: bool = False
+    weight_decay: float = 0.0
+    image_size: int | None = None
+    device: str = "auto"
+    seed: int = 0
+    weights: Literal["raw", "ema"] = "raw"
+    trust_pickle: bool = False
+
+    def __post_init__(self) -> None:
+        at_least("batch_size", self.batch_size, 1)
+        at_least("weight_decay", self.weight_decay, 0.0)
+        if self.split not in ("train", "test"):
+            raise OptionError(f"--split {self.split} is unknown; ask for train or test")
+        if self.image_size is not None:
+            at_least("image_size", self.image_size, 1)
+        _samples(self.samples, 100)
+
+
+@dataclass(eq=False)
+class Subject:
+    """A loaded model with the mini-batches it is measured on.
+
+    Args:
+        model: in eval mode, on the device.
+        batches: `batches[i]` is always the same `(inputs, targets)`, on the device.
+        losses: `(outputs, targets) -> (N,)`, the data term per sample.
+        weight_decay: see `objective`.
+        label: readable name.
+        spec: how to load it again; None for a module made in Python.
+        checkpoint: what the file said.
+    """
+
+    model: nn.Module
+    batches: Sequence[tuple[Tensor, Tensor]]
+    losses: Callable[[Tensor, Tensor], Tensor] = field(default=lambda outputs, targets: losses(outputs, targets))
+    weight_decay: float = 0.0
+    label: str = "model"
+    spec: Spec | None = None
+    checkpoint: Checkpoint | None = None
+    seed: int = 0
+    _made: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def once(self, key: Any, make: Callable[[], T]) -> T:
+        """Something that follows from this subject alone, made at the first request."""
+        if key not in self._made:
+            self._made[key] = make()
+        return cast(T, self._made[key])
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return sum(len(targets) for _, targets in self.batches) if self.images is None else len(self.images)
+
+    @property
+    def images(self) -> Images | None:
+        """The resident samples behind the batches."""
+        return self.batches.images if isinstance(self.batches, Batches) else None
+
+    @cached_property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Trainable parameters by name, tied ones once."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    @property
+    def size(self) -> int:
+        """Number of trainable parameters."""
+        return sum(p.numel() for p in self.parameters.values())
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(iter(self.model.parameters())).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of the weights."""
+        return next(iter(self.model.parameters())).dtype
+
+    def batch(self, i: int) -> tuple[Tensor, Tensor]:
+        """Mini-batch i on the model's device, floating-point inputs in the model's precision."""
+        inputs, targets = self.batches[i]
+        inputs = inputs.to(self.device, self.dtype if inputs.is_floating_point() else None)
+        return inputs, targets.to(self.device)
+
+    def loss(self, i: int) -> Tensor:
+        """The data term on mini-batch i: mean over its samples."""
+        inputs, targets = self.batch(i)
+        return self.losses(outputs_of(self.model, inputs), targets).mean()
+
+    def l2(self) -> Tensor:
+        """(1/2) sum ||w||^2 over the trainable parameters."""
+        return 0.5 * torch.stack([p.square().sum() for p in self.parameters.values()]).sum()
+
+    def objective(self, i: int) -> Tensor:
+        """The loss + weight_decay * l2 on mini-batch i, differentiable in the model's parameters."""
+        loss = self.loss(i)
+        return loss + self.weight_decay * self.l2() if self.weight_decay else loss
+
+    @cached_property
+    def intact(self) -> tuple[Tensor, Tensor]:
+        """Loss and correctness of every sample with the model as it is, (N,) float64 on the CPU."""
+        return per_sample(self)
+
+    def rebatched(self, batch_size: int) -> Subject:
+        """The same samples in mini-batches of another size."""
+        if not isinstance(self.batches, Batches) or self.batches.batch_size == batch_size:
+            return self
+        spec = replace(self.spec, batch_size=int(batch_size)) if self.spec else None
+        return replace(self, batches=replace(self.batches, batch_size=int(batch_size)), spec=spec)
+
+    def identity(self, uses: Iterable[str]) -> dict[str, Any]:
+        """What can change an answer: weights, data, user's code, and the fields a probe says it uses.
+
+        Batch size and seed enter by themselves where augmentation depends on them.
+        """
+        augmentation = self.batches.augmentation if isinstance(self.batches, Batches) else None
+        wanted = {*uses, *(("batch_size", "seed") if augmentation else ())}
+        known = {"batch_size": self._batch_size, "weight_decay": self.weight_decay, "seed": self.seed}
+        spec = self.spec or Spec()
+        return {
+            "weights": checkpoints.weights_sha256(self.model.state_dict()),
+            "model": [type(self.model).__qualname__, spec_sha256(spec.model) if spec.model else None],
+            "data": [self._data_sha256, spec_sha256(spec.data) if spec.data else None],
+            "augmentation": asdict(augmentation) if augmentation else None,
+            "spec": {name: known[name] for name in sorted(wanted)},
+        }
+
+    def attributes(self) -> dict[str, str | int | float]:
+        """What is stored beside every answer."""
+        spec = self.spec or Spec()
+        images = self.images
+        return {
+            "spec": json.dumps(asdict(spec), default=str),
+            "checkpoint_sha256": self.checkpoint.sha256 if self.checkpoint else "",
+            "weights_taken": self.checkpoint.taken if self.checkpoint else "as built",
+            "epoch": self.checkpoint.epoch if self.checkpoint else math.nan,
+            "model": spec.model or (self.checkpoint.model if self.checkpoint else type(self.model).__name__),
+            "data": images.name if images else "in memory",
+            "device": str(self.device),
+            "batch_size": self._batch_size,
+            "samples": len(self),
+            "parameters_total": self.size,
+            "protocol": self.protocol,
+        }
+
+    @property
+    def protocol(self) -> str:
+        """One line that has to stand beside every number."""
+        spec = self.spec or Spec()
+        images = self.images
+        augmented = isinstance(self.batches, Batches) and self.batches.augmentation is not None
+        parts = [
+            f"{images.name} {spec.split}" if images else "data in memory",
+            f"{len(self)} samples",
+            f"batch size {self._batch_size}",
+            "augmented once" if augmented else "no augmentation",
+            f"weight decay {self.weight_decay:g}",
+            f"seed {self.seed}",
+        ]
+        return ", ".join(parts)
+
+    @property
+    def _batch_size(self) -> int:
+        return self.batches.batch_size if isinstance(self.batches, Batches) else len(self.batches[0][1])
+
+    @cached_property
+    def _data_sha256(self) -> str:
+        if self.images is not None:
+            return self.images.sha256()
+        return checkpoints.weights_sha256(
+            {f"{i}/{j}": t for i, batch in enumerate(self.batches) for j, t in enumerate(batch)}
+        )
+
+
+def losses(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy per sample from log-sum-exp, (N,); targets are class indices (N,) or shares (N, classes)."""
+    soft = targets.is_floating_point()
+    return F.cross_entropy(outputs, targets.to(outputs.dtype) if soft else targets.long(), reduction="none")
+
+
+def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Logits, also from models that return a tuple, a dict or a dataclass with `.logits`.
+
+    Raises:
+        ValueError: there are no logits in what the model returns.
+    """
+    outputs = model(inputs)
+    if isinstance(outputs, tuple | list):
+        outputs = outputs[0]
+    elif isinstance(outputs, Mapping):
+        outputs = outputs.get("logits")
+    elif not isinstance(outputs, Tensor):
+        outputs = getattr(outputs, "logits", None)
+    if not isinstance(outputs, Tensor):
+        raise ValueError("the model returns no tensor and nothing named logits; wrap it so that it returns logits")
+    return outputs
+
+
+def correct(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Whether each sample's largest logit is at its (largest) target, (N,) bool."""
+    wanted = targets.argmax(dim=1) if targets.is_floating_point() else targets
+    return outputs.argmax(dim=1) == wanted
+
+
+def per_sample(subject: Subject) -> tuple[Tensor, Tensor]:
+    """Loss and correctness of every sample, (N,) float64 on the CPU; one pass, one transfer at its end."""
+    rows = []
+    with torch.inference_mode():
+        for i in range(len(subject.batches)):
+            inputs, targets = subject.batch(i)
+            outputs = outputs_of(subject.model, inputs)
+            rows.append(torch.stack([subject.losses(outputs, targets).double(), correct(outputs, targets).double()]))
+    loss, right = torch.cat(rows, dim=1).cpu()
+    return loss, right
+
+
+def load(checkpoint: Path | str | nn.Module | None = None, *, label: str = "", **options: Any) -> Subject:
+    """Load a checkpoint, its model and its data.
+
+    Args:
+        checkpoint: a file; a module made in Python; or None: the newest `final.pt` under ./checkpoints, or, with
+            `model=`, that model freshly built.
+        label: readable name, default from the file's name.
+        **options: the fields of `Spec`, which are the command-line options.
+
+    Raises:
+        FileNotFoundError, ValueError: one line that says what was got, what was expected and what to do.
+        OptionError: an option is out of its range.
+    """
+    known = Spec.__dataclass_fields__
+    for name in options:
+        if name not in known or name == "checkpoint":
+            raise OptionError(
+                f"unknown option {name}; expected one of {', '.join(n for n in known if n != 'checkpoint')}"
+            )
+    if isinstance(checkpoint, nn.Module):
+        return _load(Spec(**options), module=checkpoint, label=label)
+    path = Path(checkpoint) if checkpoint is not None else None
+    if path is None and not options.get("model"):
+        path = checkpoints.newest()
+    return _load(Spec(checkpoint=path, **options), label=label)
+
+
+def load_spec(spec: Spec) -> Subject:
+    """Load a subject again, as in another process."""
+    return _load(spec)
+
+
+def _load(spec: Spec, *, module: nn.Module | None = None, label: str = "") -> Subject:
+    device = _device(spec.device)
+    stored = None
+    if spec.checkpoint is not None:
+        stored = checkpoints.read(spec.checkpoint, weights=spec.weights, trust_pickle=spec.trust_pickle)
+    images = _images(spec, stored)
+    model = module if module is not None else build(spec, stored, images)
+    if stored is not None:
+        checkpoints.load_into(model, stored)
+    model = model.to(device).eval()
+    if next(iter(model.parameters()), torch.zeros(())).dtype in (torch.float16, torch.bfloat16):
+        model = model.float()
+    augmentation = _augmentation(stored) if spec.augment else None
+    default = checkpoints.label_of(spec.checkpoint) if spec.checkpoint else spec.model.rpartition("/")[2] or "model"
+    subject = Subject(
+        model=model,
+        batches=Batches(images.to(device), spec.batch_size, augmentation, spec.seed),
+        weight_decay=spec.weight_decay,
+        label=label or default,
+        spec=None if module is not None else spec,
+        checkpoint=stored,
+        seed=spec.seed,
+    )
+    _fits(subject)
+    return subject
+
+
+def build(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.Module:
+    """The module a spec names, freshly initialised from its seed.
+
+    Raises:
+        ValueError: nothing names an architecture, or it does not build.
+    """
+    torch.manual_seed(spec.seed)  # the module's own initialisation draws from the global generator
+    name, arguments = spec.model, dict(spec.model_arg)
+    if not name or (stored and name == stored.model):
+        if stored is None or not stored.native:
+            where = f"{stored.path} holds weights only" if stored else "no checkpoint"
+            raise ValueError(f"{where}; name their architecture with --model NAME or --model file.py:callable")
+        name, arguments = stored.model, {**stored.model_args, **arguments}
+    if name in models.NAMES:
+        if images is not None:
+            arguments = {"classes": images.classes, "image_size": images.size, **arguments}
+        return models.build(name, **{"classes": 10, "image_size": 32, **arguments})
+    if ":" not in name:
+        models.build(name, classes=10, image_size=32)  # raises with the near names
+    module = named(name)(**arguments)
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"{name} returned a {type(module).__name__}, expected a torch.nn.Module")
+    return module
+
+
+def _images(spec: Spec, stored: Checkpoint | None) -> Images:
+    name = spec.data or (stored.data.get("name", "") if stored else "")
+    if not name:
+        raise ValueError(
+            "the checkpoint does not say what it was trained on; name it with --data NAME|FOLDER|file.py:callable"
+        )
+    about = stored.data if stored else {}
+    images = datasets.load(
+        name,
+        root=spec.data_root,
+        split=spec.split,
+        samples=None,
+        image_size=spec.image_size or (about.get("size") or None),
+        mean=tuple(about["mean"]) if about.get("mean") else None,
+        std=tuple(about["std"]) if about.get("std") else None,
+    )
+    wanted = _samples(spec.samples, len(images))
+    return replace(images, inputs=images.inputs[:wanted], targets=images.targets[:wanted])
+
+
+def _samples(samples: int | str, available: int) -> int:
+    """How many samples are asked for: a number, a percentage of what there is, or all."""
+    text = str(samples)
+    if text == "all":
+        return available
+    try:
+        count = math.ceil(available * float(text[:-1]) / 100) if text.endswith("%") else int(text)
+    except ValueError:
+        raise OptionError(f"--samples {text} is no number; ask for a number, a share such as 10%, or all") from None
+    at_least("samples", count, 1)
+    return min(count, available)
+
+
+def _augmentation(stored: Checkpoint | None) -> Augmentation:
+    if stored is None or not stored.recipe:
+        raise ValueError("--augment uses the checkpoint's own recipe and this one has none; drop --augment")
+    return Augmentation.of_recipe(stored.recipe)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise OptionError(f"--device {name} is unknown; ask for auto, cpu, cuda or cuda:1") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"--device {name} was asked for and this machine has no CUDA device; use --device cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"--device {name} was asked for and there are {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def _fits(subject: Subject) -> None:
+    """Refuse a model whose inputs or classes are not those of the data, by one small forward pass."""
+    images = subject.images
+    assert images is not None
+    inputs, targets = (part[:2] for part in subject.batch(0))
+    shape = tuple(inputs.shape[1:])
+    try:
+        with torch.inference_mode():
+            outputs = outputs_of(subject.model, inputs)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(
+            f"the model refuses inputs of shape {shape} from {images.name} ({reason}); check --data and --image-size"
+        ) from error
+    if outputs.dim() != 2 or len(outputs) != len(inputs):
+        raise ValueError(
+            f"the model returns {tuple(outputs.shape)} for {len(inputs)} samples, expected (samples, classes)"
+        )
+    if targets.dim() != 1 or targets.is_floating_point():
+        return
+    classes = outputs.shape[1]
+    named_set = bool(images.mean)
+    if (named_set and images.classes != classes) or images.classes > classes:
+        raise ValueError(
+            f"the model has {classes} classes and {images.name} has {images.classes}; measure it on data of its own classes (--data)"
+        )
