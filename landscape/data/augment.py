@@ -54,9 +54,7 @@ class Augmentation:
         if not 0 <= self.switch <= 1:
             raise OptionError(f"--switch {self.switch} is out of range; ask for a probability, 0 to 1")
         if not 0 <= self.label_smoothing < 1:
-            raise OptionError(
-                f"--label-smoothing {self.label_smoothing} is out of range; ask for 0 to below 1"
-            )
+            raise OptionError(f"--label-smoothing {self.label_smoothing} is out of range; ask for 0 to below 1")
 
     @classmethod
     def of_recipe(cls, recipe: Mapping[str, Any]) -> Augmentation:
@@ -86,8 +84,7 @@ class Augmentation:
         """
         if inputs.ndim != 4 and (self.crop or self.flip or self.randaugment or self.cutmix):
             raise ValueError(
-                f"augmentation needs images (N, C, H, W), got inputs of shape {tuple(inputs.shape)}; "
-                "go without it"
+                f"augmentation needs images (N, C, H, W), got inputs of shape {tuple(inputs.shape)}; go without it"
             )
         generator = Generator().manual_seed(seed)
         if self.crop:
@@ -107,7 +104,8 @@ class Augmentation:
         distributions = smoothed(targets, classes, self.label_smoothing)
         if self.mixup and not (self.cutmix and torch.rand((), generator=generator) < self.switch):
             share = beta(self.mixup, generator)
-            return mixed(inputs.to(torch.float32), share), mixed(distributions, share)
+            blendable = inputs if inputs.is_floating_point() else inputs.to(torch.float32)
+            return mixed(blendable, share), mixed(distributions, share)
         if self.cutmix:
             inputs, share = cut(inputs, beta(self.cutmix, generator), generator)
             return inputs, mixed(distributions, share)

@@ -93,7 +93,7 @@ def load(name: str, *, root: Path | None, split: Literal["train", "test"]) -> Im
         ValueError: a file is damaged, or would run code to load.
     """
     release = RELEASES[name]
-    root = (root or Path(os.environ.get("LANDSCAPE_DATA") or "data")).expanduser()
+    root = Path(root or os.environ.get("LANDSCAPE_DATA") or "data").expanduser()
     parts = _parts(release, root, split)
     if not parts:
         _fetch(name, release, root, split)
@@ -124,9 +124,7 @@ def _pickled(path: Path, release: Release) -> tuple[np.ndarray, np.ndarray]:
     batch = unpickle.batch(path)
     missing = [key for key in ("data", release.label) if key not in batch]
     if missing:
-        raise ValueError(
-            f"{path} lacks the entry {missing[0]!r}; expected a batch of the official python layout"
-        )
+        raise ValueError(f"{path} lacks the entry {missing[0]!r}; expected a batch of the official python layout")
     pixels, labels = batch["data"], batch[release.label]
     if not (isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.shape[1:] == (PIXELS,)):
         raise ValueError(f"{path} holds no images: expected `data` as uint8 rows of {PIXELS}")
@@ -137,9 +135,7 @@ def _binary(path: Path, release: Release) -> tuple[np.ndarray, np.ndarray]:
     content = np.fromfile(path, np.uint8)
     row = release.label_bytes + PIXELS
     if content.size % row:
-        raise ValueError(
-            f"{path} has {content.size} bytes, expected rows of {row}; it is cut off, get it anew"
-        )
+        raise ValueError(f"{path} has {content.size} bytes, expected rows of {row}; it is cut off, get it anew")
     rows = content.reshape(-1, row)
     pixels = rows[:, release.label_bytes :]
     return pixels, _checked(path, pixels, rows[:, release.label_bytes - 1], release)
@@ -155,8 +151,7 @@ def _checked(path: Path, pixels: np.ndarray, labels: object, release: Release) -
         raise ValueError(f"{path} has {len(pixels)} images and labels that do not match; get the file anew")
     if found.min() < 0 or found.max() >= release.classes:
         raise ValueError(
-            f"{path} has labels {found.min()} to {found.max()}, expected 0 to {release.classes - 1}; "
-            "get the file anew"
+            f"{path} has labels {found.min()} to {found.max()}, expected 0 to {release.classes - 1}; get the file anew"
         )
     return found.astype(np.int64)
 
@@ -174,6 +169,4 @@ def _fetch(name: str, release: Release, root: Path, split: str) -> None:
     try:
         download.unpack(url, md5=release.md5, root=root, folder=release.folder, files=files)
     except (OSError, HTTPException) as error:
-        raise FileNotFoundError(
-            f"no {name}: looked in {looked}, and {url} cannot be had ({error}); {advice}"
-        ) from None
+        raise FileNotFoundError(f"no {name}: looked in {looked}, and {url} cannot be had ({error}); {advice}") from None

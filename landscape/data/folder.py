@@ -21,9 +21,7 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
-def load(
-    name: str, *, split: Literal["train", "test"], samples: int | None, image_size: int | None
-) -> Images:
+def load(name: str, *, split: Literal["train", "test"], samples: int | None, image_size: int | None) -> Images:
     """The first `samples` images of a folder of class folders, in the class-balanced order.
 
     FOLDER/train and FOLDER/test (or val) follow the split where they hold class folders; else FOLDER itself
@@ -113,11 +111,7 @@ def _opened(path: Path) -> Image.Image:
 
 def _broken(path: Path, error: Exception) -> str:
     reason = str(error).removeprefix(f"{path} ")
-    return (
-        reason
-        if reason.startswith(str(path))
-        else f"{path} cannot be decoded ({reason}); repair or remove it"
-    )
+    return reason if reason.startswith(str(path)) else f"{path} cannot be decoded ({reason}); repair or remove it"
 
 
 def _part(root: Path, split: str) -> tuple[Path, list[Path]]:

@@ -158,9 +158,7 @@ def resized(images: Images, size: int | None, *, block: int = 1024) -> Images:
     if size is None or size == images.size:
         return images
     parts = [
-        F.interpolate(part.float(), size=(size, size), mode="bilinear", antialias=True)
-        .round()
-        .to(torch.uint8)
+        F.interpolate(part.float(), size=(size, size), mode="bilinear", antialias=True).round().to(torch.uint8)
         for part in torch.split(images.inputs, block)
     ]
     return replace(images, inputs=torch.cat(parts), size=size)

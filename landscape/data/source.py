@@ -9,7 +9,7 @@ import importlib.util
 import operator
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -75,15 +75,9 @@ def load(spec: str, *, samples: int | None, image_size: int | None) -> Images:
     """
     function = named(spec)
     made = _guarded(spec, function)
-    if (
-        isinstance(made, tuple | list)
-        and len(made) == 2
-        and all(isinstance(x, Tensor | np.ndarray) for x in made)
-    ):
-        return _pair(spec, torch.as_tensor(made[0]), torch.as_tensor(made[1]), samples)
-    if not (hasattr(made, "__len__") and hasattr(made, "__getitem__")) or isinstance(
-        made, dict | str | tuple
-    ):
+    if isinstance(made, tuple | list) and len(made) == 2 and all(isinstance(x, Tensor | np.ndarray) for x in made):
+        return _pair(spec, _tensor(f"{spec}: inputs", made[0]), _tensor(f"{spec}: targets", made[1]), samples)
+    if not (hasattr(made, "__len__") and hasattr(made, "__getitem__")) or isinstance(made, dict | str | tuple):
         raise ValueError(
             f"{spec} returned a {type(made).__name__}; expected a torch Dataset with a length, "
             "or a pair of tensors (inputs, targets)"
@@ -110,25 +104,21 @@ def _materialised(spec: str, dataset: Any, samples: int | None, image_size: int 
     for row in order.tolist():
         item = _guarded(f"{spec}: item {row}", partial(operator.getitem, dataset, row))
         if not isinstance(item, tuple | list) or len(item) != 2:
-            raise ValueError(
-                f"{spec}: item {row} is a {type(item).__name__}; expected a pair (input, target)"
-            )
+            raise ValueError(f"{spec}: item {row} is a {type(item).__name__}; expected a pair (input, target)")
         value = item[0]
         if isinstance(value, Image.Image):
             image_size = image_size or folder.own_size([value.size])
             value = folder.pixels(value, image_size)
         inputs.append(_tensor(f"{spec}: input {row}", value))
         targets.append(_tensor(f"{spec}: target {row}", item[1]))
-        if inputs[-1].shape != inputs[0].shape or targets[-1].shape != targets[0].shape:
-            raise ValueError(
-                f"{spec}: item {row} has the shapes {tuple(inputs[-1].shape)} and {tuple(targets[-1].shape)}, "
-                f"the first {tuple(inputs[0].shape)} and {tuple(targets[0].shape)}; make them equal"
-            )
+        shapes, first = ((tuple(inputs[i].shape), tuple(targets[i].shape)) for i in (-1, 0))
+        if shapes != first:
+            raise ValueError(f"{spec}: item {row} has the shapes {shapes}, the first {first}; make them equal")
     stacked, wanted = torch.stack(inputs), torch.stack(targets)
-    classes = _classes(spec, wanted if listed is None else torch.from_numpy(listed))
-    classes = max(classes, len(dataset.classes) if hasattr(dataset, "classes") else 0)
+    counts = [_classes(spec, wanted), len(getattr(dataset, "classes", ()))]
+    counts += [] if listed is None else [_classes(spec, torch.from_numpy(listed))]
     mean, std = _normalisation(stacked)
-    images = Images(stacked, wanted, spec, classes, _size(stacked), mean, std)
+    images = Images(stacked, wanted, spec, max(counts), _size(stacked), mean, std)
     if listed is not None:
         return images
     whole = wanted.ndim == 1 and not wanted.is_floating_point()
@@ -145,12 +135,12 @@ def _listed(dataset: Any) -> np.ndarray | None:
 
 
 def _tensor(what: str, value: Any) -> Tensor:
+    if isinstance(value, np.ndarray) and not value.flags.writeable:
+        value = value.copy()  # a memory map, say: torch has no read-only tensors
     try:
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError):
-        raise ValueError(
-            f"{what} is a {type(value).__name__}; expected a tensor, a picture or a number"
-        ) from None
+        raise ValueError(f"{what} is a {type(value).__name__}; expected a tensor, a picture or a number") from None
 
 
 def _classes(spec: str, targets: Tensor) -> int:
@@ -176,9 +166,7 @@ def _normalisation(inputs: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]
 def _split(spec: str) -> tuple[str, str]:
     place, _, attribute = spec.rpartition(":")
     if not place or not attribute.isidentifier():
-        raise ValueError(
-            f"{spec!r} names no callable; expected path/file.py:callable or package.module:callable"
-        )
+        raise ValueError(f"{spec!r} names no callable; expected path/file.py:callable or package.module:callable")
     return place, attribute
 
 
@@ -213,13 +201,14 @@ def _on_path(place: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        sys.path.remove(str(place))
+        with suppress(ValueError):  # the imported code may have changed the path itself
+            sys.path.remove(str(place))
 
 
 def _guarded(what: str, function: Callable[[], Any]) -> Any:
     """Call foreign code; whatever it raises becomes one line, with the cause kept for `--debug`."""
     try:
         return function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # SystemExit: a script that parses the command line
         first = next(iter(str(error).strip().splitlines()), "")
         raise ValueError(f"{what} failed with {type(error).__name__}: {first}") from error

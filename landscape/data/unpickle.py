@@ -102,6 +102,5 @@ def batch(path: Path) -> dict[str, Any]:
     except Exception as error:  # a damaged pickle raises almost anything
         reason = str(error) or type(error).__name__
         raise ValueError(
-            f"{path} is not a CIFAR batch: {reason}; expected a dict of numpy arrays and "
-            "lists; get the file anew"
+            f"{path} is not a CIFAR batch: {reason}; expected a dict of numpy arrays and lists; get the file anew"
         ) from None
