@@ -81,9 +81,7 @@ def _map_sizes(model: nn.Module, image_size: int) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(("name", "classes", "image_size", "arguments", "count"), COUNTS)
-def test_parameter_counts(
-    name: str, classes: int, image_size: int, arguments: dict[str, object], count: int
-) -> None:
+def test_parameter_counts(name: str, classes: int, image_size: int, arguments: dict[str, object], count: int) -> None:
     assert _count(_on_meta(name, classes, image_size, **arguments)) == count
 
 
@@ -176,9 +174,7 @@ def _loop_vit(model: vit.ViT, image: Tensor, *, patch: int) -> Tensor:
             own = slice(head * head_dim, (head + 1) * head_dim)
             scores = torch.stack([q[query, own] @ key[own] for key in k]) / math.sqrt(head_dim)
             weights = scores.exp() / scores.exp().sum()
-            mixed[query, own] = sum(
-                (w * value[own] for w, value in zip(weights, v, strict=True)), torch.zeros(())
-            )
+            mixed[query, own] = sum((w * value[own] for w, value in zip(weights, v, strict=True)), torch.zeros(()))
         x = x + mixed @ attention.projection.weight.T + attention.projection.bias
         hidden = block.mlp[0](_layer_norm(x, block.norm2))
         x = x + block.mlp[3](hidden * 0.5 * (1 + torch.erf(hidden / math.sqrt(2))))
@@ -189,9 +185,7 @@ def _loop_vit(model: vit.ViT, image: Tensor, *, patch: int) -> Tensor:
 
 @pytest.mark.parametrize("head", ["cls", "gap"])
 def test_vit_equals_a_loop(head: str) -> None:
-    model = _trained(
-        models.build("vit_demo", classes=3, image_size=6, patch=2, dim=8, depth=2, heads=2, head=head)
-    )
+    model = _trained(models.build("vit_demo", classes=3, image_size=6, patch=2, dim=8, depth=2, heads=2, head=head))
     assert isinstance(model, vit.ViT)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -305,6 +299,16 @@ def test_forward_over_reverse_equals_double_backward(name: str) -> None:
         torch.testing.assert_close(forward[key], expected, rtol=1e-8, atol=1e-10)
 
 
+def test_initial_weights_have_the_spread_asked_for() -> None:
+    for name, std in (("vit_ti", 0.02), ("vit_demo", 0.1)):
+        model = models.build(name, classes=10, image_size=32, depth=1)
+        assert isinstance(model, vit.ViT)
+        for weight in (model.blocks.get_parameter("0.attention.qkv.weight"), model.position_embedding):
+            assert weight.std().item() == pytest.approx(std, rel=0.05)
+    convolution = models.build("resnet18", classes=10, image_size=32).get_parameter("layer1.0.conv1.weight")
+    assert convolution.std().item() == pytest.approx(math.sqrt(2 / (64 * 9)), rel=0.02)  # fan-out, He et al. 2015
+
+
 # Stochastic depth
 
 
@@ -389,9 +393,7 @@ def test_models_accept_what_they_say() -> None:
         ("alternet50", {"msa": (2, 1, 1, 2)}, "2 MSAs in stage 1 of 3 blocks; ask for at most 1"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_one_line(
-    name: str, arguments: dict[str, object], words: str
-) -> None:
+def test_what_does_not_fit_is_refused_in_one_line(name: str, arguments: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words) as caught:
         _on_meta(name, 100, 32, **arguments)
     assert "\n" not in str(caught.value)
@@ -426,9 +428,7 @@ def test_what_is_out_of_range_is_a_usage_error(name: str, arguments: dict[str, A
         models.build(name, **{"classes": 10, "image_size": 32, **arguments})
 
 
-@pytest.mark.parametrize(
-    ("name", "words"), [("vit_demo", "built for 16 x 16"), ("alternet_demo", "do not tile")]
-)
+@pytest.mark.parametrize(("name", "words"), [("vit_demo", "built for 16 x 16"), ("alternet_demo", "do not tile")])
 def test_images_of_another_size_are_refused(name: str, words: str) -> None:
     model = models.build(name, classes=10, image_size=16)
     with pytest.raises(ValueError, match=words):

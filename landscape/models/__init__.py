@@ -35,12 +35,10 @@ MODELS: Mapping[str, partial[Any]] = {
     "alternet50": partial(AlterNet, blocks=(3, 4, 6, 4), msa=(0, 1, 1, 2), bottleneck=True),
     "alternet101": partial(AlterNet, blocks=(3, 4, 23, 4), msa=(0, 1, 3, 2), bottleneck=True),
     # The demo sizes: 0.1 to 0.3 M parameters, a few seconds per epoch of digits on two CPU cores.
-    "vit_demo": partial(ViT, dim=48, depth=5, heads=3, tokens=64),
+    "vit_demo": partial(ViT, dim=48, depth=5, heads=3, tokens=64, std=0.1),
     "resnet_demo": partial(ResNet, blocks=(2, 2, 2), width=16),
     "preresnet_demo": partial(PreResNet, blocks=(2, 2, 2), width=16),
-    "alternet_demo": partial(
-        AlterNet, blocks=(2, 2, 2), msa=(0, 1, 1), heads=(1, 2, 4), head_dim=32, width=16
-    ),
+    "alternet_demo": partial(AlterNet, blocks=(2, 2, 2), msa=(0, 1, 1), heads=(1, 2, 4), head_dim=32, width=16),
 }
 # Where the paper's network for ImageNet is another one than its namesake for CIFAR.
 LARGE: Mapping[str, partial[Any]] = {
@@ -110,9 +108,7 @@ def _kinds(name: str) -> dict[str, Any]:
 def _check_name(name: str) -> None:
     if name not in MODELS:
         near = difflib.get_close_matches(name, NAMES, n=3) or list(NAMES[:3])
-        raise ValueError(
-            f"no model is named {name!r}; near it: {', '.join(near)}; all of them: landscape models"
-        )
+        raise ValueError(f"no model is named {name!r}; near it: {', '.join(near)}; all of them: landscape models")
 
 
 def _spelt(argument: str, value: object) -> str:

@@ -190,14 +190,10 @@ def _check_window(window: int, attended: list[int]) -> None:
 def _check_stages(blocks: tuple[int, ...], msa: tuple[int, ...], heads: tuple[int, ...]) -> None:
     for name, values in (("msa", msa), ("heads", heads)):
         if len(values) != len(blocks):
-            raise ValueError(
-                f"{name}={values} has {len(values)} entries; ask for one per stage, {len(blocks)} in all"
-            )
+            raise ValueError(f"{name}={values} has {len(values)} entries; ask for one per stage, {len(blocks)} in all")
     for stage, (n, m) in enumerate(zip(blocks, msa, strict=True), start=1):
         if 2 * m > n:
-            raise ValueError(
-                f"msa={msa} asks for {m} MSAs in stage {stage} of {n} blocks; ask for at most {n // 2}"
-            )
+            raise ValueError(f"msa={msa} asks for {m} MSAs in stage {stage} of {n} blocks; ask for at most {n // 2}")
 
 
 def _relative_index(window: int) -> Tensor:

@@ -43,9 +43,7 @@ def whole(name: str, value: object) -> int:
     """
     number = _number(value)
     if number is None or number < LEAST.get(name, 1):
-        raise OptionError(
-            f"{name}={value} is out of range; ask for a whole number, at least {LEAST.get(name, 1)}"
-        )
+        raise OptionError(f"{name}={value} is out of range; ask for a whole number, at least {LEAST.get(name, 1)}")
     return number
 
 

@@ -104,9 +104,7 @@ class Block(nn.Module):
         self.conv1 = conv(inputs, inner, 1) if bottleneck else conv(inputs, inner, 3, stride=stride)
         self.bn1 = nn.BatchNorm2d(inner)
         self.relu1 = nn.ReLU()
-        self.conv2 = (
-            conv(inner, inner, 3, stride=stride, groups=groups) if bottleneck else conv(inner, inner, 3)
-        )
+        self.conv2 = conv(inner, inner, 3, stride=stride, groups=groups) if bottleneck else conv(inner, inner, 3)
         self.bn2 = nn.BatchNorm2d(inner)
         if bottleneck:
             self.relu2 = nn.ReLU()
