@@ -26,7 +26,7 @@ def measure(
     report: Report | None = None,
     **options: Any,
 ) -> xr.Dataset:
-    """Measure, store, and return the labelled result.
+    """Measure, store, and return the labelled result (of several random planes, the last).
 
     Args:
         probe: name of the probe, such as "hessian".
@@ -52,7 +52,8 @@ def measure(
         loaded = subject
     else:
         loaded = load(subject, label=label, **{**defaults(probe), **rest})
-    outcome = run(made, loaded, Path(out), label=label, overwrite=overwrite, report=report)
+    for variant in variants(made):
+        outcome = run(variant, loaded, Path(out), label=label, overwrite=overwrite, report=report)
     return dict(results.groups(Path(out)))[outcome.group]
 
 
@@ -76,6 +77,17 @@ def defaults(probe: str) -> dict[str, Any]:
     """How a probe's subject is loaded unless asked otherwise."""
     kind = probe_class(probe)
     return {"split": kind.split, "batch_size": kind.batch_size, "samples": 1024}
+
+
+def own_defaults(probe: str) -> dict[str, Any]:
+    """The probe's parameters as they are unless asked otherwise."""
+    return {field.name: field.default for field in fields(probe_class(probe))}
+
+
+def variants(probe: Probe) -> list[Probe]:
+    """The questions one probe stands for: itself, or what its own `variants` gives (random planes, say)."""
+    several = getattr(probe, "variants", None)
+    return list(several()) if several is not None else [probe]
 
 
 def preset_of(probe: str, preset: str) -> dict[str, Any]:

@@ -103,9 +103,10 @@ class Plan:
 class Probe(Protocol):
     """What every probe offers. Probes keep no state, open no files and never print.
 
-    Two optional methods: `sweep(subject, units) -> Iterator[Values]` measures several units with shared set-up,
+    Optional methods: `sweep(subject, units) -> Iterator[Values]` measures several units with shared set-up,
     yielding one result per unit in order; `reduce(arrays) -> Values` computes the plan's summaries from a dict
-    of stored arrays (axes, labels, quantities, `done`).
+    of stored arrays (axes, labels, quantities, `done`). A third, `identity(subject)`, replaces the parameters in the
+    digest of the question where they name files.
 
     `uses` names the fields of the subject's `Spec` that can change this probe's numbers beyond weights and data:
     they enter the digest of the question.

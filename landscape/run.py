@@ -92,16 +92,21 @@ def run(
 
 
 def question(probe: Probe, subject: Subject, label: str) -> store.Question:
-    """The question a probe asks of a subject, with the digest of all that can change the answer."""
-    parameters = asdict(probe)  # type: ignore[call-overload]
-    identity = {"probe": probe.name, "parameters": parameters, **subject.identity(probe.uses)}
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:10]
+    """The question a probe asks of a subject."""
     attributes = {
-        "parameters": json.dumps(parameters, default=str),
+        "parameters": json.dumps(asdict(probe), default=str),  # type: ignore[call-overload]
         **subject.attributes(),
         "versions": json.dumps(versions()),
     }
-    return store.Question(probe.name, safe(label), digest, probe.plan(subject), attributes)
+    return store.Question(probe.name, safe(label), digest(probe, subject), probe.plan(subject), attributes)
+
+
+def digest(probe: Probe, subject: Subject) -> str:
+    """SHA-256, shortened, of all that can change the answer; a probe's `identity` stands for its parameters."""
+    identity = getattr(probe, "identity", None)
+    parameters = identity(subject) if identity is not None else asdict(probe)  # type: ignore[call-overload]
+    asked = {"probe": probe.name, "parameters": parameters, **subject.identity(probe.uses)}
+    return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:10]
 
 
 def safe(label: str) -> str:
@@ -117,7 +122,7 @@ def reduce_of(name: str, parameters: Mapping[str, Any]) -> store.Reduce | None:
 
 def _as_stored(probe: Probe, subject: Subject, path: Path) -> Subject:
     """The subject with the batch size of a half-finished answer, so that it resumes where batch size is free."""
-    group = store.stored(path, question(probe, subject, "any"))
+    group = store.stored(path, probe.name, digest(probe, subject))
     if group is None or "batch_size" in probe.uses:
         return subject
     return subject.rebatched(store.attribute(path, group, "batch_size"))

@@ -139,17 +139,17 @@ def discard(path: Path, question: Question) -> None:
     path.with_name(f"{path.name}.journal-{question.digest}").unlink(missing_ok=True)
     if path.exists():
         with _replacement(path) as file:
-            for name in _groups_of(file, question):
+            for name in _groups_of(file, question.probe, question.digest):
                 del file[name]
 
 
-def stored(path: Path, question: Question) -> str | None:
+def stored(path: Path, probe: str, digest: str) -> str | None:
     """Name of the group that already holds (part of) the answer, whatever its label."""
     if not path.exists():
         return None
     check(path)
     with h5py.File(path, "r", locking=False) as file:
-        return next(iter(_groups_of(file, question)), None)
+        return next(iter(_groups_of(file, probe, digest)), None)
 
 
 def read_group(path: Path, group: str) -> Arrays:
@@ -279,14 +279,12 @@ def _adopt(file: h5py.File, journal: Journal, reduce_of: Callable[[str, Mapping[
         _merge_records(_question_group(file, _question(header)), records, reduce_of)
 
 
-def _groups_of(file: h5py.File, question: Question) -> list[str]:
-    if question.probe not in file:
-        return []
-    return [f"{question.probe}/{name}" for name in file[question.probe] if name.endswith(f"-{question.digest}")]
+def _groups_of(file: h5py.File, probe: str, digest: str) -> list[str]:
+    return [f"{probe}/{name}" for name in file.get(probe, ()) if name.endswith(f"-{digest}")]
 
 
 def _question_group(file: h5py.File, question: Question) -> h5py.Group:
-    existing = _groups_of(file, question)
+    existing = _groups_of(file, question.probe, question.digest)
     return file[existing[0]] if existing else _create(file, question)
 
 
@@ -326,8 +324,10 @@ def _dataset(
     shape = tuple(len(plan.axis(dim)) for dim in dims)
     if data is None:
         data = np.full(shape, np.nan if np.dtype(quantity.dtype).kind == "f" else 0, quantity.dtype)
-    text = h5py.string_dtype() if data.dtype.kind in "SU" else None
-    dataset = group.create_dataset(name, data=data, dtype=text)
+    if data.dtype.kind == "U":
+        dataset = group.create_dataset(name, data=data.astype(object), dtype=h5py.string_dtype())
+    else:
+        dataset = group.create_dataset(name, data=data)
     _describe(dataset, quantity)
     for axis, dim in enumerate(dims):
         dataset.dims[axis].attach_scale(group[dim])

@@ -21,6 +21,7 @@ from landscape.checkpoint import Checkpoint
 from landscape.data.augment import Augmentation
 from landscape.data.images import Batches, Images
 from landscape.data.source import named, spec_sha256
+from landscape.device import device as device_of
 from landscape.probe import OptionError, at_least
 
 Split = Literal["train", "test"]
@@ -171,8 +172,8 @@ class Subject:
         spec = self.spec or Spec()
         return {
             "weights": checkpoints.weights_sha256(self.model.state_dict()),
-            "model": [type(self.model).__qualname__, spec_sha256(spec.model) if spec.model else None],
-            "data": [self._data_sha256, spec_sha256(spec.data) if spec.data else None],
+            "model": [type(self.model).__qualname__, _code_sha256(spec.model)],
+            "data": [self._data_sha256, _code_sha256(spec.data)],
             "augmentation": asdict(augmentation) if augmentation else None,
             "spec": {name: known[name] for name in sorted(wanted)},
         }
@@ -222,6 +223,11 @@ class Subject:
         return checkpoints.weights_sha256(
             {f"{i}/{j}": t for i, batch in enumerate(self.batches) for j, t in enumerate(batch)}
         )
+
+
+def _code_sha256(spec: str) -> str | None:
+    """SHA-256 of the file of `file.py:callable`; None for names and installed modules."""
+    return spec_sha256(spec) if ":" in spec else None
 
 
 def losses(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -293,13 +299,72 @@ def load(checkpoint: Path | str | nn.Module | None = None, *, label: str = "", *
     return _load(Spec(checkpoint=path, **options), label=label)
 
 
+@dataclass(frozen=True)
+class Proof:
+    """Loss and accuracy on the first mini-batches: did weights, classes and normalisation meet?
+
+    Args:
+        at_chance: accuracy is no better than guessing, within two standard errors.
+    """
+
+    loss: float
+    accuracy: float
+    samples: int
+    at_chance: bool
+
+
+def prove(subject: Subject, samples: int = 256) -> Proof:
+    """Evaluate the first mini-batches.
+
+    Raises:
+        ValueError: no output is finite.
+    """
+    loss, right, classes = [], [], 2
+    with torch.inference_mode():
+        for i in range(len(subject.batches)):
+            inputs, targets = subject.batch(i)
+            outputs = outputs_of(subject.model, inputs)
+            classes = outputs.shape[1]
+            loss.append(subject.losses(outputs, targets).double())
+            right.append(correct(outputs, targets).double())
+            if sum(map(len, loss)) >= samples:
+                break
+    losses, hits = torch.cat(loss), torch.cat(right)
+    if not losses.isfinite().any():
+        raise ValueError(
+            f"the model's loss is {losses[0].item()} on all of the first {len(losses)} samples; "
+            "check the weights for non-finite values and the normalisation of the data"
+        )
+    accuracy = hits.mean().item()
+    margin = 2 * math.sqrt((1 - 1 / classes) / classes / len(hits))
+    return Proof(losses.mean().item(), accuracy, len(hits), accuracy < 1 / classes + margin)
+
+
+def bare(
+    checkpoint: Path | None, model: str, model_arg: Mapping[str, Any], image_size: int | None
+) -> tuple[nn.Module, int]:
+    """A model without data, in eval mode on the CPU, and the image size it takes (224 where nothing says it)."""
+    path = checkpoint
+    if path is None and not model:
+        path = checkpoints.newest()
+    stored = checkpoints.read(path) if path else None
+    size = image_size or (stored.data.get("size") if stored else 0) or 224
+    arguments = dict(model_arg)
+    if model in models.NAMES and not stored:
+        arguments = {"image_size": image_size or 224, **arguments}
+    net = build(Spec(model=model, model_arg=arguments), stored, None)
+    if stored is not None:
+        checkpoints.load_into(net, stored)
+    return net.eval(), int(arguments.get("image_size", size))
+
+
 def load_spec(spec: Spec) -> Subject:
     """Load a subject again, as in another process."""
     return _load(spec)
 
 
 def _load(spec: Spec, *, module: nn.Module | None = None, label: str = "") -> Subject:
-    device = _device(spec.device)
+    device = device_of(spec.device)
     stored = None
     if spec.checkpoint is not None:
         stored = checkpoints.read(spec.checkpoint, weights=spec.weights, trust_pickle=spec.trust_pickle)
@@ -361,7 +426,7 @@ def _images(spec: Spec, stored: Checkpoint | None) -> Images:
         name,
         root=spec.data_root,
         split=spec.split,
-        samples=None,
+        samples=int(spec.samples) if str(spec.samples).isdecimal() else None,
         image_size=spec.image_size or (about.get("size") or None),
         mean=tuple(about["mean"]) if about.get("mean") else None,
         std=tuple(about["std"]) if about.get("std") else None,
@@ -387,20 +452,6 @@ def _augmentation(stored: Checkpoint | None) -> Augmentation:
     if stored is None or not stored.recipe:
         raise ValueError("--augment uses the checkpoint's own recipe and this one has none; drop --augment")
     return Augmentation.of_recipe(stored.recipe)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise OptionError(f"--device {name} is unknown; ask for auto, cpu, cuda or cuda:1") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"--device {name} was asked for and this machine has no CUDA device; use --device cpu")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"--device {name} was asked for and there are {torch.cuda.device_count()} CUDA devices")
-    return device
 
 
 def _fits(subject: Subject) -> None:

@@ -67,9 +67,9 @@ class Fourier:
                 "delta_log_amplitude": Quantity("relative log amplitude", "nats", per_bin),
                 "delta_log_amplitude_se": Quantity("its standard error over images", "nats", per_bin),
                 "delta_log_amplitude_common": Quantity(
-                    "relative log amplitude at a physical frequency common to all layers", "nats", ("layer", "common_frequency")
+                    "relative log amplitude at common physical frequencies", "nats", ("layer", "common_frequency")
                 ),
-                "high_frequency": Quantity("relative log amplitude at the layer's highest frequency", "nats", ("layer",)),
+                "high_frequency": Quantity("relative log amplitude at the highest frequency", "nats", ("layer",)),
                 "high_frequency_se": Quantity("its standard error over images", "nats", ("layer",)),
             },
             about={
@@ -78,7 +78,7 @@ class Fourier:
                 "bin": Quantity("frequency bin"),
                 "common_frequency": Quantity("physical frequency", "pi per input pixel"),
             },
-        )  # fmt: skip
+        )
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
         (i,) = unit.index

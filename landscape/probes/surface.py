@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -45,6 +45,7 @@ class Surface:
     )
     ignore: Annotated[str, "regular expression: parameters that do not move"] = POSITIONS
     bn: Annotated[str, "batch-norm statistics: frozen, or recalibrate:K on K mini-batches at every point"] = "frozen"
+    directions: Annotated[int, "repeat with that many pairs of random directions, seeds counted up"] = 1
     l2_definition: Annotated[
         Literal["squared", "park2022"],
         "l2 as (1/2) sum ||w||^2, or as the sum of unsquared norms of the tensors",
@@ -54,11 +55,16 @@ class Surface:
     def __post_init__(self) -> None:
         for count in pair(str(self.resolution), int, "resolution"):
             at_least("resolution", count, 2)
+        at_least("directions", self.directions, 1)
         if self.range:
             spans(str(self.range))
         recalibration(self.bn)
         for name in ("resolution", "range"):  # numbers are welcome from Python
             object.__setattr__(self, name, str(getattr(self, name)))
+
+    def variants(self) -> list[Surface]:
+        """One surface per pair of directions."""
+        return [replace(self, seed=self.seed + k, directions=1) for k in range(self.directions)]
 
     def identity(self, subject: Subject) -> dict[str, Any]:
         """The parameters as they enter the question: contents instead of paths, numbers instead of their spelling."""

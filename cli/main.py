@@ -1,0 +1,125 @@
+"""The `landscape` command: its table of commands, exit codes and one-line errors."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from landscape.cli import files, training
+from landscape.cli.probing import command_of
+from landscape.probe import OptionError
+from landscape.probes import PROBES
+
+PROBING, TRAINING, LOOKING = "Measure", "Make checkpoints", "Look"
+
+
+class Commands(TyperGroup):
+    """Probes listed from a table without importing them; the one that is called gets its options from its dataclass."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in PROBES:
+            single = typer.Typer(add_completion=False)
+            _add_probe(single, args[0], command_of(args[0]))
+            self.commands[args[0]] = typer.main.get_command(single)
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=Commands,
+    name="landscape",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+)
+
+
+def _add_probe(to: typer.Typer, name: str, function: Any) -> None:
+    to.command(name, help=PROBES[name][2], rich_help_panel=PROBING)(function)
+
+
+def _placeholder() -> None:
+    """Stands for a probe in the list of commands."""
+
+
+for _name in PROBES:
+    _add_probe(app, _name, _placeholder)
+for _function in (training.train, training.models, training.demo):
+    app.command(rich_help_panel=TRAINING)(_function)
+for _function in (files.plot, files.report, files.show, files.layers, files.evaluate):
+    app.command(rich_help_panel=LOOKING)(_function)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib import metadata
+
+        typer.echo(metadata.version("landscape-probes"))
+        raise typer.Exit
+
+
+@app.callback()
+def landscape(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """See why a trained neural network generalises, or does not: loss surfaces, Hessian spectra, feature maps."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with its code."""
+    sys.exit(status(sys.argv[1:] if arguments is None else arguments))
+
+
+def status(arguments: Sequence[str]) -> int:
+    """Run one command; the exit code: 0 done, 1 an error, 2 a usage error, 130 interrupted, 143 terminated."""
+    usage_error: Any = typer.BadParameter.__base__
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        code = app(list(arguments), standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except usage_error as error:
+        command = f" {arguments[0]}" if arguments and not arguments[0].startswith("-") else ""
+        return _fail(f"{error.format_message().strip()} (see: landscape{command} --help)", 2)
+    except OptionError as error:
+        return _fail(_one_line(error), 2)
+    except _Terminated:
+        return _fail("terminated; everything finished is kept, run the same command to go on", 143)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted; everything finished is kept, run the same command to go on", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has left: nothing more to say
+        return 0
+    except Exception as error:
+        if "--debug" in arguments:
+            traceback.print_exc()
+        known = isinstance(error, ValueError | OSError | RuntimeError | FloatingPointError | ImportError)
+        return _fail(
+            _one_line(error) if known else f"{type(error).__name__}: {_one_line(error)}; --debug shows where", 1
+        )
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, handled as Ctrl-C is: what is finished gets merged."""
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise _Terminated
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= 600 else f"{text[:600]} ..."
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"landscape: {message or 'failed'}", file=sys.stderr)
+    return code

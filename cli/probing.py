@@ -1,0 +1,225 @@
+"""The command of a probe: its options are the fields of its dataclass and those common to all probes."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from landscape.cli.progress import Progress, duration, say
+
+COMMON, OWN, DATA, OUTPUT = "Options", "This probe", "Model and data", "Output"
+
+
+def option(kind: Any, help: str, default: Any, panel: str, *flags: str) -> tuple[Any, Any]:
+    """An annotation and a default, as Typer reads them."""
+    return Annotated[kind, typer.Option(*flags, help=help, rich_help_panel=panel)], default
+
+
+# name -> (annotation, default); None means: what the preset, the probe or the checkpoint says
+OPTIONS: dict[str, tuple[Any, Any]] = {
+    "data": option(
+        str | None, "NAME, FOLDER or file.py:callable; default: what the checkpoint was trained on.", None, DATA
+    ),
+    "data_root": option(Path | None, "Folder that holds cifar-100-python/ and the like.", None, DATA),
+    "split": option(Literal["train", "test"] | None, "Part of the data.", None, DATA),
+    "samples": option(str | None, "A number, a share such as 10%, or all. Default 1024.", None, DATA),
+    "batch_size": option(int | None, "Samples per mini-batch. Default 128, hessian 16.", None, DATA),
+    "augment": option(bool | None, "Transform by the checkpoint's own recipe, drawn once.", None, DATA),
+    "weight_decay": option(float | None, "Coefficient of (1/2) ||w||^2 in the objective.", None, DATA),
+    "image_size": option(int | None, "Side of the images in pixels.", None, DATA),
+    "model": option(
+        str | None, "Name, module:callable or file.py:callable, where the checkpoint does not say.", None, DATA
+    ),
+    "model_arg": option(list[str], "KEY=VALUE argument of the model; repeatable.", [], DATA),
+    "weights": option(Literal["raw", "ema"] | None, "The model's weights or their moving average.", None, DATA),
+    "trust_pickle": option(
+        bool, "Unpickle the checkpoint although it may run code: only files of your own.", False, DATA
+    ),
+    "device": option(str, "auto, cpu, cuda or cuda:1.", "auto", COMMON),
+    "seed": option(int, "Seed of everything random.", 0, COMMON),
+    "preset": option(str, "Settings of a paper: park2022.", "", COMMON),
+    "workers": option(int, "Processes that measure side by side.", 1, COMMON),
+    "label": option(list[str], "Name in the results file, one per checkpoint; repeatable.", [], OUTPUT),
+    "out": option(Path, "Results file.", Path("results.h5"), OUTPUT),
+    "overwrite": option(bool, "Measure again what the file already answers.", False, OUTPUT),
+    "quiet": option(bool, "Say nothing but errors.", False, OUTPUT),
+    "debug": option(bool, "Show the traceback of an error.", False, OUTPUT),
+}
+LOADING = (
+    "data",
+    "data_root",
+    "split",
+    "samples",
+    "batch_size",
+    "augment",
+    "weight_decay",
+    "image_size",
+    "model",
+    "weights",
+)
+
+
+def command_of(name: str) -> Callable[..., None]:
+    """The function behind `landscape NAME`, with a signature made from the probe's dataclass."""
+    from landscape.probes import probe_class
+
+    kind = probe_class(name)
+    hints = typing.get_type_hints(kind, include_extras=True)
+    own: dict[str, tuple[Any, Any]] = {}
+    for field in fields(kind):
+        if field.name == "seed":
+            continue  # the common one
+        annotation, help = typing.get_args(hints[field.name])[:2]
+        repeated = typing.get_origin(annotation) is tuple
+        default = [] if repeated else field.default
+        assert default is not MISSING
+        flag = f"--{field.name.replace('_', '-')}"
+        own[field.name] = option(list[str] if repeated else annotation, help, default, OWN, flag)
+
+    def command(checkpoint: list[Path] | None, **options: Any) -> None:
+        parameters = {key: tuple(v) if isinstance(v, list) else v for key, v in options.items() if key in own}
+        common = {key: value for key, value in options.items() if key not in own}
+        measure_all(name, checkpoint or [None], parameters, **common)
+
+    where = "folder of a run's snapshots" if name == "trajectory" else "checkpoints, or run folders"
+    argument = Annotated[
+        list[Path] | None, typer.Argument(help=f"{where}; default: the newest final.pt under ./checkpoints")
+    ]
+    table = {"checkpoint": (argument, None), **own, **OPTIONS}
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            for key, (annotation, default) in table.items()
+        ]
+    )
+    command.__annotations__ = {key: annotation for key, (annotation, _) in table.items()}
+    return command
+
+
+def measure_all(
+    name: str,
+    paths: list[Path] | list[None],
+    parameters: dict[str, Any],
+    *,
+    preset: str,
+    model_arg: list[str],
+    device: str,
+    seed: int,
+    workers: int,
+    label: list[str],
+    out: Path,
+    overwrite: bool,
+    quiet: bool,
+    debug: bool,
+    trust_pickle: bool,
+    **loading: Any,
+) -> None:
+    """Measure one checkpoint after the other into one file."""
+    from landscape import api, snapshots, store, subject
+    from landscape.probe import OptionError, at_least
+
+    at_least("workers", workers, 1)
+    if label and len(label) != len(paths):
+        raise OptionError(f"--label was given {len(label)} times for {len(paths)} checkpoints; give one each")
+    given = {key: value for key, value in loading.items() if value is not None}
+    given |= {"model_arg": key_values(model_arg), "device": device, "seed": seed, "trust_pickle": trust_pickle}
+    preferred = api.preset_of(name, preset)
+    probe_defaults = api.own_defaults(name)
+    changed = {key: value for key, value in parameters.items() if value != probe_defaults[key]}
+    made, rest = api.configured(name, {**preferred, **changed, **given})
+    store.check(out, writable=True)
+    for position, path in enumerate(paths):
+        if path is not None and path.is_dir():
+            path = snapshots.last(path)
+        loaded = subject.load(path, label=label[position] if label else "", **{**api.defaults(name), **rest})
+        introduce(loaded, quiet=quiet)
+        for variant in api.variants(made):
+            with _executor(workers) as executor:
+                _measure(variant, loaded, out, executor, workers, overwrite=overwrite, quiet=quiet)
+
+
+def introduce(loaded: Any, *, quiet: bool) -> None:
+    """Say what was loaded, with the cheapest proof that weights, classes and normalisation met.
+
+    Raises:
+        ValueError: the model's outputs are not finite.
+    """
+    from landscape import subject
+
+    proof = subject.prove(loaded)
+    source = f"{loaded.checkpoint.path} ({loaded.checkpoint.taken})" if loaded.checkpoint else "freshly built"
+    say(
+        f"{loaded.label}: {source}, {loaded.size / 1e6:.3g} M parameters, {loaded.device}; "
+        f"{loaded.protocol}; on {proof.samples} of them loss {proof.loss:.4f}, accuracy {proof.accuracy:.4f}",
+        quiet=quiet,
+    )
+    if proof.at_chance:
+        say(
+            f"note: accuracy {proof.accuracy:.3f} is at chance; if the model is trained, "
+            "weights, classes or normalisation do not belong together",
+            quiet=quiet,
+        )
+
+
+def key_values(words: list[str]) -> dict[str, Any]:
+    """`KEY=VALUE` words as a dict; numbers, booleans and comma lists become what they look like."""
+    from landscape.probe import OptionError
+
+    found = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise OptionError(f"--model-arg {word} is not understood; ask for KEY=VALUE")
+        found[key.replace("-", "_")] = literal(value)
+    return found
+
+
+def literal(text: str) -> Any:
+    """A number, boolean or tuple of them where the text reads as one, else the text."""
+    if "," in text:
+        return tuple(literal(part) for part in text.split(","))
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return {"true": True, "false": False, "none": None}.get(text.lower(), text)
+
+
+def _executor(workers: int) -> AbstractContextManager[Executor | None]:
+    if workers == 1:
+        return nullcontext()
+    import multiprocessing
+
+    import torch
+
+    threads = max(1, torch.get_num_threads() // workers)
+    context = multiprocessing.get_context("spawn")  # a forked child would inherit torch's threads and CUDA's state
+    return ProcessPoolExecutor(workers, mp_context=context, initializer=torch.set_num_threads, initargs=(threads,))
+
+
+def _measure(
+    probe: Any, loaded: Any, out: Path, executor: Executor | None, workers: int, *, overwrite: bool, quiet: bool
+) -> None:
+    import time
+
+    from landscape import results
+    from landscape.run import run
+
+    start = time.monotonic()
+    with Progress(f"{probe.name} {loaded.label}", quiet=quiet) as progress:
+        outcome = run(probe, loaded, out, executor=executor, workers=workers, overwrite=overwrite, report=progress)
+    headline = results.headline(out, outcome.group)
+    if outcome.measured == 0:
+        say(f"already measured: {outcome.group} in {out}; --overwrite measures again. {headline}", quiet=quiet)
+    else:
+        took = duration(time.monotonic() - start)
+        say(f"{outcome.group} in {out}: {outcome.measured} of {outcome.units} units in {took}. {headline}", quiet=quiet)

@@ -1,0 +1,73 @@
+"""Progress with rate and remaining time: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any, Self
+
+LINE_SECONDS = 30.0
+
+
+class Progress:
+    """Reports finished units of one measurement; a context manager, called with (finished, all)."""
+
+    def __init__(self, what: str, *, quiet: bool = False) -> None:
+        self._what, self._quiet = what, quiet
+        self._start = self._spoke = time.monotonic()
+        self._first: int | None = None
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Self:
+        if not self._quiet and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[rate]}"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+            )
+            self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
+            self._bar.start()
+            self._task = self._bar.add_task(self._what, total=None, rate="")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, finished: int, total: int) -> None:
+        now = time.monotonic()
+        if self._first is None:
+            self._first = finished - 1  # what an earlier run had done
+        rate = (finished - self._first) / max(now - self._start, 1e-9)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=finished, total=total, rate=f"{rate:.3g}/s")
+        elif not self._quiet and now - self._spoke >= LINE_SECONDS:
+            self._spoke = now
+            left = duration((total - finished) / rate)
+            say(f"{self._what} {finished}/{total}, {100 * finished / total:.0f} %, {rate:.3g}/s, about {left} left")
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: 45 s, 12 min, 3 h 20 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def say(text: str, *, quiet: bool = False) -> None:
+    """One line for the human, on stderr."""
+    if not quiet:
+        print(text, file=sys.stderr, flush=True)

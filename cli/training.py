@@ -1,0 +1,106 @@
+"""Commands that make checkpoints: train, models, demo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from landscape.cli.progress import say
+
+Option = typer.Option
+
+
+def train(
+    model: Annotated[str, typer.Argument(help="name of a model, see: landscape models")],
+    data: Annotated[str, Option(help="NAME, FOLDER or file.py:callable")],
+    data_root: Annotated[Path | None, Option(help="Folder that holds cifar-100-python/ and the like.")] = None,
+    model_arg: Annotated[list[str], Option(help="KEY=VALUE argument of the model; repeatable.")] = [],  # noqa: B006
+    recipe: Annotated[str | None, Option(help="demo, cifar-vit, cifar-cnn, cifar-noaug, imagenet-vit.")] = None,
+    epochs: Annotated[int | None, Option(help="Total, warm-up included; 0 writes the initial weights.")] = None,
+    batch_size: Annotated[int | None, Option(help="Images per step.")] = None,
+    lr: Annotated[float | None, Option(help="Peak learning rate.")] = None,
+    weight_decay: Annotated[float | None, Option(help="Decoupled (AdamW) or L2 (SGD).")] = None,
+    label_smoothing: Annotated[float | None, Option(help="Share spread over all classes.")] = None,
+    mixup: Annotated[float | None, Option(help="Alpha of its Beta distribution; 0 is off.")] = None,
+    cutmix: Annotated[float | None, Option(help="Alpha of its Beta distribution; 0 is off.")] = None,
+    drop_path: Annotated[float | None, Option(help="Rate of stochastic depth at the last block.")] = None,
+    warmup: Annotated[float | None, Option(help="Epochs of linear warm-up; at most a fifth of the run.")] = None,
+    snapshots: Annotated[int, Option(help="Write epoch_NNN.pt every N epochs; 0: about ten a run.")] = 0,
+    fraction: Annotated[float, Option(help="Class-balanced share of the training split.")] = 1.0,
+    name: Annotated[str, Option(help="Added to the run folder's name.")] = "",
+    seed: Annotated[int, Option(help="Seed of weights, order and augmentation.")] = 0,
+    device: Annotated[str, Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    out: Annotated[Path | None, Option(help="Run folder. Default checkpoints/MODEL-DATA[-NAME].")] = None,
+    quiet: Annotated[bool, Option(help="Say nothing but errors.")] = False,
+    debug: Annotated[bool, Option(help="Show the traceback of an error.")] = False,
+) -> None:
+    """Train a model and leave its snapshots; a killed run goes on where it stopped."""
+    from landscape.cli.probing import key_values
+
+    given = {
+        "epochs": epochs, "batch_size": batch_size, "lr": lr, "weight_decay": weight_decay, "mixup": mixup,
+        "label_smoothing": label_smoothing, "cutmix": cutmix, "drop_path": drop_path, "warmup": warmup,
+    }  # fmt: skip
+    run_training(
+        model, data, given, recipe=recipe, out=out or Path("checkpoints") / run_name(model, data, name),
+        data_root=data_root, model_args=key_values(model_arg), snapshots=snapshots, fraction=fraction, seed=seed,
+        device=device, quiet=quiet,
+    )  # fmt: skip
+
+
+def run_name(model: str, data: str, name: str = "") -> str:
+    """`<model>-<data>[-<name>]`, a folder or file standing for itself by its last part."""
+    short = Path(data.rpartition(":")[0] or data).stem if "/" in data or ":" in data else data
+    return "-".join(part for part in (model, short, name) if part)
+
+
+def run_training(
+    model: str, data: str, given: dict[str, Any], *, recipe: str | None, out: Path, quiet: bool, **options: Any
+) -> Path:
+    """Train with a line per epoch; the path of `final.pt`."""
+    from landscape import recipes
+    from landscape.train import Progress
+    from landscape.train import train as trained
+
+    chosen = recipes.recipe(recipe or recipes.default_recipe(model), **given)
+
+    def report(done: Progress) -> None:
+        say(
+            f"{out.name} epoch {done.epoch}/{done.epochs} train loss {done.train_loss:.4f} "
+            f"loss {done.loss:.4f} accuracy {done.accuracy:.4f} {done.seconds:.1f} s",
+            quiet=quiet,
+        )
+
+    existed = (out / "final.pt").exists()
+    final = trained(model, data, recipe=chosen, out=out, report=report, **options)
+    from landscape import checkpoint
+
+    metrics = checkpoint.read(final).metrics
+    state = "already trained" if existed else "trained"
+    say(f"{state}: {final}, loss {metrics['loss']:.4f}, accuracy {metrics['accuracy']:.4f}", quiet=quiet)
+    return final
+
+
+def models() -> None:
+    """List the models that `train` makes, with their parameters."""
+    from landscape import models as known
+
+    width = max(map(len, known.NAMES))
+    for name in known.NAMES:
+        typer.echo(f"{name:{width}}  {known.summary(name)}")
+
+
+def demo(
+    out: Annotated[Path, Option(help="Folder for checkpoints, results, figures and report.")] = Path("."),
+    epochs: Annotated[int | None, Option(help="Epochs per model.")] = None,
+    samples: Annotated[str, Option(help="Samples per probe.")] = "512",
+    device: Annotated[str, Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    quiet: Annotated[bool, Option(help="Say nothing but errors.")] = False,
+    debug: Annotated[bool, Option(help="Show the traceback of an error.")] = False,
+) -> None:
+    """Train a ViT, a ResNet and an AlterNet on digits, run every probe, draw every figure: about four minutes."""
+    from landscape.cli.demonstration import demonstrate
+
+    demonstrate(out, epochs=epochs, samples=samples, device=device, quiet=quiet)
