@@ -237,21 +237,25 @@ def losses(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Logits, also from models that return a tuple, a dict or a dataclass with `.logits`.
+    """Logits of a model; see `logits_in`."""
+    return logits_in(model(inputs))
+
+
+def logits_in(returned: object) -> Tensor:
+    """Logits from what a model returns: a tensor, a tuple, a dict or a dataclass with `.logits`.
 
     Raises:
-        ValueError: there are no logits in what the model returns.
+        ValueError: there are none.
     """
-    outputs = model(inputs)
-    if isinstance(outputs, tuple | list):
-        outputs = outputs[0]
-    elif isinstance(outputs, Mapping):
-        outputs = outputs.get("logits")
-    elif not isinstance(outputs, Tensor):
-        outputs = getattr(outputs, "logits", None)
-    if not isinstance(outputs, Tensor):
+    if isinstance(returned, tuple | list):
+        found = returned[0]
+    elif isinstance(returned, Mapping):
+        found = returned.get("logits")
+    else:
+        found = returned if isinstance(returned, Tensor) else getattr(returned, "logits", None)
+    if not isinstance(found, Tensor):
         raise ValueError("the model returns no tensor and nothing named logits; wrap it so that it returns logits")
-    return outputs
+    return found
 
 
 def correct(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -478,5 +482,6 @@ def _fits(subject: Subject) -> None:
     named_set = bool(images.mean)
     if (named_set and images.classes != classes) or images.classes > classes:
         raise ValueError(
-            f"the model has {classes} classes and {images.name} has {images.classes}; measure it on data of its own classes (--data)"
+            f"the model has {classes} classes and {images.name} has {images.classes}; "
+            "measure it on data with its own classes (--data)"
         )

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from landscape.linalg.hessian import hessian_product
+from landscape.curvature import CODES, Curvature, Hvp, curvature
 from landscape.linalg.lanczos import Which, lanczos
 from landscape.linalg.vector import random_unit
-from landscape.probe import OptionError, Plan, Quantity, Unit, at_least
+from landscape.probe import OptionError, Plan, Quantity, Unit, Values, at_least
 from landscape.subject import Subject
 
 RESAMPLES = 1000
@@ -46,6 +45,7 @@ class Hessian:
     batches: Annotated[int, "mini-batches; 0 takes all that the samples give"] = 0
     which: Annotated[Which, "LM largest magnitude, LA largest, SA smallest, both ends"] = "LM"
     tol: Annotated[float, "relative residual at which an eigenvalue counts as converged"] = 1e-3
+    hvp: Annotated[Hvp, "how products are made: auto tries and takes the fastest"] = "auto"
     params: Annotated[str, "regular expression: only parameters whose name it finds"] = ""
     max_products: Annotated[int, "cap on Hessian products per mini-batch"] = 200
     seed: Annotated[int, "seed of the start vectors"] = 0
@@ -75,6 +75,7 @@ class Hessian:
                 "smallest_residual": Quantity("residual of the smallest eigenvalue", "loss per squared weight"),
                 "loss": Quantity("loss of the mini-batch", "nats"),
                 "matvecs": Quantity("Hessian products spent"),
+                "hvp": Quantity(f"how products were made: {', '.join(f'{i} {kind}' for i, kind in enumerate(CODES))}"),
             },
             summaries={
                 "nep": Quantity("share of negative eigenvalues"),
@@ -87,11 +88,23 @@ class Hessian:
             about={"batch": Quantity("mini-batch"), "rank": Quantity(f"rank by {self.which}")},
         )
 
-    def measure(self, subject: Subject, unit: Unit) -> dict[str, Any]:
+    def identity(self, subject: Subject) -> dict[str, Any]:
+        """The parameters without the way products are made, which changes nothing but rounding."""
+        return {name: value for name, value in asdict(self).items() if name != "hvp"}
+
+    def measure(self, subject: Subject, unit: Unit) -> Values:
+        return next(self.sweep(subject, [unit]))
+
+    def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
+        """Mini-batches one after the other, with products prepared once for all of one shape."""
+        products = curvature(subject, self._parameters(subject), self.hvp, batches=len(units))
+        for unit in units:
+            yield {**self._spectrum(subject, products, unit), "hvp": CODES.index(products.kind)}
+
+    def _spectrum(self, subject: Subject, products: Curvature, unit: Unit) -> dict[str, Any]:
         (i,) = unit.index
-        parameters = list(self._parameters(subject).values())
-        product = hessian_product(partial(subject.loss, i), parameters, shift=subject.weight_decay)
-        size = product.gradient.numel()
+        product = products.product(i)
+        size = sum(p.numel() for p in products.parameters.values())
         start = random_unit(size, unit.seed(self.seed), device=subject.device, dtype=subject.dtype)
         try:
             found = lanczos(product, start, self.top, which=self.which, tol=self.tol, max_steps=self.max_products)

@@ -1,0 +1,167 @@
+"""Hessian products from a traced graph, split into what is done once per mini-batch and what is done per product.
+
+The forward-over-reverse derivative of the loss is recorded once per shape as a plain list of operations. Those that do
+not depend on the vector run once per mini-batch; the rest run once per product, without autograd, and may be compiled.
+Tracing derivatives first and compiling the result is the order that works: compiling through double backward fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx, nn
+from torch.func import functional_call, grad_and_value, jvp
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from landscape.linalg.hessian import HessianProduct, differentiable_attention
+from landscape.linalg.vector import flat, unflat
+
+Losses = Callable[[object, Tensor], Tensor]  # (what the model returns, targets) -> losses per sample (N,)
+Graph = Callable[..., Sequence[Tensor]]
+
+
+@dataclass(frozen=True)
+class TracedHessian:
+    """Products for every mini-batch of one shape; `at` prepares one of them.
+
+    Args:
+        parameters: the tensors differentiated by, by name.
+        shape: of inputs and targets: what the trace is valid for.
+        layout: memory format of the inputs.
+    """
+
+    parameters: Mapping[str, Tensor]
+    shape: tuple[torch.Size, torch.Size]
+    layout: torch.memory_format
+    _once: Graph
+    _each: Graph
+
+    def at(self, inputs: Tensor, targets: Tensor, *, shift: float = 0.0) -> TracedProduct:
+        """Run the part that does not depend on the vector.
+
+        Raises:
+            ValueError: the mini-batch has another shape than the one traced.
+        """
+        if (inputs.shape, targets.shape) != self.shape:
+            raise ValueError(f"the graph was traced for {self.shape}, got {(inputs.shape, targets.shape)}")
+        weights = list(self.parameters.values())
+        if inputs.dim() == 4:
+            inputs = inputs.contiguous(memory_format=self.layout)
+        with torch.no_grad():
+            value, *kept = self._once(*weights, inputs, targets)
+        return TracedProduct(value.item(), weights, shift, kept, self._each)
+
+
+@dataclass(frozen=True)
+class TracedProduct:
+    """v -> H v + shift v on one mini-batch; the counterpart of `HessianProduct`."""
+
+    value: float
+    parameters: Sequence[Tensor]
+    shift: float
+    _kept: Sequence[Tensor]
+    _each: Graph
+
+    def __call__(self, vector: Tensor) -> Tensor:
+        """H v, (n,)."""
+        with torch.no_grad():
+            product = flat(self._each(*self._kept, *unflat(vector, self.parameters)))
+        return product.add_(vector, alpha=self.shift) if self.shift else product
+
+
+Product = HessianProduct | TracedProduct
+
+
+def trace(
+    model: nn.Module,
+    losses: Losses,
+    parameters: Mapping[str, Tensor],
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    channels_last: bool = False,
+    compiled: bool = False,
+) -> TracedHessian:
+    """Record the Hessian product of the mean loss on mini-batches of this shape, in 1 to 5 s.
+
+    Args:
+        model: in eval mode; its buffers and other parameters are constants of the trace.
+        losses: (what the model returns, targets) -> (N,).
+        parameters: those differentiated by.
+        inputs: an example of the shape.
+        targets: likewise.
+        channels_last: keep images and kernels channels last, which convolutions on CPUs like.
+        compiled: compile the part that runs per product, in 30 to 90 s; worth it from about a hundred mini-batches.
+
+    Raises:
+        ValueError: the model cannot be traced (it branches on values, or has no forward derivative).
+    """
+    names = list(parameters)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    detached = [
+        p.detach().contiguous(memory_format=layout) if p.dim() == 4 else p.detach() for p in parameters.values()
+    ]
+    inputs = inputs.contiguous(memory_format=layout) if inputs.dim() == 4 else inputs
+
+    def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return losses(functional_call(model, weights, (x,)), y).mean()
+
+    def product(*arguments: Tensor) -> list[Tensor]:
+        weights, (x, y) = arguments[: len(names)], arguments[len(names) : len(names) + 2]
+        vector = dict(zip(names, arguments[len(names) + 2 :], strict=True))
+
+        def gradient(w: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+            return grad_and_value(loss)(w, x, y)
+
+        primal, tangents = jvp(gradient, (dict(zip(names, weights, strict=True)),), (vector,))[:2]
+        value, tangent = primal[1], tangents[0]
+        return [value, *(tangent[name] for name in names)]
+
+    try:
+        with differentiable_attention():
+            graph = make_fx(product)(*detached, inputs, targets, *map(torch.zeros_like, detached))
+    except Exception as error:
+        raise ValueError(f"the model cannot be traced ({str(error).strip().splitlines()[0]})") from error
+    once, each = split(graph, vectors=len(names))
+    run = torch.compile(each, fullgraph=True, dynamic=False) if compiled else each
+    return TracedHessian(dict(zip(names, detached, strict=True)), (inputs.shape, targets.shape), layout, once, run)
+
+
+def split(whole: fx.GraphModule, *, vectors: int) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Two graphs from one whose last inputs are `vectors` tensors and whose first output does not depend on them.
+
+    Returns:
+        `once(inputs) -> [first output, *kept]` and `each(*kept, *vectors) -> other outputs`.
+    """
+    nodes = whole.graph.nodes
+    whole.graph.eliminate_dead_code()
+    inputs = [node for node in nodes if node.op == "placeholder"]
+    dependent = set(inputs[-vectors:])
+    for node in nodes:
+        if any(argument in dependent for argument in node.all_input_nodes):
+            dependent.add(node)
+    (output,) = (node for node in nodes if node.op == "output")
+    results = list(output.args[0])
+    kept = [n for n in nodes if n not in dependent and any(user in dependent for user in n.users if user is not output)]
+    kept += [r for r in results[1:] if isinstance(r, fx.Node) and r not in dependent and r not in kept]
+
+    once = fx.Graph()
+    seen: dict[fx.Node, fx.Node] = {}
+    for node in nodes:
+        if node not in dependent and node is not output:
+            seen[node] = once.node_copy(node, seen.__getitem__)
+    once.output([seen[node] for node in [results[0], *kept]])
+    once.eliminate_dead_code()
+
+    each = fx.Graph()
+    seen = {}
+    for node in [*kept, *inputs[-vectors:]]:
+        seen[node] = each.placeholder(node.name)
+    for node in nodes:
+        if node in dependent and node not in seen and node is not output:
+            seen[node] = each.node_copy(node, seen.__getitem__)
+    each.output([seen[node] for node in results[1:]])
+    each.eliminate_dead_code()
+    return fx.GraphModule(whole, once), fx.GraphModule(whole, each)
