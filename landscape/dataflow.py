@@ -102,7 +102,7 @@ def record(model: nn.Module, inputs: Tensor) -> Flow:
     for name, module in model.named_modules():
         handles.append(module.register_forward_pre_hook(recorder.entering(name), with_kwargs=True))
         handles.append(module.register_forward_hook(recorder.leaving(), always_call=False))
-    was_training = model.training
+    training = {module: module.training for module in model.modules()}
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # the fused encoder layer would hide its parts
     try:
@@ -112,7 +112,8 @@ def record(model: nn.Module, inputs: Tensor) -> Flow:
             model(inputs)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-        model.train(was_training)
+        for module, was in training.items():
+            module.training = was
         for handle in handles:
             handle.remove()
     return recorder.flow

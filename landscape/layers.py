@@ -38,6 +38,7 @@ HEAVY = {
     "baddbmm",
     *ATTENTION,
 }
+PREFIX = 16  # at most that many tokens (class, registers, distillation) come before those of the grid
 POOLING = {"max_pool2d", "avg_pool2d", "boolean_dispatch", "max_pool2d_with_indices", "fractional_max_pool2d"}
 
 
@@ -165,10 +166,17 @@ def chosen(model: nn.Module, example: Tensor, patterns: Sequence[str]) -> list[L
             layout, grid, prefix = _layout(flow, call.writes[0], _consumer_is_linear(flow, call.writes[0]))
             kind = kinds[call.module] or (own.kind if own else "other")
             tap = Tap(call.module, "output")
-            layers.append(Layer(call.module, kind, 0, 0.0, bool(own and own.reduces), tap, shape, layout, grid, prefix))
+            layers.append(Layer(call.module, kind, 0, 0.0, False, tap, shape, layout, grid, prefix))
     if not layers:
         raise ValueError("the modules that --layers names are not called in a forward pass; choose others")
-    return _staged(sorted(layers, key=lambda layer: _finish(flow, layer.name)))
+    layers.sort(key=lambda layer: _finish(flow, layer.name))
+    grids = [layer.grid for layer in layers]
+    return _staged(
+        [
+            replace(layer, reduces=_smaller(layer.grid, before))
+            for before, layer in zip([grids[0], *grids], layers, strict=False)
+        ]
+    )
 
 
 def layers_of(subject: Subject, patterns: Sequence[str] = ()) -> list[Layer]:
@@ -290,7 +298,7 @@ def _layer(flow: Flow, residual: _Residual) -> Layer:
     if name is None or (at_block and alone and kind != "msa" and _heavy_calls(flow, direct) > 1):
         name = block or (direct[-1].module if direct else tap.module)
     _, before, _ = _layout(flow, residual.fork, _starts_linear(inside, flow.shapes[residual.fork]))
-    reduces = bool(grid[0] * grid[1] < before[0] * before[1])
+    reduces = _smaller(grid, before)
     branch = Branch(block, _leaves(flow, residual), _branch_end(residual, direct))
     return Layer(name, kind, 0, 0.0, reduces, tap, shape[1:], layout, grid, prefix, branch)
 
@@ -377,16 +385,24 @@ def _passage(flow: Flow, start: Node, end: Node, *, first: bool, example: _Resid
     layers = []
     if first:
         pool = next((o for o in inside if o.name in POOLING), None)
-        point = pool.reads[0] if pool else end
+        point = pool.reads[0] if pool else _entry(flow, example, end)
         heavy = next((o for o in inside if o.name in HEAVY), None)
         layers.append(_plain(flow, point, "stem", linear, flow.calls[heavy.call].module if heavy else ""))
         if pool is not None:
             layers.append(_plain(flow, pool.writes[0], "subsample", linear, flow.calls[pool.call].module))
-    elif inside and _layout(flow, end, linear)[1] < _layout(flow, start, linear)[1]:
+    elif inside and _smaller(_layout(flow, end, linear)[1], _layout(flow, start, linear)[1]):
         heavy = next((o for o in inside if o.name in HEAVY or o.name in POOLING), inside[-1])
         own = [c for c in flow.enclosing(heavy.call) if flow.calls[c].start >= flow.maker[start]]
         layers.append(_plain(flow, end, "subsample", linear, flow.calls[own[-1] if own else heavy.call].module))
     return [layer for layer in layers if layer is not None]
+
+
+def _entry(flow: Flow, residual: _Residual, end: Node) -> Node:
+    """Where the stem ends: the input of the first block, also if it forks after a norm of its own."""
+    block = flow.calls[flow.operations[residual.position].call]
+    if block.reads and any(flow.operations[i].name in HEAVY for i in flow.between(0, block.reads[0])):
+        return block.reads[0]
+    return end
 
 
 def _plain(flow: Flow, node: Node, kind: Kind, linear: bool, name: str) -> Layer:
@@ -424,14 +440,32 @@ def _layout(flow: Flow, node: Node, linear: bool) -> tuple[Layout, tuple[int, in
     if len(shape) == 4:
         return ("channels last", (shape[1], shape[2]), 0) if linear else ("channels first", (shape[2], shape[3]), 0)
     if len(shape) == 3:
-        tokens = shape[1]
-        # The grid the tokens come from is the last map before them that they can hold, with a few tokens to spare.
-        for earlier in range(node, -1, -1):
-            if flow.ancestors[node] >> earlier & 1 and len(flow.shapes[earlier]) == 4:
-                height, width = flow.shapes[earlier][-2:]
-                if 0 <= tokens - height * width <= 16 and height * width > 1:
-                    return "tokens", (height, width), tokens - height * width
+        # The grid the tokens come from is the map before them that fits best, the latest of several.
+        fitting = [
+            (shape[1] - grid[0] * grid[1], -earlier, grid)
+            for earlier in range(node)
+            if flow.ancestors[node] >> earlier & 1
+            for grid in _grids(flow, earlier, shape[2])
+            if grid[0] * grid[1] > 1 and 0 <= shape[1] - grid[0] * grid[1] <= PREFIX
+        ]
+        if fitting:
+            prefix, _, grid = min(fitting)
+            return "tokens", grid, prefix
     return "none", (0, 0), 0
+
+
+def _grids(flow: Flow, node: Node, features: int) -> Iterator[tuple[int, int]]:
+    """Sides of a tensor as a map of tokens with that many features; attention's (head, width) is none."""
+    shape, maker = flow.shapes[node], flow.maker[node]
+    name = flow.operations[maker].name if maker >= 0 else ""
+    if len(shape) == 4 and (name.startswith("conv") or name in POOLING):
+        yield shape[2], shape[3]
+    elif len(shape) == 6 or (len(shape) == 4 and shape[3] == features and min(shape[1:3]) > 1):
+        yield shape[1], shape[2]  # (batch, row, column, ...): a patch or the features
+
+
+def _smaller(grid: tuple[int, int], before: tuple[int, int]) -> bool:
+    return 0 < grid[0] * grid[1] < before[0] * before[1]
 
 
 def _staged(layers: Sequence[Layer]) -> list[Layer]:

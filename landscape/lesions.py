@@ -7,12 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from landscape.layers import Layer, Tap
 
+POOLING = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.AvgPool2d, nn.MaxPool2d)
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm)
 
 
@@ -79,8 +81,8 @@ def removed(model: nn.Module, removal: Removal) -> Iterator[None]:
 
 def _zeros(args: tuple[Any, ...], output: Any) -> Any:
     if isinstance(output, tuple | list):  # attention modules return (output, weights)
-        return type(output)([output[0] * 0, *output[1:]])
-    return output * 0
+        return type(output)([torch.zeros_like(output[0]), *output[1:]])
+    return torch.zeros_like(output)
 
 
 def _input(stride: int) -> Callable[[tuple[Any, ...], Any], Tensor]:
@@ -110,7 +112,7 @@ def _bottleneck(modules: dict[str, nn.Module], leaves: Sequence[Tap]) -> tuple[T
     """The only spatial convolution between two pointwise layers, with its norm and activation."""
     heavy = [tap for tap in leaves if isinstance(modules[tap.module], nn.Conv2d | nn.Linear)]
     spatial = [tap for tap in heavy if _spatial(modules[tap.module])]
-    if len(spatial) != 1 or len(heavy) < 3:
+    if len(spatial) != 1 or spatial[0] in (heavy[0], heavy[-1]):
         return None
     conv = modules[spatial[0].module]
     assert isinstance(conv, nn.Conv2d)
@@ -122,7 +124,7 @@ def _bottleneck(modules: dict[str, nn.Module], leaves: Sequence[Tap]) -> tuple[T
     group = [spatial[0]]
     for tap in others:
         module = modules[tap.module]
-        if not (isinstance(module, NORMS) or not list(module.parameters())):
+        if isinstance(module, POOLING) or (list(module.parameters()) and not isinstance(module, NORMS)):
             break
         group.append(tap)
     return spatial[0], tuple(group)

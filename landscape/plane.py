@@ -23,6 +23,7 @@ from landscape.linalg.vector import inner, random_unit, unflat
 from landscape.subject import Subject, correct, outputs_of
 
 Span = tuple[float, float]
+L2Definition = Literal["squared", "park2022"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +112,7 @@ class Evaluator:
         subject: Subject,
         plane: Plane,
         recalibrate: int = 0,
-        l2_definition: Literal["squared", "park2022"] = "squared",
+        l2_definition: L2Definition = "squared",
     ) -> None:
         self._subject, self._recalibrate, self._l2 = subject, recalibrate, l2_definition
         moving = {**plane.directions[0], **plane.directions[1]}
@@ -196,7 +197,10 @@ def _eigen_plane(subject: Subject, seed: int) -> Plane:
         return total
 
     start = random_unit(subject.size, seed, device=subject.device, dtype=subject.dtype)
-    found = lanczos(product, start, 1, which="both", vectors=True)
+    try:
+        found = lanczos(product, start, 1, which="both", vectors=True)
+    except FloatingPointError as error:
+        raise ValueError(f"--plane eigen needs finite curvature: {error}; check the weights") from None
     assert found.vectors is not None
     negative, positive = (
         dict(zip(subject.parameters, unflat(found.vectors[k], parameters), strict=True)) for k in (1, 0)
@@ -230,6 +234,8 @@ def _run_plane(subject: Subject, weights: Mapping[str, Tensor], run: Path) -> Pl
     """The principal plane of a run's path, through the present weights, with the path as coordinates."""
     found = snapshots.of_run(run)
     axes = principal(snapshots.gram(found, weights))
+    if not axes.coefficients[1].any():
+        raise ValueError(f"the {len(found)} snapshots of {run} lie on one line; a plane needs three that do not")
     directions: list[dict[str, Tensor]] = [{n: torch.zeros_like(w) for n, w in weights.items()} for _ in range(2)]
     for t, snapshot in enumerate(found):
         for name, change in snapshots.difference(checkpoints.read(snapshot.path), weights).items():

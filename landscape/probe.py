@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
@@ -138,3 +139,26 @@ def at_least(name: str, value: float, least: float) -> None:
     """
     if not value >= least:
         raise OptionError(f"--{name.replace('_', '-')} {value} is out of range; ask for at least {least}")
+
+
+def one_of(name: str, value: str, choices: Iterable[str]) -> None:
+    """Refuse a parameter that is none of the choices.
+
+    Raises:
+        OptionError: naming the parameter, what was got and what is expected.
+    """
+    known = list(choices)
+    if value not in known:
+        raise OptionError(f"--{name.replace('_', '-')} {value} is unknown; ask for one of {', '.join(known)}")
+
+
+def regular_expression(name: str, text: str) -> None:
+    """Refuse a parameter that is no regular expression.
+
+    Raises:
+        OptionError: naming the parameter, what was got and why it cannot be read.
+    """
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise OptionError(f"--{name.replace('_', '-')} {text} is no regular expression ({error})") from None

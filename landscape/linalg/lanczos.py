@@ -24,7 +24,8 @@ class Spectrum:
 
     Args:
         values: (k,).
-        residuals: ||H v - lambda v||, (k,): an eigenvalue of H lies within it. Includes rounding.
+        residuals: ||H v - lambda v||, (k,): an eigenvalue of H lies within it. Includes rounding. Says nothing of
+            further copies of a multiple eigenvalue: one start vector finds one.
         converged: residual <= tol |value|, (k,).
         largest: algebraically largest Ritz value, with its residual in `ends`.
         smallest: algebraically smallest one.
@@ -32,7 +33,7 @@ class Spectrum:
         nodes: all Ritz values, (m,): with `weights` a quadrature of the spectral density.
         weights: (m,), non-negative, sum 1.
         products: operator products spent.
-        vectors: (k, n) if asked for.
+        vectors: (k, n) if asked for, each in the half space of the start vector.
     """
 
     values: np.ndarray
@@ -60,7 +61,8 @@ def lanczos(
     """The k wanted eigenvalues by Lanczos with full reorthogonalisation, tested at every step.
 
     Two passes of classical Gram-Schmidt per step ("twice is enough", Giraud et al. 2005) as matrix-vector products
-    on the (m, n) basis. A random start is needed: gradient-like starts hide eigenvectors.
+    on the (m, n) basis. A random start is needed: gradient-like starts hide eigenvectors. Where the start's Krylov
+    space ends the search goes on beside it, until another one no longer changes the wanted values.
 
     Args:
         product: v -> H v.
@@ -68,7 +70,7 @@ def lanczos(
         k: how many; `both` gives k at each end.
         which: LM largest magnitude, LA largest, SA smallest, both: k largest then k smallest.
         tol: relative residual at which a value counts as converged; the two algebraic ends are held to sqrt(tol)/3.
-        max_steps: cap on the number of products; what is unconverged then is returned as such.
+        max_steps: cap on the number of products, at least k; what is unconverged then is returned as such.
         vectors: return eigenvectors too.
 
     Raises:
@@ -81,7 +83,7 @@ def lanczos(
     alphas: list[float] = []
     betas: list[float] = []
     floor = ROUNDING.get(start.dtype, 1e-6)
-    invariant = 0
+    before: np.ndarray | None = None  # the wanted values when the last invariant subspace was complete
     for m in range(1, steps + 1):
         if m == len(basis):
             basis = torch.cat([basis, basis.new_empty(min(32, steps + 1 - m), n)])
@@ -96,14 +98,14 @@ def lanczos(
         theta, s = eigh_tridiagonal(np.array(alphas), np.array(betas))
         scale = float(np.abs(theta).max()) or 1.0
         if beta <= floor * scale:
-            # An invariant subspace: its values are exact, and the search goes on once beside it.
-            beta = 0.0
-            invariant += 1
+            beta = 0.0  # an invariant subspace: its values are exact
         residuals = np.maximum(beta * np.abs(s[-1]), floor * scale if n > 1 else 0.0)
         chosen = wanted(theta, k, which)
         settled = m > min(k, n - 1) and _settled(theta, residuals, chosen, tol, floor * scale)
-        if m == steps or (settled and (beta > 0.0 or invariant > 1)):
+        if m == steps or (settled and (beta > 0.0 or _same(theta[chosen], before, floor * scale))):
             break
+        if beta == 0.0:
+            before = theta[chosen]
         if m < len(basis):
             basis[m] = w / beta if beta > 0.0 else _fresh(basis[:m], m)
         betas.append(beta)
@@ -142,6 +144,10 @@ def _settled(theta: np.ndarray, residuals: np.ndarray, chosen: np.ndarray, tol: 
     return bool(exact.all() and near.all())
 
 
+def _same(values: np.ndarray, before: np.ndarray | None, floor: float) -> bool:
+    return before is not None and len(before) == len(values) and bool((np.abs(values - before) <= floor).all())
+
+
 def _fresh(basis: Tensor, seed: int) -> Tensor:
     """A unit vector orthogonal to the basis, to go on from an invariant subspace."""
     generator = torch.Generator().manual_seed(seed)
@@ -152,4 +158,6 @@ def _fresh(basis: Tensor, seed: int) -> Tensor:
 
 
 def _vectors(basis: Tensor, s: np.ndarray) -> Tensor:
+    # The sign LAPACK happens to give is fixed, so that the same question has the same answer everywhere.
+    s = s * np.where(s[0] < 0, -1.0, 1.0)
     return torch.from_numpy(s.T.copy()).to(basis) @ basis

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from landscape.layers import labels, listening, spatial_layers
 from landscape.linalg.fourier import diagonal_frequencies, relative_log_amplitude
-from landscape.probe import Plan, Quantity, Unit, Values
+from landscape.probe import Plan, Quantity, Unit, Values, one_of
 from landscape.subject import Subject
 
 
@@ -32,6 +32,9 @@ class Fourier:
 
     layers: Annotated[tuple[str, ...], "REGEX[:KIND]: modules to listen to instead of the discovered layers"] = ()
     frequencies: Annotated[Literal["true", "park2022"], "true DFT frequencies, or the last bin called pi"] = "true"
+
+    def __post_init__(self) -> None:
+        one_of("frequencies", self.frequencies, ("true", "park2022"))
 
     def plan(self, subject: Subject) -> Plan:
         found = spatial_layers(subject, self.layers)

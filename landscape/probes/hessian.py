@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, get_args
 
 import numpy as np
 
 from landscape.curvature import CODES, Curvature, Hvp, curvature
 from landscape.linalg.lanczos import Which, lanczos
 from landscape.linalg.vector import random_unit
-from landscape.probe import OptionError, Plan, Quantity, Unit, Values, at_least
+from landscape.probe import OptionError, Plan, Quantity, Unit, Values, at_least, one_of, regular_expression
 from landscape.subject import Subject
 
 RESAMPLES = 1000
@@ -53,7 +53,10 @@ class Hessian:
     def __post_init__(self) -> None:
         at_least("top", self.top, 1)
         at_least("batches", self.batches, 0)
-        at_least("max_products", self.max_products, 2)
+        at_least("max_products", self.max_products, max(self.top, 2))
+        one_of("which", self.which, get_args(Which))
+        one_of("hvp", self.hvp, get_args(Hvp))
+        regular_expression("params", self.params)
         if not 0 < self.tol < 1:
             raise OptionError(f"--tol {self.tol} is out of range; ask for a value between 0 and 1")
 
@@ -93,7 +96,8 @@ class Hessian:
         return {name: value for name, value in asdict(self).items() if name != "hvp"}
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
-        return next(self.sweep(subject, [unit]))
+        (values,) = self.sweep(subject, [unit])
+        return values
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Mini-batches one after the other, with products prepared once for all of one shape."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, get_args
 
 import numpy as np
 
 from landscape.linalg.directions import POSITIONS, Normalize
-from landscape.plane import Evaluator, Plane, plane_of
-from landscape.probe import OptionError, Plan, Quantity, Unit, Values, at_least
+from landscape.plane import Evaluator, L2Definition, Plane, plane_of
+from landscape.probe import OptionError, Plan, Quantity, Unit, Values, at_least, one_of, regular_expression
 from landscape.subject import Subject
 
 RADII = (0.1, 0.25, 0.5, 1.0)
@@ -47,8 +47,7 @@ class Surface:
     bn: Annotated[str, "batch-norm statistics: frozen, or recalibrate:K on K mini-batches at every point"] = "frozen"
     directions: Annotated[int, "repeat with that many pairs of random directions, seeds counted up"] = 1
     l2_definition: Annotated[
-        Literal["squared", "park2022"],
-        "l2 as (1/2) sum ||w||^2, or as the sum of unsquared norms of the tensors",
+        L2Definition, "l2 as (1/2) sum ||w||^2, or as the sum of unsquared norms of the tensors"
     ] = "squared"
     seed: Annotated[int, "seed of the random directions"] = 0
 
@@ -56,6 +55,9 @@ class Surface:
         for count in pair(str(self.resolution), int, "resolution"):
             at_least("resolution", count, 2)
         at_least("directions", self.directions, 1)
+        one_of("normalize", self.normalize, get_args(Normalize))
+        one_of("l2_definition", self.l2_definition, get_args(L2Definition))
+        regular_expression("ignore", self.ignore)
         if self.range:
             spans(str(self.range))
         recalibration(self.bn)
@@ -92,7 +94,7 @@ class Surface:
             ),
         }
         return Plan(
-            over={"x": np.linspace(x_low, x_high, nx), "y": np.linspace(y_low, y_high, ny)},
+            over={"x": ticks(x_low, x_high, nx), "y": ticks(y_low, y_high, ny)},
             axes={"radius": np.array(RADII), **({"snapshot": path} if len(path) else {})},
             labels=where if len(path) else {},
             quantities={
@@ -117,7 +119,8 @@ class Surface:
         )  # fmt: skip
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
-        return next(self.sweep(subject, [unit]))
+        (values,) = self.sweep(subject, [unit])
+        return values
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Points with shared directions; points of one row also share w0 + x d1."""
@@ -157,6 +160,12 @@ def height(x: np.ndarray, y: np.ndarray, loss: np.ndarray, radius: float, *, ang
     circle = radius * np.stack([np.cos(theta), np.sin(theta)], axis=1)
     with np.errstate(invalid="ignore"):
         return float(np.mean(between(circle)) - between((0.0, 0.0)).item())
+
+
+def ticks(low: float, high: float, count: int) -> np.ndarray:
+    """Evenly spaced coordinates whose zero is exact, so that the centre is the checkpoint bit for bit."""
+    values = np.linspace(low, high, count)
+    return np.where(np.abs(values) < 1e-12 * (high - low), 0.0, values)
 
 
 def pair(text: str, kind: type, name: str) -> tuple[Any, Any]:

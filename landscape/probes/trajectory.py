@@ -75,14 +75,15 @@ class Trajectory:
     def measure(self, subject: Subject, unit: Unit) -> Values:
         (t,) = unit.index
         found = self._snapshots(subject)
-        snapshots.place(subject.model, found[-1])
-        final = {name: p.detach().clone() for name, p in subject.parameters.items()}
-        row = snapshots.gram_row(found, final, t)
+        own = {name: tensor.clone() for name, tensor in subject.model.state_dict().items()}
         try:
+            snapshots.place(subject.model, found[-1])
+            final = {name: p.detach().clone() for name, p in subject.parameters.items()}
+            row = snapshots.gram_row(found, final, t)
             snapshots.place(subject.model, found[t])
             loss, right = (values.numpy() for values in per_sample(subject))
         finally:
-            snapshots.place(subject.model, found[-1])
+            subject.model.load_state_dict(own)
         n = len(loss)
         error = loss.std(ddof=1) / np.sqrt(n) if n > 1 else np.nan
         return {"gram": row, "loss": loss.mean(), "loss_se": error, "accuracy": right.mean()}
