@@ -46,10 +46,14 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = _locked(path)
-        self._end = _valid_end(self._file)
-        os.ftruncate(self._file, self._end)
-        if self._end == 0:
-            self._write(MAGIC)
+        try:
+            self._end = _valid_end(self._file)
+            os.ftruncate(self._file, self._end)
+            if self._end == 0:
+                self._write(MAGIC)
+        except BaseException:
+            os.close(self._file)
+            raise
 
     def append(self, record: Record) -> None:
         """Add one record; when this returns, a kill cannot lose it."""
@@ -116,8 +120,8 @@ def _valid_end(handle: int) -> int:
     while end + _HEAD.size <= size:
         length, crc = _HEAD.unpack(os.pread(handle, _HEAD.size, end))
         payload = os.pread(handle, length, end + _HEAD.size) if end + _HEAD.size + length <= size else b""
-        if len(payload) != length or zlib.crc32(payload) != crc:
-            break
+        if not payload or len(payload) != length or zlib.crc32(payload) != crc:
+            break  # not payload: eight zero bytes, as a power cut leaves them, are a head of length 0 and its right CRC
         end += _HEAD.size + length
     return end
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Executor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
@@ -15,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from landscape import store
+from landscape.answer import Question, Reduce
 from landscape.checkpoint import versions
 from landscape.probe import Probe, Unit, Values, sweep
-from landscape.probes import probe_class
+from landscape.probes import PROBES, probe_class
 from landscape.subject import Spec, Subject, load_spec
 
 MERGE_SECONDS = 60.0
@@ -66,7 +68,8 @@ def run(
         store.Busy: another process is measuring the same question into the same file.
         ValueError, OSError: the file cannot be used; see the message.
     """
-    subject = _as_stored(probe, subject, path)
+    if not overwrite:
+        subject = _as_stored(probe, subject, path)
     asked = question(probe, subject, label or subject.label)
     if overwrite:
         store.discard(path, asked)
@@ -74,31 +77,31 @@ def run(
         pending = writer.pending()
         total = math.prod(asked.plan.shape)
         done, merged = total - len(pending), time.monotonic()
-        results: Iterator[tuple[Unit, Values]]
         if executor is None:
-            results = zip(pending, sweep(probe, subject, pending), strict=True)
+            results = _in_line(probe, subject, pending)
         else:
             results = _spread(probe, subject, pending, executor, workers)
-        for unit, values in results:
-            writer.write(unit, values)
-            done += 1
-            if report is not None:
-                report(done, total)
-            if time.monotonic() - merged > MERGE_SECONDS:
-                writer.merge()
-                merged = time.monotonic()
+        with contextlib.closing(results):  # an interrupt restores the model now, not when its traceback is forgotten
+            for unit, values in results:
+                writer.write(unit, values)
+                done += 1
+                if report is not None:
+                    report(done, total)
+                if time.monotonic() - merged > MERGE_SECONDS:
+                    writer.merge()
+                    merged = time.monotonic()
         group = writer.group
     return Outcome(group, total, len(pending))
 
 
-def question(probe: Probe, subject: Subject, label: str) -> store.Question:
+def question(probe: Probe, subject: Subject, label: str) -> Question:
     """The question a probe asks of a subject."""
     attributes = {
         "parameters": json.dumps(asdict(probe), default=str),  # type: ignore[call-overload]
         **subject.attributes(),
         "versions": json.dumps(versions()),
     }
-    return store.Question(probe.name, safe(label), digest(probe, subject), probe.plan(subject), attributes)
+    return Question(probe.name, safe(label), digest(probe, subject), probe.plan(subject), attributes)
 
 
 def digest(probe: Probe, subject: Subject) -> str:
@@ -114,23 +117,30 @@ def safe(label: str) -> str:
     return "".join(c if c.isalnum() or c in "._+-" else "_" for c in label).strip(".") or "checkpoint"
 
 
-def reduce_of(name: str, parameters: Mapping[str, Any]) -> store.Reduce | None:
-    """The reduction that belongs to a stored group."""
+def reduce_of(name: str, parameters: Mapping[str, Any]) -> Reduce | None:
+    """The reduction that belongs to a stored group; none for a probe that this version does not have."""
+    if name not in PROBES:
+        return None
     probe = probe_class(name)(**parameters)
     return getattr(probe, "reduce", None)
 
 
 def _as_stored(probe: Probe, subject: Subject, path: Path) -> Subject:
     """The subject with the batch size of a half-finished answer, so that it resumes where batch size is free."""
+    store.settle(path, reduce_of=reduce_of)
     group = store.stored(path, probe.name, digest(probe, subject))
     if group is None or "batch_size" in probe.uses:
         return subject
     return subject.rebatched(store.attribute(path, group, "batch_size"))
 
 
+def _in_line(probe: Probe, subject: Subject, units: list[Unit]) -> Generator[tuple[Unit, Values]]:
+    yield from zip(units, sweep(probe, subject, units), strict=True)
+
+
 def _spread(
     probe: Probe, subject: Subject, units: list[Unit], executor: Executor, workers: int
-) -> Iterator[tuple[Unit, Values]]:
+) -> Generator[tuple[Unit, Values]]:
     if subject.spec is None:
         raise ValueError(
             "workers load the subject by themselves and cannot load a module made in Python; "
@@ -150,9 +160,11 @@ def _spread(
 
 
 _loaded = threading.local()  # one subject per worker thread: probes write to the model's weights in place
+_loading = threading.Lock()  # a fresh model draws from torch's only generator
 
 
 def _measure(probe: Probe, spec: Spec, units: list[Unit]) -> list[Values]:
     if getattr(_loaded, "spec", None) != spec:
-        _loaded.subject, _loaded.spec = load_spec(spec), spec
+        with _loading:
+            _loaded.subject, _loaded.spec = load_spec(spec), spec
     return list(sweep(probe, _loaded.subject, units))

@@ -1,0 +1,56 @@
+"""A question that needs no model, and a process that answers it: what the tests of store and journal kill."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from landscape.answer import Question, Reduce
+from landscape.probe import Plan, Quantity, Unit, Values
+from landscape.store import Writer
+
+
+def question(*, digest: str = "0123456789", label: str = "toy", shape: tuple[int, int] = (40, 25)) -> Question:
+    """Units on two axes; per unit a number and a vector, per row a name, of all of them a sum."""
+    plan = Plan(
+        over={"x": np.linspace(-1, 1, shape[0]), "y": np.arange(shape[1])},
+        axes={"bin": np.arange(3)},
+        labels={"name": (Quantity("name of the row", dims=("x",)), np.array([f"row {i}" for i in range(shape[0])]))},
+        quantities={"value": Quantity("a number", "nats"), "vector": Quantity("three numbers", "m", ("bin",))},
+        summaries={"total": Quantity("sum of the finished numbers", "nats")},
+        about={"x": Quantity("first coordinate", "m")},
+        facts={"colour": "red", "weight": 1.5},
+    )
+    return Question("counting", label, digest, plan, {"parameters": "{}", "epoch": 3.0})
+
+
+def values(unit: Unit) -> Values:
+    """Numbers that belong to the unit alone."""
+    numbers = np.random.default_rng(unit.seed(0)).normal(size=4)
+    return {"value": numbers[0], "vector": numbers[1:]}
+
+
+def reduce_of(probe: str, parameters: Mapping[str, Any]) -> Reduce | None:
+    """The sum over finished units, for `counting` alone."""
+    return (lambda data: {"total": np.nansum(data["value"])}) if probe == "counting" else None
+
+
+def answer(path: Path, asked: Question, *, merge_every: int = 50, acknowledge: bool = False) -> None:
+    """Answer what is pending, merging now and then; says `index` once a unit is safe."""
+    with Writer(path, asked, reduce_of=reduce_of) as writer:
+        for count, unit in enumerate(writer.pending(), start=1):
+            writer.write(unit, values(unit))
+            if acknowledge:
+                print(*unit.index, flush=True)
+            if count % merge_every == 0:
+                writer.merge()
+
+
+if __name__ == "__main__":
+    print("ready", flush=True)
+    answer(Path(sys.argv[1]), question(digest=sys.argv[2]), acknowledge=True)
+    print("end", flush=True)

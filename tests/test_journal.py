@@ -1,0 +1,180 @@
+"""The journal: what survives torn tails, flipped bits and killed writers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from landscape.journal import MAGIC, Busy, Journal, Record
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from landscape.journal import Journal, Record
+with Journal(Path(sys.argv[1])) as journal:
+    journal.append(Record({"index": [0]}, {}))
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def record(number: int) -> Record:
+    generator = np.random.default_rng(number)
+    arrays = {
+        "matrix": generator.normal(size=(2, 3)),
+        "scalar": np.float64(number),
+        "none": np.zeros((0, 4)),
+        "name": np.array(["MSA", "größer"]),
+        "flag": np.array([True, False]),
+    }
+    return Record({"index": [number, 7], "nan": None}, arrays)
+
+
+def write(path: Path, count: int) -> list[int]:
+    """A journal of so many records; the sizes of the file after each."""
+    with Journal(path) as journal:
+        sizes = [path.stat().st_size]
+        for number in range(count):
+            journal.append(record(number))
+            sizes.append(path.stat().st_size)
+    return sizes
+
+
+def read(path: Path) -> list[Record]:
+    with Journal(path) as journal:
+        return list(journal.records())
+
+
+def assert_are_first_records(found: list[Record], count: int) -> None:
+    assert [entry.data["index"][0] for entry in found] == list(range(count))
+    for number, entry in enumerate(found):
+        wanted = record(number).arrays
+        assert list(entry.arrays) == list(wanted)
+        for name, array in wanted.items():
+            np.testing.assert_array_equal(entry.arrays[name], array)
+            assert entry.arrays[name].dtype == np.asarray(array).dtype
+
+
+def test_records_come_back_in_order_with_shapes_and_dtypes(tmp_path: Path) -> None:
+    write(tmp_path / "journal", 5)
+    assert_are_first_records(read(tmp_path / "journal"), 5)
+
+
+def test_a_tail_torn_at_any_byte_is_cut_and_writing_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    sizes = write(path, 3)
+    whole = path.read_bytes()
+    for end in range(sizes[2], sizes[3]):
+        path.write_bytes(whole[:end])
+        with Journal(path) as journal:
+            assert path.stat().st_size == sizes[2]
+            journal.append(record(2))
+        assert path.read_bytes() == whole
+
+
+def test_a_head_torn_at_any_byte_starts_an_empty_journal(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    for end in range(len(MAGIC)):
+        path.write_bytes(MAGIC[:end])
+        assert read(path) == []
+        assert path.read_bytes() == MAGIC
+
+
+@settings(max_examples=60, deadline=None)
+@given(tail=st.binary(max_size=200))
+def test_random_bytes_behind_the_records_are_cut(tmp_path_factory: pytest.TempPathFactory, tail: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "random-tail"
+    path.unlink(missing_ok=True)
+    write(path, 2)
+    with path.open("ab") as stream:
+        stream.write(tail)
+    assert_are_first_records(read(path), 2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(content=st.binary(max_size=200))
+def test_random_bytes_are_an_empty_journal(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "random"
+    path.write_bytes(content)
+    assert read(path) == []
+
+
+@pytest.mark.parametrize("zeros", [1, 8, 16, 4096])
+def test_zeros_behind_the_records_are_cut(tmp_path: Path, zeros: int) -> None:
+    path = tmp_path / "journal"  # a power cut leaves them; eight are a head of length 0 with its right CRC
+    write(path, 2)
+    with path.open("ab") as stream:
+        stream.write(bytes(zeros))
+    assert_are_first_records(read(path), 2)
+
+
+def test_a_flipped_bit_anywhere_in_a_record_ends_the_journal_before_it(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    sizes = write(path, 3)
+    whole = path.read_bytes()
+    for position in range(sizes[1], sizes[2]):
+        damaged = bytearray(whole)
+        damaged[position] ^= 1 << (position % 8)
+        path.write_bytes(damaged)
+        assert_are_first_records(read(path), 1)
+
+
+def test_clear_forgets_records_and_keeps_the_lock(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    write(path, 3)
+    with Journal(path) as journal:
+        journal.clear()
+        assert list(journal.records()) == []
+        with pytest.raises(Busy):
+            Journal(path)
+        journal.append(record(0))
+        assert_are_first_records(list(journal.records()), 1)
+
+
+def test_a_removed_journal_frees_its_name_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with Journal(path) as first:
+        first.remove()
+        with Journal(path) as second:
+            second.append(record(0))
+            assert list(first.records()) == []
+    assert_are_first_records(read(path), 1)
+
+
+def test_a_short_write_is_a_full_disk_and_what_was_whole_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "journal"
+    write_all = os.pwrite
+    with Journal(path) as journal:
+        journal.append(record(0))
+        monkeypatch.setattr(os, "pwrite", lambda handle, data, offset: write_all(handle, data[:-1], offset))
+        with pytest.raises(OSError, match=r"the disk is full; free some space"):
+            journal.append(record(1))
+        with pytest.raises(OSError, match=r"the disk is full"):
+            Journal(tmp_path / "other")
+        monkeypatch.undo()
+        assert_are_first_records(list(journal.records()), 1)
+        journal.append(record(1))
+    assert_are_first_records(read(path), 2)
+    assert read(tmp_path / "other") == []  # its failed opening kept no lock
+
+
+def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        before = path.read_bytes()
+        with pytest.raises(Busy, match="another process"):
+            Journal(path)
+        assert path.read_bytes() == before
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+    assert [entry.data for entry in read(path)] == [{"index": [0]}]
