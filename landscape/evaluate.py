@@ -1,0 +1,104 @@
+"""How well a network classifies: loss, accuracy, top-5, Brier score, calibration error, with standard errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+CALIBRATION_BINS = 10
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Means over samples and their standard errors, std(ddof=1) / sqrt(samples), NaN for a single sample.
+
+    Args:
+        loss: cross-entropy, i.e. negative log likelihood.
+        accuracy: a fraction, as is `top5` (1 where there are at most five classes).
+        brier: sum over classes of (p - y)^2.
+        ece: expected calibration error (`calibration_terms`); its error takes the sign of each bin's gap as given.
+    """
+
+    samples: int
+    loss: float
+    loss_se: float
+    accuracy: float
+    accuracy_se: float
+    top5: float
+    top5_se: float
+    brier: float
+    brier_se: float
+    ece: float
+    ece_se: float
+
+
+def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> Evaluation:
+    """Evaluate a classifier in eval mode, leaving it in the mode it was in. One pass over the batches.
+
+    Args:
+        model: (N, ...) -> logits (N, classes).
+        batches: inputs on the model's device and class indices (N,).
+
+    Raises:
+        ValueError: there is no batch.
+    """
+    mode = model.training
+    model.eval()
+    with torch.no_grad():
+        parts = [_per_sample(model(inputs), targets) for inputs, targets in batches]
+    model.train(mode)
+    if not parts:
+        raise ValueError("got no batches to evaluate on, expected at least one; ask for more samples")
+    # Copied to the host once, here: a copy per batch would make a GPU wait.
+    loss, correct, top5, brier, confidence = torch.cat(parts, dim=1).cpu()
+    ece = calibration_terms(confidence, correct)
+    return Evaluation(
+        len(loss),
+        *_mean_and_error(loss),
+        *_mean_and_error(correct),
+        *_mean_and_error(top5),
+        *_mean_and_error(brier),
+        *_mean_and_error(ece),
+    )
+
+
+def calibration_terms(confidence: Tensor, correct: Tensor, bins: int = CALIBRATION_BINS) -> Tensor:
+    """Per-sample terms whose mean is the expected calibration error (Guo et al. 2017, equation 3).
+
+    ECE = sum_b (n_b / n) |mean confidence - mean accuracy in bin b| = mean_i s(b_i) (confidence_i - correct_i), with
+    s(b) the sign of bin b's gap. Bin b is [b / bins, (b + 1) / bins); a confidence of exactly 1 is in the last one.
+    """
+    edges = torch.linspace(0, 1, bins + 1, dtype=confidence.dtype)[1:-1]
+    bin_of = torch.bucketize(confidence, edges, right=True)
+    gap = confidence - correct
+    sign = torch.zeros(bins, dtype=gap.dtype).index_add_(0, bin_of, gap).sign()
+    return sign[bin_of] * gap
+
+
+def _per_sample(logits: Tensor, targets: Tensor) -> Tensor:
+    """Loss, correct, top-5 correct, Brier score and confidence of every sample, (5, N) in float64."""
+    logits = logits.double()
+    loss = F.cross_entropy(logits, targets, reduction="none")
+    probabilities = logits.softmax(dim=1)
+    confidence, predicted = probabilities.max(dim=1)
+    top5 = logits.topk(min(5, logits.shape[1]), dim=1).indices
+    brier = (probabilities - F.one_hot(targets, logits.shape[1])).square().sum(dim=1)
+    return torch.stack(
+        [
+            loss,
+            (predicted == targets).double(),
+            (top5 == targets[:, None]).any(dim=1).double(),
+            brier,
+            confidence,
+        ]
+    )
+
+
+def _mean_and_error(values: Tensor) -> tuple[float, float]:
+    count = len(values)
+    error = values.std().item() / count**0.5 if count > 1 else float("nan")
+    return values.mean().item(), error

@@ -1,0 +1,124 @@
+"""The folder of a training run: its snapshots, the state it resumes from, and whose they are."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from landscape import checkpoint
+
+FINAL = "final.pt"
+INIT = "init.pt"
+WARMUP = "warmup.pt"
+RESUME = "resume.pt"
+METRICS = "metrics.csv"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """All that decides the weights of a run, in the terms of a checkpoint."""
+
+    model: str
+    model_args: Mapping[str, Any]
+    data: Mapping[str, Any]
+    recipe: Mapping[str, Any]
+    seed: int
+
+
+def write_snapshot(
+    path: Path,
+    identity: Identity,
+    state_dict: Mapping[str, Tensor],
+    *,
+    epoch: float,
+    metrics: Mapping[str, float],
+) -> None:
+    """Write one checkpoint of the run, atomically."""
+    checkpoint.write(path, **asdict(identity), state_dict=state_dict, epoch=epoch, metrics=metrics)
+
+
+def refuse_another_run(folder: Path, identity: Identity) -> None:
+    """Make sure that what the folder holds, if anything, comes from this very run.
+
+    Raises:
+        ValueError: naming what differs.
+    """
+    for name in (INIT, FINAL):
+        if (folder / name).exists():
+            found = checkpoint.read(folder / name)
+            _same(
+                folder,
+                Identity(found.model, found.model_args, found.data, found.recipe, found.seed),
+                identity,
+            )
+    state = read_state(folder)
+    if state is not None:
+        _same(folder, Identity(**state["identity"]), identity)
+
+
+def write_state(folder: Path, identity: Identity, state: Mapping[str, Any]) -> None:
+    """Replace what the run resumes from, atomically."""
+    checkpoint.save_atomically({"identity": asdict(identity), **state}, folder / RESUME)
+
+
+def read_state(folder: Path) -> dict[str, Any] | None:
+    """What the run resumes from, on the CPU; None where there is nothing.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    path = folder / RESUME
+    if not path.exists():
+        return None
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch reports damage in many ways
+        raise ValueError(f"{path} is damaged ({type(error).__name__}); delete it to train from the start") from None
+    return dict(state)
+
+
+def write_metrics(folder: Path, rows: Sequence[Mapping[str, float]], columns: Sequence[str]) -> None:
+    """Replace `metrics.csv`, atomically: one line per finished epoch."""
+    text = io.StringIO()
+    table = csv.DictWriter(text, columns, lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    partial = folder / f".{METRICS}.partial"
+    partial.write_text(text.getvalue())
+    os.replace(partial, folder / METRICS)
+
+
+def newest_snapshot(folder: Path) -> Path | None:
+    """The snapshot written last, None where there is none."""
+    snapshots = [path for path in folder.glob("*.pt") if path.name != RESUME]
+    return max(snapshots, key=lambda path: path.stat().st_mtime_ns, default=None)
+
+
+def tidy(folder: Path) -> None:
+    """Remove what a finished run has no use for: its resume state and leftovers of killed writes."""
+    for path in (folder / RESUME, *folder.glob(".*.pt.*")):
+        path.unlink(missing_ok=True)
+
+
+def _same(folder: Path, found: Identity, asked: Identity) -> None:
+    there, here = _flat(asdict(found)), _flat(asdict(asked))
+    differing = [name for name in {**here, **there} if there.get(name) != here.get(name)]
+    if differing:
+        shown = ", ".join(f"{name} {there.get(name)} there, {here.get(name)} asked for" for name in differing[:3])
+        raise ValueError(f"{folder} holds another run ({shown}); give this one another --name or --out")
+
+
+def _flat(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested entries under both names: {"recipe": {"lr": 0.1}} is {"recipe lr": 0.1}."""
+    flat: dict[str, Any] = {}
+    for name, value in entries.items():
+        flat |= {f"{name} {key}": v for key, v in value.items()} if isinstance(value, Mapping) else {name: value}
+    return flat

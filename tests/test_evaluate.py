@@ -1,0 +1,92 @@
+"""Facts about the evaluation of classifiers, against other libraries."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import logsumexp, softmax
+from torch import Tensor, nn
+
+from landscape.evaluate import calibration_terms, evaluate
+
+
+def batches(count: int = 203, classes: int = 7, size: int = 32) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(count, classes, generator=generator)
+    targets = torch.randint(classes, (count,), generator=generator)
+    return list(zip(logits.split(size), targets.split(size), strict=True))
+
+
+def test_loss_accuracy_top5_and_brier_equal_numpy() -> None:
+    data = batches()
+    logits = torch.cat([x for x, _ in data]).double().numpy()
+    targets = torch.cat([y for _, y in data]).numpy()
+    rows = np.arange(len(targets))
+    losses = logsumexp(logits, axis=1) - logits[rows, targets]
+    ranks = (logits > logits[rows, targets][:, None]).sum(axis=1)
+    brier = ((softmax(logits, axis=1) - np.eye(7)[targets]) ** 2).sum(axis=1)
+    found = evaluate(nn.Identity(), data)
+    assert found.samples == 203
+    for name, values in {"loss": losses, "accuracy": ranks < 1, "top5": ranks < 5, "brier": brier}.items():
+        assert getattr(found, name) == pytest.approx(values.mean(), rel=1e-12)
+        assert getattr(found, f"{name}_se") == pytest.approx(values.std(ddof=1) / math.sqrt(203), rel=1e-12)
+
+
+def test_calibration_error_equals_torchmetrics() -> None:
+    # A CPU torch beside a torchvision built for accelerators: RuntimeError, not ImportError.
+    metrics = pytest.importorskip("torchmetrics.functional.classification", exc_type=(ImportError, RuntimeError))
+    data = batches()
+    logits, targets = (torch.cat(parts) for parts in zip(*data, strict=True))
+    wanted = metrics.multiclass_calibration_error(logits.softmax(1), targets, num_classes=7, n_bins=10, norm="l1")
+    assert evaluate(nn.Identity(), data).ece == pytest.approx(float(wanted), rel=1e-5)
+
+
+def test_calibration_error_equals_a_histogram_of_gaps() -> None:
+    data = batches()
+    logits, targets = (torch.cat(parts).numpy() for parts in zip(*data, strict=True))
+    confidence = softmax(logits.astype(np.float64), axis=1).max(axis=1)
+    gaps, _ = np.histogram(confidence, 10, (0, 1), weights=confidence - (logits.argmax(axis=1) == targets))
+    assert evaluate(nn.Identity(), data).ece == pytest.approx(np.abs(gaps).sum() / 203, rel=1e-12)
+
+
+def test_a_confidence_of_one_counts_in_the_last_bin() -> None:
+    """Four certain predictions, one of them right: 3/4, where a half-open last bin would lose all four."""
+    terms = calibration_terms(torch.ones(4, dtype=torch.float64), torch.tensor([1.0, 0, 0, 0], dtype=torch.float64))
+    assert terms.mean().item() == 0.75
+
+
+def test_calibration_error_by_hand() -> None:
+    """Bins [0.5, 0.6) with a gap of 0.55 - 1/2 and [0.9, 1] with 0.95 - 1: (2 * 0.05 + 2 * 0.05) / 4."""
+    confidence = torch.tensor([0.55, 0.55, 0.95, 0.95], dtype=torch.float64)
+    correct = torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
+    assert calibration_terms(confidence, correct).mean().item() == pytest.approx(0.05)
+
+
+def test_the_batching_changes_nothing() -> None:
+    whole, parts = evaluate(nn.Identity(), batches(size=203)), evaluate(nn.Identity(), batches(size=10))
+    assert whole.loss == pytest.approx(parts.loss, rel=1e-14)
+    assert whole.ece == pytest.approx(parts.ece, rel=1e-14)
+
+
+def test_it_runs_in_eval_mode_and_restores_the_mode() -> None:
+    model = nn.Dropout(0.9)
+    assert evaluate(model, batches()).loss == evaluate(nn.Identity(), batches()).loss
+    assert model.training
+
+
+def test_one_sample_has_no_standard_error() -> None:
+    found = evaluate(nn.Identity(), batches(count=1))
+    assert math.isfinite(found.loss)
+    assert math.isnan(found.loss_se)
+
+
+def test_top5_of_three_classes_is_certain() -> None:
+    assert evaluate(nn.Identity(), batches(classes=3)).top5 == 1.0
+
+
+def test_no_batches_is_one_clear_error() -> None:
+    with pytest.raises(ValueError, match="no batches"):
+        evaluate(nn.Identity(), [])

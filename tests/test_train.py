@@ -1,0 +1,329 @@
+"""Facts about training runs: what is written, what a stopped run becomes, what is refused."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from scipy.special import logsumexp
+
+from landscape import checkpoint, models, run_folder
+from landscape.data.augment import Augmentation
+from landscape.device import device
+from landscape.evaluate import evaluate
+from landscape.probe import OptionError, derived_seed
+from landscape.recipes import Recipe, recipe
+from landscape.train import Progress, train
+from landscape.training_set import balanced_rows, splits
+
+SMALL = {"dim": 8, "depth": 2, "heads": 2}
+SOURCE = """
+import torch
+
+def images():
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(22, 3, 8, 8, generator=generator), torch.arange(22) % 3
+
+def bytes():
+    images = torch.randint(256, (22, 3, 8, 8), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    return torch.utils.data.TensorDataset(images, torch.arange(22) % 3)
+
+def broken():
+    inputs, targets = images()
+    return inputs / 0.0, targets
+
+def vectors():
+    return torch.randn(22, 5), torch.arange(22) % 3
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    file = tmp_path / "source.py"
+    file.write_text(SOURCE)
+    return f"{file}:images"
+
+
+def short(epochs: int = 3, **overrides: float | str | bool) -> Recipe:
+    return recipe("demo", **{"epochs": epochs, "batch_size": 8, "lr": 1e-3, **overrides})
+
+
+def stop_after(epoch: int) -> Callable[[Progress], None]:
+    def report(progress: Progress) -> None:
+        if progress.epoch == epoch:
+            raise KeyboardInterrupt
+
+    return report
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def weights(path: Path) -> str:
+    return checkpoint.weights_sha256(checkpoint.read(path).state_dict)
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    lines = csv.DictReader((folder / "metrics.csv").read_text().splitlines())
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+
+
+def test_the_run_folder_and_the_epochs_of_its_snapshots(source: str, tmp_path: Path) -> None:
+    """22 samples in batches of 8 are 3 steps; a warm-up of 1/3 of 4 epochs ends after 4 of them."""
+    out = tmp_path / "run"
+    final = train("vit_demo", source, recipe=short(4, warmup=4 / 3), out=out, model_args=SMALL, snapshots=2)
+    assert final == out / "final.pt"
+    epochs = {path.name: checkpoint.read(path).epoch for path in out.glob("*.pt")}
+    assert epochs == pytest.approx(
+        {"init.pt": 0, "warmup.pt": 4 / 3, "epoch_002.pt": 2, "epoch_004.pt": 4, "final.pt": 4}
+    )
+    assert names(out) == {*epochs, "metrics.csv"}
+    assert weights(out / "epoch_004.pt") == weights(final)
+    assert [int(row["epoch"]) for row in rows(out)] == [1, 2, 3, 4]
+
+
+def test_a_snapshot_rebuilds_the_network_its_metrics_were_measured_on(source: str, tmp_path: Path) -> None:
+    train("vit_demo", source, recipe=short(2, drop_path=0.3), out=tmp_path / "run", model_args=SMALL, seed=5)
+    _, testing = splits(source, root=None)
+    for path in (tmp_path / "run").glob("*.pt"):
+        found = checkpoint.read(path)
+        assert found.data == {"name": source, "classes": 3, "size": 8, "mean": (), "std": ()}
+        assert found.model_args == {"classes": 3, "image_size": 8, "drop_path": 0.3, **SMALL}
+        assert (found.recipe["name"], found.recipe["epochs"], found.seed) == ("demo", 2, 5)
+        network = models.build(found.model, **found.model_args)
+        checkpoint.load_into(network, found)
+        measured = evaluate(network, [(testing.inputs, testing.targets)])
+        assert found.metrics["loss"] == pytest.approx(measured.loss, rel=1e-5)
+        assert found.metrics["accuracy"] == measured.accuracy
+
+
+def test_no_epochs_leave_the_seeded_initial_weights_twice(source: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    train("vit_demo", source, recipe=short(0), out=out, model_args=SMALL, seed=3)
+    torch.manual_seed(3)
+    fresh = models.build("vit_demo", classes=3, image_size=8, **SMALL)
+    assert names(out) == {"init.pt", "final.pt"}
+    assert weights(out / "init.pt") == weights(out / "final.pt") == checkpoint.weights_sha256(fresh.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "changes"),
+    [
+        ("vit_demo", SMALL, {"mixup": 1.0, "cutmix": 0.8, "drop_path": 0.5}),
+        ("resnet_demo", {"blocks": (1, 1), "width": 4}, {"optimizer": "sgd", "label_smoothing": 0.1}),
+    ],
+)
+@pytest.mark.parametrize("stop", [1, 2, 4])
+def test_a_resumed_run_equals_an_uninterrupted_one(
+    source: str, tmp_path: Path, model: str, arguments: dict[str, object], changes: dict[str, float], stop: int
+) -> None:
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    given = {"recipe": short(4, warmup=1.5, **changes), "model_args": arguments, "snapshots": 1}
+    train(model, source, out=whole, **given)
+    with pytest.raises(KeyboardInterrupt):
+        train(model, source, out=stopped, report=stop_after(stop), **given)
+    assert "resume.pt" in names(stopped)
+    before = {path: path.stat().st_mtime_ns for path in stopped.glob("*.pt") if path.name != "resume.pt"}
+    seen: list[int] = []
+    train(model, source, out=stopped, report=lambda progress: seen.append(progress.epoch), **given)
+    assert seen == list(range(stop + 1, 5))
+    assert names(stopped) == names(whole)
+    assert {path: path.stat().st_mtime_ns for path in before} == before  # written once
+    assert {path.name: weights(path) for path in stopped.glob("*.pt")} == {
+        path.name: weights(path) for path in whole.glob("*.pt")
+    }
+    assert rows(stopped) == rows(whole)
+
+
+@pytest.mark.parametrize("victim", ["write_snapshot", "write_metrics", "write_state", "tidy"])
+def test_a_kill_at_any_write_loses_nothing(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str
+) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    given = {"recipe": short(2), "model_args": SMALL, "snapshots": 1}
+    train("vit_demo", source, out=whole, **given)
+    write = getattr(run_folder, victim)
+    for survived in range(5):
+        calls = iter(range(100))
+
+        def once_too_often(*args: object, last: int = survived, count: object = calls, **named: object) -> None:
+            if next(count) == last:
+                raise KeyboardInterrupt
+            write(*args, **named)
+
+        monkeypatch.setattr(f"landscape.train.{victim}", once_too_often)
+        try:
+            train("vit_demo", source, out=killed, **given)
+        except KeyboardInterrupt:
+            continue
+    monkeypatch.undo()
+    assert weights(train("vit_demo", source, out=killed, **given)) == weights(whole / "final.pt")
+    assert names(killed) == names(whole)
+    assert rows(killed) == rows(whole)
+
+
+def test_a_finished_run_is_returned_as_it_is(source: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    final = train("vit_demo", source, recipe=short(1), out=out, model_args=SMALL)
+    written = final.stat().st_mtime_ns
+    assert train("vit_demo", source, recipe=short(1), out=out, model_args=SMALL, report=stop_after(1)) == final
+    assert final.stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"recipe": short(2, lr=0.5)}, "recipe lr 0.001 there, 0.5 asked for"),
+        ({"seed": 1}, "seed 0 there, 1 asked for"),
+        ({"fraction": 0.5}, "recipe fraction 1.0 there, 0.5 asked for"),
+        ({"model_args": {**SMALL, "depth": 3}}, "model_args depth 2 there, 3 asked for"),
+    ],
+)
+def test_another_run_in_the_folder_is_refused(
+    source: str, tmp_path: Path, other: dict[str, object], named: str, finished: bool
+) -> None:
+    given: dict[str, object] = {"recipe": short(2), "model_args": SMALL, "out": tmp_path / "run"}
+    if finished:
+        train("vit_demo", source, **given)
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            train("vit_demo", source, report=stop_after(1), **given)
+    with pytest.raises(ValueError, match=f"holds another run .*{named}.*--name or --out"):
+        train("vit_demo", source, **{**given, **other})
+
+
+def test_a_loss_that_stops_being_finite_ends_in_one_line(source: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    wild = short(3, lr=1e30, clip=0.0, warmup=0.0)
+    with pytest.raises(
+        ValueError, match=r"^the loss became (nan|inf) at epoch 1, step \d; .*init\.pt; lower --lr"
+    ) as caught:
+        train("vit_demo", source, recipe=wild, out=out, model_args=SMALL)
+    assert "\n" not in str(caught.value)
+    for path in out.glob("*.pt"):
+        assert all(tensor.isfinite().all() for tensor in checkpoint.read(path).state_dict.values())
+    assert names(out) == {"init.pt"}
+
+
+def test_data_that_are_not_finite_leave_nothing_behind(source: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the loss became nan at epoch 1, step 1; there is no snapshot yet"):
+        train("vit_demo", source.replace(":images", ":broken"), recipe=short(), out=tmp_path / "run", model_args=SMALL)
+    assert not (tmp_path / "run").exists()
+
+
+def test_train_loss_is_the_cross_entropy_with_soft_targets(source: str, tmp_path: Path) -> None:
+    """One epoch of one batch: -sum_c t_c (z_c - logsumexp z), recomputed from `init.pt` and the same augmentation."""
+    mixing = short(1, batch_size=22, warmup=0.0, mixup=1.0, cutmix=0.8, label_smoothing=0.1, flip=False, crop=0)
+    seen: list[Progress] = []
+    train("vit_demo", source, recipe=mixing, out=tmp_path / "run", model_args=SMALL, report=seen.append)
+    first = checkpoint.read(tmp_path / "run" / "init.pt")
+    network = models.build(first.model, **first.model_args)
+    checkpoint.load_into(network, first)
+    training, _ = splits(source, root=None)
+    order = torch.randperm(22, generator=torch.Generator().manual_seed(derived_seed(0, "order", 1)))
+    inputs, targets = Augmentation.of_recipe(asdict(mixing))(
+        training.inputs[order], training.targets[order], classes=3, seed=derived_seed(0, "augmentation", 1, 0)
+    )
+    logits = network(inputs).detach().double().numpy()
+    losses = -(targets.numpy() * (logits - logsumexp(logits, axis=1, keepdims=True))).sum(axis=1)
+    assert seen[0].train_loss == pytest.approx(losses.mean(), rel=1e-5)
+    assert seen[0].lr == mixing.lr
+
+
+def test_clipping_bounds_the_first_step(source: str, tmp_path: Path) -> None:
+    """Plain SGD with a gradient longer than `clip` moves by exactly lr * clip."""
+    one = short(1, optimizer="sgd", batch_size=22, warmup=0.0, weight_decay=0.0, lr=0.5, clip=1e-3)
+    final = train("vit_demo", source, recipe=one, out=tmp_path / "run", model_args=SMALL)
+    before = checkpoint.read(final.with_name("init.pt")).state_dict
+    after = checkpoint.read(final).state_dict
+    moved = math.sqrt(sum((after[name] - before[name]).double().square().sum().item() for name in before))
+    assert moved == pytest.approx(0.5 * 1e-3, rel=1e-3)
+
+
+def test_bytes_are_normalised_and_the_checkpoint_stores_the_crop_in_pixels(source: str, tmp_path: Path) -> None:
+    final = train(
+        "vit_demo",
+        source.replace(":images", ":bytes"),
+        recipe=short(1, randaugment=9, crop=8),
+        out=tmp_path / "run",
+        model_args=SMALL,
+    )
+    found = checkpoint.read(final)
+    assert found.recipe["crop"] == 2  # 8 at 32 pixels
+    assert len(found.data["mean"]) == 3
+
+
+def test_bf16_keeps_fp32_weights(source: str, tmp_path: Path) -> None:
+    given = {"model_args": SMALL}
+    half = train("vit_demo", source, recipe=short(1, precision="bf16"), out=tmp_path / "bf16", **given)
+    full = train("vit_demo", source, recipe=short(1), out=tmp_path / "fp32", **given)
+    assert {tensor.dtype for tensor in checkpoint.read(half).state_dict.values()} == {torch.float32}
+    assert weights(half) != weights(full)
+
+
+def test_training_leaves_the_global_generator_alone(source: str, tmp_path: Path) -> None:
+    state = torch.get_rng_state()
+    train("vit_demo", source, recipe=short(1, drop_path=0.5), out=tmp_path / "run", model_args=SMALL)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_fraction_keeps_the_same_share_of_every_class() -> None:
+    targets = torch.tensor([0] * 40 + [2] * 20 + [1] * 10)
+    kept = balanced_rows(targets, 35)
+    assert targets[kept].bincount().tolist() == [20, 5, 10]
+    assert torch.equal(balanced_rows(targets, 70), torch.arange(70))
+
+
+def test_a_damaged_resume_state_is_named(source: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        train("vit_demo", source, recipe=short(), out=out, model_args=SMALL, report=stop_after(1))
+    (out / "resume.pt").write_bytes((out / "resume.pt").read_bytes()[:1000])
+    with pytest.raises(ValueError, match=r"resume\.pt is damaged .*delete it"):
+        train("vit_demo", source, recipe=short(), out=out, model_args=SMALL)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"model": "vit_dmeo"}, ValueError, "vit_demo"),
+        ({"fraction": 0.0}, OptionError, "--fraction 0.0"),
+        ({"fraction": 0.01}, ValueError, "raise --fraction"),
+        ({"snapshots": -1}, OptionError, "--snapshots -1"),
+        ({"device": "tpu"}, OptionError, "--device tpu"),
+        ({"model_args": {"classes": 5}}, ValueError, "classes=5: the data decides"),
+        ({"model_args": {"image_size": "big"}}, ValueError, "image_size=big is no size"),
+        ({"model_args": {"image_size": 16}}, ValueError, "have 8 pixels"),
+        ({"model_args": {"deph": 5}}, ValueError, "deph"),
+        ({"recipe": short(2, randaugment=9)}, ValueError, "cifar-noaug"),
+        ({"recipe": Recipe(epochs=2)}, OptionError, "--warmup 5.0"),
+    ],
+)
+def test_silly_values_are_refused_before_anything_is_written(
+    source: str, tmp_path: Path, changes: dict[str, object], error: type[Exception], message: str
+) -> None:
+    given = {"model": "vit_demo", "data": source, "recipe": short(1), "out": tmp_path / "run", **changes}
+    with pytest.raises(error, match=message):
+        train(**given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_inputs_that_are_no_images_are_refused(source: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"gives inputs \(22, 5\).*square images"):
+        train("vit_demo", source.replace(":images", ":vectors"), recipe=short(1), out=tmp_path / "run")
+
+
+def test_device_names() -> None:
+    assert device("cpu") == torch.device("cpu")
+    assert device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    with pytest.raises(ValueError, match="CUDA devices"):
+        device("cuda:99")
+    with pytest.raises(OptionError, match="ask for auto"):
+        device("cuda:x")
