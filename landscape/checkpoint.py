@@ -7,16 +7,16 @@ import os
 import platform
 import re
 import tempfile
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
+
+from landscape.safe_load import safe_load
 
 FORMAT = 1
 CONTAINERS = ("state_dict", "model_state_dict", "model", "net", "params", "module")
@@ -134,18 +134,19 @@ def read(
     if path.is_dir():
         raise ValueError(f"{path} is a folder, expected a checkpoint file such as {path / 'final.pt'}")
     digest = file_sha256(path)
-    content: Any = _load_safetensors(path) if path.suffix == ".safetensors" else _load_torch(path, trust_pickle)
+    content = safe_load(path, trust_pickle=trust_pickle)
     if isinstance(content, nn.Module):
         content = content.state_dict()
     if not isinstance(content, Mapping):
         raise ValueError(f"{path} holds a {type(content).__name__}, expected a dict of tensors (a state dict)")
+    native = isinstance(content.get("format"), int) and isinstance(content.get("model"), str)
+    if native and content["format"] > FORMAT:
+        raise ValueError(f"{path} has format {content['format']}, this version reads up to {FORMAT}; update landscape")
     state_dict, taken = _weights_in(content, path, weights)
-    if not (isinstance(content.get("format"), int) and isinstance(content.get("model"), str)):
+    if not native:
         epoch = content.get("epoch", float("nan"))
         number = float(epoch) if isinstance(epoch, int | float) else float("nan")
         return Checkpoint(path, digest, state_dict, epoch=number, taken=taken)
-    if content["format"] > FORMAT:
-        raise ValueError(f"{path} has format {content['format']}, this version reads up to {FORMAT}; update landscape")
     try:
         return Checkpoint(
             path=path,
@@ -163,6 +164,8 @@ def read(
         )
     except KeyError as error:
         raise ValueError(f"{path} lacks the entry {error} of a format-{FORMAT} checkpoint; it is incomplete") from None
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} is no format-{FORMAT} checkpoint: an entry is of another kind ({error})") from None
 
 
 def load_into(model: nn.Module, checkpoint: Checkpoint) -> None:
@@ -266,62 +269,6 @@ def _is_state_dict(value: object) -> bool:
         and all(isinstance(name, str) for name in value)
         and all(isinstance(tensor, Tensor) for tensor in value.values())
     )
-
-
-def _load_safetensors(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a readable safetensors file ({error}); it may be truncated") from None
-
-
-def _load_torch(path: Path, trust_pickle: bool) -> Any:
-    try:
-        if trust_pickle:
-            return torch.load(path, map_location="cpu", weights_only=False)
-        with torch.serialization.safe_globals(_harmless()):
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
-    except Exception as error:
-        raise ValueError(_why_unreadable(path, error)) from None
-
-
-def _why_unreadable(path: Path, error: Exception) -> str:
-    wanted = []
-    if zipfile.is_zipfile(path):
-        try:
-            wanted = torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
-        except Exception:  # a damaged pickle inside: the message below still holds
-            wanted = []
-    named = re.search(r"GLOBAL ([\w.]+)", str(error))
-    if not wanted and named and named.group(1).count(".") >= 1:
-        wanted = [named.group(1)]
-    if wanted:
-        return (
-            f"{path} would run code to load ({', '.join(wanted[:4])}); refused. If the file is your own, save its "
-            "state_dict() alone, or give --trust-pickle"
-        )
-    first = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
-    return f"{path} is not a readable checkpoint ({first}); expected a file written by torch.save or safetensors"
-
-
-def _harmless() -> list[Any]:
-    """Globals that real checkpoints name and that cannot do anything when called."""
-    import argparse
-    import collections
-    import pathlib
-
-    kinds = [getattr(np.dtypes, name) for name in dir(np.dtypes) if name.endswith("DType")]
-    core = np._core.multiarray if hasattr(np, "_core") else np.core.multiarray  # type: ignore[attr-defined]
-    rebuilt = [core.scalar, core._reconstruct]
-    spelt = [(f, f"numpy.core.multiarray.{f.__name__}") for f in rebuilt]
-    spelt += [(f, f"numpy._core.multiarray.{f.__name__}") for f in rebuilt]
-    plain = [np.ndarray, np.dtype, argparse.Namespace, pathlib.PosixPath, collections.defaultdict]
-    return [*spelt, *plain, collections.Counter, list, dict, set, *kinds]
 
 
 def _first(names: list[str]) -> str:

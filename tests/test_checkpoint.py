@@ -1,0 +1,466 @@
+"""Checkpoints: ours there and back, every foreign form, and files that are refused without running anything."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import functools
+import importlib
+import io
+import os
+import pickle
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from landscape import checkpoint
+
+KEYS = ["format", "model", "model_args", "state_dict", "data", "recipe", "epoch", "metrics", "seed", "versions"]
+
+
+@pytest.fixture
+def weights() -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in network().state_dict().items()}
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))
+
+
+def contents() -> dict[str, Any]:
+    return {
+        "model": "resnet_demo",
+        "model_args": {"blocks": (1, 1), "classes": 10},
+        "state_dict": network().state_dict(),
+        "data": {"name": "digits", "classes": 10, "size": 16, "mean": (0.1,) * 3, "std": (0.2,) * 3},
+        "recipe": {"name": "demo", "lr": 1e-3},
+        "epoch": 2.5,
+        "metrics": {"accuracy": 0.75},
+        "seed": 3,
+    }
+
+
+def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    assert list(found) == list(wanted)
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name], tensor), name
+        assert found[name].dtype == tensor.dtype
+
+
+def saved(path: Path, content: object) -> Path:
+    torch.save(content, path)
+    return path
+
+
+# --- ours ---
+
+
+def test_what_is_written_is_read(tmp_path: Path, weights: dict[str, Tensor]) -> None:
+    path = tmp_path / "run" / "final.pt"
+    checkpoint.write(path, **contents())
+    found = checkpoint.read(path)
+    assert_same(found.state_dict, weights)
+    given = contents()
+    for name in ("model", "model_args", "data", "recipe", "epoch", "metrics", "seed"):
+        assert getattr(found, name) == given[name]
+    assert found.native
+    assert found.versions["torch"] == torch.__version__
+    assert found.sha256 == checkpoint.file_sha256(path)
+    assert [file.name for file in path.parent.iterdir()] == ["final.pt"]
+
+
+def test_a_file_is_plain_data_in_the_order_of_the_format(tmp_path: Path) -> None:
+    path = tmp_path / "final.pt"
+    checkpoint.write(path, **contents())
+    content = torch.load(path, weights_only=True)  # with torch's own list of harmless globals
+    assert list(content) == KEYS
+    assert content["format"] == 1
+    assert isinstance(content["epoch"], float)
+    assert torch.serialization.get_unsafe_globals_in_checkpoint(path) == []
+
+
+def test_a_stored_tensor_is_no_view_of_a_larger_one(tmp_path: Path) -> None:
+    content = {**contents(), "state_dict": {"weight": torch.zeros(1_000_000)[:10]}}
+    checkpoint.write(tmp_path / "final.pt", **content)
+    assert (tmp_path / "final.pt").stat().st_size < 10_000
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "final.pt"
+    checkpoint.write(path, **contents())
+    before = path.read_bytes()
+    with pytest.raises((pickle.PicklingError, AttributeError)):
+        checkpoint.save_atomically({"weights": torch.zeros(3), "code": lambda: None}, path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+FULL = """
+import resource, sys, torch
+from pathlib import Path
+from landscape import checkpoint
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+try:
+    checkpoint.save_atomically({"weights": torch.zeros(100_000)}, Path(sys.argv[1]))
+except OSError as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
+    path = saved(tmp_path / "final.pt", {"weights": torch.ones(3)})
+    before = path.read_bytes()
+    ended = subprocess.run([sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, check=True)
+    assert ended.stdout.startswith(f"cannot write {path}: ")
+    assert ended.stdout.count("\n") == 1
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_weights_sha256_is_of_the_weights_not_of_the_file(tmp_path: Path, weights: dict[str, Tensor]) -> None:
+    wanted = checkpoint.weights_sha256(weights)
+    checkpoint.write(tmp_path / "a.pt", **contents())
+    saved(tmp_path / "b.pt", dict(reversed(list(weights.items()))))
+    save_file(weights, tmp_path / "c.safetensors")
+    torch.save(weights, tmp_path / "d.pth", _use_new_zipfile_serialization=False)
+    found = {checkpoint.weights_sha256(checkpoint.read(file).state_dict) for file in tmp_path.iterdir()}
+    assert found == {wanted}
+    transposed = {**weights, "3.weight": weights["3.weight"].T.contiguous().T}  # other strides, equal values
+    assert checkpoint.weights_sha256(transposed) == wanted
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda w: {**w, "0.bias": w["0.bias"] + 1e-6},
+        lambda w: {**w, "0.bias": w["0.bias"].double()},
+        lambda w: {**w, "3.weight": w["3.weight"].reshape(4, 2)},
+        lambda w: {("1.b" if name == "0.bias" else name): tensor for name, tensor in w.items()},
+        lambda w: {name: tensor for name, tensor in w.items() if name != "0.bias"},
+        lambda w: {**w, "1.num_batches_tracked": w["1.num_batches_tracked"] + 1},
+    ],
+)
+def test_weights_sha256_sees_every_change(
+    change: Callable[[dict[str, Tensor]], dict[str, Tensor]], weights: dict[str, Tensor]
+) -> None:
+    assert checkpoint.weights_sha256(change(weights)) != checkpoint.weights_sha256(weights)
+
+
+# --- foreign forms ---
+
+
+@pytest.mark.parametrize("container", ["", "state_dict", "model", "model_state_dict", "net", "params", "module"])
+@pytest.mark.parametrize("prefix", ["", "module.", "model.", "_orig_mod.", "module._orig_mod.", "model.module."])
+def test_containers_and_wrappers_are_looked_through(
+    container: str, prefix: str, tmp_path: Path, weights: dict[str, Tensor]
+) -> None:
+    wrapped = {f"{prefix}{name}": tensor for name, tensor in weights.items()}
+    path = saved(tmp_path / "foreign.pth", {container: wrapped, "epoch": 7} if container else wrapped)
+    found = checkpoint.read(path)
+    assert not found.native
+    assert found.taken == (container or "the file itself")
+    assert found.epoch == 7 or not container
+    model = network(seed=1)
+    checkpoint.load_into(model, found)
+    assert_same(dict(model.state_dict()), weights)
+
+
+def test_wrappers_inside_a_name_are_looked_through(tmp_path: Path, weights: dict[str, Tensor]) -> None:
+    compiled = {name.replace("0.", "0._orig_mod.", 1): tensor for name, tensor in weights.items()}
+    for number, content in enumerate((compiled, {f"module.{name}": tensor for name, tensor in compiled.items()})):
+        model = network(seed=1)
+        checkpoint.load_into(model, checkpoint.read(saved(tmp_path / f"{number}.pt", content)))
+        assert_same(dict(model.state_dict()), weights)
+
+
+def test_a_model_whose_own_names_begin_like_a_wrapper_keeps_them(tmp_path: Path) -> None:
+    class Wrapped(nn.Module):
+        def __init__(self, seed: int) -> None:
+            super().__init__()
+            self.model = network(seed)
+
+    for number, content in enumerate((Wrapped(0).state_dict(), nn.ModuleDict({"module": Wrapped(0)}).state_dict())):
+        model = Wrapped(1)
+        checkpoint.load_into(model, checkpoint.read(saved(tmp_path / f"{number}.pt", content)))
+        assert_same(dict(model.state_dict()), dict(Wrapped(0).state_dict()))
+
+
+def test_a_lightning_checkpoint_with_everything_around_its_weights(tmp_path: Path, weights: dict[str, Tensor]) -> None:
+    content = {
+        "epoch": 12,
+        "global_step": 3000,
+        "pytorch-lightning_version": "2.5.0",
+        "state_dict": {f"model.{name}": tensor for name, tensor in weights.items()},
+        "loops": {"fit_loop": {"state_dict": {}, "epoch_progress": {"total": {"ready": 1}}}},
+        "callbacks": {"ModelCheckpoint{'monitor': None}": {"best_model_path": "x.ckpt", "best_score": torch.ones(())}},
+        "optimizer_states": [{"state": {0: {"step": torch.tensor(1.0)}}, "param_groups": [{"lr": 1e-3}]}],
+        "hyper_parameters": {"lr": np.float64(1e-3), "layers": [1, 2]},
+    }
+    found = checkpoint.read(saved(tmp_path / "last.ckpt", content))
+    model = network(seed=1)
+    checkpoint.load_into(model, found)
+    assert_same(dict(model.state_dict()), weights)
+    assert found.epoch == 12
+
+
+def test_harmless_things_of_real_checkpoints_are_read(tmp_path: Path, weights: dict[str, Tensor]) -> None:
+    counts = collections.defaultdict(list)
+    counts["a"].append(1)
+    around = {
+        "args": argparse.Namespace(lr=0.1, data=Path("/data"), betas=(0.9, 0.95)),
+        "best": np.float64(0.5),
+        "step": np.int64(3),
+        "history": np.arange(6.0).reshape(2, 3),
+        "counts": counts,
+        "votes": collections.Counter("aab"),
+        "names": collections.OrderedDict(a=1),
+        "classes": {1, 2},
+    }
+    allowed = torch.serialization.get_safe_globals()
+    found = checkpoint.read(saved(tmp_path / "timm.pth.tar", {"state_dict": weights, "arch": "vit", **around}))
+    assert_same(found.state_dict, weights)
+    assert torch.serialization.get_safe_globals() == allowed
+
+
+def test_threads_read_at_the_same_time(tmp_path: Path, weights: dict[str, Tensor]) -> None:
+    path = saved(tmp_path / "timm.pth.tar", {"state_dict": weights, "args": argparse.Namespace(lr=0.1)})
+    with ThreadPoolExecutor(4) as threads:
+        for found in threads.map(checkpoint.read, [path] * 50):
+            assert_same(found.state_dict, weights)
+
+
+def test_the_moving_average_is_taken_when_asked_for(tmp_path: Path, weights: dict[str, Tensor]) -> None:
+    average = {name: tensor * 2 for name, tensor in weights.items()}
+    path = saved(tmp_path / "timm.pth", {"state_dict": weights, "state_dict_ema": average})
+    assert_same(checkpoint.read(path).state_dict, weights)
+    found = checkpoint.read(path, weights="ema")
+    assert_same(found.state_dict, average)
+    assert found.taken == "state_dict_ema"
+    with pytest.raises(ValueError, match=r"has no moving average \(state_dict_ema, model_ema, ema\); drop --weights"):
+        checkpoint.read(saved(tmp_path / "none.pth", {"state_dict": weights}), weights="ema")
+
+
+def test_weights_are_brought_to_the_cpu_and_into_the_models_precision(
+    tmp_path: Path, weights: dict[str, Tensor]
+) -> None:
+    half = {name: t.half() if t.is_floating_point() else t for name, t in weights.items()}
+    model = network(seed=1)
+    checkpoint.load_into(model, checkpoint.read(saved(tmp_path / "half.pt", half)))
+    for name, tensor in model.state_dict().items():
+        assert tensor.dtype == weights[name].dtype
+        assert torch.equal(tensor, half[name].to(tensor.dtype))
+
+
+# --- weights that do not fit ---
+
+
+def test_a_mismatch_lists_what_is_missing_and_what_is_unexpected(tmp_path: Path, weights: dict[str, Tensor]) -> None:
+    other = {("extra.weight" if name == "3.bias" else name): tensor for name, tensor in weights.items()}
+    found = checkpoint.read(saved(tmp_path / "other.pt", other))
+    model = network(seed=1)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(ValueError, match=r"1 missing keys \(3.bias\), 1 unexpected keys \(extra.weight\); .*--model"):
+        checkpoint.load_into(model, found)
+    assert_same(dict(model.state_dict()), before)
+
+
+def test_another_shape_names_the_weight_and_both_shapes(tmp_path: Path, weights: dict[str, Tensor]) -> None:
+    found = checkpoint.read(saved(tmp_path / "other.pt", {**weights, "3.weight": torch.zeros(5, 4)}))
+    with pytest.raises(ValueError, match=r"3.weight is \(5, 4\) in the file and \(2, 4\) in the model"):
+        checkpoint.load_into(network(), found)
+
+
+# --- files that would run code ---
+
+
+class Reduced:
+    """What pickle turns into a call."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return self.call
+
+
+class Stateful:
+    """A call by way of an object's state."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> Any:
+        return collections.OrderedDict, (), None, None, iter([("x", Reduced(os.system, self.command))])
+
+
+ATTACKS: dict[str, Callable[[str], object]] = {
+    "os.system": lambda command: Reduced(os.system, command),
+    "subprocess": lambda command: Reduced(subprocess.getoutput, command),
+    "eval": lambda command: Reduced(eval, f"__import__('os').system({command!r})"),
+    "exec": lambda command: Reduced(exec, f"import os; os.system({command!r})"),
+    "partial": lambda command: Reduced(functools.partial(os.system, command)),
+    "getattr": lambda command: Reduced(getattr, Reduced(importlib.import_module, "os"), "system"),
+    "nested": lambda command: {"state_dict": {"weight": torch.ones(2), "bias": Reduced(os.system, command)}},
+    "beside": lambda command: {"state_dict": {"weight": torch.ones(2)}, "args": [Reduced(os.system, command)]},
+    "state": Stateful,
+    "defaultdict": lambda command: Reduced(collections.defaultdict, Reduced(os.system, command)),
+    "numpy": lambda command: np.array([Reduced(os.system, command)], dtype=object),
+    "torch.hub": lambda command: Reduced(torch.hub.load, command, "model"),
+}
+
+
+@pytest.mark.parametrize("new_format", [True, False])
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_file_that_would_run_code_is_refused_by_name_and_not_run(
+    attack: str, new_format: bool, tmp_path: Path
+) -> None:
+    ran, path = tmp_path / "ran", tmp_path / "evil.pt"
+    torch.save(ATTACKS[attack](f"touch {ran}"), path, _use_new_zipfile_serialization=new_format)
+    with pytest.raises(
+        ValueError, match=r"would run code to load \(.+\); refused.*state_dict\(\).*--trust-pickle"
+    ) as e:
+        checkpoint.read(path)
+    named = {"partial": "functools.partial", "getattr": "getattr", "eval": "eval", "exec": "exec"}
+    named |= {"subprocess": "getoutput", "torch.hub": "torch.hub"}  # pickle calls subprocess by its name in Python 2
+    assert named.get(attack, "system") in str(e.value)
+    assert "\n" not in str(e.value)
+    assert not ran.exists()
+
+
+def test_a_bare_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
+    ran, path = tmp_path / "ran", tmp_path / "evil.pth"
+    path.write_bytes(pickle.dumps(Reduced(os.system, f"touch {ran}")))
+    with pytest.raises(ValueError, match=r"evil.pth"):
+        checkpoint.read(path)
+    assert not ran.exists()
+
+
+def test_a_pickled_module_is_read_only_on_trust(tmp_path: Path, weights: dict[str, Tensor]) -> None:
+    path = saved(tmp_path / "whole.pt", network())
+    with pytest.raises(ValueError, match=r"would run code to load \(.*torch.nn.modules.*--trust-pickle"):
+        checkpoint.read(path)
+    assert_same(checkpoint.read(path, trust_pickle=True).state_dict, weights)
+
+
+# --- files that are no checkpoints ---
+
+
+def nested_pickle(path: Path) -> None:
+    """100,000 lists in each other."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".")
+        archive.writestr("archive/version", "3\n")
+    path.write_bytes(content.getvalue())
+
+
+def bomb(path: Path) -> None:
+    """A pickle of 20 MB in a file of 20 kB, its tensors missing."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02" + b"0" * 20_000_000)
+        archive.writestr("archive/version", "3\n")
+
+
+NO_CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "text": (
+        lambda path: path.write_text("epoch,loss\n1,0.5\n"),
+        r"is not a readable checkpoint \(.+\); expected a file",
+    ),
+    "empty": (lambda path: path.write_bytes(b""), r"is not a readable checkpoint"),
+    "zeros": (lambda path: path.write_bytes(bytes(5000)), r"is not a readable checkpoint"),
+    "zip": (lambda path: zipfile.ZipFile(path, "w").close(), r"is not a readable checkpoint"),
+    "deep": (nested_pickle, r"is not a readable checkpoint|holds a list"),
+    "bomb": (bomb, r"is not a readable checkpoint"),
+    "list": (lambda path: torch.save([1, 2], path), r"holds a list, expected a dict of tensors"),
+    "tensor": (lambda path: torch.save(torch.ones(3), path), r"holds a Tensor, expected a dict of tensors"),
+    "no weights": (lambda path: torch.save({"lr": 0.1, "b": 2}, path), r"holds no weights: .* got the keys lr, b"),
+    "nothing": (lambda path: torch.save({}, path), r"holds no weights"),
+    "newer": (
+        lambda path: torch.save({"format": 2, "model": "vit_demo", "weights": {}}, path),
+        r"has format 2, this version reads up to 1; update landscape",
+    ),
+    "incomplete": (
+        lambda path: torch.save({"format": 1, "model": "vit_demo", "state_dict": {"w": torch.ones(1)}}, path),
+        r"lacks the entry 'model_args' of a format-1 checkpoint",
+    ),
+    "other kinds": (
+        lambda path: torch.save({**dict.fromkeys(KEYS, "x"), "format": 1, "state_dict": {"w": torch.ones(1)}}, path),
+        r"is no format-1 checkpoint: an entry is of another kind",
+    ),
+    "folder": (lambda path: path.mkdir(), r"is a folder, expected a checkpoint file such as .*final.pt"),
+}
+
+
+@pytest.mark.parametrize("kind", NO_CHECKPOINTS)
+def test_a_file_that_is_no_checkpoint_is_refused_in_one_line(kind: str, tmp_path: Path) -> None:
+    make, message = NO_CHECKPOINTS[kind]
+    path = tmp_path / "file.pt"
+    make(path)
+    with pytest.raises(ValueError, match=message) as caught:
+        checkpoint.read(path)
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors", ".legacy"])
+@pytest.mark.parametrize("share", [0.001, 0.1, 0.5, 0.9, 0.999])
+def test_a_truncated_file_is_refused_in_one_line(
+    suffix: str, share: float, tmp_path: Path, weights: dict[str, Tensor]
+) -> None:
+    path = tmp_path / f"file{suffix}"
+    if suffix == ".safetensors":
+        save_file(weights, path)
+    else:
+        torch.save(weights, path, _use_new_zipfile_serialization=suffix == ".pt")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(share * len(whole))])
+    # a name cut in two is one that is not allowed
+    with pytest.raises(ValueError, match=r"is not a readable (checkpoint|safetensors file)|would run code") as caught:
+        checkpoint.read(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint at .*none.pt; give an existing file, or make one"):
+        checkpoint.read(tmp_path / "none.pt")
+
+
+# --- names ---
+
+
+def test_the_newest_final_is_found_below_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no final.pt under .*; name one, or make one: landscape train"):
+        checkpoint.newest(tmp_path)
+    for age, name in enumerate(("b/final.pt", "a/deep/final.pt", "c/epoch_001.pt", "c/final.pt")):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        os.utime(path, (1e9 - age, 1e9 - age))
+    assert checkpoint.newest(tmp_path) == tmp_path / "b/final.pt"
+    os.utime(tmp_path / "c/final.pt")
+    assert checkpoint.newest(tmp_path) == tmp_path / "c/final.pt"
+
+
+@pytest.mark.parametrize(
+    ("path", "label"),
+    [
+        ("checkpoints/vit_demo-digits/final.pt", "vit_demo-digits"),
+        ("checkpoints/vit_demo-digits/epoch_012.pt", "vit_demo-digits-epoch_012"),
+        ("checkpoints/vit_demo-digits/init.pt", "vit_demo-digits-init"),
+        ("checkpoints/vit_demo-digits/warmup.pt", "vit_demo-digits-warmup"),
+        ("downloads/deit_tiny.pth", "deit_tiny"),
+    ],
+)
+def test_labels_follow_from_paths(path: str, label: str) -> None:
+    assert checkpoint.label_of(Path(path)) == label

@@ -1,0 +1,385 @@
+"""From a question to stored numbers: any executor, any interruption, one answer; and what makes it another question."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from landscape import checkpoint, models, store, subject
+from landscape.answer import Arrays, Question
+from landscape.probe import Plan, Probe, Quantity
+from landscape.probes import probe_class
+from landscape.run import Outcome, digest, question, run, safe
+
+SMALL: dict[str, dict[str, Any]] = {  # the questions, as small as they get
+    "surface": {"resolution": "3"},
+    "trajectory": {},
+    "hessian": {"top": 2, "batches": 2, "max_products": 12},
+    "fourier": {},
+    "variance": {},
+    "lesion": {},
+}
+ARGUMENTS = {"blocks": (1, 1), "width": 8}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the workers: sums in another order have other last bits
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three snapshots."""
+    folder = tmp_path_factory.mktemp("resnet-digits")
+    for epoch, name in enumerate(("init", "epoch_001", "final")):
+        save(folder / f"{name}.pt", seed=epoch)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def executors() -> Iterator[Mapping[str, Executor]]:
+    options: dict[str, Any] = {"initializer": torch.set_num_threads, "initargs": (1,)}
+    with ThreadPoolExecutor(2) as threads, ProcessPoolExecutor(2, mp_context=get_context("spawn"), **options) as others:
+        yield {"threads": threads, "processes": others}
+
+
+def save(path: Path, *, seed: int, **changed: Any) -> Path:
+    torch.manual_seed(seed)
+    model = models.build("resnet_demo", classes=10, image_size=16, **ARGUMENTS)
+    content = {
+        "model": "resnet_demo",
+        "model_args": {"classes": 10, "image_size": 16, **ARGUMENTS},
+        "state_dict": model.state_dict(),
+        "data": {"name": "digits"},
+        "recipe": {"crop": 2, "flip": True},
+        "epoch": float(seed),
+        "metrics": {},
+        "seed": seed,
+    }
+    checkpoint.write(path, **{**content, **changed})
+    return path
+
+
+def loaded(folder: Path, **options: Any) -> subject.Subject:
+    return subject.load(folder / "final.pt", **{"data": "digits", "samples": 32, "batch_size": 8, **options})
+
+
+def small(name: str, **parameters: Any) -> Probe:
+    made: Probe = probe_class(name)(**{**SMALL[name], **parameters})
+    return made
+
+
+def answer(path: Path, outcome: Outcome) -> Arrays:
+    return store.read_group(path, outcome.group)
+
+
+def assert_same(found: Arrays, wanted: Arrays) -> None:
+    assert list(found) == list(wanted)
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+def stop_after(units: int) -> Callable[[int, int], None]:
+    """A report that presses Ctrl-C."""
+
+    def report(done: int, total: int) -> None:
+        if done == units:
+            signal.raise_signal(signal.SIGINT)
+
+    return report
+
+
+# --- every probe ---
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_stored_equals_measured(name: str, folder: Path, tmp_path: Path) -> None:
+    probe, path = small(name), tmp_path / "results.h5"
+    stored = answer(path, run(probe, loaded(folder), path))
+    fresh = loaded(folder)
+    plan = probe.plan(fresh)
+    assert stored["done"].all()
+    for unit in reversed(list(plan.units())):  # any order
+        for quantity, value in probe.measure(fresh, unit).items():
+            np.testing.assert_array_equal(stored[quantity][unit.index], value, err_msg=f"{quantity} {unit.index}")
+    for label, (_, values) in plan.labels.items():
+        np.testing.assert_array_equal(stored[label], values)
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+@pytest.mark.parametrize("name", SMALL)
+def test_threads_equal_processes_equal_in_line(
+    name: str, kind: str, folder: Path, tmp_path: Path, executors: Mapping[str, Executor]
+) -> None:
+    probe = small(name)
+    here, there = tmp_path / "here.h5", tmp_path / "there.h5"
+    in_line = run(probe, loaded(folder), here)
+    spread = run(probe, loaded(folder), there, executor=executors[kind], workers=2)
+    assert spread == in_line
+    assert_same(answer(there, spread), answer(here, in_line))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_stopped_and_resumed_equals_uninterrupted(name: str, folder: Path, tmp_path: Path) -> None:
+    probe, path = small(name), tmp_path / "results.h5"
+    whole = answer(tmp_path / "whole.h5", run(probe, loaded(folder), tmp_path / "whole.h5"))
+    one = loaded(folder)
+    weights = checkpoint.weights_sha256(one.model.state_dict())
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run(probe, one, path, report=stop_after(1))
+    assert caught.traceback  # and still the model is as it was
+    assert checkpoint.weights_sha256(one.model.state_dict()) == weights
+    group = store.stored(path, probe.name, digest(probe, one))
+    assert group is not None
+    assert store.read_group(path, group)["done"].sum() == 1
+    assert store.attribute(path, group, "finished") == ""
+    outcome = run(probe, loaded(folder), path)
+    assert outcome.measured == outcome.units - 1
+    assert_same(answer(path, outcome), whole)
+    assert run(probe, one, path).measured == 0
+    assert [file.name for file in tmp_path.iterdir() if "journal" in file.name or "lock" in file.name] == []
+
+
+def test_fresh_models_are_the_same_in_threads(tmp_path: Path, executors: Mapping[str, Executor]) -> None:
+    options: dict[str, Any] = {"model": "vit_demo", "data": "digits", "samples": 16, "batch_size": 2}
+    probe, path = small("variance"), tmp_path / "results.h5"
+    whole = answer(tmp_path / "whole.h5", run(probe, subject.load(**options), tmp_path / "whole.h5"))
+    outcome = run(probe, subject.load(**options), path, executor=executors["threads"], workers=2)
+    assert_same(answer(path, outcome), whole)
+
+
+# --- interruptions ---
+
+KILLED = """
+import sys, torch
+from pathlib import Path
+from landscape import subject
+from landscape.probes.surface import Surface
+from landscape.run import run
+torch.set_num_threads(1)
+loaded = subject.load(Path(sys.argv[1]), data="digits", samples=32, batch_size=8)
+run(Surface(resolution="15"), loaded, Path(sys.argv[2]), report=lambda done, total: print(done, flush=True))
+"""
+
+
+def test_a_killed_process_resumes_behind_its_last_acknowledged_unit(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "results.h5"
+    command = [sys.executable, "-c", KILLED, str(folder / "final.pt"), str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "1\n"
+        time.sleep(0.1)
+        process.kill()
+        said = process.stdout.read().split()
+    assert process.returncode == -signal.SIGKILL
+    acknowledged = int(said[-1]) if said else 1
+    probe = small("surface", resolution="15")
+    outcome = run(probe, loaded(folder), path)
+    assert outcome.units - acknowledged - 1 <= outcome.measured <= outcome.units - acknowledged
+    assert outcome.measured > 0
+    whole = run(probe, loaded(folder), tmp_path / "whole.h5")
+    assert_same(answer(path, outcome), answer(tmp_path / "whole.h5", whole))
+
+
+def test_a_report_counts_from_what_is_stored(folder: Path, tmp_path: Path) -> None:
+    probe, path, seen = small("surface"), tmp_path / "results.h5", []
+    with pytest.raises(KeyboardInterrupt):
+        run(probe, loaded(folder), path, report=stop_after(4))
+    run(probe, loaded(folder), path, report=lambda done, total: seen.append((done, total)))
+    assert seen == [(done, 9) for done in range(5, 10)]
+
+
+def test_a_half_finished_answer_resumes_with_its_own_batch_size(folder: Path, tmp_path: Path) -> None:
+    probe, path = small("variance"), tmp_path / "results.h5"
+    whole = answer(tmp_path / "whole.h5", run(probe, loaded(folder), tmp_path / "whole.h5"))
+    with pytest.raises(KeyboardInterrupt):
+        run(probe, loaded(folder), path, report=stop_after(2))
+    resumed = run(probe, loaded(folder, batch_size=32), path)
+    assert (resumed.units, resumed.measured) == (4, 2)
+    assert_same(answer(path, resumed), whole)
+    again = run(probe, loaded(folder, batch_size=32), path, overwrite=True)
+    assert (again.units, again.measured) == (1, 1)
+    assert again.group == resumed.group
+
+
+def test_a_question_that_lost_its_file_resumes_from_its_journal(folder: Path, tmp_path: Path) -> None:
+    probe, path = small("variance"), tmp_path / "results.h5"
+    asked = question(probe, loaded(folder), "mine")
+    writer = store.Writer(path, asked)
+    for unit in writer.pending()[:3]:
+        writer.write(unit, probe.measure(loaded(folder), unit))
+    writer._journal.__exit__(None, None, None)  # as a kill leaves it
+    path.unlink()
+    outcome = run(probe, loaded(folder, batch_size=32), path)  # one mini-batch, were it not for the journal's four
+    assert (outcome.units, outcome.measured) == (4, 1)
+
+
+# --- the question ---
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> dict[str, str]:
+    return {name: digest(small(name), loaded(folder)) for name in SMALL}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_digest_is_of_the_question_not_of_its_circumstances(
+    name: str, folder: Path, tmp_path: Path, reference: dict[str, str]
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for file in folder.iterdir():  # the same contents in other files
+        content = torch.load(file, weights_only=True)
+        torch.save({**content, "metrics": {"accuracy": 0.5}}, elsewhere / file.name)
+    assert digest(small(name), loaded(elsewhere, device="cpu", data_root=tmp_path)) == reference[name]
+    assert (
+        digest(small(name), subject.load(folder / "final.pt", label="other", samples=32, batch_size=8))
+        == (reference[name])
+    )
+    changed = digest(small(name), loaded(folder, batch_size=16))
+    assert (changed != reference[name]) == (name == "hessian")
+    changed = digest(small(name), loaded(folder, weight_decay=0.1))
+    assert (changed != reference[name]) == (name == "hessian")
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_digest_follows_weights_and_data(name: str, folder: Path, reference: dict[str, str]) -> None:
+    def changed(**options: Any) -> bool:
+        return digest(small(name), loaded(folder, **options)) != reference[name]
+
+    assert changed(samples=31)
+    assert changed(split="train")
+    assert changed(augment=True)
+    other = loaded(folder)
+    with torch.no_grad():
+        next(iter(other.parameters.values()))[0] += 1e-6
+    assert digest(small(name), other) != reference[name]
+    other = loaded(folder)
+    assert other.images is not None
+    other.images.targets[-1] = (other.images.targets[-1] + 1) % 10
+    assert digest(small(name), other) != reference[name]
+
+
+def test_an_augmented_question_knows_its_seed_and_its_batches(folder: Path) -> None:
+    options = [{}, {"seed": 1}, {"batch_size": 16}]
+    digests = {digest(small("fourier"), loaded(folder, augment=True, **option)) for option in options}
+    assert len(digests) == 3
+    assert len({digest(small("fourier"), loaded(folder, **option)) for option in options}) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("surface", {"seed": 1}),
+        ("surface", {"resolution": "5"}),
+        ("surface", {"normalize": "layer"}),
+        ("surface", {"range": "0.5"}),
+        ("hessian", {"seed": 1}),
+        ("hessian", {"top": 3}),
+        ("hessian", {"which": "SA"}),
+        ("fourier", {"layers": ("layer1",)}),
+        ("lesion", {"layers": ("layer1",)}),
+    ],
+)
+def test_the_digest_follows_the_parameters(
+    name: str, parameters: dict[str, Any], folder: Path, reference: dict[str, str]
+) -> None:
+    assert digest(small(name, **parameters), loaded(folder)) != reference[name]
+
+
+def test_one_question_in_two_spellings_is_one(folder: Path, reference: dict[str, str]) -> None:
+    assert digest(small("surface", resolution="3,3", range="-1:1"), loaded(folder)) == reference["surface"]
+
+
+def test_the_code_of_a_model_file_belongs_to_the_question(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "net.py"
+    code = "from landscape.models import build\n"
+    code += f"def make(): return build('resnet_demo', classes=10, image_size=16, **{ARGUMENTS})\n"
+    digests = []
+    for text in (code, code, f"{code}# another\n"):
+        file.write_text(text)
+        digests.append(digest(small("fourier"), loaded(folder, model=f"{file}:make")))
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_another_label_finds_the_same_group(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "results.h5"
+    first = run(small("variance"), loaded(folder), path, label="first")
+    second = run(small("variance"), loaded(folder), path, label="second")
+    assert second == Outcome(first.group, 4, 0)
+    assert first.group.startswith("variance/first-")
+
+
+def test_a_retrained_checkpoint_gets_a_group_of_its_own(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "results.h5"
+    first = run(small("variance"), loaded(folder), path)
+    save(tmp_path / "final.pt", seed=9)
+    second = run(small("variance"), loaded(tmp_path), path)
+    assert second.measured == 4
+    assert second.group != first.group
+
+
+@pytest.mark.parametrize(
+    ("label", "name"),
+    [("vit demo", "vit_demo"), ("a/b", "a_b"), ("../..", "_"), ("", "checkpoint"), ("größe+1.0", "größe+1.0")],
+)
+def test_labels_are_safe_in_a_group_name(label: str, name: str) -> None:
+    assert safe(label) == name
+
+
+def test_a_group_says_what_made_it(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "results.h5"
+    outcome = run(small("hessian"), loaded(folder, weight_decay=0.5), path)
+    with h5py.File(path) as file:
+        about = dict(file[outcome.group].attrs)
+    assert about["checkpoint_sha256"] == checkpoint.file_sha256(folder / "final.pt")
+    assert about["epoch"] == 2.0
+    assert (about["probe"], about["model"], about["data"]) == ("hessian", "resnet_demo", "digits")
+    assert about["protocol"] == "digits test, 32 samples, batch size 8, no augmentation, weight decay 0.5, seed 0"
+    assert {"label", "parameters", "spec", "versions", "device", "created", "finished"} <= set(about)
+
+
+# --- what cannot be ---
+
+
+def test_workers_refuse_a_module_made_in_python(tmp_path: Path, executors: Mapping[str, Executor]) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(768, 10))
+    made = subject.load(model, data="digits", samples=16)
+    with pytest.raises(ValueError, match=r"cannot load a module made in Python; .*--model file.py:callable"):
+        run(small("surface"), made, tmp_path / "results.h5", executor=executors["threads"], workers=2)
+
+
+def test_a_worker_that_dies_is_one_line(folder: Path, tmp_path: Path) -> None:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        pool.submit(os._exit, 9)
+        with pytest.raises(RuntimeError, match=r"a worker died \(out of memory\?\); run again to resume"):
+            run(small("variance"), loaded(folder), tmp_path / "results.h5", executor=pool)
+
+
+def test_a_journal_of_an_unknown_probe_is_adopted_without_its_summaries(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "results.h5"
+    plan = Plan(over={"i": np.arange(3)}, quantities={"v": Quantity("v")}, summaries={"sum": Quantity("sum of v")})
+    writer = store.Writer(path, Question("foreign", "toy", "f" * 10, plan, {"parameters": "{}"}))
+    writer.write(plan.unit((1,)), {"v": 2.0})
+    writer._journal.__exit__(None, None, None)
+    run(small("variance"), loaded(folder), path)
+    found = store.read_group(path, "foreign/toy-ffffffffff")
+    np.testing.assert_array_equal(found["v"], [np.nan, 2.0, np.nan])
+    assert np.isnan(found["sum"])
