@@ -18,6 +18,7 @@ from landscape.cli.probing import command_of
 from landscape.probe import OptionError
 from landscape.probes import PROBES
 
+INTERRUPTED, TERMINATED = 130, 143  # 128 + the number of the signal, as shells have it
 PROBING, TRAINING, LOOKING = "Measure", "Make checkpoints", "Look"
 
 
@@ -85,6 +86,8 @@ def status(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, _terminate)
     try:
         code = app(list(arguments), standalone_mode=False)
+        if code == INTERRUPTED:  # Typer turns Ctrl-C into this code without a word
+            raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except usage_error as error:
         command = f" {arguments[0]}" if arguments and not arguments[0].startswith("-") else ""
@@ -92,9 +95,9 @@ def status(arguments: Sequence[str]) -> int:
     except OptionError as error:
         return _fail(_one_line(error), 2)
     except _Terminated:
-        return _fail("terminated; everything finished is kept, run the same command to go on", 143)
+        return _fail("terminated; everything finished is kept, run the same command to go on", TERMINATED)
     except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted; everything finished is kept, run the same command to go on", 130)
+        return _fail("interrupted; everything finished is kept, run the same command to go on", INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has left: nothing more to say
         return 0
@@ -107,7 +110,7 @@ def status(arguments: Sequence[str]) -> int:
         )
 
 
-class _Terminated(KeyboardInterrupt):
+class _Terminated(BaseException):
     """SIGTERM, handled as Ctrl-C is: what is finished gets merged."""
 
 

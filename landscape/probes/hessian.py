@@ -53,7 +53,7 @@ class Hessian:
     def __post_init__(self) -> None:
         at_least("top", self.top, 1)
         at_least("batches", self.batches, 0)
-        at_least("max_products", self.max_products, max(self.top, 2))
+        at_least("max_products", self.max_products, 2)
         one_of("which", self.which, get_args(Which))
         one_of("hvp", self.hvp, get_args(Hvp))
         regular_expression("params", self.params)
@@ -111,7 +111,7 @@ class Hessian:
         size = sum(p.numel() for p in products.parameters.values())
         start = random_unit(size, unit.seed(self.seed), device=subject.device, dtype=subject.dtype)
         try:
-            found = lanczos(product, start, self.top, which=self.which, tol=self.tol, max_steps=self.max_products)
+            found = lanczos(product, start, self.top, which=self.which, tol=self.tol, max_steps=max(self.max_products, self.top + 1))
         except FloatingPointError:
             return self._not_finite(product.value)
         return {

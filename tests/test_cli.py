@@ -1,0 +1,346 @@
+"""The command line: what it leaves, what it says, how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+import landscape
+from landscape.cli.main import status
+from landscape.cli.probing import key_values
+from landscape.cli.progress import duration
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one run of initial weights on digits."""
+    folder = tmp_path_factory.mktemp("study")
+    run = folder / "checkpoints" / "resnet_demo-digits"
+    assert status(["train", "resnet_demo", "--data", "digits", "--epochs", "0", "--out", str(run), "--quiet"]) == 0
+    return folder
+
+
+@pytest.fixture
+def command(trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run a command line beside the checkpoints: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(trained)
+    monkeypatch.delenv("LANDSCAPE_DATA", raising=False)
+
+    def run(*words: str | Path) -> tuple[int, str, str]:
+        code = status([str(word) for word in words])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def one_line(err: str) -> bool:
+    return err.startswith("landscape: ") and err.count("\n") == 1 and "Traceback" not in err
+
+
+def test_the_newest_checkpoint_is_taken_and_named(command: Command, tmp_path: Path) -> None:
+    code, _, err = command("variance", "--samples", "16", "--out", tmp_path / "r.h5")
+    assert code == 0
+    assert "checkpoints/resnet_demo-digits/final.pt" in err
+    (group,) = landscape.open(tmp_path / "r.h5")["variance"].children
+    assert group.startswith("resnet_demo-digits-")
+
+
+def test_a_finished_question_says_so_and_measures_nothing(command: Command, tmp_path: Path) -> None:
+    words = ("fourier", "--samples", "16", "--out", tmp_path / "r.h5")
+    assert command(*words)[0] == 0
+    before = (tmp_path / "r.h5").read_bytes()
+    code, _, err = command(*words)
+    assert code == 0
+    assert "already measured" in err
+    with h5py.File(tmp_path / "r.h5") as one:
+        created = [group.attrs["created"] for group in one["fourier"].values()]
+    assert len(created) == 1
+    assert len(before) == (tmp_path / "r.h5").stat().st_size
+
+
+def test_labels_name_the_groups_of_several_checkpoints(command: Command, tmp_path: Path) -> None:
+    files = ["checkpoints/resnet_demo-digits/final.pt", "checkpoints/resnet_demo-digits/init.pt"]
+    torch.manual_seed(0)
+    state = torch.load(files[1], weights_only=True)
+    state["state_dict"]["conv1.weight"] += 1.0
+    torch.save(state, tmp_path / "other.pt")
+    files[1] = str(tmp_path / "other.pt")
+    out = tmp_path / "r.h5"
+    assert command("variance", *files, "--samples", "16", "--out", out, "--label", "one", "--label", "a b/c")[0] == 0
+    names = sorted(landscape.open(out)["variance"].children)
+    assert [re.sub(r"-\w{10}$", "", name) for name in names] == ["a_b_c", "one"]
+    code, _, err = command("variance", *files, "--label", "only", "--out", out)
+    assert code == 2
+    assert one_line(err)
+
+
+def test_directions_repeat_the_surface_with_the_next_seeds(command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "r.h5"
+    words = ("--resolution", "3", "--samples", "16", "--out", out)
+    assert command("surface", "--directions", "2", *words)[0] == 0
+    assert len(landscape.open(out)["surface"].children) == 2
+    code, _, err = command("surface", "--seed", "1", *words)
+    assert code == 0
+    assert "already measured" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("surface", "--resolution", "0"), 2, "at least 2"),
+        (("surface", "--resolution", "1"), 2, "at least 2"),
+        (("surface", "--resolution", "many"), 2, "NX,NY"),
+        (("surface", "--range", "1:-1"), 2, "swap"),
+        (("surface", "--bn", "melt"), 2, "recalibrate:K"),
+        (("surface", "--plane", "nowhere"), 1, "random, eigen"),
+        (("hessian", "--top", "0"), 2, "at least 1"),
+        (("hessian", "--top", "99999999"), 1, "parameters"),
+        (("hessian", "--tol", "2"), 2, "between 0 and 1"),
+        (("hessian", "--which", "XX"), 2, "LM"),
+        (("hessian", "--params", "nothing_has_this_name"), 1, "no trainable parameter"),
+        (("hessian", "--batches", "1000"), 1, "mini-batches"),
+        (("hessian", "--samples", "0"), 2, "at least 1"),
+        (("hessian", "--samples", "few"), 2, "10%"),
+        (("hessian", "--batch-size", "0"), 2, "at least 1"),
+        (("hessian", "--split", "val"), 2, "train"),
+        (("hessian", "--workers", "0"), 2, "at least 1"),
+        (("hessian", "--preset", "park2023"), 2, "park2022"),
+        (("hessian", "--model-arg", "width"), 2, "KEY=VALUE"),
+        (("hessian", "--device", "tpu"), 2, "cuda"),
+        (("hessian", "--data", "cifar100"), 1, "cifar-100-python"),
+        (("hessian", "--data", "imagenet"), 1, "digits"),
+        (("hessian", "nowhere.pt"), 1, "nowhere.pt"),
+        (("fourier", "--layers", "no_such_layer"), 1, "near names"),
+        (("fourier", "--augment", "--model", "vit_demo", "--data", "digits", "--nonsense"), 2, "nonsense"),
+        (("trajectory",), 1, "at least two"),
+        (("plot", "nowhere.h5"), 1, "run a probe first"),
+        (("show", "nowhere"), 1, "nowhere"),
+        (("train", "vit_demi", "--data", "digits"), 1, "vit_demo"),
+        (("train", "vit_demo", "--data", "digits", "--lr", "-1"), 2, "lr"),
+        (("train", "vit_demo", "--data", "digits", "--recipe", "cifar"), 2, "cifar-vit"),
+        (("nonsense",), 2, "nonsense"),
+    ],
+)
+def test_bad_input_ends_in_one_line(
+    command: Command, tmp_path: Path, words: tuple[str, ...], code: int, said: str
+) -> None:
+    needs_out = words[0] in ("surface", "hessian", "fourier", "trajectory")
+    given = [*words, *(["--out", str(tmp_path / "r.h5"), "--quiet"] if needs_out else [])]
+    found, out, err = command(*given)
+    assert (found, out) == (code, "")
+    assert one_line(err)
+    assert said in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_that_are_no_checkpoints_are_refused(command: Command, tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.system, (f"touch {tmp_path / 'ran'}",)
+
+    good = Path("checkpoints/resnet_demo-digits/final.pt").read_bytes()
+    (tmp_path / "text.pt").write_text("not a checkpoint")
+    (tmp_path / "cut.pt").write_bytes(good[: len(good) // 2])
+    (tmp_path / "evil.pt").write_bytes(pickle.dumps({"state_dict": Evil()}))
+    torch.save({"state_dict": Evil()}, tmp_path / "evil_zip.pt")
+    torch.save({"weight": torch.zeros(3)}, tmp_path / "misfit.pt")
+    for name, said in {
+        "text.pt": "not a readable checkpoint",
+        "cut.pt": "not a readable checkpoint",
+        "evil.pt": "system",
+        "evil_zip.pt": "system",
+        "misfit.pt": "missing keys",
+    }.items():
+        words = ("variance", tmp_path / name, "--model", "resnet_demo", "--data", "digits", "--out", tmp_path / "r.h5")
+        code, _, err = command(*words)
+        assert (name, code) == (name, 1)
+        assert one_line(err)
+        assert said in err
+    assert not (tmp_path / "ran").exists()
+    assert not (tmp_path / "r.h5").exists()
+
+
+def test_a_results_file_that_cannot_be_used_is_left_as_it_is(command: Command, tmp_path: Path) -> None:
+    text, newer, locked = (tmp_path / name for name in ("text.h5", "newer.h5", "locked.h5"))
+    text.write_text("my thesis")
+    with h5py.File(newer, "w") as file:
+        file.attrs["format"] = 99
+    assert command("variance", "--samples", "16", "--out", locked)[0] == 0
+    locked.chmod(0o444)
+    for path, said in {text: "not an HDF5", newer: "format 99", locked: "read-only"}.items():
+        before = path.read_bytes()
+        code, _, err = command("surface", "--resolution", "3", "--samples", "16", "--out", path)
+        assert code == 1
+        assert one_line(err)
+        assert said in err
+        assert path.read_bytes() == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["locked.h5", "newer.h5", "text.h5"]
+
+
+def test_a_checkpoint_of_other_classes_is_refused(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "three.py").write_text(
+        "import torch\ndef data(): return torch.zeros(4, 3, 16, 16), torch.tensor([0, 1, 2, 50])\n"
+    )
+    code, _, err = command("hessian", "--data", f"{tmp_path / 'three.py'}:data", "--out", tmp_path / "r.h5")
+    assert code == 1
+    assert one_line(err)
+    assert "10 classes" in err
+    assert "51" in err
+
+
+def test_a_model_that_returns_nan_is_refused(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "nan.py").write_text(
+        "import torch\n"
+        "class Net(torch.nn.Linear):\n"
+        "    def forward(self, x): return super().forward(x.flatten(1)) * float('nan')\n"
+        "def net(): return Net(768, 10)\n"
+    )
+    words = ("--model", f"{tmp_path / 'nan.py'}:net", "--data", "digits", "--out", tmp_path / "r.h5")
+    for probe in ("surface", "hessian"):
+        code, _, err = command(probe, *words)
+        assert code == 1
+        assert one_line(err)
+        assert "nan" in err
+    assert not (tmp_path / "r.h5").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_that_is_not_there_is_refused(command: Command, tmp_path: Path) -> None:
+    code, _, err = command("variance", "--device", "cuda", "--out", tmp_path / "r.h5")
+    assert code == 1
+    assert one_line(err)
+    assert "cpu" in err
+
+
+def test_no_checkpoint_anywhere_says_how_to_make_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert status(["surface"]) == 1
+    err = capsys.readouterr().err
+    assert one_line(err)
+    assert "landscape train" in err
+
+
+def test_an_interrupted_surface_keeps_what_it_has_and_resumes_to_the_same_numbers(
+    trained: Path, tmp_path: Path
+) -> None:
+    """Ctrl-C in another process: exit code 130, no traceback, finished units kept, no journal left."""
+    words = [sys.executable, "-m", "landscape", "surface", "--resolution", "41", "--samples", "64", "--quiet"]
+    half, whole = tmp_path / "half.h5", tmp_path / "whole.h5"
+    process = subprocess.Popen([*words, "--out", str(half)], cwd=trained, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    journal_grew = False
+    while not journal_grew and time.monotonic() < deadline:
+        time.sleep(0.02)
+        journals = list(tmp_path.glob("half.h5.journal-*"))
+        journal_grew = bool(journals) and half.exists() and journals[0].stat().st_size > 5000
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert one_line(err)
+    assert list(tmp_path.glob("*journal*")) == []
+    (first,) = landscape.open(half)["surface"].children.values()
+    assert 0 < int(first.done.sum()) < 41 * 41
+    for out in (half, whole):
+        assert subprocess.run([*words, "--out", str(out)], cwd=trained).returncode == 0
+    (resumed,), (straight,) = (landscape.open(out)["surface"].children.values() for out in (half, whole))
+    assert int(resumed.done.sum()) == 41 * 41
+    for name in ("loss", "loss_se", "l2", "accuracy"):
+        np.testing.assert_array_equal(resumed[name].values, straight[name].values)
+
+
+def test_help_costs_no_torch() -> None:
+    script = (
+        "import sys\n"
+        "from landscape.cli.main import status\n"
+        "code = status(['--help'])\n"
+        "assert code == 0\n"
+        "sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules or 'h5py' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "hessian" in done.stdout
+
+
+def test_plot_draws_without_torch(command: Command, trained: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r.h5"
+    assert command("variance", "--samples", "16", "--out", out)[0] == 0
+    script = (
+        "import sys\n"
+        "from landscape.cli.main import status\n"
+        f"code = status(['plot', {str(out)!r}, '--out', {str(tmp_path / 'figures')!r}, '--format', 'png,pdf,svg'])\n"
+        "sys.exit(code or 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".png", ".pdf", ".svg"}
+
+
+def test_show_tells_what_is_in_a_checkpoint_and_in_a_results_file(command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "r.h5"
+    assert command("variance", "--samples", "16", "--out", out)[0] == 0
+    code, text, _ = command("show", out)
+    assert code == 0
+    assert "variance" in text
+    assert "resnet_demo-digits" in text
+    (row,) = json.loads(command("show", out, "--json")[1])
+    assert (row["probe"], row["done"], row["units"]) == ("variance", 1, 1)
+    about = json.loads(command("show", "checkpoints/resnet_demo-digits/final.pt", "--json")[1])
+    assert about["model"] == "resnet_demo"
+    assert about["data"]["classes"] == 10
+
+
+def test_layers_needs_no_data(command: Command) -> None:
+    rows = json.loads(command("layers", "--model", "vit_demo", "--image-size", "16", "--json")[1])
+    kinds = [row["kind"] for row in rows]
+    assert kinds == ["stem", *["msa", "mlp"] * 5]
+    assert [float(row["depth"]) for row in rows] == pytest.approx(np.linspace(0, 1, 11), abs=1e-3)
+
+
+def test_evaluate_prints_loss_accuracy_and_calibration(command: Command) -> None:
+    found = json.loads(command("evaluate", "--json")[1])
+    assert found["samples"] == 360
+    assert 0 <= found["accuracy"] <= 1
+    assert found["loss_se"] > 0
+    assert {"top5", "ece"} <= set(found)
+
+
+def test_workers_give_the_same_file_as_one_process(trained: Path, tmp_path: Path) -> None:
+    one, two = tmp_path / "one.h5", tmp_path / "two.h5"
+    words = [sys.executable, "-m", "landscape", "surface", "--resolution", "3", "--samples", "32", "--quiet"]
+    for out, workers in ((one, "1"), (two, "2")):
+        subprocess.run([*words, "--out", str(out), "--workers", workers], cwd=trained, check=True)
+    (left,), (right,) = (landscape.open(out)["surface"].children.values() for out in (one, two))
+    np.testing.assert_allclose(left.loss.values, right.loss.values, rtol=1e-6)
+
+
+def test_model_arguments_become_what_they_look_like() -> None:
+    words = ["a=1", "b-c=2.5", "d=true", "e=0,1,1,2", "f=name", "g=none"]
+    assert key_values(words) == {"a": 1, "b_c": 2.5, "d": True, "e": (0, 1, 1, 2), "f": "name", "g": None}
+
+
+def test_durations_are_said_as_people_say_them() -> None:
+    assert [duration(s) for s in (3.2, 89, 600, 7200, 12000)] == ["3 s", "89 s", "10 min", "2 h 0 min", "3 h 20 min"]
+
+
+def test_version_is_the_distribution_s(command: Command) -> None:
+    from importlib import metadata
+
+    assert command("--version")[1].strip() == metadata.version("landscape-probes")

@@ -1,0 +1,57 @@
+"""What the README shows works as shown."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of libraries inside the commands
+def test_the_python_example_runs(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "landscape"]
+    train = [*command, "train", "vit_demo", "--data", "digits", "--epochs", "0"]
+    subprocess.run(train, cwd=tmp_path, check=True, capture_output=True)
+    (example,) = [block for block in blocks("python") if "landscape.load" in block]
+    run = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "NEP" in run.stdout
+    assert "vit_demo-digits" in run.stdout
+
+
+def test_your_own_model_in_the_readme_is_measured(tmp_path: Path) -> None:
+    (mine,) = [block for block in blocks("python") if block.startswith("# mine.py")]
+    (tmp_path / "mine.py").write_text(mine)
+    scope: dict[str, object] = {}
+    exec(mine, scope)
+    torch.manual_seed(0)
+    torch.save(scope["model"]().state_dict(), tmp_path / "weights.pt")  # type: ignore[operator]
+    (line,) = [line for block in blocks("console") for line in block.splitlines() if "mine.py:model" in line]
+    words = line.removeprefix("$ landscape ").split()
+    command = [sys.executable, "-m", "landscape", *words, "--resolution", "3"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "results.h5").exists()
+
+
+def test_every_file_the_readme_names_is_there() -> None:
+    links = re.findall(r"\]\(([\w./]+)\)", README)
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_every_command_the_readme_names_exists() -> None:
+    helped = subprocess.run([sys.executable, "-m", "landscape", "--help"], capture_output=True, text=True).stdout
+    (listed,) = re.findall(r"`(train models demo \|[^`]*)`", README)
+    assert [word for word in listed.replace("|", " ").split() if f" {word} " not in helped] == []
