@@ -50,7 +50,9 @@ def of_run(folder: Path) -> list[Snapshot]:
         content = checkpoints.read(file)
         read.append(Snapshot(file, _epoch(content), checkpoints.weights_sha256(content.state_dict)))
     read.sort(key=lambda snapshot: (snapshot.epoch, snapshot.path.stem == "final"))
-    different = list({snapshot.sha256: snapshot for snapshot in reversed(read)}.values())[::-1]
+    first = {snapshot.sha256: snapshot for snapshot in reversed(read)}
+    last = read[-1:]  # w_T, also of a run that came back to earlier weights
+    different = [s for s in read if s is first[s.sha256] and s.sha256 != last[0].sha256] + last
     if len(different) < 2:
         raise ValueError(
             f"{folder} holds {len(different)} different snapshots of {', '.join(SUFFIXES)}, expected at least two; "

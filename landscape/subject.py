@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -20,7 +20,7 @@ from landscape import models
 from landscape.checkpoint import Checkpoint
 from landscape.data.augment import Augmentation
 from landscape.data.images import Batches, Images
-from landscape.data.source import named, spec_sha256
+from landscape.data.source import guarded, named, spec_sha256
 from landscape.device import device as device_of
 from landscape.probe import OptionError, at_least
 
@@ -376,8 +376,11 @@ def _load(spec: Spec, *, module: nn.Module | None = None, label: str = "") -> Su
     model = module if module is not None else build(spec, stored, images)
     if stored is not None:
         checkpoints.load_into(model, stored)
+    first = next(model.parameters(), None)
+    if first is None:
+        raise ValueError(f"the model ({type(model).__name__}) has no parameters: there is nothing to measure")
     model = model.to(device).eval()
-    if next(iter(model.parameters()), torch.zeros(())).dtype in (torch.float16, torch.bfloat16):
+    if first.dtype in (torch.float16, torch.bfloat16):
         model = model.float()
     augmentation = _augmentation(stored) if spec.augment else None
     default = checkpoints.label_of(spec.checkpoint) if spec.checkpoint else spec.model.rpartition("/")[2] or "model"
@@ -400,7 +403,12 @@ def build(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.Mo
     Raises:
         ValueError: nothing names an architecture, or it does not build.
     """
-    torch.manual_seed(spec.seed)  # the module's own initialisation draws from the global generator
+    with torch.random.fork_rng(devices=[]):  # a module's own initialisation draws from the global generator
+        torch.default_generator.manual_seed(spec.seed)
+        return _built(spec, stored, images)
+
+
+def _built(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.Module:
     name, arguments = spec.model, dict(spec.model_arg)
     if not name or (stored and name == stored.model):
         if stored is None or not stored.native:
@@ -413,7 +421,7 @@ def build(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.Mo
         return models.build(name, **{"classes": 10, "image_size": 32, **arguments})
     if ":" not in name:
         models.build(name, classes=10, image_size=32)  # raises with the near names
-    module = named(name)(**arguments)
+    module = guarded(name, partial(named(name), **arguments))
     if not isinstance(module, nn.Module):
         raise ValueError(f"{name} returned a {type(module).__name__}, expected a torch.nn.Module")
     return module
@@ -446,7 +454,7 @@ def _samples(samples: int | str, available: int) -> int:
         return available
     try:
         count = math.ceil(available * float(text[:-1]) / 100) if text.endswith("%") else int(text)
-    except ValueError:
+    except (ValueError, OverflowError):  # inf% is a number without a ceiling
         raise OptionError(f"--samples {text} is no number; ask for a number, a share such as 10%, or all") from None
     at_least("samples", count, 1)
     return min(count, available)
@@ -467,7 +475,7 @@ def _fits(subject: Subject) -> None:
     try:
         with torch.inference_mode():
             outputs = outputs_of(subject.model, inputs)
-    except (RuntimeError, AssertionError, TypeError) as error:
+    except (RuntimeError, AssertionError, TypeError, IndexError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(
             f"the model refuses inputs of shape {shape} from {images.name} ({reason}); check --data and --image-size"

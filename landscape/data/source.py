@@ -37,11 +37,11 @@ def named(spec: str) -> Callable[..., Any]:
     place, attribute = _split(spec)
     if not place.endswith(".py"):
         with _on_path(Path.cwd()):
-            module = _guarded(spec, lambda: importlib.import_module(place))
+            module = guarded(spec, lambda: importlib.import_module(place))
     else:
         path = _file(spec, place)
         with _on_path(path.parent):
-            module = _guarded(spec, lambda: _from_file(path))
+            module = guarded(spec, lambda: _from_file(path))
     found = getattr(module, attribute, None)
     if not callable(found):
         names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
@@ -74,7 +74,7 @@ def load(spec: str, *, samples: int | None, image_size: int | None) -> Images:
         FileNotFoundError, ValueError: as `named`; the callable fails, or returns something else.
     """
     function = named(spec)
-    made = _guarded(spec, function)
+    made = guarded(spec, function)
     if isinstance(made, tuple | list) and len(made) == 2 and all(isinstance(x, Tensor | np.ndarray) for x in made):
         return _pair(spec, _tensor(f"{spec}: inputs", made[0]), _tensor(f"{spec}: targets", made[1]), samples)
     if not (hasattr(made, "__len__") and hasattr(made, "__getitem__")) or isinstance(made, dict | str | tuple):
@@ -102,7 +102,7 @@ def _materialised(spec: str, dataset: Any, samples: int | None, image_size: int 
     inputs: list[Tensor] = []
     targets: list[Tensor] = []
     for row in order.tolist():
-        item = _guarded(f"{spec}: item {row}", partial(operator.getitem, dataset, row))
+        item = guarded(f"{spec}: item {row}", partial(operator.getitem, dataset, row))
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise ValueError(f"{spec}: item {row} is a {type(item).__name__}; expected a pair (input, target)")
         value = item[0]
@@ -205,7 +205,7 @@ def _on_path(place: Path) -> Iterator[None]:
             sys.path.remove(str(place))
 
 
-def _guarded(what: str, function: Callable[[], Any]) -> Any:
+def guarded(what: str, function: Callable[[], Any]) -> Any:
     """Call foreign code; whatever it raises becomes one line, with the cause kept for `--debug`."""
     try:
         return function()

@@ -1,0 +1,150 @@
+"""The snapshots of a run: which files count, in what order, and the vectors between them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from landscape import checkpoint, snapshots
+
+
+def state(seed: float, width: int = 3) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(int(10 * seed))
+    return {"weight": torch.randn(width, 2, generator=generator), "bias": torch.randn(width, generator=generator)}
+
+
+def ours(path: Path, *, epoch: float, seed: float | None = None) -> None:
+    checkpoint.write(
+        path,
+        model="net",
+        model_args={},
+        state_dict=state(epoch if seed is None else seed),
+        data={},
+        recipe={},
+        epoch=epoch,
+        metrics={},
+        seed=0,
+    )
+
+
+def foreign(path: Path, seed: float, **content: Any) -> None:
+    torch.save({"state_dict": state(seed), **content} if content else state(seed), path)
+
+
+def names(folder: Path) -> list[str]:
+    return [snapshot.path.name for snapshot in snapshots.of_run(folder)]
+
+
+def test_the_stored_epoch_orders_not_the_name(tmp_path: Path) -> None:
+    for name, epoch in {"init": 0.0, "warmup": 0.5, "epoch_010": 2.0, "epoch_002": 10.0, "final": 12.0}.items():
+        ours(tmp_path / f"{name}.pt", epoch=epoch)
+    assert names(tmp_path) == ["init.pt", "warmup.pt", "epoch_010.pt", "epoch_002.pt", "final.pt"]
+    assert [snapshot.epoch for snapshot in snapshots.of_run(tmp_path)] == [0.0, 0.5, 2.0, 10.0, 12.0]
+
+
+def test_without_a_stored_epoch_the_number_in_the_name_orders(tmp_path: Path) -> None:
+    for seed, name in enumerate(("model-v2-100", "model-v2-20", "model-v2-3", "last", "init"), start=1):
+        foreign(tmp_path / f"{name}.pth", seed)
+    assert names(tmp_path) == ["init.pth", "model-v2-3.pth", "model-v2-20.pth", "model-v2-100.pth", "last.pth"]
+
+
+def test_an_epoch_of_a_foreign_file_counts_before_its_name(tmp_path: Path) -> None:
+    foreign(tmp_path / "1.ckpt", 1, epoch=9)
+    foreign(tmp_path / "2.ckpt", 2, epoch=4)
+    assert names(tmp_path) == ["2.ckpt", "1.ckpt"]
+
+
+def test_equal_weights_count_once_whatever_their_file_says(tmp_path: Path) -> None:
+    ours(tmp_path / "init.pt", epoch=0)
+    ours(tmp_path / "epoch_003.pt", epoch=3)
+    ours(tmp_path / "final.pt", epoch=3)
+    foreign(tmp_path / "copy.pth", 3, epoch=3)
+    found = snapshots.of_run(tmp_path)
+    assert [snapshot.epoch for snapshot in found] == [0.0, 3.0]
+    assert found[-1].sha256 == checkpoint.weights_sha256(state(3))
+
+
+def test_what_is_no_snapshot_is_left_out(tmp_path: Path) -> None:
+    ours(tmp_path / "init.pt", epoch=0)
+    ours(tmp_path / "final.pt", epoch=1)
+    torch.save({"optimizer": {"lr": 0.1}}, tmp_path / "resume.pt")
+    (tmp_path / "log.csv").write_text("epoch,loss\n")
+    (tmp_path / "tensorboard").mkdir()
+    assert names(tmp_path) == ["init.pt", "final.pt"]
+
+
+def test_a_run_that_went_nowhere_is_refused(tmp_path: Path) -> None:
+    ours(tmp_path / "init.pt", epoch=0, seed=1)
+    ours(tmp_path / "final.pt", epoch=5, seed=1)
+    with pytest.raises(ValueError, match=r"holds 1 different snapshots of .*, expected at least two; train with"):
+        snapshots.of_run(tmp_path)
+
+
+def test_a_run_that_came_back_ends_where_it_ended(tmp_path: Path) -> None:
+    for epoch, seed in enumerate((1, 2, 3, 1)):
+        ours(tmp_path / f"epoch_{epoch:03}.pt", epoch=epoch, seed=seed)
+    found = snapshots.of_run(tmp_path)
+    assert found[-1].sha256 == checkpoint.weights_sha256(state(1))
+    assert [snapshot.epoch for snapshot in found] == [1.0, 2.0, 3.0]
+
+
+def test_folders_without_a_run_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no run folder at .*none; give the folder that holds the snapshots"):
+        snapshots.of_run(tmp_path / "none")
+    with pytest.raises(ValueError, match=r"holds 0 different snapshots"):
+        snapshots.of_run(tmp_path)
+    foreign(tmp_path / "best.pth", 1)
+    with pytest.raises(ValueError, match=r"best.pth says no epoch and has no number in its name; rename it"):
+        snapshots.of_run(tmp_path)
+
+
+def test_a_folder_stands_for_its_final_or_its_last(tmp_path: Path) -> None:
+    ours(tmp_path / "init.pt", epoch=0)
+    ours(tmp_path / "epoch_002.pt", epoch=2)
+    assert snapshots.last(tmp_path) == tmp_path / "epoch_002.pt"
+    ours(tmp_path / "final.pt", epoch=1)
+    assert snapshots.last(tmp_path) == tmp_path / "final.pt"
+
+
+def test_differences_and_their_inner_products(tmp_path: Path) -> None:
+    for epoch in range(3):
+        ours(tmp_path / f"epoch_{epoch}.pt", epoch=epoch)
+    weights = state(2)
+    found = snapshots.of_run(tmp_path)
+    flat = np.stack([np.concatenate([(state(t)[n] - weights[n]).double().ravel() for n in weights]) for t in range(3)])
+    difference = snapshots.difference(checkpoint.read(found[0].path), weights)
+    np.testing.assert_allclose(np.concatenate([d.ravel() for d in difference.values()]), flat[0], rtol=1e-6)
+    np.testing.assert_allclose(snapshots.gram(found, weights), flat @ flat.T, rtol=1e-5, atol=1e-12)
+    np.testing.assert_array_equal(snapshots.gram_row(found, weights, 2), np.zeros(3))
+
+
+def test_another_architecture_is_named(tmp_path: Path) -> None:
+    torch.save(state(1, width=4), tmp_path / "wide.pt")
+    with pytest.raises(ValueError, match=r"wide.pt is of another architecture: weight is \(4, 2\), expected \(3, 2\)"):
+        snapshots.difference(checkpoint.read(tmp_path / "wide.pt"), state(0))
+    torch.save({"weight": torch.zeros(3, 2)}, tmp_path / "less.pt")
+    with pytest.raises(ValueError, match=r"less.pt is of another architecture: bias is missing, expected \(3,\)"):
+        snapshots.difference(checkpoint.read(tmp_path / "less.pt"), state(0))
+
+
+def test_placing_a_snapshot_brings_its_buffers_too(tmp_path: Path) -> None:
+    there, here = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    there.running_mean = torch.tensor([1.0, 2.0, 3.0])
+    torch.save({f"module.{name}": tensor for name, tensor in there.state_dict().items()}, tmp_path / "1.pt")
+    snapshots.place(here, snapshots.Snapshot(tmp_path / "1.pt", 1.0, ""))
+    assert here.running_mean is not None
+    assert here.running_mean.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_an_unknown_end_is_behind_every_number(tmp_path: Path) -> None:
+    foreign(tmp_path / "final.pt", 1)
+    foreign(tmp_path / "epoch_900.pt", 2)
+    found = snapshots.of_run(tmp_path)
+    assert [snapshot.path.stem for snapshot in found] == ["epoch_900", "final"]
+    assert math.isinf(found[-1].epoch)

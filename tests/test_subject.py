@@ -1,0 +1,344 @@
+"""Subjects: what is measured is what was asked for, and what does not fit together is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from landscape import checkpoint, models
+from landscape.data import load as load_data
+from landscape.probe import OptionError
+from landscape.subject import Spec, Subject, load, load_spec, losses, prove
+
+
+@dataclasses.dataclass
+class Logits:
+    logits: Tensor
+
+
+class Wrapped(nn.Module):
+    """A model that returns its logits in some wrapping."""
+
+    def __init__(self, wrap: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.inner, self.wrap = linear(), wrap
+
+    def forward(self, inputs: Tensor) -> Any:
+        return self.wrap(self.inner(inputs))
+
+
+def linear(classes: int = 10) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, classes))
+
+
+def digits(model: nn.Module | Path | None = None, **options: Any) -> Subject:
+    return load(linear() if model is None else model, **{"data": "digits", "samples": 20, **options})
+
+
+def file(tmp_path: Path, code: str) -> str:
+    path = tmp_path / "mine.py"
+    path.write_text(f"import torch\nfrom torch import nn\n{code}\n")
+    return str(path)
+
+
+def saved(path: Path, *, classes: int = 10, **changed: Any) -> Path:
+    torch.manual_seed(0)
+    arguments = {"classes": classes, "image_size": 16, "blocks": (1, 1), "width": 8}
+    content = {
+        "model": "resnet_demo",
+        "model_args": arguments,
+        "state_dict": models.build("resnet_demo", **arguments).state_dict(),  # type: ignore[arg-type]
+        "data": {"name": "digits", "classes": classes, "size": 16},
+        "recipe": {},
+        "epoch": 1.0,
+        "metrics": {},
+        "seed": 0,
+    }
+    checkpoint.write(path, **{**content, **changed})
+    return path
+
+
+# --- the objective ---
+
+
+def test_the_objective_is_loss_plus_weight_decay_times_half_the_squared_norm() -> None:
+    subject = digits(weight_decay=0.3, batch_size=8)
+    weight, bias = subject.parameters.values()
+    for i in range(3):
+        inputs, targets = subject.batches[i]
+        logits = inputs.double().flatten(1) @ weight.double().T + bias.double()
+        data = (logits.logsumexp(dim=1) - logits[torch.arange(len(targets)), targets]).mean()
+        half = (weight.double().square().sum() + bias.double().square().sum()) / 2
+        assert subject.loss(i).item() == pytest.approx(data.item(), rel=1e-6)
+        assert subject.l2().item() == pytest.approx(half.item(), rel=1e-6)
+        assert subject.objective(i).item() == pytest.approx((data + 0.3 * half).item(), rel=1e-6)
+
+
+def test_frozen_parameters_are_no_part_of_l2() -> None:
+    model = linear()
+    model[1].bias.requires_grad_(False)
+    subject = digits(model)
+    assert list(subject.parameters) == ["1.weight"]
+    assert subject.size == 7680
+    assert subject.l2().item() == pytest.approx(0.5 * model[1].weight.square().sum().item())
+
+
+def test_a_loss_of_shares_is_their_mixture_and_does_not_overflow() -> None:
+    logits = torch.tensor([[1e4, 0.0, -1e4]])
+    assert losses(logits, torch.tensor([1])).item() == 1e4
+    shares = torch.tensor([[0.25, 0.75, 0.0]], dtype=torch.float64)
+    one, two = (losses(logits, torch.tensor([i])).item() for i in (0, 1))
+    assert losses(logits, shares).item() == pytest.approx(0.25 * one + 0.75 * two)
+
+
+@pytest.mark.parametrize("wrap", [lambda z: (z, None), lambda z: [z], lambda z: {"logits": z}, Logits])
+def test_logits_are_found_in_what_a_model_returns(wrap: Callable[[Tensor], Any]) -> None:
+    assert digits(Wrapped(wrap)).loss(0).item() == digits().loss(0).item()
+
+
+@pytest.mark.parametrize("wrap", [lambda z: {"scores": z}, lambda z: None, lambda z: ({"logits": z},)])
+def test_a_model_without_logits_is_refused(wrap: Callable[[Tensor], Any]) -> None:
+    with pytest.raises(ValueError, match=r"returns no tensor and nothing named logits; wrap it"):
+        digits(Wrapped(wrap))
+
+
+@pytest.mark.parametrize("wrap", [lambda z: z.mean(), lambda z: z[:1], lambda z: z[:, :, None]])
+def test_outputs_of_another_shape_are_refused(wrap: Callable[[Tensor], Any]) -> None:
+    with pytest.raises(ValueError, match=r"the model returns .* for 2 samples, expected \(samples, classes\)"):
+        digits(Wrapped(wrap))
+
+
+# --- the samples ---
+
+
+def test_batches_of_a_pair_are_its_rows_in_order(tmp_path: Path) -> None:
+    code = "def pair(): return torch.arange(7 * 768.0).reshape(7, 3, 16, 16) / 5e3, torch.arange(7) % 3"
+    spec = f"{file(tmp_path, code)}:pair"
+    subject = load(linear(), data=spec, batch_size=3)
+    everything = torch.arange(7 * 768.0).reshape(7, 3, 16, 16) / 5e3
+    assert len(subject.batches) == 3
+    for i, (inputs, targets) in enumerate(subject.batches):
+        assert torch.equal(inputs, everything[3 * i : 3 * i + 3])
+        assert targets.tolist() == [row % 3 for row in range(7)][3 * i : 3 * i + 3]
+    assert len(load(linear(), data=spec, samples=5)) == 5
+
+
+@pytest.mark.parametrize(("samples", "count"), [("all", 360), ("10%", 36), ("0.1%", 1), ("200%", 360), (50, 50)])
+def test_samples_are_the_first_of_the_fixed_order(samples: int | str, count: int) -> None:
+    images = digits(samples=samples).images
+    assert images is not None
+    whole = load_data("digits")
+    first = load_data("digits", samples=count)
+    assert torch.equal(images.targets, first.targets if count < 360 else whole.targets[: len(first.targets)])
+    assert torch.equal(images.inputs, first.inputs)
+    assert len(images) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("samples", "many"),
+        ("samples", "0"),
+        ("samples", -5),
+        ("samples", "0%"),
+        ("samples", "inf%"),
+        ("samples", "nan%"),
+        ("samples", "1.5"),
+        ("batch_size", 0),
+        ("weight_decay", -0.1),
+        ("weight_decay", math.nan),
+        ("split", "val"),
+        ("image_size", 0),
+        ("device", "tpu"),
+        ("device", "cuda:x"),
+    ],
+)
+def test_a_value_out_of_its_range_is_a_usage_error(name: str, value: Any) -> None:
+    with pytest.raises(OptionError, match=rf"--{name.replace('_', '-')} .*; ask for"):
+        digits(**{name: value})
+
+
+def test_an_unknown_option_lists_the_known_ones() -> None:
+    with pytest.raises(OptionError, match=r"unknown option batchsize; expected one of .*batch_size"):
+        digits(batchsize=3)
+
+
+def test_a_batch_comes_in_the_models_precision() -> None:
+    subject = digits(linear().double())
+    inputs, targets = subject.batch(0)
+    assert (inputs.dtype, targets.dtype, subject.loss(0).dtype) == (torch.float64, torch.int64, torch.float64)
+    assert subject.loss(0).item() == pytest.approx(digits().loss(0).item(), rel=1e-5)
+    assert digits(linear().half()).dtype == torch.float32  # half precision is for storage
+
+
+def test_a_model_is_in_eval_mode_whatever_it_was() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.BatchNorm1d(768), nn.Linear(768, 10)).train()
+    subject = digits(model)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert not any(module.training for module in subject.model.modules())
+    assert subject.loss(0).item() == subject.loss(0).item()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+# --- checkpoints and models ---
+
+
+def test_a_checkpoint_of_ours_needs_no_option(tmp_path: Path) -> None:
+    path = saved(tmp_path / "resnet-digits" / "final.pt")
+    subject = load(path)
+    stored = checkpoint.read(path)
+    assert checkpoint.weights_sha256(subject.model.state_dict()) == checkpoint.weights_sha256(stored.state_dict)
+    assert (subject.label, len(subject)) == ("resnet-digits", 360)
+    assert subject.images is not None
+    assert subject.images.name == "digits"
+    assert load(str(path), label="mine").label == "mine"
+
+
+def test_the_newest_final_is_taken_where_none_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"no final.pt under checkpoints/; .*landscape train"):
+        load()
+    for age, name in enumerate(("new", "old")):
+        path = saved(tmp_path / "checkpoints" / name / "final.pt")
+        os.utime(path, (1e9 - age, 1e9 - age))
+    assert load().label == "new"
+
+
+def test_a_bare_state_dict_goes_with_a_callable_in_a_file(tmp_path: Path) -> None:
+    model = linear()
+    torch.save({f"module.{name}": tensor for name, tensor in model.state_dict().items()}, tmp_path / "bare.pth")
+    code = "def net(hidden=768): return nn.Sequential(nn.Flatten(), nn.Linear(hidden, 10))"
+    options: dict[str, Any] = {"model": f"{file(tmp_path, code)}:net", "data": "digits", "samples": 20}
+    subject = load(tmp_path / "bare.pth", **options)
+    assert subject.loss(0).item() == digits(model).loss(0).item()
+    assert subject.label == "bare"
+    assert subject.spec is not None
+    again = load_spec(subject.spec)
+    assert again.identity(()) == subject.identity(())
+    with pytest.raises(ValueError, match=r"1.weight is \(10, 768\) in the file and \(10, 700\) in the model"):
+        load(tmp_path / "bare.pth", model_arg={"hidden": 700}, **options)
+
+
+def test_a_bare_state_dict_asks_for_its_architecture_and_data(tmp_path: Path) -> None:
+    torch.save(linear().state_dict(), tmp_path / "bare.pth")
+    with pytest.raises(ValueError, match=r"bare.pth holds weights only; name their architecture with --model"):
+        load(tmp_path / "bare.pth", data="digits")
+    with pytest.raises(ValueError, match=r"does not say what it was trained on; name it with --data"):
+        load(tmp_path / "bare.pth", model="vit_demo")
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("def net(): return 3", r"returned a int, expected a torch.nn.Module"),
+        ("def net(): raise KeyError('width')", r"width"),
+        ("def nett(): return 3", r"has no callable 'net'; it has nett"),
+        ("def net(): return nn.Flatten()", r"no parameters"),
+        ("def net(): return nn.Sequential(nn.Flatten(), nn.Linear(10, 10))", r"refuses inputs of shape \(3, 16, 16\)"),
+        ("def net(): return nn.Sequential(nn.Flatten(), nn.Unflatten(1, (768,)), nn.Embedding(3, 3))", r"refuses"),
+    ],
+)
+def test_a_model_file_that_does_not_serve_is_one_line(code: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        load(model=f"{file(tmp_path, code)}:net", data="digits", samples=4)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_fresh_model_follows_its_seed_and_leaves_the_global_generator_alone() -> None:
+    options: dict[str, Any] = {"model": "vit_demo", "data": "digits", "samples": 4}
+    torch.manual_seed(5)
+    wanted = torch.rand(3)
+    torch.manual_seed(5)
+    digests = [checkpoint.weights_sha256(load(**options, seed=seed).model.state_dict()) for seed in (0, 0, 1)]
+    assert torch.equal(torch.rand(3), wanted)
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_another_number_of_classes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"the model has 100 classes and digits has 10; measure it on data"):
+        load(saved(tmp_path / "final.pt", classes=100))
+    with pytest.raises(ValueError, match=r"the model has 5 classes and digits has 10"):
+        digits(linear(5))
+
+
+def test_another_image_size_is_refused_with_both() -> None:
+    with pytest.raises(ValueError, match=r"refuses inputs of shape \(3, 8, 8\) from digits \(.+\); .*--image-size"):
+        digits(image_size=8)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+def test_an_absent_device_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"--device cuda: this machine has 0 CUDA devices; use --device cpu or auto"):
+        digits(device="cuda")
+
+
+def test_augmenting_needs_a_recipe(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--augment uses the checkpoint's own recipe and this one has none"):
+        load(saved(tmp_path / "final.pt"), augment=True)
+
+
+def test_an_augmentation_is_drawn_once_per_seed(tmp_path: Path) -> None:
+    path = saved(tmp_path / "final.pt", recipe={"crop": 2, "flip": True})
+    one, same, other = (load(path, augment=True, samples=16, seed=seed).batches[0][0] for seed in (0, 0, 1))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    assert not torch.equal(one, load(path, samples=16).batches[0][0])
+
+
+# --- the proof ---
+
+
+def test_the_proof_is_loss_and_accuracy_of_the_first_batches() -> None:
+    subject = digits(samples="all", batch_size=100)
+    proof = prove(subject)
+    assert proof.samples == 300
+    inputs, targets = (torch.cat(parts) for parts in zip(*subject.batches[:3], strict=True))
+    with torch.no_grad():
+        logits = subject.model(inputs).double()
+    right = (logits.argmax(dim=1) == targets).double().mean()
+    assert proof.loss == pytest.approx(nn.functional.cross_entropy(logits, targets).item(), rel=1e-6)
+    assert proof.accuracy == pytest.approx(right.item())
+    assert proof.at_chance
+
+
+def test_a_model_that_knows_is_not_at_chance(tmp_path: Path) -> None:
+    code = """
+def pair():
+    targets = torch.arange(40) % 10
+    return torch.nn.functional.one_hot(targets, 10).float(), targets
+def net():
+    model = nn.Linear(10, 10)
+    nn.init.eye_(model.weight)
+    nn.init.zeros_(model.bias)
+    return model
+"""
+    name = file(tmp_path, code)
+    proof = prove(load(model=f"{name}:net", data=f"{name}:pair"))
+    assert (proof.accuracy, proof.at_chance) == (1.0, False)
+    assert proof.loss == pytest.approx(math.log(math.e + 9) - 1)
+
+
+def test_a_model_of_nans_is_refused() -> None:
+    model = linear()
+    nn.init.constant_(model[1].weight, math.nan)
+    with pytest.raises(ValueError, match=r"the model's loss is nan on all of the first 20 samples; check the weights"):
+        prove(digits(model))
+
+
+def test_a_spec_is_plain_and_rebatching_changes_the_batches_alone() -> None:
+    subject = load(model="vit_demo", data="digits", samples=20, batch_size=8)
+    again = subject.rebatched(5)
+    assert [len(targets) for _, targets in again.batches] == [5, 5, 5, 5]
+    assert again.spec == dataclasses.replace(subject.spec or Spec(), batch_size=5)
+    assert again.identity(()) == subject.identity(())
+    assert again.identity(("batch_size",)) != subject.identity(("batch_size",))
+    assert subject.rebatched(8) is subject
