@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,13 +13,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from landscape.linalg.vector import flat, unflat
 
+_switches = threading.RLock()
+
 
 @dataclass(frozen=True)
 class HessianProduct:
     """v -> H v + shift v for one scalar function, by double backward through a kept graph (Pearlmutter 1994).
 
     The gradient graph is built once; every product is one more backward pass through it, about 2.2 to 2.7
-    gradients. Nothing is written to `.grad`.
+    gradients. Nothing is written to `.grad`. A call raises ValueError where the model has no second derivative.
 
     Args:
         value: the function at the present weights.
@@ -35,15 +38,15 @@ class HessianProduct:
 
     def __call__(self, vector: Tensor) -> Tensor:
         """H v, (n,)."""
-        directions = unflat(vector, self.parameters)
-        products = torch.autograd.grad(
-            self._graph,
-            self.parameters,
-            grad_outputs=directions,
-            retain_graph=True,
-            allow_unused=True,
-            materialize_grads=True,
-        )
+        with _twice_differentiable():
+            products = torch.autograd.grad(
+                self._graph,
+                self.parameters,
+                grad_outputs=unflat(vector, self.parameters),
+                retain_graph=True,
+                allow_unused=True,
+                materialize_grads=True,
+            )
         product = flat(products)
         return product.add_(vector, alpha=self.shift) if self.shift else product
 
@@ -54,26 +57,54 @@ def hessian_product(
     """Prepare Hessian products of a scalar function of the parameters, at a cost of one gradient.
 
     Raises:
-        ValueError: an operation in the model has no second derivative; names it.
+        ValueError: an operation in the model has no derivative; names it.
     """
-    try:
-        with differentiable_attention(), torch.enable_grad():
-            value = function()
+    with differentiable_attention(), torch.enable_grad():
+        value = function()
+        with _twice_differentiable():
             graph = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True, materialize_grads=True)
+        # A parameter that enters linearly, or not at all, has a gradient without a graph: its products are zero.
+        graph = tuple(g if g.requires_grad else g + 0 * p for g, p in zip(graph, parameters, strict=True))
+    _refuse_severed(graph)
+    return HessianProduct(value.item(), flat(graph).detach(), parameters, shift, graph)
+
+
+def _refuse_severed(graph: Sequence[Tensor]) -> None:
+    """Refuse a gradient cut off from the weights: without this its products would be zero, and nothing would say so."""
+    waiting = [g.grad_fn for g in graph]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if node is None:
+            continue
+        if node.name().endswith("Error"):  # what torch puts there for a function marked once_differentiable
+            raise ValueError("the model cannot be differentiated twice (one of its functions is once_differentiable)")
+        following = {function for function, _ in node.next_functions} - seen
+        seen |= following
+        waiting += following
+
+
+@contextlib.contextmanager
+def _twice_differentiable() -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
         raise ValueError(f"the model cannot be differentiated twice ({str(error).splitlines()[0]})") from error
-    # A parameter that enters linearly, or not at all, has a gradient without a graph: its products are zero.
-    graph = tuple(g if g.requires_grad else g + 0 * p for g, p in zip(graph, parameters, strict=True))
-    return HessianProduct(value.item(), flat(graph).detach(), parameters, shift, graph)
 
 
 @contextlib.contextmanager
 def differentiable_attention() -> Iterator[None]:
-    """Attention by plain matrix products: fused kernels have no second derivative."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
+    """Attention by plain matrix products: fused kernels have no second derivative.
+
+    One thread at a time: the switches belong to the process, and whoever leaves would flip them for the others.
+    """
+    with _switches:
+        fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            with sdpa_kernel(SDPBackend.MATH):
+                yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)

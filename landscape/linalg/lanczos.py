@@ -62,14 +62,15 @@ def lanczos(
 
     Two passes of classical Gram-Schmidt per step ("twice is enough", Giraud et al. 2005) as matrix-vector products
     on the (m, n) basis. A random start is needed: gradient-like starts hide eigenvectors. Where the start's Krylov
-    space ends the search goes on beside it, until another one no longer changes the wanted values.
+    space ends the search goes on beside it, until that no longer changes the wanted values.
 
     Args:
         product: v -> H v.
         start: random vector, (n,); its dtype and device are those of the basis.
         k: how many; `both` gives k at each end.
         which: LM largest magnitude, LA largest, SA smallest, both: k largest then k smallest.
-        tol: relative residual at which a value counts as converged; the two algebraic ends are held to sqrt(tol)/3.
+        tol: relative residual at which a value counts as converged. The two algebraic ends are held to sqrt(tol)/3, or
+            to tol of the largest |value|: near zero nothing relative is ever reached.
         max_steps: cap on the number of products, at least k; what is unconverged then is returned as such.
         vectors: return eigenvectors too.
 
@@ -83,7 +84,8 @@ def lanczos(
     alphas: list[float] = []
     betas: list[float] = []
     floor = ROUNDING.get(start.dtype, 1e-6)
-    before: np.ndarray | None = None  # the wanted values when the last invariant subspace was complete
+    begun = 0  # products spent on invariant subspaces, complete
+    before: np.ndarray | None = None  # the wanted values after the last of them
     for m in range(1, steps + 1):
         if m == len(basis):
             basis = torch.cat([basis, basis.new_empty(min(32, steps + 1 - m), n)])
@@ -101,11 +103,13 @@ def lanczos(
             beta = 0.0  # an invariant subspace: its values are exact
         residuals = np.maximum(beta * np.abs(s[-1]), floor * scale if n > 1 else 0.0)
         chosen = wanted(theta, k, which)
-        settled = m > min(k, n - 1) and _settled(theta, residuals, chosen, tol, floor * scale)
-        if m == steps or (settled and (beta > 0.0 or _same(theta[chosen], before, floor * scale))):
+        if beta > 0.0:
+            done = m - begun > min(k, n - 1) and _settled(theta, residuals, chosen, tol, floor)
+        else:
+            done = _same(theta[chosen], before, floor * scale)
+            begun, before = m, theta[chosen]
+        if done or m == steps:
             break
-        if beta == 0.0:
-            before = theta[chosen]
         if m < len(basis):
             basis[m] = w / beta if beta > 0.0 else _fresh(basis[:m], m)
         betas.append(beta)
@@ -138,9 +142,9 @@ def wanted(values: np.ndarray, k: int, which: Which) -> np.ndarray:
 
 
 def _settled(theta: np.ndarray, residuals: np.ndarray, chosen: np.ndarray, tol: float, floor: float) -> bool:
-    ends = np.array([0, len(theta) - 1])
-    exact = residuals[chosen] <= np.maximum(tol * np.abs(theta[chosen]), floor)
-    near = residuals[ends] <= np.maximum(np.sqrt(tol) / 3 * np.abs(theta[ends]), floor)
+    ends, size = np.array([0, len(theta) - 1]), np.abs(theta)
+    exact = residuals[chosen] <= np.maximum(tol * size[chosen], floor * size.max())
+    near = residuals[ends] <= np.maximum(np.sqrt(tol) / 3 * size[ends], max(tol, floor) * size.max())
     return bool(exact.all() and near.all())
 
 

@@ -1,0 +1,164 @@
+"""Subjects whose loss, curvature or surface is known in closed form, and a probe's answer without a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, jacrev
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from landscape import models
+from landscape.linalg.vector import flat, unflat
+from landscape.probe import Probe, sweep
+from landscape.subject import Subject
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Quadratic(nn.Module):
+    """One output per sample, s (w'Aw / 2 + b'w) + o, where (s, o) is the sample."""
+
+    matrix: Tensor
+    slope: Tensor
+
+    def __init__(self, weight: Tensor, matrix: Tensor, slope: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight.clone())
+        self.register_buffer("matrix", matrix)
+        self.register_buffer("slope", slope)
+
+    def forward(self, samples: Tensor) -> Tensor:
+        w = self.weight.flatten()
+        value = w @ self.matrix @ w / 2 + self.slope @ w
+        return samples[:, :1] * value + samples[:, 1:]
+
+
+def quadratic(
+    matrix: Tensor,
+    *,
+    weight: Tensor | None = None,
+    slope: Tensor | None = None,
+    batches: Sequence[Tensor] = (torch.tensor([[1.0, 0.0]]),),
+    weight_decay: float = 0.0,
+) -> Subject:
+    """The bowl w'Aw / 2 + b'w; each batch holds rows (scale, offset), so that its Hessian is mean(scale) A.
+
+    `weight` may have any shape of as many entries as A has rows; it starts at ones.
+    """
+    n = len(matrix)
+    weight = torch.ones(1, n) if weight is None else weight
+    slope = torch.zeros(n) if slope is None else slope
+    model = Quadratic(*(tensor.to(matrix.dtype) for tensor in (weight, matrix, slope))).eval()
+    pairs = [(batch.to(matrix.dtype), torch.zeros(len(batch), dtype=torch.long)) for batch in batches]
+    return Subject(model, pairs, losses=lambda outputs, targets: outputs[:, 0], weight_decay=weight_decay)
+
+
+def symmetric(eigenvalues: Sequence[float] | Tensor, seed: int = 0) -> Tensor:
+    """A dense symmetric matrix of that spectrum, (n, n) float64."""
+    values = torch.as_tensor(eigenvalues, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    q, _ = torch.linalg.qr(torch.randn(len(values), len(values), generator=generator, dtype=torch.float64))
+    matrix: Tensor = q @ torch.diag(values) @ q.T
+    return matrix
+
+
+def softmax_regression(*, samples: int = 12, features: int = 4, classes: int = 3) -> tuple[Subject, Tensor]:
+    """Cross-entropy of a linear layer, with its Hessian, the mean over samples of (diag p - p p') kron x x'."""
+    inputs, targets = random_batch((features,), samples, classes, seed=1)
+    torch.manual_seed(0)
+    model = nn.Linear(features, classes, bias=False).double()
+    p = torch.softmax(model(inputs), dim=1).detach()
+    blocks = [torch.kron(torch.diag(q) - torch.outer(q, q), torch.outer(x, x)) for q, x in zip(p, inputs, strict=True)]
+    return Subject(model, [(inputs, targets)]), torch.stack(blocks).mean(dim=0)
+
+
+def tanh_net(*, sizes: Sequence[int] = (6, 6), weight_decay: float = 0.0) -> Subject:
+    """A smooth network of 59 weights, cross-entropy over mini-batches of the given sizes."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 3)).double().eval()
+    return Subject(model, batches_of((4,), sizes, 3), weight_decay=weight_decay)
+
+
+def convolution_net(*, sizes: Sequence[int] = (6, 6)) -> Subject:
+    """Convolution, batch norm off its initial statistics, GELU, average: 3 classes of 3 x 6 x 6 images."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(4)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), norm, nn.GELU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+                          nn.Linear(4, 3)).double().eval()  # fmt: skip
+    norm.running_mean = 0.3 * torch.randn(4, dtype=torch.float64)
+    norm.running_var = 0.5 + torch.rand(4, dtype=torch.float64)
+    return Subject(model, batches_of((3, 6, 6), sizes, 3))
+
+
+def attention_net(*, sizes: Sequence[int] = (6, 6)) -> Subject:
+    """One block of attention and MLP with layer norm, on 2 x 2 patches of 3 x 4 x 4 images."""
+    torch.manual_seed(0)
+    model = models.build(
+        "vit_demo", classes=3, image_size=4, patch=2, dim=6, depth=1, heads=2, mlp_ratio=1, std=0.5
+    )  # fmt: skip
+    return Subject(model.double().eval(), batches_of((3, 4, 4), sizes, 3))
+
+
+def random_batch(shape: tuple[int, ...], samples: int, classes: int, *, seed: int) -> Batch:
+    """Standard normal inputs and random classes, float64."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(samples, *shape, generator=generator, dtype=torch.float64)
+    return inputs, torch.randint(classes, (samples,), generator=generator)
+
+
+def batches_of(shape: tuple[int, ...], sizes: Sequence[int], classes: int) -> list[Batch]:
+    """Mini-batches of the given sizes."""
+    return [random_batch(shape, size, classes, seed=10 + i) for i, size in enumerate(sizes)]
+
+
+def rebatched(batches: Sequence[Batch], size: int) -> list[Batch]:
+    """The same samples in the same order, in mini-batches of another size."""
+    inputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    return list(zip(torch.split(inputs, size), torch.split(targets, size), strict=True))
+
+
+def dense_hessian(subject: Subject, i: int = 0) -> Tensor:
+    """The Hessian of the loss on mini-batch i, (n, n), by vectorised reverse over reverse mode.
+
+    Not by `torch.func.hessian`: forward mode under vmap is wrong for the weights of a layer norm (torch 2.13).
+    """
+    parameters = {name: p.detach() for name, p in subject.parameters.items()}
+    inputs, targets = subject.batch(i)
+
+    def loss(weights: Tensor) -> Tensor:
+        pieces = dict(zip(parameters, unflat(weights, list(parameters.values())), strict=True))
+        return subject.losses(functional_call(subject.model, pieces, (inputs,)), targets).mean()
+
+    with sdpa_kernel(SDPBackend.MATH):
+        return jacrev(grad(loss))(flat(parameters.values()))  # type: ignore[no-any-return]
+
+
+def answer(probe: Probe, subject: Subject, *, units: int | None = None) -> dict[str, Any]:
+    """All arrays of a probe's result as the file would hold them, with the first `units` of its units measured."""
+    plan = probe.plan(subject)
+    arrays: dict[str, Any] = {**plan.over, **plan.axes, **{name: values for name, (_, values) in plan.labels.items()}}
+    for name, quantity in plan.quantities.items():
+        arrays[name] = np.full(plan.shape + tuple(len(plan.axis(dim)) for dim in quantity.dims), np.nan)
+    arrays["done"] = np.zeros(plan.shape, dtype=np.uint8)
+    asked = list(plan.units())[:units]
+    for unit, values in zip(asked, sweep(probe, subject, asked), strict=True):
+        for name in plan.quantities:
+            arrays[name][unit.index] = values[name]
+        arrays["done"][unit.index] = 1
+    reduce = getattr(probe, "reduce", None)
+    return {**arrays, **(reduce(arrays) if reduce is not None else {}), "facts": plan.facts}
+
+
+def state(model: nn.Module) -> Mapping[str, Tensor]:
+    """A copy of all weights and buffers."""
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def same_state(model: nn.Module, kept: Mapping[str, Tensor]) -> bool:
+    """Whether the model's weights and buffers are those kept, bit for bit."""
+    now = model.state_dict()
+    return now.keys() == kept.keys() and all(torch.equal(now[name], kept[name]) for name in kept)

@@ -1,0 +1,207 @@
+"""Hessian products against dense Hessians, and against other libraries."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from analytic import (
+    attention_net,
+    convolution_net,
+    dense_hessian,
+    quadratic,
+    same_state,
+    softmax_regression,
+    state,
+    symmetric,
+    tanh_net,
+)
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from landscape.linalg.hessian import HessianProduct, hessian_product
+from landscape.linalg.lanczos import lanczos
+from landscape.linalg.vector import random_unit, unflat
+from landscape.subject import Subject
+
+NETWORKS: dict[str, Callable[[], Subject]] = {
+    "tanh": tanh_net,
+    "convolution and batch norm": convolution_net,
+    "attention and layer norm": attention_net,
+}
+
+
+def _product(subject: Subject, i: int = 0, *, shift: float = 0.0) -> HessianProduct:
+    return hessian_product(partial(subject.loss, i), list(subject.parameters.values()), shift=shift)
+
+
+def _vectors(count: int, n: int) -> list[Tensor]:
+    return [random_unit(n, seed, device=torch.device("cpu"), dtype=torch.float64) for seed in range(count)]
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_products_are_those_of_the_dense_hessian_of_each_mini_batch(network: str) -> None:
+    subject = NETWORKS[network]()
+    for i in range(2):
+        matrix, product = dense_hessian(subject, i), _product(subject, i)
+        for v in _vectors(3, subject.size):
+            torch.testing.assert_close(product(v), matrix @ v, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_products_are_the_slope_of_the_gradient(network: str) -> None:
+    subject = NETWORKS[network]()
+    (v,) = _vectors(1, subject.size)
+    parameters, step = list(subject.parameters.values()), 1e-5
+    product = _product(subject)(v)
+
+    def gradient(distance: float) -> Tensor:
+        with torch.no_grad():
+            for p, d in zip(parameters, unflat(v, parameters), strict=True):
+                p.add_(d, alpha=distance)
+        return _product(subject).gradient
+
+    slope = (gradient(step) - gradient(-2 * step)) / (2 * step)
+    torch.testing.assert_close(product, slope, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_products_are_symmetric(network: str) -> None:
+    subject = NETWORKS[network]()
+    product = _product(subject)
+    u, v = _vectors(2, subject.size)
+    assert torch.dot(u, product(v)).item() == pytest.approx(torch.dot(v, product(u)).item(), rel=1e-10)
+
+
+def test_a_linear_layer_has_the_hessian_of_softmax_regression() -> None:
+    subject, matrix = softmax_regression()
+    product = _product(subject)
+    found = torch.stack([product(v) for v in torch.eye(subject.size, dtype=torch.float64)])
+    torch.testing.assert_close(found, matrix, rtol=0, atol=1e-14)
+
+
+def test_value_and_gradient_come_with_the_product() -> None:
+    matrix = symmetric([3.0, -1.0, 2.0])
+    subject = quadratic(matrix, weight=torch.tensor([[1.0, 2.0, 3.0]]), slope=torch.tensor([0.5, 0.0, -1.0]))
+    w, slope = torch.tensor([1.0, 2.0, 3.0]).double(), torch.tensor([0.5, 0.0, -1.0]).double()
+    product = _product(subject)
+    assert product.value == pytest.approx((w @ matrix @ w / 2 + slope @ w).item())
+    torch.testing.assert_close(product.gradient, matrix @ w + slope)
+
+
+def test_weight_decay_shifts_by_exactly_its_own_size() -> None:
+    subject = tanh_net()
+    plain, shifted = _product(subject), _product(subject, shift=0.25)
+    for v in _vectors(3, subject.size):
+        assert torch.equal(shifted(v), plain(v) + 0.25 * v)
+
+
+def test_the_union_of_two_mini_batches_has_the_weighted_sum_of_their_hessians() -> None:
+    parts = tanh_net(sizes=(16, 4))
+    inputs, targets = (torch.cat(both) for both in zip(*parts.batches, strict=True))
+    whole = Subject(parts.model, [(inputs, targets)])
+    (v,) = _vectors(1, parts.size)
+    expected = 0.8 * _product(parts, 0)(v) + 0.2 * _product(parts, 1)(v)
+    torch.testing.assert_close(_product(whole)(v), expected, rtol=1e-10, atol=1e-14)
+
+
+def test_curvature_of_unused_and_linear_weights_is_zero_and_frozen_ones_are_left_out() -> None:
+    subject = tanh_net()
+    n = subject.size
+    subject.model.register_parameter("unused", nn.Parameter(torch.ones(5, dtype=torch.float64)))
+    subject.model.register_parameter("frozen", nn.Parameter(torch.ones(7, dtype=torch.float64), requires_grad=False))
+    with_unused = Subject(subject.model, subject.batches)
+    v = torch.ones(n + 5, dtype=torch.float64)
+    order = [name != "unused" for name, p in with_unused.parameters.items() for _ in range(p.numel())]
+    kept = torch.tensor(order)
+    found = _product(with_unused)(v)
+    assert with_unused.size == n + 5
+    assert not found[~kept].any()
+    torch.testing.assert_close(found[kept], _product(subject)(v[:n]))
+    linear = quadratic(torch.zeros(4, 4).double(), slope=torch.arange(4.0))
+    assert not _product(linear)(torch.ones(4).double()).any()
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_nothing_of_the_model_or_the_process_changes(mode: Callable[[], torch.no_grad | torch.enable_grad]) -> None:
+    subject = convolution_net()
+    first = next(subject.model.parameters())
+    first.grad = torch.full_like(first, 3.0)
+    kept, training = state(subject.model), [module.training for module in subject.model.modules()]
+    random, attention = torch.random.get_rng_state(), torch.backends.mha.get_fastpath_enabled()
+    with mode():
+        _product(subject)(_vectors(1, subject.size)[0])
+    assert (first.grad == 3.0).all()
+    assert all(p.grad is None for p in list(subject.model.parameters())[1:])
+    assert same_state(subject.model, kept)
+    assert [module.training for module in subject.model.modules()] == training
+    assert torch.equal(torch.random.get_rng_state(), random)
+    assert torch.backends.mha.get_fastpath_enabled() == attention
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        slope: Tensor = 3 * ctx.saved_tensors[0] ** 2
+        return slope * gradient
+
+
+def test_a_function_that_can_be_differentiated_only_once_is_refused_and_not_taken_for_flat() -> None:
+    weight = nn.Parameter(torch.ones(3))
+    with pytest.raises(ValueError, match="cannot be differentiated twice"):
+        hessian_product(lambda: Cube.apply(weight).square().sum(), [weight])  # type: ignore[no-untyped-call]
+
+
+def test_an_operation_without_a_second_derivative_is_named() -> None:
+    q = nn.Parameter(torch.randn(1, 1, 4, 8))
+
+    def fused() -> Tensor:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return nn.functional.scaled_dot_product_attention(q, q, q).square().sum()
+
+    with pytest.raises(ValueError, match=r"cannot be differentiated twice \(.*flash_attention"):
+        hessian_product(fused, [q])(torch.ones(32))
+
+
+def test_fused_attention_and_the_fused_encoder_layer_are_differentiated_all_the_same() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True).double().eval()
+    inputs = torch.randn(3, 4, 8, dtype=torch.float64)
+    parameters = list(layer.parameters())
+    product = hessian_product(lambda: layer(inputs).pow(3).mean(), parameters)
+    u, v = _vectors(2, product.gradient.numel())
+    assert torch.dot(u, product(v)).item() == pytest.approx(torch.dot(v, product(u)).item(), rel=1e-9)
+    assert product(v).norm() > 1e-3
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # by torch's forward mode
+def test_agrees_with_curvlinops() -> None:
+    curvlinops = pytest.importorskip("curvlinops")
+    subject = convolution_net()
+    inputs, targets = subject.batch(0)
+    parameters = dict(subject.parameters)
+    arguments = (subject.model, nn.CrossEntropyLoss(), list(parameters.values()), [(inputs, targets)])
+    (v,) = _vectors(1, subject.size)
+    torch.testing.assert_close(curvlinops.HessianLinearOperator(*arguments) @ v, _product(subject)(v))
+
+
+def test_agrees_with_pyhessian_where_the_spectrum_is_well_separated() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its own habits: create_graph with backward, invalid escapes
+        pyhessian = pytest.importorskip("pyhessian")
+        subject = tanh_net(sizes=(24,))
+        engine = pyhessian.hessian(subject.model, nn.CrossEntropyLoss(), data=subject.batch(0), cuda=False)
+        reference, _ = engine.eigenvalues(maxIter=300, tol=1e-9, top_n=2)
+    subject.model.zero_grad()
+    found = lanczos(_product(subject), _vectors(1, subject.size)[0], 2, tol=1e-8)
+    assert found.values.tolist() == pytest.approx(reference, rel=1e-5)

@@ -1,0 +1,199 @@
+"""Lanczos against operators of known spectrum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from analytic import symmetric
+from scipy.sparse.linalg import LinearOperator, eigsh
+from torch import Tensor
+
+from landscape.linalg.lanczos import Spectrum, Which, lanczos
+from landscape.linalg.vector import random_unit
+
+DECAYING = [3.0 / (1 + i) ** 2 for i in range(20)]
+SPECTRA: dict[str, list[float]] = {
+    "outliers over a bulk": [40.0, 11.0, 5.0, 3.0, 2.0] + [0.01 * i for i in range(25)],
+    "mixed signs": [9.0, -7.0, 4.0, -2.0, 1.0] + [0.02 * i - 0.2 for i in range(25)],
+    "all negative": [-x for x in DECAYING],
+    "clustered": [5.0, 4.999, 4.998, 4.997, 1.0] + [0.01 * i for i in range(15)],
+    "pairs of opposite sign": [3.0, -2.99, 2.0, -1.99, 1.0, -0.99] + [0.01 * i - 0.05 for i in range(12)],
+    "rank deficient": [7.0, -3.0, 1.0] + [0.0] * 17,
+    "two weights": [2.0, -5.0],
+    "three weights": [2.0, -5.0, 3.0],
+}
+
+
+def _product(matrix: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda vector: matrix @ vector
+
+
+def _start(n: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return random_unit(n, seed, device=torch.device("cpu"), dtype=dtype)
+
+
+def _spectrum(values: list[float], k: int, *, which: Which = "LM", tol: float = 1e-8, steps: int = 200) -> Spectrum:
+    return lanczos(
+        _product(symmetric(values)), _start(len(values)), k, which=which, tol=tol, max_steps=steps, vectors=True
+    )
+
+
+def _wanted(values: list[float], k: int, which: Which) -> list[float]:
+    falling = sorted(values, reverse=True)
+    if which == "both":
+        return falling[:k] + falling[::-1][:k]
+    order: dict[str, list[float]] = {"LA": falling, "SA": falling[::-1], "LM": sorted(values, key=abs, reverse=True)}
+    return order[which][:k]
+
+
+@pytest.mark.parametrize("which", ["LM", "LA", "SA", "both"])
+@pytest.mark.parametrize("name", SPECTRA)
+def test_values_are_those_prescribed_in_the_order_asked_for(name: str, which: Which) -> None:
+    values = SPECTRA[name]
+    k = min(3, len(values))
+    found = _spectrum(values, k, which=which)
+    np.testing.assert_allclose(found.values, _wanted(values, k, which), rtol=0, atol=1e-9 * max(map(abs, values)))
+    assert (found.largest, found.smallest) == pytest.approx(
+        (max(values), min(values)), abs=1e-3 * max(map(abs, values))
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_near_ties_of_opposite_sign_keep_their_signs(seed: int) -> None:
+    values = [5.0, -4.99, 1.0] + [0.05 * i - 0.5 for i in range(30)]
+    found = lanczos(_product(symmetric(values, seed)), _start(len(values), seed + 100), 2, tol=1e-3)
+    assert sorted(found.values) == pytest.approx([-4.99, 5.0], rel=1e-5)
+
+
+@pytest.mark.parametrize("which", ["LM", "LA", "SA"])
+def test_k_equal_to_n_gives_the_whole_spectrum(which: Which) -> None:
+    values = SPECTRA["mixed signs"][:12]
+    np.testing.assert_allclose(_spectrum(values, 12, which=which).values, _wanted(values, 12, which), atol=1e-12)
+
+
+def test_one_weight_has_one_eigenvalue_and_no_rounding() -> None:
+    found = lanczos(lambda v: -3.0 * v, _start(1), 1, which="both", vectors=True)
+    assert found.values.tolist() == [-3.0, -3.0]
+    assert found.residuals.tolist() == [0.0, 0.0]
+    assert found.converged.all()
+    assert found.products == 1
+
+
+def test_zeros_beyond_the_rank_are_found_but_never_count_as_converged() -> None:
+    found = _spectrum(SPECTRA["rank deficient"], 5)
+    np.testing.assert_allclose(found.values, [7, -3, 1, 0, 0], atol=1e-12)
+    assert found.converged.tolist() == [True, True, True, False, False]  # no residual is a share of zero
+    assert found.products <= 8
+
+
+def test_the_zero_operator_has_zeros() -> None:
+    found = lanczos(torch.zeros_like, _start(50), 3)
+    assert found.values.tolist() == [0.0, 0.0, 0.0]
+    assert not found.converged.any()
+    assert found.products == 4
+
+
+def test_the_identity_has_every_eigenvalue_one() -> None:
+    found = lanczos(lambda v: 1.0 * v, _start(30), 4)
+    np.testing.assert_allclose(found.values, np.ones(4), atol=1e-13)
+    assert found.converged.all()
+
+
+@pytest.mark.parametrize("copies", [2, 3, 4])
+def test_where_the_krylov_space_ends_every_wanted_copy_of_a_multiple_eigenvalue_is_found(copies: int) -> None:
+    found = _spectrum([5.0] * copies + [3.0] * copies + [1.0] * copies, copies)
+    np.testing.assert_allclose(found.values, [5.0] * copies, atol=1e-11)
+
+
+def test_elsewhere_one_copy_of_a_multiple_eigenvalue_is_found_and_all_that_is_returned_is_true() -> None:
+    values = [5.0, 5.0, 4.0, 3.0] + [0.001 * i for i in range(60)]
+    found = _spectrum(values, 2, tol=1e-3)
+    np.testing.assert_allclose(found.values, [5.0, 4.0], atol=1e-6)  # as documented: one start finds one copy
+    distance = np.abs(np.array(values)[:, None] - found.values).min(axis=0)
+    assert (distance <= found.residuals).all()
+
+
+def test_an_invariant_start_does_not_hide_the_rest() -> None:
+    matrix = torch.diag(torch.tensor([1.0, 9.0, -4.0, 2.0], dtype=torch.float64))
+    start = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+    np.testing.assert_allclose(lanczos(_product(matrix), start, 2).values, [9.0, -4.0], atol=1e-12)
+
+
+@pytest.mark.parametrize("tol", [1e-1, 1e-3, 1e-6])
+@pytest.mark.parametrize("name", ["outliers over a bulk", "mixed signs", "clustered"])
+def test_residuals_are_those_of_the_vectors_and_bound_the_error(name: str, tol: float) -> None:
+    values = SPECTRA[name]
+    matrix = symmetric(values)
+    found = _spectrum(values, 4, tol=tol)
+    assert found.vectors is not None
+    recomputed = (found.vectors @ matrix - torch.from_numpy(found.values)[:, None] * found.vectors).norm(dim=1).numpy()
+    floor = 1e-13 * max(map(abs, values))
+    np.testing.assert_allclose(found.residuals, np.maximum(recomputed, floor), rtol=1e-4, atol=floor)
+    assert (np.abs(np.array(values)[:, None] - found.values).min(axis=0) <= found.residuals + 1e-12).all()
+    assert (found.converged == (found.residuals <= tol * np.abs(found.values))).all()
+
+
+def test_vectors_are_orthonormal_and_point_towards_the_start() -> None:
+    values = SPECTRA["mixed signs"]
+    found = _spectrum(values, 4)
+    assert found.vectors is not None
+    torch.testing.assert_close(found.vectors @ found.vectors.T, torch.eye(4, dtype=torch.float64), atol=1e-10, rtol=0)
+    assert (found.vectors @ _start(len(values)) > 0).all()
+
+
+def test_nodes_and_weights_integrate_polynomials_over_the_spectral_density_of_the_start() -> None:
+    matrix, start = symmetric(SPECTRA["mixed signs"]), _start(30)
+    found = lanczos(_product(matrix), start, 3, tol=1e-3)
+    assert (found.weights >= 0).all()
+    power = start
+    for degree in range(2 * found.products):  # Gauss quadrature is exact up to degree 2 m - 1
+        moment = torch.dot(start, power).item()
+        assert float(found.weights @ found.nodes**degree) == pytest.approx(moment, rel=1e-8, abs=1e-8 * 9.0**degree)
+        power = matrix @ power
+
+
+def test_too_few_products_are_said_to_be_too_few() -> None:
+    found = _spectrum([1.0 + 0.001 * i for i in range(60)], 3, tol=1e-3, steps=5)
+    assert found.products == 5
+    assert not found.converged.any()
+    assert (found.residuals > 1e-3 * np.abs(found.values)).all()
+
+
+def test_few_products_suffice_also_where_the_other_end_of_the_spectrum_is_zero() -> None:
+    values = SPECTRA["outliers over a bulk"]
+    spent = [lanczos(_product(symmetric(values, s)), _start(30, s), 5, tol=1e-3).products for s in range(10)]
+    assert max(spent) <= 10
+
+
+@pytest.mark.parametrize("call", [1, 4])
+def test_an_operator_that_is_not_finite_is_refused(call: int) -> None:
+    calls = 0
+
+    def product(vector: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return vector * (torch.nan if calls == call else calls)
+
+    with pytest.raises(FloatingPointError, match="not finite"):
+        lanczos(product, _start(10), 3)
+
+
+def test_single_precision_claims_no_residual_below_its_rounding() -> None:
+    values = SPECTRA["outliers over a bulk"]
+    found = lanczos(_product(symmetric(values).float()), _start(30, dtype=torch.float32), 5, tol=1e-5, vectors=True)
+    assert found.residuals.min() >= 1e-6 * 40.0 * (1 - 1e-5)
+    np.testing.assert_allclose(found.values, sorted(values)[:-6:-1], atol=1e-6 * 40)
+
+
+@pytest.mark.parametrize("which", ["LM", "LA", "SA"])
+def test_agrees_with_arpack(which: Which) -> None:
+    generator = torch.Generator().manual_seed(3)
+    noise = torch.randn(120, 120, generator=generator, dtype=torch.float64)
+    matrix = (noise + noise.T) / 2
+    operator = LinearOperator((120, 120), matvec=matrix.numpy().__matmul__, dtype=np.float64)
+    reference = eigsh(operator, k=4, which=which, tol=1e-12, return_eigenvectors=False)
+    found = lanczos(_product(matrix), _start(120), 4, which=which, tol=1e-8)
+    np.testing.assert_allclose(np.sort(found.values), np.sort(reference), rtol=1e-10)
