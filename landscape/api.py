@@ -46,7 +46,7 @@ def measure(
     settings = {**preset_of(probe, preset), **options}
     made, rest = configured(probe, settings)
     if isinstance(subject, Subject):
-        given = [name for name in rest if name in options]
+        given = [name for name in rest if name in options and name not in own_defaults(probe)]
         if given:
             raise OptionError(f"{', '.join(given)} belongs to loading; give it to landscape.load")
         loaded = subject
@@ -69,8 +69,17 @@ def configured(probe: str, settings: dict[str, Any]) -> tuple[Probe, dict[str, A
     unknown = [name for name in settings if name not in own | loading]
     if unknown:
         raise OptionError(f"{probe} has no option {unknown[0]}; it has {', '.join(sorted(own))}")
-    parameters = {name: value for name, value in settings.items() if name in own}
+    parameters = {
+        field.name: _several(settings[field.name]) if isinstance(field.default, tuple) else settings[field.name]
+        for field in fields(kind)
+        if field.name in settings
+    }
     return kind(**parameters), {name: value for name, value in settings.items() if name in loading}
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    """A repeatable option: one word stands for a list of one."""
+    return (value,) if isinstance(value, str) else tuple(value)
 
 
 def defaults(probe: str) -> dict[str, Any]:

@@ -1,0 +1,182 @@
+"""`landscape.load`, `landscape.measure`, `landscape.open`: the same answers as the engine's, in one call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from torch import nn
+
+import landscape
+from landscape import checkpoint, models
+from landscape.probe import OptionError
+
+ARGUMENTS: dict[str, Any] = {"classes": 10, "image_size": 16, "blocks": (1, 1), "width": 8}
+FEW: dict[str, Any] = {"samples": 16, "batch_size": 8}
+
+
+@pytest.fixture
+def final(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    path = tmp_path / "checkpoints" / "resnet-digits" / "final.pt"
+    checkpoint.write(
+        path,
+        model="resnet_demo",
+        model_args=ARGUMENTS,
+        state_dict=models.build("resnet_demo", **ARGUMENTS).state_dict(),
+        data={"name": "digits"},
+        recipe={},
+        epoch=1.0,
+        metrics={},
+        seed=0,
+    )
+    return path
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "results.h5"
+
+
+def refuse(done: int, total: int) -> None:
+    raise AssertionError("a finished question was measured again")
+
+
+def test_a_loaded_subject_is_measured_and_its_answer_comes_labelled(final: Path, out: Path) -> None:
+    subject = landscape.load(final, **FEW)
+    data = landscape.measure("variance", subject, out=out)
+    assert isinstance(data, xr.Dataset)
+    assert data["variance"].dims == ("layer",)
+    assert data.attrs["label"] == "resnet-digits"
+    assert data.attrs["protocol"] == "digits test, 16 samples, batch size 8, no augmentation, weight decay 0, seed 0"
+    assert bool((data["done"] == 1).all())
+
+
+def test_load_takes_all_test_samples_and_measure_1024_of_the_probes_own_split(final: Path, out: Path) -> None:
+    assert len(landscape.load(final)) == 360
+    data = landscape.measure("variance", final, out=out)
+    assert data.attrs["protocol"].startswith("digits test, 360 samples, batch size 128")
+    data = landscape.measure("surface", str(final), out=out, resolution=2)
+    assert data.attrs["protocol"].startswith("digits train, 1024 samples, batch size 128")
+
+
+def test_options_go_to_the_probe_and_to_loading(final: Path, out: Path) -> None:
+    options = {"top": 1, "batches": 1, "weight_decay": 0.5, "split": "test", "device": "cpu", **FEW}
+    data = landscape.measure("hessian", final, out=out, label="mine", **options)
+    assert (data.sizes["batch"], data.sizes["rank"]) == (1, 1)
+    assert "digits test, 16 samples, batch size 8" in data.attrs["protocol"]
+    assert "weight decay 0.5" in data.attrs["protocol"]
+    assert data.attrs["label"] == "mine"
+
+
+def test_the_newest_checkpoint_is_measured_where_none_is_given(final: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(final.parents[2])
+    data = landscape.measure("variance", **FEW)
+    assert data.attrs["checkpoint_sha256"] == checkpoint.file_sha256(final)
+    assert Path("results.h5").exists()
+
+
+def test_a_module_made_in_python_is_measured(out: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(768, 10))
+    subject = landscape.load(model, data="digits", label="linear", **FEW)
+    data = landscape.measure("surface", subject, out=out, resolution=3)
+    with torch.no_grad():
+        losses = [subject.loss(i).item() for i in range(2)]
+    assert data["loss"].sel(x=0, y=0).item() == pytest.approx(np.mean(losses), rel=1e-6)
+    assert data.attrs["label"] == "linear"
+
+
+def test_a_finished_question_returns_without_measuring(final: Path, out: Path) -> None:
+    subject = landscape.load(final, **FEW)
+    first = landscape.measure("variance", subject, out=out)
+    again = landscape.measure("variance", landscape.load(final, **FEW), out=out, report=refuse)
+    assert again.identical(first)
+    with pytest.raises(AssertionError, match="measured again"):
+        landscape.measure("variance", subject, out=out, overwrite=True, report=refuse)
+
+
+def test_an_open_dataset_is_no_obstacle(final: Path, out: Path) -> None:
+    subject = landscape.load(final, **FEW)
+    landscape.measure("variance", subject, out=out)
+    with xr.open_datatree(out, engine="h5netcdf") as lazy, h5py.File(out):  # as in a notebook
+        landscape.measure("fourier", subject, out=out)
+        assert set(lazy.children) == {"variance"}
+    assert set(landscape.open(out).children) == {"fourier", "variance"}
+
+
+def test_open_gives_the_tree_that_xarray_opens(final: Path, out: Path) -> None:
+    data = landscape.measure("fourier", landscape.load(final, **FEW), out=out)
+    tree = landscape.open(out)
+    (name,) = tree["fourier"].children
+    assert tree[f"fourier/{name}"].to_dataset().identical(data)
+    with xr.open_dataset(out, group=f"fourier/{name}", engine="h5netcdf") as read:
+        xr.testing.assert_equal(read.load(), data)
+    with pytest.raises(FileNotFoundError, match=r"no results file at .*; run a probe first"):
+        landscape.open(out.with_name("none.h5"))
+
+
+def test_several_planes_are_several_groups_and_the_last_is_returned(final: Path, out: Path) -> None:
+    subject = landscape.load(final, **FEW)
+    data = landscape.measure("surface", subject, out=out, resolution=3, directions=2, seed=5)
+    groups = [tree.to_dataset() for tree in landscape.open(out)["surface"].children.values()]
+    assert len(groups) == 2
+    alone = landscape.measure("surface", subject, out=out, resolution=3, seed=6, report=refuse)
+    assert alone.identical(data)
+    assert not np.allclose(groups[0]["loss"], groups[1]["loss"])
+
+
+def test_the_seed_of_a_probe_may_be_given_with_a_subject(final: Path, out: Path) -> None:
+    subject = landscape.load(final, **FEW)
+    one, two = (landscape.measure("surface", subject, out=out, resolution=3, seed=seed) for seed in (0, 1))
+    assert not np.allclose(one["loss"], two["loss"])
+
+
+def test_one_word_may_stand_for_a_list_of_one(final: Path, out: Path) -> None:
+    subject = landscape.load(final, **FEW)
+    data = landscape.measure("fourier", subject, out=out, layers="layer1.0$")
+    assert data["name"].values.tolist() == ["layer1.0"]
+    assert landscape.measure("fourier", subject, out=out, layers=["layer1.0$"], report=refuse).identical(data)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tops": 3}, r"hessian has no option tops; it has .*top.*which"),
+        ({"resolution": 3}, r"hessian has no option resolution"),
+        ({"samples": 4}, r"samples belongs to loading; give it to landscape.load"),
+        ({"top": 0}, r"--top 0 is out of range; ask for at least 1"),
+        ({"preset": "park2021"}, r"--preset park2021 is unknown; hessian has park2022"),
+    ],
+)
+def test_options_that_do_not_fit_are_usage_errors(
+    options: dict[str, Any], message: str, final: Path, out: Path
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        landscape.measure("hessian", landscape.load(final, **FEW), out=out, **options)
+    assert not out.exists()
+
+
+def test_an_unknown_probe_lists_the_known_ones(final: Path, out: Path) -> None:
+    with pytest.raises(ValueError, match=r"there is no probe hesian; expected one of surface, .*hessian"):
+        landscape.measure("hesian", final, out=out)
+
+
+def test_a_preset_sets_probe_and_loading(final: Path, out: Path) -> None:
+    with pytest.raises(ValueError, match=r"--augment uses the checkpoint's own recipe and this one has none"):
+        landscape.measure("hessian", final, out=out, preset="park2022")  # the preset augments
+    data = landscape.measure("hessian", final, out=out, preset="park2022", augment=False, top=1, samples=16)
+    assert (
+        data.attrs["protocol"] == "digits train, 16 samples, batch size 16, no augmentation, weight decay 0.05, seed 0"
+    )
+
+
+def test_the_package_offers_four_names() -> None:
+    assert set(landscape.__all__) == {"Subject", "load", "measure", "open"}
+    with pytest.raises(AttributeError, match="has no attribute close"):
+        landscape.close  # noqa: B018
