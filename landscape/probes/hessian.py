@@ -47,7 +47,7 @@ class Hessian:
     tol: Annotated[float, "relative residual at which an eigenvalue counts as converged"] = 1e-3
     hvp: Annotated[Hvp, "how products are made: auto tries and takes the fastest"] = "auto"
     params: Annotated[str, "regular expression: only parameters whose name it finds"] = ""
-    max_products: Annotated[int, "cap on Hessian products per mini-batch"] = 200
+    max_products: Annotated[int, "cap on Hessian products per mini-batch, top + 1 at least"] = 200
     seed: Annotated[int, "seed of the start vectors"] = 0
 
     def __post_init__(self) -> None:
@@ -109,9 +109,10 @@ class Hessian:
         (i,) = unit.index
         product = products.product(i)
         size = sum(p.numel() for p in products.parameters.values())
+        steps = max(self.max_products, self.top + 1)
         start = random_unit(size, unit.seed(self.seed), device=subject.device, dtype=subject.dtype)
         try:
-            found = lanczos(product, start, self.top, which=self.which, tol=self.tol, max_steps=max(self.max_products, self.top + 1))
+            found = lanczos(product, start, self.top, which=self.which, tol=self.tol, max_steps=steps)
         except FloatingPointError:
             return self._not_finite(product.value)
         return {

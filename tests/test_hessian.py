@@ -1,0 +1,190 @@
+"""The Hessian probe: spectra per mini-batch, their summaries, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from analytic import (
+    answer,
+    attention_net,
+    convolution_net,
+    dense_hessian,
+    quadratic,
+    same_state,
+    softmax_regression,
+    state,
+    symmetric,
+    tanh_net,
+)
+
+from landscape.linalg.lanczos import Which
+from landscape.probe import OptionError
+from landscape.probes.hessian import Hessian, negative_share, positive_mean
+from landscape.subject import Subject
+
+NETWORKS: dict[str, Callable[[], Subject]] = {
+    "tanh": tanh_net,
+    "convolution and batch norm": convolution_net,
+    "attention and layer norm": attention_net,
+}
+
+
+def _bowl(values: list[float], scales: list[float], *, weight_decay: float = 0.0) -> Subject:
+    """Mini-batch i has the Hessian scales[i] A."""
+    batches = [torch.tensor([[scale, 0.0]] * 2) for scale in scales]
+    return quadratic(symmetric(values), batches=batches, weight_decay=weight_decay)
+
+
+def _expected(subject: Subject, i: int, k: int, which: Which) -> np.ndarray:
+    values = torch.linalg.eigvalsh(dense_hessian(subject, i)).numpy()
+    ends = {"LA": values[::-1][:k], "SA": values[:k], "LM": values[np.argsort(-np.abs(values))][:k]}
+    return np.concatenate([ends["LA"], ends["SA"]]) if which == "both" else ends[which]
+
+
+@pytest.mark.parametrize("which", ["LM", "LA", "SA", "both"])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_every_mini_batch_has_the_eigenvalues_of_its_dense_hessian(network: str, which: Which) -> None:
+    subject = NETWORKS[network]()
+    found = answer(Hessian(top=3, which=which, tol=1e-6), subject)
+    for i in range(2):
+        np.testing.assert_allclose(found["eigenvalue"][i], _expected(subject, i, 3, which), rtol=1e-9)
+    assert found["converged"].all()
+    assert (found["residual"] <= 1e-6 * np.abs(found["eigenvalue"])).all()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # by torch's forward mode
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_traced_product_gives_the_same_numbers(network: str) -> None:
+    subject = NETWORKS[network]()
+    kept, traced = (answer(Hessian(top=3, tol=1e-6, hvp=hvp), subject) for hvp in ("kept", "traced"))
+    np.testing.assert_allclose(traced["eigenvalue"], kept["eigenvalue"], rtol=1e-9)
+    np.testing.assert_allclose(traced["loss"], kept["loss"], rtol=1e-12)
+
+
+@pytest.mark.parametrize("which", ["LM", "LA", "SA"])
+def test_both_algebraic_ends_come_with_every_order(which: Which) -> None:
+    found = answer(Hessian(top=1, which=which), _bowl([6.0, 1.0, 0.5, 0.1, -3.0], [1.0, 2.0]))
+    np.testing.assert_allclose(found["largest"], [6.0, 12.0], rtol=1e-3)
+    np.testing.assert_allclose(found["smallest"], [-3.0, -6.0], rtol=1e-3)
+    assert (np.abs(found["largest"] - [6.0, 12.0]) <= found["largest_residual"] + 1e-12).all()
+    assert (np.abs(found["smallest"] + [3.0, 6.0]) <= found["smallest_residual"] + 1e-12).all()
+
+
+def test_softmax_regression_has_its_closed_form_spectrum() -> None:
+    subject, matrix = softmax_regression()
+    found = answer(Hessian(top=8, tol=1e-8), subject)
+    np.testing.assert_allclose(found["eigenvalue"][0], torch.linalg.eigvalsh(matrix).flip(0)[:8], rtol=1e-10)
+    assert found["smallest"][0] == pytest.approx(0.0, abs=1e-12)  # logits may all be shifted alike
+
+
+def test_weight_decay_is_part_of_the_objective_and_not_of_the_loss() -> None:
+    plain, decayed = (answer(Hessian(top=3), _bowl([4.0, 2.0, 1.0, -0.5], [1.0], weight_decay=w)) for w in (0.0, 0.5))
+    np.testing.assert_allclose(decayed["eigenvalue"], plain["eigenvalue"] + 0.5, rtol=1e-9)
+    assert decayed["loss"] == plain["loss"]
+
+
+def test_the_loss_of_each_mini_batch_is_stored() -> None:
+    subject = tanh_net()
+    assert answer(Hessian(top=1), subject)["loss"] == pytest.approx([subject.loss(i).item() for i in range(2)])
+
+
+@pytest.mark.parametrize(("sizes", "used"), [((6, 6, 2), 2), ((6, 6, 6), 3), ((4,), 1)])
+def test_a_last_smaller_mini_batch_is_left_out_unless_it_is_the_only_one(sizes: tuple[int, ...], used: int) -> None:
+    assert Hessian().plan(tanh_net(sizes=sizes)).shape == (used,)
+
+
+def test_batches_takes_the_first_ones_and_no_more_than_there_are() -> None:
+    subject = tanh_net(sizes=(6, 6, 6, 2))
+    assert Hessian(batches=2).plan(subject).shape == (2,)
+    with pytest.raises(ValueError, match="--batches 4 exceeds the 3 whole mini-batches"):
+        Hessian(batches=4).plan(subject)
+
+
+def test_no_more_eigenvalues_than_weights() -> None:
+    with pytest.raises(ValueError, match="--top 60 exceeds the 59 parameters"):
+        Hessian(top=60).plan(tanh_net())
+    found = answer(Hessian(top=3, tol=1e-6), _bowl([2.0, -1.0, 0.5], [1.0]))
+    np.testing.assert_allclose(found["eigenvalue"], [[2.0, -1.0, 0.5]], rtol=1e-12)
+
+
+def test_params_restricts_the_hessian_to_a_diagonal_block() -> None:
+    subject = tanh_net()
+    found = answer(Hessian(top=2, params=r"^2\.", tol=1e-6), subject)
+    block = dense_hessian(subject)[-24:, -24:]  # weight (3, 7) and bias (3,) of the last layer
+    np.testing.assert_allclose(found["eigenvalue"][0], torch.linalg.eigvalsh(block).flip(0)[:2], rtol=1e-9)
+    with pytest.raises(ValueError, match=r"--params nothing matches no trainable parameter; there are 0\.weight"):
+        Hessian(params="nothing").plan(subject)
+
+
+def test_nep_and_ape_are_those_of_all_values_of_all_mini_batches() -> None:
+    found = answer(Hessian(top=3), _bowl([4.0, 2.0, -3.0, 0.1], [1.0, 2.0]))  # 4, -3, 2 and 8, -6, 4
+    assert found["nep"] == pytest.approx(1 / 3)
+    assert found["ape"] == pytest.approx((4 + 2 + 8 + 4) / 4)
+    assert found["nep_low"] <= found["nep"] <= found["nep_high"]
+    assert found["ape_low"] == pytest.approx(3.0)
+    assert found["ape_high"] == pytest.approx(6.0)
+
+
+def test_without_a_positive_value_there_is_no_mean_of_them() -> None:
+    found = answer(Hessian(top=2), _bowl([-1.0, -2.0, -5.0], [1.0, 1.0]))
+    assert found["nep"] == 1.0
+    assert np.isnan(found["ape"])
+    assert "ape_low" not in found
+    assert negative_share(np.array([0.0, 1.0])) == 0.0
+    assert np.isnan(positive_mean(np.zeros(3)))
+
+
+def test_a_mini_batch_that_is_not_finite_is_stored_as_such_and_spoils_no_other() -> None:
+    found = answer(Hessian(top=2), _bowl([4.0, -3.0, 2.0], [1.0, float("nan"), 2.0]))
+    np.testing.assert_allclose(found["eigenvalue"], [[4, -3], [np.nan, np.nan], [8, -6]])
+    assert found["converged"].tolist() == [[1, 1], [0, 0], [1, 1]]
+    assert np.isnan(found["residual"][1]).all()
+    assert found["done"].tolist() == [1, 1, 1]
+    assert found["ape"] == pytest.approx(6.0)
+
+
+def test_a_half_finished_answer_is_summed_up_from_what_there_is() -> None:
+    found = answer(Hessian(top=2), _bowl([4.0, -3.0, 2.0], [1.0, 100.0]), units=1)
+    assert (found["nep"], found["ape"]) == (0.5, pytest.approx(4.0))
+    assert answer(Hessian(top=2), _bowl([4.0, -3.0, 2.0], [1.0]), units=0).keys().isdisjoint({"nep", "ape"})
+
+
+def test_products_are_counted_and_capped() -> None:
+    spread = [1.0 + 0.01 * i for i in range(60)]
+    found = answer(Hessian(top=3, max_products=7), _bowl(spread, [1.0]))
+    assert found["matvecs"] == [7]
+    assert not found["converged"].any()
+    assert answer(Hessian(top=3, max_products=2), _bowl(spread, [1.0]))["matvecs"] == [4]  # for three values
+    outliers = [20.0, -11.0, 7.0, 5.0, 3.0] + [0.01 * i for i in range(40)]
+    assert answer(Hessian(top=5), _bowl(outliers, [1.0, 1.0]))["matvecs"].max() <= 12
+
+
+def test_a_unit_gives_the_same_numbers_alone_and_in_any_order() -> None:
+    subject, probe = tanh_net(), Hessian(top=2)
+    together = answer(probe, subject)
+    for unit in reversed(list(probe.plan(subject).units())):
+        alone = probe.measure(subject, unit)
+        assert all(np.array_equal(together[name][unit.index], alone[name]) for name in alone)
+
+
+def test_the_model_is_left_as_found() -> None:
+    subject = convolution_net()
+    kept = state(subject.model)
+    answer(Hessian(top=2), subject)
+    assert same_state(subject.model, kept)
+    assert all(p.grad is None for p in subject.parameters.values())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"top": 0}, {"batches": -1}, {"tol": 0.0}, {"tol": 1.0}, {"tol": float("nan")}, {"which": "largest"},
+        {"params": "["}, {"max_products": 1}, {"hvp": "fast"},
+    ],
+)  # fmt: skip
+def test_values_outside_an_options_range_are_usage_errors(options: dict[str, object]) -> None:
+    with pytest.raises(OptionError, match="--" + list(options)[-1].replace("_", "-")):
+        Hessian(**options)  # type: ignore[arg-type]
