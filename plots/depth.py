@@ -1,0 +1,41 @@
+"""A quantity over normalised depth, with bands where attention averages and where the map gets smaller."""
+
+from __future__ import annotations
+
+import xarray as xr
+from matplotlib.axes import Axes
+
+from landscape.plots.appearance import Look, look
+
+NOTE = "Bands: self-attention (grey), blocks that reduce the map (blue). Error bars: standard error over samples."
+
+
+def over_depth(data: xr.Dataset, ax: Axes, quantity: str, *, style: Look | None = None) -> Axes:
+    """Draw a quantity per layer with its standard error at each layer's depth; layers without a map are left out."""
+    style = style or look(data)
+    shown = data[quantity].notnull().values
+    error = data[f"{quantity}_se"].fillna(0.0).values[shown] if f"{quantity}_se" in data else None
+    ax.errorbar(
+        data["depth"].values[shown],
+        data[quantity].values[shown],
+        yerr=error,
+        color=style.color,
+        marker=style.marker,
+        linestyle=style.line,
+        elinewidth=0.8,
+        markersize=3.5 if shown.sum() <= 30 else 2,
+        label=style.label,
+    )
+    ax.set(xlabel="normalised depth", xlim=(-0.03, 1.03))
+    return bands(data, ax)
+
+
+def bands(data: xr.Dataset, ax: Axes) -> Axes:
+    """Shade each attention unit grey and each reduction blue: unit m of D spans [(m - 1)/D, m/D]."""
+    depth = data["depth"].values
+    for i in range(1, len(depth)):
+        if data["kind"].values[i] == "msa":
+            ax.axvspan(depth[i - 1], depth[i], color="0.5", alpha=0.15, linewidth=0)
+        if data["kind"].values[i] == "subsample" or data["reduces"].values[i]:
+            ax.axvspan(depth[i - 1], depth[i], color="tab:blue", alpha=0.15, linewidth=0)
+    return ax

@@ -1,0 +1,35 @@
+"""Relative log amplitude at the highest frequency over depth, per network (Park & Kim 2022, Fig. 2b and Fig. 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from landscape.plots import depth, style
+from landscape.plots.appearance import Look
+
+MEANING = (
+    "How much high-frequency signal each layer leaves, relative to its own mean level: falling means that the "
+    "layer is a low-pass filter (self-attention), rising that it is a high-pass (convolution, MLP). The "
+    "highest frequency is that of the layer's own grid, so that values before and after a reduction (blue "
+    "band) speak of different physical scales."
+)
+
+
+def fourier_depth(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
+    """Draw the relative log amplitude at each layer's own highest frequency over normalised depth."""
+    depth.over_depth(data, ax, "high_frequency", style=look)
+    ax.set(ylabel="Δ\u00a0ln\u00a0A at the highest frequency")
+    return ax
+
+
+def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """One panel per network on common axes."""
+    figure, axes = style.panels(answers, looks, aspect=0.85, note=depth.NOTE)
+    for data, ax, look in zip(answers, axes, looks, strict=True):
+        fourier_depth(data, ax, look=look)
+    style.outer(axes)
+    return figure

@@ -1,0 +1,112 @@
+"""Max-eigenvalue spectra of the Hessian: one density in two panels (Park & Kim, arXiv 2105.12639 and 2202.06709)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from landscape.plots import style
+from landscape.plots.appearance import Look
+from landscape.plots.appearance import look as look_of
+
+MEANING = (
+    "The largest-magnitude Hessian eigenvalues of many mini-batches: NEP is the share of negative ones (non- "
+    "convexity), APE the mean of the positive ones (sharpness), each with the 95 % bootstrap interval over "
+    "mini-batches. They depend on batch size, phase of training, augmentation and weight decay: compare only "
+    "answers of one protocol."
+)
+Range = tuple[float, float]
+PAPER: tuple[Range, Range] = ((-120.0, 0.0), (0.0, 900.0))
+
+
+def hessian(
+    data: xr.Dataset,
+    axes: tuple[Axes, Axes],
+    *,
+    look: Look | None = None,
+    ranges: tuple[Range, Range] | None = None,
+) -> tuple[Axes, Axes]:
+    """Draw the density of all eigenvalues, its negative side on the first axes and its positive side on the second.
+
+    Args:
+        data: a stored answer.
+        axes: left and right.
+        look: colour and line.
+        ranges: of both sides; default: from the data's quantiles, `PAPER` has the paper's.
+    """
+    look = look or look_of(data)
+    values = eigenvalues(data)
+    for ax, (low, high) in zip(axes, ranges or spans([data]), strict=True):
+        at = np.linspace(low, high, 400)
+        curve = density(values, at)
+        ax.plot(at, curve, color=look.color, linestyle=look.line, label=look.label)
+        ax.fill_between(at, curve, color=look.color, alpha=0.07, linewidth=0)
+        ax.set(xlim=(low, high), xlabel="Hessian eigenvalue")
+    top = max(float(np.max(line.get_ydata())) for ax in axes for line in ax.lines)
+    for ax in axes:
+        ax.set_ylim(0, 1.05 * top)
+    axes[0].set_ylabel("density")
+    return axes
+
+
+def page(answers: Sequence[xr.Dataset], looks: Sequence[Look], *, ranges: tuple[Range, Range] | None = None) -> Figure:
+    """All answers overlaid, NEP and APE in the legend."""
+    legend = [
+        replace(look, label=f"{look.label}: {_numbers(data)}", marker="").sample()
+        for data, look in zip(answers, looks, strict=True)
+    ]
+    figure = style.page(answers, looks, height=2.1, legend=legend)
+    left, right = figure.subplots(1, 2, sharey=True)
+    for data, look in zip(answers, looks, strict=True):
+        hessian(data, (left, right), look=look, ranges=ranges or spans(answers))
+    left.set_title("negative")
+    right.set_title("positive")
+    return figure
+
+
+def eigenvalues(data: xr.Dataset) -> np.ndarray:
+    """All finite eigenvalues of the finished mini-batches."""
+    values = data["eigenvalue"].values.ravel()
+    return np.asarray(values[np.isfinite(values)])
+
+
+def spans(answers: Sequence[xr.Dataset]) -> tuple[Range, Range]:
+    """Ranges of both sides that hold nearly all values of every answer; single outliers do not stretch them."""
+    low, high = 0.0, 0.0
+    for data in answers:
+        values = eigenvalues(data)
+        negative, positive = values[values < 0], values[values > 0]
+        low = min(low, 1.15 * float(np.quantile(negative, 0.01)) if negative.size else 0.0)
+        high = max(high, 1.15 * float(np.quantile(positive, 0.99)) if positive.size else 0.0)
+    high = high or -low or 1.0
+    return (low or -0.1 * high, 0.0), (0.0, high)
+
+
+def density(values: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Gaussian kernel density with Silverman's robust bandwidth, 0.9 min(std, IQR / 1.34) n^(-1/5).
+
+    The plain standard deviation would let a few very large eigenvalues smear the many small ones.
+    """
+    spread = np.quantile(values, 0.75) - np.quantile(values, 0.25)
+    deviation = values.std(ddof=1) if values.size > 1 else 0.0
+    width = 0.9 * (min(deviation, spread / 1.34) or deviation) * values.size**-0.2
+    width = width or 0.01 * float(np.abs(at).max())  # equal values: a spike that can be seen
+    z = (at[:, None] - values[None, :]) / width  # (points, values)
+    return np.asarray(np.exp(-0.5 * z**2).mean(axis=1) / (width * np.sqrt(2 * np.pi)))
+
+
+def _numbers(data: xr.Dataset) -> str:
+    parts = [f"{name.upper()} {_interval(data, name)}" for name in ("nep", "ape") if name in data]
+    found = np.isfinite(data["eigenvalue"].values)
+    unsure = int((found & (data["converged"].values == 0)).sum()) if "converged" in data else 0
+    return ", ".join(parts + ([f"{unsure} of {found.sum()} not converged"] if unsure else []))
+
+
+def _interval(data: xr.Dataset, name: str) -> str:
+    value, low, high = (float(data[key]) if key in data else np.nan for key in (name, f"{name}_low", f"{name}_high"))
+    return f"{value:.3g} [{low:.3g}, {high:.3g}]" if np.isfinite(low + high) else f"{value:.3g}"

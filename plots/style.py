@@ -1,0 +1,158 @@
+"""The page of every figure: paper widths, 8 pt, the protocol printed under it, editable text in PDF and SVG."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from landscape.plots.appearance import Look, plain
+
+COLUMN, PAGE = 3.25, 6.75  # inches: one column of a paper, both columns
+RC: dict[Any, Any] = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 3.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.dpi": 100,
+    "savefig.dpi": 200,
+    "pdf.fonttype": 42,  # TrueType, which publishers ask for
+    "ps.fonttype": 42,
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "landscape",  # equal figures are equal files
+}
+SMALL = 6  # pt, of captions
+LINE = 1.35 * SMALL / 72  # inches per line of a caption
+LEGEND_LINE = 0.135  # inches per row of a legend
+
+
+def page(
+    answers: Sequence[xr.Dataset],
+    looks: Sequence[Look],
+    *,
+    height: float,
+    width: float = PAGE,
+    legend: Sequence[Line2D | Patch] = (),
+    note: str = "",
+) -> Figure:
+    """An empty figure with the protocol, a note and a legend under the space for its axes.
+
+    The space they need is known beforehand, so that nothing overlaps and nothing is cut off.
+
+    Args:
+        answers: what will be drawn; their protocols are the caption.
+        looks: of the answers, for their names.
+        height: of the space for the axes, in inches.
+        width: of the figure, in inches.
+        legend: labelled entries, in as many columns as fit.
+        note: a sentence after the protocol.
+    """
+    # A digit of DejaVu Sans is 0.64 em wide, running text 0.55: the estimate is on the safe side.
+    caption = textwrap.wrap(f"{protocol(answers, looks)} {note}".strip(), int(72 * width / (0.56 * SMALL)))
+    size = RC["legend.fontsize"]
+    labels = [fitted(str(entry.get_label()), width - 0.5, size) for entry in legend]
+    longest = max(map(len, labels), default=0)
+    columns = max(1, min(len(labels), int(72 * width / (0.6 * size * (longest + 8)))))
+    rows = math.ceil(len(labels) / columns) + sum(label.count("\n") for label in labels)
+    caption_height = len(caption) * LINE + 0.06
+    legend_height = rows * LEGEND_LINE + (0.12 if legend else 0.0)
+    total = height + caption_height + legend_height
+    figure = Figure(figsize=(width, total), layout="compressed")
+    FigureCanvasAgg(figure)
+    bottom = (caption_height + legend_height) / total
+    figure.get_layout_engine().set(rect=(0.0, bottom, 1.0, 1.0 - bottom))  # type: ignore[union-attr, call-arg]
+    figure.text(
+        0.5, 0.03 / total, "\n".join(caption), ha="center", va="bottom", fontsize=SMALL, color="0.3", linespacing=1.2
+    )
+    if legend:
+        figure.legend(
+            handles=list(legend),
+            labels=labels,
+            fontsize=size,
+            loc="lower center",
+            bbox_to_anchor=(0.5, caption_height / total),
+            ncols=columns,
+            frameon=False,
+            borderaxespad=0.1,
+            labelspacing=0.3,
+            handlelength=2.6,
+        )
+    return figure
+
+
+def panels(
+    answers: Sequence[xr.Dataset],
+    looks: Sequence[Look],
+    *,
+    aspect: float,
+    note: str = "",
+    share: bool = True,
+    projection: str | None = None,
+) -> tuple[Figure, list[Axes]]:
+    """One titled panel per answer, side by side, `aspect` times as high as wide."""
+    n = len(answers)
+    columns = {1: 1, 2: 2, 3: 3, 4: 2, 5: 3, 6: 3}.get(n, 4)
+    rows = math.ceil(n / columns)
+    width = COLUMN if n == 1 else PAGE
+    size = RC["axes.titlesize"] if columns < 3 else SMALL
+    titles = [fitted(look.label, width / columns, size) for look in looks]
+    lines = max(title.count("\n") + 1 for title in titles)
+    height = rows * (aspect * width / columns + lines * 1.3 * size / 72 + 0.1)
+    figure = page(answers, looks, height=height, width=width, note=note)
+    grid = figure.subplots(
+        rows, columns, sharex=share, sharey=share, squeeze=False, subplot_kw={"projection": projection}
+    )
+    for ax in grid.flat[n:]:
+        ax.remove()
+    axes = list(grid.flat[:n])
+    for i, (ax, title) in enumerate(zip(axes, titles, strict=True)):
+        ax.set_title(title, fontsize=size)
+        if share and i + columns >= n:
+            ax.tick_params(labelbottom=True)  # the lowest of its column, though perhaps not in the last row
+    return figure, axes
+
+
+def outer(axes: Sequence[Axes]) -> None:
+    """Keep axis labels only where a panel has none below or to its left, small enough for the panels."""
+    places = [ax.get_subplotspec() for ax in axes]
+    lowest = {place.colspan.start: i for i, place in enumerate(places) if place is not None}
+    for i, (ax, place) in enumerate(zip(axes, places, strict=True)):
+        if place is None:
+            continue
+        columns = place.get_gridspec().ncols
+        size = RC["axes.labelsize"] if columns < 3 else SMALL
+        side = 0.75 * PAGE / columns if len(axes) > 1 else COLUMN
+        ax.set_ylabel(fitted(ax.get_ylabel(), side, size) if place.is_first_col() else "", fontsize=size)
+        ax.set_xlabel(fitted(ax.get_xlabel(), side, size) if lowest[place.colspan.start] == i else "", fontsize=size)
+
+
+def fitted(text: str, width: float, size: float, lines: int = 3) -> str:
+    """Text broken into lines that fit a width in inches, cut with an ellipsis after the last."""
+    return textwrap.fill(text, max(8, int(72 * width / (0.58 * size)) - 2), max_lines=lines, placeholder="…")
+
+
+def protocol(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> str:
+    """Under what protocol the answers were measured: once if all share it, else by label."""
+    labels: dict[str, list[str]] = {}
+    for data, look in zip(answers, looks, strict=True):
+        labels.setdefault(plain(str(data.attrs.get("protocol", "") or "protocol not stored")), []).append(look.label)
+    if len(labels) == 1:
+        return f"{next(iter(labels))}."
+    return "; ".join(f"{', '.join(found)}: {said}" for said, found in labels.items()) + "."

@@ -1,0 +1,115 @@
+"""Contours of the loss on a plane through the weights (Li et al. 2018, Fig. 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import matplotlib
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import BoundaryNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from landscape.plots import style
+from landscape.plots.appearance import Look, plain
+
+MEANING = (
+    "The loss on a plane through the trained weights (cross), in steps that all panels share: wider contours "
+    "mean a flatter minimum along these directions. Two directions out of millions show neither the whole "
+    "valley nor its sharpest walls, and networks compare only under one protocol and one normalisation of the "
+    "directions."
+)
+
+
+NBSP = "\u00a0"  # keeps units on one line where labels are broken
+COLORS = matplotlib.colormaps["viridis"]
+
+
+def surface(data: xr.Dataset, ax: Axes, *, levels: np.ndarray | None = None) -> Axes:
+    """Draw labelled contours of the loss; cells not measured yet stay grey, finished ones without a value have a dot.
+
+    Args:
+        data: a stored answer.
+        ax: where to draw.
+        levels: of the contours; default: from the data.
+    """
+    levels = steps([data]) if levels is None else levels
+    x, y = data["x"].values, data["y"].values
+    loss = data["loss"].transpose("y", "x").values
+    ax.set_facecolor("0.88")
+    shown = np.ma.masked_invalid(loss)
+    # Under the contours, so that single finished cells show too.
+    ax.pcolormesh(x, y, shown, cmap=COLORS, norm=_norm(levels), shading="nearest", rasterized=True)
+    if cells(loss).any():
+        ax.contourf(x, y, shown, levels=levels, cmap=COLORS, norm=_norm(levels), extend="both")
+        within = levels[(levels > shown.min()) & (levels < shown.max())]
+        if within.size:
+            lines = ax.contour(x, y, shown, levels=within, colors="k", linewidths=0.35)
+            ax.clabel(lines, levels=within[::2], fontsize=5, fmt="%.3g", inline_spacing=2)
+    rows, columns = np.nonzero((data["done"].transpose("y", "x").values == 1) & ~np.isfinite(loss))
+    ax.plot(x[columns], y[rows], ".", color="0.4", markersize=1.5, label="loss not finite")
+    _places(data, ax)
+    ax.set(xlabel=_axis(data, "x"), ylabel=_axis(data, "y"), xlim=(x[0], x[-1]), ylim=(y[0], y[-1]))
+    if 1 / 3 < np.ptp(x) / np.ptp(y) < 3:
+        ax.set_aspect("equal")
+    return ax
+
+
+def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """One panel per answer with common contour levels and one colour bar."""
+    levels = steps(answers)
+    lost = any((~np.isfinite(data["loss"].where(data["done"] == 1, 0.0).values)).any() for data in answers)
+    figure, axes = style.panels(
+        answers, looks, aspect=0.8, share=False, note="Dots: the loss is not finite." if lost else ""
+    )
+    for data, ax in zip(answers, axes, strict=True):
+        surface(data, ax, levels=levels)
+    if len({(_axis(data, "x"), _axis(data, "y")) for data in answers}) == 1:
+        style.outer(axes)
+    figure.colorbar(ScalarMappable(_norm(levels), COLORS), ax=axes, label="loss (nats)", aspect=30, pad=0.02,
+                    ticks=levels, format="%.3g", spacing="uniform", extend="both")  # fmt: skip
+    return figure
+
+
+def steps(answers: Sequence[xr.Dataset]) -> np.ndarray:
+    """Contour levels that fit all answers: even, or steps like 1, 2, 5 where the loss spans orders of magnitude.
+
+    The upper end is a quantile: a few cells at the corners may be larger by orders of magnitude.
+    """
+    values = np.concatenate([data["loss"].values[np.isfinite(data["loss"].values)] for data in answers])
+    low, high = float(values.min()), float(np.quantile(values, 0.9))
+    if high <= 20 * max(low, 0.0):
+        return np.unique(MaxNLocator(12).tick_values(low, high if high > low else low + 1.0))
+    low = max(low, 1e-3 * high)
+    decades = np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)) + 1)
+    within = (1.0, 2.0, 5.0) if high > 300 * low else (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
+    series = np.outer(10.0**decades, within).ravel()
+    return np.asarray(series[np.searchsorted(series, low, "right") - 1 : np.searchsorted(series, high) + 1])
+
+
+def cells(loss: np.ndarray) -> np.ndarray:
+    """Which cells of the grid have all four corners."""
+    known = np.isfinite(loss)
+    return np.asarray(known[1:, 1:] & known[1:, :-1] & known[:-1, 1:] & known[:-1, :-1])
+
+
+def _norm(levels: np.ndarray) -> BoundaryNorm:
+    """One colour per step, however unequal the steps."""
+    return BoundaryNorm(levels, COLORS.N, extend="both")
+
+
+def _places(data: xr.Dataset, ax: Axes) -> None:
+    """The checkpoint itself at the origin and, on a plane of a run, the path of training."""
+    if "path_x" in data:
+        ax.plot(data["path_x"], data["path_y"], color="w", marker="o", markersize=2, linewidth=0.8, clip_on=True)
+    ax.plot(0.0, 0.0, "+", color="w", markersize=5, markeredgewidth=1)
+
+
+def _axis(data: xr.Dataset, name: str) -> str:
+    about = data[name].attrs
+    units = plain(str(about.get("units", "1")))
+    named = plain(str(about.get("long_name", name)))
+    return named if units in ("1", "") else f"{named} ({units.replace(' ', NBSP)})"

@@ -1,0 +1,78 @@
+"""The loss surface as a wire mesh, in the look of Park & Kim 2022, Fig. 1a."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+import xarray as xr
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+
+from landscape.plots import style
+from landscape.plots.appearance import Look
+from landscape.plots.surface import cells
+
+MEANING = (
+    "The surface above as a mesh seen from the side, on one vertical scale for all panels: it shows at a "
+    "glance which valley is wider. A perspective view has no readable numbers; take those from the contours."
+)
+LINES = 41  # mesh lines per axis at most
+
+
+def surface_3d(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) -> Any:
+    """Draw the loss over the plane as a wire mesh coloured by height; axes off, elevation and azimuth 15 degrees.
+
+    Args:
+        data: a stored answer.
+        ax: three-dimensional axes.
+        span: of the vertical axis; cells above it are left out. Default: from the data.
+    """
+    low, high = span or heights([data])
+    x, y = (_thinned(data[name].values) for name in ("x", "y"))
+    loss = data["loss"].transpose("y", "x").values[np.ix_(y, x)]
+    loss = np.where(np.isfinite(loss) & (loss <= high), loss, np.nan)
+    colors = matplotlib.colormaps["plasma"](Normalize(low, high)(np.nan_to_num(loss, nan=high)))
+    mesh = ax.plot_surface(
+        *np.meshgrid(data["x"].values[x], data["y"].values[y]),
+        loss,
+        rstride=1,
+        cstride=1,
+        facecolors=colors,
+        shade=False,
+        linewidth=0.5,
+    )
+    mesh.set_facecolor((0, 0, 0, 0))
+    mesh.set_rasterized(True)
+    if not cells(loss).any():
+        ax.text2D(0.5, 0.5, "too few points yet", transform=ax.transAxes, ha="center", color="0.5")
+    ax.set_zlim(low, high)
+    ax.view_init(elev=15, azim=15)
+    ax.set_box_aspect((1, 1, 0.8), zoom=1.3)
+    ax.set_axis_off()
+    return ax
+
+
+def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """One mesh per answer on a common vertical scale."""
+    span = heights(answers)
+    note = f"Vertical axis and colour: loss from {span[0]:.3g} to {span[1]:.3g} nats; cells above are left out."
+    figure, axes = style.panels(answers, looks, aspect=0.8, share=False, projection="3d", note=note)
+    for data, ax in zip(answers, axes, strict=True):
+        surface_3d(data, ax, span=span)
+    return figure
+
+
+def heights(answers: Sequence[xr.Dataset]) -> tuple[float, float]:
+    """A common vertical range: from the lowest loss to one that most cells of every answer stay below."""
+    values = [data["loss"].values[np.isfinite(data["loss"].values)] for data in answers]
+    low = min(float(v.min()) for v in values)
+    high = max(float(np.quantile(v, 0.9)) for v in values)
+    return low, high if high > low else low + 1.0
+
+
+def _thinned(values: np.ndarray) -> np.ndarray:
+    """Positions of evenly spread coordinates, both ends included."""
+    return np.unique(np.linspace(0, len(values) - 1, min(len(values), LINES)).round().astype(int))

@@ -1,0 +1,75 @@
+"""The path of training, polar and on its principal plane (Park & Kim 2022, Fig. 1b; Li et al. 2018, Fig. 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from landscape.plots import style
+from landscape.plots.appearance import Look
+from landscape.plots.appearance import look as look_of
+
+MEANING = (
+    "Snapshots of one training run, seen from its final weights: their distance and angle relative to the "
+    "start, and their place on the plane that holds most of the path. The polar figure is easy to misread: in "
+    "high dimension nearly every path turns by large angles, and much of it lies off any plane, as the "
+    "explained variance and the distances say."
+)
+
+
+def trajectory(data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look | None = None) -> tuple[Axes, Axes]:
+    """Draw the path on polar axes (first) and on its principal plane (second); a star marks the final weights."""
+    look = look or look_of(data)
+    polar, plane = axes
+    angle, radius = data["angle"].values, data["radius"].values
+    # The end has no angle; it lies at the centre whatever the direction, so take the last one there is.
+    known = angle[np.isfinite(angle)]
+    angle = np.where(np.isfinite(radius) & np.isnan(angle), known[-1] if known.size else 0.0, angle)
+    _path(polar, angle, radius, look)
+    polar.set_thetamin(0)  # type: ignore[attr-defined]
+    polar.set_thetamax(180 if known.size and known.max() > np.pi / 2 else 90)  # type: ignore[attr-defined]
+    polar.set_xlabel("distance to the final weights, start = 1", labelpad=15)
+    _path(plane, data["pc1"].values, data["pc2"].values, look)
+    plane.set(xlabel="first principal coordinate", ylabel="second principal coordinate")
+    return axes
+
+
+def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """All runs overlaid, each on its own principal plane; explained variance and distance off it in the legend."""
+    legend = [
+        replace(look, label=f"{look.label}: {_numbers(data)}").sample()
+        for data, look in zip(answers, looks, strict=True)
+    ]
+    note = "Stars: final weights. Each run has its own principal plane. Polar figures are easy to misread."
+    figure = style.page(answers, looks, height=2.6, legend=legend, note=note)
+    polar = figure.add_subplot(1, 2, 1, projection="polar")
+    plane = figure.add_subplot(1, 2, 2)
+    for data, look in zip(answers, looks, strict=True):
+        trajectory(data, (polar, plane), look=look)
+    if max(np.nanmax(data["angle"].values, initial=0.0) for data in answers) > np.pi / 2:
+        polar.set_thetamax(180)  # type: ignore[attr-defined]
+    polar.set_title("distance and angle, seen from the end")
+    plane.set_title("principal plane")
+    if not any(np.isfinite(data["pc1"].values).any() for data in answers):
+        plane.text(0.5, 0.5, "after the last snapshot", transform=plane.transAxes, ha="center", color="0.5")
+    return figure
+
+
+def _path(ax: Axes, x: np.ndarray, y: np.ndarray, look: Look) -> None:
+    ax.plot(
+        x, y, color=look.color, marker=look.marker, linestyle=look.line, markersize=2.5, linewidth=1, label=look.label
+    )
+    ax.plot(x[-1:], y[-1:], color=look.color, marker="*", markersize=7, linestyle="none", clip_on=False)
+
+
+def _numbers(data: xr.Dataset) -> str:
+    if "explained_variance" not in data or not np.isfinite(data["explained_variance"].values).all():
+        done = int(np.isfinite(data["radius"].values).sum())
+        return f"{done} of {data.sizes['snapshot']} snapshots"
+    shares = " + ".join(f"{100 * share:.0f}" for share in data["explained_variance"].values)
+    return f"{shares} % of the variance, off plane by up to {np.nanmax(data['off_plane'].values):.2g}"

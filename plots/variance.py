@@ -1,0 +1,40 @@
+"""Feature-map variance over depth, per network (Park & Kim 2022, Fig. 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from landscape.plots import depth, style
+from landscape.plots.appearance import Look
+
+MEANING = (
+    "How much a feature map varies over its positions, layer by layer: it falls where a layer averages (self- "
+    "attention, pooling) and rises where one sharpens (convolution, MLP). The scale of a layer's weights "
+    "enters it too, so compare the change across a block rather than the level of two networks."
+)
+
+
+def variance(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
+    """Draw the feature-map variance of every layer over normalised depth, on a logarithmic scale."""
+    depth.over_depth(data, ax, "variance", style=look)
+    values = data["variance"].values[np.isfinite(data["variance"].values)]
+    if values.size and values.min() > 0:
+        ax.set_yscale("log")
+    elif (values > 0).any():  # a constant map has variance 0, which a logarithmic scale cannot show
+        ax.set_yscale("symlog", linthresh=float(values[values > 0].min()))
+    ax.set(ylabel="feature-map variance")
+    return ax
+
+
+def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """One panel per network on common axes."""
+    figure, axes = style.panels(answers, looks, aspect=0.85, note=depth.NOTE)
+    for data, ax, look in zip(answers, axes, looks, strict=True):
+        variance(data, ax, look=look)
+    style.outer(axes)
+    return figure

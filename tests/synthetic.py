@@ -1,0 +1,250 @@
+"""A results file as a study of several networks leaves it, written by `store.Writer` without any measurement."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from landscape import store
+from landscape.answer import Question
+from landscape.probe import Plan, Quantity, Unit, Values
+from landscape.run import reduce_of
+
+Measure = Callable[[Unit], Values]
+PROBES = ("surface", "trajectory", "hessian", "fourier", "variance", "lesion")
+
+
+@dataclass(frozen=True)
+class Network:
+    """What a made-up network is called and made of: kind and stage of every layer."""
+
+    label: str
+    model: str
+    kinds: tuple[str, ...]
+    stages: tuple[int, ...]
+    width: float = 1.0  # of its valley
+
+    @property
+    def names(self) -> list[str]:
+        return [f"stages.{s}.{i}.{kind}" for i, (s, kind) in enumerate(zip(self.stages, self.kinds, strict=True))]
+
+
+def transformer(label: str, model: str = "vit_ti", depth: int = 12) -> Network:
+    return Network(label, model, ("stem", *(("msa", "mlp") * depth)), (0,) * (2 * depth + 1), 0.7)
+
+
+def convolutional(label: str, model: str = "resnet50", blocks: Sequence[int] = (3, 4, 6, 3)) -> Network:
+    stages = [stage for stage, count in enumerate(blocks, start=1) for _ in range(count)]
+    return Network(label, model, ("stem", *(("conv",) * len(stages))), (0, *stages), 1.5)
+
+
+def hybrid(label: str, model: str = "alternet50") -> Network:
+    kinds = ("conv",) * 3 + ("conv",) * 3 + ("msa",) + ("conv",) * 5 + ("msa",) + ("conv", "msa") * 2
+    return Network(label, model, ("stem", *kinds), (0, *(1,) * 3, *(2,) * 4, *(3,) * 6, *(4,) * 4), 1.0)
+
+
+NETWORKS = (
+    transformer("vit_ti-cifar100"),
+    convolutional("resnet50-cifar100"),
+    hybrid("alternet50-cifar100"),
+)
+
+
+def write(
+    path: Path, networks: Sequence[Network] = NETWORKS, *, probes: Sequence[str] = PROBES, share: float = 1.0
+) -> Path:
+    """Store every probe of every network, the first `share` of its units finished."""
+    for number, network in enumerate(networks):
+        for probe in probes:
+            plan, measure = MADE_UP[probe](network)
+            attributes: dict[str, Any] = {
+                "parameters": json.dumps({"seed": 0} if probe in ("surface", "hessian") else {}),
+                "model": network.model,
+                "data": "cifar100",
+                "batch_size": 128,
+                "samples": 1024,
+                "epoch": 300.0,
+                "checkpoint_sha256": f"{number:064x}",
+                "protocol": "cifar100 test, 1024 samples, batch size 128, no augmentation, weight decay 0, seed 0",
+            }
+            question = Question(probe, network.label, f"{number:05x}{PROBES.index(probe):05x}", plan, attributes)
+            with store.Writer(path, question, reduce_of=reduce_of) as writer:
+                for unit in first(list(plan.units()), share):
+                    writer.write(unit, measure(unit))
+    return path
+
+
+def first(units: list[Unit], share: float) -> Iterator[Unit]:
+    yield from units[: math.ceil(share * len(units))]
+
+
+def labels(network: Network, axis: str) -> dict[str, tuple[Quantity, np.ndarray]]:
+    n = len(network.kinds)
+    reduces = np.r_[0, np.diff(network.stages) > 0] * (np.array(network.kinds) != "stem")
+    reduces[1] = 0  # the first stage keeps the stem's map
+    values = {"name": network.names, "kind": network.kinds, "stage": network.stages, "depth": np.arange(n) / (n - 1)}
+    return {key: (Quantity(key, dims=(axis,)), np.array(value)) for key, value in values.items()} | {
+        "reduces": (Quantity("1 where the map gets smaller", dims=(axis,)), reduces.astype(int))
+    }
+
+
+def quantities(dims: tuple[str, ...], *names: str) -> dict[str, Quantity]:
+    return {name: Quantity(name.replace("_", " "), dims=dims) for name in names}
+
+
+def surface(network: Network) -> tuple[Plan, Measure]:
+    plan = Plan(
+        over={"x": np.linspace(-1, 1, 21), "y": np.linspace(-1, 1, 21)},
+        quantities=quantities((), "loss", "loss_se", "l2", "accuracy"),
+        axes={"radius": np.array([0.1, 0.25, 0.5, 1.0])},
+        summaries={**quantities(("radius",), "height"), **quantities((), "non_finite")},
+        about={"x": Quantity("first random direction", "filter norm"),
+               "y": Quantity("second random direction", "filter norm")},
+    )  # fmt: skip
+
+    def measure(unit: Unit) -> Values:
+        x, y = unit.at["x"], unit.at["y"]
+        rise = network.width * (x**2 + 2 * y**2 + 0.3 * np.sin(3 * x) * y)
+        loss = 0.2 + 6 * np.tanh(rise) + (np.inf if network.width > 1.4 and x * y > 0.8 else 0.0)
+        return {"loss": loss, "loss_se": 0.01, "l2": 40 + x**2 + y**2, "accuracy": 0.9 * np.exp(-rise)}
+
+    return plan, measure
+
+
+def trajectory(network: Network) -> tuple[Plan, Measure]:
+    epochs = np.array([0.0, 5.0, 50.0, 100.0, 150.0, 200.0, 250.0, 300.0])
+    time = np.linspace(0, 1, len(epochs))
+    random = np.random.default_rng(len(network.kinds))
+    path = np.cumsum(random.normal(size=(len(epochs), 40)), axis=0) * 0.6 + time[:, None] * np.arange(40) / 10
+    path -= path[-1]
+    plan = Plan(
+        over={"snapshot": np.arange(len(epochs))},
+        axes={"other": np.arange(len(epochs)), "component": np.arange(2)},
+        quantities={**quantities(("other",), "gram"), **quantities((), "loss", "loss_se", "accuracy")},
+        labels={"epoch": (Quantity("epoch", dims=("snapshot",)), epochs)},
+        summaries={
+            **quantities(("snapshot",), "radius", "angle", "pc1", "pc2", "off_plane"),
+            **quantities(("component",), "explained_variance"),
+        },
+    )
+
+    def measure(unit: Unit) -> Values:
+        (t,) = unit.index
+        return {"gram": path @ path[t], "loss": 2 - time[t], "loss_se": 0.01, "accuracy": 0.8 * time[t]}
+
+    return plan, measure
+
+
+def hessian(network: Network) -> tuple[Plan, Measure]:
+    rank = ("rank",)
+    ends = ("largest", "smallest", "largest_residual", "smallest_residual")
+    plan = Plan(
+        over={"batch": np.arange(40)},
+        axes={"rank": np.arange(5)},
+        quantities={
+            **quantities(rank, "eigenvalue", "residual", "converged"),
+            **quantities((), *ends, "loss", "matvecs"),
+        },
+        summaries=quantities((), "nep", "nep_low", "nep_high", "ape", "ape_low", "ape_high"),
+    )
+
+    def measure(unit: Unit) -> Values:
+        random = np.random.default_rng(unit.seed(len(network.kinds)))
+        values = 60 / network.width * random.lognormal(0.3 * network.width, 0.8, 5)
+        negative = random.random(5) < 0.25 / network.width**2
+        values = np.sort(np.where(negative, -0.3 * values, values))[::-1]
+        return {"eigenvalue": values, "residual": 1e-4 * values, "converged": np.ones(5), "loss": 2.0, "matvecs": 14,
+                **dict.fromkeys(ends, 1.0)}  # fmt: skip
+
+    return plan, measure
+
+
+def fourier(network: Network) -> tuple[Plan, Measure]:
+    n = len(network.kinds)
+    sides = [32 >> max(0, stage - 1) for stage in network.stages] if max(network.stages) else [16] * n
+    frequency = np.full((n, max(sides) // 2), np.nan)
+    for row, side in zip(frequency, sides, strict=True):
+        row[: side // 2] = np.arange(side // 2) * 2 / side
+    per_bin = ("layer", "bin")
+    plan = Plan(
+        over={"batch": np.arange(8)},
+        axes={"layer": np.arange(n), "bin": np.arange(frequency.shape[1]), "common_frequency": np.arange(4) / 16},
+        labels={
+            **labels(network, "layer"),
+            "frequency": (Quantity("frequency", "pi", per_bin), frequency),
+            "scale": (Quantity("scale", dims=("layer",)), np.array(sides) / 32),
+        },
+        quantities={**quantities((), "samples"), **quantities(per_bin, "delta_sum", "delta_square_sum")},
+        summaries={
+            **quantities(per_bin, "delta_log_amplitude", "delta_log_amplitude_se"),
+            **quantities(("layer", "common_frequency"), "delta_log_amplitude_common"),
+            **quantities(("layer",), "high_frequency", "high_frequency_se"),
+        },
+    )
+    steps = np.array([{"msa": -0.9, "mlp": 0.5, "conv": 0.15, "stem": 0.0}[kind] for kind in network.kinds])
+
+    def measure(unit: Unit) -> Values:
+        level = -2.5 + np.cumsum(steps) / network.width
+        delta = level[:, None] * np.sqrt(frequency)
+        return {"samples": 128, "delta_sum": 128 * delta, "delta_square_sum": 128 * (delta**2 + 0.8)}
+
+    return plan, measure
+
+
+def variance(network: Network) -> tuple[Plan, Measure]:
+    n = len(network.kinds)
+    plan = Plan(
+        over={"batch": np.arange(8)},
+        axes={"layer": np.arange(n)},
+        labels=labels(network, "layer"),
+        quantities={
+            **quantities((), "samples"),
+            **quantities(("layer",), "variance_sum", "variance_square_sum", "square_sum"),
+        },
+        summaries=quantities(("layer",), "variance", "variance_se", "variance_normalised"),
+    )
+    steps = np.array([{"msa": -0.35, "mlp": 0.45, "conv": 0.2, "stem": 0.0}[kind] for kind in network.kinds])
+
+    def measure(unit: Unit) -> Values:
+        level = 0.1 * np.exp(np.cumsum(steps))
+        level[-1] = np.nan if network.model.startswith("vit") else level[-1]  # a layer without a map
+        return {"samples": 128, "variance_sum": 128 * level, "variance_square_sum": 200 * level**2,
+                "square_sum": 256 * level}  # fmt: skip
+
+    return plan, measure
+
+
+def lesion(network: Network) -> tuple[Plan, Measure]:
+    units = len(network.kinds)
+    plan = Plan(
+        over={"unit": np.arange(units)},
+        labels={
+            **labels(network, "unit"),
+            "rule": (Quantity("what was done", dims=("unit",)), np.array(["zero"] * units)),
+        },
+        quantities=quantities((), "accuracy_drop", "accuracy_drop_se", "loss_increase", "loss_increase_se"),
+        facts={"intact_loss": 0.9, "intact_accuracy": 0.75},
+    )
+
+    def measure(unit: Unit) -> Values:
+        (i,) = unit.index
+        drop = 0.25 * math.exp(-0.3 * i) + 0.03 * (1 + math.sin(3 * i)) - 0.005
+        return {"accuracy_drop": drop, "accuracy_drop_se": 0.01, "loss_increase": 4 * drop, "loss_increase_se": 0.05}
+
+    return plan, measure
+
+
+MADE_UP: Mapping[str, Callable[[Network], tuple[Plan, Measure]]] = {
+    "surface": surface,
+    "trajectory": trajectory,
+    "hessian": hessian,
+    "fourier": fourier,
+    "variance": variance,
+    "lesion": lesion,
+}

@@ -1,0 +1,348 @@
+"""Figures: every one draws, finished or not, shows the stored numbers, and leaves no trace in global state."""
+
+from __future__ import annotations
+
+import itertools
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+import scipy.stats
+import synthetic
+import xarray as xr
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from PIL import Image
+
+from landscape import plots, results
+from landscape.plots import FIGURES, appearance, depth, hessian, lesion, report, style, surface
+from landscape.probe import OptionError
+
+VIT = synthetic.NETWORKS[0].label
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return synthetic.write(tmp_path_factory.mktemp("study") / "results.h5")
+
+
+@pytest.fixture(scope="module")
+def drawn(study: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return plots.draw(study, tmp_path_factory.mktemp("figures"))
+
+
+def answer(study: Path, probe: str, label: str = VIT) -> xr.Dataset:
+    ((_, data),) = results.find(study, probe=probe, label=label)
+    return data
+
+
+def axes_for(name: str) -> Any:
+    page = Figure()
+    if name == "hessian":
+        return tuple(page.subplots(1, 2))
+    if name == "trajectory":
+        return page.add_subplot(1, 2, 1, projection="polar"), page.add_subplot(1, 2, 2)
+    return page.add_subplot(projection="3d" if name == "surface_3d" else None)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_returns_the_axes_it_was_given(study: Path, name: str) -> None:
+    axes = axes_for(name)
+    assert FIGURES[name].draw(answer(study, FIGURES[name].probe), axes) is axes
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_says_what_it_means_in_two_sentences(name: str) -> None:
+    assert FIGURES[name].module.MEANING.count(". ") == 1
+
+
+def test_every_figure_becomes_a_file_of_a_paper_width(drawn: list[Path]) -> None:
+    assert [path.stem for path in drawn] == list(FIGURES)
+    for path in drawn:
+        with Image.open(path) as image:
+            assert image.width == round(style.PAGE * style.RC["savefig.dpi"])
+
+
+@pytest.mark.parametrize("share", [0.001, 0.4])
+def test_a_half_finished_file_draws_every_figure(tmp_path: Path, share: float) -> None:
+    path = synthetic.write(tmp_path / "half.h5", [synthetic.transformer("vit", depth=3)], share=share)
+    assert [figure.stem for figure in plots.draw(path, tmp_path / "figures")] == list(FIGURES)
+
+
+def test_an_answer_with_nothing_finished_is_left_out_and_named(tmp_path: Path) -> None:
+    path = synthetic.write(tmp_path / "empty.h5", synthetic.NETWORKS[:1], probes=("hessian", "lesion"), share=0.0)
+    synthetic.write(path, synthetic.NETWORKS[:1], probes=("variance",))
+    assert [figure.stem for figure in plots.draw(path, tmp_path)] == ["variance"]
+    assert [name.partition("/")[0] for name in plots.left_out(path)] == ["hessian", "lesion"]
+
+
+def test_every_format_is_written_and_text_stays_text(study: Path, tmp_path: Path) -> None:
+    written = plots.draw(study, tmp_path, formats=("pdf", "svg"), probes=("variance",))
+    assert [path.name for path in written] == ["variance.pdf", "variance.svg"]
+    assert b"/Type3" not in written[0].read_bytes()  # fonts as outlines without names, which publishers refuse
+    assert b"/CIDFontType2" in written[0].read_bytes()  # TrueType
+    words = "".join(ElementTree.parse(written[1]).getroot().itertext())
+    assert "normalised depth" in words
+    assert "batch size 128" in words  # the protocol is on the figure
+
+
+def test_equal_results_give_equal_files(study: Path, tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        plots.draw(study, tmp_path / folder, formats=("svg", "pdf"), probes=("hessian",))
+    for name in ("hessian.svg", "hessian.pdf"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_drawing_leaves_the_callers_style_alone(study: Path, tmp_path: Path) -> None:
+    before = dict(matplotlib.rcParams)
+    plots.draw(study, tmp_path, probes=("variance",))
+    assert dict(matplotlib.rcParams) == before
+
+
+@pytest.mark.parametrize("label", ["_hidden", "a$b$_{", "模型", "<b>bold", "x" * 200])
+def test_any_label_can_be_drawn(tmp_path: Path, label: str) -> None:
+    path = synthetic.write(tmp_path / "r.h5", [synthetic.transformer(label, depth=2)], probes=("hessian", "variance"))
+    assert len(plots.draw(path, tmp_path)) == 2
+
+
+def test_unknown_formats_and_probes_are_usage_errors(study: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="gif is unknown; ask for png, pdf, svg"):
+        plots.draw(study, tmp_path, formats=("gif",))
+    with pytest.raises(OptionError, match="probe nobody"):
+        plots.draw(study, tmp_path, probes=("nobody",))
+    with pytest.raises(ValueError, match="expected a folder"):
+        plots.draw(study, study)
+
+
+def test_families_have_their_colours_and_markers(study: Path) -> None:
+    data = [answer(study, "variance", network.label) for network in synthetic.NETWORKS]
+    vit, resnet, alternet = appearance.looks(data)
+    assert (vit.color, vit.marker) == ("tab:red", "o")
+    assert (resnet.color, resnet.marker) == ("tab:blue", "D")
+    assert alternet.color not in (vit.color, resnet.color)
+
+
+@pytest.mark.parametrize(
+    ("model", "family"),
+    [("vit_demo", "ViT"), ("timm:deit_small", "ViT"), ("preresnet_demo", "ResNet"), ("resnext50", "ResNet"),
+     ("alternet_demo", "AlterNet"), ("pit_ti", "PiT"), ("swin_ti", "Swin"), ("net.py:make", "net.py:make")],
+)  # fmt: skip
+def test_a_family_is_known_by_the_models_name(model: str, family: str) -> None:
+    assert appearance.family(xr.Dataset(attrs={"model": model, "label": "final"})) == family
+
+
+def test_eight_checkpoints_of_three_families_look_all_different() -> None:
+    models = ["vit_ti", "vit_s", "vit_b", "resnet18", "resnet50", "a.py:f", "b.py:g", "vit_l"]
+    found = appearance.looks([xr.Dataset(attrs={"model": model, "label": model}) for model in models])
+    assert len({(to_rgb(look.color), look.line) for look in found}) == len(models)
+    assert found[-1].color == "tab:red"  # the last of a family is pure
+
+
+def test_a_checkpoint_looks_the_same_in_every_figure_of_a_study() -> None:
+    study = [xr.Dataset(attrs={"model": "vit_ti", "label": label}) for label in ("start", "end")]
+    alone, together = appearance.looks(study[:1], among=study)[0], appearance.looks(study)[0]
+    assert alone == together
+
+
+def test_answers_of_one_label_are_told_apart_by_what_differs() -> None:
+    same = {"label": "vit", "model": "vit_ti"}
+    data = [xr.Dataset(attrs={**same, "parameters": f'{{"seed": {seed}, "tol": 0.1}}'}) for seed in (0, 1)]
+    assert appearance.names(data) == ["vit (seed 0)", "vit (seed 1)"]
+
+
+@pytest.mark.parametrize(("name", "quantity"), [("fourier_depth", "high_frequency"), ("variance", "variance")])
+def test_lines_over_depth_are_the_stored_numbers_with_their_errors(study: Path, name: str, quantity: str) -> None:
+    data = answer(study, FIGURES[name].probe)
+    ax = FIGURES[name].draw(data, Figure().subplots())
+    shown = np.isfinite(data[quantity].values)
+    line, _, (bars,) = ax.containers[0]
+    np.testing.assert_array_equal(line.get_xdata(), data["depth"].values[shown])
+    np.testing.assert_array_equal(line.get_ydata(), data[quantity].values[shown])
+    heights = [segment[1, 1] - segment[0, 1] for segment in bars.get_segments()]
+    np.testing.assert_allclose(heights, 2 * data[f"{quantity}_se"].values[shown], rtol=1e-6)
+
+
+def test_bands_span_each_attention_unit_and_each_reduction() -> None:
+    kinds, reduces = ["stem", "msa", "mlp", "conv"], [0, 0, 0, 1]
+    layers = {"kind": kinds, "reduces": reduces, "depth": [0, 1 / 3, 2 / 3, 1]}
+    ax = depth.bands(xr.Dataset({key: ("layer", value) for key, value in layers.items()}), Figure().subplots())
+    grey, blue = ax.patches
+    assert (grey.get_x(), grey.get_x() + grey.get_width()) == pytest.approx((0, 1 / 3))
+    assert (blue.get_x(), blue.get_x() + blue.get_width()) == pytest.approx((2 / 3, 1))
+    assert grey.get_alpha() == blue.get_alpha() == 0.15
+    assert to_rgb(blue.get_facecolor()[:3]) == to_rgb("tab:blue")
+
+
+def test_fourier_lines_end_at_each_layers_own_highest_frequency(study: Path) -> None:
+    data = answer(study, "fourier", "resnet50-cifar100")
+    ax = FIGURES["fourier"].draw(data, Figure().subplots())
+    ends = [line.get_xdata()[-1] for line in ax.lines]
+    np.testing.assert_array_equal(ends, np.nanmax(data["frequency"].values, axis=1))
+    np.testing.assert_array_equal([line.get_ydata()[-1] for line in ax.lines], data["high_frequency"].values)
+
+
+def test_the_density_is_that_of_scipy_at_the_same_bandwidth() -> None:
+    values = np.random.default_rng(0).normal(size=200)
+    at = np.linspace(-3, 3, 50)
+    width = 0.9 * min(values.std(ddof=1), scipy.stats.iqr(values) / 1.34) * 200**-0.2
+    expected = scipy.stats.gaussian_kde(values, bw_method=width / values.std(ddof=1))(at)
+    np.testing.assert_allclose(hessian.density(values, at), expected, rtol=1e-10)
+
+
+def test_both_panels_of_the_spectrum_show_one_density_of_all_values(study: Path) -> None:
+    data = answer(study, "hessian")
+    left, right = hessian.hessian(data, tuple(Figure().subplots(1, 2)), ranges=((-400.0, 0.0), (0.0, 1500.0)))
+    area = sum(np.trapezoid(ax.lines[0].get_ydata(), ax.lines[0].get_xdata()) for ax in (left, right))
+    assert area == pytest.approx(1.0, abs=0.01)
+    assert left.lines[0].get_ydata()[-1] == pytest.approx(right.lines[0].get_ydata()[0])
+    assert (left.get_xlim()[1], right.get_xlim()[0]) == (0, 0)
+    assert left.get_ylim() == right.get_ylim()
+
+
+@pytest.mark.parametrize("values", [[3.0], [2.0, 2.0], [-1.0, -1.0], [0.0]])
+def test_a_few_equal_eigenvalues_still_draw(values: list[float]) -> None:
+    data = xr.Dataset({"eigenvalue": (("batch", "rank"), [values])}, attrs={"label": "vit"})
+    for ax in hessian.hessian(data, tuple(Figure().subplots(1, 2))):
+        assert np.isfinite(ax.lines[0].get_ydata()).all()
+
+
+def test_contours_have_the_checkpoint_in_the_middle_and_dots_where_the_loss_overflows(study: Path) -> None:
+    data = answer(study, "surface", "resnet50-cifar100")
+    ax = surface.surface(data, Figure().subplots())
+    lost = int(np.isinf(data["loss"].values).sum())
+    assert lost > 0
+    dots = next(line for line in ax.lines if line.get_label() == "loss not finite")
+    assert len(dots.get_xdata()) == lost
+    np.testing.assert_allclose(ax.lines[-1].get_xydata(), [[0.0, 0.0]])
+    assert ax.get_xlabel() == "first random direction (filter\u00a0norm)"
+
+
+def test_x_of_the_file_is_horizontal() -> None:
+    x, y = np.linspace(-1, 1, 5), np.linspace(-1, 1, 3)
+    loss = np.broadcast_to(x[:, None], (5, 3)) + 2.0  # grows with x alone
+    data = xr.Dataset({"loss": (("x", "y"), loss), "done": (("x", "y"), np.ones((5, 3)))}, {"x": x, "y": y})
+    ax = surface.surface(data, Figure().subplots())
+    np.testing.assert_array_equal(ax.collections[0].get_array(), loss.T)
+
+
+def test_contour_levels_follow_the_span_of_the_loss() -> None:
+    def levels(*values: float) -> np.ndarray:
+        return surface.steps([xr.Dataset({"loss": ("x", np.array(values))})])
+
+    even = np.diff(levels(*np.linspace(1, 3, 50)))
+    np.testing.assert_allclose(even, even[0])
+    wide = levels(*np.geomspace(0.01, 1000, 50))
+    assert (wide[1:] / wide[:-1]).max() == pytest.approx(2.5)  # 2 to 5
+    assert len(levels(1.0)) > 1  # one value is no span
+
+
+def test_lesion_bars_are_the_stored_drops_coloured_by_kind(study: Path) -> None:
+    data = answer(study, "lesion")
+    ax = lesion.lesion(data, Figure().subplots())
+    bars = ax.containers[1] if len(ax.containers) > 1 else ax.containers[0]
+    np.testing.assert_array_equal([bar.get_height() for bar in bars], data["accuracy_drop"].values)
+    assert {to_rgb(bar.get_facecolor()[:3]) for bar in bars[1:]} == {to_rgb(lesion.KINDS[k]) for k in ("msa", "mlp")}
+    assert [label.get_text() for label in ax.get_xticklabels()][:2] == ["0.stem", "1.msa"]
+
+
+def test_names_lose_what_they_share_and_keep_what_tells_them_apart() -> None:
+    assert lesion.shortened(["blocks.0.attn", "blocks.1.attn"]) == ["0.attn", "1.attn"]
+    assert lesion.shortened(["layer1.0.conv2", "layer2.0.conv2"]) == ["layer1.0.conv2", "layer2.0.conv2"]
+    assert lesion.shortened(["only.one"]) == ["only.one"]
+    assert lesion.shortened(["a.b", "a.b.c"]) == ["b", "b.c"]
+
+
+def test_the_polar_path_starts_at_one_and_ends_in_the_middle(study: Path) -> None:
+    data = answer(study, "trajectory")
+    polar, plane = FIGURES["trajectory"].draw(data, axes_for("trajectory"))
+    path = polar.lines[0]
+    assert tuple(path.get_xydata()[0]) == (0.0, 1.0)
+    assert path.get_ydata()[-1] == 0.0
+    assert np.isfinite(path.get_xdata()).all()  # the end has no angle of its own
+    np.testing.assert_array_equal(plane.lines[0].get_ydata(), data["pc2"].values)
+
+
+def test_a_caption_lists_protocols_that_differ() -> None:
+    data = [xr.Dataset(attrs={"label": name, "protocol": f"digits {name}"}) for name in ("train", "test")]
+    styles = appearance.looks(data)
+    assert style.protocol(data, styles) == "train: digits train; test: digits test."
+    assert style.protocol(data[:1], styles[:1]) == "digits train."
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_nothing_on_a_page_overlaps_or_leaves_it(count: int) -> None:
+    label = "a_long_label_of_a_checkpoint-cifar100-with_mixup and 9000 numbers after it"
+    data = [xr.Dataset(attrs={"label": f"{label}_{i}", "protocol": "a protocol, " * (i + 3)}) for i in range(count)]
+    styles = appearance.looks(data)
+    page = style.page(data, styles, height=2.0, width=style.COLUMN, legend=[look.sample() for look in styles])
+    axes = page.subplots()
+    axes.set_xlabel("x")
+    page.canvas.draw()
+    (caption,), (legend,) = page.texts, page.legends
+    boxes = [caption.get_window_extent(), legend.get_window_extent(), axes.get_tightbbox()]
+    for below, above in itertools.pairwise(boxes):
+        assert below.y1 <= above.y0 + 1
+    assert boxes[0].y0 >= 0
+    assert all(box.x0 >= 0 and box.x1 <= page.bbox.x1 for box in boxes)
+
+
+class Page(HTMLParser):
+    """Counts tags and collects text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.words = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        assert all(not (value or "").startswith(("http", "//", "file")) for _, value in attrs)
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+def test_the_report_holds_every_figure_and_needs_no_other_file(study: Path, drawn: list[Path], tmp_path: Path) -> None:
+    page = Page()
+    page.feed(report.report(study, tmp_path / "new" / "report.html", drawn).read_text())
+    assert page.tags.count("img") == len(FIGURES)
+    for network in synthetic.NETWORKS:
+        assert network.label in page.words
+    assert "easy to misread" in page.words
+
+
+def test_the_report_escapes_what_the_file_says(tmp_path: Path) -> None:
+    path = synthetic.write(tmp_path / "r.h5", [synthetic.transformer("<script>x&y", depth=1)], probes=("variance",))
+    text = report.report(path, tmp_path / "report.html", plots.draw(path, tmp_path)).read_text()
+    assert "<script" not in text
+    assert "&lt;script&gt;x&amp;y" in text
+
+
+def test_the_summary_table_holds_the_stored_numbers(study: Path) -> None:
+    rows = {row["checkpoint"]: row for row in report.summary_table(study)}
+    assert list(rows[VIT]) == ["checkpoint", "model", *report.COLUMNS, "worst unit"]
+    row, fourier = rows[VIT], answer(study, "fourier")["high_frequency"]
+    assert row["accuracy"] == 0.75  # the lesion study's intact network
+    assert row["APE"] == answer(study, "hessian")["ape"].item()
+    assert row["height"] == answer(study, "surface")["height"].sel(radius=0.5).item()
+    assert (row["high freq. first"], row["high freq. last"]) == (fourier[0].item(), fourier[-1].item())
+    assert row["worst unit"] == "stages.0.0.stem"
+
+
+def test_the_text_table_is_aligned_and_leaves_unmeasured_cells_empty(tmp_path: Path) -> None:
+    path = synthetic.write(tmp_path / "r.h5", synthetic.NETWORKS[:2], probes=("hessian",))
+    lines = report.text_table(report.summary_table(path)).splitlines()
+    assert len(lines) == 3
+    start = lines[0].index("NEP")
+    assert all(line[start - 2 : start] == "  " and line[start] != " " for line in lines)
+    assert all(line.endswith(line.split()[-1]) and "nan" not in line for line in lines)
+    assert report.text_table([]) == "(nothing measured)"
+
+
+def test_a_report_into_a_folder_is_refused(study: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected a file for the page"):
+        report.report(study, tmp_path, [])
