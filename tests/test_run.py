@@ -165,6 +165,16 @@ def test_fresh_models_are_the_same_in_threads(tmp_path: Path, executors: Mapping
     assert_same(answer(path, outcome), whole)
 
 
+def test_threads_share_no_switch_of_the_attention_kernels(tmp_path: Path, executors: Mapping[str, Executor]) -> None:
+    options: dict[str, Any] = {"model": "vit_demo", "model_arg": {"depth": 1}, "data": "digits", "samples": 16}
+    probe, path = small("hessian", top=1, batches=8, max_products=2), tmp_path / "results.h5"
+    here, there = (subject.load(**options, batch_size=2) for _ in range(2))
+    whole = answer(tmp_path / "whole.h5", run(probe, here, tmp_path / "whole.h5"))
+    outcome = run(probe, there, path, executor=executors["threads"], workers=2)
+    assert_same(answer(path, outcome), whole)
+    assert torch.backends.cuda.flash_sdp_enabled()
+
+
 # --- interruptions ---
 
 KILLED = """
