@@ -1,7 +1,4 @@
-"""One thread for torch: the tests' networks are too small to share, and waiting for a busy core costs seconds."""
+import os
 
-from __future__ import annotations
-
-import torch
-
-torch.set_num_threads(1)
+# As the command line does: spinning threads starve each other beside any other load. Before torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
