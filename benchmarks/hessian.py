@@ -218,7 +218,7 @@ def table(rows: list[Row]) -> str:
         cells.setdefault((row["model"], row["state"], row["batch_size"], row["engine"]), []).append(row)
     for (model, state, batch_size, engine), found in cells.items():
         base = {r["batch"]: float(r["seconds"]) for r in cells.get((model, state, batch_size, "PyHessian"), [])}  # type: ignore[arg-type]
-        ours = {r["batch"]: float(r["seconds"]) for r in found}  # type: ignore[arg-type]
+        own = {r["batch"]: float(r["seconds"]) for r in found}  # type: ignore[arg-type]
         shared = [b for b in ours if b in base]
         speed = sum(base[b] for b in shared) / sum(ours[b] for b in shared) if shared else math.nan
         count = len(found)

@@ -18,9 +18,10 @@ from landscape.cli.probing import command_of
 from landscape.probe import OptionError
 from landscape.probes import PROBES
 
-# OpenMP threads that wait by spinning starve each other as soon as anything else runs on the machine (measured on two
-# cores beside two busy processes: 30 times slower); sleeping costs little. Has to be said before torch is imported.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# OpenMP threads wait for each other by spinning, by default for milliseconds, and starve each other as soon as anything
+# else runs: a training step on two cores beside two busy processes took 3 s instead of 0.1 s with a short spin, which
+# costs nothing on a quiet machine (0.04 s either way). Has to be said before torch is imported.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 INTERRUPTED, TERMINATED = 130, 143  # 128 + the number of the signal, as shells have it
 PROBING, TRAINING, LOOKING = "Measure", "Make checkpoints", "Look"

@@ -1,4 +1,4 @@
 import os
 
-# As the command line does: spinning threads starve each other beside any other load. Before torch is imported.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# As the command line does: long spinning starves the threads beside any other load. Before torch is imported.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")

@@ -139,7 +139,7 @@ def test_without_a_positive_value_there_is_no_mean_of_them() -> None:
 
 def test_a_mini_batch_that_is_not_finite_is_stored_as_such_and_spoils_no_other() -> None:
     found = answer(Hessian(top=2), _bowl([4.0, -3.0, 2.0], [1.0, float("nan"), 2.0]))
-    np.testing.assert_allclose(found["eigenvalue"], [[4, -3], [np.nan, np.nan], [8, -6]])
+    np.testing.assert_allclose(found["eigenvalue"], np.array([[4, -3], [np.nan, np.nan], [8, -6]]))
     assert found["converged"].tolist() == [[1, 1], [0, 0], [1, 1]]
     assert np.isnan(found["residual"][1]).all()
     assert found["done"].tolist() == [1, 1, 1]
