@@ -1,0 +1,208 @@
+"""Planes through weights: what they pass through, and an evaluation that leaves no trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from analytic import attention_net, convolution_net, quadratic, same_state, state, symmetric
+from torch import Tensor
+
+from landscape.linalg.directions import POSITIONS
+from landscape.plane import Evaluator, Plane, plane_of
+from landscape.subject import Subject
+
+
+def _plane(subject: Subject, kind: str, *, seed: int = 0) -> Plane:
+    return plane_of(subject, kind, normalize="filter", ignore=POSITIONS, seed=seed)
+
+
+def _shifted(subject: Subject, *moves: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The subject's state with its parameters moved."""
+    weights = dict(state(subject.model))
+    for move in moves:
+        for name, change in move.items():
+            weights[name] = weights[name] + change
+    return weights
+
+
+def _random_move(subject: Subject, seed: int, scale: float = 0.3) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: scale * torch.randn(p.shape, generator=generator, dtype=p.dtype) for name, p in subject.parameters.items()
+    }
+
+
+def _loss_with(subject: Subject, weights: dict[str, Tensor]) -> float:
+    kept = state(subject.model)
+    subject.model.load_state_dict(weights)
+    with torch.no_grad():
+        loss = torch.stack([subject.loss(i) for i in range(len(subject.batches))]).mean().item()
+    subject.model.load_state_dict(kept)
+    return loss
+
+
+def _run(folder: Path, states: Iterable[dict[str, Tensor]]) -> Path:
+    folder.mkdir()
+    for epoch, weights in enumerate(states):
+        torch.save(weights, folder / f"epoch_{epoch:03}.pt")
+    return folder
+
+
+def test_a_point_of_the_plane_is_the_loss_at_those_weights() -> None:
+    subject = attention_net()
+    plane = _plane(subject, "random")
+    first, second = plane.directions
+    with Evaluator(subject, plane) as evaluator:
+        found = evaluator.at(0.7, -0.4)["loss"]
+    moves = {n: 0.7 * d for n, d in first.items()}, {n: -0.4 * d for n, d in second.items()}
+    assert found == pytest.approx(_loss_with(subject, _shifted(subject, *moves)), rel=1e-13)
+
+
+def test_the_plane_through_two_checkpoints_has_them_at_its_unit_points(tmp_path: Path) -> None:
+    subject = attention_net()
+    states = [_shifted(subject, _random_move(subject, seed)) for seed in (1, 2)]
+    for name, weights in zip("ab", states, strict=True):
+        torch.save(weights, tmp_path / f"{name}.pt")
+    plane = _plane(subject, f"{tmp_path / 'a.pt'},{tmp_path / 'b.pt'}")
+    with Evaluator(subject, plane) as evaluator:
+        found = [evaluator.at(*point)["loss"] for point in plane.path.T]
+    expected = [_loss_with(subject, weights) for weights in (dict(state(subject.model)), *states)]
+    assert found == pytest.approx(expected, rel=1e-13)
+    assert all(low < 0 and high > 1 for low, high in plane.spans)
+
+
+def test_three_checkpoints_on_a_line_span_no_plane(tmp_path: Path) -> None:
+    subject = attention_net()
+    move = _random_move(subject, 1)
+    torch.save(_shifted(subject, move), tmp_path / "a.pt")
+    torch.save(_shifted(subject, move, move), tmp_path / "b.pt")
+    with pytest.raises(ValueError, match="lie on one line"):
+        _plane(subject, f"{tmp_path / 'a.pt'},{tmp_path / 'b.pt'}")
+
+
+@pytest.mark.parametrize("through", [0, 1, 2])
+def test_the_plane_of_a_run_of_three_passes_through_each_of_them(tmp_path: Path, through: int) -> None:
+    subject = attention_net()
+    states = [dict(state(subject.model)), *(_shifted(subject, _random_move(subject, seed)) for seed in (1, 2))]
+    run = _run(tmp_path / "run", states)
+    expected = [_loss_with(subject, weights) for weights in states]
+    subject.model.load_state_dict(states[through])
+    plane = _plane(subject, str(run))
+    with Evaluator(subject, plane) as evaluator:
+        found = [evaluator.at(*point)["loss"] for point in plane.path.T]
+    assert found == pytest.approx(expected, rel=1e-12)
+    np.testing.assert_allclose(plane.path[:, through], 0.0, atol=1e-12)
+    assert plane.norms == pytest.approx((1.0, 1.0))
+    assert plane.cosine == pytest.approx(0.0, abs=1e-12)
+    for points, (low, high) in zip(plane.path, plane.spans, strict=True):
+        assert low < points.min()
+        assert points.max() < high
+
+
+def test_a_run_of_two_snapshots_spans_no_plane(tmp_path: Path) -> None:
+    subject = attention_net()
+    run = _run(tmp_path / "run", [dict(state(subject.model)), _shifted(subject, _random_move(subject, 1))])
+    with pytest.raises(ValueError, match=r"2 snapshots of .* lie on one line"):
+        _plane(subject, str(run))
+
+
+def test_the_eigen_plane_curves_by_the_smallest_and_the_largest_eigenvalue() -> None:
+    values = [8.0, 3.0, 1.0, 0.5, 0.2, -2.0]
+    subject = quadratic(symmetric(values), weight=torch.zeros(2, 3))
+    plane = _plane(subject, "eigen")
+    assert plane.norms == pytest.approx((1.0, 1.0))
+    assert plane.cosine == pytest.approx(0.0, abs=1e-6)
+    with Evaluator(subject, plane) as evaluator:
+        along_x, along_y = evaluator.at(0.5, 0.0)["loss"], evaluator.at(0.0, 0.5)["loss"]
+    assert along_x == pytest.approx(-2.0 / 8, rel=1e-3)
+    assert along_y == pytest.approx(8.0 / 8, rel=1e-3)
+
+
+def test_the_eigen_plane_is_that_of_all_samples_weighted_alike() -> None:
+    matrix = symmetric([8.0, 3.0, -2.0])
+    batches = [torch.tensor([[1.0, 0.0]] * 3), torch.tensor([[5.0, 0.0]])]  # mean scale 2
+    subject = quadratic(matrix, weight=torch.zeros(1, 3), batches=batches)
+    with Evaluator(subject, _plane(subject, "eigen")) as evaluator:
+        assert evaluator.at(0.0, 1.0)["loss"] == pytest.approx(8.0, rel=1e-3)
+
+
+def test_curvature_that_is_not_finite_spans_no_plane() -> None:
+    with pytest.raises(ValueError, match="--plane eigen needs finite curvature"):
+        _plane(quadratic(torch.full((3, 3), torch.nan).double()), "eigen")
+
+
+@pytest.mark.parametrize("kind", ["sideways", "a.pt", "no/such/run"])
+def test_a_word_that_names_no_plane_is_refused(kind: str) -> None:
+    with pytest.raises(ValueError, match=f"--plane {kind} is neither random, eigen"):
+        _plane(attention_net(), kind)
+
+
+def test_missing_and_superfluous_checkpoints_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"a\.pt"):
+        _plane(attention_net(), f"{tmp_path / 'a.pt'},{tmp_path / 'b.pt'}")
+    with pytest.raises(ValueError, match="names 3 checkpoints, expected two"):
+        _plane(attention_net(), "a.pt,b.pt,c.pt")
+
+
+def test_with_nothing_left_to_move_there_is_no_plane() -> None:
+    with pytest.raises(ValueError, match="relax --ignore"):
+        plane_of(attention_net(), "random", normalize="filter", ignore=".", seed=0)
+
+
+@pytest.mark.parametrize("recalibrate", [0, 2])
+def test_weights_and_buffers_come_back_bit_for_bit(recalibrate: int) -> None:
+    subject = convolution_net()
+    kept, modes = state(subject.model), [m.training for m in subject.model.modules()]
+    with Evaluator(subject, _plane(subject, "random"), recalibrate) as evaluator:
+        evaluator.at(1.0, -0.3)
+        assert not same_state(subject.model, kept)
+    assert same_state(subject.model, kept)
+    assert [m.training for m in subject.model.modules()] == modes
+    assert all(p.grad is None and not p.is_inference() for p in subject.model.parameters())
+    torch.autograd.grad(subject.loss(0), list(subject.parameters.values()))  # autograd still works on them
+
+
+def test_weights_come_back_after_an_exception_in_the_forward_pass() -> None:
+    subject = convolution_net()
+    kept = state(subject.model)
+    broken = replace(subject, batches=[*subject.batches, (torch.zeros(1, 7, 2, 2), torch.zeros(1).long())])
+    with pytest.raises(RuntimeError), Evaluator(broken, _plane(subject, "random"), 3) as evaluator:
+        evaluator.at(0.5, 0.5)
+    assert same_state(subject.model, kept)
+    assert not any(m.training for m in subject.model.modules())
+
+
+def test_l2_is_that_of_the_moved_weights_by_either_definition() -> None:
+    subject = attention_net()
+    plane = _plane(subject, "random")
+    moves = [
+        {n: c * d for n, d in direction.items()} for c, direction in zip((0.7, -0.4), plane.directions, strict=True)
+    ]
+    weights = [w for name, w in _shifted(subject, *moves).items() if name in subject.parameters]
+    with Evaluator(subject, plane, 0, "squared") as evaluator:
+        assert evaluator.at(0.7, -0.4)["l2"] == pytest.approx(sum(w.square().sum().item() for w in weights) / 2)
+    with Evaluator(subject, plane, 0, "park2022") as evaluator:
+        assert evaluator.at(0.7, -0.4)["l2"] == pytest.approx(sum(w.norm().item() for w in weights))
+
+
+def test_recalibrated_statistics_are_the_plain_average_over_the_first_mini_batches() -> None:
+    subject = convolution_net(sizes=(6, 6, 6))
+    plane = _plane(subject, "random")
+    norm = subject.model.get_submodule("1")
+    with Evaluator(subject, plane, 2) as evaluator:
+        found = evaluator.at(0.3, 0.2)["loss"]
+        convolution = subject.model.get_submodule("0")
+        with torch.no_grad():
+            maps = [convolution(subject.batch(i)[0]) for i in range(2)]
+        mean = torch.stack([m.mean((0, 2, 3)) for m in maps]).mean(0)
+        variance = torch.stack([m.var((0, 2, 3), correction=1) for m in maps]).mean(0)
+        torch.testing.assert_close(norm.running_mean, mean)
+        torch.testing.assert_close(norm.running_var, variance)
+        with torch.no_grad():
+            again = torch.stack([subject.loss(i) for i in range(3)]).mean().item()
+    assert found == pytest.approx(again, rel=1e-12)

@@ -1,0 +1,270 @@
+"""The surface probe: closed forms, invariances, errors, and what a grid means."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from analytic import (
+    Quadratic,
+    answer,
+    attention_net,
+    batches_of,
+    convolution_net,
+    quadratic,
+    rebatched,
+    same_state,
+    state,
+    symmetric,
+)
+from torch import Tensor, nn
+
+from landscape import models
+from landscape.linalg.directions import Normalize
+from landscape.plane import plane_of
+from landscape.probe import OptionError
+from landscape.probes.surface import Surface, height, spans, ticks
+from landscape.subject import Subject, per_sample
+
+CURVATURES = [4.0, 3.0, 2.5, 1.0, -1.5, -2.0]
+
+
+def _bowl() -> Subject:
+    """A saddle in six dimensions, not at its stationary point."""
+    weight = torch.tensor([[1.0, -2.0, 0.5], [0.3, 1.0, -1.0]])
+    return quadratic(symmetric(CURVATURES), weight=weight, slope=torch.linspace(-1, 1, 6))
+
+
+def _directions(subject: Subject, probe: Surface) -> tuple[Tensor, Tensor]:
+    plane = plane_of(subject, "random", normalize=probe.normalize, ignore=probe.ignore, seed=probe.seed)
+    first, second = (direction["weight"].flatten() for direction in plane.directions)
+    return first, second
+
+
+def test_a_linear_loss_has_no_second_differences() -> None:
+    subject = quadratic(torch.zeros(6, 6).double(), weight=torch.ones(2, 3), slope=torch.linspace(-2, 1, 6))
+    loss = answer(Surface(resolution="7,5", range="-1:2,-3:1"), subject)["loss"]
+    assert np.ptp(loss) > 1.0
+    for axis in (0, 1):
+        np.testing.assert_allclose(np.diff(loss, n=2, axis=axis), 0.0, atol=1e-13)
+
+
+@pytest.mark.parametrize("normalize", ["filter", "layer", "none", "park2022"])
+def test_a_quadratic_loss_has_its_closed_form_on_an_oblong_grid_off_its_centre(normalize: Normalize) -> None:
+    subject, probe = _bowl(), Surface(resolution="6,4", range="-0.5:2,-1:0.3", normalize=normalize, seed=3)
+    found = answer(probe, subject)
+    assert isinstance(subject.model, Quadratic)
+    first, second = _directions(subject, probe)
+    expected = np.empty((6, 4))
+    for i, x in enumerate(np.linspace(-0.5, 2, 6)):
+        for j, y in enumerate(np.linspace(-1, 0.3, 4)):
+            w = (subject.model.weight.flatten() + x * first + y * second).detach()
+            expected[i, j] = w @ subject.model.matrix @ w / 2 + subject.model.slope @ w
+            assert found["l2"][i, j] == pytest.approx((w @ w / 2).item(), rel=1e-12)
+    np.testing.assert_allclose(found["loss"], expected, rtol=1e-12)  # a transposed grid would not fit
+    np.testing.assert_allclose(found["x"], np.linspace(-0.5, 2, 6))
+    np.testing.assert_allclose(found["y"], np.linspace(-1, 0.3, 4))
+
+
+@pytest.mark.parametrize("resolution", [3, 21, 51, 99])
+def test_the_centre_is_the_checkpoint_bit_for_bit(resolution: int) -> None:
+    torch.manual_seed(0)
+    model = models.build("resnet_demo", classes=10, image_size=8).eval()  # float32
+    batches = [(x.float(), y) for x, y in batches_of((3, 8, 8), (8, 5), 10)]
+    subject, probe = Subject(model, batches), Surface(resolution=str(resolution))
+    plan = probe.plan(subject)
+    centre = plan.unit((resolution // 2, resolution // 2))
+    assert (centre.at["x"], centre.at["y"]) == (0.0, 0.0)
+    losses, right = per_sample(subject)
+    found = probe.measure(subject, centre)
+    assert np.float32(found["loss"]) == np.float32(losses.mean().item())
+    assert found["accuracy"] == right.mean().item()
+
+
+@pytest.mark.parametrize("radius", [0.1, 0.3, 1.0, 1.5])
+def test_every_odd_number_of_ticks_holds_an_exact_zero(radius: float) -> None:
+    for count in range(3, 400, 2):
+        values = ticks(-radius, radius, count)
+        assert values[count // 2] == 0.0
+        assert (values[0], values[-1]) == (-radius, radius)
+
+
+def _relu_net(scale: float) -> Subject:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 9, bias=False), nn.ReLU(), nn.Linear(9, 3, bias=False)).double()
+    with torch.no_grad():
+        for layer, factor in ((0, scale), (2, 1 / scale)):
+            model.get_submodule(str(layer)).get_parameter("weight").mul_(factor)
+    return Subject(model, batches_of((4,), (12,), 3))
+
+
+def test_rescaling_a_layer_and_the_next_leaves_the_surface_unchanged() -> None:
+    probe = Surface(resolution="5")
+    plain, scaled = (answer(probe, _relu_net(scale))["loss"] for scale in (1.0, 37.0))
+    np.testing.assert_allclose(scaled, plain, rtol=1e-10)
+    unscaled = answer(replace(probe, normalize="none"), _relu_net(37.0))["loss"]
+    assert np.abs(unscaled / answer(replace(probe, normalize="none"), _relu_net(1.0))["loss"] - 1).max() > 1e-2
+
+
+def test_rescaling_single_filters_with_their_statistics_leaves_the_surface_unchanged() -> None:
+    probe, scales = Surface(resolution="5"), torch.tensor([0.01, 1.0, 7.0, 300.0], dtype=torch.float64)
+    plain, scaled = convolution_net(), convolution_net()
+    for subject in (plain, scaled):
+        convolution, norm = (subject.model.get_submodule(name) for name in "01")
+        assert isinstance(convolution, nn.Conv2d)
+        assert isinstance(norm, nn.BatchNorm2d)
+        norm.eps = 0.0
+        if subject is scaled:
+            with torch.no_grad():
+                convolution.weight.mul_(scales[:, None, None, None])
+                convolution.get_parameter("bias").mul_(scales)
+                norm.get_buffer("running_mean").mul_(scales)
+                norm.get_buffer("running_var").mul_(scales**2)
+    np.testing.assert_allclose(answer(probe, scaled)["loss"], answer(probe, plain)["loss"], rtol=1e-10)
+
+
+def test_the_surface_does_not_depend_on_batch_size_or_on_the_order_of_work() -> None:
+    subject = attention_net(sizes=(6, 6, 3))
+    other = replace(subject, batches=rebatched(subject.batches, 4))
+    probe = Surface(resolution="3,4")
+    found, again = answer(probe, subject), answer(probe, other)
+    for name in ("loss", "loss_se", "l2", "accuracy"):
+        np.testing.assert_allclose(found[name], again[name], rtol=1e-12)
+    for unit in reversed(list(probe.plan(subject).units())):
+        assert probe.measure(subject, unit)["loss"] == found["loss"][unit.index]
+
+
+def test_seeds_and_the_two_axes_are_different_directions() -> None:
+    subject = attention_net()
+    facts = answer(Surface(resolution="2"), subject)["facts"]
+    assert abs(facts["cosine"]) < 0.5
+    one, other = (answer(Surface(resolution="3", seed=seed), subject)["loss"] for seed in (0, 1))
+    assert not np.allclose(one[0], other[0])
+    assert [variant.seed for variant in Surface(directions=3, seed=4).variants()] == [4, 5, 6]
+
+
+def test_the_standard_error_is_that_of_the_mean_over_samples() -> None:
+    subject = attention_net(sizes=(7, 4))
+    found = answer(Surface(resolution="3"), subject)
+    losses = per_sample(subject)[0].numpy()
+    assert found["loss"][1, 1] == pytest.approx(losses.mean(), rel=1e-14)
+    assert found["loss_se"][1, 1] == pytest.approx(losses.std(ddof=1) / 11**0.5, rel=1e-12)
+
+
+def test_the_standard_error_covers_the_loss_of_all_samples_in_nineteen_of_twenty_subsets() -> None:
+    subject = attention_net(sizes=(4000,))
+    probe, generator = Surface(resolution="2", range="-0.3:0.5"), torch.Generator().manual_seed(0)
+    inputs, targets = subject.batch(0)
+    unit = next(probe.plan(subject).units())
+    whole, covered = probe.measure(subject, unit)["loss"], 0
+    for _ in range(200):
+        rows = torch.randint(4000, (50,), generator=generator)
+        found = probe.measure(replace(subject, batches=[(inputs[rows], targets[rows])]), unit)
+        covered += abs(found["loss"] - whole) < 2 * found["loss_se"]
+    assert 0.90 <= covered / 200 <= 0.99
+
+
+def test_one_sample_has_no_standard_error() -> None:
+    assert np.isnan(answer(Surface(resolution="2"), attention_net(sizes=(1,)))["loss_se"]).all()
+
+
+def test_soft_targets_weigh_the_losses_of_the_classes() -> None:
+    hard = attention_net(sizes=(8,))
+    inputs, targets = hard.batch(0)
+    one_hot = nn.functional.one_hot(targets, 3).double()
+    probe = Surface(resolution="3")
+    as_shares = answer(probe, replace(hard, batches=[(inputs, one_hot)]))
+    expected = answer(probe, hard)
+    np.testing.assert_allclose(as_shares["loss"], expected["loss"], rtol=1e-13)
+    np.testing.assert_array_equal(as_shares["accuracy"], expected["accuracy"])
+    mixed = answer(probe, replace(hard, batches=[(inputs, 0.7 * one_hot + 0.3 * one_hot.flip(1))]))
+    flipped = answer(probe, replace(hard, batches=[(inputs, one_hot.flip(1))]))
+    np.testing.assert_allclose(mixed["loss"], 0.7 * expected["loss"] + 0.3 * flipped["loss"], rtol=1e-12)
+
+
+def test_a_cell_that_overflows_is_finished_and_not_finite() -> None:
+    subject = quadratic(torch.eye(4).float() * 1e30, weight=torch.full((2, 2), 1e-3))
+    found = answer(Surface(resolution="3", range="1e9"), subject)
+    assert found["loss"][1, 1] == pytest.approx(2e24, rel=1e-6)
+    assert np.isinf(np.delete(found["loss"].ravel(), 4)).all()
+    assert found["done"].all()
+    assert found["non_finite"] == pytest.approx(8 / 9)
+
+
+def test_confident_mistakes_far_from_the_centre_have_large_and_finite_losses() -> None:
+    model = nn.Linear(2, 3, bias=False)
+    subject = Subject(model, [(torch.tensor([[1.0, 1.0]]), torch.tensor([0]))])
+    loss = answer(Surface(resolution="5", range="1e5"), subject)["loss"]
+    assert np.isfinite(loss).all()
+    assert loss.max() > 1e4  # log(softmax) would be infinite from 104 on
+
+
+def test_an_abandoned_sweep_leaves_weights_and_statistics_as_found() -> None:
+    subject, probe = convolution_net(), Surface(resolution="3", bn="recalibrate:1")
+    kept = state(subject.model)
+    sweep = probe.sweep(subject, list(probe.plan(subject).units()))
+    assert isinstance(sweep, Generator)
+    next(sweep)
+    assert not same_state(subject.model, kept)
+    sweep.close()
+    assert same_state(subject.model, kept)
+
+
+def test_recalibrating_changes_the_loss_and_not_the_weights() -> None:
+    subject = convolution_net()
+    frozen, refreshed = (answer(Surface(resolution="3", bn=bn), subject) for bn in ("frozen", "recalibrate:2"))
+    assert frozen["loss"][1, 1] != pytest.approx(refreshed["loss"][1, 1], rel=1e-3)
+    np.testing.assert_allclose(frozen["l2"], refreshed["l2"])
+
+
+def test_the_height_of_a_paraboloid_is_its_closed_form() -> None:
+    x, y = np.linspace(-1, 1, 201), np.linspace(-1.2, 1.1, 231)
+    loss = 5.0 + 3 * x[:, None] ** 2 + 7 * y[None, :] ** 2 + 2 * x[:, None] * y[None, :] + x[:, None]
+    for radius in (0.1, 0.25, 0.5, 1.0):
+        assert height(x, y, loss, radius) == pytest.approx(5 * radius**2, rel=1e-2)  # (3 + 7) / 2
+    assert np.isnan(height(x, y, loss, 1.05))
+
+
+def test_heights_wait_for_the_cells_they_need() -> None:
+    probe, subject = Surface(resolution="5"), _bowl()
+    assert np.isfinite(answer(probe, subject)["height"]).all()
+    half = answer(probe, subject, units=12)
+    assert np.isnan(half["height"]).all()
+    assert half["non_finite"] == 0.0
+    assert np.isnan(answer(probe, subject, units=0)["non_finite"])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2", ((-2, 2), (-2, 2))), ("-1:3", ((-1, 3), (-1, 3))), ("0:1,-2:2", ((0, 1), (-2, 2))),
+        ("1,-2:0", ((-1, 1), (-2, 0))), ("1e-3", ((-1e-3, 1e-3), (-1e-3, 1e-3))),
+    ],
+)  # fmt: skip
+def test_ranges_are_read(text: str, expected: tuple[tuple[float, float], tuple[float, float]]) -> None:
+    assert spans(text) == expected
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"range": text} for text in ("0", "-1", "2:1", "1:1", "1:2:3", "1,2,3", "a", "1,", "nan", "inf", ":", "1:")),
+        *({"resolution": text} for text in ("", "0", "1", "5,1", "5,5,5", "2.5", "5x5", "-3", "a")),
+        *({"bn": text} for text in ("", "train", "recalibrate", "recalibrate:0", "recalibrate:-1", "frozen:2")),
+        {"normalize": "filters"}, {"l2_definition": "l1"}, {"ignore": "("}, {"directions": 0},
+    ],
+)  # fmt: skip
+def test_what_is_not_understood_is_a_usage_error_that_names_the_option(options: dict[str, str]) -> None:
+    (name,) = options
+    with pytest.raises(OptionError, match="--" + name.replace("_", "-")):
+        Surface(**options)  # type: ignore[arg-type]
+
+
+def test_numbers_stand_for_their_spelling_in_the_question() -> None:
+    subject = _bowl()
+    assert Surface(resolution=5, range=1).identity(subject) == Surface(resolution="5,5", range="-1:1").identity(subject)  # type: ignore[arg-type]
+    assert Surface(range="1").identity(subject) == Surface().identity(subject)
+    assert Surface(seed=1).identity(subject) != Surface().identity(subject)

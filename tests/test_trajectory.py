@@ -1,0 +1,137 @@
+"""The trajectory probe on paths of known shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from analytic import answer, batches_of, convolution_net, quadratic, same_state, state
+from torch import Tensor
+
+from landscape.probes.trajectory import Trajectory
+from landscape.subject import Subject, per_sample
+
+
+def _point(*coordinates: float) -> Tensor:
+    return torch.tensor([coordinates], dtype=torch.float64)
+
+
+def _path(folder: Path, points: Sequence[Tensor]) -> tuple[Subject, Trajectory]:
+    """A run whose only weight visits the points, on the bowl |w|^2 / 2."""
+    subject = quadratic(torch.eye(points[0].numel()).double(), weight=points[-1])
+    for epoch, point in enumerate(points):
+        torch.save({**state(subject.model), "weight": point}, folder / f"epoch_{epoch:03}.pt")
+    return subject, Trajectory(run=str(folder))
+
+
+def test_a_run_starts_at_radius_one_and_angle_zero_and_ends_at_radius_zero_without_an_angle(tmp_path: Path) -> None:
+    found = answer(*_path(tmp_path, [_point(3, 1, 0), _point(2, 2, 5), _point(0, 1, 1)])[::-1])
+    assert (found["radius"][0], found["angle"][0]) == (1.0, 0.0)
+    assert found["radius"][-1] == 0.0
+    assert np.isnan(found["angle"][-1])
+
+
+def test_a_straight_path_has_no_angle_and_no_distance_from_its_plane(tmp_path: Path) -> None:
+    start, end = _point(4, -2, 1, 3), _point(1, 1, 1, 0)
+    points = [end + share * (start - end) for share in (1.0, 0.75, 0.1, 0.0)]
+    found = answer(*_path(tmp_path, points)[::-1])
+    np.testing.assert_allclose(found["radius"], [1, 0.75, 0.1, 0], atol=1e-12)
+    np.testing.assert_allclose(found["angle"][:-1], 0.0, atol=1e-7)  # of rounding: arccos(1 - 1e-16) is 1e-8
+    np.testing.assert_allclose(found["off_plane"], 0.0, atol=1e-6)
+    np.testing.assert_allclose(found["explained_variance"], [1, 0], atol=1e-12)
+
+
+def test_a_path_around_a_corner_has_the_angles_of_its_geometry(tmp_path: Path) -> None:
+    points = [_point(2, 0, 0), _point(2, 2, 0), _point(0, 2, 0), _point(-1, 0, 0), _point(0, 0, 0)]
+    found = answer(*_path(tmp_path, points)[::-1])
+    np.testing.assert_allclose(found["angle"][:-1], [0, np.pi / 4, np.pi / 2, np.pi], atol=1e-12)
+    np.testing.assert_allclose(found["radius"], [1, 2**0.5, 1, 0.5, 0], atol=1e-12)
+
+
+def test_principal_coordinates_are_those_of_the_svd_of_the_path(tmp_path: Path) -> None:
+    draws = torch.randn(6, 1, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    subject, probe = _path(tmp_path, list(torch.cumsum(draws, dim=0)))
+    found = answer(probe, subject)
+    path = np.cumsum(draws[:, 0].numpy(), axis=0)
+    centred = path - path.mean(axis=0)
+    _, singular, axes = np.linalg.svd(centred, full_matrices=False)
+    for name, axis in zip(("pc1", "pc2"), axes, strict=False):
+        expected = (path - path[-1]) @ axis
+        np.testing.assert_allclose(found[name], expected * np.sign(found[name] @ expected), atol=1e-10)
+    np.testing.assert_allclose(found["explained_variance"], (singular**2 / (singular**2).sum())[:2])
+    left = (path - path[-1]) @ (np.eye(12) - axes[:2].T @ axes[:2])
+    np.testing.assert_allclose(found["off_plane"], np.linalg.norm(left, axis=1), atol=1e-8)
+
+
+def test_the_loss_is_that_of_each_snapshot_with_its_own_statistics(tmp_path: Path) -> None:
+    subject = convolution_net(sizes=(6, 5))
+    states, losses = [], []
+    for epoch in range(3):
+        with torch.no_grad():
+            for tensor in subject.model.state_dict().values():
+                tensor.add_(0.1 if tensor.is_floating_point() else 1)  # weights, statistics and counters
+        states.append(state(subject.model))
+        losses.append(per_sample(subject)[0].numpy())
+        torch.save(states[-1], tmp_path / f"epoch_{epoch}.pt")
+    found = answer(Trajectory(run=str(tmp_path)), subject)
+    np.testing.assert_allclose(found["loss"], [loss.mean() for loss in losses], rtol=1e-13)
+    np.testing.assert_allclose(found["loss_se"], [loss.std(ddof=1) / 11**0.5 for loss in losses], rtol=1e-12)
+    drift = 0.1 * subject.size**0.5
+    np.testing.assert_allclose(np.sqrt(np.diag(found["gram"])), [2 * drift, drift, 0], rtol=1e-12)  # parameters only
+
+
+def test_a_subject_that_is_another_snapshot_is_left_as_found_and_changes_nothing(tmp_path: Path) -> None:
+    subject, probe = _path(tmp_path, [_point(3, 1), _point(2, 2), _point(0, 1)])
+    expected = answer(probe, subject)
+    elsewhere = quadratic(torch.eye(2).double(), weight=_point(7, 7))
+    kept = state(elsewhere.model)
+    found = answer(probe, elsewhere)
+    assert same_state(elsewhere.model, kept)
+    for name in ("radius", "angle", "loss", "pc1", "off_plane"):
+        np.testing.assert_array_equal(found[name], expected[name])
+
+
+def test_the_subject_is_left_as_found_after_an_exception(tmp_path: Path) -> None:
+    subject, probe = _path(tmp_path, [_point(3, 1), _point(2, 2), _point(0, 1)])
+    with torch.no_grad():
+        subject.parameters["weight"].fill_(9.0)
+    kept = state(subject.model)
+    broken = replace(subject, batches=batches_of((5, 5), (2,), 2))
+    with pytest.raises(RuntimeError):
+        answer(probe, replace(broken, losses=lambda outputs, targets: outputs @ targets))
+    assert same_state(subject.model, kept)
+
+
+@pytest.mark.parametrize("units", [0, 1, 2, 3])
+def test_a_half_finished_answer_holds_what_its_inner_products_say(tmp_path: Path, units: int) -> None:
+    subject, probe = _path(tmp_path, [_point(3, 1), _point(2, 2), _point(1, 0), _point(0, 1)])
+    whole, part = answer(probe, subject), answer(probe, subject, units=units)
+    known = np.arange(4) < units
+    for name in ("radius", "angle"):
+        np.testing.assert_allclose(part[name], np.where(known, whole[name], np.nan), atol=1e-12)
+    assert "pc1" not in part
+
+
+def test_units_may_be_measured_in_any_order(tmp_path: Path) -> None:
+    subject, probe = _path(tmp_path, [_point(3, 1), _point(2, 2), _point(1, 0)])
+    whole = answer(probe, subject)
+    for unit in reversed(list(probe.plan(subject).units())):
+        found = probe.measure(subject, unit)
+        for name, value in found.items():
+            np.testing.assert_array_equal(value, whole[name][unit.index])
+
+
+def test_labels_are_epochs_and_file_names(tmp_path: Path) -> None:
+    subject, probe = _path(tmp_path, [_point(3, 1), _point(2, 2), _point(1, 0)])
+    plan = probe.plan(subject)
+    assert plan.labels["epoch"][1].tolist() == [0.0, 1.0, 2.0]
+    assert plan.labels["name"][1].tolist() == ["epoch_000", "epoch_001", "epoch_002"]
+
+
+def test_a_subject_without_a_run_says_what_is_missing() -> None:
+    with pytest.raises(ValueError, match="give RUN_DIR"):
+        Trajectory().plan(quadratic(torch.eye(2).double()))
