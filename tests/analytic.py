@@ -103,6 +103,34 @@ def attention_net(*, sizes: Sequence[int] = (6, 6)) -> Subject:
     return Subject(model.double().eval(), batches_of((3, 4, 4), sizes, 3))
 
 
+class Passage(nn.Module):
+    """Images as they are at `maps`, halved by pooling at `pooled`, behind foreign tokens at `tokens`."""
+
+    def __init__(self, channels: int, prefix: int) -> None:
+        super().__init__()
+        self.maps = nn.Conv2d(channels, channels, 1, bias=False)
+        nn.init.dirac_(self.maps.weight)
+        self.pooled = nn.AvgPool2d(2)
+        self.prefix = nn.Parameter(1e3 * torch.randn(1, prefix, channels))
+        self.tokens = nn.Identity()
+        self.head = nn.Linear(channels, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.maps(images)
+        small = self.pooled(maps).mean((2, 3))
+        tokens = torch.cat([self.prefix.expand(len(maps), -1, -1), maps.flatten(2).transpose(1, 2)], dim=1)
+        logits: Tensor = self.head(self.tokens(tokens).mean(1) + small)
+        return logits
+
+
+def passage(maps: Tensor, *, batch_size: int = 5, prefix: int = 3) -> Subject:
+    """A subject whose layers hold the given maps (N, C, H, W)."""
+    torch.manual_seed(0)
+    model = Passage(maps.shape[1], prefix).to(maps.dtype).eval()
+    targets = torch.arange(len(maps)) % 3
+    return Subject(model, rebatched([(maps, targets)], batch_size))
+
+
 def random_batch(shape: tuple[int, ...], samples: int, classes: int, *, seed: int) -> Batch:
     """Standard normal inputs and random classes, float64."""
     generator = torch.Generator().manual_seed(seed)

@@ -36,11 +36,11 @@ def log_amplitude_diagonal(maps: Tensor) -> Tensor:
     spectrum = torch.fft.rfft2(maps.float() if maps.dtype != torch.float64 else maps)  # columns 0 .. W // 2
     if height == width:
         return torch.log(spectrum[..., rows, rows].abs() + 1e-6)
-    columns = torch.arange(half, device=maps.device) * (width / height)
+    amplitude = torch.log(spectrum[..., :half, :].abs() + 1e-6)
+    columns = rows.to(amplitude.dtype) * width / height
     left = columns.floor().long()
     right = (left + 1).clamp_max(width // 2)
     share = columns - left
-    amplitude = torch.log(spectrum[..., :half, :].abs() + 1e-6)
     return torch.lerp(amplitude[..., rows, left], amplitude[..., rows, right], share)
 
 
