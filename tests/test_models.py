@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import sys
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from foreign import torchvision_models
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -38,8 +37,6 @@ COUNTS: list[tuple[str, int, int, dict[str, object], int]] = [
     ("alternet50", 1000, 224, {}, 35_915_038),
     ("alternet50", 1000, 224, {"msa": [0, 1, 3, 2], "window": 7}, 35_915_038),
 ]
-
-_kept_alive: list[torch.library.Library] = []
 
 
 @pytest.fixture(autouse=True)
@@ -122,25 +119,9 @@ def test_bottlenecks_stride_in_their_3x3_convolution(name: str) -> None:
 # Agreement with independent computations
 
 
-def _torchvision_models() -> Any:
-    """torchvision.models; beside a CPU torch two operator schemas are missing that no classifier needs."""
-    try:
-        return pytest.importorskip("torchvision.models")
-    except RuntimeError as error:
-        if "operator torchvision::" not in str(error):
-            raise
-    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-        del sys.modules[name]
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    for operator in ("nms", "qnms"):
-        library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _kept_alive.append(library)
-    return importlib.import_module("torchvision.models")
-
-
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
 def test_torchvision_weights_give_torchvision_logits(name: str) -> None:
-    theirs = _trained(getattr(_torchvision_models(), name)(num_classes=7))
+    theirs = _trained(getattr(torchvision_models(), name)(num_classes=7))
     ours = models.build(name, classes=7, image_size=96).double().eval()
     ours.load_state_dict(theirs.state_dict())
     images = torch.randn(2, 3, 96, 96, dtype=torch.float64)

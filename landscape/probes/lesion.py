@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -12,7 +13,7 @@ import torch
 from landscape import batchnorm
 from landscape.layers import labels, layers_of
 from landscape.lesions import Removal, removals, removed
-from landscape.probe import Plan, Quantity, Unit, Values
+from landscape.probe import Plan, Quantity, Unit, Values, regular_expression
 from landscape.probes.surface import recalibration
 from landscape.subject import Subject, per_sample
 
@@ -38,6 +39,8 @@ class Lesion:
 
     def __post_init__(self) -> None:
         recalibration(self.bn)
+        for pattern in self.layers:
+            regular_expression("layers", pattern)
 
     def plan(self, subject: Subject) -> Plan:
         found = self._removals(subject)
@@ -97,6 +100,4 @@ def paired(one: torch.Tensor, other: torch.Tensor) -> tuple[float, float]:
 
 
 def _named(removal: Removal, patterns: tuple[str, ...]) -> bool:
-    import re
-
     return any(re.search(pattern, name) for pattern in patterns for name in (removal.name, removal.layer.name))

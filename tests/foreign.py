@@ -1,0 +1,133 @@
+"""Networks of other makers: torchvision's, and small ones of the kinds that people bring along."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+_kept_alive: list[torch.library.Library] = []  # dropping a library unregisters its operators
+
+
+def torchvision_models() -> Any:
+    """torchvision.models; beside a CPU torch two operator schemas are missing that no classifier needs."""
+    try:
+        return pytest.importorskip("torchvision.models")
+    except RuntimeError as error:
+        if "operator torchvision::" not in str(error):
+            raise
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        del sys.modules[name]
+    library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+    for operator in ("nms", "qnms"):
+        schema = f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        library.define(schema)  # type: ignore[no-untyped-call]
+    _kept_alive.append(library)
+    return importlib.import_module("torchvision.models")
+
+
+class Encoder(nn.Module):
+    """A vision transformer on torch's own encoder layers, with `prefix` tokens before those of the patches."""
+
+    def __init__(self, *, grid: tuple[int, int] = (4, 2), prefix: int = 1, norm_first: bool = True) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, 12, 4, 4)
+        self.prefix = nn.Parameter(torch.randn(1, prefix, 12))
+        self.positions = nn.Parameter(torch.randn(1, grid[0] * grid[1], 12))
+        layer = nn.TransformerEncoderLayer(12, 2, 24, batch_first=True, norm_first=norm_first)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.embed(images).flatten(2).transpose(1, 2) + self.positions
+        x = torch.cat([self.prefix.expand(len(x), -1, -1), x], dim=1)
+        logits: Tensor = self.head(self.encoder(x).mean(1))
+        return logits
+
+
+class Reshaped(nn.Module):
+    """Patches cut by reshaping, attention of as many channels (2 x 8) as there are tokens: the grid is 8 x 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(3 * 2 * 4, 16)
+        self.qkv = nn.Linear(16, 48)
+        self.projection = nn.Linear(16, 16)
+        self.norm = nn.LayerNorm(16)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        n = len(images)
+        x = images.reshape(n, 3, 8, 2, 2, 4).permute(0, 2, 4, 1, 3, 5)  # (batch, row, column, channel, y, x)
+        x = self.embed(x.reshape(n, 16, 24))
+        q, k, v = self.qkv(x).reshape(n, 16, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)  # (batch, token, head, 8)
+        x = self.norm(x + self.projection(mixed.reshape(n, 16, 16)))
+        logits: Tensor = self.head(x.mean(1))
+        return logits
+
+
+class Plain(nn.Module):
+    """Convolutions one after the other, without anything residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.second = nn.Conv2d(8, 8, 3, padding=1)
+        self.pool = nn.MaxPool2d(2)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.pool(torch.relu(self.second(torch.relu(self.first(images)))))
+        logits: Tensor = self.head(x.mean((2, 3)))
+        return logits
+
+
+class Functional(nn.Module):
+    """A residual sum that no module takes in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, padding=1)
+        self.branch = nn.Conv2d(4, 4, 3, padding=1)
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.stem(images)
+        x = x + self.branch(x)
+        logits: Tensor = self.head(x.mean((2, 3)))
+        return logits
+
+
+class Squeeze(nn.Module):
+    """An inverted bottleneck with squeeze-and-excitation, as in MobileNet and EfficientNet."""
+
+    def __init__(self, stride: int = 1) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.skip = nn.Conv2d(8, 8, 1, stride=stride)
+        self.expand, self.norm1, self.act1 = nn.Conv2d(8, 16, 1), nn.BatchNorm2d(16), nn.SiLU()
+        self.depthwise = nn.Conv2d(16, 16, 3, padding=1, stride=stride, groups=16)
+        self.norm2, self.act2 = nn.BatchNorm2d(16), nn.SiLU()
+        self.pool, self.gate = nn.AdaptiveAvgPool2d(1), nn.Conv2d(16, 16, 1)
+        self.project, self.norm3 = nn.Conv2d(16, 8, 1), nn.BatchNorm2d(8)
+        self.average = nn.AdaptiveAvgPool2d(1)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.classified(self.stem(images), bypass=False)
+
+    def classified(self, x: Tensor, *, bypass: bool) -> Tensor:
+        """Logits, with the depth-wise convolution or with what takes its place in a lesion."""
+        y = self.act1(self.norm1(self.expand(x)))
+        if not bypass:
+            y = self.act2(self.norm2(self.depthwise(y)))
+        elif self.skip.stride[0] > 1:
+            y = nn.functional.avg_pool2d(y, self.skip.stride)
+        y = self.norm3(self.project(y * torch.sigmoid(self.gate(self.pool(y)))))
+        logits: Tensor = self.head(self.average(self.skip(x) + y).flatten(1))
+        return logits

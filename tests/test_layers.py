@@ -1,0 +1,326 @@
+"""Discovered layers of known networks, and that their taps deliver what a forward pass by hand has there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from foreign import Encoder, Functional, Plain, Reshaped, Squeeze, torchvision_models
+from torch import Tensor, nn
+
+from landscape import models
+from landscape.layers import Layer, Tap, chosen, discover, labels, listening, spatial_layers
+from landscape.models.alternet import AlterNet
+from landscape.models.preresnet import PreResNet
+from landscape.models.resnet import ResNet
+from landscape.models.vit import ViT
+from landscape.subject import Subject
+
+Row = tuple[str, str, int, bool, tuple[int, int]]  # name, kind, stage, reduces, grid
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+def _demo(name: str, size: int = 16, **arguments: Any) -> nn.Module:
+    return models.build(name, classes=10, image_size=size, **arguments).eval()
+
+
+def _images(*shape: int) -> Tensor:
+    return torch.randn(3, 3, *(shape or (16, 16)))
+
+
+def _rows(layers: list[Layer]) -> list[Row]:
+    return [(layer.name, layer.kind, layer.stage, layer.reduces, layer.grid) for layer in layers]
+
+
+def _blocks(side: int, blocks: tuple[int, ...], attention: tuple[str, ...] = ()) -> Iterator[Row]:
+    """The residual blocks of our residual networks, each stage after the first at half the side."""
+    for stage, count in enumerate(blocks, start=1):
+        side = side if stage == 1 else -(-side // 2)
+        for block in range(count):
+            name = f"layer{stage}.{block}"
+            is_attention = name in attention
+            kind = "msa" if is_attention else "conv"
+            yield f"{name}.attention" if is_attention else name, kind, stage, stage > 1 and block == 0, (side, side)
+
+
+RESIDUAL: dict[str, tuple[Callable[[], nn.Module], int, list[Row]]] = {
+    "resnet_demo": (lambda: _demo("resnet_demo"), 16, [*_blocks(16, (2, 2, 2))]),
+    "preresnet_demo": (lambda: _demo("preresnet_demo"), 16, [*_blocks(16, (2, 2, 2))]),
+    "alternet_demo": (
+        lambda: _demo("alternet_demo"), 16, [*_blocks(16, (2, 2, 2), ("layer2.1", "layer3.1"))]
+    ),
+    "resnet50": (lambda: _demo("resnet50", 32, width=8), 32, [*_blocks(32, (3, 4, 6, 3))]),
+    "preresnet50": (lambda: _demo("preresnet50", 32, width=8), 32, [*_blocks(32, (3, 4, 6, 3))]),
+    "odd maps": (lambda: _demo("resnet_demo", 17), 17, [*_blocks(17, (2, 2, 2))]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RESIDUAL)
+def test_a_residual_network_for_small_images_has_a_stem_and_a_layer_per_block(name: str) -> None:
+    build, side, expected = RESIDUAL[name]
+    assert _rows(discover(build(), _images(side, side))) == [("conv1", "stem", 0, False, (side, side)), *expected]
+
+
+@pytest.mark.parametrize("maker", ["ours", "torchvision"])
+def test_a_stem_with_pooling_has_a_layer_before_and_one_after_it(maker: str) -> None:
+    model = _demo("resnet18", 96, width=8) if maker == "ours" else torchvision_models().resnet18().eval()
+    layers = discover(model, _images(96, 96))
+    stem = [("conv1", "stem", 0, False, (48, 48)), ("maxpool", "subsample", 0, True, (24, 24))]
+    assert _rows(layers) == [*stem, *_blocks(24, (2, 2, 2, 2))]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "size", "grid", "prefix"),
+    [
+        ({}, 16, (8, 8), 1),
+        ({"head": "gap"}, 16, (8, 8), 0),
+        ({"patch": 1}, 4, (4, 4), 1),
+        ({"dim": 64, "heads": 4}, 16, (8, 8), 1),  # as many channels as patches
+        ({"dim": 192, "heads": 3, "patch": 16}, 224, (14, 14), 1),  # nearly as many: 3 x 64 heads are no grid
+    ],
+)
+def test_a_vision_transformer_has_two_layers_per_block_on_its_own_grid(
+    arguments: dict[str, Any], size: int, grid: tuple[int, int], prefix: int
+) -> None:
+    layers = discover(_demo("vit_demo", size, depth=2, **arguments), _images(size, size))
+    assert _rows(layers) == [
+        ("patch_embedding", "stem", 0, False, grid),
+        ("blocks.0.attention", "msa", 1, False, grid),
+        ("blocks.0.mlp", "mlp", 1, False, grid),
+        ("blocks.1.attention", "msa", 1, False, grid),
+        ("blocks.1.mlp", "mlp", 1, False, grid),
+    ]
+    assert {layer.prefix for layer in layers} == {prefix}
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("prefix", [0, 1, 5])
+def test_torch_encoder_layers_oblong_grids_and_register_tokens(norm_first: bool, prefix: int) -> None:
+    layers = discover(Encoder(norm_first=norm_first, prefix=prefix).eval(), _images(16, 8))
+    assert _rows(layers) == [
+        ("embed", "stem", 0, False, (4, 2)),
+        ("encoder.layers.0.self_attn", "msa", 1, False, (4, 2)),
+        ("encoder.layers.0.linear2", "mlp", 1, False, (4, 2)),
+        ("encoder.layers.1.self_attn", "msa", 1, False, (4, 2)),
+        ("encoder.layers.1.linear2", "mlp", 1, False, (4, 2)),
+    ]
+    assert {layer.prefix for layer in layers} == {prefix}
+
+
+def test_patches_cut_by_reshaping_keep_their_grid() -> None:
+    layers = discover(Reshaped().eval(), _images(16, 8))
+    assert _rows(layers) == [("embed", "stem", 0, False, (8, 2)), ("projection", "msa", 1, False, (8, 2))]
+
+
+def test_torchvision_vit() -> None:
+    vit = torchvision_models().VisionTransformer(
+        image_size=32, patch_size=8, num_layers=1, num_heads=2, hidden_dim=16, mlp_dim=32, num_classes=5
+    )
+    assert _rows(discover(vit.eval(), _images(32, 32))) == [
+        ("conv_proj", "stem", 0, False, (4, 4)),
+        ("encoder.layers.encoder_layer_0.self_attention", "msa", 1, False, (4, 4)),
+        ("encoder.layers.encoder_layer_0.mlp", "mlp", 1, False, (4, 4)),
+    ]
+
+
+def test_torchvision_swin_merges_patches_between_stages_and_keeps_channels_last() -> None:
+    swin = torchvision_models().SwinTransformer(
+        patch_size=[4, 4], embed_dim=12, depths=[1, 1], num_heads=[2, 2], window_size=[4, 4], num_classes=5
+    )
+    layers = discover(swin.eval(), _images(32, 32))
+    assert _rows(layers) == [
+        ("features.0.0", "stem", 0, False, (8, 8)),
+        ("features.1.0.attn", "msa", 1, False, (8, 8)),
+        ("features.1.0.mlp", "mlp", 1, False, (8, 8)),
+        ("features.2", "subsample", 2, True, (4, 4)),
+        ("features.3.0.attn", "msa", 2, False, (4, 4)),
+        ("features.3.0.mlp", "mlp", 2, False, (4, 4)),
+    ]
+    assert {layer.layout for layer in layers} == {"channels last"}
+
+
+def test_torchvision_convnext() -> None:
+    convnext = torchvision_models().convnext
+    settings = [convnext.CNBlockConfig(8, 16, 1), convnext.CNBlockConfig(16, None, 1)]
+    assert _rows(discover(convnext.ConvNeXt(settings, num_classes=5).eval(), _images(32, 32))) == [
+        ("features.0.0", "stem", 0, False, (8, 8)),
+        ("features.1.0.block", "conv", 1, False, (8, 8)),
+        ("features.2", "subsample", 2, True, (4, 4)),
+        ("features.3.0.block", "conv", 2, False, (4, 4)),
+    ]
+
+
+def test_depth_runs_from_zero_to_one_and_labels_say_the_same() -> None:
+    layers = discover(_demo("alternet_demo"), _images())
+    np.testing.assert_allclose([layer.depth for layer in layers], np.arange(7) / 6)
+    said = labels(layers, "layer")
+    assert said["name"][1].tolist() == [layer.name for layer in layers]
+    assert said["reduces"][1].tolist() == [0, 0, 0, 1, 0, 1, 0]
+    assert {quantity.dims for quantity, _ in said.values()} == {("layer",)}
+
+
+# What the taps deliver
+
+
+def _heard(model: nn.Module, layers: list[Layer], images: Tensor) -> list[Tensor]:
+    found: dict[int, Tensor] = {}
+    with torch.inference_mode(), listening(model, layers, lambda position, tensor: found.update({position: tensor})):
+        model(images)
+    return [found[position] for position in range(len(layers))]
+
+
+def _stream_of_vit(model: ViT, images: Tensor) -> Iterator[Tensor]:
+    x = model.patch_embedding(images).flatten(2).transpose(1, 2)
+    assert model.cls_token is not None
+    x = torch.cat([model.cls_token.expand(len(x), -1, -1), x], dim=1) + model.position_embedding
+    yield x
+    for i in range(len(model.blocks)):
+        block = model.blocks.get_submodule(str(i))
+        for norm, branch in (("norm1", "attention"), ("norm2", "mlp")):
+            x = x + block.get_submodule(branch)(block.get_submodule(norm)(x))
+            yield x
+
+
+def _stream_of_residual(model: ResNet | PreResNet | AlterNet, images: Tensor) -> Iterator[Tensor]:
+    x = model.conv1(images)
+    if isinstance(model, ResNet):
+        x = model.relu(model.bn1(x))
+    yield x
+    if not isinstance(model.maxpool, nn.Identity):
+        x = model.maxpool(x)
+        yield x
+    for stage in model.stages:
+        for block in model.get_submodule(stage).children():
+            x = block(x)
+            yield x
+
+
+def _stream_of_encoder(model: Encoder, images: Tensor, *, norm_first: bool) -> Iterator[Tensor]:
+    x = model.embed(images).flatten(2).transpose(1, 2) + model.positions
+    x = torch.cat([model.prefix.expand(len(x), -1, -1), x], dim=1)
+    yield x
+    for layer in model.encoder.layers:
+        assert isinstance(layer, nn.TransformerEncoderLayer)
+        y = layer.norm1(x) if norm_first else x
+        x = x + layer.self_attn(y, y, y, need_weights=False)[0]
+        yield x
+        x = x if norm_first else layer.norm1(x)
+        y = layer.norm2(x) if norm_first else x
+        x = x + layer.linear2(torch.relu(layer.linear1(y)))
+        last = x if norm_first else layer.norm2(x)
+        yield last  # a block that ends in a norm is heard at its output
+        x = last
+
+
+@pytest.mark.parametrize("name", ["vit_demo", "resnet_demo", "preresnet_demo", "alternet_demo", "preresnet50"])
+def test_taps_deliver_the_residual_stream(name: str) -> None:
+    model, images = _demo(name), _images()
+    with torch.inference_mode():
+        expected = list(
+            _stream_of_vit(model, images) if isinstance(model, ViT) else _stream_of_residual(model, images)  # type: ignore[arg-type]
+        )
+    for found, value in zip(_heard(model, discover(model, images), images), expected, strict=True):
+        torch.testing.assert_close(found, value, rtol=0, atol=1e-5)
+
+
+def test_taps_deliver_what_lies_before_and_after_the_pooling_of_a_stem() -> None:
+    model, images = _demo("resnet18", 96, width=8), _images(96, 96)
+    assert isinstance(model, ResNet)
+    with torch.inference_mode():
+        expected = list(_stream_of_residual(model, images))
+    for found, value in zip(_heard(model, discover(model, images), images), expected, strict=True):
+        torch.testing.assert_close(found, value, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_taps_deliver_the_stream_of_torch_encoder_layers_also_where_these_would_fuse(norm_first: bool) -> None:
+    model, images = Encoder(norm_first=norm_first).eval(), _images(16, 8)
+    with torch.inference_mode():
+        expected = list(_stream_of_encoder(model, images, norm_first=norm_first))
+    for found, value in zip(_heard(model, discover(model, images), images), expected, strict=True):
+        torch.testing.assert_close(found, value, rtol=0, atol=1e-5)
+
+
+def test_tokens_become_maps_row_by_row_without_their_prefix() -> None:
+    model, images = Encoder(prefix=3).eval(), _images(16, 8)
+    stem = discover(model, images)[0]
+    with torch.no_grad():
+        positions = model.positions.transpose(1, 2).reshape(1, 12, 4, 2)
+        torch.testing.assert_close(stem.maps(_heard(model, [stem], images)[0]), model.embed(images) + positions)
+
+
+def test_channels_last_become_maps() -> None:
+    layer = Layer("", "mlp", 1, 0.0, False, Tap("", "output"), (4, 5, 6), "channels last", (4, 5))
+    x = torch.randn(2, 4, 5, 6)
+    assert torch.equal(layer.maps(x), x.permute(0, 3, 1, 2))
+
+
+# Layers named by hand, and what is refused
+
+
+def test_without_a_residual_stream_layers_have_to_be_named() -> None:
+    model, images = Plain().eval(), _images()
+    with pytest.raises(ValueError, match=r"no residual additions .* --layers REGEX"):
+        discover(model, images)
+    assert _rows(chosen(model, images, ["first:conv", "^pool$", "head"])) == [
+        ("first", "conv", 1, False, (16, 16)),
+        ("pool", "other", 2, True, (8, 8)),
+        ("head", "other", 2, False, (0, 0)),
+    ]
+
+
+def test_a_sum_that_meets_no_module_is_refused_with_advice() -> None:
+    with pytest.raises(ValueError, match="meets no module; name layers with --layers"):
+        discover(Functional().eval(), _images())
+
+
+def test_named_layers_come_in_order_of_execution_with_the_kinds_that_are_known() -> None:
+    model, images = _demo("alternet_demo"), _images()
+    found = chosen(model, images, [r"^layer3\.1\.attention$", r"^layer2\.1$:msa", r"^layer1\.0$", "^conv1$"])
+    assert _rows(found) == [
+        ("conv1", "stem", 0, False, (16, 16)),
+        ("layer1.0", "conv", 1, False, (16, 16)),
+        ("layer2.1", "msa", 2, True, (8, 8)),
+        ("layer3.1.attention", "msa", 3, True, (4, 4)),
+    ]
+    assert {layer.tap.side for layer in found} == {"output"}
+    torch.testing.assert_close(_heard(model, found, images)[1], list(_stream_of_residual(model, images))[1])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [("layr1", r"matches no module; near names are .*layer1"), ("(", "no regular expression"), ("fc:con", "no module")],
+)
+def test_patterns_that_name_nothing_are_refused(pattern: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"--layers .*{message}"):
+        chosen(_demo("resnet_demo"), _images(), [pattern])
+
+
+def test_a_network_without_maps_is_refused_where_maps_are_needed() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 4)).eval()
+    subject = Subject(model, [(torch.randn(2, 3, 2, 2), torch.tensor([0, 1]))])
+    with pytest.raises(ValueError, match="needs a vision network"):
+        spatial_layers(subject, ("1",))
+
+
+def test_discovery_and_listening_leave_the_model_as_found() -> None:
+    model, images = Squeeze(), _images()
+    model.norm1.eval()  # one frozen norm in a model that is being trained
+    modes, random = [module.training for module in model.modules()], torch.random.get_rng_state()
+    kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    layers = discover(model, images)
+    with pytest.raises(ZeroDivisionError), listening(model, layers, lambda position, tensor: 1 // 0):  # type: ignore[arg-type]
+        model(images)
+    assert [module.training for module in model.modules()] == modes
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    model.load_state_dict(kept)
+    discover(model, images)
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in model.state_dict().items())
+    assert torch.equal(torch.random.get_rng_state(), random)

@@ -1,0 +1,313 @@
+"""Lesions against forward passes written out without the removed unit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from analytic import answer, batches_of, same_state, state
+from foreign import Encoder, Squeeze, torchvision_models
+from torch import Tensor, nn
+
+from landscape import models
+from landscape.layers import discover
+from landscape.lesions import Removal, removals, removed
+from landscape.models import preresnet, resnet
+from landscape.models.preresnet import PreResNet
+from landscape.models.resnet import ResNet
+from landscape.models.vit import ViT
+from landscape.probe import OptionError
+from landscape.probes.lesion import Lesion
+from landscape.subject import Subject, per_sample
+
+
+def _model(name: str, size: int = 8, **arguments: Any) -> nn.Module:
+    """In float64, norms and biases off their initial values."""
+    torch.manual_seed(0)
+    model = models.build(name, classes=3, image_size=size, **arguments).double().eval()
+    with torch.no_grad():
+        for key, tensor in model.state_dict().items():
+            if key.endswith("running_var"):
+                tensor.uniform_(0.5, 1.5)
+            elif tensor.dim() == 1:
+                tensor.add_(0.2 * torch.randn_like(tensor))
+    return model
+
+
+def _images(size: int = 8) -> Tensor:
+    return torch.randn(4, 3, size, size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def _units(model: nn.Module, images: Tensor) -> dict[str, Removal]:
+    return {unit.name: unit for unit in removals(model, discover(model, images))}
+
+
+def _without(model: nn.Module, unit: str, images: Tensor) -> Tensor:
+    with torch.inference_mode(), removed(model, _units(model, images)[unit]):
+        logits: Tensor = model(images)
+        return logits
+
+
+def _subject(name: str = "resnet_demo") -> Subject:
+    return Subject(_model(name), batches_of((3, 8, 8), (6, 5), 3))
+
+
+# Forward passes without one unit
+
+
+def _vit(model: ViT, images: Tensor, unit: str) -> Tensor:
+    x = model.patch_embedding(images).flatten(2).transpose(1, 2)
+    assert model.cls_token is not None
+    x = torch.cat([model.cls_token.expand(len(x), -1, -1), x], dim=1) + model.position_embedding
+    for i in range(len(model.blocks)):
+        block = model.blocks.get_submodule(str(i))
+        for norm, branch in (("norm1", "attention"), ("norm2", "mlp")):
+            if unit != f"blocks.{i}.{branch}":
+                x = x + block.get_submodule(branch)(block.get_submodule(norm)(x))
+    logits: Tensor = model.head(model.norm(x)[:, 0])
+    return logits
+
+
+def _basic(block: resnet.Block, x: Tensor) -> Tensor:
+    return F.relu(x if block.downsample is None else block.downsample(x))
+
+
+def _bottleneck(block: resnet.Block, x: Tensor) -> Tensor:
+    skip = x if block.downsample is None else block.downsample(x)
+    branch = F.relu(block.bn1(block.conv1(x)))
+    if block.conv2.stride[0] > 1:
+        branch = F.avg_pool2d(branch, 2, ceil_mode=True)
+    return F.relu(skip + block.bn3(block.conv3(branch)))
+
+
+def _preactivated_bottleneck(block: preresnet.Block, x: Tensor) -> Tensor:
+    active = F.relu(block.bn1(x))
+    skip = x if block.downsample is None else block.downsample(active)
+    branch = block.conv1(active)
+    if block.conv2.stride[0] > 1:
+        branch = F.avg_pool2d(branch, 2, ceil_mode=True)
+    out: Tensor = skip + block.conv3(F.relu(block.bn3(branch)))
+    return out
+
+
+def _preactivated_basic(block: preresnet.Block, x: Tensor) -> Tensor:
+    return x if block.downsample is None else block.downsample(F.relu(block.bn1(x)))
+
+
+Broken = Callable[[nn.Module, Tensor], Tensor]
+
+
+def _residual(model: ResNet | PreResNet, images: Tensor, where: str, broken: Broken) -> Tensor:
+    x = model.conv1(images)
+    if isinstance(model, ResNet):
+        x = model.relu(model.bn1(x))
+    x = model.maxpool(x)
+    for stage in model.stages:
+        for i, block in model.get_submodule(stage).named_children():
+            x = broken(block, x) if where == f"{stage}.{i}" else block(x)
+    if isinstance(model, PreResNet):
+        x = model.relu(model.bn(x))
+    logits: Tensor = model.fc(x.mean((2, 3)))
+    return logits
+
+
+@pytest.mark.parametrize("unit", [f"blocks.{i}.{branch}" for i in range(5) for branch in ("attention", "mlp")])
+def test_a_vision_transformer_without_a_branch(unit: str) -> None:
+    model, images = _model("vit_demo"), _images()
+    assert isinstance(model, ViT)
+    with torch.inference_mode():
+        torch.testing.assert_close(_without(model, unit, images), _vit(model, images, unit), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [8, 9])
+@pytest.mark.parametrize(
+    ("name", "arguments", "unit", "broken"),
+    [
+        ("resnet_demo", {}, "", _basic),
+        ("preresnet_demo", {}, "", _preactivated_basic),
+        ("resnet50", {"blocks": (2, 2), "width": 8}, ".conv2", _bottleneck),
+        ("resnet50", {"blocks": (2, 2), "width": 8, "groups": 4, "width_per_group": 16}, ".conv2", _bottleneck),
+        ("preresnet50", {"blocks": (2, 2), "width": 8}, ".conv2", _preactivated_bottleneck),
+    ],
+)
+def test_a_residual_network_without_a_unit_of_each_block(
+    name: str, arguments: dict[str, Any], unit: str, broken: Broken, size: int
+) -> None:
+    model, images = _model(name, size, **arguments), _images(size)
+    assert isinstance(model, ResNet | PreResNet)
+    blocks = [f"{stage}.{i}" for stage in model.stages for i in range(2)]
+    assert list(_units(model, images)) == [block + unit for block in blocks]
+    with torch.inference_mode():
+        for block in blocks:
+            expected = _residual(model, images, block, broken)
+            torch.testing.assert_close(_without(model, block + unit, images), expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_torch_encoder_layers_without_attention(norm_first: bool) -> None:
+    torch.manual_seed(0)
+    model, images = Encoder(norm_first=norm_first).double().eval(), _images(16)[..., :8]
+    with torch.inference_mode():
+        found = _without(model, "encoder.layers.1.self_attn", images)
+        attention = model.encoder.layers[1].get_submodule("self_attn")
+        assert isinstance(attention, nn.MultiheadAttention)
+        attention.out_proj.weight.zero_()
+        attention.out_proj.bias.zero_()
+        torch.testing.assert_close(found, model(images), rtol=1e-10, atol=1e-12)
+
+
+class Pairs(nn.Module):
+    """Attention that returns (output, weights), added without a module in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 2, 2)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.stem(images).flatten(2).transpose(1, 2)
+        logits: Tensor = self.head(self.norm(x + self.attention(x, x, x)[0]).mean(1))
+        return logits
+
+
+def test_attention_that_returns_a_pair_is_removed() -> None:
+    torch.manual_seed(0)
+    model, images = Pairs().double().eval(), _images()
+    with torch.inference_mode():
+        expected = model.head(model.norm(model.stem(images).flatten(2).transpose(1, 2)).mean(1))
+        torch.testing.assert_close(_without(model, "attention", images), expected)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_squeeze_and_excitation_still_pools_when_the_convolution_before_it_is_bypassed(stride: int) -> None:
+    torch.manual_seed(0)
+    model, images = Squeeze(stride).double().eval(), _images()
+    with torch.inference_mode():
+        found = _without(model, "depthwise", images)
+        torch.testing.assert_close(found, model.classified(model.stem(images), bypass=True))
+        assert not torch.allclose(found, model(images))
+
+
+def test_a_convolution_that_starts_its_branch_is_no_bottleneck() -> None:
+    convnext = torchvision_models().convnext
+    settings = [convnext.CNBlockConfig(8, 16, 1), convnext.CNBlockConfig(16, None, 1)]
+    model, images = convnext.ConvNeXt(settings, num_classes=3).double().eval(), _images(32)
+    with torch.inference_mode():
+        found = _without(model, "features.1.0.block", images)
+        x = model.features[2:](model.features[0](images))
+        torch.testing.assert_close(found, model.classifier(model.avgpool(x)))
+
+
+def test_a_branch_that_overflows_contributes_nothing_all_the_same() -> None:
+    model, images = _model("vit_demo"), _images()
+    with torch.inference_mode():
+        model.get_submodule("blocks.0.mlp.3").get_parameter("bias").fill_(torch.inf)
+        assert not model(images).isfinite().any()
+        assert _without(model, "blocks.0.mlp", images).isfinite().all()
+
+
+# The probe
+
+
+def test_removing_a_branch_that_is_zero_changes_nothing() -> None:
+    subject = _subject("vit_demo")
+    with torch.no_grad():
+        for p in subject.model.get_submodule("blocks.2.attention.projection").parameters():
+            p.zero_()
+    found = answer(Lesion(layers=(r"blocks\.2\.attention",)), subject)
+    for name in ("accuracy_drop", "accuracy_drop_se", "loss_increase", "loss_increase_se"):
+        assert found[name] == [0.0]
+
+
+def test_differences_are_paired_per_sample_and_positive_where_it_gets_worse() -> None:
+    subject = _subject()
+    found = answer(Lesion(), subject)
+    loss, right = (values.numpy() for values in per_sample(subject))
+    assert found["facts"] == {"intact_loss": pytest.approx(loss.mean()), "intact_accuracy": right.mean()}
+    for i, unit in enumerate(_units(subject.model, subject.batch(0)[0]).values()):
+        with removed(subject.model, unit):
+            after, still = (values.numpy() for values in per_sample(subject))
+        for name, difference in (("loss_increase", after - loss), ("accuracy_drop", right - still)):
+            assert found[name][i] == pytest.approx(difference.mean(), abs=1e-14)
+            assert found[f"{name}_se"][i] == pytest.approx(difference.std(ddof=1) / 11**0.5, abs=1e-14)
+
+
+def test_units_are_labelled_by_what_is_removed_and_how() -> None:
+    subject = Subject(_model("resnet50", blocks=(1, 1), width=8), batches_of((3, 8, 8), (4,), 3))
+    found = answer(Lesion(), subject)
+    assert found["name"].tolist() == ["layer1.0.conv2", "layer2.0.conv2"]
+    assert found["kind"].tolist() == ["conv", "conv"]
+    assert found["stage"].tolist() == [1, 2]
+    assert found["reduces"].tolist() == [0, 1]
+    assert found["depth"].tolist() == [0.5, 1.0]
+    assert found["rule"].tolist() == [
+        "3x3 conv bypassed by identity (conv2, bn2, relu2)",
+        "3x3 conv bypassed by 2x2 average pooling (conv2, bn2, relu2)",
+    ]
+
+
+def test_layers_chooses_units_by_name() -> None:
+    subject = _subject()
+    assert answer(Lesion(layers=("layer2", r"^layer1\.0$")), subject)["name"].tolist() == [
+        "layer1.0", "layer2.0", "layer2.1",
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match=r"--layers attention matches no unit; there are layer1\.0"):
+        Lesion(layers=("attention",)).plan(subject)
+    with pytest.raises(OptionError, match="--layers"):
+        Lesion(layers=("fine", "["))
+
+
+def test_recalibrated_statistics_are_those_of_the_broken_network_and_are_put_back() -> None:
+    subject = _subject()
+    kept = state(subject.model)
+    found = answer(Lesion(bn="recalibrate:2", layers=(r"layer1\.1",)), subject)
+    assert same_state(subject.model, kept)
+    (unit,) = (unit for name, unit in _units(subject.model, subject.batch(0)[0]).items() if name == "layer1.1")
+    loss, _ = subject.intact
+    norms = [module for module in subject.model.modules() if isinstance(module, nn.BatchNorm2d)]
+    with removed(subject.model, unit), torch.no_grad():
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None
+            norm.train()
+        for i in range(2):
+            subject.model(subject.batch(i)[0])
+        subject.model.eval()
+        after, _ = per_sample(subject)
+    assert found["loss_increase"] == pytest.approx([(after - loss).mean().item()], rel=1e-9)
+
+
+def test_nothing_is_left_behind_also_after_an_exception() -> None:
+    subject = _subject()
+    kept = state(subject.model)
+    probe = Lesion(bn="recalibrate:1")
+    unit = next(probe.plan(subject).units())
+    broken = replace(subject, losses=partial(_refuse, message="no loss"))
+    broken.intact = subject.intact
+    with pytest.raises(ArithmeticError):
+        probe.measure(broken, unit)
+    assert same_state(subject.model, kept)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in subject.model.modules())
+    assert not any(module.training for module in subject.model.modules())
+
+
+def _refuse(outputs: Tensor, targets: Tensor, *, message: str) -> Tensor:
+    raise ArithmeticError(message)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_numbers_do_not_depend_on_the_batch_size(batch_size: int) -> None:
+    subject = _subject()
+    inputs, targets = (torch.cat(parts) for parts in zip(*subject.batches, strict=True))
+    split = list(zip(torch.split(inputs, batch_size), torch.split(targets, batch_size), strict=True))
+    found, other = answer(Lesion(), subject), answer(Lesion(), replace(subject, batches=split))
+    for name in ("accuracy_drop", "loss_increase", "loss_increase_se"):
+        np.testing.assert_allclose(found[name], other[name], rtol=1e-9, atol=1e-12)
