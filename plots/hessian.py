@@ -21,6 +21,7 @@ MEANING = (
     "answers of one protocol."
 )
 Range = tuple[float, float]
+UNEVEN = 10.0  # ratio of the densities' peaks from which a linear axis hides the lower one
 PAPER: tuple[Range, Range] = ((-120.0, 0.0), (0.0, 900.0))
 
 
@@ -55,7 +56,7 @@ def hessian(
 
 
 def page(answers: Sequence[xr.Dataset], looks: Sequence[Look], *, ranges: tuple[Range, Range] | None = None) -> Figure:
-    """All answers overlaid, NEP and APE in the legend."""
+    """All answers overlaid, NEP and APE in the legend; a logarithmic density where the peaks are very uneven."""
     legend = [
         replace(look, label=f"{look.label}: {_numbers(data)}", marker="").sample()
         for data, look in zip(answers, looks, strict=True)
@@ -64,6 +65,12 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look], *, ranges: tuple[
     left, right = figure.subplots(1, 2, sharey=True)
     for data, look in zip(answers, looks, strict=True):
         hessian(data, (left, right), look=look, ranges=ranges or spans(answers))
+    peaks = [
+        max(float(line.get_ydata().max()) for line in (left.lines[k], right.lines[k])) for k in range(len(answers))
+    ]
+    if max(peaks) > UNEVEN * min(peaks):
+        left.set_yscale("log")  # shared: one sharp density would press the others to the axis
+        left.set_ylim(0.03 * min(peaks), 2 * max(peaks))
     left.set_title("negative")
     right.set_title("positive")
     return figure
