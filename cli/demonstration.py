@@ -19,6 +19,8 @@ MODELS = ("vit_demo", "resnet_demo", "alternet_demo")
 COARSE: dict[str, dict[str, Any]] = {
     "surface": {"resolution": "21", "samples": "256"},
     "hessian": {"samples": "320"},
+    "trace": {"samples": "128", "vectors": 12},
+    "density": {"samples": "64", "vectors": 3, "steps": 25},
 }
 
 

@@ -99,11 +99,11 @@ def layers(
     """List the layers that probes listen to: name, kind, stage, depth, shape, grid. Needs no data."""
     import torch
 
-    from landscape import subject
+    from landscape import loading
     from landscape.cli.probing import key_values
     from landscape.layers import chosen
 
-    net, size = subject.bare(checkpoint, model or "", key_values(model_arg), image_size)
+    net, size = loading.bare(checkpoint, model or "", key_values(model_arg), image_size)
     dtype = next(net.parameters()).dtype
     rows = [
         {
@@ -137,11 +137,11 @@ def evaluate(
     """Loss, accuracy, top-5 accuracy and calibration error of a checkpoint, each with its standard error."""
     from dataclasses import asdict
 
-    from landscape import subject
+    from landscape import loading
     from landscape.cli.probing import key_values
     from landscape.evaluate import evaluate as evaluated
 
-    loaded = subject.load(
+    loaded = loading.load(
         checkpoint, data=data or "", data_root=data_root, split=split, samples=samples, batch_size=batch_size,
         model=model or "", model_arg=key_values(model_arg), device=device,
     )  # fmt: skip

@@ -123,7 +123,7 @@ def measure_all(
     **loading: Any,
 ) -> None:
     """Measure one checkpoint after the other into one file."""
-    from landscape import api, snapshots, store, subject
+    from landscape import api, loading, snapshots, store
     from landscape.probe import OptionError, at_least
 
     at_least("workers", workers, 1)
@@ -139,7 +139,7 @@ def measure_all(
     for position, path in enumerate(paths):
         if path is not None and path.is_dir():
             path = snapshots.last(path)
-        loaded = subject.load(path, label=label[position] if label else "", **{**api.defaults(name), **rest})
+        loaded = loading.load(path, label=label[position] if label else "", **{**api.defaults(name), **rest})
         introduce(loaded, quiet=quiet)
         for variant in api.variants(made):
             with _executor(workers) as executor:

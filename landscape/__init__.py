@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from landscape.api import measure
+    from landscape.loading import load
     from landscape.results import open
-    from landscape.subject import Subject, load
+    from landscape.subject import Subject
 
 __all__ = ["Subject", "load", "measure", "open"]
 
-_HOME = {"Subject": "subject", "load": "subject", "measure": "api", "open": "results"}
+_HOME = {"Subject": "subject", "load": "loading", "measure": "api", "open": "results"}
 
 
 def __getattr__(name: str) -> Any:

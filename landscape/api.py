@@ -9,10 +9,11 @@ from typing import Any
 import xarray as xr
 
 from landscape import results
+from landscape.loading import load
 from landscape.probe import OptionError, Probe
 from landscape.probes import probe_class
 from landscape.run import Report, run
-from landscape.subject import Spec, Subject, load
+from landscape.subject import Spec, Subject
 
 
 def measure(

@@ -18,9 +18,10 @@ from typing import Any
 from landscape import store
 from landscape.answer import Question, Reduce
 from landscape.checkpoint import versions
+from landscape.loading import load_spec
 from landscape.probe import Probe, Unit, Values, sweep
 from landscape.probes import PROBES, probe_class
-from landscape.subject import Spec, Subject, load_spec
+from landscape.subject import Spec, Subject
 
 MERGE_SECONDS = 60.0
 Report = Callable[[int, int], None]  # finished units, all units

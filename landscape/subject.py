@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -15,13 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from landscape import checkpoint as checkpoints
-from landscape import data as datasets
-from landscape import models
 from landscape.checkpoint import Checkpoint
-from landscape.data.augment import Augmentation
 from landscape.data.images import Batches, Images
-from landscape.data.source import guarded, named, spec_sha256
-from landscape.device import device as device_of
+from landscape.data.source import spec_sha256
 from landscape.probe import OptionError, at_least
 
 Split = Literal["train", "test"]
@@ -67,7 +63,7 @@ class Spec:
             raise OptionError(f"--split {self.split} is unknown; ask for train or test")
         if self.image_size is not None:
             at_least("image_size", self.image_size, 1)
-        _samples(self.samples, 100)
+        count_of(self.samples, 100)
 
 
 @dataclass(eq=False)
@@ -276,33 +272,6 @@ def per_sample(subject: Subject) -> tuple[Tensor, Tensor]:
     return loss, right
 
 
-def load(checkpoint: Path | str | nn.Module | None = None, *, label: str = "", **options: Any) -> Subject:
-    """Load a checkpoint, its model and its data.
-
-    Args:
-        checkpoint: a file; a module made in Python; or None: the newest `final.pt` under ./checkpoints, or, with
-            `model=`, that model freshly built.
-        label: readable name, default from the file's name.
-        **options: the fields of `Spec`, which are the command-line options.
-
-    Raises:
-        FileNotFoundError, ValueError: one line that says what was got, what was expected and what to do.
-        OptionError: an option is out of its range.
-    """
-    known = Spec.__dataclass_fields__
-    for name in options:
-        if name not in known or name == "checkpoint":
-            raise OptionError(
-                f"unknown option {name}; expected one of {', '.join(n for n in known if n != 'checkpoint')}"
-            )
-    if isinstance(checkpoint, nn.Module):
-        return _load(Spec(**options), module=checkpoint, label=label)
-    path = Path(checkpoint) if checkpoint is not None else None
-    if path is None and not options.get("model"):
-        path = checkpoints.newest()
-    return _load(Spec(checkpoint=path, **options), label=label)
-
-
 @dataclass(frozen=True)
 class Proof:
     """Loss and accuracy on the first mini-batches: did weights, classes and normalisation meet?
@@ -344,110 +313,7 @@ def prove(subject: Subject, samples: int = 256) -> Proof:
     return Proof(losses.mean().item(), accuracy, len(hits), accuracy < 1 / classes + margin)
 
 
-def bare(
-    checkpoint: Path | None, model: str, model_arg: Mapping[str, Any], image_size: int | None
-) -> tuple[nn.Module, int]:
-    """A model without data, in eval mode on the CPU, and the image size it takes (224 where nothing says it)."""
-    path = checkpoint
-    if path is None and not model:
-        path = checkpoints.newest()
-    stored = checkpoints.read(path) if path else None
-    size = image_size or (stored.data.get("size") if stored else 0) or 224
-    arguments = dict(model_arg)
-    if model in models.NAMES and not stored:
-        arguments = {"image_size": image_size or 224, **arguments}
-    net = build(Spec(model=model, model_arg=arguments), stored, None)
-    if stored is not None:
-        checkpoints.load_into(net, stored)
-    return net.eval(), int(arguments.get("image_size", size))
-
-
-def load_spec(spec: Spec) -> Subject:
-    """Load a subject again, as in another process."""
-    return _load(spec)
-
-
-def _load(spec: Spec, *, module: nn.Module | None = None, label: str = "") -> Subject:
-    device = device_of(spec.device)
-    stored = None
-    if spec.checkpoint is not None:
-        stored = checkpoints.read(spec.checkpoint, weights=spec.weights, trust_pickle=spec.trust_pickle)
-    images = _images(spec, stored)
-    model = module if module is not None else build(spec, stored, images)
-    if stored is not None:
-        checkpoints.load_into(model, stored)
-    first = next(model.parameters(), None)
-    if first is None:
-        raise ValueError(f"the model ({type(model).__name__}) has no parameters: there is nothing to measure")
-    model = model.to(device).eval()
-    if first.dtype in (torch.float16, torch.bfloat16):
-        model = model.float()
-    augmentation = _augmentation(stored) if spec.augment else None
-    default = checkpoints.label_of(spec.checkpoint) if spec.checkpoint else spec.model.rpartition("/")[2] or "model"
-    subject = Subject(
-        model=model,
-        batches=Batches(images.to(device), spec.batch_size, augmentation, spec.seed),
-        weight_decay=spec.weight_decay,
-        label=label or default,
-        spec=None if module is not None else spec,
-        checkpoint=stored,
-        seed=spec.seed,
-    )
-    _fits(subject)
-    return subject
-
-
-def build(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.Module:
-    """The module a spec names, freshly initialised from its seed.
-
-    Raises:
-        ValueError: nothing names an architecture, or it does not build.
-    """
-    with torch.random.fork_rng(devices=[]):  # a module's own initialisation draws from the global generator
-        torch.default_generator.manual_seed(spec.seed)
-        return _built(spec, stored, images)
-
-
-def _built(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.Module:
-    name, arguments = spec.model, dict(spec.model_arg)
-    if not name or (stored and name == stored.model):
-        if stored is None or not stored.native:
-            where = f"{stored.path} holds weights only" if stored else "no checkpoint"
-            raise ValueError(f"{where}; name their architecture with --model NAME or --model file.py:callable")
-        name, arguments = stored.model, {**stored.model_args, **arguments}
-    if name in models.NAMES:
-        if images is not None:
-            arguments = {"classes": images.classes, "image_size": images.size, **arguments}
-        return models.build(name, **{"classes": 10, "image_size": 32, **arguments})
-    if ":" not in name:
-        models.build(name, classes=10, image_size=32)  # raises with the near names
-    module = guarded(name, partial(named(name), **arguments))
-    if not isinstance(module, nn.Module):
-        raise ValueError(f"{name} returned a {type(module).__name__}, expected a torch.nn.Module")
-    return module
-
-
-def _images(spec: Spec, stored: Checkpoint | None) -> Images:
-    name = spec.data or (stored.data.get("name", "") if stored else "")
-    if not name:
-        raise ValueError(
-            "the checkpoint does not say what it was trained on; name it with --data NAME|FOLDER|file.py:callable"
-        )
-    about = stored.data if stored else {}
-    images = datasets.load(
-        name,
-        root=spec.data_root,
-        split=spec.split,
-        samples=int(spec.samples) if str(spec.samples).isdecimal() else None,
-        image_size=spec.image_size or (about.get("size") or None),
-        mean=tuple(about["mean"]) if about.get("mean") else None,
-        std=tuple(about["std"]) if about.get("std") else None,
-    )
-    wanted = _samples(spec.samples, len(images))
-    return replace(images, inputs=images.inputs[:wanted], targets=images.targets[:wanted])
-
-
-def _samples(samples: int | str, available: int) -> int:
+def count_of(samples: int | str, available: int) -> int:
     """How many samples are asked for: a number, a percentage of what there is, or all."""
     text = str(samples)
     if text == "all":
@@ -458,38 +324,3 @@ def _samples(samples: int | str, available: int) -> int:
         raise OptionError(f"--samples {text} is no number; ask for a number, a share such as 10%, or all") from None
     at_least("samples", count, 1)
     return min(count, available)
-
-
-def _augmentation(stored: Checkpoint | None) -> Augmentation:
-    if stored is None or not stored.recipe:
-        raise ValueError("--augment uses the checkpoint's own recipe and this one has none; drop --augment")
-    return Augmentation.of_recipe(stored.recipe)
-
-
-def _fits(subject: Subject) -> None:
-    """Refuse a model whose inputs or classes are not those of the data, by one small forward pass."""
-    images = subject.images
-    assert images is not None
-    inputs, targets = (part[:2] for part in subject.batch(0))
-    shape = tuple(inputs.shape[1:])
-    try:
-        with torch.inference_mode():
-            outputs = outputs_of(subject.model, inputs)
-    except (RuntimeError, AssertionError, TypeError, IndexError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(
-            f"the model refuses inputs of shape {shape} from {images.name} ({reason}); check --data and --image-size"
-        ) from error
-    if outputs.dim() != 2 or len(outputs) != len(inputs):
-        raise ValueError(
-            f"the model returns {tuple(outputs.shape)} for {len(inputs)} samples, expected (samples, classes)"
-        )
-    if targets.dim() != 1 or targets.is_floating_point():
-        return
-    classes = outputs.shape[1]
-    named_set = bool(images.mean)
-    if (named_set and images.classes != classes) or images.classes > classes:
-        raise ValueError(
-            f"the model has {classes} classes and {images.name} has {images.classes}; "
-            "measure it on data with its own classes (--data)"
-        )

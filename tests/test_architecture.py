@@ -27,9 +27,12 @@ ALLOWED = {
     "safe_load": set(),
     "checkpoint": {"safe_load"},
     "subject": MODELS,
-    "layers": {*MODELS, "dataflow"},
+    "loading": MODELS,
+    "dataflow": set(),
+    "residuals": {"dataflow"},
+    "layers": {*MODELS, "dataflow", "residuals"},
     "probes": {*MODELS, "layers", "lesions", "plane", "batchnorm", "snapshots", "curvature"},
-    "run": {"probe", "probes", "subject", "checkpoint", "answer", "store"},
+    "run": {"probe", "probes", "subject", "loading", "checkpoint", "answer", "store"},
 }
 LIGHT = ["landscape", "landscape.store", "landscape.results", "landscape.plots", "landscape.cli.main"]
 

@@ -12,11 +12,12 @@ from foreign import Encoder, Functional, Plain, Reshaped, Squeeze, torchvision_m
 from torch import Tensor, nn
 
 from landscape import models
-from landscape.layers import Layer, Tap, chosen, discover, labels, listening, spatial_layers
+from landscape.layers import Layer, chosen, discover, labels, listening, spatial_layers
 from landscape.models.alternet import AlterNet
 from landscape.models.preresnet import PreResNet
 from landscape.models.resnet import ResNet
 from landscape.models.vit import ViT
+from landscape.residuals import Tap
 from landscape.subject import Subject
 
 Row = tuple[str, str, int, bool, tuple[int, int]]  # name, kind, stage, reduces, grid

@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import nn
 
-from landscape import checkpoint, models, store, subject
+from landscape import checkpoint, loading, models, store, subject
 from landscape.answer import Arrays, Question
 from landscape.probe import Plan, Probe, Quantity
 from landscape.probes import probe_class
@@ -32,6 +32,8 @@ SMALL: dict[str, dict[str, Any]] = {  # the questions, as small as they get
     "fourier": {},
     "variance": {},
     "lesion": {},
+    "trace": {"vectors": 8},
+    "density": {"vectors": 2, "steps": 3},
 }
 ARGUMENTS = {"blocks": (1, 1), "width": 8}
 
@@ -78,7 +80,7 @@ def save(path: Path, *, seed: int, **changed: Any) -> Path:
 
 
 def loaded(folder: Path, **options: Any) -> subject.Subject:
-    return subject.load(folder / "final.pt", **{"data": "digits", "samples": 32, "batch_size": 8, **options})
+    return loading.load(folder / "final.pt", **{"data": "digits", "samples": 32, "batch_size": 8, **options})
 
 
 def small(name: str, **parameters: Any) -> Probe:
@@ -160,15 +162,15 @@ def test_stopped_and_resumed_equals_uninterrupted(name: str, folder: Path, tmp_p
 def test_fresh_models_are_the_same_in_threads(tmp_path: Path, executors: Mapping[str, Executor]) -> None:
     options: dict[str, Any] = {"model": "vit_demo", "data": "digits", "samples": 16, "batch_size": 2}
     probe, path = small("variance"), tmp_path / "results.h5"
-    whole = answer(tmp_path / "whole.h5", run(probe, subject.load(**options), tmp_path / "whole.h5"))
-    outcome = run(probe, subject.load(**options), path, executor=executors["threads"], workers=2)
+    whole = answer(tmp_path / "whole.h5", run(probe, loading.load(**options), tmp_path / "whole.h5"))
+    outcome = run(probe, loading.load(**options), path, executor=executors["threads"], workers=2)
     assert_same(answer(path, outcome), whole)
 
 
 def test_threads_share_no_switch_of_the_attention_kernels(tmp_path: Path, executors: Mapping[str, Executor]) -> None:
     options: dict[str, Any] = {"model": "vit_demo", "model_arg": {"depth": 1}, "data": "digits", "samples": 16}
     probe, path = small("hessian", top=1, batches=8, max_products=2), tmp_path / "results.h5"
-    here, there = (subject.load(**options, batch_size=2) for _ in range(2))
+    here, there = (loading.load(**options, batch_size=2) for _ in range(2))
     whole = answer(tmp_path / "whole.h5", run(probe, here, tmp_path / "whole.h5"))
     outcome = run(probe, there, path, executor=executors["threads"], workers=2)
     assert_same(answer(path, outcome), whole)
@@ -180,11 +182,11 @@ def test_threads_share_no_switch_of_the_attention_kernels(tmp_path: Path, execut
 KILLED = """
 import sys, torch
 from pathlib import Path
-from landscape import subject
+from landscape import loading
 from landscape.probes.surface import Surface
 from landscape.run import run
 torch.set_num_threads(1)
-loaded = subject.load(Path(sys.argv[1]), data="digits", samples=32, batch_size=8)
+loaded = loading.load(Path(sys.argv[1]), data="digits", samples=32, batch_size=8)
 run(Surface(resolution="15"), loaded, Path(sys.argv[2]), report=lambda done, total: print(done, flush=True))
 """
 
@@ -260,7 +262,7 @@ def test_the_digest_is_of_the_question_not_of_its_circumstances(
         torch.save({**content, "metrics": {"accuracy": 0.5}}, elsewhere / file.name)
     assert digest(small(name), loaded(elsewhere, device="cpu", data_root=tmp_path)) == reference[name]
     assert (
-        digest(small(name), subject.load(folder / "final.pt", label="other", samples=32, batch_size=8))
+        digest(small(name), loading.load(folder / "final.pt", label="other", samples=32, batch_size=8))
         == (reference[name])
     )
     changed = digest(small(name), loaded(folder, batch_size=16))
@@ -371,7 +373,7 @@ def test_a_group_says_what_made_it(folder: Path, tmp_path: Path) -> None:
 
 def test_workers_refuse_a_module_made_in_python(tmp_path: Path, executors: Mapping[str, Executor]) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(768, 10))
-    made = subject.load(model, data="digits", samples=16)
+    made = loading.load(model, data="digits", samples=16)
     with pytest.raises(ValueError, match=r"cannot load a module made in Python; .*--model file.py:callable"):
         run(small("surface"), made, tmp_path / "results.h5", executor=executors["threads"], workers=2)
 

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from landscape import checkpoint, models
 from landscape.data import load as load_data
+from landscape.loading import load, load_spec
 from landscape.probe import OptionError
-from landscape.subject import Spec, Subject, load, load_spec, losses, prove
+from landscape.subject import Spec, Subject, losses, prove
 
 
 @dataclasses.dataclass
