@@ -168,6 +168,20 @@ def test_few_products_suffice_also_where_the_other_end_of_the_spectrum_is_zero()
     assert max(spent) <= 10
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_the_ends_are_followed_to_the_residual_asked_for_and_only_then(seed: int) -> None:
+    values = [9.0, 8.0, 7.0] + [0.05 * i - 2.0 for i in range(60)]  # the smallest, -2, is the edge of a bulk
+    spectra = [
+        lanczos(_product(symmetric(values, seed)), _start(63, seed), 3, ends=ends) for ends in (1.0, 0.03, 0.001)
+    ]
+    for found, ends in zip(spectra[1:], (0.03, 0.001), strict=True):
+        assert found.ends[1] <= max(ends * abs(found.smallest), 1e-3 * 9.0)
+        assert abs(found.smallest + 2.0) <= found.ends[1]
+    assert spectra[0].ends[1] > 0.03 * abs(spectra[0].smallest)  # what is not asked for is not there
+    assert spectra[0].products < spectra[1].products <= spectra[2].products
+    np.testing.assert_allclose(spectra[0].values, [9, 8, 7], rtol=1e-5)
+
+
 @pytest.mark.parametrize("call", [1, 4])
 def test_an_operator_that_is_not_finite_is_refused(call: int) -> None:
     calls = 0

@@ -55,6 +55,7 @@ def lanczos(
     *,
     which: Which = "LM",
     tol: float = 1e-3,
+    ends: float = 0.03,
     max_steps: int = 200,
     vectors: bool = False,
 ) -> Spectrum:
@@ -69,8 +70,10 @@ def lanczos(
         start: random vector, (n,); its dtype and device are those of the basis.
         k: how many; `both` gives k at each end.
         which: LM largest magnitude, LA largest, SA smallest, both: k largest then k smallest.
-        tol: relative residual at which a value counts as converged. The two algebraic ends are held to sqrt(tol)/3, or
-            to tol of the largest |value|: near zero nothing relative is ever reached.
+        tol: relative residual at which a value counts as converged.
+        ends: relative residual to which the two algebraic ends are followed too, or to tol of the largest |value|:
+            near zero nothing relative is ever reached. The error of a value is about the square of its residual, so
+            0.03 leaves them right to three digits, for about two products; 1.0 asks nothing of them.
         max_steps: cap on the number of products, at least k; what is unconverged then is returned as such.
         vectors: return eigenvectors too.
 
@@ -104,7 +107,7 @@ def lanczos(
         residuals = np.maximum(beta * np.abs(s[-1]), floor * scale if n > 1 else 0.0)
         chosen = wanted(theta, k, which)
         if beta > 0.0:
-            done = m - begun > min(k, n - 1) and _settled(theta, residuals, chosen, tol, floor)
+            done = m - begun > min(k, n - 1) and _settled(theta, residuals, chosen, tol, ends, floor)
         else:
             done = _same(theta[chosen], before, floor * scale)
             begun, before = m, theta[chosen]
@@ -141,10 +144,15 @@ def wanted(values: np.ndarray, k: int, which: Which) -> np.ndarray:
     return np.concatenate([order[::-1][:k], order[:k]])
 
 
-def _settled(theta: np.ndarray, residuals: np.ndarray, chosen: np.ndarray, tol: float, floor: float) -> bool:
-    ends, size = np.array([0, len(theta) - 1]), np.abs(theta)
+def _settled(
+    theta: np.ndarray, residuals: np.ndarray, chosen: np.ndarray, tol: float, ends: float, floor: float
+) -> bool:
+    size = np.abs(theta)
     exact = residuals[chosen] <= np.maximum(tol * size[chosen], floor * size.max())
-    near = residuals[ends] <= np.maximum(np.sqrt(tol) / 3 * size[ends], max(tol, floor) * size.max())
+    if ends >= 1.0:
+        return bool(exact.all())
+    both = np.array([0, len(theta) - 1])
+    near = residuals[both] <= np.maximum(ends * size[both], max(tol, floor) * size.max())
     return bool(exact.all() and near.all())
 
 

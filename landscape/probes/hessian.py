@@ -45,6 +45,7 @@ class Hessian:
     batches: Annotated[int, "mini-batches; 0 takes all that the samples give"] = 0
     which: Annotated[Which, "LM largest magnitude, LA largest, SA smallest, both ends"] = "LM"
     tol: Annotated[float, "relative residual at which an eigenvalue counts as converged"] = 1e-3
+    ends: Annotated[float, "relative residual to which both algebraic ends are followed too; 1 asks nothing"] = 0.03
     hvp: Annotated[Hvp, "how products are made: auto tries and takes the fastest"] = "auto"
     params: Annotated[str, "regular expression: only parameters whose name it finds"] = ""
     max_products: Annotated[int, "cap on Hessian products per mini-batch, top + 1 at least"] = 200
@@ -59,6 +60,8 @@ class Hessian:
         regular_expression("params", self.params)
         if not 0 < self.tol < 1:
             raise OptionError(f"--tol {self.tol} is out of range; ask for a value between 0 and 1")
+        if not 0 < self.ends <= 1:
+            raise OptionError(f"--ends {self.ends} is out of range; ask for a value above 0, at most 1")
 
     def plan(self, subject: Subject) -> Plan:
         size = sum(p.numel() for p in self._parameters(subject).values())
@@ -112,7 +115,7 @@ class Hessian:
         steps = max(self.max_products, self.top + 1)
         start = random_unit(size, unit.seed(self.seed), device=subject.device, dtype=subject.dtype)
         try:
-            found = lanczos(product, start, self.top, which=self.which, tol=self.tol, max_steps=steps)
+            found = lanczos(product, start, self.top, which=self.which, tol=self.tol, ends=self.ends, max_steps=steps)
         except FloatingPointError:
             return self._not_finite(product.value)
         return {
