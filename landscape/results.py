@@ -164,10 +164,24 @@ def hessian(data: xr.Dataset) -> Numbers:
     return {name: data[name].item() for name in ("nep", "ape") if name in data}
 
 
+def trace(data: xr.Dataset) -> Numbers:
+    """The trace over all samples with its error, and how many mini-batches it is without."""
+    found: Numbers = {name: data[name].item() for name in ("trace", "trace_se") if name in data}
+    lost = int(((data["done"] == 1) & ~np.isfinite(data["batch_trace"])).sum()) if "batch_trace" in data else 0
+    return found | ({"mini-batches not finite": lost} if lost else {})
+
+
+def density(data: xr.Dataset) -> Numbers:
+    """Mean eigenvalue with its error, and both ends of the spectrum."""
+    return {name: data[name].item() for name in ("mean", "mean_se", "smallest", "largest") if name in data}
+
+
 HEADLINES: Mapping[str, Callable[[xr.Dataset], Numbers]] = {
     "surface": surface,
     "trajectory": trajectory,
     "hessian": hessian,
+    "trace": trace,
+    "density": density,
     "fourier": fourier,
     "variance": variance,
     "lesion": lesion,

@@ -17,7 +17,7 @@ from landscape.probe import Plan, Quantity, Unit, Values
 from landscape.run import reduce_of
 
 Measure = Callable[[Unit], Values]
-PROBES = ("surface", "trajectory", "hessian", "fourier", "variance", "lesion")
+PROBES = ("surface", "trajectory", "hessian", "fourier", "variance", "lesion", "trace", "density")
 
 
 @dataclass(frozen=True)
@@ -240,6 +240,37 @@ def lesion(network: Network) -> tuple[Plan, Measure]:
     return plan, measure
 
 
+def trace(network: Network) -> tuple[Plan, Measure]:
+    plan = Plan(
+        over={"batch": np.arange(8)},
+        quantities=quantities((), "batch_trace", "batch_trace_se", "samples", "loss", "matvecs"),
+        summaries=quantities((), "trace", "trace_se", "trace_spread"),
+    )
+
+    def measure(unit: Unit) -> Values:
+        level = 400 / network.width**4 * (1 + 0.2 * math.sin(unit.index[0]))
+        return {"batch_trace": level, "batch_trace_se": 0.1 * level, "samples": 128, "loss": 2.0, "matvecs": 32}
+
+    return plan, measure
+
+
+def density(network: Network) -> tuple[Plan, Measure]:
+    node = ("node",)
+    plan = Plan(
+        over={"vector": np.arange(4)},
+        axes={"node": np.arange(12)},
+        quantities={**quantities(node, "nodes", "weights"), **quantities((), "matvecs")},
+        summaries=quantities((), "mean", "mean_se", "largest", "smallest"),
+    )
+
+    def measure(unit: Unit) -> Values:
+        nodes = np.linspace(-1.5, 4, 12) + 0.1 * unit.index[0]
+        weights = np.exp(-3 * np.abs(nodes)) / np.exp(-3 * np.abs(nodes)).sum()
+        return {"nodes": np.sinh(nodes) / network.width, "weights": weights, "matvecs": 12}
+
+    return plan, measure
+
+
 MADE_UP: Mapping[str, Callable[[Network], tuple[Plan, Measure]]] = {
     "surface": surface,
     "trajectory": trajectory,
@@ -247,4 +278,6 @@ MADE_UP: Mapping[str, Callable[[Network], tuple[Plan, Measure]]] = {
     "fourier": fourier,
     "variance": variance,
     "lesion": lesion,
+    "trace": trace,
+    "density": density,
 }

@@ -18,6 +18,8 @@ PROBES: dict[str, tuple[str, str, str]] = {
         "Hessian",
         "Extreme Hessian eigenvalues of every mini-batch, each with its residual.",
     ),
+    "trace": ("trace", "Trace", "Trace of the Hessian, with its standard error."),
+    "density": ("density", "Density", "Density of all Hessian eigenvalues, by Lanczos quadrature."),
     "fourier": ("fourier", "Fourier", "Relative log amplitude of feature maps over frequency, per layer."),
     "variance": ("variance", "Variance", "Variance of feature maps over positions, per layer."),
     "lesion": ("lesion", "Lesion", "Accuracy and loss when one unit is removed, for every unit."),

@@ -1,0 +1,162 @@
+"""Trace of a symmetric operator known only by its products: Hutchinson, Hutch++ and XTrace."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Operator = Callable[[Tensor], Tensor]  # v -> A v, both (n,)
+
+
+@dataclass(frozen=True)
+class TraceEstimate:
+    """An estimate of tr A.
+
+    Args:
+        value: the estimate.
+        error: its standard error over the random vectors; 0 where the trace is exact.
+        products: operator products spent.
+    """
+
+    value: float
+    error: float
+    products: int
+
+
+def hutchinson(
+    operator: Operator, size: int, products: int, *, seed: int, device: torch.device, dtype: torch.dtype
+) -> TraceEstimate:
+    """Mean of v' A v over Rademacher vectors (Hutchinson 1989); exact for a diagonal A.
+
+    Var = 2 sum_{i != j} A_ij^2 / products: the error falls with the square root of the work.
+
+    Args:
+        operator: symmetric.
+        size: n.
+        products: how many may be spent, 2 at least; `size` products give the trace itself.
+        seed: of the random vectors.
+        device: where the operator expects its vectors.
+        dtype: of the vectors.
+
+    Raises:
+        FloatingPointError: a product is not finite.
+    """
+    if products >= size:
+        return exact(operator, size, device=device, dtype=dtype)
+    generator = torch.Generator().manual_seed(seed)
+    forms = torch.empty(products, dtype=torch.float64)
+    for i in range(products):
+        v = _rademacher(size, generator).to(device, dtype)
+        forms[i] = torch.dot(v, _finite(operator(v)))
+    return _mean(forms, products)
+
+
+def hutch_plus_plus(
+    operator: Operator, size: int, products: int, *, seed: int, device: torch.device, dtype: torch.dtype
+) -> TraceEstimate:
+    """The trace on the range of a sketch, exactly, and Hutchinson's on what is left (Meyer et al. 2021, algorithm 1).
+
+    A third of the products each for the sketch, its range and the rest: exact where the rank is at most a third of the
+    products. The standard error is that of the rest. Arguments as `hutchinson`; 4 products at least.
+    """
+    if products >= size:
+        return exact(operator, size, device=device, dtype=dtype)
+    generator = torch.Generator().manual_seed(seed)
+    rank = products // 3
+    sketch = torch.stack([operator(_rademacher(size, generator).to(device, dtype)) for _ in range(rank)], dim=1)
+    basis = _range(_finite(sketch))[0]  # (n, rank)
+    caught = sum(float(torch.dot(q, _finite(operator(q)))) for q in basis.T)
+    spent = rank + basis.shape[1]
+    forms = torch.empty(products - spent, dtype=torch.float64)
+    for i in range(len(forms)):
+        v = _rademacher(size, generator).to(device, dtype)
+        v = v - basis @ (basis.T @ v)
+        forms[i] = torch.dot(v, _finite(operator(v)))
+    rest = _mean(forms, products)
+    return TraceEstimate(caught + rest.value, rest.error, products)
+
+
+def xtrace(
+    operator: Operator, size: int, products: int, *, seed: int, device: torch.device, dtype: torch.dtype
+) -> TraceEstimate:
+    """Every random vector serves for the sketch and, left out of it, for the rest (Epperly, Tropp & Webber 2024).
+
+    With W = (w_1 .. w_m) Gaussian, Q_i an orthonormal basis of A W without column i and P_i = I - Q_i Q_i',
+
+        tr_i = tr Q_i' A Q_i + (n - rank Q_i) / ||P_i w_i||^2  w_i' P_i A P_i w_i,
+
+    each unbiased (the ratio takes the length of w_i out of its variance); the estimate is their mean, the error their
+    deviation over sqrt(m), both from m + rank(A W) products. Exact where the rank is below m. Arguments as
+    `hutchinson`; 4 products at least. Holds some 2 * products vectors at once.
+    """
+    if products >= size:
+        return exact(operator, size, device=device, dtype=dtype)
+    generator = torch.Generator().manual_seed(seed)
+    m = products // 2
+    w = torch.stack([_gaussian(size, generator).to(device, dtype) for _ in range(m)], dim=1)  # (n, m)
+    y = _finite(torch.stack([operator(column) for column in w.T], dim=1))  # A W
+    basis, singular, right = _range(y)  # y = basis diag(singular) right, (n, r), (r,), (r, m)
+    inside = torch.empty(len(singular), len(singular), dtype=torch.float64)  # basis' A basis
+    for j, column in enumerate(basis.T):
+        inside[:, j] = (basis.T @ _finite(operator(column))).double().cpu()
+
+    forms = (w * y).sum(dim=0).double().cpu()  # w_i' A w_i
+    lengths = w.square().sum(dim=0).double().cpu()
+    shares = (basis.T @ w).double().cpu()  # basis' W
+    images = singular[:, None] * right  # basis' A W
+    traces = torch.empty(m, dtype=torch.float64)
+    for i in range(m):
+        # The direction that the range loses without column i. Where the other columns span it too there is none.
+        alone = right[:, i].square().sum() > 1 - 1e-8
+        s = right[:, i] / singular
+        s = s / s.norm() if alone else torch.zeros_like(s)
+        c = shares[:, i] - s * torch.dot(s, shares[:, i])
+        rest = forms[i] - 2 * torch.dot(c, images[:, i]) + c @ inside @ c
+        free = size - len(singular) + int(alone)
+        traces[i] = inside.trace() - s @ inside @ s + free / (lengths[i] - torch.dot(c, c)) * rest
+    return _mean(traces, m + len(singular))
+
+
+def exact(operator: Operator, size: int, *, device: torch.device, dtype: torch.dtype) -> TraceEstimate:
+    """The trace itself from n products, one per coordinate.
+
+    Raises:
+        FloatingPointError: a product is not finite.
+    """
+    value = 0.0
+    for i in range(size):
+        unit = torch.zeros(size, device=device, dtype=dtype)
+        unit[i] = 1.0
+        value += _finite(operator(unit))[i].item()
+    return TraceEstimate(value, 0.0, size)
+
+
+def _mean(samples: Tensor, products: int) -> TraceEstimate:
+    error = samples.std().item() / math.sqrt(len(samples)) if len(samples) > 1 else math.nan
+    return TraceEstimate(samples.mean().item(), error, products)
+
+
+def _range(y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Orthonormal basis of the columns, with the small factors in float64 on the CPU; rounding counts as zero."""
+    q, r = torch.linalg.qr(y)
+    left, singular, right = torch.linalg.svd(r.double().cpu(), full_matrices=False)
+    kept = singular > len(r) * torch.finfo(y.dtype).eps * singular.max()
+    return q @ left[:, kept].to(q), singular[kept], right[kept]
+
+
+def _rademacher(size: int, generator: torch.Generator) -> Tensor:
+    return 2.0 * torch.randint(2, (size,), generator=generator, dtype=torch.float32) - 1.0
+
+
+def _gaussian(size: int, generator: torch.Generator) -> Tensor:
+    return torch.randn(size, generator=generator, dtype=torch.float32)
+
+
+def _finite(product: Tensor) -> Tensor:
+    if not product.isfinite().all():
+        raise FloatingPointError("a Hessian product is not finite")
+    return product

@@ -1,0 +1,129 @@
+"""Spectral density of the Hessian by stochastic Lanczos quadrature (Ubaru et al. 2017; Ghorbani et al. 2019)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, ClassVar, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from landscape.curvature import Curvature, Hvp, curvature
+from landscape.linalg.lanczos import lanczos
+from landscape.linalg.vector import random_unit
+from landscape.probe import Plan, Quantity, Unit, Values, at_least, one_of
+from landscape.subject import Subject
+
+
+@dataclass(frozen=True)
+class Density:
+    """Density of all Hessian eigenvalues of loss + weight decay over all samples, for all trainable parameters.
+
+    A Lanczos run from a random unit vector v gives nodes and weights with sum_j weight_j f(node_j) = v' f(H) v, exact
+    for polynomials up to degree 2 steps - 1; its mean over v is the mean of f over the eigenvalues. What is stored is
+    not broadened: that is the figure's choice. Cost: steps products with all samples per vector.
+    """
+
+    name: ClassVar[str] = "density"
+    uses: ClassVar[tuple[str, ...]] = ("weight_decay",)
+    split: ClassVar[str] = "train"
+    batch_size: ClassVar[int] = 128
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "park2022": {"split": "train", "augment": True, "weight_decay": 0.05}
+    }
+
+    vectors: Annotated[int, "random start vectors"] = 8
+    steps: Annotated[int, "Lanczos steps, and so nodes, per vector; as many as parameters at most"] = 40
+    hvp: Annotated[Hvp, "how products are made: auto tries and takes the fastest"] = "auto"
+    seed: Annotated[int, "seed of the start vectors"] = 0
+
+    def __post_init__(self) -> None:
+        at_least("vectors", self.vectors, 1)
+        at_least("steps", self.steps, 2)
+        one_of("hvp", self.hvp, get_args(Hvp))
+
+    def plan(self, subject: Subject) -> Plan:
+        eigenvalue, node = "loss per squared weight", ("node",)
+        return Plan(
+            over={"vector": np.arange(self.vectors)},
+            axes={"node": np.arange(self.steps)},
+            quantities={
+                "nodes": Quantity("node of the quadrature: a Ritz value, ascending", eigenvalue, node),
+                "weights": Quantity("its weight; those of a vector sum to 1", dims=node),
+                "matvecs": Quantity("Hessian products with all samples spent"),
+            },
+            summaries={
+                "mean": Quantity("mean eigenvalue: the trace over the number of parameters", eigenvalue),
+                "mean_se": Quantity("its standard error over start vectors", eigenvalue),
+                "largest": Quantity("largest node", eigenvalue),
+                "smallest": Quantity("smallest node", eigenvalue),
+            },
+            about={"vector": Quantity("start vector"), "node": Quantity("node")},
+        )
+
+    def identity(self, subject: Subject) -> dict[str, Any]:
+        """The parameters without the way products are made, which changes nothing but rounding."""
+        return {name: value for name, value in asdict(self).items() if name != "hvp"}
+
+    def measure(self, subject: Subject, unit: Unit) -> Values:
+        (values,) = self.sweep(subject, [unit])
+        return values
+
+    def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
+        """Start vectors one after the other, with products prepared once."""
+        products = curvature(subject, subject.parameters, self.hvp, batches=len(subject.batches))
+        product = over_all_samples(subject, products)
+        for unit in units:
+            start = random_unit(subject.size, unit.seed(self.seed), device=subject.device, dtype=subject.dtype)
+            yield self._quadrature(product, start)
+
+    def _quadrature(self, product: Callable[[Tensor], Tensor], start: Tensor) -> dict[str, Any]:
+        nodes, weights = np.full((2, self.steps), np.nan)
+        try:
+            # All nodes are wanted, to no tolerance: nothing stops the run before its last step.
+            found = lanczos(product, start, self.steps, tol=0.0, max_steps=self.steps)
+        except FloatingPointError:
+            return {"nodes": nodes, "weights": weights, "matvecs": math.nan}
+        # Where the start's Krylov space ends, the search goes on beside it: those nodes have no weight.
+        known = found.weights > np.finfo(np.float64).tiny
+        count = int(known.sum())
+        nodes[:count] = found.nodes[known]
+        weights[:count] = found.weights[known] / found.weights[known].sum()
+        return {"nodes": nodes, "weights": weights, "matvecs": found.products}
+
+    def reduce(self, data: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """The first moment and both ends, over all finished start vectors."""
+        known = (data["done"] == 1) & np.isfinite(data["nodes"][:, 0])
+        nodes, weights = data["nodes"][known], data["weights"][known]
+        n = len(nodes)
+        if n == 0:
+            return {}
+        means = np.nansum(nodes * weights, axis=1)
+        return {
+            "mean": float(means.mean()),
+            "mean_se": float(means.std(ddof=1) / math.sqrt(n)) if n > 1 else math.nan,
+            "largest": float(np.nanmax(nodes)),
+            "smallest": float(np.nanmin(nodes)),
+        }
+
+
+def over_all_samples(subject: Subject, products: Curvature) -> Callable[[Tensor], Tensor]:
+    """Products v -> H v for the mean over all samples: mini-batches weigh by their size, weight decay counts once.
+
+    The graph of a single mini-batch is kept. Of several each is rebuilt for every product: one more gradient, for the
+    memory of one mini-batch.
+    """
+    sizes = [len(targets) for _, targets in subject.batches]
+    if len(sizes) == 1:
+        return products.product(0)
+
+    def product(vector: Tensor) -> Tensor:
+        total = torch.zeros_like(vector)
+        for i, size in enumerate(sizes):
+            total.add_(products.product(i)(vector), alpha=size / sum(sizes))
+        return total
+
+    return product

@@ -1,0 +1,114 @@
+"""Spectral density of the Hessian with its bulk visible (Ghorbani et al. 2019, Fig. 1, on other axes)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from landscape.plots import style
+from landscape.plots.appearance import Look
+from landscape.plots.appearance import look as look_of
+
+MEANING = (
+    "The density of all Hessian eigenvalues: the mean over random start vectors, in a band from the least to the "
+    "greatest of them. A single eigenvalue cannot be told from a few, values closer than the broadening look like one "
+    "peak, and where the band is wide more vectors are needed."
+)
+POINTS = 800
+
+
+@dataclass(frozen=True)
+class Grain:
+    """How finely quadratures resolve the axis: what the drawing is made with.
+
+    Args:
+        linear: the axis is asinh(eigenvalue / linear): linear within, logarithmic beyond.
+        width: standard deviation of the Gaussian that broadens a node, on that axis.
+    """
+
+    linear: float
+    width: float
+
+
+def density(data: xr.Dataset, ax: Axes, *, look: Look | None = None, grain: Grain | None = None) -> Axes:
+    """Draw the density of eigenvalues, both axes logarithmic away from zero.
+
+    Args:
+        data: a stored answer.
+        ax: where.
+        look: colour and line.
+        grain: of axis and broadening; default: from the distances between the nodes.
+    """
+    look, grain = look or look_of(data), grain or grain_of([data])
+    at, curves = broadened(*quadratures(data), grain)
+    mean = curves.mean(axis=0)
+    ax.plot(at, mean, color=look.color, linestyle=look.line, label=look.label)
+    ax.fill_between(at, curves.min(axis=0), curves.max(axis=0), color=look.color, alpha=0.2, linewidth=0)
+    ax.set_xscale("asinh", linear_width=grain.linear)
+    ax.set(xlabel="Hessian eigenvalue", ylabel="density", yscale="log")
+    seen = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in ax.lines])
+    ax.set_ylim(0.3 * float(np.quantile(seen, 0.03)), 3 * float(seen.max()))
+    return ax
+
+
+def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """All answers overlaid with one broadening, mean and ends in the legend."""
+    grain = grain_of(answers)
+    legend = [
+        replace(look, label=f"{look.label}: {_numbers(data)}", marker="").sample()
+        for data, look in zip(answers, looks, strict=True)
+    ]
+    note = (
+        f"Axis linear within ±{grain.linear:.2g}; nodes broadened by {grain.width:.2g} on it. Band: least to greatest."
+    )
+    figure = style.page(answers, looks, height=2.4, legend=legend, note=note)
+    ax = figure.subplots()
+    for data, look in zip(answers, looks, strict=True):
+        density(data, ax, look=look, grain=grain)
+    return figure
+
+
+def quadratures(data: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights of the finished start vectors, (vector, node), NaN where a run ended early."""
+    nodes, weights = (data[name].transpose("vector", "node").values for name in ("nodes", "weights"))
+    known = np.isfinite(nodes).any(axis=1)
+    return nodes[known], weights[known]
+
+
+def grain_of(answers: Sequence[xr.Dataset]) -> Grain:
+    """Linear within the median distance of neighbouring nodes, broadened by their median distance on that axis.
+
+    A share of the largest eigenvalue would hide the bulk, which is narrower by orders of magnitude.
+    """
+    nodes = [row for data in answers for row in quadratures(data)[0]]
+    linear = _median_distance(nodes) or max(float(np.nanmax(np.abs(row))) for row in nodes) or 1.0
+    return Grain(linear, _median_distance([np.arcsinh(row / linear) for row in nodes]) or 0.1)
+
+
+def broadened(nodes: np.ndarray, weights: np.ndarray, grain: Grain) -> tuple[np.ndarray, np.ndarray]:
+    """Points, and the density there per unit of eigenvalue for every start vector, (points,), (vector, points).
+
+    Every node is a Gaussian on the axis u = asinh(x / linear); du/dx makes a density over x of it, whose integral is 1.
+    """
+    u = np.arcsinh(nodes / grain.linear)
+    margin = 5 * grain.width
+    at = np.linspace(np.nanmin(u) - margin, np.nanmax(u) + margin, POINTS)
+    z = (at - u[:, :, None]) / grain.width  # (vector, node, points)
+    bumps = weights[:, :, None] * np.exp(-0.5 * z**2) / (grain.width * np.sqrt(2 * np.pi))
+    x = grain.linear * np.sinh(at)
+    return x, np.nansum(bumps, axis=1) / np.hypot(x, grain.linear)
+
+
+def _median_distance(rows: Sequence[np.ndarray]) -> float:
+    distances = np.concatenate([np.diff(np.sort(row[np.isfinite(row)])) for row in rows])
+    return float(np.median(distances)) if distances.size else 0.0
+
+
+def _numbers(data: xr.Dataset) -> str:
+    mean, error, low, high = (float(data[name]) for name in ("mean", "mean_se", "smallest", "largest"))
+    return f"mean {mean:.2g}" + (f" ± {error:.1g}" if np.isfinite(error) else "") + f", from {low:.3g} to {high:.3g}"

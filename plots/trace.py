@@ -1,0 +1,70 @@
+"""Trace of the Hessian: every mini-batch, and all samples together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from landscape.plots import style
+from landscape.plots.appearance import Look
+from landscape.plots.appearance import look as look_of
+
+MEANING = (
+    "The sum of all Hessian eigenvalues, a measure of sharpness: points are mini-batches, the line is the mean over "
+    "all samples, error bars and band are the standard errors over random vectors. Eigenvalues of both signs cancel "
+    "in it, and rescaling weights that leaves the network's function alone changes it."
+)
+DECADE = 10.0
+BESIDE = 0.3  # share of the distance of two mini-batches over which answers stand side by side
+
+
+def trace(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shift: float = 0.0) -> Axes:
+    """Draw the trace of every mini-batch with its error, and that of all samples as a line in its band.
+
+    Args:
+        data: a stored answer.
+        ax: where.
+        look: colour, marker and line.
+        shift: of the points to the right, so that those of several answers stand side by side.
+    """
+    look = look or look_of(data)
+    ax.errorbar(
+        data["batch"].values + shift, data["batch_trace"].values, data["batch_trace_se"].values,
+        color=look.color, marker=look.marker, linestyle="none", markersize=3, elinewidth=0.8, label=look.label,
+    )  # fmt: skip
+    whole, error = float(data["trace"]), float(data["trace_se"])
+    ax.axhline(whole, color=look.color, linestyle=look.line, linewidth=0.9)
+    if np.isfinite(error):
+        ax.axhspan(whole - error, whole + error, color=look.color, alpha=0.15, linewidth=0)
+    ax.set(xlabel="mini-batch", ylabel="trace of the Hessian")
+    return ax
+
+
+def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """All answers overlaid, the traces in the legend; logarithmic where they are positive and decades apart."""
+    legend = [
+        replace(look, label=f"{look.label}: {_number(data)}").sample()
+        for data, look in zip(answers, looks, strict=True)
+    ]
+    figure = style.page(answers, looks, height=2.2, legend=legend)
+    ax = figure.subplots()
+    for i, (data, look) in enumerate(zip(answers, looks, strict=True)):
+        trace(data, ax, look=look, shift=BESIDE * (i / len(answers) - 0.5 + 0.5 / len(answers)))
+    found = np.concatenate([data["batch_trace"].values for data in answers])
+    if np.nanmin(found) > 0 and np.nanmax(found) > DECADE * np.nanmin(found):
+        ax.set_yscale("log")
+    else:
+        ax.axhline(0.0, color="0.5", linewidth=0.5)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure
+
+
+def _number(data: xr.Dataset) -> str:
+    error = float(data["trace_se"])
+    return f"{float(data['trace']):.4g}" + (f" ± {error:.2g}" if np.isfinite(error) else "")

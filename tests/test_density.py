@@ -1,0 +1,209 @@
+"""Spectral densities: quadratures against dense spectra, and a figure whose curves are densities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from analytic import (
+    answer,
+    attention_net,
+    convolution_net,
+    dense_hessian,
+    quadratic,
+    same_state,
+    state,
+    symmetric,
+    tanh_net,
+)
+from matplotlib.figure import Figure
+from scipy.stats import wasserstein_distance
+
+from landscape.plots import density
+from landscape.probe import OptionError
+from landscape.probes.density import Density, over_all_samples
+from landscape.probes.trace import Trace
+from landscape.subject import Subject
+
+NETWORKS = (tanh_net, convolution_net, attention_net)
+SPECTRUM = [30.0, 20.0, -10.0, 5.0, *np.linspace(-0.1, 0.3, 96)]
+
+
+def spectrum(subject: Subject) -> np.ndarray:
+    """All eigenvalues of the dense Hessian over all samples."""
+    sizes = [len(targets) for _, targets in subject.batches]
+    dense = sum(size / sum(sizes) * dense_hessian(subject, i) for i, size in enumerate(sizes))
+    return torch.linalg.eigvalsh(dense).numpy()
+
+
+def known(found: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights of all vectors in one row."""
+    finite = np.isfinite(found["nodes"])
+    return found["nodes"][finite], found["weights"][finite]
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_nodes_and_weights_are_close_to_the_dense_spectrum(network: Callable[..., Subject]) -> None:
+    subject = network(sizes=(6, 3))
+    values = spectrum(subject)
+    nodes, weights = known(answer(Density(vectors=20, steps=16), subject))
+    assert wasserstein_distance(values, nodes, v_weights=weights) < 0.25 * np.abs(values).mean()
+    assert nodes.max() == pytest.approx(values[-1], rel=1e-3)
+    assert nodes.min() == pytest.approx(values[0], rel=1e-3)
+
+
+def test_moments_of_the_spectrum_come_within_their_errors() -> None:
+    found = answer(Density(vectors=60, steps=12), quadratic(symmetric(SPECTRUM)))
+    for power in (1, 2, 3, 4):
+        moments = np.nansum(found["weights"] * found["nodes"] ** power, axis=1)
+        error = moments.std(ddof=1) / np.sqrt(len(moments))
+        assert moments.mean() == pytest.approx(np.mean(np.power(SPECTRUM, power)), abs=3.5 * error)
+
+
+def test_a_quadrature_is_exact_for_polynomials_of_degree_up_to_twice_its_steps_less_one() -> None:
+    subject = quadratic(symmetric(np.linspace(-1.0, 1.0, 30).tolist()))
+    few, full = (answer(Density(vectors=1, steps=steps), subject) for steps in (4, 30))
+    moment = [[np.nansum(one["weights"] * one["nodes"] ** power) for one in (few, full)] for power in range(9)]
+    for power in range(8):
+        assert moment[power][0] == pytest.approx(moment[power][1], abs=1e-12)
+    assert moment[8][0] != pytest.approx(moment[8][1], abs=1e-6)
+
+
+def test_as_many_steps_as_weights_find_every_eigenvalue() -> None:
+    values = [4.0, 2.0, 1.0, -0.5, -3.0]
+    found = answer(Density(vectors=3), quadratic(symmetric(values)))
+    np.testing.assert_allclose(found["nodes"][:, :5], [sorted(values)] * 3, atol=1e-9)
+    assert np.isnan(found["nodes"][:, 5:]).all()
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_weights_are_shares_padded_at_the_end(network: Callable[..., Subject]) -> None:
+    found = answer(Density(vectors=2, steps=64), network(sizes=(6,)))
+    finite = np.isfinite(found["nodes"])
+    assert (finite == np.isfinite(found["weights"])).all()
+    assert (np.diff(finite.astype(int), axis=1) <= 0).all()
+    assert (found["weights"][finite] >= 0).all()
+    np.testing.assert_allclose(np.nansum(found["weights"], axis=1), 1.0, rtol=1e-12)
+    assert (np.diff(found["nodes"], axis=1)[finite[:, 1:]] >= 0).all()
+
+
+@pytest.mark.parametrize("values", [[2.0] * 6, [3.0, 3.0, 3.0, -1.0, -1.0, 0.0], [0.0] * 4, [5.0]])
+def test_repeated_eigenvalues_and_single_weights_are_nodes_with_their_share(values: list[float]) -> None:
+    found = answer(Density(vectors=200, steps=4), quadratic(symmetric(values)))
+    nodes, weights = known(found)
+    for value in set(values):
+        share = weights[np.abs(nodes - value) < 1e-6].sum() / weights.sum()
+        assert share == pytest.approx(values.count(value) / len(values), abs=0.08)
+    assert np.abs(nodes[weights > 1e-9][:, None] - np.array(values)).min(axis=1).max() < 1e-6
+
+
+def test_the_product_over_all_samples_is_that_of_one_large_mini_batch() -> None:
+    whole = tanh_net(sizes=(9,), weight_decay=0.3)
+    inputs, targets = whole.batches[0]
+    parts = Subject(whole.model, [(inputs[:6], targets[:6]), (inputs[6:], targets[6:])], weight_decay=0.3)
+    probe = Density(vectors=2, steps=10)
+    one, two = (answer(probe, subject) for subject in (whole, parts))
+    np.testing.assert_allclose(two["nodes"], one["nodes"], rtol=1e-7, atol=1e-10)
+    np.testing.assert_allclose(two["weights"], one["weights"], rtol=1e-5, atol=1e-10)
+
+
+def test_weight_decay_shifts_every_node() -> None:
+    plain, decayed = (answer(Density(vectors=2, steps=10), tanh_net(weight_decay=w)) for w in (0.0, 0.5))
+    np.testing.assert_allclose(decayed["nodes"], plain["nodes"] + 0.5, rtol=1e-7)
+    np.testing.assert_allclose(decayed["weights"], plain["weights"], rtol=1e-5, atol=1e-12)
+
+
+def test_the_mean_eigenvalue_is_the_trace_over_the_number_of_weights() -> None:
+    subject = tanh_net(sizes=(6, 3))
+    trace = answer(Trace(vectors=subject.size), subject)["trace"]
+    found = answer(Density(vectors=50, steps=10), subject)
+    assert found["mean"] == pytest.approx(trace / subject.size, abs=3.5 * found["mean_se"])
+    assert (found["smallest"], found["largest"]) == (np.nanmin(found["nodes"]), np.nanmax(found["nodes"]))
+
+
+def test_a_half_finished_answer_is_summed_up_from_what_there_is() -> None:
+    found = answer(Density(vectors=3, steps=6), tanh_net(), units=1)
+    assert found["mean"] == pytest.approx(np.nansum(found["nodes"][0] * found["weights"][0]))
+    assert np.isnan(found["mean_se"])
+    assert "mean" not in answer(Density(vectors=2, steps=6), tanh_net(), units=0)
+
+
+def test_a_loss_that_is_not_finite_is_stored_as_such() -> None:
+    subject = quadratic(symmetric([2.0, 1.0, 0.5]), batches=[torch.tensor([[float("nan"), 0.0]])])
+    found = answer(Density(vectors=2, steps=3), subject)
+    assert np.isnan(found["nodes"]).all()
+    assert found["done"].all()
+    assert "mean" not in found
+
+
+def test_a_unit_gives_the_same_numbers_alone_and_leaves_the_model_as_found() -> None:
+    subject, probe = convolution_net(), Density(vectors=3, steps=5)
+    kept = state(subject.model)
+    together = answer(probe, subject)
+    for unit in reversed(list(probe.plan(subject).units())):
+        alone = probe.measure(subject, unit)
+        assert all(np.array_equal(together[name][unit.index], alone[name], equal_nan=True) for name in alone)
+    assert same_state(subject.model, kept)
+    assert all(p.grad is None for p in subject.parameters.values())
+
+
+@pytest.mark.parametrize("options", [{"vectors": 0}, {"steps": 1}, {"hvp": "fast"}])
+def test_values_outside_an_options_range_are_usage_errors(options: dict[str, object]) -> None:
+    with pytest.raises(OptionError, match="--" + next(iter(options))):
+        Density(**options)  # type: ignore[arg-type]
+
+
+# --- the figure ---
+
+
+def stored(values: list[float], probe: Density) -> xr.Dataset:
+    found = answer(probe, quadratic(symmetric(values)))
+    rows = {name: (("vector", "node"), found[name]) for name in ("nodes", "weights")}
+    summaries = {name: found[name] for name in ("mean", "mean_se", "smallest", "largest")}
+    return xr.Dataset({**rows, **summaries}, attrs={"label": "vit", "probe": "density"})
+
+
+@pytest.mark.parametrize("values", [SPECTRUM, [2.0] * 5, [0.0] * 5])
+def test_every_curve_integrates_to_one(values: list[float]) -> None:
+    data = stored(values, Density(vectors=3, steps=12))
+    at, curves = density.broadened(*density.quadratures(data), density.grain_of([data]))
+    np.testing.assert_allclose(np.trapezoid(curves, at, axis=1), 1.0, rtol=1e-3)
+
+
+def test_the_bulk_is_resolved_beside_outliers_a_thousand_times_as_large() -> None:
+    values = [300.0, *np.linspace(0.0, 0.1, 60), *np.linspace(0.4, 0.5, 40)]
+    data = stored(values, Density(vectors=4, steps=30))
+    at, curves = density.broadened(*density.quadratures(data), density.grain_of([data]))
+    gap, left, right, outlier = np.interp([0.25, 0.05, 0.45, 300.0], at, curves.mean(axis=0))
+    assert 3 * gap < min(left, right)
+    assert 0 < outlier < 1e-3 * left
+
+
+def test_the_band_holds_every_vector_and_the_line_their_mean() -> None:
+    data = stored(SPECTRUM, Density(vectors=3, steps=12))
+    ax = density.density(data, Figure().subplots())
+    _, curves = density.broadened(*density.quadratures(data), density.grain_of([data]))
+    np.testing.assert_allclose(ax.lines[0].get_ydata(), curves.mean(axis=0))
+    (band,) = ax.collections
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert heights.max() == pytest.approx(curves.max())
+    assert (ax.get_xscale(), ax.get_yscale()) == ("asinh", "log")
+
+
+def test_the_product_of_one_mini_batch_keeps_its_graph() -> None:
+    class Counting:
+        prepared = 0
+
+        def product(self, i: int) -> Callable[[torch.Tensor], torch.Tensor]:
+            Counting.prepared += 1
+            return lambda v: 2 * v
+
+    vector = torch.ones(3)
+    for sizes, prepared in (((4,), 1), ((4, 2), 4)):
+        Counting.prepared = 0
+        product = over_all_samples(tanh_net(sizes=sizes), Counting())  # type: ignore[arg-type]
+        assert torch.equal(product(product(vector)), 4 * vector)
+        assert Counting.prepared == prepared

@@ -1,0 +1,240 @@
+"""Traces: the three estimators against closed forms and another library, and the probe against dense Hessians."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from analytic import (
+    answer,
+    attention_net,
+    convolution_net,
+    dense_hessian,
+    quadratic,
+    same_state,
+    softmax_regression,
+    state,
+    symmetric,
+    tanh_net,
+)
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from landscape import results
+from landscape.linalg.trace import TraceEstimate, exact, hutch_plus_plus, hutchinson, xtrace
+from landscape.plots import style, trace
+from landscape.plots.appearance import Look
+from landscape.probe import OptionError
+from landscape.probes.trace import METHODS, Method, Trace
+from landscape.subject import Subject
+
+Estimator = Callable[..., TraceEstimate]
+ESTIMATORS: Sequence[Estimator] = (hutchinson, hutch_plus_plus, xtrace)
+OUTLIERS = [30.0, 20.0, -10.0, 5.0, *np.linspace(-0.1, 0.3, 96)]
+CPU = torch.device("cpu")
+
+
+def estimate(estimator: Estimator, matrix: Tensor, products: int, seed: int = 0) -> TraceEstimate:
+    """Of a matrix, by its products alone."""
+    return estimator(lambda v: matrix @ v, len(matrix), products, seed=seed, device=CPU, dtype=matrix.dtype)
+
+
+def many(estimator: Estimator, matrix: Tensor, products: int, repeats: int) -> tuple[np.ndarray, np.ndarray]:
+    """Values and standard errors over seeds."""
+    found = [estimate(estimator, matrix, products, seed) for seed in range(repeats)]
+    return np.array([one.value for one in found]), np.array([one.error for one in found])
+
+
+def test_hutchinson_is_exact_for_a_diagonal_matrix() -> None:
+    matrix = torch.diag(torch.tensor([1.0, 2.0, 4.0, -3.0, 0.5, 0.25, 8.0], dtype=torch.float64))
+    found = estimate(hutchinson, matrix, 4)
+    assert (found.value, found.error, found.products) == (pytest.approx(12.75), pytest.approx(0.0, abs=1e-12), 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("estimator", [hutch_plus_plus, xtrace])
+@pytest.mark.parametrize("rank", [1, 5])
+def test_low_rank_is_exact_for_those_that_use_a_sketch(estimator: Estimator, rank: int, dtype: torch.dtype) -> None:
+    values = [7.0, -3.0, 2.0, 1.0, 0.1][:rank]
+    matrix = symmetric([*values, *[0.0] * 55]).to(dtype)
+    exactly = 1e-12 if dtype == torch.float64 else 1e-4
+    for seed in range(5):
+        found = estimate(estimator, matrix, 18, seed)
+        assert found.value == pytest.approx(sum(values), abs=exactly)
+        assert found.error < exactly
+
+
+def test_a_multiple_of_the_identity_is_exact_for_xtrace() -> None:
+    assert estimate(xtrace, 2.5 * torch.eye(50, dtype=torch.float64), 8).value == pytest.approx(125.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_the_zero_matrix_has_trace_zero_without_error(estimator: Estimator) -> None:
+    found = estimate(estimator, torch.zeros(40, 40, dtype=torch.float64), 9)
+    assert (found.value, found.error) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_estimates_are_unbiased_and_their_errors_honest(estimator: Estimator) -> None:
+    values, errors = many(estimator, symmetric(OUTLIERS), 16, 150)
+    mean_error = values.std(ddof=1) / np.sqrt(len(values))
+    assert abs(values.mean() - sum(OUTLIERS)) < 3.5 * mean_error
+    assert np.sqrt((errors**2).mean()) == pytest.approx(values.std(ddof=1), rel=0.3)
+
+
+def test_hutchinson_has_its_closed_form_variance() -> None:
+    matrix = symmetric(OUTLIERS)
+    values, _ = many(hutchinson, matrix, 8, 300)
+    off_diagonal = matrix.square().sum() - matrix.diagonal().square().sum()
+    assert values.var(ddof=1) == pytest.approx(2 * off_diagonal.item() / 8, rel=0.3)
+
+
+def test_a_sketch_beats_random_vectors_alone_where_the_spectrum_has_outliers() -> None:
+    matrix = symmetric(OUTLIERS)
+    plain, sketched, exchanged = (
+        np.sqrt(((many(estimator, matrix, 24, 40)[0] - sum(OUTLIERS)) ** 2).mean()) for estimator in ESTIMATORS
+    )
+    assert 5 * exchanged < plain
+    assert 5 * sketched < plain
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("products", [5, 6, 50])
+def test_as_many_products_as_rows_give_the_trace_itself(estimator: Estimator, products: int) -> None:
+    matrix = symmetric([4.0, -1.0, 0.5, 0.25, 0.125])
+    assert estimate(estimator, matrix, products) == exact(lambda v: matrix @ v, 5, device=CPU, dtype=matrix.dtype)
+    assert estimate(estimator, matrix, products).value == pytest.approx(3.875)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("products", [4, 5, 7, 16, 33])
+def test_products_are_counted_and_never_exceeded(estimator: Estimator, products: int) -> None:
+    spent, matrix = [], symmetric(OUTLIERS)
+
+    def operator(v: Tensor) -> Tensor:
+        spent.append(1)
+        return matrix @ v
+
+    found = estimator(operator, len(matrix), products, seed=0, device=CPU, dtype=torch.float64)
+    assert found.products == len(spent) <= products
+    assert np.isfinite(found.error)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_product_that_is_not_finite_is_an_error(estimator: Estimator) -> None:
+    with pytest.raises(FloatingPointError, match="not finite"):
+        estimate(estimator, torch.full((20, 20), torch.nan, dtype=torch.float64), 6)
+
+
+def test_curvlinops_agrees_within_the_errors() -> None:
+    library = pytest.importorskip("curvlinops")
+    matrix = symmetric(OUTLIERS)
+    torch.manual_seed(0)
+    theirs = np.array([library.xtrace(matrix, 24).item() for _ in range(60)])
+    ours, _ = many(xtrace, matrix, 24, 60)
+    assert ours.mean() == pytest.approx(theirs.mean(), abs=4 * np.hypot(ours.std(), theirs.std()) / np.sqrt(60))
+    assert ours.std() < 1.5 * theirs.std()
+
+
+# --- the probe ---
+
+
+@pytest.mark.parametrize("network", [tanh_net, convolution_net, attention_net])
+def test_enough_products_give_the_traces_of_dense_hessians(network: Callable[..., Subject]) -> None:
+    subject = network(sizes=(6, 3))
+    found = answer(Trace(vectors=subject.size), subject)
+    dense = [dense_hessian(subject, i).trace().item() for i in range(2)]
+    np.testing.assert_allclose(found["batch_trace"], dense, rtol=1e-9)
+    assert found["trace"] == pytest.approx((6 * dense[0] + 3 * dense[1]) / 9)
+    assert found["trace_se"] == 0.0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_comes_within_its_error_of_softmax_regression(method: Method) -> None:
+    subject, matrix = softmax_regression(features=12)
+    found = answer(Trace(method=method, vectors=16), subject)
+    assert 0 < found["trace_se"] < 0.5 * matrix.trace()
+    assert found["trace"] == pytest.approx(matrix.trace().item(), abs=4 * found["trace_se"])
+
+
+def test_the_split_into_mini_batches_does_not_change_the_trace() -> None:
+    whole = tanh_net(sizes=(9,))
+    inputs, targets = whole.batches[0]
+    parts = Subject(whole.model, [(inputs[:4], targets[:4]), (inputs[4:8], targets[4:8]), (inputs[8:], targets[8:])])
+    split, joint = (answer(Trace(vectors=59), subject)["trace"] for subject in (parts, whole))
+    assert split == pytest.approx(joint, rel=1e-9)
+
+
+def test_weight_decay_adds_itself_once_per_weight() -> None:
+    plain, decayed = (answer(Trace(vectors=59), tanh_net(weight_decay=w)) for w in (0.0, 0.25))
+    assert decayed["trace"] == pytest.approx(plain["trace"] + 0.25 * 59)
+    np.testing.assert_array_equal(decayed["loss"], plain["loss"])
+
+
+def test_errors_of_mini_batches_add_in_squares_by_their_samples() -> None:
+    data = {
+        "done": np.array([1, 1, 1, 0]),
+        "batch_trace": np.array([10.0, 14.0, 3.0, np.nan]),
+        "batch_trace_se": np.array([1.0, 2.0, 4.0, np.nan]),
+        "samples": np.array([8.0, 8.0, 4.0, np.nan]),
+    }
+    found = Trace().reduce(data)
+    assert found["trace"] == pytest.approx((8 * 10 + 8 * 14 + 4 * 3) / 20)
+    assert found["trace_se"] == pytest.approx(np.sqrt(8**2 * 1 + 8**2 * 4 + 4**2 * 16) / 20)
+    assert found["trace_spread"] == pytest.approx(np.sqrt(8.0))  # of the two whole ones
+    assert Trace().reduce({**data, "done": np.zeros(4)}) == {}
+
+
+def test_a_mini_batch_that_is_not_finite_is_stored_as_such_and_named() -> None:
+    batches = [torch.tensor([[scale, 0.0]] * 2) for scale in (1.0, float("nan"), 3.0)]
+    subject = quadratic(symmetric([4.0, -1.0, 0.5, 0.25, 0.125]), batches=batches)
+    found = answer(Trace(), subject)
+    np.testing.assert_allclose(found["batch_trace"], [3.875, np.nan, 11.625])
+    assert found["trace"] == pytest.approx(7.75)
+    data = xr.Dataset({k: ("batch", found[k]) for k in ("batch_trace", "done")}, attrs={"probe": "trace"})
+    assert results.numbers(data) == {"mini-batches not finite": 1}
+
+
+def test_a_unit_gives_the_same_numbers_alone_and_leaves_the_model_as_found() -> None:
+    subject, probe = convolution_net(), Trace(vectors=8)
+    kept = state(subject.model)
+    together = answer(probe, subject)
+    for unit in reversed(list(probe.plan(subject).units())):
+        alone = probe.measure(subject, unit)
+        assert all(np.array_equal(together[name][unit.index], alone[name]) for name in alone)
+    assert same_state(subject.model, kept)
+    assert all(p.grad is None for p in subject.parameters.values())
+
+
+@pytest.mark.parametrize("options", [{"method": "hutch"}, {"vectors": 3}, {"vectors": float("nan")}, {"hvp": "fast"}])
+def test_values_outside_an_options_range_are_usage_errors(options: dict[str, object]) -> None:
+    with pytest.raises(OptionError, match="--" + next(iter(options))):
+        Trace(**options)  # type: ignore[arg-type]
+
+
+# --- the figure ---
+
+
+def stored(traces: Sequence[float], label: str = "vit") -> xr.Dataset:
+    measured = {"batch_trace": traces, "batch_trace_se": np.ones(len(traces)), "samples": np.full(len(traces), 8)}
+    data = {name: ("batch", np.asarray(values, dtype=float)) for name, values in measured.items()}
+    done = np.isfinite(traces)
+    summaries = Trace().reduce({**{name: values for name, (_, values) in data.items()}, "done": done.astype(int)})
+    return xr.Dataset({**data, **summaries}, {"batch": np.arange(len(traces))}, {"label": label, "probe": "trace"})
+
+
+def test_the_line_lies_at_the_trace_of_all_samples_in_a_band_of_its_error() -> None:
+    ax = trace.trace(stored([3.0, 5.0, np.nan]), Figure().subplots())
+    assert [line.get_ydata()[0] for line in ax.lines if len(set(line.get_ydata())) == 1] == [4.0]
+    (band,) = ax.patches
+    assert band.get_height() == pytest.approx(2 * np.sqrt(2) / 2)
+
+
+@pytest.mark.parametrize(("traces", "scale"), [([3.0, 50.0], "log"), ([3.0, 5.0], "linear"), ([-3.0, 50.0], "linear")])
+def test_the_axis_is_logarithmic_for_positive_traces_decades_apart(traces: list[float], scale: str) -> None:
+    page = trace.page([stored(traces)], [Look("vit")])
+    assert page.axes[0].get_yscale() == scale
+    assert page.bbox.width == style.PAGE * page.dpi
