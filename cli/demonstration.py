@@ -17,8 +17,8 @@ from landscape.probes import PROBES
 MODELS = ("vit_demo", "resnet_demo", "alternet_demo")
 # Coarser than the defaults of a study, fine enough to see the shape.
 COARSE: dict[str, dict[str, Any]] = {
-    "surface": {"resolution": "21", "samples": "256"},
-    "hessian": {"samples": "320"},
+    "surface": {"resolution": "17", "samples": "256"},
+    "hessian": {"samples": "256"},
     "trace": {"samples": "128", "vectors": 12},
     "density": {"samples": "64", "vectors": 3, "steps": 25},
 }

@@ -120,7 +120,7 @@ def measure_all(
     quiet: bool,
     debug: bool,
     trust_pickle: bool,
-    **loading: Any,
+    **options: Any,
 ) -> None:
     """Measure one checkpoint after the other into one file."""
     from landscape import api, loading, snapshots, store
@@ -129,7 +129,7 @@ def measure_all(
     at_least("workers", workers, 1)
     if label and len(label) != len(paths):
         raise OptionError(f"--label was given {len(label)} times for {len(paths)} checkpoints; give one each")
-    given = {key: value for key, value in loading.items() if value is not None}
+    given = {key: value for key, value in options.items() if value is not None}
     given |= {"model_arg": key_values(model_arg), "device": device, "seed": seed, "trust_pickle": trust_pickle}
     preferred = api.preset_of(name, preset)
     probe_defaults = api.own_defaults(name)
