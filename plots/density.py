@@ -52,7 +52,7 @@ def density(data: xr.Dataset, ax: Axes, *, look: Look | None = None, grain: Grai
     ax.set_xscale("asinh", linear_width=grain.linear)
     ax.set(xlabel="Hessian eigenvalue", ylabel="density", yscale="log")
     seen = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in ax.lines])
-    ax.set_ylim(0.3 * float(np.quantile(seen, 0.03)), 3 * float(seen.max()))
+    ax.set_ylim(0.3 * float(np.quantile(seen, 0.12)), 3 * float(seen.max()))
     return ax
 
 
