@@ -1,4 +1,4 @@
-"""Which Hessian product to use on a subject: the kept double-backward graph, or a traced one, by a short trial."""
+"""Which product to use on a subject: of which matrix, from a kept graph or, of the Hessian, a traced one."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from landscape.linalg.hessian import hessian_product
-from landscape.linalg.traced import Product, TracedHessian, trace
+from landscape.linalg.ggn import GaussNewtonProduct, fisher_product, gauss_newton_product
+from landscape.linalg.hessian import HessianProduct, hessian_product
+from landscape.linalg.traced import TracedHessian, TracedProduct, trace
 from landscape.linalg.vector import random_unit
-from landscape.subject import Subject, logits_in
+from landscape.subject import Subject, logits_in, outputs_of
 
+Operator = Literal["hessian", "ggn", "fisher"]
+Product = HessianProduct | TracedProduct | GaussNewtonProduct
 Hvp = Literal["auto", "kept", "traced", "traced-channels-last", "compiled"]
 CODES: tuple[str, ...] = get_args(Hvp)[1:]  # what is stored per mini-batch is the position in this list
 WORTH_TRACING = 12  # mini-batches: below that a trace of some seconds does not pay
@@ -27,31 +30,42 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Curvature:
-    """Hessian products of the objective on the mini-batches of a subject.
+    """Products of the objective's curvature on the mini-batches of a subject.
 
     Args:
         subject: whose loss is differentiated.
         parameters: by which, name -> tensor.
         kind: how.
+        operator: of which matrix: Hessian, Gauss-Newton or empirical Fisher.
     """
 
     subject: Subject
     parameters: Mapping[str, Tensor]
     kind: str
+    operator: Operator = "hessian"
     _traced: TracedHessian | None = None
 
     def product(self, i: int) -> Product:
-        """The Hessian of mini-batch i, weight decay included."""
-        shift = self.subject.weight_decay
+        """The matrix of mini-batch i, weight decay included."""
+        subject, shift = self.subject, self.subject.weight_decay
         if self._traced is not None:
             inputs, targets = self.subject.batch(i)
             if (inputs.shape, targets.shape) == self._traced.shape:
                 return self._traced.at(inputs, targets, shift=shift)
-        return hessian_product(partial(self.subject.loss, i), list(self.parameters.values()), shift=shift)
+        parameters = list(self.parameters.values())
+        if self.operator == "hessian":
+            return hessian_product(partial(subject.loss, i), parameters, shift=shift)
+        inputs, targets = subject.batch(i)
+        outputs = partial(outputs_of, subject.model, inputs)
+        if self.operator == "ggn":
+            return gauss_newton_product(outputs, lambda z: subject.losses(z, targets), parameters, shift=shift)
+        return fisher_product(lambda: subject.losses(outputs(), targets), parameters, shift=shift)
 
 
-def curvature(subject: Subject, parameters: Mapping[str, Tensor], hvp: Hvp, *, batches: int) -> Curvature:
-    """Prepare products for a number of mini-batches.
+def curvature(
+    subject: Subject, parameters: Mapping[str, Tensor], hvp: Hvp, *, batches: int, operator: Operator = "hessian"
+) -> Curvature:
+    """Prepare products for a number of mini-batches; those of another matrix than the Hessian keep the plain graph.
 
     `auto` keeps the plain graph for a few mini-batches; for more it traces the model and takes what a trial of three
     products shows to be the fastest. Compiling has to be asked for.
@@ -59,6 +73,8 @@ def curvature(subject: Subject, parameters: Mapping[str, Tensor], hvp: Hvp, *, b
     Raises:
         ValueError: the kind asked for does not work with this model.
     """
+    if operator != "hessian":
+        return Curvature(subject, parameters, "kept", operator)
     if hvp == "kept":
         return Curvature(subject, parameters, "kept")
     if hvp != "auto":
@@ -95,7 +111,7 @@ def _traced(subject: Subject, parameters: Mapping[str, Tensor], kind: Hvp) -> Cu
         subject.model, losses, parameters, *subject.batch(0),
         channels_last=kind == "traced-channels-last", compiled=kind == "compiled",
     )  # fmt: skip
-    return Curvature(subject, parameters, kind, traced)
+    return Curvature(subject, parameters, kind, _traced=traced)
 
 
 def _trial(candidate: Curvature) -> float:

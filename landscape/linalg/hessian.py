@@ -38,7 +38,7 @@ class HessianProduct:
 
     def __call__(self, vector: Tensor) -> Tensor:
         """H v, (n,)."""
-        with _twice_differentiable():
+        with twice_differentiable():
             products = torch.autograd.grad(
                 self._graph,
                 self.parameters,
@@ -61,15 +61,19 @@ def hessian_product(
     """
     with differentiable_attention(), torch.enable_grad():
         value = function()
-        with _twice_differentiable():
+        with twice_differentiable():
             graph = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True, materialize_grads=True)
-        # A parameter that enters linearly, or not at all, has a gradient without a graph: its products are zero.
-        graph = tuple(g if g.requires_grad else g + 0 * p for g, p in zip(graph, parameters, strict=True))
-    _refuse_severed(graph)
+        graph = linked(graph, parameters)
+    refuse_severed(graph)
     return HessianProduct(value.item(), flat(graph).detach(), parameters, shift, graph)
 
 
-def _refuse_severed(graph: Sequence[Tensor]) -> None:
+def linked(gradients: Sequence[Tensor], sources: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Gradients that can all be differentiated: what enters linearly, or not at all, has one without a graph."""
+    return tuple(g if g.requires_grad else g + 0 * p for g, p in zip(gradients, sources, strict=True))
+
+
+def refuse_severed(graph: Sequence[Tensor]) -> None:
     """Refuse a gradient cut off from the weights: without this its products would be zero, and nothing would say so."""
     waiting = [g.grad_fn for g in graph]
     seen = set(waiting)
@@ -85,7 +89,8 @@ def _refuse_severed(graph: Sequence[Tensor]) -> None:
 
 
 @contextlib.contextmanager
-def _twice_differentiable() -> Iterator[None]:
+def twice_differentiable() -> Iterator[None]:
+    """Say what it means where torch has no derivative of a derivative; running out of memory is another matter."""
     try:
         yield
     except torch.OutOfMemoryError:

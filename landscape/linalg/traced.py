@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call, grad_and_value, jvp
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from landscape.linalg.hessian import HessianProduct, differentiable_attention
+from landscape.linalg.hessian import differentiable_attention
 from landscape.linalg.vector import flat, unflat
 
 Losses = Callable[[object, Tensor], Tensor]  # (what the model returns, targets) -> losses per sample (N,)
@@ -69,9 +69,6 @@ class TracedProduct:
         with torch.no_grad():
             product = flat(self._each(*self._kept, *unflat(vector, self.parameters)))
         return product.add_(vector, alpha=self.shift) if self.shift else product
-
-
-Product = HessianProduct | TracedProduct
 
 
 def trace(

@@ -9,13 +9,18 @@ from typing import Annotated, Any, ClassVar, get_args
 
 import numpy as np
 
-from landscape.curvature import CODES, Curvature, Hvp, curvature
+from landscape.curvature import CODES, Curvature, Hvp, Operator, curvature
 from landscape.linalg.lanczos import Which, lanczos
 from landscape.linalg.vector import random_unit
 from landscape.probe import OptionError, Plan, Quantity, Unit, Values, at_least, one_of, regular_expression
 from landscape.subject import Subject
 
 RESAMPLES = 1000
+MATRICES: Mapping[Operator, tuple[str, str]] = {  # long name and units of the eigenvalues
+    "hessian": ("Hessian", "loss per squared weight"),
+    "ggn": ("Gauss-Newton", "loss per squared weight"),
+    "fisher": ("empirical Fisher", "squared loss per squared weight"),
+}
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,9 @@ class Hessian:
 
     Largest MAGNITUDE by default: a "max" eigenvalue may be negative. Lanczos with full reorthogonalisation from a
     random start, tested at each step: 12 to 20 products per mini-batch, a product about 2.5 gradients.
+
+    `operator` takes another matrix: the Gauss-Newton part of the Hessian, or the EMPIRICAL Fisher, the mean over
+    samples of g g', g the gradient of a sample's loss at its true label. Neither has negative eigenvalues.
     """
 
     name: ClassVar[str] = "hessian"
@@ -46,6 +54,7 @@ class Hessian:
     which: Annotated[Which, "LM largest magnitude, LA largest, SA smallest, both ends"] = "LM"
     tol: Annotated[float, "relative residual at which an eigenvalue counts as converged"] = 1e-3
     ends: Annotated[float, "relative residual to which both algebraic ends are followed too; 1 asks nothing"] = 0.03
+    operator: Annotated[Operator, "hessian, ggn Gauss-Newton, fisher empirical (mean of g g' over samples)"] = "hessian"
     hvp: Annotated[Hvp, "how products are made: auto tries and takes the fastest"] = "auto"
     params: Annotated[str, "regular expression: only parameters whose name it finds"] = ""
     max_products: Annotated[int, "cap on Hessian products per mini-batch, top + 1 at least"] = 200
@@ -56,7 +65,11 @@ class Hessian:
         at_least("batches", self.batches, 0)
         at_least("max_products", self.max_products, 2)
         one_of("which", self.which, get_args(Which))
+        one_of("operator", self.operator, get_args(Operator))
         one_of("hvp", self.hvp, get_args(Hvp))
+        if self.operator != "hessian" and self.hvp not in ("auto", "kept"):
+            raise OptionError(f"--hvp {self.hvp} makes products of the Hessian only; with --operator {self.operator} "
+                              "ask for auto or kept")  # fmt: skip
         regular_expression("params", self.params)
         if not 0 < self.tol < 1:
             raise OptionError(f"--tol {self.tol} is out of range; ask for a value between 0 and 1")
@@ -68,28 +81,29 @@ class Hessian:
         if self.top > size:
             raise ValueError(f"--top {self.top} exceeds the {size} parameters of the model; ask for at most {size}")
         rank = ("rank",)
+        matrix, units = MATRICES[self.operator]
         return Plan(
             over={"batch": np.arange(self._count(subject))},
             axes={"rank": np.arange(self.top * (2 if self.which == "both" else 1))},
             quantities={
-                "eigenvalue": Quantity("Hessian eigenvalue", "loss per squared weight", rank),
-                "residual": Quantity("residual ||Hv - lambda v||", "loss per squared weight", rank),
+                "eigenvalue": Quantity(f"{matrix} eigenvalue", units, rank),
+                "residual": Quantity("residual ||Hv - lambda v||", units, rank),
                 "converged": Quantity("1 where residual <= tol |eigenvalue|", dims=rank),
-                "largest": Quantity("algebraically largest eigenvalue", "loss per squared weight"),
-                "smallest": Quantity("algebraically smallest eigenvalue", "loss per squared weight"),
-                "largest_residual": Quantity("residual of the largest eigenvalue", "loss per squared weight"),
-                "smallest_residual": Quantity("residual of the smallest eigenvalue", "loss per squared weight"),
+                "largest": Quantity("algebraically largest eigenvalue", units),
+                "smallest": Quantity("algebraically smallest eigenvalue", units),
+                "largest_residual": Quantity("residual of the largest eigenvalue", units),
+                "smallest_residual": Quantity("residual of the smallest eigenvalue", units),
                 "loss": Quantity("loss of the mini-batch", "nats"),
-                "matvecs": Quantity("Hessian products spent"),
+                "matvecs": Quantity("matrix products spent"),
                 "hvp": Quantity(f"how products were made: {', '.join(f'{i} {kind}' for i, kind in enumerate(CODES))}"),
             },
             summaries={
                 "nep": Quantity("share of negative eigenvalues"),
                 "nep_low": Quantity("lower end of the 95 % bootstrap interval of nep over mini-batches"),
                 "nep_high": Quantity("upper end of the 95 % bootstrap interval of nep over mini-batches"),
-                "ape": Quantity("mean of the positive eigenvalues", "loss per squared weight"),
-                "ape_low": Quantity("lower end of the 95 % bootstrap interval of ape", "loss per squared weight"),
-                "ape_high": Quantity("upper end of the 95 % bootstrap interval of ape", "loss per squared weight"),
+                "ape": Quantity("mean of the positive eigenvalues", units),
+                "ape_low": Quantity("lower end of the 95 % bootstrap interval of ape", units),
+                "ape_high": Quantity("upper end of the 95 % bootstrap interval of ape", units),
             },
             about={"batch": Quantity("mini-batch"), "rank": Quantity(f"rank by {self.which}")},
         )
@@ -104,7 +118,7 @@ class Hessian:
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Mini-batches one after the other, with products prepared once for all of one shape."""
-        products = curvature(subject, self._parameters(subject), self.hvp, batches=len(units))
+        products = curvature(subject, self._parameters(subject), self.hvp, batches=len(units), operator=self.operator)
         for unit in units:
             yield {**self._spectrum(subject, products, unit), "hvp": CODES.index(products.kind)}
 
