@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Literal, get_args
 
 import torch
@@ -82,6 +83,32 @@ def curvature(
     if batches < WORTH_TRACING:
         return Curvature(subject, parameters, "kept")
     return subject.once(("curvature", tuple(parameters)), lambda: _fastest(subject, parameters))
+
+
+def over_all_samples(
+    subject: Subject, products: Curvature, *, batches: int | None = None
+) -> Callable[[Tensor], Tensor]:
+    """Products v -> H v for the mean over all samples: mini-batches weigh by their size, weight decay counts once.
+
+    The graph of a single mini-batch is kept. Of several each is rebuilt for every product: one more gradient, for the
+    memory of one mini-batch.
+
+    Args:
+        subject: whose samples.
+        products: of its mini-batches.
+        batches: only the first of them; None takes all.
+    """
+    sizes = [len(targets) for _, targets in islice(subject.batches, batches)]
+    if len(sizes) == 1:
+        return products.product(0)
+
+    def product(vector: Tensor) -> Tensor:
+        total = torch.zeros_like(vector)
+        for i, size in enumerate(sizes):
+            total.add_(products.product(i)(vector), alpha=size / sum(sizes))
+        return total
+
+    return product
 
 
 def _fastest(subject: Subject, parameters: Mapping[str, Tensor]) -> Curvature:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -15,8 +14,8 @@ from torch import Tensor
 
 from landscape import batchnorm, snapshots
 from landscape import checkpoint as checkpoints
+from landscape.curvature import Curvature, over_all_samples
 from landscape.linalg.directions import Normalize, random_direction
-from landscape.linalg.hessian import hessian_product
 from landscape.linalg.lanczos import lanczos
 from landscape.linalg.principal import principal
 from landscape.linalg.vector import inner, random_unit, unflat
@@ -187,15 +186,7 @@ def _grams(origin: list[Tensor], first: list[Tensor], second: list[Tensor], stil
 def _eigen_plane(subject: Subject, seed: int) -> Plane:
     """Unit eigenvectors of the smallest and the largest Hessian eigenvalue of the loss over all samples."""
     parameters = list(subject.parameters.values())
-    sizes = [len(targets) for _, targets in subject.batches]
-
-    def product(vector: Tensor) -> Tensor:
-        # One graph at a time: memory stays that of one mini-batch, at the price of a gradient per product.
-        total = torch.zeros_like(vector)
-        for i, samples in enumerate(sizes):
-            total.add_(hessian_product(partial(subject.loss, i), parameters)(vector), alpha=samples / sum(sizes))
-        return total
-
+    product = over_all_samples(subject, Curvature(replace(subject, weight_decay=0.0), subject.parameters, "kept"))
     start = random_unit(subject.size, seed, device=subject.device, dtype=subject.dtype)
     try:
         found = lanczos(product, start, 1, which="both", vectors=True)

@@ -22,9 +22,10 @@ from analytic import (
 from matplotlib.figure import Figure
 from scipy.stats import wasserstein_distance
 
+from landscape.curvature import over_all_samples
 from landscape.plots import density
 from landscape.probe import OptionError
-from landscape.probes.density import Density, over_all_samples
+from landscape.probes.density import Density
 from landscape.probes.trace import Trace
 from landscape.subject import Subject
 

@@ -20,6 +20,7 @@ from analytic import (
     tanh_net,
 )
 
+from landscape.curvature import Operator
 from landscape.linalg.lanczos import Which
 from landscape.probe import OptionError
 from landscape.probes.hessian import Hessian, negative_share, positive_mean
@@ -119,6 +120,31 @@ def test_params_restricts_the_hessian_to_a_diagonal_block() -> None:
         Hessian(params="nothing").plan(subject)
 
 
+@pytest.mark.parametrize("operator", ["hessian", "ggn", "fisher"])
+def test_the_scope_of_a_data_set_weighs_mini_batches_by_their_samples(operator: Operator) -> None:
+    parts = tanh_net(sizes=(16, 4), weight_decay=0.1)
+    inputs, targets = (torch.cat(both) for both in zip(*parts.batches, strict=True))
+    whole = Subject(parts.model, [(inputs, targets)], weight_decay=0.1)
+    found = answer(Hessian(top=3, tol=1e-6, scope="dataset", operator=operator), parts)
+    expected = answer(Hessian(top=3, tol=1e-6, operator=operator), whole)
+    assert found["eigenvalue"].shape == (1, 3)
+    for name in ("eigenvalue", "loss"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-9)
+    if operator == "hessian":
+        matrix = 0.8 * dense_hessian(parts, 0) + 0.2 * dense_hessian(parts, 1)
+        values = np.sort(np.abs(torch.linalg.eigvalsh(matrix).numpy() + 0.1))[::-1]
+        np.testing.assert_allclose(np.abs(found["eigenvalue"][0]), values[:3], rtol=1e-9)
+
+
+def test_a_data_set_may_be_its_first_mini_batches() -> None:
+    subject = tanh_net(sizes=(6, 6, 6, 2))
+    found = answer(Hessian(top=2, scope="dataset", batches=1, tol=1e-6), subject)
+    expected = answer(Hessian(top=2, batches=1, tol=1e-6), subject)
+    np.testing.assert_allclose(found["eigenvalue"], expected["eigenvalue"], rtol=1e-9)
+    with pytest.raises(ValueError, match="--batches 5 exceeds the 4 mini-batches"):
+        Hessian(scope="dataset", batches=5).plan(subject)
+
+
 def test_nep_and_ape_are_those_of_all_values_of_all_mini_batches() -> None:
     found = answer(Hessian(top=3), _bowl([4.0, 2.0, -3.0, 0.1], [1.0, 2.0]))  # 4, -3, 2 and 8, -6, 4
     assert found["nep"] == pytest.approx(1 / 3)
@@ -182,7 +208,8 @@ def test_the_model_is_left_as_found() -> None:
     "options",
     [
         {"top": 0}, {"batches": -1}, {"tol": 0.0}, {"tol": 1.0}, {"tol": float("nan")}, {"which": "largest"},
-        {"params": "["}, {"max_products": 1}, {"hvp": "fast"}, {"ends": 0.0}, {"ends": 1.5},
+        {"params": "["}, {"max_products": 1}, {"hvp": "fast"}, {"scope": "all"}, {"operator": "hesse"},
+        {"ends": 0.0}, {"ends": 1.5},
     ],
 )  # fmt: skip
 def test_values_outside_an_options_range_are_usage_errors(options: dict[str, object]) -> None:

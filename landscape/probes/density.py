@@ -8,10 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, get_args
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from landscape.curvature import Curvature, Hvp, curvature
+from landscape.curvature import Hvp, curvature, over_all_samples
 from landscape.linalg.lanczos import lanczos
 from landscape.linalg.vector import random_unit
 from landscape.probe import Plan, Quantity, Unit, Values, at_least, one_of
@@ -108,22 +107,3 @@ class Density:
             "largest": float(np.nanmax(nodes)),
             "smallest": float(np.nanmin(nodes)),
         }
-
-
-def over_all_samples(subject: Subject, products: Curvature) -> Callable[[Tensor], Tensor]:
-    """Products v -> H v for the mean over all samples: mini-batches weigh by their size, weight decay counts once.
-
-    The graph of a single mini-batch is kept. Of several each is rebuilt for every product: one more gradient, for the
-    memory of one mini-batch.
-    """
-    sizes = [len(targets) for _, targets in subject.batches]
-    if len(sizes) == 1:
-        return products.product(0)
-
-    def product(vector: Tensor) -> Tensor:
-        total = torch.zeros_like(vector)
-        for i, size in enumerate(sizes):
-            total.add_(products.product(i)(vector), alpha=size / sum(sizes))
-        return total
-
-    return product

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, ClassVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from landscape.curvature import CODES, Curvature, Hvp, Operator, curvature
+from landscape.curvature import CODES, Curvature, Hvp, Operator, curvature, over_all_samples
 from landscape.linalg.lanczos import Which, lanczos
 from landscape.linalg.vector import random_unit
 from landscape.probe import OptionError, Plan, Quantity, Unit, Values, at_least, one_of, regular_expression
 from landscape.subject import Subject
 
+Scope = Literal["batch", "dataset"]
 RESAMPLES = 1000
 MATRICES: Mapping[Operator, tuple[str, str]] = {  # long name and units of the eigenvalues
     "hessian": ("Hessian", "loss per squared weight"),
@@ -32,6 +35,10 @@ class Hessian:
 
     `operator` takes another matrix: the Gauss-Newton part of the Hessian, or the EMPIRICAL Fisher, the mean over
     samples of g g', g the gradient of a sample's loss at its true label. Neither has negative eigenvalues.
+
+    `scope` dataset has one spectrum, that of the mean over all samples, which a larger batch size makes faster without
+    changing it: mini-batches, a last smaller one too, weigh by their samples. A product then passes over all of them
+    and rebuilds each graph, one more gradient.
     """
 
     name: ClassVar[str] = "hessian"
@@ -50,6 +57,7 @@ class Hessian:
     }
 
     top: Annotated[int, "eigenvalues per mini-batch (for both: per end)"] = 5
+    scope: Annotated[Scope, "batch: a spectrum per mini-batch; dataset: one of the mean over all samples"] = "batch"
     batches: Annotated[int, "mini-batches; 0 takes all that the samples give"] = 0
     which: Annotated[Which, "LM largest magnitude, LA largest, SA smallest, both ends"] = "LM"
     tol: Annotated[float, "relative residual at which an eigenvalue counts as converged"] = 1e-3
@@ -65,6 +73,7 @@ class Hessian:
         at_least("batches", self.batches, 0)
         at_least("max_products", self.max_products, 2)
         one_of("which", self.which, get_args(Which))
+        one_of("scope", self.scope, get_args(Scope))
         one_of("operator", self.operator, get_args(Operator))
         one_of("hvp", self.hvp, get_args(Hvp))
         if self.operator != "hessian" and self.hvp not in ("auto", "kept"):
@@ -80,10 +89,12 @@ class Hessian:
         size = sum(p.numel() for p in self._parameters(subject).values())
         if self.top > size:
             raise ValueError(f"--top {self.top} exceeds the {size} parameters of the model; ask for at most {size}")
+        count = self._count(subject)
         rank = ("rank",)
         matrix, units = MATRICES[self.operator]
+        over = "mini-batch" if self.scope == "batch" else "whole set of samples"
         return Plan(
-            over={"batch": np.arange(self._count(subject))},
+            over={"batch": np.arange(count if self.scope == "batch" else 1)},
             axes={"rank": np.arange(self.top * (2 if self.which == "both" else 1))},
             quantities={
                 "eigenvalue": Quantity(f"{matrix} eigenvalue", units, rank),
@@ -93,8 +104,8 @@ class Hessian:
                 "smallest": Quantity("algebraically smallest eigenvalue", units),
                 "largest_residual": Quantity("residual of the largest eigenvalue", units),
                 "smallest_residual": Quantity("residual of the smallest eigenvalue", units),
-                "loss": Quantity("loss of the mini-batch", "nats"),
-                "matvecs": Quantity("matrix products spent"),
+                "loss": Quantity(f"loss of the {over}", "nats"),
+                "matvecs": Quantity(f"matrix products spent, each with the {over}"),
                 "hvp": Quantity(f"how products were made: {', '.join(f'{i} {kind}' for i, kind in enumerate(CODES))}"),
             },
             summaries={
@@ -105,7 +116,7 @@ class Hessian:
                 "ape_low": Quantity("lower end of the 95 % bootstrap interval of ape", units),
                 "ape_high": Quantity("upper end of the 95 % bootstrap interval of ape", units),
             },
-            about={"batch": Quantity("mini-batch"), "rank": Quantity(f"rank by {self.which}")},
+            about={"batch": Quantity(over), "rank": Quantity(f"rank by {self.which}")},
         )
 
     def identity(self, subject: Subject) -> dict[str, Any]:
@@ -118,20 +129,31 @@ class Hessian:
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Mini-batches one after the other, with products prepared once for all of one shape."""
-        products = curvature(subject, self._parameters(subject), self.hvp, batches=len(units), operator=self.operator)
+        passes = len(units) if self.scope == "batch" else self._count(subject)
+        products = curvature(subject, self._parameters(subject), self.hvp, batches=passes, operator=self.operator)
         for unit in units:
             yield {**self._spectrum(subject, products, unit), "hvp": CODES.index(products.kind)}
 
+    def _product(self, subject: Subject, products: Curvature, unit: Unit) -> tuple[Callable[[Tensor], Tensor], float]:
+        """The operator of a unit and the loss it belongs to."""
+        if self.scope == "batch":
+            product = products.product(unit.index[0])
+            return product, product.value
+        count = self._count(subject)
+        sizes = np.array([len(subject.batches[i][1]) for i in range(count)])
+        with torch.no_grad():
+            losses = np.array([subject.loss(i).item() for i in range(count)])
+        return over_all_samples(subject, products, batches=count), float(sizes @ losses / sizes.sum())
+
     def _spectrum(self, subject: Subject, products: Curvature, unit: Unit) -> dict[str, Any]:
-        (i,) = unit.index
-        product = products.product(i)
+        product, loss = self._product(subject, products, unit)
         size = sum(p.numel() for p in products.parameters.values())
         steps = max(self.max_products, self.top + 1)
         start = random_unit(size, unit.seed(self.seed), device=subject.device, dtype=subject.dtype)
         try:
             found = lanczos(product, start, self.top, which=self.which, tol=self.tol, ends=self.ends, max_steps=steps)
         except FloatingPointError:
-            return self._not_finite(product.value)
+            return self._not_finite(loss)
         return {
             "eigenvalue": found.values,
             "residual": found.residuals,
@@ -140,7 +162,7 @@ class Hessian:
             "smallest": found.smallest,
             "largest_residual": found.ends[0],
             "smallest_residual": found.ends[1],
-            "loss": product.value,
+            "loss": loss,
             "matvecs": found.products,
         }
 
@@ -160,12 +182,16 @@ class Hessian:
         return summaries
 
     def _count(self, subject: Subject) -> int:
-        whole = [i for i in range(len(subject.batches)) if self._is_whole(subject, i)]
-        if self.batches > len(whole):
+        """How many mini-batches are used."""
+        usable = len(subject.batches)
+        if self.scope == "batch":
+            usable = sum(self._is_whole(subject, i) for i in range(usable))
+        if self.batches > usable:
+            whole = "whole " if self.scope == "batch" else ""
             raise ValueError(
-                f"--batches {self.batches} exceeds the {len(whole)} whole mini-batches of the samples; raise --samples"
+                f"--batches {self.batches} exceeds the {usable} {whole}mini-batches of the samples; raise --samples"
             )
-        return self.batches or len(whole)
+        return self.batches or usable
 
     @staticmethod
     def _is_whole(subject: Subject, i: int) -> bool:
