@@ -15,6 +15,7 @@ from landscape.cli.training import run_name, run_training
 from landscape.probes import PROBES
 
 MODELS = ("vit_demo", "resnet_demo", "alternet_demo")
+EPOCHS = 15  # of the 25 of the recipe
 # Coarser than the defaults of a study, fine enough to see the shape.
 COARSE: dict[str, dict[str, Any]] = {
     "surface": {"resolution": "17", "samples": "256"},
@@ -24,11 +25,23 @@ COARSE: dict[str, dict[str, Any]] = {
 }
 
 
+def _settle_threads() -> None:
+    """Choose the number of threads by training steps of the kind that follows."""
+    import torch
+
+    from landscape import models, threads
+
+    model, images = models.build(MODELS[-1], classes=10, image_size=16), torch.randn(32, 3, 16, 16)
+    threads.settle(lambda: model(images).sum().backward())
+
+
 def demonstrate(out: Path, *, epochs: int | None, samples: str, device: str, quiet: bool) -> None:
     """Train, probe, plot, report; everything that is already there is kept and not done again."""
     from landscape.api import own_defaults
 
     start = time.monotonic()
+    _settle_threads()
+    epochs = EPOCHS if epochs is None else epochs
     finals = [
         run_training(
             model, "digits", {"epochs": epochs}, recipe="demo", out=out / "checkpoints" / run_name(model, "digits"),

@@ -123,7 +123,7 @@ def measure_all(
     **options: Any,
 ) -> None:
     """Measure one checkpoint after the other into one file."""
-    from landscape import api, loading, snapshots, store
+    from landscape import api, loading, snapshots, store, subject, threads
     from landscape.probe import OptionError, at_least
 
     at_least("workers", workers, 1)
@@ -141,6 +141,9 @@ def measure_all(
             path = snapshots.last(path)
         loaded = loading.load(path, label=label[position] if label else "", **{**api.defaults(name), **rest})
         introduce(loaded, quiet=quiet)
+        if loaded.device.type == "cpu" and workers == 1:
+            threads.settle(lambda: subject.outputs_of(loaded.model, loaded.batch(0)[0]).sum().backward())
+            loaded.model.zero_grad(set_to_none=True)
         for variant in api.variants(made):
             with _executor(workers) as executor:
                 _measure(variant, loaded, out, executor, workers, overwrite=overwrite, quiet=quiet)
