@@ -23,7 +23,8 @@ from analytic import (
 from landscape.curvature import Operator
 from landscape.linalg.lanczos import Which
 from landscape.probe import OptionError
-from landscape.probes.hessian import Hessian, negative_share, positive_mean
+from landscape.probes.hessian import Hessian
+from landscape.sharpness import negative_share, positive_mean
 from landscape.subject import Subject
 
 NETWORKS: dict[str, Callable[[], Subject]] = {
@@ -143,6 +144,48 @@ def test_a_data_set_may_be_its_first_mini_batches() -> None:
     np.testing.assert_allclose(found["eigenvalue"], expected["eigenvalue"], rtol=1e-9)
     with pytest.raises(ValueError, match="--batches 5 exceeds the 4 mini-batches"):
         Hessian(scope="dataset", batches=5).plan(subject)
+
+
+@pytest.mark.parametrize("which", ["LM", "both"])
+def test_stored_eigenvectors_are_those_of_the_dense_hessian(which: Which) -> None:
+    subject = tanh_net()
+    found = answer(Hessian(top=2, which=which, tol=1e-8, eigenvectors=True), subject)
+    assert found["eigenvector"].shape == (2, len(found["rank"]), subject.size)
+    for i in range(2):
+        vectors, values = found["eigenvector"][i], found["eigenvalue"][i]
+        np.testing.assert_allclose(vectors @ dense_hessian(subject, i).numpy(), values[:, None] * vectors, atol=1e-7)
+        np.testing.assert_allclose(vectors @ vectors.T, np.eye(len(values)), atol=1e-9)
+    assert "eigenvector" not in answer(Hessian(top=2), subject)
+
+
+def test_more_eigenvectors_than_a_file_can_hold_are_refused_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("landscape.probes.hessian.LARGEST_RESULT", 8 * 2 * 3 * 59 - 1)
+    with pytest.raises(ValueError, match=r"--eigenvectors would store .* fewer --batches"):
+        Hessian(top=3, eigenvectors=True).plan(tanh_net())
+    Hessian(top=2, eigenvectors=True).plan(tanh_net())
+
+
+def test_verifying_finds_every_copy_and_counts_those_missed() -> None:
+    values = [5.0, 5.0, 4.0, 3.0, -3.0, -3.0, 1.0] + [0.001 * i for i in range(40)]
+    subject = _bowl(values, [1.0, 2.0])
+    plain = answer(Hessian(top=2, ends=1.0), subject)
+    np.testing.assert_allclose(plain["eigenvalue"], [[5, 4], [10, 8]], rtol=1e-5)
+    found = answer(Hessian(top=2, ends=1.0, verify=True, eigenvectors=True), subject)
+    np.testing.assert_allclose(found["eigenvalue"], [[5, 5], [10, 10]], rtol=1e-5)
+    assert found["missed"].tolist() == [1, 1]
+    assert (found["matvecs"] > plain["matvecs"]).all()
+    assert found["converged"].all()
+    assert np.abs(found["eigenvector"][0] @ found["eigenvector"][0].T - np.eye(2)).max() < 1e-6
+    simple = answer(Hessian(top=3, verify=True), tanh_net())
+    assert simple["missed"].tolist() == [0, 0]
+
+
+def test_a_mini_batch_without_finite_curvature_stores_nothing_else() -> None:
+    subject = _bowl([4.0, 2.0, 1.0], [1.0, float("inf"), 2.0])
+    found = answer(Hessian(top=2, verify=True, eigenvectors=True), subject)
+    np.testing.assert_allclose(found["eigenvalue"][[0, 2]], [[4, 2], [8, 4]], rtol=1e-6)
+    for name in ("eigenvalue", "residual", "eigenvector", "missed", "largest"):
+        assert np.isnan(found[name][1]).all()
 
 
 def test_nep_and_ape_are_those_of_all_values_of_all_mini_batches() -> None:

@@ -14,11 +14,23 @@ from torch import Tensor
 from landscape.curvature import CODES, Curvature, Hvp, Operator, curvature, over_all_samples
 from landscape.linalg.lanczos import Which, lanczos
 from landscape.linalg.vector import random_unit
-from landscape.probe import OptionError, Plan, Quantity, Unit, Values, at_least, one_of, regular_expression
+from landscape.linalg.verify import Verified, verified
+from landscape.probe import (
+    OptionError,
+    Plan,
+    Quantity,
+    Unit,
+    Values,
+    at_least,
+    derived_seed,
+    one_of,
+    regular_expression,
+)
+from landscape.sharpness import summaries
 from landscape.subject import Subject
 
 Scope = Literal["batch", "dataset"]
-RESAMPLES = 1000
+LARGEST_RESULT = 2**30  # bytes of eigenvectors
 MATRICES: Mapping[Operator, tuple[str, str]] = {  # long name and units of the eigenvalues
     "hessian": ("Hessian", "loss per squared weight"),
     "ggn": ("Gauss-Newton", "loss per squared weight"),
@@ -66,6 +78,8 @@ class Hessian:
     hvp: Annotated[Hvp, "how products are made: auto tries and takes the fastest"] = "auto"
     params: Annotated[str, "regular expression: only parameters whose name it finds"] = ""
     max_products: Annotated[int, "cap on Hessian products per mini-batch, top + 1 at least"] = 200
+    eigenvectors: Annotated[bool, "store the eigenvectors too: 8 bytes per parameter, rank and mini-batch"] = False
+    verify: Annotated[bool, "search beside what was found for values missed; about as many products again"] = False
     seed: Annotated[int, "seed of the start vectors"] = 0
 
     def __post_init__(self) -> None:
@@ -93,21 +107,32 @@ class Hessian:
         rank = ("rank",)
         matrix, units = MATRICES[self.operator]
         over = "mini-batch" if self.scope == "batch" else "whole set of samples"
+        units_of_work = np.arange(count if self.scope == "batch" else 1)
+        axes = {"rank": np.arange(self.top * (2 if self.which == "both" else 1))}
+        quantities = {
+            "eigenvalue": Quantity(f"{matrix} eigenvalue", units, rank),
+            "residual": Quantity("residual ||Hv - lambda v||", units, rank),
+            "converged": Quantity("1 where residual <= tol |eigenvalue|", dims=rank),
+            "largest": Quantity("algebraically largest eigenvalue", units),
+            "smallest": Quantity("algebraically smallest eigenvalue", units),
+            "largest_residual": Quantity("residual of the largest eigenvalue", units),
+            "smallest_residual": Quantity("residual of the smallest eigenvalue", units),
+            "loss": Quantity(f"loss of the {over}", "nats"),
+            "matvecs": Quantity(f"matrix products spent, each with the {over}"),
+            "hvp": Quantity(f"how products were made: {', '.join(f'{i} {kind}' for i, kind in enumerate(CODES))}"),
+        }
+        if self.verify:
+            quantities["missed"] = Quantity("eigenvalues that only the search beside the others found")
+        if self.eigenvectors:
+            axes["parameter"] = np.arange(size)
+            quantities["eigenvector"] = Quantity(
+                "unit eigenvector, parameters one after the other as in named_parameters()", dims=("rank", "parameter")
+            )
+            self._refuse_too_large(8 * len(units_of_work) * len(axes["rank"]) * size)
         return Plan(
-            over={"batch": np.arange(count if self.scope == "batch" else 1)},
-            axes={"rank": np.arange(self.top * (2 if self.which == "both" else 1))},
-            quantities={
-                "eigenvalue": Quantity(f"{matrix} eigenvalue", units, rank),
-                "residual": Quantity("residual ||Hv - lambda v||", units, rank),
-                "converged": Quantity("1 where residual <= tol |eigenvalue|", dims=rank),
-                "largest": Quantity("algebraically largest eigenvalue", units),
-                "smallest": Quantity("algebraically smallest eigenvalue", units),
-                "largest_residual": Quantity("residual of the largest eigenvalue", units),
-                "smallest_residual": Quantity("residual of the smallest eigenvalue", units),
-                "loss": Quantity(f"loss of the {over}", "nats"),
-                "matvecs": Quantity(f"matrix products spent, each with the {over}"),
-                "hvp": Quantity(f"how products were made: {', '.join(f'{i} {kind}' for i, kind in enumerate(CODES))}"),
-            },
+            over={"batch": units_of_work},
+            axes=axes,
+            quantities=quantities,
             summaries={
                 "nep": Quantity("share of negative eigenvalues"),
                 "nep_low": Quantity("lower end of the 95 % bootstrap interval of nep over mini-batches"),
@@ -116,7 +141,11 @@ class Hessian:
                 "ape_low": Quantity("lower end of the 95 % bootstrap interval of ape", units),
                 "ape_high": Quantity("upper end of the 95 % bootstrap interval of ape", units),
             },
-            about={"batch": Quantity(over), "rank": Quantity(f"rank by {self.which}")},
+            about={
+                "batch": Quantity(over),
+                "rank": Quantity(f"rank by {self.which}"),
+                "parameter": Quantity("parameter"),
+            },
         )
 
     def identity(self, subject: Subject) -> dict[str, Any]:
@@ -151,10 +180,18 @@ class Hessian:
         steps = max(self.max_products, self.top + 1)
         start = random_unit(size, unit.seed(self.seed), device=subject.device, dtype=subject.dtype)
         try:
-            found = lanczos(product, start, self.top, which=self.which, tol=self.tol, ends=self.ends, max_steps=steps)
+            found = lanczos(
+                product, start, self.top, which=self.which, tol=self.tol, ends=self.ends, max_steps=steps,
+                vectors=self.eigenvectors or self.verify,
+            )  # fmt: skip
+            checked = Verified(found, 0)
+            if self.verify:
+                seed = derived_seed(unit.seed(self.seed), "verify")
+                checked = verified(product, found, which=self.which, tol=self.tol, max_steps=steps, seed=seed)
         except FloatingPointError:
-            return self._not_finite(loss)
-        return {
+            return self._not_finite(loss, size)
+        found = checked.spectrum
+        values: dict[str, Any] = {
             "eigenvalue": found.values,
             "residual": found.residuals,
             "converged": found.converged,
@@ -165,21 +202,18 @@ class Hessian:
             "loss": loss,
             "matvecs": found.products,
         }
+        if self.verify:
+            values["missed"] = checked.missed
+        if self.eigenvectors:
+            assert found.vectors is not None
+            values["eigenvector"] = found.vectors.double().cpu().numpy()
+        return values
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> dict[str, float]:
         """NEP and APE over all finished mini-batches, with bootstrap intervals over mini-batches."""
         values = data["eigenvalue"][data["done"] == 1]
         values = values[np.isfinite(values).all(axis=1)]
-        if len(values) == 0:
-            return {}
-        draws = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
-        summaries: dict[str, float] = {}
-        for name, statistic in (("nep", negative_share), ("ape", positive_mean)):
-            summaries[name] = statistic(values)
-            spread = np.array([statistic(values[rows]) for rows in draws])
-            if len(values) > 1 and np.isfinite(spread).any():
-                summaries[f"{name}_low"], summaries[f"{name}_high"] = np.nanquantile(spread, [0.025, 0.975])
-        return summaries
+        return summaries(values)
 
     def _count(self, subject: Subject) -> int:
         """How many mini-batches are used."""
@@ -206,25 +240,21 @@ class Hessian:
             raise ValueError(f"--params {self.params} matches no trainable parameter; there are {near}, ...")
         return found
 
-    def _not_finite(self, loss: float) -> dict[str, Any]:
+    @staticmethod
+    def _refuse_too_large(size: int) -> None:
+        if size > LARGEST_RESULT:
+            raise ValueError(
+                f"--eigenvectors would store {size / 2**30:.1f} GiB, at most 1 GiB fits a results file; "
+                "ask for fewer --batches, a smaller --top, or one block of weights with --params"
+            )
+
+    def _not_finite(self, loss: float, size: int) -> dict[str, Any]:
         ranks = np.full(self.top * (2 if self.which == "both" else 1), np.nan)
-        ends = dict.fromkeys(("largest", "smallest", "largest_residual", "smallest_residual"), np.nan)
-        return {
-            "eigenvalue": ranks,
-            "residual": ranks,
-            "converged": 0 * np.ones_like(ranks),
-            **ends,
-            "loss": loss,
-            "matvecs": 1,
-        }
-
-
-def negative_share(values: np.ndarray) -> float:
-    """NEP: share of negative values, a measure of non-convexity."""
-    return float((values < 0).mean())
-
-
-def positive_mean(values: np.ndarray) -> float:
-    """APE: mean of the positive values, a measure of sharpness; NaN where there are none."""
-    positive = values[values > 0]
-    return float(positive.mean()) if positive.size else float("nan")
+        values: dict[str, Any] = dict.fromkeys(("largest", "smallest", "largest_residual", "smallest_residual"), np.nan)
+        values |= {"eigenvalue": ranks, "residual": ranks, "converged": np.zeros_like(ranks)}
+        values |= {"loss": loss, "matvecs": 1}
+        if self.verify:
+            values["missed"] = np.nan
+        if self.eigenvectors:
+            values["eigenvector"] = np.full((len(ranks), size), np.nan)
+        return values
