@@ -15,13 +15,13 @@ from landscape.cli.training import run_name, run_training
 from landscape.probes import PROBES
 
 MODELS = ("vit_demo", "resnet_demo", "alternet_demo")
-EPOCHS = 15  # of the 25 of the recipe
+EPOCHS = 12  # of the 25 of the recipe
 # Coarser than the defaults of a study, fine enough to see the shape.
 COARSE: dict[str, dict[str, Any]] = {
-    "surface": {"resolution": "17", "samples": "256"},
+    "surface": {"resolution": "15", "samples": "256"},
     "hessian": {"samples": "256"},
     "trace": {"samples": "128", "vectors": 12},
-    "density": {"samples": "64", "vectors": 3, "steps": 25},
+    "density": {"samples": "64", "vectors": 2, "steps": 20},
 }
 
 

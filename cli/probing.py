@@ -123,7 +123,7 @@ def measure_all(
     **options: Any,
 ) -> None:
     """Measure one checkpoint after the other into one file."""
-    from landscape import api, loading, snapshots, store, subject, threads
+    from landscape import api, loading, snapshots, store
     from landscape.probe import OptionError, at_least
 
     at_least("workers", workers, 1)
@@ -142,11 +142,20 @@ def measure_all(
         loaded = loading.load(path, label=label[position] if label else "", **{**api.defaults(name), **rest})
         introduce(loaded, quiet=quiet)
         if loaded.device.type == "cpu" and workers == 1:
-            threads.settle(lambda: subject.outputs_of(loaded.model, loaded.batch(0)[0]).sum().backward())
-            loaded.model.zero_grad(set_to_none=True)
+            _settle_threads(loaded)
         for variant in api.variants(made):
             with _executor(workers) as executor:
                 _measure(variant, loaded, out, executor, workers, overwrite=overwrite, quiet=quiet)
+
+
+def _settle_threads(loaded: Any) -> None:
+    """Choose the number of threads by a gradient on the first mini-batch."""
+    import torch
+
+    from landscape import threads
+
+    parameters = list(loaded.parameters.values())
+    threads.settle(lambda: torch.autograd.grad(loaded.loss(0), parameters, allow_unused=True))
 
 
 def introduce(loaded: Any, *, quiet: bool) -> None:

@@ -14,8 +14,8 @@ TRIALS = 3
 def settle(work: Callable[[], object]) -> int:
     """Try a piece of the work with all threads and with one, keep the faster; the number of threads kept.
 
-    Small networks, and machines that others use too, are often faster with one: a step of a 0.2 M network beside one busy
-    process was up to ten times slower with two threads on two cores. `OMP_NUM_THREADS` is an order and skips the trial.
+    Small networks, and machines that others use too, are often faster with one: a step of a 0.2 M network beside one
+    busy process was up to ten times slower with two threads on two cores. `OMP_NUM_THREADS` is an order: no trial then.
     """
     every = torch.get_num_threads()
     if every == 1 or "OMP_NUM_THREADS" in os.environ:
