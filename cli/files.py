@@ -76,6 +76,8 @@ def show(
     """Tell what a checkpoint or a results file holds."""
     if not file.exists():
         raise FileNotFoundError(f"no file at {file}; give a checkpoint or a results file")
+    if file.is_dir():
+        raise ValueError(f"{file} is a folder; give a checkpoint in it, or a results file")
     rows = _results(file) if _is_hdf5(file) else _checkpoint(file)
     if json:
         typer.echo(encoding.dumps(rows, default=str))
@@ -105,6 +107,14 @@ def layers(
 
     net, size = loading.bare(checkpoint, model or "", key_values(model_arg), image_size)
     dtype = next(net.parameters()).dtype
+    example = torch.randn(2, 3, size, size, dtype=dtype)
+    try:
+        found = chosen(net, example, tuple(layers))
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"the model refuses images of shape {tuple(example.shape[1:])} ({reason}); check --image-size and --model-arg"
+        ) from error
     rows = [
         {
             "layer": i,
@@ -116,7 +126,7 @@ def layers(
             "shape": " x ".join(map(str, layer.shape)),
             "grid": " x ".join(map(str, layer.grid)) if layer.spatial else "",
         }
-        for i, layer in enumerate(chosen(net, torch.randn(2, 3, size, size, dtype=dtype), tuple(layers)))
+        for i, layer in enumerate(found)
     ]
     typer.echo(encoding.dumps(rows) if json else table(rows))
 

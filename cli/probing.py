@@ -149,13 +149,13 @@ def measure_all(
 
 
 def _settle_threads(loaded: Any) -> None:
-    """Choose the number of threads by a gradient on the first mini-batch."""
+    """Choose the number of threads by forward passes of the first mini-batch."""
     import torch
 
     from landscape import threads
 
-    parameters = list(loaded.parameters.values())
-    threads.settle(lambda: torch.autograd.grad(loaded.loss(0), parameters, allow_unused=True))
+    with torch.inference_mode():
+        threads.settle(lambda: loaded.loss(0))
 
 
 def introduce(loaded: Any, *, quiet: bool) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
+import itertools
 import pathlib
+import pickletools
 import re
 import threading
 import zipfile
@@ -15,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+OPERATIONS = 10_000  # of a pickle, looked at for the names in a refusal
 _allowing = threading.Lock()  # the list of allowed globals belongs to the process
 
 
@@ -47,9 +51,7 @@ def _load_torch(path: Path, trust_pickle: bool) -> Any:
             return torch.load(path, map_location="cpu", weights_only=False)
         with _allowing, torch.serialization.safe_globals(_harmless()):
             return torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
-    except Exception as error:
+    except Exception as error:  # a file cut short is an OSError, or whatever its reader stumbles over
         raise ValueError(_why_unreadable(path, error)) from None
 
 
@@ -65,6 +67,8 @@ def _why_unreadable(path: Path, error: Exception) -> str:
     named = re.search(r"nsupported (?:global: )?GLOBAL ([\w.]+)", text)
     if not wanted and named:
         wanted = [named.group(1)]
+    if not wanted and "pickle protocol" in text:  # a plain pickle, which torch does not look into
+        wanted = _globals_named(path)
     if wanted:
         return (
             f"{path} would run code to load ({', '.join(wanted[:4])}); refused. If the file is your own, save its "
@@ -73,6 +77,21 @@ def _why_unreadable(path: Path, error: Exception) -> str:
     said = re.search(r"WeightsUnpickler error:\s*(.+)", text) or re.match(r"(.+)", text)  # torch gives advice first
     reason = said.group(1)[:120] if said else type(error).__name__
     return f"{path} is not a readable checkpoint ({reason}); expected a file written by torch.save or safetensors"
+
+
+def _globals_named(path: Path) -> list[str]:
+    """Names that a plain pickle would import, read without importing any of them."""
+    names: list[str] = []
+    words: list[str] = []
+    with path.open("rb") as stream, contextlib.suppress(ValueError):
+        for operation, argument, _ in itertools.islice(pickletools.genops(stream), OPERATIONS):
+            if operation.name in ("GLOBAL", "INST"):
+                names.append(str(argument).replace(" ", "."))
+            elif operation.name == "STACK_GLOBAL":
+                names.append(".".join(words[-2:]))
+            elif isinstance(argument, str):
+                words.append(argument)
+    return names
 
 
 def _harmless() -> list[Any]:
