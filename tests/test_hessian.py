@@ -252,7 +252,7 @@ def test_the_model_is_left_as_found() -> None:
     [
         {"top": 0}, {"batches": -1}, {"tol": 0.0}, {"tol": 1.0}, {"tol": float("nan")}, {"which": "largest"},
         {"params": "["}, {"max_products": 1}, {"hvp": "fast"}, {"scope": "all"}, {"operator": "hesse"},
-        {"ends": 0.0}, {"ends": 1.5},
+        {"engine": "eigsh"}, {"ends": 0.0}, {"ends": 1.5},
     ],
 )  # fmt: skip
 def test_values_outside_an_options_range_are_usage_errors(options: dict[str, object]) -> None:

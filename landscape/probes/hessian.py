@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from landscape.curvature import CODES, Curvature, Hvp, Operator, curvature, over_all_samples
-from landscape.linalg.lanczos import Which, lanczos
+from landscape.linalg.lanczos import Spectrum, Which, lanczos
+from landscape.linalg.power_iteration import power_iteration
 from landscape.linalg.vector import random_unit
-from landscape.linalg.verify import Verified, verified
+from landscape.linalg.verify import verified
 from landscape.probe import (
     OptionError,
     Plan,
@@ -27,9 +28,10 @@ from landscape.probe import (
     regular_expression,
 )
 from landscape.sharpness import summaries
-from landscape.subject import Subject
+from landscape.subject import Subject, logits_in
 
 Scope = Literal["batch", "dataset"]
+Engine = Literal["lanczos", "pyhessian"]
 LARGEST_RESULT = 2**30  # bytes of eigenvectors
 MATRICES: Mapping[Operator, tuple[str, str]] = {  # long name and units of the eigenvalues
     "hessian": ("Hessian", "loss per squared weight"),
@@ -77,7 +79,8 @@ class Hessian:
     operator: Annotated[Operator, "hessian, ggn Gauss-Newton, fisher empirical (mean of g g' over samples)"] = "hessian"
     hvp: Annotated[Hvp, "how products are made: auto tries and takes the fastest"] = "auto"
     params: Annotated[str, "regular expression: only parameters whose name it finds"] = ""
-    max_products: Annotated[int, "cap on Hessian products per mini-batch, top + 1 at least"] = 200
+    max_products: Annotated[int, "cap on products per mini-batch, top + 1 at least; of pyhessian per eigenvalue"] = 200
+    engine: Annotated[Engine, "lanczos, or for a cross-check pyhessian: power iteration, LM only, may miss"] = "lanczos"
     eigenvectors: Annotated[bool, "store the eigenvectors too: 8 bytes per parameter, rank and mini-batch"] = False
     verify: Annotated[bool, "search beside what was found for values missed; about as many products again"] = False
     seed: Annotated[int, "seed of the start vectors"] = 0
@@ -90,14 +93,29 @@ class Hessian:
         one_of("scope", self.scope, get_args(Scope))
         one_of("operator", self.operator, get_args(Operator))
         one_of("hvp", self.hvp, get_args(Hvp))
+        one_of("engine", self.engine, get_args(Engine))
         if self.operator != "hessian" and self.hvp not in ("auto", "kept"):
             raise OptionError(f"--hvp {self.hvp} makes products of the Hessian only; with --operator {self.operator} "
                               "ask for auto or kept")  # fmt: skip
+        if self.engine == "pyhessian":
+            self._refuse_beyond_pyhessian()
         regular_expression("params", self.params)
         if not 0 < self.tol < 1:
             raise OptionError(f"--tol {self.tol} is out of range; ask for a value between 0 and 1")
         if not 0 < self.ends <= 1:
             raise OptionError(f"--ends {self.ends} is out of range; ask for a value above 0, at most 1")
+
+    def _refuse_beyond_pyhessian(self) -> None:
+        beyond = [
+            ("which", self.which, self.which != "LM"),
+            ("operator", self.operator, self.operator != "hessian"),
+            ("scope", self.scope, self.scope != "batch"),
+            ("hvp", self.hvp, self.hvp not in ("auto", "kept")),
+            ("verify", "", self.verify),
+        ]
+        for name, value, refused in beyond:
+            if refused:
+                raise OptionError(f"--engine pyhessian cannot do --{name} {value}".rstrip() + "; leave one of them out")
 
     def plan(self, subject: Subject) -> Plan:
         size = sum(p.numel() for p in self._parameters(subject).values())
@@ -158,8 +176,9 @@ class Hessian:
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Mini-batches one after the other, with products prepared once for all of one shape."""
+        hvp = "kept" if self.engine == "pyhessian" else self.hvp  # for the residuals alone
         passes = len(units) if self.scope == "batch" else self._count(subject)
-        products = curvature(subject, self._parameters(subject), self.hvp, batches=passes, operator=self.operator)
+        products = curvature(subject, self._parameters(subject), hvp, batches=passes, operator=self.operator)
         for unit in units:
             yield {**self._spectrum(subject, products, unit), "hvp": CODES.index(products.kind)}
 
@@ -177,20 +196,13 @@ class Hessian:
     def _spectrum(self, subject: Subject, products: Curvature, unit: Unit) -> dict[str, Any]:
         product, loss = self._product(subject, products, unit)
         size = sum(p.numel() for p in products.parameters.values())
-        steps = max(self.max_products, self.top + 1)
-        start = random_unit(size, unit.seed(self.seed), device=subject.device, dtype=subject.dtype)
         try:
-            found = lanczos(
-                product, start, self.top, which=self.which, tol=self.tol, ends=self.ends, max_steps=steps,
-                vectors=self.eigenvectors or self.verify,
-            )  # fmt: skip
-            checked = Verified(found, 0)
-            if self.verify:
-                seed = derived_seed(unit.seed(self.seed), "verify")
-                checked = verified(product, found, which=self.which, tol=self.tol, max_steps=steps, seed=seed)
+            if self.engine == "pyhessian":
+                found, missed = self._by_pyhessian(subject, products, product, unit), 0
+            else:
+                found, missed = self._by_lanczos(subject, product, size, unit)
         except FloatingPointError:
             return self._not_finite(loss, size)
-        found = checked.spectrum
         values: dict[str, Any] = {
             "eigenvalue": found.values,
             "residual": found.residuals,
@@ -203,11 +215,38 @@ class Hessian:
             "matvecs": found.products,
         }
         if self.verify:
-            values["missed"] = checked.missed
+            values["missed"] = missed
         if self.eigenvectors:
             assert found.vectors is not None
             values["eigenvector"] = found.vectors.double().cpu().numpy()
         return values
+
+    def _by_lanczos(
+        self, subject: Subject, product: Callable[[Tensor], Tensor], size: int, unit: Unit
+    ) -> tuple[Spectrum, int]:
+        steps, seed = max(self.max_products, self.top + 1), unit.seed(self.seed)
+        start = random_unit(size, seed, device=subject.device, dtype=subject.dtype)
+        found = lanczos(
+            product, start, self.top, which=self.which, tol=self.tol, ends=self.ends, max_steps=steps,
+            vectors=self.eigenvectors or self.verify,
+        )  # fmt: skip
+        if not self.verify:
+            return found, 0
+        other = derived_seed(seed, "verify")
+        checked = verified(product, found, which=self.which, tol=self.tol, max_steps=steps, seed=other)
+        return checked.spectrum, checked.missed
+
+    def _by_pyhessian(
+        self, subject: Subject, products: Curvature, product: Callable[[Tensor], Tensor], unit: Unit
+    ) -> Spectrum:
+        def mean_loss(returned: object, targets: Tensor) -> Tensor:
+            return subject.losses(logits_in(returned), targets).mean()
+
+        return power_iteration(
+            subject.model, mean_loss, subject.batch(unit.index[0]), list(products.parameters.values()), product,
+            self.top, shift=subject.weight_decay, tol=self.tol, iterations=self.max_products,
+            seed=unit.seed(self.seed),
+        )  # fmt: skip
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> dict[str, float]:
         """NEP and APE over all finished mini-batches, with bootstrap intervals over mini-batches."""
