@@ -22,9 +22,9 @@ from analytic import (
 
 from landscape.curvature import Operator
 from landscape.linalg.lanczos import Which
+from landscape.linalg.sharpness import negative_share, positive_mean
 from landscape.probe import OptionError
 from landscape.probes.hessian import Hessian
-from landscape.sharpness import negative_share, positive_mean
 from landscape.subject import Subject
 
 NETWORKS: dict[str, Callable[[], Subject]] = {

@@ -14,6 +14,7 @@ from torch import Tensor
 from landscape.curvature import CODES, Curvature, Hvp, Operator, curvature, over_all_samples
 from landscape.linalg.lanczos import Spectrum, Which, lanczos
 from landscape.linalg.power_iteration import power_iteration
+from landscape.linalg.sharpness import summaries
 from landscape.linalg.vector import random_unit
 from landscape.linalg.verify import verified
 from landscape.probe import (
@@ -27,7 +28,6 @@ from landscape.probe import (
     one_of,
     regular_expression,
 )
-from landscape.sharpness import summaries
 from landscape.subject import Subject, logits_in
 
 Scope = Literal["batch", "dataset"]
