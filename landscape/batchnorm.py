@@ -20,6 +20,20 @@ def restore(model: nn.Module, kept: dict[str, Tensor]) -> None:
         buffer.copy_(kept[name])
 
 
+def dependence(subject: Subject, count: int) -> dict[str, int]:
+    """What refreshed statistics depend on beyond weights and data, for a probe's identity; nothing if `count` is 0.
+
+    Raises:
+        ValueError: there are fewer mini-batches than that.
+    """
+    if count > len(subject.batches):
+        raise ValueError(
+            f"--bn recalibrate:{count} exceeds the {len(subject.batches)} mini-batches of the samples; "
+            "raise --samples, or lower --batch-size"
+        )
+    return {"batch_size": subject.batch_size} if count else {}
+
+
 @torch.no_grad()
 def refresh(subject: Subject, count: int) -> None:
     """Replace running statistics by the plain average over the first `count` mini-batches of the subject."""
@@ -30,7 +44,7 @@ def refresh(subject: Subject, count: int) -> None:
         norm.momentum = None  # cumulative average
         norm.train()
     try:
-        for i in range(min(count, len(subject.batches)) if norms else 0):
+        for i in range(count if norms else 0):
             subject.model(subject.batch(i)[0])
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):

@@ -164,7 +164,7 @@ class Subject:
         """
         augmentation = self.batches.augmentation if isinstance(self.batches, Batches) else None
         wanted = {*uses, *(("batch_size", "seed") if augmentation else ())}
-        known = {"batch_size": self._batch_size, "weight_decay": self.weight_decay, "seed": self.seed}
+        known = {"batch_size": self.batch_size, "weight_decay": self.weight_decay, "seed": self.seed}
         spec = self.spec or Spec()
         return {
             "weights": checkpoints.weights_sha256(self.model.state_dict()),
@@ -186,7 +186,7 @@ class Subject:
             "model": spec.model or (self.checkpoint.model if self.checkpoint else type(self.model).__name__),
             "data": images.name if images else "in memory",
             "device": str(self.device),
-            "batch_size": self._batch_size,
+            "batch_size": self.batch_size,
             "samples": len(self),
             "parameters_total": self.size,
             "protocol": self.protocol,
@@ -201,7 +201,7 @@ class Subject:
         parts = [
             f"{images.name} {spec.split}" if images else "data in memory",
             f"{len(self)} samples",
-            f"batch size {self._batch_size}",
+            f"batch size {self.batch_size}",
             "augmented once" if augmented else "no augmentation",
             f"weight decay {self.weight_decay:g}",
             f"seed {self.seed}",
@@ -209,7 +209,8 @@ class Subject:
         return ", ".join(parts)
 
     @property
-    def _batch_size(self) -> int:
+    def batch_size(self) -> int:
+        """Samples per mini-batch, the last one perhaps less."""
         return self.batches.batch_size if isinstance(self.batches, Batches) else len(self.batches[0][1])
 
     @cached_property

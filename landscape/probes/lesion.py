@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -41,6 +41,10 @@ class Lesion:
         recalibration(self.bn)
         for pattern in self.layers:
             regular_expression("layers", pattern)
+
+    def identity(self, subject: Subject) -> dict[str, Any]:
+        """The parameters, and what refreshed statistics depend on."""
+        return {**asdict(self), **batchnorm.dependence(subject, recalibration(self.bn))}
 
     def plan(self, subject: Subject) -> Plan:
         found = self._removals(subject)

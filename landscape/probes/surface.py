@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, get_args
 
 import numpy as np
 
+from landscape import batchnorm
 from landscape.linalg.directions import POSITIONS, Normalize
 from landscape.plane import Evaluator, L2Definition, Plane, plane_of
 from landscape.probe import OptionError, Plan, Quantity, Unit, Values, at_least, one_of, regular_expression
@@ -55,6 +56,10 @@ class Surface:
         for count in pair(str(self.resolution), int, "resolution"):
             at_least("resolution", count, 2)
         at_least("directions", self.directions, 1)
+        if self.directions > 1 and self.plane != "random":
+            raise OptionError(
+                f"--directions {self.directions} repeats random planes; drop it beside --plane {self.plane}"
+            )
         one_of("normalize", self.normalize, get_args(Normalize))
         one_of("l2_definition", self.l2_definition, get_args(L2Definition))
         regular_expression("ignore", self.ignore)
@@ -73,6 +78,7 @@ class Surface:
         plane = self._plane(subject)
         asked = {
             **asdict(self),
+            **batchnorm.dependence(subject, recalibration(self.bn)),
             "resolution": pair(self.resolution, int, "resolution"),
             "range": self._range(plane),
         }
