@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping
-from concurrent.futures import Executor, as_completed
+from concurrent.futures import Executor, Future, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -149,8 +149,10 @@ def _spread(
         )
     size = max(1, math.ceil(len(units) / (4 * workers)))
     chunks = [units[i : i + size] for i in range(0, len(units), size)]
-    tasks = {executor.submit(_measure, probe, subject.spec, chunk): chunk for chunk in chunks}
+    tasks: dict[Future[list[Values]], list[Unit]] = {}
     try:
+        for chunk in chunks:  # a pool whose worker has died refuses here already
+            tasks[executor.submit(_measure, probe, subject.spec, chunk)] = chunk
         for task in as_completed(tasks):
             yield from zip(tasks[task], task.result(), strict=True)
     except BrokenProcessPool:

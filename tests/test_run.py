@@ -378,9 +378,12 @@ def test_workers_refuse_a_module_made_in_python(tmp_path: Path, executors: Mappi
         run(small("surface"), made, tmp_path / "results.h5", executor=executors["threads"], workers=2)
 
 
-def test_a_worker_that_dies_is_one_line(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("long_dead", [False, True])
+def test_a_worker_that_dies_is_one_line(folder: Path, tmp_path: Path, long_dead: bool) -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        pool.submit(os._exit, 9)
+        death = pool.submit(os._exit, 9)
+        if long_dead:
+            death.exception()
         with pytest.raises(RuntimeError, match=r"a worker died \(out of memory\?\); run again to resume"):
             run(small("variance"), loaded(folder), tmp_path / "results.h5", executor=pool)
 
