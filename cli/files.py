@@ -39,7 +39,7 @@ def report(
     from landscape.plots import report as page
 
     with TemporaryDirectory() as folder:
-        typer.echo(page.report(file, out, drawn(file, Path(folder), ("png",), quiet=quiet)))
+        typer.echo(page.report(file, out, drawn(file, Path(folder), ("png",), quiet=True)))
 
 
 def drawn(file: Path, out: Path, formats: tuple[str, ...], *, quiet: bool) -> list[Path]:
@@ -113,7 +113,8 @@ def layers(
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(
-            f"the model refuses images of shape {tuple(example.shape[1:])} ({reason}); check --image-size and --model-arg"
+            f"the model refuses images of shape {tuple(example.shape[1:])} ({reason}); "
+            "check --image-size and --model-arg"
         ) from error
     rows = [
         {

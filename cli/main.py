@@ -109,6 +109,8 @@ def status(arguments: Sequence[str]) -> int:
     except Exception as error:
         if "--debug" in arguments:
             traceback.print_exc()
+        if isinstance(error, OSError) and error.strerror and error.filename:  # from the system, without a word of ours
+            return _fail(f"cannot use {error.filename} ({error.strerror}); give another path, or set this one right", 1)
         known = isinstance(error, ValueError | OSError | RuntimeError | FloatingPointError | ImportError)
         return _fail(
             _one_line(error) if known else f"{type(error).__name__}: {_one_line(error)}; --debug shows where", 1

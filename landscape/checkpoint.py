@@ -105,8 +105,10 @@ def save_atomically(content: object, path: Path) -> None:
             os.fsync(stream.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
-    except RuntimeError as error:  # torch reports a failed write of its zip writer as RuntimeError
-        raise OSError(f"cannot write {path}: {str(error).splitlines()[0]}; is the disk full?") from error
+    except OSError as error:
+        raise OSError(f"cannot write {path}: {error.strerror}; free some space, then run again") from error
+    except RuntimeError as error:  # as which torch reports a failed write of its zip writer
+        raise OSError(f"cannot write {path}: the disk is full; free some space, then run again") from error
     finally:
         Path(temporary).unlink(missing_ok=True)
 

@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from landscape.dataflow import Flow, Node, record
-from landscape.probe import Quantity
+from landscape.probe import OptionError, Quantity
 from landscape.residuals import (
     ADDITIONS,
     HEAVY,
@@ -129,6 +129,7 @@ def chosen(model: nn.Module, example: Tensor, patterns: Sequence[str]) -> list[L
     """The layers that `--layers REGEX[:KIND]` names: outputs of modules, in order of execution; all without a pattern.
 
     Raises:
+        OptionError: a pattern is no regular expression.
         ValueError: a pattern matches no module; lists near names.
     """
     if not patterns:
@@ -145,10 +146,11 @@ def chosen(model: nn.Module, example: Tensor, patterns: Sequence[str]) -> list[L
         try:
             matching = [name for name in names if re.search(expression, name)]
         except re.error as error:
-            raise ValueError(f"--layers {pattern} is no regular expression ({error})") from None
+            raise OptionError(f"--layers {pattern} is no regular expression ({error})") from None
         if not matching:
             near = difflib.get_close_matches(expression, names, 3, 0.3) or names[:3]
-            raise ValueError(f"--layers {pattern} matches no module; near names are {', '.join(near)}")
+            hint = f"; kinds are {', '.join(get_args(Kind))}" if ":" in expression else ""
+            raise ValueError(f"--layers {pattern} matches no module; near names are {', '.join(near)}{hint}")
         kinds.update(dict.fromkeys(matching, kind))
     layers = []
     for call in flow.calls:

@@ -19,7 +19,7 @@ from landscape.data.augment import Augmentation
 from landscape.data.images import Batches, Images
 from landscape.data.source import guarded, named
 from landscape.device import device as device_of
-from landscape.probe import OptionError
+from landscape.probe import OptionError, at_least
 from landscape.subject import Spec, Subject, count_of, outputs_of
 
 
@@ -54,6 +54,8 @@ def bare(
     checkpoint: Path | None, model: str, model_arg: Mapping[str, Any], image_size: int | None
 ) -> tuple[nn.Module, int]:
     """A model without data, in eval mode on the CPU, and the image size it takes (224 where nothing says it)."""
+    if image_size is not None:
+        at_least("image_size", image_size, 1)
     path = checkpoint
     if path is None and not model:
         path = checkpoints.newest()
@@ -136,9 +138,8 @@ def _built(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.M
 def _images(spec: Spec, stored: Checkpoint | None) -> Images:
     name = spec.data or (stored.data.get("name", "") if stored else "")
     if not name:
-        raise ValueError(
-            "the checkpoint does not say what it was trained on; name it with --data NAME|FOLDER|file.py:callable"
-        )
+        lacking = f"{stored.path} does not say what it was trained on" if stored else "a fresh model comes without data"
+        raise ValueError(f"{lacking}; name it with --data NAME|FOLDER|file.py:callable")
     about = stored.data if stored else {}
     images = datasets.load(
         name,

@@ -76,6 +76,8 @@ def _why_unreadable(path: Path, error: Exception) -> str:
         )
     said = re.search(r"WeightsUnpickler error:\s*(.+)", text) or re.match(r"(.+)", text)  # torch gives advice first
     reason = said.group(1)[:120] if said else type(error).__name__
+    if not zipfile.is_zipfile(path):  # torch took it for a pickle and stumbled over some byte
+        reason = "neither an archive nor a pickle of tensors, or cut short"
     return f"{path} is not a readable checkpoint ({reason}); expected a file written by torch.save or safetensors"
 
 

@@ -100,6 +100,17 @@ def test_directions_repeat_the_surface_with_the_next_seeds(command: Command, tmp
     assert "already measured" in err
 
 
+@pytest.mark.parametrize("probe", [("surface", "--resolution", "3"), ("lesion", "--layers", "layer3")])
+def test_the_batch_size_belongs_to_the_question_only_where_batch_norm_is_refreshed(
+    command: Command, tmp_path: Path, probe: tuple[str, ...]
+) -> None:
+    for bn, groups in (("frozen", 1), ("recalibrate:1", 3)):
+        for batch_size in (16, 32):
+            words = ("--samples", 32, "--batch-size", batch_size, "--bn", bn, "--out", tmp_path / "r.h5", "--quiet")
+            assert command(*probe, *words)[0] == 0
+        assert len(landscape.open(tmp_path / "r.h5")[probe[0]].children) == groups
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -109,6 +120,9 @@ def test_directions_repeat_the_surface_with_the_next_seeds(command: Command, tmp
         (("surface", "--range", "1:-1"), 2, "swap"),
         (("surface", "--bn", "melt"), 2, "recalibrate:K"),
         (("surface", "--plane", "nowhere"), 1, "random, eigen"),
+        (("surface", "--plane", "eigen", "--directions", "2"), 2, "random planes"),
+        (("surface", "--bn", "recalibrate:99"), 1, "mini-batches"),
+        (("surface", "--model", "vit_demo"), 1, "a fresh model comes without data"),
         (("hessian", "--top", "0"), 2, "at least 1"),
         (("hessian", "--top", "99999999"), 1, "parameters"),
         (("hessian", "--tol", "2"), 2, "between 0 and 1"),
@@ -127,10 +141,20 @@ def test_directions_repeat_the_surface_with_the_next_seeds(command: Command, tmp
         (("hessian", "--data", "imagenet"), 1, "digits"),
         (("hessian", "nowhere.pt"), 1, "nowhere.pt"),
         (("fourier", "--layers", "no_such_layer"), 1, "near names"),
+        (("fourier", "--layers", "layer1:no_such_kind"), 1, "kinds are"),
+        (("fourier", "--layers", "("), 2, "regular expression"),
+        (("layers", "--image-size", "0"), 2, "at least 1"),
+        (
+            ("layers", "--model", "torch.nn:Linear", "--model-arg", "in_features=5", "--model-arg", "out_features=2"),
+            1,
+            "refuses images",
+        ),
         (("fourier", "--augment", "--model", "vit_demo", "--data", "digits", "--nonsense"), 2, "nonsense"),
         (("trajectory",), 1, "at least two"),
         (("plot", "nowhere.h5"), 1, "run a probe first"),
         (("show", "nowhere"), 1, "nowhere"),
+        (("show", "checkpoints"), 1, "folder"),
+        (("surface", "--resolution", "3", "--out", "checkpoints/resnet_demo-digits/final.pt/r.h5"), 1, "another path"),
         (("train", "vit_demi", "--data", "digits"), 1, "vit_demo"),
         (("train", "vit_demo", "--data", "digits", "--lr", "-1"), 2, "lr"),
         (("train", "vit_demo", "--data", "digits", "--recipe", "cifar"), 2, "cifar-vit"),
@@ -141,7 +165,7 @@ def test_bad_input_ends_in_one_line(
     command: Command, tmp_path: Path, words: tuple[str, ...], code: int, said: str
 ) -> None:
     needs_out = words[0] in ("surface", "hessian", "fourier", "trajectory")
-    given = [*words, *(["--out", str(tmp_path / "r.h5"), "--quiet"] if needs_out else [])]
+    given = [words[0], *(["--out", str(tmp_path / "r.h5"), "--quiet"] if needs_out else []), *words[1:]]
     found, out, err = command(*given)
     assert (found, out) == (code, "")
     assert one_line(err)
@@ -157,12 +181,14 @@ def test_files_that_are_no_checkpoints_are_refused(command: Command, tmp_path: P
     good = Path("checkpoints/resnet_demo-digits/final.pt").read_bytes()
     (tmp_path / "text.pt").write_text("not a checkpoint")
     (tmp_path / "cut.pt").write_bytes(good[: len(good) // 2])
+    (tmp_path / "stub.pt").write_bytes(good[:1000])  # shorter than where torch looks for the end of an archive
     (tmp_path / "evil.pt").write_bytes(pickle.dumps({"state_dict": Evil()}))
     torch.save({"state_dict": Evil()}, tmp_path / "evil_zip.pt")
     torch.save({"weight": torch.zeros(3)}, tmp_path / "misfit.pt")
     for name, said in {
-        "text.pt": "not a readable checkpoint",
+        "text.pt": "neither an archive nor a pickle",
         "cut.pt": "not a readable checkpoint",
+        "stub.pt": "not a readable checkpoint",
         "evil.pt": "system",
         "evil_zip.pt": "system",
         "misfit.pt": "missing keys",
