@@ -107,7 +107,7 @@ def reference(subject: Subject, i: int) -> np.ndarray:
 
 
 def errors(values: np.ndarray, truth: np.ndarray) -> tuple[float, float, int]:
-    """Worst and median relative error by rank to the nearest estimate, and how many true values have none within 1 %."""
+    """Worst and median relative error to the nearest estimate, and how many true values have none within 1 %."""
     relative = np.abs(values[:, None] - truth[None, :]) / np.abs(truth)[None, :]
     nearest = relative.min(axis=0)
     return float(nearest.max()), float(np.median(nearest)), int((nearest > 0.01).sum())
@@ -210,7 +210,8 @@ def _gradient_seconds(subject: Subject) -> float:
 
 def table(rows: list[Row]) -> str:
     lines = [
-        "| model | state | B | engine | mini-batches | products | s / mini-batch | speed | worst error | median | missed | prepared s |",
+        "| model | state | B | engine | mini-batches | products | s / mini-batch | speed | worst error | median | missed "
+        "| prepared s |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     cells: dict[tuple[object, ...], list[Row]] = {}
@@ -219,13 +220,13 @@ def table(rows: list[Row]) -> str:
     for (model, state, batch_size, engine), found in cells.items():
         base = {r["batch"]: float(r["seconds"]) for r in cells.get((model, state, batch_size, "PyHessian"), [])}  # type: ignore[arg-type]
         own = {r["batch"]: float(r["seconds"]) for r in found}  # type: ignore[arg-type]
-        shared = [b for b in ours if b in base]
-        speed = sum(base[b] for b in shared) / sum(ours[b] for b in shared) if shared else math.nan
+        shared = [b for b in own if b in base]
+        speed = sum(base[b] for b in shared) / sum(own[b] for b in shared) if shared else math.nan
         count = len(found)
         lines.append(
             f"| {model} | {state} | {batch_size} | {engine} | {count} "
             f"| {statistics.mean(r['products'] for r in found):.1f} "  # type: ignore[type-var, misc]
-            f"| {statistics.mean(ours.values()):.3f} | {speed:.1f}x "
+            f"| {statistics.mean(own.values()):.3f} | {speed:.1f}x "
             f"| {max(r['worst'] for r in found):.1e} | {statistics.median(r['median'] for r in found):.1e} "  # type: ignore[type-var, misc]
             f"| {sum(r['missed'] for r in found)}/{count * TOP} | {found[0]['prepared']:.1f} |"  # type: ignore[misc]
         )
