@@ -210,8 +210,8 @@ def _gradient_seconds(subject: Subject) -> float:
 
 def table(rows: list[Row]) -> str:
     lines = [
-        "| model | state | B | engine | mini-batches | products | s / mini-batch | speed | worst error | median | missed "
-        "| prepared s |",
+        "| model | state | B | engine | mini-batches | products | s / mini-batch | speed | worst error | median "
+        "| missed | prepared s |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     cells: dict[tuple[object, ...], list[Row]] = {}

@@ -13,6 +13,7 @@ from analytic import attention_net, convolution_net, quadratic, same_state, stat
 from torch import Tensor
 
 from landscape.linalg.directions import POSITIONS
+from landscape.linalg.vector import inner
 from landscape.plane import Evaluator, Plane, plane_of
 from landscape.subject import Subject
 
@@ -206,3 +207,17 @@ def test_recalibrated_statistics_are_the_plain_average_over_the_first_mini_batch
         with torch.no_grad():
             again = torch.stack([subject.loss(i) for i in range(3)]).mean().item()
     assert found == pytest.approx(again, rel=1e-12)
+
+
+def test_inner_products_have_the_same_bits_with_any_number_of_threads() -> None:
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(100_003, generator=generator) for _ in range(2))
+    before, found = torch.get_num_threads(), set()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.add(inner([left], [right]))
+    finally:
+        torch.set_num_threads(before)
+    assert len(found) == 1
+    assert found.pop() == pytest.approx(float(left.double() @ right.double()), rel=1e-12)
