@@ -30,7 +30,7 @@ def random_unit(size: int, seed: int, *, device: torch.device, dtype: torch.dtyp
 
 
 def inner(left: Iterable[Tensor], right: Iterable[Tensor]) -> float:
-    """<left, right> over lists of tensors, accumulated in float64; the same to the last bit with any number of threads."""
+    """<left, right> over lists of tensors, in float64; the same bits with any number of threads."""
     return float(sum(_total(a.double() * b.double()) for a, b in zip(left, right, strict=True)))
 
 
