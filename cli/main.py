@@ -95,6 +95,8 @@ def status(arguments: Sequence[str]) -> int:
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except usage_error as error:
+        if not arguments:
+            return 2  # the help has been shown
         command = f" {arguments[0]}" if arguments and not arguments[0].startswith("-") else ""
         return _fail(f"{error.format_message().strip()} (see: landscape{command} --help)", 2)
     except OptionError as error:
