@@ -61,7 +61,8 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         ax.set_yscale("log")
     else:
         ax.axhline(0.0, color="0.5", linewidth=0.5)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.set_xlim(-0.6, max(data.sizes["batch"] for data in answers) - 0.4)  # one mini-batch is an axis too
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     return figure
 
 
