@@ -22,6 +22,7 @@ import time
 import warnings
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +47,7 @@ def ours(subject: Subject, i: int, *, curved: Curvature, tol: float = 1e-3) -> t
 
 
 def pyhessian(subject: Subject, i: int, *, tol: float = 1e-3, iterations: int = 100) -> tuple[np.ndarray, int]:
-    from pyhessian import hessian as module
+    module = import_module("pyhessian.hessian")  # the package gives its class the module's name
 
     products = 0
     original = module.hessian_vector_product
