@@ -157,7 +157,7 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
     for name in arguments.models:
         for state, file in (("trained", "final.pt"), ("untrained", "init.pt")):
             for batch_size, batches in ((16, arguments.batches), (128, arguments.large)):
-                if batch_size == 128 and state == "untrained":
+                if batches == 0 or (batch_size == 128 and state == "untrained"):
                     continue
                 path = arguments.checkpoints / f"{name}-{arguments.data}" / file
                 exact = load(path, arguments.data, arguments.data_root, batch_size, batches, torch.float64)
