@@ -57,10 +57,10 @@ def _placeholder() -> None:
 
 for _name in PROBES:
     _add_probe(app, _name, _placeholder)
-for _function in (training.train, training.models, training.demo):
-    app.command(rich_help_panel=TRAINING)(_function)
-for _function in (files.plot, files.report, files.show, files.layers, files.evaluate):
-    app.command(rich_help_panel=LOOKING)(_function)
+for _maker in (training.train, training.models, training.demo):
+    app.command(rich_help_panel=TRAINING)(_maker)
+for _viewer in (files.plot, files.report, files.show, files.layers, files.evaluate):
+    app.command(rich_help_panel=LOOKING)(_viewer)
 
 
 def _version(wanted: bool) -> None:
