@@ -15,6 +15,7 @@ import typer
 
 from landscape.cli.progress import Progress, duration, say
 
+SMALL = 8_000_000  # samples per mini-batch times parameters, below which threads cost more than they bring
 COMMON, OWN, DATA, OUTPUT = "Options", "This probe", "Model and data", "Output"
 
 
@@ -154,6 +155,9 @@ def _settle_threads(loaded: Any) -> None:
 
     from landscape import threads
 
+    if len(loaded.batch(0)[1]) * loaded.size < SMALL:
+        torch.set_num_threads(1)  # by rule, not by trial: the last bits of a resumed run are those of a straight one
+        return
     with torch.inference_mode():
         threads.settle(lambda: loaded.loss(0))
 

@@ -77,7 +77,7 @@ class Hessian:
     tol: Annotated[float, "relative residual at which an eigenvalue counts as converged"] = 1e-3
     ends: Annotated[float, "relative residual to which both algebraic ends are followed too; 1 asks nothing"] = 0.03
     operator: Annotated[Operator, "hessian, ggn Gauss-Newton, fisher empirical (mean of g g' over samples)"] = "hessian"
-    hvp: Annotated[Hvp, "how products are made: auto tries and takes the fastest"] = "auto"
+    hvp: Annotated[Hvp, "how products are made; auto tries and takes the fastest, equal to rounding"] = "kept"
     params: Annotated[str, "regular expression: only parameters whose name it finds"] = ""
     max_products: Annotated[int, "cap on products per mini-batch, top + 1 at least; of pyhessian per eigenvalue"] = 200
     engine: Annotated[Engine, "lanczos, or for a cross-check pyhessian: power iteration, LM only, may miss"] = "lanczos"
