@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import typing
 from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -155,7 +156,7 @@ def _settle_threads(loaded: Any) -> None:
 
     from landscape import threads
 
-    if len(loaded.batch(0)[1]) * loaded.size < SMALL:
+    if len(loaded.batch(0)[1]) * loaded.size < SMALL and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # by rule, not by trial: the last bits of a resumed run are those of a straight one
         return
     with torch.inference_mode():

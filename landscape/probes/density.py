@@ -36,7 +36,7 @@ class Density:
 
     vectors: Annotated[int, "random start vectors"] = 8
     steps: Annotated[int, "Lanczos steps, and so nodes, per vector; as many as parameters at most"] = 40
-    hvp: Annotated[Hvp, "how products are made: auto tries and takes the fastest"] = "auto"
+    hvp: Annotated[Hvp, "how products are made; auto tries and takes the fastest, equal to rounding"] = "kept"
     seed: Annotated[int, "seed of the start vectors"] = 0
 
     def __post_init__(self) -> None:

@@ -41,7 +41,7 @@ class Trace:
 
     method: Annotated[Method, "estimator; xtrace has the smallest error for the same work"] = "xtrace"
     vectors: Annotated[int, "Hessian products per mini-batch"] = 32
-    hvp: Annotated[Hvp, "how products are made: auto tries and takes the fastest"] = "auto"
+    hvp: Annotated[Hvp, "how products are made; auto tries and takes the fastest, equal to rounding"] = "kept"
     seed: Annotated[int, "seed of the random vectors"] = 0
 
     def __post_init__(self) -> None:
