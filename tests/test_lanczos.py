@@ -211,3 +211,58 @@ def test_agrees_with_arpack(which: Which) -> None:
     reference = eigsh(operator, k=4, which=which, tol=1e-12, return_eigenvectors=False)
     found = lanczos(_product(matrix), _start(120), 4, which=which, tol=1e-8)
     np.testing.assert_allclose(np.sort(found.values), np.sort(reference), rtol=1e-10)
+
+
+@pytest.mark.parametrize("which", ["LM", "LA", "SA", "both"])
+@pytest.mark.parametrize("name", ["outliers over a bulk", "mixed signs", "a slow bulk"])
+def test_restarts_change_the_memory_and_not_the_answer(name: str, which: Which) -> None:
+    slow = [2.0 + 0.01 * i for i in range(150)] + [-1.0 - 0.01 * i for i in range(150)]  # no gap at either end
+    values = {**SPECTRA, "a slow bulk": slow}[name]
+    matrix, n = symmetric(values), len(values)
+    whole, restarted = (
+        lanczos(_product(matrix), _start(n), 3, which=which, tol=1e-8, room=room, max_steps=n + 500, vectors=True)
+        for room in (n, 16)
+    )
+    np.testing.assert_allclose(restarted.values, _wanted(values, 3, which), rtol=1e-9, atol=1e-12)
+    assert (restarted.converged | (np.abs(restarted.values) < 1e-9)).all()  # no residual is a share of zero
+    assert restarted.vectors is not None
+    true = restarted.vectors @ matrix - torch.from_numpy(restarted.values)[:, None] * restarted.vectors
+    np.testing.assert_allclose(restarted.residuals, true.norm(dim=1), rtol=1e-3, atol=1e-11)
+    assert (restarted.vectors @ _start(n) > 0).all()
+    assert len(restarted.nodes) <= 16
+    if name == "a slow bulk":
+        assert restarted.products > whole.products > 16
+    assert restarted.weights.sum() == pytest.approx(1.0)
+    assert restarted.weights @ restarted.nodes == pytest.approx(float(_start(n) @ matrix @ _start(n)))
+
+
+@pytest.mark.parametrize("room", [16, 200])
+def test_a_basis_in_half_precision_reports_what_its_vectors_are_worth(room: int) -> None:
+    values = [40.0, 11.0, -5.0, 3.0, 2.9] + [0.001 * i - 0.5 for i in range(995)]
+    matrix = symmetric(values)
+    found = lanczos(
+        _product(matrix.float()), _start(1000, dtype=torch.float32), 5, room=room, storage=torch.float16, vectors=True
+    )
+    np.testing.assert_allclose(found.values, values[:5], rtol=1e-5)
+    assert found.vectors is not None
+    assert found.vectors.dtype == torch.float32
+    true = found.vectors.double() @ matrix - torch.from_numpy(found.values)[:, None] * found.vectors.double()
+    np.testing.assert_allclose(found.residuals, np.maximum(true.norm(dim=1).numpy(), 4e-5), rtol=0.1)
+    assert found.converged.all()
+
+
+def test_values_of_single_precision_are_right_to_it_however_many_weights_there_are() -> None:
+    n = 400_000  # a plain float32 sum of as many squares is wrong by 2e-5
+    diagonal = torch.linspace(-1e-3, 1e-3, n)
+    diagonal[[5, n // 2, n - 3]] = torch.tensor([687.0, -455.5, 292.8])
+    found = lanczos(lambda v: diagonal * v, _start(n, dtype=torch.float32), 3)
+    np.testing.assert_allclose(found.values, diagonal[[5, n // 2, n - 3]].double(), rtol=2e-6)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_values_are_right_to_a_hundredth_of_the_residual_asked_for(seed: int) -> None:
+    values = [9.0, -8.9, 8.5, 5.0, 4.9] + [0.03 * i - 1.5 for i in range(100)]
+    found = lanczos(_product(symmetric(values, seed)), _start(105, seed), 5, tol=1e-3, ends=1.0)
+    np.testing.assert_allclose(found.values, values[:5], rtol=1e-5)
+    assert (found.errors <= 1e-5 * np.abs(found.values)).all()
+    assert (found.errors <= found.residuals).all()

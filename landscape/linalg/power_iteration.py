@@ -90,6 +90,7 @@ def power_iteration(
         values=values,
         residuals=residuals,
         converged=residuals <= tol * np.abs(values),
+        errors=residuals,
         largest=float("nan"),
         smallest=float("nan"),
         ends=(float("nan"), float("nan")),

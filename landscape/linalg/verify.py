@@ -71,6 +71,7 @@ def verified(
             values=np.concatenate([upper.values, lower.values]),
             residuals=np.concatenate([upper.residuals, lower.residuals]),
             converged=np.concatenate([upper.converged, lower.converged]),
+            errors=np.concatenate([upper.errors, lower.errors]),
             products=upper.products + lower.products - found.products,
             vectors=torch.cat([upper.vectors, lower.vectors]),
         )
@@ -135,6 +136,7 @@ def _joined(known: Spectrum, value: float, residual: float, extra: Spectrum, tol
         values=np.append(known.values, value),
         residuals=np.append(known.residuals, residual),
         converged=np.append(known.converged, residual <= tol * abs(value)),
+        errors=np.append(known.errors, residual),
         vectors=torch.cat([known.vectors, extra.vectors]),
     )
 
@@ -146,6 +148,7 @@ def _part(found: Spectrum, chosen: np.ndarray) -> Spectrum:
         values=found.values[chosen],
         residuals=found.residuals[chosen],
         converged=found.converged[chosen],
+        errors=found.errors[chosen],
         vectors=found.vectors[chosen.tolist()],
     )
 
