@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from landscape.linalg.ggn import GaussNewtonProduct, fisher_product, gauss_newton_product
-from landscape.linalg.hessian import HessianProduct, hessian_product
-from landscape.linalg.traced import TracedHessian, TracedProduct, trace
+from landscape.linalg.culprit import once_differentiable
+from landscape.linalg.divided import Cut, Divided, Product
+from landscape.linalg.ggn import fisher_product, gauss_newton_product
+from landscape.linalg.hessian import differentiable_attention, hessian_product
+from landscape.linalg.traced import JointProduct, TracedHessian, trace
 from landscape.linalg.vector import random_unit
 from landscape.subject import Subject, logits_in, outputs_of
 
 Operator = Literal["hessian", "ggn", "fisher"]
-Product = HessianProduct | TracedProduct | GaussNewtonProduct
-Hvp = Literal["auto", "kept", "traced", "traced-channels-last", "compiled"]
+Hvp = Literal["auto", "kept", "traced", "traced-channels-last", "compiled", "together"]
 CODES: tuple[str, ...] = get_args(Hvp)[1:]  # what is stored per mini-batch is the position in this list
 WORTH_TRACING = 12  # mini-batches: below that a trace of some seconds does not pay
+WORTH_COMPILING = 1200.0  # seconds of products: below that a compilation of a minute or two does not
+PRODUCTS = 16  # per mini-batch, for that estimate
+TOGETHER = 8  # mini-batches per product
 TRIAL = 3  # products per candidate
+CLEARLY = 1.2  # how many times faster another way than the expected one has to be
 
 log = logging.getLogger(__name__)
 
@@ -45,22 +52,65 @@ class Curvature:
     kind: str
     operator: Operator = "hessian"
     _traced: TracedHessian | None = None
+    _cut: Cut = field(default_factory=Cut)
+
+    @property
+    def together(self) -> int:
+        """How many mini-batches `joint` takes; 0 where there is none."""
+        return self._traced.together if self._traced is not None else 0
 
     def product(self, i: int) -> Product:
-        """The matrix of mini-batch i, weight decay included."""
+        """The matrix of mini-batch i, weight decay included.
+
+        Raises:
+            ValueError: the model has no second derivative; names the layer.
+            MemoryError: not even one sample fits.
+        """
+        inputs, targets = self.subject.batch(i)
+
+        def make(part: slice) -> Product:
+            return self._plain(inputs[part], targets[part])
+
+        whole = None
+        if self._traced is not None and not self.together and self._fits(i):
+            whole = partial(self._traced.at, inputs, targets, shift=self.subject.weight_decay)
+        return Divided(make, len(targets), self._cut, explain=lambda error: self._named(error, inputs), whole=whole)
+
+    def joint(self, batches: Sequence[int]) -> JointProduct:
+        """The matrices of several mini-batches at once, `together` of them."""
+        assert self._traced is not None
+        pairs = [self.subject.batch(i) for i in batches]
+        return self._traced.at_all(pairs, shift=self.subject.weight_decay)
+
+    def fits_together(self, batches: Sequence[int]) -> bool:
+        """Whether `joint` can take these."""
+        return 0 < self.together == len(batches) and all(self._fits(i) for i in batches)
+
+    def _fits(self, i: int) -> bool:
+        inputs, targets = self.subject.batches[i]
+        return self._traced is not None and (inputs.shape, targets.shape) == self._traced.shape
+
+    def _plain(self, inputs: Tensor, targets: Tensor) -> Product:
         subject, shift = self.subject, self.subject.weight_decay
-        if self._traced is not None:
-            inputs, targets = self.subject.batch(i)
-            if (inputs.shape, targets.shape) == self._traced.shape:
-                return self._traced.at(inputs, targets, shift=shift)
         parameters = list(self.parameters.values())
-        if self.operator == "hessian":
-            return hessian_product(partial(subject.loss, i), parameters, shift=shift)
-        inputs, targets = subject.batch(i)
         outputs = partial(outputs_of, subject.model, inputs)
+        if self.operator == "hessian":
+            return hessian_product(lambda: subject.losses(outputs(), targets).mean(), parameters, shift=shift)
         if self.operator == "ggn":
             return gauss_newton_product(outputs, lambda z: subject.losses(z, targets), parameters, shift=shift)
         return fisher_product(lambda: subject.losses(outputs(), targets), parameters, shift=shift)
+
+    def _named(self, error: ValueError, inputs: Tensor) -> ValueError:
+        """The error with the layer it comes from, where it is about a missing derivative."""
+        if "differentiated twice" not in str(error):
+            return error
+        with differentiable_attention():
+            layer = once_differentiable(self.subject.model, lambda: self.subject.model(inputs))
+        where = f"the layer is {layer}; " if layer else ""
+        return ValueError(
+            f"{error}; {where}use its plain version (fused attention: fused_attn=False in timm, "
+            'attn_implementation="eager" in transformers), or leave its parameters out with --params'
+        )
 
 
 def curvature(
@@ -69,20 +119,31 @@ def curvature(
     """Prepare products for a number of mini-batches; those of another matrix than the Hessian keep the plain graph.
 
     `auto` keeps the plain graph for a few mini-batches; for more it traces the model and takes what a trial of three
-    products shows to be the fastest. Compiling has to be asked for.
+    products shows to be the fastest.
 
     Raises:
         ValueError: the kind asked for does not work with this model.
     """
     if operator != "hessian":
         return Curvature(subject, parameters, "kept", operator)
-    if hvp == "kept":
+    if hvp == "auto" and batches >= WORTH_TRACING:
+        return subject.once(("curvature", tuple(parameters), "auto"), lambda: _fastest(subject, parameters, batches))
+    if hvp in ("auto", "kept"):
         return Curvature(subject, parameters, "kept")
-    if hvp != "auto":
-        return _traced(subject, parameters, hvp)
-    if batches < WORTH_TRACING:
-        return Curvature(subject, parameters, "kept")
-    return subject.once(("curvature", tuple(parameters)), lambda: _fastest(subject, parameters))
+    return subject.once(("curvature", tuple(parameters), hvp), lambda: _traced(subject, parameters, hvp))
+
+
+def settled(
+    subject: Subject, parameters: Mapping[str, Tensor], hvp: Hvp, stored: Mapping[str, np.ndarray], *, batches: int
+) -> Hvp:
+    """The way of making products for all mini-batches of an answer: that of those already stored, else as `curvature`.
+
+    What a trial says depends on the machine and the moment; an answer that is resumed keeps to what it was begun with.
+    """
+    begun = stored["hvp"][np.isfinite(stored["hvp"])] if hvp == "auto" else np.empty(0)
+    if begun.size:
+        return cast(Hvp, CODES[int(begun[0])])
+    return cast(Hvp, curvature(subject, parameters, hvp, batches=batches).kind)
 
 
 def over_all_samples(
@@ -111,23 +172,39 @@ def over_all_samples(
     return product
 
 
-def _fastest(subject: Subject, parameters: Mapping[str, Tensor]) -> Curvature:
-    candidates = [Curvature(subject, parameters, "kept")]
-    kinds: list[Hvp] = ["traced"]
-    if any(isinstance(module, nn.Conv2d) and max(module.kernel_size) > 1 for module in subject.model.modules()):
-        kinds.append("traced-channels-last")
+def _fastest(subject: Subject, parameters: Mapping[str, Tensor], batches: int) -> Curvature:
+    """The way that a trial shows to be the fastest; unless clearly slower, the one that usually is."""
+    convolves = any(isinstance(m, nn.Conv2d) and max(m.kernel_size) > 1 for m in subject.model.modules())
+    kinds: list[Hvp] = ["traced-channels-last", "traced"] if convolves else ["traced"]
+    if subject.device.type != "cpu" and batches >= 2 * TOGETHER:
+        kinds.insert(0, "together")
+    candidates = {"kept": Curvature(subject, parameters, "kept")}
+    seconds = {"kept": _trial(candidates["kept"])}
     for kind in kinds:
-        try:
-            candidates.append(_traced(subject, parameters, kind))
-        except ValueError as error:
-            log.info("no %s Hessian products: %s", kind, error)
-    seconds = {candidate.kind: _trial(candidate) for candidate in candidates}
-    best = min(candidates, key=lambda candidate: seconds[candidate.kind])
+        _try(kind, candidates, seconds)
+    if batches * PRODUCTS * min(seconds.values()) > WORTH_COMPILING:
+        log.info("compiling the Hessian products, a minute or two")
+        _try("compiled", candidates, seconds)
+    least = min(seconds.values())
+    order = ["compiled", *kinds, "kept"]
+    best = next(candidates[kind] for kind in order if seconds.get(kind, math.inf) <= CLEARLY * least)
     log.info(
         "Hessian products: %s (%s); --hvp chooses another",
         best.kind, ", ".join(f"{kind} {1e3 * s:.1f} ms" for kind, s in seconds.items()),
     )  # fmt: skip
     return best
+
+
+def _try(kind: Hvp, candidates: dict[str, Curvature], seconds: dict[str, float]) -> None:
+    """Add a way with its time, if it works with this model."""
+    plain = candidates["kept"]
+    try:
+        made = _traced(plain.subject, plain.parameters, kind)
+        seconds[kind] = _trial(made)
+    except (ValueError, RuntimeError) as error:
+        log.info("no %s Hessian products: %s", kind, str(error).partition("\n")[0])
+        return
+    candidates[kind] = made
 
 
 def _traced(subject: Subject, parameters: Mapping[str, Tensor], kind: Hvp) -> Curvature:
@@ -137,23 +214,31 @@ def _traced(subject: Subject, parameters: Mapping[str, Tensor], kind: Hvp) -> Cu
     traced = trace(
         subject.model, losses, parameters, *subject.batch(0),
         channels_last=kind == "traced-channels-last", compiled=kind == "compiled",
+        together=TOGETHER if kind == "together" else 0,
     )  # fmt: skip
     return Curvature(subject, parameters, kind, _traced=traced)
 
 
 def _trial(candidate: Curvature) -> float:
-    """Seconds per product, the best of a few after a warm-up; agreement with the plain graph is a test's business."""
-    product = candidate.product(0)
+    """Seconds per mini-batch and product, the best of a few after a warm-up; that they agree is a test's business."""
+    subject, together = candidate.subject, candidate.together
     size = sum(p.numel() for p in candidate.parameters.values())
-    vector = random_unit(size, 0, device=candidate.subject.device, dtype=candidate.subject.dtype)
-    return min(_timed(lambda: product(vector), candidate.subject.device) for _ in range(1 + TRIAL))
+    vector = random_unit(size, 0, device=subject.device, dtype=subject.dtype)
+    if together:
+        joint, rows = candidate.joint([0] * together), vector.expand(together, -1)
+        return min(_timed(lambda: joint(rows), subject.device) for _ in range(1 + TRIAL)) / together
+    product = candidate.product(0)
+    return min(_timed(lambda: product(vector), subject.device) for _ in range(1 + TRIAL))
 
 
 def _timed(work: Callable[[], Tensor], device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    """Seconds of work; on the CPU of the process alone, which other programs slow down less."""
+    if device.type == "cpu":
+        start = time.process_time()
+        work()
+        return (time.process_time() - start) / torch.get_num_threads()
+    torch.cuda.synchronize(device)
     start = time.perf_counter()
     work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    torch.cuda.synchronize(device)
     return time.perf_counter() - start

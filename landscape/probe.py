@@ -107,7 +107,8 @@ class Probe(Protocol):
     Optional methods: `sweep(subject, units) -> Iterator[Values]` measures several units with shared set-up,
     yielding one result per unit in order; `reduce(arrays) -> Values` computes the plan's summaries from a dict
     of stored arrays (axes, labels, quantities, `done`). A third, `identity(subject)`, replaces the parameters in the
-    digest of the question where they name files.
+    digest of the question where they name files. A fourth, `settled(subject, stored)`, gives the probe with choices
+    made that depend on the machine (which of several equal ways is the fastest), as in the units already stored.
 
     `uses` names the fields of the subject's `Spec` that can change this probe's numbers beyond weights and data:
     they enter the digest of the question.

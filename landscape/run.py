@@ -76,6 +76,7 @@ def run(
         store.discard(path, asked)
     with store.Writer(path, asked, reduce_of=reduce_of) as writer:
         pending = writer.pending()
+        probe = _settled(probe, subject, writer) if pending else probe
         total = math.prod(asked.plan.shape)
         done, merged = total - len(pending), time.monotonic()
         if executor is None:
@@ -133,6 +134,12 @@ def _as_stored(probe: Probe, subject: Subject, path: Path) -> Subject:
     if group is None or "batch_size" in probe.uses:
         return subject
     return subject.rebatched(store.attribute(path, group, "batch_size"))
+
+
+def _settled(probe: Probe, subject: Subject, writer: store.Writer) -> Probe:
+    """The probe after the choices that a machine makes, once for all units and workers, and as an answer was begun."""
+    settle = getattr(probe, "settled", None)
+    return settle(subject, writer.stored()) if settle is not None else probe
 
 
 def _in_line(probe: Probe, subject: Subject, units: list[Unit]) -> Generator[tuple[Unit, Values]]:

@@ -69,6 +69,10 @@ class Writer:
             )
         return [unit for unit in self.question.plan.units() if not done[unit.index]]
 
+    def stored(self) -> Arrays:
+        """All arrays of the answer so far, by name."""
+        return read_group(self.path, self.group)
+
     def write(self, unit: Unit, values: Values) -> None:
         """Keep one finished unit."""
         wanted = self.question.plan.quantities

@@ -31,7 +31,10 @@ ALLOWED = {
     "dataflow": set(),
     "residuals": {"dataflow"},
     "layers": {*MODELS, "dataflow", "residuals"},
-    "probes": {*MODELS, "layers", "lesions", "plane", "batchnorm", "snapshots", "curvature"},
+    "selection": set(),
+    "curvature": {"linalg", "subject"},
+    "spectra": {"linalg", "probe"},
+    "probes": {*MODELS, "layers", "lesions", "plane", "batchnorm", "snapshots", "curvature", "selection", "spectra"},
     "run": {"probe", "probes", "subject", "loading", "checkpoint", "answer", "store"},
 }
 LIGHT = ["landscape", "landscape.store", "landscape.results", "landscape.plots", "landscape.cli.main"]

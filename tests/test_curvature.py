@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from analytic import batches_of, convolution_net, tanh_net
+from analytic import attention_net, batches_of, convolution_net, tanh_net
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from landscape import curvature as module
-from landscape.curvature import CODES, WORTH_TRACING, Curvature, curvature
+from landscape.curvature import CODES, WORTH_TRACING, Curvature, Operator, curvature, settled
+from landscape.linalg.hessian import HessianProduct
 from landscape.linalg.vector import random_unit
 from landscape.subject import Subject
 
@@ -49,7 +54,7 @@ def test_of_many_the_fastest_in_a_trial_is_taken_and_said(
     subject = convolution_net()
     with caplog.at_level(logging.INFO, logger="landscape"):
         chosen = curvature(subject, subject.parameters, "auto", batches=WORTH_TRACING)
-    assert (chosen.kind, tried) == (fastest, ["kept", "traced", "traced-channels-last"])
+    assert (chosen.kind, tried) == (fastest, ["kept", "traced-channels-last", "traced"])
     assert f"Hessian products: {fastest} (kept " in caplog.text
     assert curvature(subject, subject.parameters, "auto", batches=50) is chosen  # tried once per subject
     assert len(tried) == 3
@@ -71,6 +76,156 @@ def test_what_cannot_be_traced_keeps_its_graph_and_says_why(caplog: pytest.LogCa
     assert "no traced Hessian products: the model cannot be traced" in caplog.text
     with pytest.raises(ValueError, match="cannot be traced"):  # asked for by name it is an error
         curvature(subject, subject.parameters, "traced", batches=WORTH_TRACING)
+
+
+def test_another_way_than_the_usual_one_has_to_be_clearly_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {"kept": 1.0, "traced": 1.05, "traced-channels-last": 1.15}
+    monkeypatch.setattr(module, "_trial", lambda candidate: seconds[candidate.kind])
+    subject = convolution_net()
+    assert curvature(subject, subject.parameters, "auto", batches=50).kind == "traced-channels-last"
+
+
+def test_the_graph_is_compiled_where_the_products_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_trial", lambda candidate: 10.0)
+    monkeypatch.setattr(module, "_traced", lambda subject, parameters, kind: Curvature(subject, parameters, kind))
+    subject = tanh_net()
+    assert curvature(subject, subject.parameters, "auto", batches=50).kind == "compiled"
+
+
+def test_a_compiled_graph_gives_the_products_of_the_plain_one() -> None:
+    subject = tanh_net()
+    vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float64)
+    plain, compiled = (
+        curvature(subject, subject.parameters, hvp, batches=2).product(1)(vector)  # type: ignore[arg-type]
+        for hvp in ("kept", "compiled")
+    )
+    torch.testing.assert_close(compiled, plain, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("network", [tanh_net, convolution_net, attention_net])
+def test_several_mini_batches_at_once_have_the_products_of_each(
+    network: Callable[[], Subject], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TOGETHER", 2)
+    subject = network()
+    together = curvature(subject, subject.parameters, "together", batches=2)
+    assert together.together == 2
+    joint = together.joint([0, 1])
+    rows = torch.stack([
+        random_unit(subject.size, seed, device=torch.device("cpu"), dtype=torch.float64) for seed in (0, 1)
+    ])  # fmt: skip
+    found = joint(rows)
+    for i in range(2):
+        alone = Curvature(subject, subject.parameters, "kept").product(i)
+        torch.testing.assert_close(found[i], alone(rows[i]), rtol=1e-10, atol=1e-13)
+        assert joint.values[i] == pytest.approx(alone.value, rel=1e-12)
+    assert not together.fits_together([0])
+
+
+@pytest.mark.parametrize("begun", [[], [2.0, 2.0, float("nan")]])
+def test_an_answer_that_was_begun_keeps_to_its_way(begun: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_trial", lambda candidate: 1.0 if candidate.kind == "kept" else 9.0)
+    subject = convolution_net()
+    kind = settled(subject, subject.parameters, "auto", {"hvp": np.array(begun)}, batches=50)
+    assert kind == ("traced-channels-last" if begun else "kept")
+    assert settled(subject, subject.parameters, "traced", {"hvp": np.array(begun)}, batches=50) == "traced"
+
+
+class Hungry(nn.Module):
+    """Runs out of memory above a number of samples."""
+
+    def __init__(self, most: int, error: Exception) -> None:
+        super().__init__()
+        self.linear, self.most, self.error = nn.Linear(4, 3), most, error
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > self.most:
+            raise self.error
+        y: Tensor = self.linear(x)
+        return y.tanh()
+
+
+@pytest.mark.parametrize("operator", ["hessian", "ggn", "fisher"])
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory")],
+)
+def test_a_mini_batch_that_does_not_fit_goes_on_in_parts(
+    operator: Operator, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    subject = Subject(Hungry(16, error).double().eval(), batches_of((4,), (7, 7), 3), weight_decay=0.1)
+    vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float64)
+    whole = Curvature(subject, subject.parameters, "kept", operator).product(1)
+    subject.model.most = 3  # type: ignore[assignment]
+    parts = Curvature(subject, subject.parameters, "kept", operator)
+    first = parts.product(0)
+    assert "out of memory: mini-batches of 7 go on in 4 parts" in caplog.text
+    caplog.clear()
+    second = parts.product(1)
+    torch.testing.assert_close(second(vector), whole(vector), rtol=1e-12, atol=1e-15)
+    assert second.value == pytest.approx(whole.value, rel=1e-12)
+    assert first.value != second.value
+    assert caplog.text == ""  # what was learnt of one mini-batch holds for the next
+    subject.model.most = 0  # type: ignore[assignment]
+    with pytest.raises(MemoryError, match="a single sample does not fit"):
+        second(vector)
+
+
+def test_running_out_of_memory_within_a_product_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = tanh_net()
+    vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float64)
+    product = Curvature(subject, subject.parameters, "kept").product(0)
+    expected = product(vector)
+    failing = iter([torch.OutOfMemoryError("CUDA out of memory")])
+    plain = HessianProduct.__call__
+
+    def call(self: HessianProduct, given: Tensor) -> Tensor:
+        for error in failing:
+            raise error
+        return plain(self, given)
+
+    monkeypatch.setattr(HessianProduct, "__call__", call)
+    torch.testing.assert_close(product(vector), expected, rtol=1e-12, atol=1e-15)
+
+
+class Once(torch.autograd.Function):
+    """A function whose gradient has no derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient * 3 * x**2
+
+
+class Fused(nn.Module):
+    """A layer with a kernel of its own, as external attention has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Once.apply(x)
+
+
+class CPUFlash(nn.Module):
+    """Calls a fused attention kernel by its own name, which no setting can force elsewhere."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = x.view(len(x), 1, 1, -1).float()
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, q, q)[0].view_as(x).to(x.dtype)
+
+
+@pytest.mark.parametrize("layer", [Fused, CPUFlash])
+def test_a_layer_without_a_second_derivative_is_named(layer: type[nn.Module]) -> None:
+    inner = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), layer())
+    subject = Subject(nn.Sequential(inner, nn.Linear(8, 3)).double().eval(), batches_of((4,), (6, 6), 3))
+    with pytest.raises(
+        ValueError, match=rf"differentiated twice .*the layer is 0\.2 \({layer.__name__}\); use its plain"
+    ):
+        Curvature(subject, subject.parameters, "kept").product(0)(torch.zeros(subject.size).double())
 
 
 def test_the_trial_times_products_of_the_first_mini_batch() -> None:

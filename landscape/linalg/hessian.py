@@ -93,10 +93,17 @@ def twice_differentiable() -> Iterator[None]:
     """Say what it means where torch has no derivative of a derivative; running out of memory is another matter."""
     try:
         yield
-    except torch.OutOfMemoryError:
-        raise
     except RuntimeError as error:
+        if out_of_memory(error):
+            raise
         raise ValueError(f"the model cannot be differentiated twice ({str(error).splitlines()[0]})") from error
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out: torch has a class for it on accelerators only."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return "allocate memory" in str(error) or "not enough memory" in str(error)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -186,6 +186,31 @@ def searching(
         products=products,
         vectors=found if vectors else None,
     )
+
+
+def side_by_side(product: Callable[[Tensor], Tensor], searches: Sequence[Search]) -> list[Spectrum | None]:
+    """Several searches with one product for all of them; None for one whose operator is not finite.
+
+    Args:
+        product: rows v_i -> H_i v_i, (searches, n) -> (searches, n). The rows of searches that have ended are zero.
+        searches: not yet begun.
+    """
+    found: list[Spectrum | None] = [None] * len(searches)
+    vectors = torch.stack([next(search) for search in searches])
+    active = set(range(len(searches)))
+    while active:
+        products = product(vectors)
+        for i in sorted(active):
+            try:
+                vectors[i] = searches[i].send(products[i])
+                continue
+            except StopIteration as end:
+                found[i] = end.value
+            except FloatingPointError:
+                found[i] = None
+            vectors[i] = 0.0
+            active.discard(i)
+    return found
 
 
 def wanted(values: np.ndarray, k: int, which: Which) -> np.ndarray:

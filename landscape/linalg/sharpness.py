@@ -11,7 +11,7 @@ def summaries(values: np.ndarray) -> dict[str, float]:
     """NEP and APE of all eigenvalues, each with a 95 % bootstrap interval over mini-batches.
 
     Args:
-        values: finite eigenvalues, (batch, rank).
+        values: eigenvalues, (batch, rank), NaN where a matrix has fewer.
     """
     if len(values) == 0:
         return {}
@@ -27,7 +27,7 @@ def summaries(values: np.ndarray) -> dict[str, float]:
 
 def negative_share(values: np.ndarray) -> float:
     """NEP: share of negative values, a measure of non-convexity."""
-    return float((values < 0).mean())
+    return float((values < 0).sum() / np.isfinite(values).sum())
 
 
 def positive_mean(values: np.ndarray) -> float:

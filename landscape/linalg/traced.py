@@ -30,13 +30,28 @@ class TracedHessian:
         parameters: the tensors differentiated by, by name.
         shape: of inputs and targets: what the trace is valid for.
         layout: memory format of the inputs.
+        together: mini-batches per product; 0 for one without an axis of its own.
     """
 
     parameters: Mapping[str, Tensor]
     shape: tuple[torch.Size, torch.Size]
     layout: torch.memory_format
+    together: int
     _once: Graph
     _each: Graph
+
+    def at_all(self, batches: Sequence[tuple[Tensor, Tensor]], *, shift: float = 0.0) -> JointProduct:
+        """Run the part that does not depend on the vectors, for several mini-batches at once.
+
+        Args:
+            batches: as many as were traced together, each of the shape traced.
+            shift: as in `at`.
+        """
+        weights = list(self.parameters.values())
+        inputs, targets = (torch.stack(tensors) for tensors in zip(*batches, strict=True))
+        with torch.no_grad():
+            values, *kept = self._once(*weights, inputs, targets)
+        return JointProduct(values.tolist(), weights, shift, kept, self._each)
 
     def at(self, inputs: Tensor, targets: Tensor, *, shift: float = 0.0) -> TracedProduct:
         """Run the part that does not depend on the vector.
@@ -71,6 +86,26 @@ class TracedProduct:
         return product.add_(vector, alpha=self.shift) if self.shift else product
 
 
+@dataclass(frozen=True)
+class JointProduct:
+    """Rows v_i -> H_i v_i + shift v_i, (M, n) -> (M, n): several mini-batches in one run of the graph."""
+
+    values: Sequence[float]
+    parameters: Sequence[Tensor]
+    shift: float
+    _kept: Sequence[Tensor]
+    _each: Graph
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """H_i v_i by rows, (M, n)."""
+        count = len(vectors)
+        pieces = torch.split(vectors, [p.numel() for p in self.parameters], dim=1)
+        shaped = [piece.reshape(count, *p.shape) for piece, p in zip(pieces, self.parameters, strict=True)]
+        with torch.no_grad():
+            products = torch.cat([found.reshape(count, -1) for found in self._each(*self._kept, *shaped)], dim=1)
+        return products.add_(vectors, alpha=self.shift) if self.shift else products
+
+
 def trace(
     model: nn.Module,
     losses: Losses,
@@ -80,6 +115,7 @@ def trace(
     *,
     channels_last: bool = False,
     compiled: bool = False,
+    together: int = 0,
 ) -> TracedHessian:
     """Record the Hessian product of the mean loss on mini-batches of this shape, in 1 to 5 s.
 
@@ -90,6 +126,7 @@ def trace(
         inputs: an example of the shape.
         targets: likewise.
         channels_last: keep images and kernels channels last, which convolutions on CPUs like.
+        together: as many mini-batches in one product, which fills a device that one of them leaves idle.
         compiled: compile the part that runs per product, in 30 to 90 s; worth it from about a hundred mini-batches.
 
     Raises:
@@ -116,14 +153,34 @@ def trace(
         value, tangent = primal[1], tangents[0]
         return [value, *(tangent[name] for name in names)]
 
+    vectors = [torch.zeros_like(p) for p in detached]
+    example: tuple[Tensor, Tensor] = (inputs, targets)
+    function: Callable[..., list[Tensor]] = product
+    if together:
+        vectors = [p.new_zeros(together, *p.shape) for p in detached]
+        example = (torch.stack([inputs] * together), torch.stack([targets] * together))
+        function = torch.vmap(product, in_dims=(None,) * len(names) + (0,) * (2 + len(names)))
     try:
         with differentiable_attention():
-            graph = make_fx(product)(*detached, inputs, targets, *map(torch.zeros_like, detached))
+            graph = make_fx(function)(*detached, *example, *vectors)
     except Exception as error:
         raise ValueError(f"the model cannot be traced ({str(error).strip().splitlines()[0]})") from error
+    if together:
+        _reshape(graph)
     once, each = split(graph, vectors=len(names))
     run = torch.compile(each, fullgraph=True, dynamic=False) if compiled else each
-    return TracedHessian(dict(zip(names, detached, strict=True)), (inputs.shape, targets.shape), layout, once, run)
+    return TracedHessian(
+        dict(zip(names, detached, strict=True)), (inputs.shape, targets.shape), layout, together, once, run
+    )
+
+
+def _reshape(graph: fx.GraphModule) -> None:
+    """Views become reshapes: what was a view of one mini-batch need not be one of several."""
+    views = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and node.target in views:
+            node.target = torch.ops.aten.reshape.default
+    graph.recompile()
 
 
 def split(whole: fx.GraphModule, *, vectors: int) -> tuple[fx.GraphModule, fx.GraphModule]:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.curvature import CODES, Curvature, Hvp, Operator, curvature, over_all_samples
-from landscape.linalg.lanczos import Spectrum, Which, lanczos
+from landscape.curvature import CODES, Curvature, Hvp, Operator, curvature, over_all_samples, settled
+from landscape.linalg.lanczos import Spectrum, Which
 from landscape.linalg.power_iteration import power_iteration
 from landscape.linalg.sharpness import summaries
-from landscape.linalg.vector import random_unit
-from landscape.linalg.verify import verified
 from landscape.probe import (
     OptionError,
     Plan,
@@ -24,10 +21,11 @@ from landscape.probe import (
     Unit,
     Values,
     at_least,
-    derived_seed,
     one_of,
     regular_expression,
 )
+from landscape.selection import by_module, matching
+from landscape.spectra import Found, Request, padded, spectra, spectrum, start_of
 from landscape.subject import Subject, logits_in
 
 Scope = Literal["batch", "dataset"]
@@ -38,6 +36,7 @@ MATRICES: Mapping[Operator, tuple[str, str]] = {  # long name and units of the e
     "ggn": ("Gauss-Newton", "loss per squared weight"),
     "fisher": ("empirical Fisher", "squared loss per squared weight"),
 }
+SUMMARIES = ("nep", "nep_low", "nep_high", "ape", "ape_low", "ape_high")
 
 
 @dataclass(frozen=True)
@@ -45,10 +44,13 @@ class Hessian:
     """The top eigenvalues of the Hessian of loss + weight decay on each mini-batch, for all trainable parameters.
 
     Largest MAGNITUDE by default: a "max" eigenvalue may be negative. Lanczos with full reorthogonalisation from a
-    random start, tested at each step: 12 to 20 products per mini-batch, a product about 2.5 gradients.
+    random start, tested at each step: 12 to 20 products per mini-batch, a product about 2 gradients.
 
     `operator` takes another matrix: the Gauss-Newton part of the Hessian, or the EMPIRICAL Fisher, the mean over
     samples of g g', g the gradient of a sample's loss at its true label. Neither has negative eigenvalues.
+
+    `per_layer` has the diagonal blocks: one spectrum per module with parameters of its own, the others standing still.
+    A block with fewer rows than `top` has NaN behind its eigenvalues.
 
     `scope` dataset has one spectrum, that of the mean over all samples, which a larger batch size makes faster without
     changing it: mini-batches, a last smaller one too, weigh by their samples. A product then passes over all of them
@@ -75,10 +77,11 @@ class Hessian:
     batches: Annotated[int, "mini-batches; 0 takes all that the samples give"] = 0
     which: Annotated[Which, "LM largest magnitude, LA largest, SA smallest, both ends"] = "LM"
     tol: Annotated[float, "relative residual at which an eigenvalue counts as converged"] = 1e-3
-    ends: Annotated[float, "relative residual to which both algebraic ends are followed too; 1 asks nothing"] = 0.03
+    ends: Annotated[float, "relative residual to which both algebraic ends are followed too; 1 asks nothing"] = 0.1
     operator: Annotated[Operator, "hessian, ggn Gauss-Newton, fisher empirical (mean of g g' over samples)"] = "hessian"
-    hvp: Annotated[Hvp, "how products are made; auto tries and takes the fastest, equal to rounding"] = "kept"
+    hvp: Annotated[Hvp, "how products are made; auto tries and takes the fastest, equal to rounding"] = "auto"
     params: Annotated[str, "regular expression: only parameters whose name it finds"] = ""
+    per_layer: Annotated[bool, "a spectrum for every layer's own parameters, the others standing still"] = False
     max_products: Annotated[int, "cap on products per mini-batch, top + 1 at least; of pyhessian per eigenvalue"] = 200
     engine: Annotated[Engine, "lanczos, or for a cross-check pyhessian: power iteration, LM only, may miss"] = "lanczos"
     eigenvectors: Annotated[bool, "store the eigenvectors too: 8 bytes per parameter, rank and mini-batch"] = False
@@ -99,6 +102,8 @@ class Hessian:
                               "ask for auto or kept")  # fmt: skip
         if self.engine == "pyhessian":
             self._refuse_beyond_pyhessian()
+        if self.per_layer:
+            self._refuse_beyond_layers()
         regular_expression("params", self.params)
         if not 0 < self.tol < 1:
             raise OptionError(f"--tol {self.tol} is out of range; ask for a value between 0 and 1")
@@ -112,31 +117,45 @@ class Hessian:
             ("scope", self.scope, self.scope != "batch"),
             ("hvp", self.hvp, self.hvp not in ("auto", "kept")),
             ("verify", "", self.verify),
+            ("per-layer", "", self.per_layer),
         ]
         for name, value, refused in beyond:
             if refused:
                 raise OptionError(f"--engine pyhessian cannot do --{name} {value}".rstrip() + "; leave one of them out")
 
+    def _refuse_beyond_layers(self) -> None:
+        if self.hvp not in ("auto", "kept"):
+            raise OptionError(f"--hvp {self.hvp} would trace every layer; with --per-layer ask for auto or kept")
+        if self.eigenvectors:
+            raise OptionError("--per-layer stores no --eigenvectors; ask for one layer with --params")
+
     def plan(self, subject: Subject) -> Plan:
-        size = sum(p.numel() for p in self._parameters(subject).values())
+        groups = self._groups(subject) if self.per_layer else {"": self._parameters(subject)}
+        sizes = np.array([sum(p.numel() for p in group.values()) for group in groups.values()])
+        size = int(sizes.max())
         if self.top > size:
-            raise ValueError(f"--top {self.top} exceeds the {size} parameters of the model; ask for at most {size}")
+            whose = "largest layer" if self.per_layer else "model"
+            raise ValueError(f"--top {self.top} exceeds the {size} parameters of the {whose}; ask for at most {size}")
         count = self._count(subject)
         rank = ("rank",)
         matrix, units = MATRICES[self.operator]
-        over = "mini-batch" if self.scope == "batch" else "whole set of samples"
+        whole = "mini-batch" if self.scope == "batch" else "whole set of samples"
         units_of_work = np.arange(count if self.scope == "batch" else 1)
-        axes = {"rank": np.arange(self.top * (2 if self.which == "both" else 1))}
+        axes = {"rank": np.arange(self._request.ranks), "node": np.arange(self._nodes)}
+        layered: tuple[str, ...] = ("group",) if self.per_layer else ()
         quantities = {
             "eigenvalue": Quantity(f"{matrix} eigenvalue", units, rank),
             "residual": Quantity("residual ||Hv - lambda v||", units, rank),
+            "error": Quantity("estimated error min(r, r^2 / gap) of the eigenvalue", units, rank),
             "converged": Quantity("1 where residual <= tol |eigenvalue|", dims=rank),
             "largest": Quantity("algebraically largest eigenvalue", units),
             "smallest": Quantity("algebraically smallest eigenvalue", units),
             "largest_residual": Quantity("residual of the largest eigenvalue", units),
             "smallest_residual": Quantity("residual of the smallest eigenvalue", units),
-            "loss": Quantity(f"loss of the {over}", "nats"),
-            "matvecs": Quantity(f"matrix products spent, each with the {over}"),
+            "loss": Quantity(f"loss of the {whole}", "nats"),
+            "matvecs": Quantity(f"matrix products spent, each with the {whole}"),
+            "nodes": Quantity("Lanczos nodes: Ritz values of the start vector's quadrature", units, ("node",)),
+            "weights": Quantity("their weights: the spectral density that the start vector saw", dims=("node",)),
             "hvp": Quantity(f"how products were made: {', '.join(f'{i} {kind}' for i, kind in enumerate(CODES))}"),
         }
         if self.verify:
@@ -147,24 +166,35 @@ class Hessian:
                 "unit eigenvector, parameters one after the other as in named_parameters()", dims=("rank", "parameter")
             )
             self._refuse_too_large(8 * len(units_of_work) * len(axes["rank"]) * size)
+        over = {"batch": units_of_work} | ({"group": np.arange(len(groups))} if self.per_layer else {})
+        names = Quantity("module whose own parameters these are", dims=("group",)), np.array(list(groups))
+        numbers = Quantity("parameters of the group", dims=("group",)), sizes
         return Plan(
-            over={"batch": units_of_work},
+            over=over,
             axes=axes,
             quantities=quantities,
+            labels={"name": names, "size": numbers} if self.per_layer else {},
             summaries={
-                "nep": Quantity("share of negative eigenvalues"),
-                "nep_low": Quantity("lower end of the 95 % bootstrap interval of nep over mini-batches"),
-                "nep_high": Quantity("upper end of the 95 % bootstrap interval of nep over mini-batches"),
-                "ape": Quantity("mean of the positive eigenvalues", units),
-                "ape_low": Quantity("lower end of the 95 % bootstrap interval of ape", units),
-                "ape_high": Quantity("upper end of the 95 % bootstrap interval of ape", units),
+                "nep": Quantity("share of negative eigenvalues", dims=layered),
+                "nep_low": Quantity("lower end of the 95 % bootstrap interval of nep over mini-batches", dims=layered),
+                "nep_high": Quantity("upper end of the 95 % bootstrap interval of nep over mini-batches", dims=layered),
+                "ape": Quantity("mean of the positive eigenvalues", units, layered),
+                "ape_low": Quantity("lower end of the 95 % bootstrap interval of ape", units, layered),
+                "ape_high": Quantity("upper end of the 95 % bootstrap interval of ape", units, layered),
             },
             about={
-                "batch": Quantity(over),
+                "batch": Quantity(whole),
+                "group": Quantity("group of parameters"),
                 "rank": Quantity(f"rank by {self.which}"),
+                "node": Quantity("node, from the smallest"),
                 "parameter": Quantity("parameter"),
             },
         )
+
+    @property
+    def _nodes(self) -> int:
+        """Room for the nodes of a search: those of it before a restart."""
+        return max(self.max_products, self.top + 1)
 
     def identity(self, subject: Subject) -> dict[str, Any]:
         """The parameters without the way products are made, which changes nothing but rounding."""
@@ -174,67 +204,73 @@ class Hessian:
         (values,) = self.sweep(subject, [unit])
         return values
 
-    def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
-        """Mini-batches one after the other, with products prepared once for all of one shape."""
-        hvp = "kept" if self.engine == "pyhessian" else self.hvp  # for the residuals alone
-        passes = len(units) if self.scope == "batch" else self._count(subject)
-        products = curvature(subject, self._parameters(subject), hvp, batches=passes, operator=self.operator)
-        for unit in units:
-            yield {**self._spectrum(subject, products, unit), "hvp": CODES.index(products.kind)}
+    def settled(self, subject: Subject, stored: Mapping[str, np.ndarray]) -> Hessian:
+        """Itself with the way of making products that holds for the whole answer, chosen once."""
+        if self._plainly:
+            return replace(self, hvp="kept")
+        parameters, batches = self._parameters(subject), self._count(subject)
+        return replace(self, hvp=settled(subject, parameters, self.hvp, stored, batches=batches))
 
-    def _product(self, subject: Subject, products: Curvature, unit: Unit) -> tuple[Callable[[Tensor], Tensor], float]:
+    def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
+        """Mini-batches one after the other or side by side, with products prepared once for all of one shape."""
+        hvp = "kept" if self._plainly else self.hvp
+        passes = len(units) if self.scope == "batch" else self._count(subject)
+        curved = [
+            curvature(subject, parameters, hvp, batches=passes, operator=self.operator)
+            for parameters in (self._groups(subject).values() if self.per_layer else [self._parameters(subject)])
+        ]
+        if not curved[0].together or self.scope == "dataset":
+            for unit in units:
+                yield self._alone(subject, curved[unit.index[1] if self.per_layer else 0], unit)
+            return
+        for at in range(0, len(units), curved[0].together):
+            yield from self._together(subject, curved[0], units[at : at + curved[0].together])
+
+    @property
+    def _plainly(self) -> bool:
+        """Whether only the plain graph will do: for residuals alone, for other matrices, for many small ones."""
+        return self.engine == "pyhessian" or self.operator != "hessian" or self.per_layer
+
+    def _alone(self, subject: Subject, curved: Curvature, unit: Unit) -> dict[str, Any]:
+        product, loss = self._product(subject, curved, unit)
+        size = sum(p.numel() for p in curved.parameters.values())
+        seed, request = unit.seed(self.seed), self._request.capped(size)
+        try:
+            if self.engine == "pyhessian":
+                found: Found | None = Found(self._by_pyhessian(subject, curved, product, unit))
+            else:
+                found = spectrum(product, request, start_of(size, seed, self._like(subject)), seed)
+        except FloatingPointError:
+            found = None
+        return self._values(found, loss, curved, size)
+
+    def _together(self, subject: Subject, curved: Curvature, units: Sequence[Unit]) -> Iterator[dict[str, Any]]:
+        """Several mini-batches at once; a last incomplete handful is filled up with copies of its last one."""
+        indices = [unit.index[0] for unit in units]
+        filled = indices + [indices[-1]] * (curved.together - len(indices))
+        if not curved.fits_together(filled):
+            for unit in units:
+                yield self._alone(subject, curved, unit)
+            return
+        joint = curved.joint(filled)
+        size = sum(p.numel() for p in curved.parameters.values())
+        seeds = [unit.seed(self.seed) for unit in units]
+        seeds += [seeds[-1]] * (len(filled) - len(seeds))
+        starts = [start_of(size, seed, self._like(subject)) for seed in seeds]
+        everything = spectra(joint, self._request.capped(size), starts, seeds)
+        for _, found, loss in zip(units, everything, joint.values, strict=False):
+            yield self._values(found, loss, curved, size)
+
+    def _product(self, subject: Subject, curved: Curvature, unit: Unit) -> tuple[Callable[[Tensor], Tensor], float]:
         """The operator of a unit and the loss it belongs to."""
         if self.scope == "batch":
-            product = products.product(unit.index[0])
+            product = curved.product(unit.index[0])
             return product, product.value
         count = self._count(subject)
         sizes = np.array([len(subject.batches[i][1]) for i in range(count)])
         with torch.no_grad():
             losses = np.array([subject.loss(i).item() for i in range(count)])
-        return over_all_samples(subject, products, batches=count), float(sizes @ losses / sizes.sum())
-
-    def _spectrum(self, subject: Subject, products: Curvature, unit: Unit) -> dict[str, Any]:
-        product, loss = self._product(subject, products, unit)
-        size = sum(p.numel() for p in products.parameters.values())
-        try:
-            if self.engine == "pyhessian":
-                found, missed = self._by_pyhessian(subject, products, product, unit), 0
-            else:
-                found, missed = self._by_lanczos(subject, product, size, unit)
-        except FloatingPointError:
-            return self._not_finite(loss, size)
-        values: dict[str, Any] = {
-            "eigenvalue": found.values,
-            "residual": found.residuals,
-            "converged": found.converged,
-            "largest": found.largest,
-            "smallest": found.smallest,
-            "largest_residual": found.ends[0],
-            "smallest_residual": found.ends[1],
-            "loss": loss,
-            "matvecs": found.products,
-        }
-        if self.verify:
-            values["missed"] = missed
-        if self.eigenvectors:
-            assert found.vectors is not None
-            values["eigenvector"] = found.vectors.double().cpu().numpy()
-        return values
-
-    def _by_lanczos(
-        self, subject: Subject, product: Callable[[Tensor], Tensor], size: int, unit: Unit
-    ) -> tuple[Spectrum, int]:
-        steps, seed = max(self.max_products, self.top + 1), unit.seed(self.seed)
-        start = random_unit(size, seed, device=subject.device, dtype=subject.dtype)
-        found = lanczos(
-            product, start, self.top, which=self.which, tol=self.tol, ends=self.ends, max_steps=steps,
-            vectors=self.eigenvectors or self.verify,
-        )  # fmt: skip
-        if not self.verify:
-            return found, 0
-        other = derived_seed(seed, "verify")
-        checked = verified(product, found, which=self.which, tol=self.tol, max_steps=steps, seed=other)
-        return checked.spectrum, checked.missed
+        return over_all_samples(subject, curved, batches=count), float(sizes @ losses / sizes.sum())
 
     def _by_pyhessian(
         self, subject: Subject, products: Curvature, product: Callable[[Tensor], Tensor], unit: Unit
@@ -248,11 +284,53 @@ class Hessian:
             seed=unit.seed(self.seed),
         )  # fmt: skip
 
-    def reduce(self, data: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """NEP and APE over all finished mini-batches, with bootstrap intervals over mini-batches."""
-        values = data["eigenvalue"][data["done"] == 1]
-        values = values[np.isfinite(values).all(axis=1)]
-        return summaries(values)
+    @property
+    def _request(self) -> Request:
+        most = max(self.max_products, self.top + 1)
+        return Request(self.top, self.which, self.tol, self.ends, most, vectors=self.eigenvectors, verify=self.verify)
+
+    @staticmethod
+    def _like(subject: Subject) -> Tensor:
+        return next(iter(subject.parameters.values())).detach()
+
+    def _values(self, found: Found | None, loss: float, curved: Curvature, size: int) -> dict[str, Any]:
+        """What is stored of a unit; NaN where the matrix is not finite."""
+        ranks, nodes = self._request.ranks, self._nodes
+        values: dict[str, Any] = {"loss": loss, "hvp": CODES.index(curved.kind)}
+        if found is None:
+            values |= dict.fromkeys(("largest", "smallest", "largest_residual", "smallest_residual"), np.nan)
+            values |= {name: np.full(ranks, np.nan) for name in ("eigenvalue", "residual", "error")}
+            values |= {"nodes": np.full(nodes, np.nan), "weights": np.full(nodes, np.nan)}
+            values |= {"converged": np.zeros(ranks), "matvecs": 1}
+        else:
+            one = found.spectrum
+            values |= {
+                "eigenvalue": padded(one.values, ranks),
+                "residual": padded(one.residuals, ranks),
+                "error": padded(one.errors, ranks),
+                "converged": padded(one.converged, ranks),
+                "largest": one.largest,
+                "smallest": one.smallest,
+                "largest_residual": one.ends[0],
+                "smallest_residual": one.ends[1],
+                "matvecs": one.products,
+                "nodes": padded(one.nodes, nodes),
+                "weights": padded(one.weights, nodes),
+            }
+        if self.verify:
+            values["missed"] = np.nan if found is None else found.missed
+        if self.eigenvectors:
+            vectors = None if found is None else found.spectrum.vectors
+            empty = np.full((ranks, size), np.nan)
+            values["eigenvector"] = empty if vectors is None else vectors.double().cpu().numpy()
+        return values
+
+    def reduce(self, data: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """NEP and APE over all finished mini-batches, or those of each layer, with bootstrap intervals."""
+        if not self.per_layer:
+            return _summaries(data["eigenvalue"], data["done"])
+        rows = [_summaries(data["eigenvalue"][:, g], data["done"][:, g]) for g in range(data["done"].shape[1])]
+        return {name: np.array([row.get(name, np.nan) for row in rows]) for name in SUMMARIES}
 
     def _count(self, subject: Subject) -> int:
         """How many mini-batches are used."""
@@ -272,12 +350,11 @@ class Hessian:
         last = len(subject.batches) - 1
         return i < last or last == 0 or len(subject.batches[i][1]) == len(subject.batches[0][1])
 
-    def _parameters(self, subject: Subject) -> dict[str, Any]:
-        found = {name: p for name, p in subject.parameters.items() if re.search(self.params, name)}
-        if not found:
-            near = ", ".join(list(subject.parameters)[:5])
-            raise ValueError(f"--params {self.params} matches no trainable parameter; there are {near}, ...")
-        return found
+    def _parameters(self, subject: Subject) -> dict[str, Tensor]:
+        return matching(subject.parameters, self.params)
+
+    def _groups(self, subject: Subject) -> dict[str, dict[str, Tensor]]:
+        return by_module(self._parameters(subject))
 
     @staticmethod
     def _refuse_too_large(size: int) -> None:
@@ -287,13 +364,7 @@ class Hessian:
                 "ask for fewer --batches, a smaller --top, or one block of weights with --params"
             )
 
-    def _not_finite(self, loss: float, size: int) -> dict[str, Any]:
-        ranks = np.full(self.top * (2 if self.which == "both" else 1), np.nan)
-        values: dict[str, Any] = dict.fromkeys(("largest", "smallest", "largest_residual", "smallest_residual"), np.nan)
-        values |= {"eigenvalue": ranks, "residual": ranks, "converged": np.zeros_like(ranks)}
-        values |= {"loss": loss, "matvecs": 1}
-        if self.verify:
-            values["missed"] = np.nan
-        if self.eigenvectors:
-            values["eigenvector"] = np.full((len(ranks), size), np.nan)
-        return values
+
+def _summaries(eigenvalues: np.ndarray, done: np.ndarray) -> dict[str, float]:
+    values = eigenvalues[done == 1]
+    return summaries(values[np.isfinite(values).any(axis=1)])
