@@ -26,6 +26,7 @@ from landscape.subject import Subject, logits_in, outputs_of
 Operator = Literal["hessian", "ggn", "fisher"]
 Hvp = Literal["auto", "kept", "traced", "traced-channels-last", "compiled", "together"]
 CODES: tuple[str, ...] = get_args(Hvp)[1:]  # what is stored per mini-batch is the position in this list
+HOW = f"how products were made: {', '.join(f'{i} {kind}' for i, kind in enumerate(CODES))}"
 WORTH_TRACING = 12  # mini-batches: below that a trace of some seconds does not pay
 WORTH_COMPILING = 1200.0  # seconds of products: below that a compilation of a minute or two does not
 PRODUCTS = 16  # per mini-batch, for that estimate
@@ -114,12 +115,18 @@ class Curvature:
 
 
 def curvature(
-    subject: Subject, parameters: Mapping[str, Tensor], hvp: Hvp, *, batches: int, operator: Operator = "hessian"
+    subject: Subject,
+    parameters: Mapping[str, Tensor],
+    hvp: Hvp,
+    *,
+    batches: int,
+    operator: Operator = "hessian",
+    joint: bool = True,
 ) -> Curvature:
     """Prepare products for a number of mini-batches; those of another matrix than the Hessian keep the plain graph.
 
     `auto` keeps the plain graph for a few mini-batches; for more it traces the model and takes what a trial of three
-    products shows to be the fastest.
+    products shows to be the fastest. Without `joint` the caller has no use for several mini-batches at once.
 
     Raises:
         ValueError: the kind asked for does not work with this model.
@@ -127,14 +134,22 @@ def curvature(
     if operator != "hessian":
         return Curvature(subject, parameters, "kept", operator)
     if hvp == "auto" and batches >= WORTH_TRACING:
-        return subject.once(("curvature", tuple(parameters), "auto"), lambda: _fastest(subject, parameters, batches))
+        return subject.once(
+            ("curvature", tuple(parameters), "auto", joint), lambda: _fastest(subject, parameters, batches, joint)
+        )
     if hvp in ("auto", "kept"):
         return Curvature(subject, parameters, "kept")
     return subject.once(("curvature", tuple(parameters), hvp), lambda: _traced(subject, parameters, hvp))
 
 
 def settled(
-    subject: Subject, parameters: Mapping[str, Tensor], hvp: Hvp, stored: Mapping[str, np.ndarray], *, batches: int
+    subject: Subject,
+    parameters: Mapping[str, Tensor],
+    hvp: Hvp,
+    stored: Mapping[str, np.ndarray],
+    *,
+    batches: int,
+    joint: bool = True,
 ) -> Hvp:
     """The way of making products for all mini-batches of an answer: that of those already stored, else as `curvature`.
 
@@ -143,7 +158,7 @@ def settled(
     begun = stored["hvp"][np.isfinite(stored["hvp"])] if hvp == "auto" else np.empty(0)
     if begun.size:
         return cast(Hvp, CODES[int(begun[0])])
-    return cast(Hvp, curvature(subject, parameters, hvp, batches=batches).kind)
+    return cast(Hvp, curvature(subject, parameters, hvp, batches=batches, joint=joint).kind)
 
 
 def over_all_samples(
@@ -163,20 +178,28 @@ def over_all_samples(
     if len(sizes) == 1:
         return products.product(0)
 
+    handful = max(products.together, 1)
+    groups = [list(range(at, min(at + handful, len(sizes)))) for at in range(0, len(sizes), handful)]
+
     def product(vector: Tensor) -> Tensor:
         total = torch.zeros_like(vector)
-        for i, size in enumerate(sizes):
-            total.add_(products.product(i)(vector), alpha=size / sum(sizes))
+        for group in groups:
+            if products.fits_together(group):
+                shares = torch.tensor([sizes[i] / sum(sizes) for i in group], dtype=vector.dtype, device=vector.device)
+                total += shares @ products.joint(group)(vector.expand(len(group), -1))
+                continue
+            for i in group:
+                total.add_(products.product(i)(vector), alpha=sizes[i] / sum(sizes))
         return total
 
     return product
 
 
-def _fastest(subject: Subject, parameters: Mapping[str, Tensor], batches: int) -> Curvature:
+def _fastest(subject: Subject, parameters: Mapping[str, Tensor], batches: int, joint: bool) -> Curvature:
     """The way that a trial shows to be the fastest; unless clearly slower, the one that usually is."""
     convolves = any(isinstance(m, nn.Conv2d) and max(m.kernel_size) > 1 for m in subject.model.modules())
     kinds: list[Hvp] = ["traced-channels-last", "traced"] if convolves else ["traced"]
-    if subject.device.type != "cpu" and batches >= 2 * TOGETHER:
+    if joint and subject.device.type != "cpu" and batches >= 2 * TOGETHER:
         kinds.insert(0, "together")
     candidates = {"kept": Curvature(subject, parameters, "kept")}
     seconds = {"kept": _trial(candidates["kept"])}

@@ -197,6 +197,10 @@ def test_the_band_holds_every_vector_and_the_line_their_mean() -> None:
 def test_the_product_of_one_mini_batch_keeps_its_graph() -> None:
     class Counting:
         prepared = 0
+        together = 0
+
+        def fits_together(self, batches: list[int]) -> bool:
+            return False
 
         def product(self, i: int) -> Callable[[torch.Tensor], torch.Tensor]:
             Counting.prepared += 1
@@ -208,3 +212,11 @@ def test_the_product_of_one_mini_batch_keeps_its_graph() -> None:
         product = over_all_samples(tanh_net(sizes=sizes), Counting())  # type: ignore[arg-type]
         assert torch.equal(product(product(vector)), 4 * vector)
         assert Counting.prepared == prepared
+
+
+def test_params_restricts_the_density_to_a_diagonal_block() -> None:
+    subject = tanh_net(sizes=(6,))
+    found = answer(Density(vectors=6, steps=24, params=r"^2\."), subject)
+    block = torch.linalg.eigvalsh(dense_hessian(subject)[-24:, -24:])
+    assert found["largest"] == pytest.approx(block[-1].item(), rel=1e-9)
+    assert found["smallest"] == pytest.approx(block[0].item(), abs=1e-9)

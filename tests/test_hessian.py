@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,11 +21,12 @@ from analytic import (
     tanh_net,
 )
 
-from landscape.curvature import Operator
+from landscape.curvature import CODES, Operator
 from landscape.linalg.lanczos import Which
 from landscape.linalg.sharpness import negative_share, positive_mean
+from landscape.linalg.vector import random_unit
 from landscape.probe import OptionError
-from landscape.probes.hessian import Hessian
+from landscape.probes.hessian import Hessian, Scope
 from landscape.subject import Subject
 
 NETWORKS: dict[str, Callable[[], Subject]] = {
@@ -119,6 +121,93 @@ def test_params_restricts_the_hessian_to_a_diagonal_block() -> None:
     np.testing.assert_allclose(found["eigenvalue"][0], torch.linalg.eigvalsh(block).flip(0)[:2], rtol=1e-9)
     with pytest.raises(ValueError, match=r"--params nothing matches no trainable parameter; there are 0\.weight"):
         Hessian(params="nothing").plan(subject)
+
+
+def test_a_regular_expression_that_finds_nothing_is_answered_with_names_near_it() -> None:
+    with pytest.raises(ValueError, match=r"--params 2\.wieght matches no trainable parameter; there are 2\.weight"):
+        Hessian(params="2.wieght").plan(tanh_net())
+
+
+@pytest.mark.parametrize("scope", ["batch", "dataset"])
+def test_per_layer_has_the_spectrum_of_every_diagonal_block(scope: Scope) -> None:
+    subject = tanh_net(sizes=(6, 6), weight_decay=0.1)
+    found = answer(Hessian(top=25, per_layer=True, tol=1e-8, scope=scope, max_products=60), subject)
+    assert found["name"].tolist() == ["0", "2"]
+    assert found["size"].tolist() == [35, 24]
+    matrices = [dense_hessian(subject, i) + 0.1 * torch.eye(59, dtype=torch.float64) for i in range(2)]
+    for i, matrix in enumerate(matrices if scope == "batch" else [sum(matrices) / 2]):
+        for g, block in enumerate((matrix[:35, :35], matrix[35:, 35:])):
+            values = torch.linalg.eigvalsh(block).numpy()
+            expected = values[np.argsort(-np.abs(values))][:25]
+            got = found["eigenvalue"][i, g]
+            np.testing.assert_allclose(got[: len(expected)], expected, atol=1e-10)
+            assert np.isnan(got[len(expected) :]).all()  # the smaller layer has 24
+    assert found["nep"].shape == (2,)
+    for g in range(2):
+        values = found["eigenvalue"][:, g]
+        assert found["nep"][g] == pytest.approx((values < 0).sum() / np.isfinite(values).sum())
+    with pytest.raises(ValueError, match="--top 36 exceeds the 35 parameters of the largest layer"):
+        Hessian(top=36, per_layer=True).plan(subject)
+
+
+def test_per_layer_of_some_parameters() -> None:
+    found = answer(Hessian(top=2, per_layer=True, params="weight"), tanh_net())
+    assert found["size"].tolist() == [28, 21]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # by torch's forward mode
+@pytest.mark.parametrize("verify", [False, True])
+def test_mini_batches_side_by_side_have_the_numbers_of_each(verify: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("landscape.curvature.TOGETHER", 2)
+    subject = tanh_net(sizes=(6, 6, 6))  # one handful and an incomplete one
+    options: dict[str, Any] = {"top": 3, "tol": 1e-6, "verify": verify, "eigenvectors": True}
+    together, alone = (answer(Hessian(**options, hvp=hvp), subject) for hvp in ("together", "kept"))
+    assert (together["hvp"] == CODES.index("together")).all()
+    assert together["done"].all()
+    for name in ("eigenvalue", "loss", "largest", "smallest", "eigenvector"):
+        np.testing.assert_allclose(together[name], alone[name], rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(together["matvecs"], alone["matvecs"])
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_side_by_side_a_mini_batch_that_is_not_finite_does_not_spoil_its_neighbours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("landscape.curvature.TOGETHER", 3)
+    subject = _bowl([4.0, 2.0, 1.0], [1.0, float("inf"), 2.0])
+    found = answer(Hessian(top=2, hvp="together"), subject)
+    np.testing.assert_allclose(found["eigenvalue"][[0, 2]], [[4, 2], [8, 4]], rtol=1e-6)
+    assert np.isnan(found["eigenvalue"][1]).all()
+
+
+def test_the_nodes_of_every_search_are_a_density_of_its_own() -> None:
+    subject = tanh_net()
+    found = answer(Hessian(top=3, tol=1e-6), subject)
+    for i in range(2):
+        nodes, weights = found["nodes"][i], found["weights"][i]
+        count = int(found["matvecs"][i])
+        assert np.isfinite(nodes).sum() == count
+        assert np.nansum(weights) == pytest.approx(1.0)
+        start = random_unit(59, Hessian().plan(subject).unit((i,)).seed(0), device=subject.device, dtype=subject.dtype)
+        moment = (start @ dense_hessian(subject, i) @ start).item()
+        assert np.nansum(nodes * weights) == pytest.approx(moment, rel=1e-9)
+
+
+def test_the_estimated_error_is_never_above_the_bound_and_holds_here() -> None:
+    subject = tanh_net()
+    found = answer(Hessian(top=3, tol=1e-2), subject)
+    assert (found["error"] <= found["residual"]).all()
+    for i in range(2):
+        assert (np.abs(found["eigenvalue"][i] - _expected(subject, i, 3, "LM")) <= 3 * found["error"][i] + 1e-12).all()
+
+
+def test_the_bound_holds_for_a_hundred_random_mini_batches() -> None:
+    subject = tanh_net(sizes=(4,) * 100)
+    found = answer(Hessian(top=3, tol=1e-1, ends=1.0), subject)
+    for i in range(100):
+        true = torch.linalg.eigvalsh(dense_hessian(subject, i)).numpy()
+        distance = np.abs(true[:, None] - found["eigenvalue"][i]).min(axis=0)
+        assert (distance <= found["residual"][i]).all()
 
 
 @pytest.mark.parametrize("operator", ["hessian", "ggn", "fisher"])

@@ -238,3 +238,16 @@ def test_the_axis_is_logarithmic_for_positive_traces_decades_apart(traces: list[
     page = trace.page([stored(traces)], [Look("vit")])
     assert page.axes[0].get_yscale() == scale
     assert page.bbox.width == style.PAGE * page.dpi
+
+
+def test_params_restricts_the_trace_to_a_diagonal_block() -> None:
+    subject = tanh_net(sizes=(6,))
+    found = answer(Trace(vectors=24, params=r"^2\."), subject)  # as many as parameters: exact
+    assert found["trace"] == pytest.approx(dense_hessian(subject)[-24:, -24:].trace().item(), rel=1e-9)
+    with pytest.raises(ValueError, match="--params nothing matches no trainable parameter"):
+        answer(Trace(params="nothing"), subject)
+
+
+def test_products_of_several_mini_batches_at_once_are_refused() -> None:
+    with pytest.raises(OptionError, match="--hvp together is unknown; ask for one of auto, kept"):
+        Trace(hvp="together")

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, ClassVar, get_args
 
 import numpy as np
 from torch import Tensor
 
-from landscape.curvature import Hvp, curvature, over_all_samples
+from landscape.curvature import CODES, HOW, Hvp, curvature, over_all_samples, settled
 from landscape.linalg.lanczos import lanczos
 from landscape.linalg.vector import random_unit
-from landscape.probe import Plan, Quantity, Unit, Values, at_least, one_of
+from landscape.probe import Plan, Quantity, Unit, Values, at_least, one_of, regular_expression
+from landscape.selection import matching
 from landscape.subject import Subject
 
 
 @dataclass(frozen=True)
 class Density:
-    """Density of all Hessian eigenvalues of loss + weight decay over all samples, for all trainable parameters.
+    """Density of all Hessian eigenvalues of loss + weight decay over all samples, for the parameters.
 
     A Lanczos run from a random unit vector v gives nodes and weights with sum_j weight_j f(node_j) = v' f(H) v, exact
     for polynomials up to degree 2 steps - 1; its mean over v is the mean of f over the eigenvalues. What is stored is
@@ -36,15 +37,18 @@ class Density:
 
     vectors: Annotated[int, "random start vectors"] = 8
     steps: Annotated[int, "Lanczos steps, and so nodes, per vector; as many as parameters at most"] = 40
-    hvp: Annotated[Hvp, "how products are made; auto tries and takes the fastest, equal to rounding"] = "kept"
+    hvp: Annotated[Hvp, "how products are made; auto tries and takes the fastest, equal to rounding"] = "auto"
+    params: Annotated[str, "regular expression: only parameters whose name it finds"] = ""
     seed: Annotated[int, "seed of the start vectors"] = 0
 
     def __post_init__(self) -> None:
         at_least("vectors", self.vectors, 1)
         at_least("steps", self.steps, 2)
         one_of("hvp", self.hvp, get_args(Hvp))
+        regular_expression("params", self.params)
 
     def plan(self, subject: Subject) -> Plan:
+        matching(subject.parameters, self.params)  # nothing is begun for an expression that finds none
         eigenvalue, node = "loss per squared weight", ("node",)
         return Plan(
             over={"vector": np.arange(self.vectors)},
@@ -53,6 +57,7 @@ class Density:
                 "nodes": Quantity("node of the quadrature: a Ritz value, ascending", eigenvalue, node),
                 "weights": Quantity("its weight; those of a vector sum to 1", dims=node),
                 "matvecs": Quantity("Hessian products with all samples spent"),
+                "hvp": Quantity(HOW),
             },
             summaries={
                 "mean": Quantity("mean eigenvalue: the trace over the number of parameters", eigenvalue),
@@ -67,17 +72,24 @@ class Density:
         """The parameters without the way products are made, which changes nothing but rounding."""
         return {name: value for name, value in asdict(self).items() if name != "hvp"}
 
+    def settled(self, subject: Subject, stored: Mapping[str, np.ndarray]) -> Density:
+        """Itself with the way of making products that holds for the whole answer, chosen once."""
+        parameters = matching(subject.parameters, self.params)
+        return replace(self, hvp=settled(subject, parameters, self.hvp, stored, batches=len(subject.batches)))
+
     def measure(self, subject: Subject, unit: Unit) -> Values:
         (values,) = self.sweep(subject, [unit])
         return values
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Start vectors one after the other, with products prepared once."""
-        products = curvature(subject, subject.parameters, self.hvp, batches=len(subject.batches))
+        parameters = matching(subject.parameters, self.params)
+        size = sum(p.numel() for p in parameters.values())
+        products = curvature(subject, parameters, self.hvp, batches=len(subject.batches))
         product = over_all_samples(subject, products)
         for unit in units:
-            start = random_unit(subject.size, unit.seed(self.seed), device=subject.device, dtype=subject.dtype)
-            yield self._quadrature(product, start)
+            start = random_unit(size, unit.seed(self.seed), device=subject.device, dtype=subject.dtype)
+            yield {**self._quadrature(product, start), "hvp": CODES.index(products.kind)}
 
     def _quadrature(self, product: Callable[[Tensor], Tensor], start: Tensor) -> dict[str, Any]:
         nodes, weights = np.full((2, self.steps), np.nan)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.curvature import CODES, Curvature, Hvp, Operator, curvature, over_all_samples, settled
+from landscape.curvature import CODES, HOW, Curvature, Hvp, Operator, curvature, over_all_samples, settled
 from landscape.linalg.lanczos import Spectrum, Which
 from landscape.linalg.power_iteration import power_iteration
 from landscape.linalg.sharpness import summaries
@@ -156,7 +156,7 @@ class Hessian:
             "matvecs": Quantity(f"matrix products spent, each with the {whole}"),
             "nodes": Quantity("Lanczos nodes: Ritz values of the start vector's quadrature", units, ("node",)),
             "weights": Quantity("their weights: the spectral density that the start vector saw", dims=("node",)),
-            "hvp": Quantity(f"how products were made: {', '.join(f'{i} {kind}' for i, kind in enumerate(CODES))}"),
+            "hvp": Quantity(HOW),
         }
         if self.verify:
             quantities["missed"] = Quantity("eigenvalues that only the search beside the others found")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from landscape.curvature import Curvature, Hvp, curvature
+from landscape.curvature import CODES, HOW, Curvature, Hvp, curvature, settled
 from landscape.linalg.trace import TraceEstimate, hutch_plus_plus, hutchinson, xtrace
-from landscape.probe import Plan, Quantity, Unit, Values, at_least, one_of
+from landscape.probe import Plan, Quantity, Unit, Values, at_least, one_of, regular_expression
+from landscape.selection import matching
 from landscape.subject import Subject
 
 Method = Literal["xtrace", "hutchinson", "hutch++"]
@@ -24,7 +25,7 @@ METHODS: Mapping[str, Callable[..., TraceEstimate]] = {
 
 @dataclass(frozen=True)
 class Trace:
-    """Trace of the Hessian of loss + weight decay, for all trainable parameters; not divided by their number.
+    """Trace of the Hessian of loss + weight decay, for all parameters asked for; not divided by their number.
 
     Every mini-batch has random vectors of its own. The trace over all samples is the sample-weighted mean of those of
     the mini-batches, exactly: the loss is a mean over samples and the trace is linear. Its error thus falls with the
@@ -41,15 +42,18 @@ class Trace:
 
     method: Annotated[Method, "estimator; xtrace has the smallest error for the same work"] = "xtrace"
     vectors: Annotated[int, "Hessian products per mini-batch"] = 32
-    hvp: Annotated[Hvp, "how products are made; auto tries and takes the fastest, equal to rounding"] = "kept"
+    hvp: Annotated[Hvp, "how products are made; auto tries and takes the fastest, equal to rounding"] = "auto"
+    params: Annotated[str, "regular expression: only parameters whose name it finds"] = ""
     seed: Annotated[int, "seed of the random vectors"] = 0
 
     def __post_init__(self) -> None:
         one_of("method", self.method, get_args(Method))
         at_least("vectors", self.vectors, 4)
-        one_of("hvp", self.hvp, get_args(Hvp))
+        one_of("hvp", self.hvp, [hvp for hvp in get_args(Hvp) if hvp != "together"])
+        regular_expression("params", self.params)
 
     def plan(self, subject: Subject) -> Plan:
+        matching(subject.parameters, self.params)  # nothing is begun for an expression that finds none
         trace = "loss per squared weight"
         return Plan(
             over={"batch": np.arange(len(subject.batches))},
@@ -59,6 +63,7 @@ class Trace:
                 "samples": Quantity("samples in the mini-batch"),
                 "loss": Quantity("loss of the mini-batch", "nats"),
                 "matvecs": Quantity("Hessian products spent"),
+                "hvp": Quantity(HOW),
             },
             summaries={
                 "trace": Quantity("trace of the Hessian over the samples of all finished mini-batches", trace),
@@ -72,23 +77,31 @@ class Trace:
         """The parameters without the way products are made, which changes nothing but rounding."""
         return {name: value for name, value in asdict(self).items() if name != "hvp"}
 
+    def settled(self, subject: Subject, stored: Mapping[str, np.ndarray]) -> Trace:
+        """Itself with the way of making products that holds for the whole answer, chosen once."""
+        parameters = matching(subject.parameters, self.params)
+        hvp = settled(subject, parameters, self.hvp, stored, batches=len(subject.batches), joint=False)
+        return replace(self, hvp=hvp)
+
     def measure(self, subject: Subject, unit: Unit) -> Values:
         (values,) = self.sweep(subject, [unit])
         return values
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Mini-batches one after the other, with products prepared once for all of one shape."""
-        products = curvature(subject, subject.parameters, self.hvp, batches=len(units))
+        parameters = matching(subject.parameters, self.params)
+        products = curvature(subject, parameters, self.hvp, batches=len(units), joint=False)
         for unit in units:
             yield self._estimate(subject, products, unit)
 
     def _estimate(self, subject: Subject, products: Curvature, unit: Unit) -> dict[str, float]:
         (i,) = unit.index
         product = products.product(i)
-        values = {"samples": len(subject.batches[i][1]), "loss": product.value}
+        values = {"samples": len(subject.batches[i][1]), "loss": product.value, "hvp": CODES.index(products.kind)}
+        size = sum(p.numel() for p in products.parameters.values())
         try:
             found = METHODS[self.method](
-                product, subject.size, self.vectors,
+                product, size, self.vectors,
                 seed=unit.seed(self.seed), device=subject.device, dtype=subject.dtype,
             )  # fmt: skip
         except FloatingPointError:
