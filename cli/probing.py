@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import typing
 from collections.abc import Callable
@@ -36,6 +37,7 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
     "batch_size": option(int | None, "Samples per mini-batch. Default 128, hessian 16.", None, DATA),
     "augment": option(bool | None, "Transform by the checkpoint's own recipe, drawn once.", None, DATA),
     "weight_decay": option(float | None, "Coefficient of (1/2) ||w||^2 in the objective.", None, DATA),
+    "loss": option(str | None, "cross-entropy, mse, bce, or file.py:callable giving a loss per sample.", None, DATA),
     "image_size": option(int | None, "Side of the images in pixels.", None, DATA),
     "model": option(
         str | None, "Name, module:callable or file.py:callable, where the checkpoint does not say.", None, DATA
@@ -63,6 +65,7 @@ LOADING = (
     "batch_size",
     "augment",
     "weight_decay",
+    "loss",
     "image_size",
     "model",
     "weights",
@@ -175,7 +178,8 @@ def introduce(loaded: Any, *, quiet: bool) -> None:
     source = f"{loaded.checkpoint.path} ({loaded.checkpoint.taken})" if loaded.checkpoint else "freshly built"
     say(
         f"{loaded.label}: {source}, {loaded.size / 1e6:.3g} M parameters, {loaded.device}; "
-        f"{loaded.protocol}; on {proof.samples} of them loss {proof.loss:.4f}, accuracy {proof.accuracy:.4f}",
+        f"{loaded.protocol}; on {proof.samples} of them loss {proof.loss:.4f}"
+        + (f", accuracy {proof.accuracy:.4f}" if math.isfinite(proof.accuracy) else ""),
         quiet=quiet,
     )
     if proof.at_chance:

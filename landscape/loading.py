@@ -19,6 +19,7 @@ from landscape.data.augment import Augmentation
 from landscape.data.images import Batches, Images
 from landscape.data.source import guarded, named
 from landscape.device import device as device_of
+from landscape.losses import losses_of
 from landscape.probe import OptionError, at_least
 from landscape.subject import Spec, Subject, count_of, outputs_of
 
@@ -95,11 +96,13 @@ def _load(spec: Spec, *, module: nn.Module | None = None, label: str = "") -> Su
     subject = Subject(
         model=model,
         batches=Batches(images.to(device), spec.batch_size, augmentation, spec.seed),
+        losses=losses_of(spec.loss),
         weight_decay=spec.weight_decay,
         label=label or default,
         spec=None if module is not None else spec,
         checkpoint=stored,
         seed=spec.seed,
+        loss_name=spec.loss,
     )
     _fits(subject)
     return subject
@@ -174,6 +177,9 @@ def _fits(subject: Subject) -> None:
         raise ValueError(
             f"the model refuses inputs of shape {shape} from {images.name} ({reason}); check --data and --image-size"
         ) from error
+    if subject.loss_name:
+        guarded(f"--loss {subject.loss_name}", lambda: subject.losses(outputs, targets))
+        return
     if outputs.dim() != 2 or len(outputs) != len(inputs):
         raise ValueError(
             f"the model returns {tuple(outputs.shape)} for {len(inputs)} samples, expected (samples, classes)"

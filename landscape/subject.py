@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from landscape import checkpoint as checkpoints
 from landscape.checkpoint import Checkpoint
 from landscape.data.images import Batches, Images
 from landscape.data.source import spec_sha256
+from landscape.losses import cross_entropy
 from landscape.probe import OptionError, at_least
 
 Split = Literal["train", "test"]
@@ -37,6 +37,7 @@ class Spec:
         batch_size: images per mini-batch.
         augment: transform by the checkpoint's own recipe, drawn once.
         weight_decay: coefficient of (1/2)||w||^2 in the objective.
+        loss: data term per sample, see `losses_of`; "" is cross-entropy.
         seed: of augmentation and of a freshly built model.
     """
 
@@ -50,6 +51,7 @@ class Spec:
     batch_size: int = 128
     augment: bool = False
     weight_decay: float = 0.0
+    loss: str = ""
     image_size: int | None = None
     device: str = "auto"
     seed: int = 0
@@ -78,16 +80,18 @@ class Subject:
         label: readable name.
         spec: how to load it again; None for a module made in Python.
         checkpoint: what the file said.
+        loss_name: what `losses` was named by; "" for a function made in Python.
     """
 
     model: nn.Module
     batches: Sequence[tuple[Tensor, Tensor]]
-    losses: Callable[[Tensor, Tensor], Tensor] = field(default=lambda outputs, targets: losses(outputs, targets))
+    losses: Callable[[Tensor, Tensor], Tensor] = cross_entropy
     weight_decay: float = 0.0
     label: str = "model"
     spec: Spec | None = None
     checkpoint: Checkpoint | None = None
     seed: int = 0
+    loss_name: str = ""
     _made: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
@@ -166,7 +170,9 @@ class Subject:
         wanted = {*uses, *(("batch_size", "seed") if augmentation else ())}
         known = {"batch_size": self.batch_size, "weight_decay": self.weight_decay, "seed": self.seed}
         spec = self.spec or Spec()
+        loss = {} if self.losses is cross_entropy else {"loss": self._loss_identity}
         return {
+            **loss,
             "weights": checkpoints.weights_sha256(self.model.state_dict()),
             "model": [type(self.model).__qualname__, _code_sha256(spec.model)],
             "data": [self._data_sha256, _code_sha256(spec.data)],
@@ -204,6 +210,7 @@ class Subject:
             f"batch size {self.batch_size}",
             "augmented once" if augmented else "no augmentation",
             f"weight decay {self.weight_decay:g}",
+            *([f"loss {self.loss_name.rpartition('/')[2]}"] if self.loss_name else []),
             f"seed {self.seed}",
         ]
         return ", ".join(parts)
@@ -212,6 +219,13 @@ class Subject:
     def batch_size(self) -> int:
         """Samples per mini-batch, the last one perhaps less."""
         return self.batches.batch_size if isinstance(self.batches, Batches) else len(self.batches[0][1])
+
+    @property
+    def _loss_identity(self) -> list[str | None]:
+        """Of a file its content and not its place; of a function made in Python its name is all there is."""
+        code = _code_sha256(self.loss_name)
+        name = self.loss_name.rpartition(":")[2] if code else self.loss_name
+        return [name or f"{self.losses.__module__}:{getattr(self.losses, '__qualname__', '')}", code]
 
     @cached_property
     def _data_sha256(self) -> str:
@@ -225,12 +239,6 @@ class Subject:
 def _code_sha256(spec: str) -> str | None:
     """SHA-256 of the file of `file.py:callable`; None for names and installed modules."""
     return spec_sha256(spec) if ":" in spec else None
-
-
-def losses(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy per sample from log-sum-exp, (N,); targets are class indices (N,) or shares (N, classes)."""
-    soft = targets.is_floating_point()
-    return F.cross_entropy(outputs, targets.to(outputs.dtype) if soft else targets.long(), reduction="none")
 
 
 def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
@@ -256,7 +264,9 @@ def logits_in(returned: object) -> Tensor:
 
 
 def correct(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Whether each sample's largest logit is at its (largest) target, (N,) bool."""
+    """Whether each sample's largest logit is at its (largest) target, (N,); NaN where targets are no classes."""
+    if outputs.dim() != 2 or (targets.is_floating_point() and targets.shape != outputs.shape):
+        return torch.full((len(targets),), torch.nan, device=outputs.device)
     wanted = targets.argmax(dim=1) if targets.is_floating_point() else targets
     return outputs.argmax(dim=1) == wanted
 
@@ -298,7 +308,7 @@ def prove(subject: Subject, samples: int = 256) -> Proof:
         for i in range(len(subject.batches)):
             inputs, targets = subject.batch(i)
             outputs = outputs_of(subject.model, inputs)
-            classes = outputs.shape[1]
+            classes = outputs.shape[-1]
             loss.append(subject.losses(outputs, targets).double())
             right.append(correct(outputs, targets).double())
             if sum(map(len, loss)) >= samples:

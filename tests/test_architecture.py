@@ -13,7 +13,7 @@ FOLDERS = {"landscape": ROOT / "landscape", "landscape.cli": ROOT / "cli", "land
 
 # part (a module, or a package with all below it) -> parts of the project that it may import, itself always
 STORING = {"probe", "journal", "answer", "store"}
-MODELS = {"probe", "device", "data", "models", "safe_load", "checkpoint", "linalg", "subject"}
+MODELS = {"probe", "device", "data", "models", "safe_load", "checkpoint", "linalg", "losses", "subject"}
 ALLOWED = {
     "probe": set(),
     "journal": set(),
@@ -32,6 +32,7 @@ ALLOWED = {
     "residuals": {"dataflow"},
     "layers": {*MODELS, "dataflow", "residuals"},
     "selection": set(),
+    "losses": {"data", "probe"},
     "curvature": {"linalg", "subject"},
     "spectra": {"linalg", "probe"},
     "probes": {*MODELS, "layers", "lesions", "plane", "batchnorm", "snapshots", "curvature", "selection", "spectra"},

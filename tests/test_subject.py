@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from landscape import checkpoint, models
 from landscape.data import load as load_data
 from landscape.loading import load, load_spec
+from landscape.losses import cross_entropy
 from landscape.probe import OptionError
-from landscape.subject import Spec, Subject, losses, prove
+from landscape.subject import Spec, Subject, prove
 
 
 @dataclasses.dataclass
@@ -95,10 +96,10 @@ def test_frozen_parameters_are_no_part_of_l2() -> None:
 
 def test_a_loss_of_shares_is_their_mixture_and_does_not_overflow() -> None:
     logits = torch.tensor([[1e4, 0.0, -1e4]])
-    assert losses(logits, torch.tensor([1])).item() == 1e4
+    assert cross_entropy(logits, torch.tensor([1])).item() == 1e4
     shares = torch.tensor([[0.25, 0.75, 0.0]], dtype=torch.float64)
-    one, two = (losses(logits, torch.tensor([i])).item() for i in (0, 1))
-    assert losses(logits, shares).item() == pytest.approx(0.25 * one + 0.75 * two)
+    one, two = (cross_entropy(logits, torch.tensor([i])).item() for i in (0, 1))
+    assert cross_entropy(logits, shares).item() == pytest.approx(0.25 * one + 0.75 * two)
 
 
 @pytest.mark.parametrize("wrap", [lambda z: (z, None), lambda z: [z], lambda z: {"logits": z}, Logits])

@@ -1,0 +1,134 @@
+"""Other objectives than cross-entropy: by name, and by a function of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from analytic import answer
+from torch import Tensor, nn
+
+import landscape
+from landscape.losses import NAMES, losses_of
+from landscape.probe import OptionError
+from landscape.probes.hessian import Hessian
+from landscape.run import digest
+from landscape.subject import Subject, prove
+
+REGRESSION = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+INPUTS = torch.randn(12, 4)
+
+def data():
+    return INPUTS, INPUTS.sum(dim=1) + 0.1
+
+def net():
+    return nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
+
+def huber(outputs, targets):
+    return nn.functional.huber_loss(outputs, targets, reduction="none")
+
+def mean(outputs, targets):
+    return nn.functional.mse_loss(outputs, targets)
+
+def broken(outputs, targets):
+    raise KeyError("no such thing")
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(REGRESSION)
+    return path
+
+
+def _loaded(file: Path, loss: str) -> Subject:
+    return landscape.load(None, model=f"{file}:net", data=f"{file}:data", batch_size=6, loss=loss, device="cpu")
+
+
+def test_named_losses_are_their_formulas() -> None:
+    outputs = torch.tensor([[0.5, -1.0, 2.0], [0.0, 3.0, -2.0]], dtype=torch.float64)
+    targets = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
+    share = 1 / (1 + np.exp(-outputs.numpy()))
+    t = targets.numpy()
+    bce = -(t * np.log(share) + (1 - t) * np.log(1 - share)).mean(axis=1)
+    np.testing.assert_allclose(NAMES["bce"](outputs, targets), bce, rtol=1e-12)
+    np.testing.assert_allclose(NAMES["mse"](outputs, targets), ((outputs.numpy() - t) ** 2).mean(axis=1), rtol=1e-12)
+    np.testing.assert_allclose(NAMES["mse"](outputs[:, :1], targets[:, 0]), [0.25, 0.0], rtol=1e-12)
+    log_sum = np.log(np.exp(outputs.numpy()).sum(axis=1))
+    expected = log_sum - outputs.numpy()[[0, 1], [2, 1]]
+    np.testing.assert_allclose(NAMES["cross-entropy"](outputs, torch.tensor([2, 1])), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("operator", ["hessian", "ggn"])
+def test_the_hessian_of_least_squares_is_that_of_its_normal_equations(file: Path, operator: str) -> None:
+    subject = _loaded(file, "mse")
+    subject.model.double()
+    found = answer(Hessian(top=5, tol=1e-8, operator=operator), subject)  # type: ignore[arg-type]
+    for i in range(2):
+        inputs, _ = subject.batch(i)
+        rows = torch.cat([inputs, torch.ones(6, 1, dtype=torch.float64)], dim=1)
+        expected = torch.linalg.eigvalsh(2 * rows.T @ rows / 6).flip(0)
+        np.testing.assert_allclose(found["eigenvalue"][i], expected, rtol=1e-9, atol=1e-12)
+
+
+def test_a_loss_of_ones_own_enters_the_objective_the_protocol_and_the_question(file: Path) -> None:
+    huber, mse = (_loaded(file, loss) for loss in (f"{file}:huber", "mse"))
+    inputs, targets = huber.batch(0)
+    expected = nn.functional.huber_loss(huber.model(inputs), targets)
+    assert huber.objective(0).item() == pytest.approx(expected.item(), rel=1e-6)
+    assert "loss mine.py:huber" in huber.protocol
+    before = digest(Hessian(), huber)
+    assert before != digest(Hessian(), mse)
+    moved = file.with_name("elsewhere.py")
+    moved.write_text(REGRESSION)
+    assert digest(Hessian(), _loaded(moved, f"{moved}:huber")) == before
+    moved.write_text(REGRESSION + "# edited\n")
+    assert digest(Hessian(), _loaded(file, f"{moved}:huber")) != before
+
+
+def test_functions_made_in_python_are_told_apart() -> None:
+    batches = [(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))]
+
+    def halved(outputs: Tensor, targets: Tensor) -> Tensor:
+        return 0.5 * NAMES["cross-entropy"](outputs, targets)
+
+    model = nn.Linear(3, 2)
+    plain, other = Subject(model, batches), Subject(model, batches, losses=halved)
+    assert digest(Hessian(), plain) != digest(Hessian(), other)
+    assert "loss" not in plain.identity(())  # as it was before there were others
+
+
+def test_there_is_no_accuracy_where_targets_are_no_classes(file: Path) -> None:
+    proof = prove(_loaded(file, "mse"))
+    assert np.isnan(proof.accuracy)
+    assert not proof.at_chance
+    assert np.isfinite(proof.loss)
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda file: f"{file}:mean", r"returned \(\) for 2 samples, expected one loss per sample, \(2,\)"),
+        (lambda file: f"{file}:broken", "--loss .*broken failed with KeyError: 'no such thing'"),
+        (lambda file: f"{file}:nothing", "has no callable 'nothing'"),
+    ],
+)
+def test_a_loss_that_cannot_be_used_is_refused_in_one_line(
+    file: Path, loss: Callable[[Path], str], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        _loaded(file, loss(file))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_name_is_a_usage_error() -> None:
+    with pytest.raises(OptionError, match="--loss crossentropy is unknown; ask for cross-entropy, mse, bce, or file"):
+        losses_of("crossentropy")
