@@ -4,8 +4,9 @@
 
 Every engine gets the same models, the same mini-batches and one thread. Measured per mini-batch: products, process
 time, errors against a float64 reference (ours at residual 1e-9, of which scipy's eigsh checks the first mini-batch),
-eigenvalues missed at 1 %. Rows are appended as they come, so that a killed run goes on where it stopped; the table is
-printed at the end. Trained models are read from DIR/<model>-<data>/final.pt, untrained ones from its init.pt.
+eigenvalues missed at 1 %, growth of the resident memory, and a product's time in gradients. Rows are appended as they
+come, so that a killed run goes on where it stopped; the table is printed at the end. Trained models are read from
+DIR/<model>-<data>/final.pt, untrained ones from its init.pt.
 """
 
 from __future__ import annotations
@@ -16,28 +17,29 @@ import io
 import json
 import logging
 import math
-import resource
 import statistics
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 import landscape
-from landscape.curvature import Curvature, curvature
+from landscape.curvature import Curvature, Hvp, curvature
 from landscape.linalg.hessian import differentiable_attention, hessian_product
 from landscape.linalg.lanczos import lanczos
 from landscape.linalg.vector import random_unit
 from landscape.subject import Subject, outputs_of
 
 TOP = 5
-Row = dict[str, object]
+Row = dict[str, Any]
 
 
 def ours(subject: Subject, i: int, *, curved: Curvature, tol: float = 1e-3) -> tuple[np.ndarray, int]:
@@ -128,110 +130,141 @@ def load(path: Path, data: str, root: Path | None, batch_size: int, batches: int
     return subject
 
 
-def engines(
-    subject: Subject, batches: int, compiled: bool
-) -> dict[str, tuple[Callable[..., tuple[np.ndarray, int]], float]]:
-    """Engine -> (function, seconds of preparation)."""
-    found: dict[str, tuple[Callable[..., tuple[np.ndarray, int]], float]] = {
-        "PyHessian": (pyhessian, 0.0),
-        "PyHessian 1e-4": (partial(pyhessian, tol=1e-4, iterations=1000), 0.0),
-        "curvlinops + eigsh": (curvlinops, 0.0),
-        "ours, kept graph": (
-            partial(ours, curved=curvature(subject, subject.parameters, "kept", batches=batches)),
-            0.0,
-        ),
+def engines(subject: Subject, batches: int) -> dict[str, Engine]:
+    """The contestants, prepared."""
+    found = {
+        "PyHessian": Engine(pyhessian, batches),
+        "PyHessian 1e-4": Engine(partial(pyhessian, tol=1e-4, iterations=1000), math.ceil(batches / 10)),
+        "curvlinops + eigsh": Engine(curvlinops, math.ceil(batches / 2)),
     }
-    for kind in ("auto", "compiled") if compiled else ("auto",):
+    convolves = any(isinstance(m, torch.nn.Conv2d) and max(m.kernel_size) > 1 for m in subject.model.modules())
+    kinds: list[Hvp] = ["kept", "traced-channels-last"] if convolves else ["kept", "traced", "compiled"]
+    if batches < 20:
+        kinds.remove("compiled") if "compiled" in kinds else None
+    for kind in kinds:
         start = time.process_time()
-        curved = curvature(subject, subject.parameters, kind, batches=max(batches, 100))
-        curved.product(0)(torch.zeros(subject.size))
-        found[f"ours, {kind}"] = (partial(ours, curved=curved), time.process_time() - start)
+        curved = curvature(subject, subject.parameters, kind, batches=batches)
+        product, vector = curved.product(0), torch.zeros(subject.size)
+        product(vector)
+        prepared = time.process_time() - start
+        found[f"ours, {kind}"] = Engine(partial(ours, curved=curved), batches, prepared, partial(product, vector))
     return found
 
 
+@dataclass(frozen=True)
+class Engine:
+    """One way to the eigenvalues: its function, how many mini-batches it gets, seconds of preparation, a product."""
+
+    run: Callable[[Subject, int], tuple[np.ndarray, int]]
+    batches: int
+    prepared: float = 0.0
+    product: Callable[[], object] | None = None
+
+
 def measure(arguments: argparse.Namespace) -> list[Row]:
-    rows: list[Row] = (
-        [json.loads(line) for line in arguments.out.read_text().splitlines()] if arguments.out.exists() else []
-    )
+    out: Path = arguments.out
+    rows: list[Row] = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
     known = {(r["model"], r["state"], r["batch_size"], r["batch"], r["engine"]) for r in rows}
-    for name in arguments.models:
-        for state, file in (("trained", "final.pt"), ("untrained", "init.pt")):
-            for batch_size, batches in ((16, arguments.batches), (128, arguments.large)):
-                if batches == 0 or (batch_size == 128 and state == "untrained"):
-                    continue
-                path = arguments.checkpoints / f"{name}-{arguments.data}" / file
-                exact = load(path, arguments.data, arguments.data_root, batch_size, batches, torch.float64)
-                subject = load(path, arguments.data, arguments.data_root, batch_size, batches, torch.float32)
-                truth = {i: reference(exact, i) for i in range(batches)}
-                del exact
-                # Compiling is worth its time for many mini-batches of one shape only.
-                for engine, (run, prepared) in engines(
-                    subject, batches, batch_size == 16 and arguments.compiled
-                ).items():
-                    limit = math.ceil(batches / 4) if engine in ("PyHessian 1e-4",) else batches
-                    for i in range(limit):
-                        key = (name, state, batch_size, i, engine)
-                        if key in known:
-                            continue
-                        start = time.process_time()
-                        values, products = run(subject, i)
-                        seconds = time.process_time() - start
-                        worst, median, missed = errors(values, truth[i])
-                        row: Row = dict(zip(("model", "state", "batch_size", "batch", "engine"), key, strict=True))
-                        row |= {
-                            "products": products,
-                            "seconds": seconds,
-                            "worst": worst,
-                            "median": median,
-                            "missed": missed,
-                        }
-                        row |= {
-                            "prepared": prepared,
-                            "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-                        }
-                        rows.append(row)
-                        with arguments.out.open("a") as stream:
-                            stream.write(json.dumps(row) + "\n")
-                gradient = _gradient_seconds(subject)
-                print(f"{name} {state} B {batch_size}: one gradient {1e3 * gradient:.1f} ms", flush=True)
+    cases = [
+        (name, state, file, batch_size, batches)
+        for name in arguments.models
+        for state, file in (("trained", "final.pt"), ("untrained", "init.pt"))
+        for batch_size, batches in ((16, arguments.batches), (128, arguments.large))
+        if batches and (batch_size == 16 or state == "trained")
+    ]
+    for name, state, file, batch_size, batches in cases:
+        path = arguments.checkpoints / f"{name}-{arguments.data}" / file
+        subject, exact = (
+            load(path, arguments.data, arguments.data_root, batch_size, batches, dtype)
+            for dtype in (torch.float32, torch.float64)
+        )
+        contestants = engines(subject, batches)
+        for i in range(batches):  # all engines on one mini-batch, then the next: whatever slows the machine slows all
+            missing = {
+                engine: one
+                for engine, one in contestants.items()
+                if i < one.batches and (name, state, batch_size, i, engine) not in known
+            }
+            if not missing:
+                continue
+            truth = reference(exact, i)
+            gradient = _seconds(partial(_gradient, subject, 0))
+            for engine, one in missing.items():
+                _forget_peak()
+                before, start = _memory("VmRSS"), time.process_time()
+                values, products = one.run(subject, i)
+                seconds = time.process_time() - start
+                worst, median, missed = errors(values, truth)
+                row: Row = {
+                    "model": name, "state": state, "batch_size": batch_size, "batch": i, "engine": engine,
+                    "products": products, "seconds": seconds, "worst": worst, "median": median, "missed": missed,
+                    "prepared": one.prepared, "gradient": gradient, "peak_mib": _memory("VmHWM") - before,
+                    "product": _seconds(one.product) / gradient if one.product else math.nan,
+                }  # fmt: skip
+                rows.append(row)
+                with out.open("a") as stream:
+                    stream.write(json.dumps(row) + "\n")
+        print(f"{name} {state} B {batch_size}: {batches} mini-batches", flush=True)
     return rows
 
 
-def _gradient_seconds(subject: Subject) -> float:
-    inputs, targets = subject.batch(0)
-    parameters = list(subject.parameters.values())
+def _seconds(work: Callable[[], object]) -> float:
+    """Process time of some work, the best of five."""
 
     def once() -> float:
         start = time.process_time()
-        torch.autograd.grad(subject.losses(outputs_of(subject.model, inputs), targets).mean(), parameters)
+        work()
         return time.process_time() - start
 
     return min(once() for _ in range(5))
 
 
+def _gradient(subject: Subject, i: int) -> object:
+    inputs, targets = subject.batch(i)
+    loss = subject.losses(outputs_of(subject.model, inputs), targets).mean()
+    return torch.autograd.grad(loss, list(subject.parameters.values()))
+
+
+def _memory(name: str) -> float:
+    """A line of /proc/self/status in MiB: VmRSS now, VmHWM the most since `_forget_peak`."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    return int(line.split()[1]) / 1024
+
+
+def _forget_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
 def table(rows: list[Row]) -> str:
     lines = [
-        "| model | state | B | engine | mini-batches | products | s / mini-batch | speed | worst error | median "
-        "| missed | prepared s |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| model | state | B | engine | mini-batches | products | s / mini-batch | speed | against eigsh "
+        "| product / gradient | worst error | median | missed at 1 % | peak MiB | prepared s |",
+        "|" + " --- |" * 15,
     ]
-    cells: dict[tuple[object, ...], list[Row]] = {}
+    cells: dict[tuple[Any, ...], dict[int, Row]] = {}
     for row in rows:
-        cells.setdefault((row["model"], row["state"], row["batch_size"], row["engine"]), []).append(row)
-    for (model, state, batch_size, engine), found in cells.items():
-        base = {r["batch"]: float(r["seconds"]) for r in cells.get((model, state, batch_size, "PyHessian"), [])}  # type: ignore[arg-type]
-        own = {r["batch"]: float(r["seconds"]) for r in found}  # type: ignore[arg-type]
-        shared = [b for b in own if b in base]
-        speed = sum(base[b] for b in shared) / sum(own[b] for b in shared) if shared else math.nan
-        count = len(found)
+        key = (row["model"], row["state"], row["batch_size"], row["engine"])
+        cells.setdefault(key, {})[row["batch"]] = row
+    for (*case, engine), found in cells.items():
+        speeds = [_ratio(cells.get((*case, other), {}), found) for other in ("PyHessian", "curvlinops + eigsh")]
+        one, count = next(iter(found.values())), len(found)
+        worst = max(r["worst"] for r in found.values())
+        products, seconds = (statistics.mean(r[key] for r in found.values()) for key in ("products", "seconds"))
         lines.append(
-            f"| {model} | {state} | {batch_size} | {engine} | {count} "
-            f"| {statistics.mean(r['products'] for r in found):.1f} "  # type: ignore[type-var, misc]
-            f"| {statistics.mean(own.values()):.3f} | {speed:.1f}x "
-            f"| {max(r['worst'] for r in found):.1e} | {statistics.median(r['median'] for r in found):.1e} "  # type: ignore[type-var, misc]
-            f"| {sum(r['missed'] for r in found)}/{count * TOP} | {found[0]['prepared']:.1f} |"  # type: ignore[misc]
+            f"| {case[0]} | {case[1]} | {case[2]} | {engine} | {count} | {products:.1f} "
+            f"| {seconds:.3f} | {speeds[0]:.1f}x | {speeds[1]:.1f}x "
+            f"| {statistics.median(r['product'] for r in found.values()):.2f} | {worst:.1e} "
+            f"| {statistics.median(r['median'] for r in found.values()):.1e} "
+            f"| {sum(r['missed'] for r in found.values())}/{count * TOP} "
+            f"| {max(r['peak_mib'] for r in found.values()):.0f} | {one['prepared']:.1f} |"
         )
     return "\n".join(lines)
+
+
+def _ratio(base: dict[int, Row], own: dict[int, Row]) -> float:
+    """How many times faster, over the mini-batches that both had."""
+    shared = base.keys() & own.keys()
+    return sum(base[i]["seconds"] for i in shared) / sum(own[i]["seconds"] for i in shared) if shared else math.nan
 
 
 def main() -> None:
@@ -242,7 +275,6 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"))
     parser.add_argument("--batches", type=int, default=20, help="mini-batches of 16")
     parser.add_argument("--large", type=int, default=2, help="mini-batches of 128")
-    parser.add_argument("--compiled", action="store_true", help="also the compiled graph (about a minute per model)")
     parser.add_argument("--out", type=Path, default=Path("hessian.jsonl"))
     torch.set_num_threads(1)
     logging.basicConfig(level=logging.INFO, format="%(message)s")

@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from landscape.cli import files, training
 from landscape.cli.probing import command_of
+from landscape.cli.progress import listening
 from landscape.probe import OptionError
 from landscape.probes import PROBES
 
@@ -90,7 +91,8 @@ def status(arguments: Sequence[str]) -> int:
     usage_error: Any = typer.BadParameter.__base__
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        code = app(list(arguments), standalone_mode=False)
+        with listening(quiet="--quiet" in arguments):
+            code = app(list(arguments), standalone_mode=False)
         if code == INTERRUPTED:  # Typer turns Ctrl-C into this code without a word
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import sys
 import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -65,6 +68,28 @@ def duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+class Lines(logging.Handler):
+    """What the engine tells of its choices (how products are made, that memory ran out), as lines for the human."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Say it."""
+        say(record.getMessage())
+
+
+@contextlib.contextmanager
+def listening(*, quiet: bool) -> Iterator[None]:
+    """Say what the engine logs meanwhile; warnings alone if asked to be quiet."""
+    log, lines = logging.getLogger("landscape"), Lines()
+    before = log.level
+    log.setLevel(logging.WARNING if quiet else logging.INFO)
+    log.addHandler(lines)
+    try:
+        yield
+    finally:
+        log.removeHandler(lines)
+        log.setLevel(before)
 
 
 def say(text: str, *, quiet: bool = False) -> None:

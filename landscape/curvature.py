@@ -27,7 +27,7 @@ Operator = Literal["hessian", "ggn", "fisher"]
 Hvp = Literal["auto", "kept", "traced", "traced-channels-last", "compiled", "together"]
 CODES: tuple[str, ...] = get_args(Hvp)[1:]  # what is stored per mini-batch is the position in this list
 HOW = f"how products were made: {', '.join(f'{i} {kind}' for i, kind in enumerate(CODES))}"
-WORTH_TRACING = 12  # mini-batches: below that a trace of some seconds does not pay
+WORTH_TRACING = 32  # mini-batches: below that a trace of some seconds does not pay
 WORTH_COMPILING = 1200.0  # seconds of products: below that a compilation of a minute or two does not
 PRODUCTS = 16  # per mini-batch, for that estimate
 TOGETHER = 8  # mini-batches per product
@@ -198,7 +198,7 @@ def over_all_samples(
 def _fastest(subject: Subject, parameters: Mapping[str, Tensor], batches: int, joint: bool) -> Curvature:
     """The way that a trial shows to be the fastest; unless clearly slower, the one that usually is."""
     convolves = any(isinstance(m, nn.Conv2d) and max(m.kernel_size) > 1 for m in subject.model.modules())
-    kinds: list[Hvp] = ["traced-channels-last", "traced"] if convolves else ["traced"]
+    kinds: list[Hvp] = ["traced-channels-last" if convolves else "traced"]
     if joint and subject.device.type != "cpu" and batches >= 2 * TOGETHER:
         kinds.insert(0, "together")
     candidates = {"kept": Curvature(subject, parameters, "kept")}
