@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as encoding
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,11 +20,14 @@ def plot(
     file: File = Path("results.h5"),
     out: Annotated[Path, Option(help="Folder for the figures.")] = Path("figures"),
     format: Annotated[str, Option(help="Any of png, pdf, svg, separated by commas.")] = "png",
+    eigenvalues: Annotated[
+        str, Option(help="LOW:HIGH of the figure of Hessian spectra; the paper has -120:900.", metavar="LOW:HIGH")
+    ] = "",
     quiet: Annotated[bool, Option(help="Say nothing but errors.")] = False,
     debug: Annotated[bool, Option(help="Show the traceback of an error.")] = False,
 ) -> None:
     """Draw every figure that the results allow."""
-    for path in drawn(file, out, formats_of(format), quiet=quiet):
+    for path in drawn(file, out, formats_of(format), eigenvalues=range_of(eigenvalues), quiet=quiet):
         typer.echo(path)
 
 
@@ -42,7 +46,34 @@ def report(
         typer.echo(page.report(file, out, drawn(file, Path(folder), ("png",), quiet=True)))
 
 
-def drawn(file: Path, out: Path, formats: tuple[str, ...], *, quiet: bool) -> list[Path]:
+def range_of(text: str) -> tuple[float, float] | None:
+    """`LOW:HIGH` with zero between them, None for nothing.
+
+    Raises:
+        OptionError: it is something else.
+    """
+    from landscape.probe import OptionError
+
+    if not text:
+        return None
+    low, _, high = text.partition(":")
+    try:
+        found = float(low), float(high)
+    except ValueError:
+        found = (math.nan, math.nan)
+    if not -math.inf < found[0] < 0 < found[1] < math.inf:
+        raise OptionError(f"--eigenvalues {text} is no range around zero; ask for LOW:HIGH, for example -120:900")
+    return found
+
+
+def drawn(
+    file: Path,
+    out: Path,
+    formats: tuple[str, ...],
+    *,
+    eigenvalues: tuple[float, float] | None = None,
+    quiet: bool,
+) -> list[Path]:
     """Draw into a folder.
 
     Raises:
@@ -50,7 +81,7 @@ def drawn(file: Path, out: Path, formats: tuple[str, ...], *, quiet: bool) -> li
     """
     from landscape import plots
 
-    paths = plots.draw(file, out, formats=formats)
+    paths = plots.draw(file, out, formats=formats, eigenvalues=eigenvalues)
     if not paths:
         raise ValueError(f"{file} holds nothing finished to draw; run a probe first, for example: landscape surface")
     say(f"{len(paths)} figures in {out}", quiet=quiet)

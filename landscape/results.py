@@ -160,8 +160,36 @@ def lesion(data: xr.Dataset) -> Numbers:
 
 
 def hessian(data: xr.Dataset) -> Numbers:
-    """Share of negative eigenvalues and mean of the positive ones."""
-    return {name: data[name].item() for name in ("nep", "ape") if name in data}
+    """Share of negative eigenvalues and mean of the positive ones, or the sharpest layer; and what to distrust."""
+    found: Numbers = {name: data[name].item() for name in ("nep", "ape") if name in data and data[name].ndim == 0}
+    values = data["eigenvalue"] if "eigenvalue" in data else xr.DataArray(np.empty((0, 0)), dims=("batch", "rank"))
+    if "group" in values.dims and np.isfinite(values).any():
+        largest = values.max(("batch", "rank"))
+        found |= {
+            "largest": largest.max().item(),
+            "in": str(data["name"].values[int(np.nanargmax(largest.values))]),
+        }
+    finished = data["done"] == 1 if "done" in data else xr.zeros_like(values.isel(rank=0), dtype=bool)
+    lost = finished & ~np.isfinite(values).any("rank")
+    if lost.any():
+        found["not finite"] = _mini_batches(lost)
+    if "converged" in data:
+        unsure = np.isfinite(values) & (data["converged"] == 0)
+        if unsure.any():
+            found["not converged"] = (
+                f"{int(unsure.sum())} of {int(np.isfinite(values).sum())} values, {_mini_batches(unsure)}"
+            )
+    if "missed" in data and (data["missed"] > 0).any():
+        found["missed by the first search"] = int(data["missed"].sum())
+    return found
+
+
+def _mini_batches(where: xr.DataArray, most: int = 5) -> str:
+    """Mini-batches by name: `mini-batches 3, 7, ...`."""
+    others = [dim for dim in where.dims if dim != "batch"]
+    indices = np.flatnonzero(where.any(others).values) if others else np.flatnonzero(where.values)
+    named = ", ".join(str(i) for i in indices[:most])
+    return f"mini-batch{'es' if len(indices) > 1 else ''} {named}{', ...' if len(indices) > most else ''}"
 
 
 def trace(data: xr.Dataset) -> Numbers:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -31,17 +32,20 @@ class Figure:
 
     - a function of that name, `(data, axes) -> axes`, drawing one answer;
     - `page(answers, looks)`, the whole figure of all answers;
-    - `MEANING`, two sentences: what the numbers mean, and what they do not.
+    - `MEANING`, two sentences: what the numbers mean, and what they do not;
+    - where it draws some answers only, `select(answers)`, their positions.
 
     Args:
         name: of the module, the function and the file.
         probe: whose answers it draws.
         needs: quantities that an answer must hold; the first must have a finite value by now.
+        lacks: axes that it must not have.
     """
 
     name: str
     probe: str
     needs: tuple[str, ...]
+    lacks: tuple[str, ...] = ()
 
     @property
     def module(self) -> Any:
@@ -54,7 +58,14 @@ class Figure:
 
     def drawable(self, data: xr.Dataset) -> bool:
         """Whether an answer has got far enough to be drawn."""
-        return all(name in data for name in self.needs) and bool(np.isfinite(data[self.needs[0]].values).any())
+        fits = all(name in data for name in self.needs) and not any(axis in data.dims for axis in self.lacks)
+        return fits and bool(np.isfinite(data[self.needs[0]].values).any())
+
+    def selected(self, answers: Sequence[xr.Dataset]) -> list[xr.Dataset]:
+        """Those of the drawable answers that belong into the figure."""
+        drawable = [data for data in answers if self.drawable(data)]
+        select = getattr(self.module, "select", None)
+        return drawable if select is None else [drawable[i] for i in select(drawable)]
 
 
 FIGURES: Mapping[str, Figure] = {
@@ -63,7 +74,11 @@ FIGURES: Mapping[str, Figure] = {
         Figure("surface", "surface", needs=("loss", "done", "x", "y")),
         Figure("surface_3d", "surface", needs=("loss", "done", "x", "y")),
         Figure("trajectory", "trajectory", needs=("radius", "angle", "pc1", "pc2")),
-        Figure("hessian", "hessian", needs=("eigenvalue",)),
+        Figure("hessian", "hessian", needs=("eigenvalue",), lacks=("group",)),
+        Figure("hessian_density", "hessian", needs=("nodes", "weights"), lacks=("group",)),
+        Figure("hessian_loss", "hessian", needs=("eigenvalue", "loss"), lacks=("group",)),
+        Figure("hessian_phases", "hessian", needs=("nep", "ape", "largest"), lacks=("group",)),
+        Figure("hessian_layers", "hessian", needs=("largest", "smallest", "name", "group")),
         Figure("trace", "trace", needs=("trace", "trace_se", "batch_trace", "batch_trace_se")),
         Figure("density", "density", needs=("nodes", "weights", "mean", "mean_se", "smallest", "largest")),
         Figure("fourier", "fourier", needs=("delta_log_amplitude", "frequency", "depth")),
@@ -75,11 +90,23 @@ FIGURES: Mapping[str, Figure] = {
 
 
 def draw(
-    path: Path | str, out: Path | str, formats: Sequence[str] = ("png",), probes: Sequence[str] | None = None
+    path: Path | str,
+    out: Path | str,
+    formats: Sequence[str] = ("png",),
+    probes: Sequence[str] | None = None,
+    *,
+    eigenvalues: tuple[float, float] | None = None,
 ) -> list[Path]:
     """Draw every figure that the results allow, all answers of a probe in one; returns the files written.
 
     Answers with nothing finished are left out and logged; `left_out` names them.
+
+    Args:
+        path: results file.
+        out: folder for the figures.
+        formats: any of `FORMATS`.
+        probes: only the figures of these.
+        eigenvalues: of the figure of max-eigenvalue spectra, such as (-120, 900) in the paper; default: the data
 
     Raises:
         OptionError: a format or a probe is unknown.
@@ -100,10 +127,13 @@ def draw(
     everyone = [data for _, data in found]
     written = []
     for figure in FIGURES.values():
-        answers = [data for name, data in found if name.partition("/")[0] == figure.probe and figure.drawable(data)]
+        answers = figure.selected([data for name, data in found if name.partition("/")[0] == figure.probe])
         if answers and (probes is None or figure.probe in probes):
             folder.mkdir(parents=True, exist_ok=True)
-            written += _save(figure, answers, looks(answers, among=everyone), folder, formats)
+            page = figure.module.page
+            if figure.name == "hessian" and eigenvalues is not None:
+                page = partial(page, ranges=((eigenvalues[0], 0.0), (0.0, eigenvalues[1])))
+            written += _save(figure.name, page, answers, looks(answers, among=everyone), folder, formats)
     return written
 
 
@@ -121,12 +151,17 @@ def _left_out(found: Sequence[tuple[str, xr.Dataset]]) -> list[str]:
 
 
 def _save(
-    figure: Figure, answers: Sequence[xr.Dataset], looks: Sequence[Look], folder: Path, formats: Sequence[str]
+    figure: str,
+    page: Callable[..., Any],
+    answers: Sequence[xr.Dataset],
+    looks: Sequence[Look],
+    folder: Path,
+    formats: Sequence[str],
 ) -> list[Path]:
-    paths = [folder / f"{figure.name}.{name}" for name in formats]
+    paths = [folder / f"{figure}.{name}" for name in formats]
     with matplotlib.rc_context(style.RC), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a label in any script is welcome
-        page = figure.module.page(answers, looks)
+        drawn = page(answers, looks)
         for path, name in zip(paths, formats, strict=True):
-            page.savefig(path, format=name, metadata=_METADATA[name])
+            drawn.savefig(path, format=name, metadata=_METADATA[name])
     return paths

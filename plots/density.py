@@ -74,8 +74,8 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 
 def quadratures(data: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and weights of the finished start vectors, (vector, node), NaN where a run ended early."""
-    nodes, weights = (data[name].transpose("vector", "node").values for name in ("nodes", "weights"))
+    """Nodes and weights of the finished runs, (run, node), NaN where one ended early."""
+    nodes, weights = (data[name].transpose(..., "node").values for name in ("nodes", "weights"))
     known = np.isfinite(nodes).any(axis=1)
     return nodes[known], weights[known]
 

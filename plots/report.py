@@ -121,7 +121,7 @@ def _section(figure: Path, found: Sequence[tuple[str, xr.Dataset]]) -> str:
     title = html.escape(figure.stem.replace("_", " "))
     lines = [f"<section>\n<h2>{title}</h2>", _image(figure)]
     if known is not None:
-        answers = [data for name, data in found if name.partition("/")[0] == known.probe and known.drawable(data)]
+        answers = known.selected([data for name, data in found if name.partition("/")[0] == known.probe])
         protocols = "<br>".join(
             html.escape(f"{data.attrs.get('label', '')}: {data.attrs.get('protocol', 'protocol not stored')}")
             for data in answers

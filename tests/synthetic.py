@@ -146,9 +146,10 @@ def hessian(network: Network) -> tuple[Plan, Measure]:
     ends = ("largest", "smallest", "largest_residual", "smallest_residual")
     plan = Plan(
         over={"batch": np.arange(40)},
-        axes={"rank": np.arange(5)},
+        axes={"rank": np.arange(5), "node": np.arange(20)},
         quantities={
             **quantities(rank, "eigenvalue", "residual", "converged"),
+            **quantities(("node",), "nodes", "weights"),
             **quantities((), *ends, "loss", "matvecs"),
         },
         summaries=quantities((), "nep", "nep_low", "nep_high", "ape", "ape_low", "ape_high"),
@@ -159,7 +160,11 @@ def hessian(network: Network) -> tuple[Plan, Measure]:
         values = 60 / network.width * random.lognormal(0.3 * network.width, 0.8, 5)
         negative = random.random(5) < 0.25 / network.width**2
         values = np.sort(np.where(negative, -0.3 * values, values))[::-1]
-        return {"eigenvalue": values, "residual": 1e-4 * values, "converged": np.ones(5), "loss": 2.0, "matvecs": 14,
+        nodes, weights = np.full((2, 20), np.nan)
+        nodes[:14] = np.sort(np.r_[values, 0.01 * random.standard_normal(9)])
+        weights[:14] = np.exp(-np.abs(nodes[:14])) / np.exp(-np.abs(nodes[:14])).sum()
+        return {"eigenvalue": values, "residual": 1e-4 * values, "converged": np.ones(5), "matvecs": 14,
+                "loss": 1 + 0.01 * values.max(), "nodes": nodes, "weights": weights,
                 **dict.fromkeys(ends, 1.0)}  # fmt: skip
 
     return plan, measure

@@ -1,0 +1,59 @@
+"""Spectral density as the searches for the largest eigenvalues saw it: on log axes, with the bulk visible."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from landscape.plots import style
+from landscape.plots.appearance import Look
+from landscape.plots.appearance import look as look_of
+from landscape.plots.density import Grain, broadened, grain_of, quadratures
+
+MEANING = (
+    "The density of all Hessian eigenvalues of a mini-batch, mean over mini-batches with a band from the 10th to the "
+    "90th percentile. It costs nothing beside the eigenvalues: every search from a random vector is a quadrature of "
+    "the density with as many nodes as it took products, coarse in the bulk and sharp at the ends."
+)
+
+
+def hessian_density(data: xr.Dataset, ax: Axes, *, look: Look | None = None, grain: Grain | None = None) -> Axes:
+    """Draw the mean density over mini-batches, both axes logarithmic away from zero.
+
+    Args:
+        data: a stored answer.
+        ax: where.
+        look: colour and line.
+        grain: of axis and broadening; default: from the distances between the nodes.
+    """
+    look, grain = look or look_of(data), grain or grain_of([data])
+    at, curves = broadened(*quadratures(data), grain)
+    low, high = np.quantile(curves, [0.1, 0.9], axis=0)
+    mean = curves.mean(axis=0)
+    ax.plot(at, mean, color=look.color, linestyle=look.line, label=look.label)
+    ax.fill_between(at, low, high, color=look.color, alpha=0.2, linewidth=0)
+    ax.set_xscale("asinh", linear_width=grain.linear)
+    ax.set(xlabel="Hessian eigenvalue", ylabel="density", yscale="log")
+    seen = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in ax.lines])
+    ax.set_ylim(0.3 * float(np.quantile(seen, 0.12)), 3 * float(seen.max()))
+    return ax
+
+
+def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """All answers overlaid with one broadening."""
+    grain = grain_of(answers)
+    legend = [replace(look, marker="").sample() for look in looks]
+    note = (
+        f"Axis linear within ±{grain.linear:.2g}; nodes broadened by {grain.width:.2g} on it. Band: 10 to 90 % of the "
+        "mini-batches."
+    )
+    figure = style.page(answers, looks, height=2.3, legend=legend, note=note)
+    ax = figure.subplots()
+    for data, look in zip(answers, looks, strict=True):
+        hessian_density(data, ax, look=look, grain=grain)
+    return figure

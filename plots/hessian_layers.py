@@ -1,0 +1,72 @@
+"""The ends of the Hessian spectrum of every layer's own parameters, as bars."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from landscape.plots import style
+from landscape.plots.appearance import Look
+from landscape.plots.appearance import look as look_of
+
+MEANING = (
+    "The largest (to the right) and the smallest (to the left) eigenvalue of the diagonal block of the Hessian that "
+    "belongs to each layer, mean and standard error over mini-batches. A block leaves out how layers act on each "
+    "other: the largest eigenvalue of the whole Hessian is at least that of every block."
+)
+ROW = 0.115  # inches per layer
+
+
+def hessian_layers(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
+    """Draw both ends of every layer's spectrum, the first layer on top.
+
+    Args:
+        data: a stored answer with a group axis.
+        ax: where.
+        look: colour.
+    """
+    look = look or look_of(data)
+    rows = np.arange(data.sizes["group"])
+    ends = [_mean(data, name) for name in ("largest", "smallest")]
+    known = np.concatenate([np.abs(mean[np.isfinite(mean)]) for mean, _ in ends])
+    for (mean, error), alpha in zip(ends, (1.0, 0.45), strict=True):
+        ax.barh(rows, mean, xerr=error, height=0.75, color=look.color, alpha=alpha,
+                error_kw={"elinewidth": 0.6, "ecolor": "0.25"})  # fmt: skip
+    ax.axvline(0, color="0.3", linewidth=0.6)
+    positive = known[known > 0]
+    if positive.size and positive.max() > 30 * np.median(positive):
+        ax.set_xscale("asinh", linear_width=float(np.median(positive)))
+    ax.set_yticks(rows, [str(name) for name in data["name"].values], fontsize=5)
+    ax.set(ylim=(len(rows) - 0.4, -0.6), xlabel="Hessian eigenvalue of the layer's block")
+    return ax
+
+
+def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """One panel per answer, side by side, as high as the longest list of layers needs."""
+    layers = max(data.sizes["group"] for data in answers)
+    columns = min(len(answers), 3)
+    rows = -(-len(answers) // columns)
+    width = style.PAGE if columns > 1 else 0.75 * style.PAGE
+    figure = style.page(answers, looks, height=rows * (0.55 + ROW * layers), width=width)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for ax in axes.flat[len(answers) :]:
+        ax.remove()
+    for data, look, ax in zip(answers, looks, axes.flat, strict=False):
+        hessian_layers(data, ax, look=look)
+        ax.set_title(style.fitted(look.label, width / columns, style.SMALL), fontsize=style.SMALL)
+    return figure
+
+
+def _mean(data: xr.Dataset, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard error over the finished mini-batches, (group,)."""
+    values = data[name].transpose("batch", "group").values
+    count = np.isfinite(values).sum(axis=0)
+    total = np.nansum(values, axis=0)
+    mean = np.where(count > 0, total / np.maximum(count, 1), np.nan)
+    squares = np.nansum((values - mean) ** 2, axis=0)
+    error = np.where(count > 1, np.sqrt(squares / np.maximum(count - 1, 1) / np.maximum(count, 1)), 0.0)
+    return mean, error

@@ -1,0 +1,80 @@
+"""Hessian eigenvalues of mini-batches against their loss: are the sharp mini-batches those that are not yet fitted?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from landscape.plots import style
+from landscape.plots.appearance import Look
+from landscape.plots.appearance import look as look_of
+
+MEANING = (
+    "Every mini-batch at its loss: the eigenvalue of largest magnitude as a large mark, the others small. The rank "
+    "correlation is that of the large ones; it says that sharpness and loss go together over mini-batches of one "
+    "network, not that one makes the other."
+)
+
+
+def hessian_loss(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
+    """Draw the eigenvalues of every finished mini-batch over its loss.
+
+    Args:
+        data: a stored answer.
+        ax: where.
+        look: colour and marker.
+    """
+    look = look or look_of(data)
+    loss, values = data["loss"].values, data["eigenvalue"].transpose("batch", "rank").values
+    others = np.repeat(loss, values.shape[1] - 1)
+    ax.plot(others, values[:, 1:].ravel(), ".", color=look.color, alpha=0.35, markersize=2)
+    ax.plot(loss, values[:, 0], look.marker, color=look.color, markersize=3.2, label=look.label, markeredgewidth=0)
+    ax.axhline(0, color="0.6", linewidth=0.5, zorder=0)
+    ax.set(xlabel="loss of the mini-batch (nats)", ylabel="Hessian eigenvalue")
+    return ax
+
+
+def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """All answers in one panel, the rank correlation in the legend."""
+    legend = [
+        replace(look, label=f"{look.label}: {_numbers(data)}", line=" ").sample()  # type: ignore[arg-type]
+        for data, look in zip(answers, looks, strict=True)
+    ]
+    figure = style.page(answers, looks, height=2.3, legend=legend)
+    ax = figure.subplots()
+    for data, look in zip(answers, looks, strict=True):
+        hessian_loss(data, ax, look=look)
+    values = np.concatenate([data["eigenvalue"].values.ravel() for data in answers])
+    sizes = np.abs(values[np.isfinite(values) & (values != 0)])
+    if sizes.size and sizes.max() > 100 * np.median(sizes):
+        ax.set_yscale("asinh", linear_width=float(np.median(sizes)))
+    return figure
+
+
+def correlation(data: xr.Dataset) -> float:
+    """Spearman's rank correlation of loss and largest-magnitude eigenvalue; NaN below three mini-batches."""
+    loss, top = data["loss"].values, np.abs(data["eigenvalue"].isel(rank=0).values)
+    known = np.isfinite(loss) & np.isfinite(top)
+    if known.sum() < 3:
+        return float("nan")
+    first, second = (_ranks(values[known]) for values in (loss, top))
+    if not first.std() or not second.std():
+        return float("nan")
+    return float(np.corrcoef(first, second)[0, 1])
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks from 0, ties with their mean."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts) - 1
+    return np.asarray((last - (counts - 1) / 2)[inverse])
+
+
+def _numbers(data: xr.Dataset) -> str:
+    found, count = correlation(data), int(np.isfinite(data["loss"].values).sum())
+    return f"{count} mini-batches" + (f", rank correlation {found:.2f}" if np.isfinite(found) else "")

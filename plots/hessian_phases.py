@@ -1,0 +1,86 @@
+"""NEP, APE and the largest eigenvalue over the phases of training (Park & Kim, arXiv 2202.06709, Sec. 2)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import PurePath
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from landscape.plots import style
+from landscape.plots.appearance import Look, looks
+
+MEANING = (
+    "NEP (share of negative eigenvalues) and APE (mean of the positive ones) with their 95 % bootstrap intervals over "
+    "mini-batches, and the median largest eigenvalue with its quartiles over mini-batches, at snapshots of one run. "
+    "Between the snapshots nothing was measured."
+)
+
+
+def hessian_phases(data: Sequence[xr.Dataset], axes: Sequence[Axes], *, look: Look | None = None) -> Sequence[Axes]:
+    """Draw the three numbers of one run over its epochs.
+
+    Args:
+        data: answers to one question at snapshots of one run; a single answer is a run of one.
+        axes: three.
+        look: colour, marker and line.
+    """
+    run = sorted([data] if isinstance(data, xr.Dataset) else data, key=epoch)
+    look = look or looks(run)[-1]
+    at = [epoch(answer) for answer in run]
+    for ax, name in zip(axes, ("nep", "ape"), strict=False):
+        middle, low, high = (np.array([float(a[key]) for a in run]) for key in (name, f"{name}_low", f"{name}_high"))
+        _band(ax, at, middle, np.where(np.isfinite(low), low, middle), np.where(np.isfinite(high), high, middle), look)
+    quartiles = np.array([np.nanquantile(answer["largest"].values, [0.5, 0.25, 0.75]) for answer in run])
+    _band(axes[2], at, *quartiles.T, look)
+    for ax, name in zip(axes, ("NEP", "APE", "largest eigenvalue"), strict=True):
+        ax.set(xlabel="epoch", ylabel=name)
+    axes[0].set_ylim(bottom=min(0.0, axes[0].get_ylim()[0]))
+    return axes
+
+
+def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """One line per run, in the look of its last snapshot."""
+    lines = list(runs(answers).values())
+    shown = [looks[line[-1]] for line in lines]
+    last = [answers[line[-1]] for line in lines]
+    figure = style.page(last, shown, height=1.9, legend=[look.sample() for look in shown])
+    axes = figure.subplots(1, 3)
+    for line, look in zip(lines, shown, strict=True):
+        hessian_phases([answers[i] for i in line], axes, look=look)
+    sizes = np.concatenate([np.ravel(data["largest"].values) for data in answers])
+    positive = sizes[sizes > 0]
+    if positive.size and positive.max() > 100 * np.median(positive):
+        axes[2].set_yscale("log")
+    return figure
+
+
+def select(answers: Sequence[xr.Dataset]) -> list[int]:
+    """Positions of the answers that belong to a run with several of its snapshots."""
+    return sorted(i for line in runs(answers).values() for i in line)
+
+
+def runs(answers: Sequence[xr.Dataset]) -> dict[tuple[str, str, str], list[int]]:
+    """Positions of answers to one question at several snapshots of one run, by epoch."""
+    found: dict[tuple[str, str, str], dict[float, int]] = {}
+    for i, data in enumerate(answers):
+        spec = json.loads(str(data.attrs.get("spec", "{}")) or "{}")
+        folder = str(PurePath(str(spec.get("checkpoint") or "")).parent)
+        if np.isfinite(epoch(data)) and folder not in ("", "."):
+            key = (folder, str(data.attrs.get("protocol", "")), str(data.attrs.get("parameters", "")))
+            found.setdefault(key, {})[epoch(data)] = i  # of two at one epoch the newer
+    return {key: [i for _, i in sorted(line.items())] for key, line in found.items() if len(line) > 1}
+
+
+def epoch(data: xr.Dataset) -> float:
+    """The epoch of an answer's checkpoint, NaN where the file does not say it."""
+    return float(data.attrs.get("epoch", np.nan))
+
+
+def _band(ax: Axes, at: Sequence[float], middle: np.ndarray, low: np.ndarray, high: np.ndarray, look: Look) -> None:
+    ax.plot(at, middle, color=look.color, marker=look.marker, linestyle=look.line)
+    ax.fill_between(at, low, high, color=look.color, alpha=0.2, linewidth=0)

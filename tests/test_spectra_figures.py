@@ -1,0 +1,165 @@
+"""Figures of Hessian spectra beyond the two panels: over phases, layers, losses, and with the bulk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats
+import xarray as xr
+from analytic import answer, tanh_net
+from matplotlib.figure import Figure
+
+from landscape import plots, results
+from landscape.plots import hessian_density, hessian_layers, hessian_loss, hessian_phases
+from landscape.plots.density import grain_of
+from landscape.probe import OptionError
+from landscape.probes.hessian import Hessian
+from landscape.run import run
+from landscape.subject import Subject
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("study") / "results.h5"
+    subject = tanh_net(sizes=(6,) * 5)
+    run(Hessian(top=3), subject, path, label="net")
+    run(Hessian(top=3, per_layer=True), subject, path, label="net")
+    return path
+
+
+def _snapshots(epochs: list[float], *, folder: str = "runs/a", protocol: str = "p") -> list[xr.Dataset]:
+    def made(at: float) -> xr.Dataset:
+        largest = ("batch", np.array([1.0, 2.0, 4.0]) + at)
+        numbers = {name: at for name in ("nep", "nep_low", "nep_high", "ape", "ape_low", "ape_high")}
+        spec = json.dumps({"checkpoint": f"{folder}/epoch_{at:.0f}.pt"})
+        attributes = {"epoch": at, "spec": spec, "protocol": protocol, "parameters": "{}", "label": f"net-{at}"}
+        return xr.Dataset({"largest": largest, **numbers}, attrs=attributes)
+
+    return [made(at) for at in epochs]
+
+
+def _stored(file: Path, *, layers: bool) -> xr.Dataset:
+    return next(data for _, data in results.find(file, "hessian") if ("group" in data.dims) == layers)
+
+
+def test_each_answer_is_drawn_by_the_figures_that_are_about_it(file: Path, tmp_path: Path) -> None:
+    drawn = [path.stem for path in plots.draw(file, tmp_path)]
+    assert drawn == ["hessian", "hessian_density", "hessian_loss", "hessian_layers"]
+    assert plots.left_out(file) == []
+
+
+def test_phases_are_snapshots_of_one_run_and_one_protocol_by_epoch() -> None:
+    run_a, run_b = _snapshots([3.0, 0.0, 1.0]), _snapshots([0.0, 2.0], folder="runs/b")
+    lonely, other = _snapshots([5.0], folder="runs/c"), _snapshots([4.0], protocol="q")
+    unknown = _snapshots([float("nan")])
+    answers = [*run_a, *lonely, *other, *run_b, *unknown]
+    assert list(hessian_phases.runs(answers).values()) == [[1, 2, 0], [5, 6]]
+    assert hessian_phases.select(answers) == [0, 1, 2, 5, 6]
+    assert hessian_phases.select(lonely) == []
+
+
+def test_of_two_answers_at_one_epoch_the_newer_one_is_drawn() -> None:
+    assert list(hessian_phases.runs(_snapshots([0.0, 1.0, 1.0])).values()) == [[0, 2]]
+
+
+def test_phases_show_the_stored_numbers_over_the_epoch() -> None:
+    axes = Figure().subplots(1, 3)
+    assert hessian_phases.hessian_phases(_snapshots([2.0, 0.0, 1.0]), axes) is axes
+    for ax, expected in zip(axes, ([0, 1, 2], [0, 1, 2], [2, 3, 4]), strict=True):
+        np.testing.assert_allclose(ax.lines[0].get_xdata(), [0, 1, 2])
+        np.testing.assert_allclose(ax.lines[0].get_ydata(), expected)
+
+
+def test_bars_are_the_means_of_both_ends_of_every_layer(file: Path) -> None:
+    data = _stored(file, layers=True)
+    ax = hessian_layers.hessian_layers(data, Figure().subplots())
+    widths = np.array([bar.get_width() for bar in ax.patches])
+    expected = np.concatenate([data[name].mean("batch").values for name in ("largest", "smallest")])
+    np.testing.assert_allclose(widths, expected)
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["0", "2"]
+    assert ax.get_ylim()[0] > ax.get_ylim()[1]  # the first layer is on top
+
+
+def test_the_correlation_of_loss_and_sharpness_is_that_of_scipy(file: Path) -> None:
+    data = _stored(file, layers=False)
+    expected = scipy.stats.spearmanr(data["loss"], np.abs(data["eigenvalue"][:, 0])).statistic
+    assert hessian_loss.correlation(data) == pytest.approx(expected)
+    tied = data.assign(loss=("batch", np.array([1.0, 1.0, 2.0, 2.0, 3.0])))
+    expected = scipy.stats.spearmanr(tied["loss"], np.abs(data["eigenvalue"][:, 0])).statistic
+    assert hessian_loss.correlation(tied) == pytest.approx(expected)
+    assert np.isnan(hessian_loss.correlation(data.isel(batch=[0, 1])))
+
+
+def test_the_density_of_the_searches_is_the_mean_over_mini_batches(file: Path) -> None:
+    data = _stored(file, layers=False)
+    ax = hessian_density.hessian_density(data, Figure().subplots())
+    grain, x = grain_of([data]), np.asarray(ax.lines[0].get_xdata(), dtype=float)
+    expected = np.zeros_like(x)
+    for nodes, weights in zip(data["nodes"].values, data["weights"].values, strict=True):
+        for node, weight in zip(nodes[np.isfinite(nodes)], weights[np.isfinite(weights)], strict=True):
+            bump = scipy.stats.norm.pdf(np.arcsinh(x / grain.linear), np.arcsinh(node / grain.linear), grain.width)
+            expected += weight * bump / np.sqrt(x**2 + grain.linear**2) / 5
+    np.testing.assert_allclose(ax.lines[0].get_ydata(), expected, rtol=1e-9)
+    assert np.trapezoid(expected, x) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_the_range_of_the_two_panels_is_an_option(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    page = plots.hessian.page
+
+    def spy(*arguments: object, **options: object) -> Figure:
+        seen.append(options.get("ranges"))
+        return page(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(plots.hessian, "page", spy)
+    plots.draw(file, tmp_path, probes=["hessian"], eigenvalues=(-120.0, 900.0))
+    plots.draw(file, tmp_path, probes=["hessian"])
+    assert seen == [((-120.0, 0.0), (0.0, 900.0)), None]
+
+
+@pytest.mark.parametrize("text", ["900", "0:900", "-1:0", "a:b", "nan:3", "5:-5"])
+def test_a_range_without_zero_in_it_is_refused(text: str) -> None:
+    from landscape.cli.files import range_of
+
+    with pytest.raises(OptionError, match="is no range around zero; ask for LOW:HIGH"):
+        range_of(text)
+
+
+class TestHeadline:
+    """What the summary says of an answer, and what it does not hide."""
+
+    def test_mini_batches_that_are_not_finite_are_named(self) -> None:
+        data = _summary({"eigenvalue": [[1.0, 2.0], [np.nan, np.nan], [np.nan, np.nan]]}, done=[1, 1, 0])
+        assert results.numbers(data)["not finite"] == "mini-batch 1"
+
+    def test_values_that_are_not_converged_are_counted_and_named(self) -> None:
+        converged = [[1, 1], [1, 0], [0, 0]]
+        data = _summary({"eigenvalue": [[1.0, 2.0]] * 3, "converged": converged}, done=[1, 1, 1])
+        assert results.numbers(data)["not converged"] == "3 of 6 values, mini-batches 1, 2"
+
+    def test_nothing_is_said_where_all_is_well(self) -> None:
+        data = _summary({"eigenvalue": [[1.0, 2.0]] * 2, "converged": [[1, 1]] * 2}, done=[1, 1])
+        assert results.numbers(data) == {}
+
+    def test_per_layer_the_sharpest_is_named(self, file: Path) -> None:
+        data = _stored(file, layers=True)
+        found = results.numbers(data)
+        flat = data["eigenvalue"].values
+        assert found["largest"] == np.nanmax(flat)
+        assert found["in"] == str(data["name"].values[int(np.nanmax(flat, axis=(0, 2)).argmax())])
+
+
+def _summary(arrays: dict[str, list[list[float]]], *, done: list[int]) -> xr.Dataset:
+    values = {name: (("batch", "rank"), np.array(array, dtype=float)) for name, array in arrays.items()}
+    return xr.Dataset({**values, "done": ("batch", np.array(done))}, attrs={"probe": "hessian"})
+
+
+def test_a_search_that_is_cut_short_is_named_in_the_summary() -> None:
+    subject: Subject = tanh_net()
+    found = answer(Hessian(top=3, tol=1e-9, max_products=5), subject)
+    names = ("eigenvalue", "converged")
+    data = _summary({name: found[name] for name in names}, done=[1, 1])
+    assert results.numbers(data)["not converged"] == "6 of 6 values, mini-batches 0, 1"
