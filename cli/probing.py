@@ -141,6 +141,9 @@ def measure_all(
     changed = {key: value for key, value in parameters.items() if value != probe_defaults[key]}
     made, rest = api.configured(name, {**preferred, **changed, **given})
     store.check(out, writable=True)
+    for path in paths:  # the last one too, before the first takes its hour
+        if path is not None and not path.exists():
+            raise FileNotFoundError(f"no checkpoint at {path}; give an existing file or a run's folder")
     for position, path in enumerate(paths):
         if path is not None and path.is_dir():
             path = snapshots.last(path)

@@ -370,3 +370,10 @@ def test_version_is_the_distribution_s(command: Command) -> None:
     from importlib import metadata
 
     assert command("--version")[1].strip() == metadata.version("landscape-probes")
+
+
+def test_a_missing_checkpoint_is_named_before_the_others_are_measured(command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "results.h5"
+    code, _, said = command("hessian", "checkpoints/resnet_demo-digits/final.pt", "gone.pt", "--out", out)
+    assert (code, "no checkpoint at gone.pt" in said) == (1, True)
+    assert not out.exists()
