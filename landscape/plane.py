@@ -227,18 +227,14 @@ def _run_plane(subject: Subject, weights: Mapping[str, Tensor], run: Path) -> Pl
     axes = principal(snapshots.gram(found, weights))
     if not axes.coefficients[1].any():
         raise ValueError(f"the {len(found)} snapshots of {run} lie on one line; a plane needs three that do not")
-    directions: list[dict[str, Tensor]] = [{n: torch.zeros_like(w) for n, w in weights.items()} for _ in range(2)]
-    for t, snapshot in enumerate(found):
-        for name, change in snapshots.difference(checkpoints.read(snapshot.path), weights).items():
-            for k in range(2):
-                directions[k][name].add_(change, alpha=axes.coefficients[k, t])
+    first, second = snapshots.combined(found, weights, axes.coefficients)
     path = axes.coordinates
     low, high = np.minimum(path.min(axis=1), 0.0), np.maximum(path.max(axis=1), 0.0)
     margin = 0.25 * np.maximum(high - low, 0.05 * (high - low).max())
     shares = [f"component {k + 1} of the run ({100 * axes.explained[k]:.0f} % of its variance)" for k in range(2)]
     (x_low, y_low), (x_high, y_high) = low - margin, high + margin
     return Plane(
-        "run", (directions[0], directions[1]), (shares[0], shares[1]), "weight",
+        "run", (first, second), (shares[0], shares[1]), "weight",
         spans=((float(x_low), float(x_high)), (float(y_low), float(y_high))),
         identity=[snapshot.sha256 for snapshot in found], path=path,
     )  # fmt: skip

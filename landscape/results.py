@@ -132,6 +132,25 @@ def surface(data: xr.Dataset) -> Numbers:
     return found
 
 
+def line(data: xr.Dataset) -> Numbers:
+    """Between checkpoints the highest barrier with its error; else the loss at the checkpoint and the largest one."""
+    barrier = _values(data, "barrier")
+    if barrier.size:
+        top = int(np.nanargmax(data["barrier"].values))
+        names = {
+            "barrier": "barrier",
+            "barrier_se": "barrier_se",
+            "barrier_at": "at",
+            "accuracy_barrier": "accuracy barrier",
+        }
+        return {shown: data[name].values[top].item() for name, shown in names.items()}
+    loss = data["loss"].where(data["done"] == 1) if {"loss", "done", "t"} <= set(data.variables) else xr.DataArray()
+    if loss.ndim != 2:
+        return {}
+    start = loss.transpose("direction", "t").values[:, np.flatnonzero(data["t"].values == 0.0)]
+    return {"loss": start[0, 0].item() if start.size else np.nan, "highest": loss.max().item()}
+
+
 def trajectory(data: xr.Dataset) -> Numbers:
     """Shares of the path's variance on its principal axes, and the farthest snapshot from their plane."""
     found: Numbers = {f"pc{i + 1}": v for i, v in enumerate(_values(data, "explained_variance"))}
@@ -178,6 +197,7 @@ def density(data: xr.Dataset) -> Numbers:
 
 HEADLINES: Mapping[str, Callable[[xr.Dataset], Numbers]] = {
     "surface": surface,
+    "line": line,
     "trajectory": trajectory,
     "hessian": hessian,
     "trace": trace,

@@ -18,6 +18,7 @@ from landscape.linalg.vector import inner
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".safetensors")
 NOT_SNAPSHOTS = ("resume",)
+GRAM_BYTES = 2**30  # of snapshots held at once
 
 
 @dataclass(frozen=True)
@@ -85,18 +86,30 @@ def difference(other: Checkpoint, weights: Mapping[str, Tensor]) -> dict[str, Te
 
 
 def gram(snapshots: Sequence[Snapshot], weights: Mapping[str, Tensor]) -> np.ndarray:
-    """<D_s, D_t> for D_t = w_t - weights, (T, T) float64."""
-    return np.array([gram_row(snapshots, weights, t) for t in range(len(snapshots))])
+    """<D_s, D_t> for D_t = w_t - weights, (T, T) float64; every file is read a few times only, in blocks."""
+    size = sum(weight.numel() * weight.element_size() for weight in weights.values())
+    block = max(1, GRAM_BYTES // max(size, 1))
+    products = np.zeros((len(snapshots), len(snapshots)))
+    for start in range(0, len(snapshots), block):
+        held = [difference(checkpoints.read(s.path), weights) for s in snapshots[start : start + block]]
+        for t in range(start, len(snapshots)):
+            other = held[t - start] if t < start + block else difference(checkpoints.read(snapshots[t].path), weights)
+            for s in range(start, min(start + block, t + 1)):
+                products[s, t] = products[t, s] = inner(held[s - start].values(), other.values())
+    return products
 
 
-def gram_row(snapshots: Sequence[Snapshot], weights: Mapping[str, Tensor], t: int) -> np.ndarray:
-    """<D_t, D_s> for all s, (T,); holds two snapshots at a time."""
-    one = difference(checkpoints.read(snapshots[t].path), weights)
-    row = []
-    for snapshot in snapshots:
-        two = difference(checkpoints.read(snapshot.path), weights)
-        row.append(inner(one.values(), two.values()))
-    return np.array(row)
+def combined(
+    snapshots: Sequence[Snapshot], weights: Mapping[str, Tensor], coefficients: np.ndarray
+) -> list[dict[str, Tensor]]:
+    """sum_t coefficients[k, t] D_t for every k; holds one snapshot beside the sums."""
+    sums = [{name: torch.zeros_like(weight) for name, weight in weights.items()} for _ in coefficients]
+    for t, snapshot in enumerate(snapshots):
+        change = difference(checkpoints.read(snapshot.path), weights)
+        for total, row in zip(sums, coefficients, strict=True):
+            for name in total:
+                total[name].add_(change[name], alpha=row[t])
+    return sums
 
 
 def place(model: torch.nn.Module, snapshot: Snapshot) -> None:

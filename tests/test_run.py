@@ -27,6 +27,7 @@ from landscape.run import Outcome, digest, question, run, safe
 
 SMALL: dict[str, dict[str, Any]] = {  # the questions, as small as they get
     "surface": {"resolution": "3"},
+    "line": {"resolution": 3, "directions": 2},
     "trajectory": {},
     "hessian": {"top": 2, "batches": 2, "max_products": 12},
     "fourier": {},

@@ -121,7 +121,23 @@ def test_differences_and_their_inner_products(tmp_path: Path) -> None:
     difference = snapshots.difference(checkpoint.read(found[0].path), weights)
     np.testing.assert_allclose(np.concatenate([d.ravel() for d in difference.values()]), flat[0], rtol=1e-6)
     np.testing.assert_allclose(snapshots.gram(found, weights), flat @ flat.T, rtol=1e-5, atol=1e-12)
-    np.testing.assert_array_equal(snapshots.gram_row(found, weights, 2), np.zeros(3))
+    np.testing.assert_array_equal(snapshots.gram(found, weights)[2], np.zeros(3))
+    sums = snapshots.combined(found, weights, np.array([[0.5, 2.0, 7.0], [1.0, 0.0, 0.0]]))
+    expected = np.array([[0.5, 2.0, 7.0], [1.0, 0.0, 0.0]]) @ flat
+    np.testing.assert_allclose([np.concatenate([d.ravel() for d in s.values()]) for s in sums], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("held", [1, 2, 3])
+def test_inner_products_do_not_depend_on_how_many_snapshots_are_held_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: int
+) -> None:
+    for epoch in range(5):
+        ours(tmp_path / f"epoch_{epoch}.pt", epoch=epoch)
+    found, weights = snapshots.of_run(tmp_path), state(4)
+    whole = snapshots.gram(found, weights)
+    assert whole[:4, :4].all()
+    monkeypatch.setattr(snapshots, "GRAM_BYTES", held * sum(4 * w.numel() for w in weights.values()))
+    np.testing.assert_array_equal(snapshots.gram(found, weights), whole)
 
 
 def test_another_architecture_is_named(tmp_path: Path) -> None:
