@@ -196,7 +196,7 @@ def load_into(model: nn.Module, checkpoint: Checkpoint) -> None:
 
 
 def fitted(state_dict: Mapping[str, T], wanted: set[str]) -> dict[str, T]:
-    """The same weights (or their shapes) under the names that fit best, trying to strip `module.`, `model.`, `_orig_mod.`."""
+    """The same weights (or their shapes) under the names that fit best, without `module.`, `model.`, `_orig_mod.`."""
     best = current = dict(state_dict)
     while True:
         prefix = next((p for p in PREFIXES if current and all(k.startswith(p) for k in current)), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,7 +37,8 @@ class Plane:
         units: what 1 means on both.
         spans: the range of x and y that shows what the plane is about.
         identity: what the plane depends on beyond weights and data.
-        path: coordinates of a run's snapshots, (2, snapshots).
+        path: coordinates of a run's snapshots, or of the checkpoints that span the plane, (2, snapshots).
+        path_names: of these, their epochs or files.
     """
 
     kind: str
@@ -46,6 +48,7 @@ class Plane:
     spans: tuple[Span, Span] = ((-1.0, 1.0), (-1.0, 1.0))
     identity: Any = None
     path: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
+    path_names: tuple[str, ...] = ()
 
     @property
     def norms(self) -> tuple[float, float]:
@@ -214,7 +217,7 @@ def _checkpoint_plane(weights: Mapping[str, Tensor], paths: list[Path]) -> Plane
     plane = Plane(
         "checkpoints", (differences[0], differences[1]), (f"towards {paths[0].stem}", f"towards {paths[1].stem}"),
         "share of the way", spans=((-0.25, 1.25), (-0.25, 1.25)), identity=digests,
-        path=np.array([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]),
+        path=np.array([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]), path_names=("", paths[0].stem, paths[1].stem),
     )  # fmt: skip
     if min(plane.norms) == 0.0 or abs(plane.cosine) > 1 - 1e-6:
         raise ValueError(f"the checkpoint, {paths[0]} and {paths[1]} lie on one line; a plane needs three that do not")
@@ -237,4 +240,5 @@ def _run_plane(subject: Subject, weights: Mapping[str, Tensor], run: Path) -> Pl
         "run", (first, second), (shares[0], shares[1]), "weight",
         spans=((float(x_low), float(x_high)), (float(y_low), float(y_high))),
         identity=[snapshot.sha256 for snapshot in found], path=path,
+        path_names=tuple(f"epoch {s.epoch:g}" if math.isfinite(s.epoch) else s.path.stem for s in found),
     )  # fmt: skip

@@ -53,8 +53,8 @@ class Line:
     ignore: Annotated[str, "regular expression: parameters that no random direction moves"] = POSITIONS
     bn: Annotated[
         str,
-        "batch-norm statistics: frozen, interpolate (the default between checkpoints), or recalibrate:K",
-    ] = ""
+        "batch-norm statistics: frozen, interpolate, recalibrate:K; auto interpolates between checkpoints",
+    ] = "auto"
     seed: Annotated[int, "seed of the first random direction, counted up"] = 0
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class Line:
             raise OptionError(f"--range {self.range} is not understood; ask for R or LOW:HIGH")
         if self.range:
             spans(self.range)
-        if self.bn not in ("", "interpolate"):
+        if self.bn not in ("auto", "interpolate"):
             recalibration(self.bn)
         if self.bn == "interpolate" and self.along in ("random", "eigen"):
             raise OptionError(f"--bn interpolate needs another checkpoint; drop it beside --along {self.along}")
@@ -82,7 +82,7 @@ class Line:
             **batchnorm.dependence(subject, self._recalibrate),
             "along": [section.identity for section in found],
             "range": self._range(found),
-            "bn": "interpolate" if self._interpolates(found) else self.bn or "frozen",
+            "bn": "interpolate" if self._interpolates(found) else self.bn.replace("auto", "frozen"),
         }
 
     def plan(self, subject: Subject) -> Plan:
@@ -147,13 +147,13 @@ class Line:
 
     @property
     def _recalibrate(self) -> int:
-        return recalibration(self.bn) if self.bn not in ("", "interpolate") else 0
+        return recalibration(self.bn) if self.bn not in ("auto", "interpolate") else 0
 
     def _interpolates(self, found: Sequence[Section]) -> bool:
         pair = found[0].kind == "checkpoints"
         if self.bn == "interpolate" and not pair:
             raise ValueError(f"--bn interpolate needs another checkpoint; drop it beside --along {self.along}")
-        return pair and self.bn in ("", "interpolate")
+        return pair and self.bn in ("auto", "interpolate")
 
     def _sections(self, subject: Subject) -> list[Section]:
         key = ("sections", self.along, self.normalize, self.ignore, self.seed, self.directions)

@@ -98,6 +98,7 @@ class Surface:
                 Quantity("second coordinate of the snapshot", plane.units, ("snapshot",)),
                 plane.path[1],
             ),
+            "path_name": (Quantity("snapshot", dims=("snapshot",)), np.array(plane.path_names)),
         }
         return Plan(
             over={"x": ticks(x_low, x_high, nx), "y": ticks(y_low, y_high, ny)},
