@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from landscape.cli import files, training
+from landscape.cli import exchange, files, training
 from landscape.cli.probing import command_of
 from landscape.probe import OptionError
 from landscape.probes import PROBES
@@ -61,6 +61,8 @@ for _maker in (training.train, training.models, training.demo):
     app.command(rich_help_panel=TRAINING)(_maker)
 for _viewer in (files.plot, files.report, files.show, files.layers, files.evaluate):
     app.command(rich_help_panel=LOOKING)(_viewer)
+for _name, _carrier in {"import": exchange.import_, "export": exchange.export}.items():
+    app.command(_name, rich_help_panel=LOOKING)(_carrier)
 
 
 def _version(wanted: bool) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from landscape import batchnorm, snapshots
 from landscape import checkpoint as checkpoints
 from landscape.curvature import Curvature, over_all_samples
+from landscape.exchange import tomgoldstein
 from landscape.linalg.directions import Normalize, random_direction
 from landscape.linalg.lanczos import lanczos
 from landscape.linalg.principal import principal
@@ -31,7 +32,7 @@ class Plane:
     """w0 + x d1 + y d2.
 
     Args:
-        kind: random, eigen, checkpoints or run.
+        kind: random, eigen, checkpoints, run or file.
         directions: (d1, d2), each name -> tensor of the parameters that move.
         names: long names of the axes.
         units: what 1 means on both.
@@ -67,7 +68,7 @@ class Plane:
 
 
 def plane_of(subject: Subject, kind: str, *, normalize: Normalize, ignore: str, seed: int) -> Plane:
-    """The plane that a word names: `random`, `eigen`, `A.pt,B.pt` or a run's folder.
+    """The plane that a word names: `random`, `eigen`, `A.pt,B.pt`, a run's folder or a file of directions.
 
     Raises:
         FileNotFoundError, ValueError: there is no such plane for this subject.
@@ -93,7 +94,11 @@ def plane_of(subject: Subject, kind: str, *, normalize: Normalize, ignore: str, 
         return _checkpoint_plane(weights, [Path(part) for part in kind.split(",")])
     if Path(kind).is_dir():
         return _run_plane(subject, weights, Path(kind))
-    raise ValueError(f"--plane {kind} is neither random, eigen, two checkpoints A.pt,B.pt nor a run's folder")
+    if Path(kind).is_file():
+        return _file_plane(subject, Path(kind))
+    raise ValueError(
+        f"--plane {kind} is neither random, eigen, two checkpoints A.pt,B.pt, a run's folder nor a file of directions"
+    )
 
 
 class Evaluator:
@@ -222,6 +227,31 @@ def _checkpoint_plane(weights: Mapping[str, Tensor], paths: list[Path]) -> Plane
     if min(plane.norms) == 0.0 or abs(plane.cosine) > 1 - 1e-6:
         raise ValueError(f"the checkpoint, {paths[0]} and {paths[1]} lie on one line; a plane needs three that do not")
     return plane
+
+
+def directions_in(subject: Subject, path: Path) -> list[dict[str, Tensor]]:
+    """The directions of a file in the layout of tomgoldstein/loss-landscape."""
+    shapes = {name: tuple(p.shape) for name, p in subject.model.named_parameters()}
+    state = {name: tuple(tensor.shape) for name, tensor in subject.model.state_dict().items()}
+    found = tomgoldstein.read_directions(path, shapes, state)
+    for direction in found:
+        still = next((name for name in direction if name not in subject.parameters), None)
+        if still is not None:
+            raise ValueError(f"{path} moves {still}, which is not trainable here; train it, or give other directions")
+    return [
+        {name: torch.as_tensor(values).to(subject.parameters[name]) for name, values in direction.items()}
+        for direction in found
+    ]
+
+
+def _file_plane(subject: Subject, path: Path) -> Plane:
+    directions = directions_in(subject, path)
+    if len(directions) < 2:
+        raise ValueError(f"{path} holds one direction, a plane needs two; draw it with: landscape line --along {path}")
+    first, second = directions
+    identity = [checkpoints.weights_sha256(direction) for direction in directions]
+    names = (f"xdirection of {path.name}", f"ydirection of {path.name}")
+    return Plane("file", (first, second), names, "direction", identity=identity)
 
 
 def _run_plane(subject: Subject, weights: Mapping[str, Tensor], run: Path) -> Plane:

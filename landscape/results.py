@@ -127,6 +127,10 @@ def surface(data: xr.Dataset) -> Numbers:
             x, y = (np.flatnonzero(np.abs(data[axis].values) < 1e-9) for axis in ("x", "y"))
             if len(x) and len(y):
                 found[name] = data[name].transpose("x", "y").values[x[0], y[0]].item()
+    if "objective" in data and np.isfinite(data["objective"]).any():
+        at = data["objective"].argmin(("x", "y"))
+        where = ", ".join(f"{data[axis][at[axis]].item():g}" for axis in ("x", "y"))
+        found |= {"least objective": data["objective"].min().item(), "at": f"({where})"}
     if "height" in data and HEIGHT_RADIUS in data["radius"]:
         found[f"height at {HEIGHT_RADIUS:g}"] = data["height"].sel(radius=HEIGHT_RADIUS).item()
     return found

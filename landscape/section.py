@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+import h5py
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,10 +18,10 @@ from landscape import checkpoint as checkpoints
 from landscape.linalg.directions import Normalize, random_direction
 from landscape.linalg.principal import principal
 from landscape.linalg.vector import inner
-from landscape.plane import Span, plane_of
+from landscape.plane import Span, directions_in, plane_of
 from landscape.subject import Subject
 
-Kind = Literal["random", "eigen", "checkpoints", "run"]
+Kind = Literal["random", "eigen", "checkpoints", "run", "file"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +55,7 @@ class Section:
 def sections_of(
     subject: Subject, along: str, *, normalize: Normalize, ignore: str, seed: int, count: int
 ) -> list[Section]:
-    """The lines that a word names: `random`, `eigen`, other checkpoints `B.pt` or `B.pt,C.pt`, or a run's folder.
+    """The lines that a word names: `random`, `eigen`, other checkpoints `B.pt,C.pt`, a run's folder, directions.
 
     Args:
         subject: at whose weights t = 0.
@@ -85,9 +86,16 @@ def sections_of(
         ]
     if Path(along).is_dir():
         return _components(Path(along), weights, count)
+    if Path(along).is_file() and h5py.is_hdf5(along):
+        directions = zip("xy", directions_in(subject, Path(along)), strict=False)
+        return [
+            Section("file", f"{axis}direction of {Path(along).name}", direction, "direction",
+                    identity=checkpoints.weights_sha256(direction))
+            for axis, direction in directions
+        ]  # fmt: skip
     paths = [Path(part) for part in along.split(",")]
     if not any(path.exists() for path in paths) and not any(path.suffix in snapshots.SUFFIXES for path in paths):
-        raise ValueError(f"--along {along} is neither random, eigen, a checkpoint B.pt nor a run's folder")
+        raise ValueError(f"--along {along} is neither random, eigen, a checkpoint B.pt, a run's folder nor directions")
     return [_towards(subject, path) for path in paths]
 
 

@@ -62,6 +62,7 @@ FIGURES: Mapping[str, Figure] = {
     for figure in (
         Figure("surface", "surface", needs=("loss", "done", "x", "y")),
         Figure("surface_3d", "surface", needs=("loss", "done", "x", "y")),
+        Figure("objective", "surface", needs=("objective", "done", "x", "y")),
         Figure("path", "surface", needs=("loss", "done", "x", "y", "path_x", "path_y")),
         Figure("line", "line", needs=("loss", "loss_se", "accuracy", "done", "t")),
         Figure("trajectory", "trajectory", needs=("radius", "angle", "pc1", "pc2")),

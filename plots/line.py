@@ -25,6 +25,7 @@ TITLES = {
     "eigen": "Hessian eigenvectors",
     "checkpoints": "from one checkpoint to another",
     "run": "principal components of the run",
+    "file": "directions of a file",
 }
 
 

@@ -101,7 +101,8 @@ def quantities(dims: tuple[str, ...], *names: str) -> dict[str, Quantity]:
 def surface(network: Network) -> tuple[Plan, Measure]:
     plan = Plan(
         over={"x": np.linspace(-1, 1, 21), "y": np.linspace(-1, 1, 21)},
-        quantities=quantities((), "loss", "loss_se", "l2", "accuracy"),
+        quantities=quantities((), "loss", "loss_se", "l2", "accuracy", "objective"),
+        facts={"weight_decay": 0.05},
         axes={"radius": np.array([0.1, 0.25, 0.5, 1.0]), "snapshot": np.arange(4)},
         labels={
             "path_x": (Quantity("x", dims=("snapshot",)), np.array([0.8, 0.6, 0.1, 0.0])),
@@ -117,7 +118,8 @@ def surface(network: Network) -> tuple[Plan, Measure]:
         x, y = unit.at["x"], unit.at["y"]
         rise = network.width * (x**2 + 2 * y**2 + 0.3 * np.sin(3 * x) * y)
         loss = 0.2 + 6 * np.tanh(rise) + (np.inf if network.width > 1.4 and x * y > 0.8 else 0.0)
-        return {"loss": loss, "loss_se": 0.01, "l2": 40 + x**2 + y**2, "accuracy": 0.9 * np.exp(-rise)}
+        l2 = 40 + x**2 + y**2
+        return {"loss": loss, "loss_se": 0.01, "l2": l2, "accuracy": 0.9 * np.exp(-rise), "objective": loss + l2 / 20}
 
     return plan, measure
 

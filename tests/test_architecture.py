@@ -31,7 +31,7 @@ ALLOWED = {
     "dataflow": set(),
     "residuals": {"dataflow"},
     "layers": {*MODELS, "dataflow", "residuals"},
-    "probes": {*MODELS, "layers", "lesions", "plane", "section", "batchnorm", "snapshots", "curvature"},
+    "probes": {*MODELS, "layers", "lesions", "plane", "section", "exchange", "batchnorm", "snapshots", "curvature"},
     "run": {"probe", "probes", "subject", "loading", "checkpoint", "answer", "store"},
 }
 LIGHT = ["landscape", "landscape.store", "landscape.results", "landscape.plots", "landscape.cli.main"]

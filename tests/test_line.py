@@ -279,7 +279,7 @@ def test_what_is_no_line_is_refused_in_one_sentence(tmp_path: Path) -> None:
     for along, said in {
         same: "holds the weights of the checkpoint itself; a line needs two different ones",
         wide: r"wide.pt is of another architecture: \S+ is \(7, 7\), expected",
-        "sideways": "--along sideways is neither random, eigen, a checkpoint B.pt nor a run's folder",
+        "sideways": "--along sideways is neither random, eigen, a checkpoint B.pt, a run's folder nor directions",
         str(tmp_path / "none.pt"): r"no checkpoint at \S+none.pt",
     }.items():
         with pytest.raises((ValueError, FileNotFoundError), match=said):

@@ -46,7 +46,7 @@ def axes_for(name: str) -> Any:
         return tuple(page.subplots(1, 2))
     if name == "trajectory":
         return page.add_subplot(1, 2, 1, projection="polar"), page.add_subplot(1, 2, 2)
-    return page.add_subplot(projection="3d" if name == "surface_3d" else None)
+    return page.add_subplot(projection="3d" if name in ("surface_3d", "objective") else None)
 
 
 @pytest.mark.parametrize("name", FIGURES)

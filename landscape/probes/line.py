@@ -43,7 +43,9 @@ class Line:
         "park2022": {"normalize": "park2022", "split": "train", "augment": True, "weight_decay": 0.05}
     }
 
-    along: Annotated[str, "random, eigen (both ends of the Hessian), B.pt (another checkpoint) or RUN_DIR"] = "random"
+    along: Annotated[
+        str, "random, eigen (both ends of the Hessian), B.pt (another checkpoint), RUN_DIR or DIRECTIONS.h5"
+    ] = "random"
     resolution: Annotated[int, "points per line; the checkpoints themselves are added where they fall between"] = 51
     range: Annotated[str, "R or LOW:HIGH; default 1, 0:1 between checkpoints, or what a run needs"] = ""
     directions: Annotated[int, "how many random directions, or principal components of a run"] = 1
