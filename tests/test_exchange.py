@@ -28,7 +28,7 @@ from landscape.probes.surface import Surface
 from landscape.run import run
 from landscape.subject import Subject
 
-PUBLISHED = Path(os.environ.get("LANDSCAPE_PUBLISHED", Path(__file__).parents[1] / "shared" / "data"))
+PUBLISHED = Path(os.environ.get("LANDSCAPE_TEST_DATA") or Path(__file__).parents[1] / "../shared/data")
 RESNET, VIT = "cifar100_resnet_dnn_50_losslandscape", "cifar100_vit_ti_losslandscape"
 X, Y = np.linspace(-1, 1, 5), np.linspace(-2, 1, 4)
 
@@ -301,7 +301,7 @@ def test_what_is_no_published_surface_is_refused(tmp_path: Path, text: str, said
 def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files = [PUBLISHED / f"{name}.csv" for name in (RESNET, VIT)]
     if not all(file.exists() for file in files):
-        pytest.skip("the published surfaces are not here; name their folder in LANDSCAPE_PUBLISHED")
+        pytest.skip("the published surfaces are not here; name their folder in LANDSCAPE_TEST_DATA")
     out = tmp_path_factory.mktemp("published") / "r.h5"
     for file in files:
         importing.import_file(file, out)

@@ -74,7 +74,9 @@ def test_the_place_in_a_file_name_is_found_among_other_numbers(tmp_path: Path, s
 def test_a_snapshot_of_other_shapes_is_named_with_its_first_mismatch(tmp_path: Path) -> None:
     foreign(tmp_path / "epoch_1.pt", 1)
     torch.save({f"module.{name}": tensor for name, tensor in state(2).items()}, tmp_path / "epoch_2.pt")
-    assert len(snapshots.of_run(tmp_path)) == 2  # prefixes are no other architecture
+    torch.save({f"module.{name}": tensor for name, tensor in state(0).items()}, tmp_path / "epoch_0.pt")
+    assert len(snapshots.of_run(tmp_path)) == 3  # prefixes are no other architecture
+    (tmp_path / "epoch_0.pt").unlink()
     torch.save(state(3, width=4), tmp_path / "epoch_3.pt")
     with pytest.raises(
         ValueError,
