@@ -61,8 +61,8 @@ for _maker in (training.train, training.models, training.demo):
     app.command(rich_help_panel=TRAINING)(_maker)
 for _viewer in (files.plot, files.report, files.show, files.layers, files.evaluate):
     app.command(rich_help_panel=LOOKING)(_viewer)
-for _name, _carrier in {"import": exchange.import_, "export": exchange.export}.items():
-    app.command(_name, rich_help_panel=LOOKING)(_carrier)
+app.command("import", rich_help_panel=LOOKING)(exchange.import_)
+app.command("export", rich_help_panel=LOOKING)(exchange.export)
 
 
 def _version(wanted: bool) -> None:
