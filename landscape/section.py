@@ -19,6 +19,7 @@ from landscape.linalg.directions import Normalize, random_direction
 from landscape.linalg.principal import principal
 from landscape.linalg.vector import inner
 from landscape.plane import Span, directions_in, plane_of
+from landscape.probe import OptionError
 from landscape.subject import Subject
 
 Kind = Literal["random", "eigen", "checkpoints", "run", "file"]
@@ -67,6 +68,7 @@ def sections_of(
 
     Raises:
         FileNotFoundError, ValueError: there is no such line for this subject.
+        OptionError: a count beside a word that says how many.
     """
     weights = {name: p.detach() for name, p in subject.parameters.items()}
     if along == "random":
@@ -86,6 +88,8 @@ def sections_of(
         ]
     if Path(along).is_dir():
         return _components(Path(along), weights, count)
+    if count > 1:
+        raise OptionError(f"--directions {count} has no meaning beside --along {along}, which says how many; drop it")
     if Path(along).is_file() and h5py.is_hdf5(along):
         directions = zip("xy", directions_in(subject, Path(along)), strict=False)
         return [

@@ -27,7 +27,7 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One mesh per answer on a common vertical scale."""
     span = surface_3d.heights([_rise(data) for data in answers])
     decays = sorted({f"{float(data.attrs['weight_decay']):g}" for data in answers if "weight_decay" in data.attrs})
-    least = ", ".join(f"{float(data['objective'].min()):.4g}" for data in answers)
+    least = ", ".join(f"{float(data['objective'].min()):.5g}" for data in answers)
     note = (
         f"Vertical axis and colour: loss + {' or '.join(decays) or 'weight decay'} x l2 above its least value "
         f"({least}), up to {span[1]:.3g}; cells above are left out."

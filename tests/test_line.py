@@ -284,6 +284,8 @@ def test_what_is_no_line_is_refused_in_one_sentence(tmp_path: Path) -> None:
     }.items():
         with pytest.raises((ValueError, FileNotFoundError), match=said):
             Line(along=along).plan(subject)
+    with pytest.raises(OptionError, match=r"--directions 2 has no meaning beside --along \S+wide.pt"):
+        Line(along=wide, directions=2).plan(subject)
     with pytest.raises(ValueError, match="--bn interpolate needs another checkpoint"):
         Line(along=str(tmp_path), bn="interpolate").plan(_run_of(subject, tmp_path))
     with pytest.raises(ValueError, match="relax --ignore"):
