@@ -454,10 +454,13 @@ def test_bad_files_end_in_one_line_and_change_nothing(command: Command, tmp_path
         del file["train_loss"]
         file["train_loss"] = np.ones(7)
     (tmp_path / "noise.bin").write_bytes(bytes(range(256)))
+    whole = made_by_its_tool(tmp_path / "half.h5").read_bytes()
+    (tmp_path / "half.h5").write_bytes(whole[: len(whole) // 2])
     cases: Mapping[tuple[str | Path, ...], tuple[int, str]] = {
         ("import", good, "none.csv"): (1, "no file at none.csv"),
         ("import", good, "other.h5"): (1, "has no xcoordinates with a train_loss or test_loss, got weights"),
         ("import", good, "cut.h5"): (1, "has 7 values of train_loss for 5 x 4 coordinates"),
+        ("import", good, "half.h5"): (1, "half.h5 is damaged"),
         ("import", good, "noise.bin"): (1, "neither HDF5 nor text"),
         ("import", good, "results.h5"): (1, "is a results file of landscape already"),
         ("import", good, tmp_path): (1, "is a folder"),

@@ -62,9 +62,13 @@ def read(path: Path, *, weight_decay: float = published.WEIGHT_DECAY) -> list[Gr
         if path.read_bytes()[:1024].count(0):
             raise ValueError(f"{path} is neither HDF5 nor text; expected a surface of another tool (HDF5 or CSV)")
         return [published.read_surface(path, weight_decay=weight_decay)]
-    with h5py.File(path, "r") as file:
-        if "format" in file.attrs and any(probe in file for probe in ("surface", "line")):
-            raise ValueError(f"{path} is a results file of landscape already; draw it with: landscape plot {path}")
+    try:
+        with h5py.File(path, "r") as file:
+            ours = "format" in file.attrs
+    except OSError as error:
+        raise ValueError(f"{path} is damaged ({error}); give another copy of it") from None
+    if ours:
+        raise ValueError(f"{path} is a results file of landscape already; draw it with: landscape plot {path}")
     return tomgoldstein.read_surface(path)
 
 
