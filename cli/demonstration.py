@@ -19,6 +19,7 @@ EPOCHS = 12  # of the 25 of the recipe
 # Coarser than the defaults of a study, fine enough to see the shape.
 COARSE: dict[str, dict[str, Any]] = {
     "surface": {"resolution": "15", "samples": "256"},
+    "line": {"resolution": 15, "samples": "256"},
     "hessian": {"samples": "256"},
     "trace": {"samples": "128", "vectors": 12},
     "density": {"samples": "64", "vectors": 2, "steps": 20},

@@ -148,7 +148,8 @@ def merge(group: h5py.Group, records: Iterator[Record], reduce_of: ReduceOf) -> 
     reduce = reduce_of(group.attrs["probe"], json.loads(group.attrs.get("parameters", "{}")))
     if reduce is not None:
         for name, value in reduce(arrays(group)).items():
-            group[name][...] = value
+            if name in group:  # one that was imported, or made by an earlier version, has the summaries of its plan
+                group[name][...] = value
     if stored["done"].all():
         group.attrs["finished"] = _now()
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ FORMAT = 1
 CONTAINERS = ("state_dict", "model_state_dict", "model", "net", "params", "module")
 EMA_CONTAINERS = ("state_dict_ema", "model_ema", "ema")
 PREFIXES = ("module.", "model.", "_orig_mod.")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -194,8 +195,8 @@ def load_into(model: nn.Module, checkpoint: Checkpoint) -> None:
     model.load_state_dict({name: found[name] for name in wanted})
 
 
-def fitted(state_dict: Mapping[str, Tensor], wanted: set[str]) -> dict[str, Tensor]:
-    """The same weights under the names that fit best, trying to strip `module.`, `model.`, `_orig_mod.`."""
+def fitted(state_dict: Mapping[str, T], wanted: set[str]) -> dict[str, T]:
+    """The same weights (or their shapes) under the names that fit best, without `module.`, `model.`, `_orig_mod.`."""
     best = current = dict(state_dict)
     while True:
         prefix = next((p for p in PREFIXES if current and all(k.startswith(p) for k in current)), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 from landscape import batchnorm, snapshots
 from landscape import checkpoint as checkpoints
 from landscape.curvature import Curvature, over_all_samples
+from landscape.exchange import tomgoldstein
 from landscape.linalg.directions import Normalize, random_direction
 from landscape.linalg.lanczos import lanczos
 from landscape.linalg.principal import principal
@@ -30,13 +32,14 @@ class Plane:
     """w0 + x d1 + y d2.
 
     Args:
-        kind: random, eigen, checkpoints or run.
+        kind: random, eigen, checkpoints, run or file.
         directions: (d1, d2), each name -> tensor of the parameters that move.
         names: long names of the axes.
         units: what 1 means on both.
         spans: the range of x and y that shows what the plane is about.
         identity: what the plane depends on beyond weights and data.
-        path: coordinates of a run's snapshots, (2, snapshots).
+        path: coordinates of a run's snapshots, or of the checkpoints that span the plane, (2, snapshots).
+        path_names: of these, their epochs or files.
     """
 
     kind: str
@@ -46,6 +49,7 @@ class Plane:
     spans: tuple[Span, Span] = ((-1.0, 1.0), (-1.0, 1.0))
     identity: Any = None
     path: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
+    path_names: tuple[str, ...] = ()
 
     @property
     def norms(self) -> tuple[float, float]:
@@ -64,7 +68,7 @@ class Plane:
 
 
 def plane_of(subject: Subject, kind: str, *, normalize: Normalize, ignore: str, seed: int) -> Plane:
-    """The plane that a word names: `random`, `eigen`, `A.pt,B.pt` or a run's folder.
+    """The plane that a word names: `random`, `eigen`, `A.pt,B.pt`, a run's folder or a file of directions.
 
     Raises:
         FileNotFoundError, ValueError: there is no such plane for this subject.
@@ -90,7 +94,11 @@ def plane_of(subject: Subject, kind: str, *, normalize: Normalize, ignore: str, 
         return _checkpoint_plane(weights, [Path(part) for part in kind.split(",")])
     if Path(kind).is_dir():
         return _run_plane(subject, weights, Path(kind))
-    raise ValueError(f"--plane {kind} is neither random, eigen, two checkpoints A.pt,B.pt nor a run's folder")
+    if Path(kind).is_file():
+        return _file_plane(subject, Path(kind))
+    raise ValueError(
+        f"--plane {kind} is neither random, eigen, two checkpoints A.pt,B.pt, a run's folder nor a file of directions"
+    )
 
 
 class Evaluator:
@@ -214,11 +222,36 @@ def _checkpoint_plane(weights: Mapping[str, Tensor], paths: list[Path]) -> Plane
     plane = Plane(
         "checkpoints", (differences[0], differences[1]), (f"towards {paths[0].stem}", f"towards {paths[1].stem}"),
         "share of the way", spans=((-0.25, 1.25), (-0.25, 1.25)), identity=digests,
-        path=np.array([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]),
+        path=np.array([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]), path_names=("", paths[0].stem, paths[1].stem),
     )  # fmt: skip
     if min(plane.norms) == 0.0 or abs(plane.cosine) > 1 - 1e-6:
         raise ValueError(f"the checkpoint, {paths[0]} and {paths[1]} lie on one line; a plane needs three that do not")
     return plane
+
+
+def directions_in(subject: Subject, path: Path) -> list[dict[str, Tensor]]:
+    """The directions of a file in the layout of tomgoldstein/loss-landscape."""
+    shapes = {name: tuple(p.shape) for name, p in subject.model.named_parameters()}
+    state = {name: tuple(tensor.shape) for name, tensor in subject.model.state_dict().items()}
+    found = tomgoldstein.read_directions(path, shapes, state)
+    for direction in found:
+        still = next((name for name in direction if name not in subject.parameters), None)
+        if still is not None:
+            raise ValueError(f"{path} moves {still}, which is not trainable here; train it, or give other directions")
+    return [
+        {name: torch.as_tensor(values).to(subject.parameters[name]) for name, values in direction.items()}
+        for direction in found
+    ]
+
+
+def _file_plane(subject: Subject, path: Path) -> Plane:
+    directions = directions_in(subject, path)
+    if len(directions) < 2:
+        raise ValueError(f"{path} holds one direction, a plane needs two; draw it with: landscape line --along {path}")
+    first, second = directions
+    identity = [checkpoints.weights_sha256(direction) for direction in directions]
+    names = (f"xdirection of {path.name}", f"ydirection of {path.name}")
+    return Plane("file", (first, second), names, "direction", identity=identity)
 
 
 def _run_plane(subject: Subject, weights: Mapping[str, Tensor], run: Path) -> Plane:
@@ -227,18 +260,15 @@ def _run_plane(subject: Subject, weights: Mapping[str, Tensor], run: Path) -> Pl
     axes = principal(snapshots.gram(found, weights))
     if not axes.coefficients[1].any():
         raise ValueError(f"the {len(found)} snapshots of {run} lie on one line; a plane needs three that do not")
-    directions: list[dict[str, Tensor]] = [{n: torch.zeros_like(w) for n, w in weights.items()} for _ in range(2)]
-    for t, snapshot in enumerate(found):
-        for name, change in snapshots.difference(checkpoints.read(snapshot.path), weights).items():
-            for k in range(2):
-                directions[k][name].add_(change, alpha=axes.coefficients[k, t])
+    first, second = snapshots.combined(found, weights, axes.coefficients)
     path = axes.coordinates
     low, high = np.minimum(path.min(axis=1), 0.0), np.maximum(path.max(axis=1), 0.0)
     margin = 0.25 * np.maximum(high - low, 0.05 * (high - low).max())
     shares = [f"component {k + 1} of the run ({100 * axes.explained[k]:.0f} % of its variance)" for k in range(2)]
     (x_low, y_low), (x_high, y_high) = low - margin, high + margin
     return Plane(
-        "run", (directions[0], directions[1]), (shares[0], shares[1]), "weight",
+        "run", (first, second), (shares[0], shares[1]), "weight",
         spans=((float(x_low), float(x_high)), (float(y_low), float(y_high))),
         identity=[snapshot.sha256 for snapshot in found], path=path,
+        path_names=tuple(f"epoch {s.epoch:g}" if math.isfinite(s.epoch) else s.path.stem for s in found),
     )  # fmt: skip

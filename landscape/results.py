@@ -127,9 +127,32 @@ def surface(data: xr.Dataset) -> Numbers:
             x, y = (np.flatnonzero(np.abs(data[axis].values) < 1e-9) for axis in ("x", "y"))
             if len(x) and len(y):
                 found[name] = data[name].transpose("x", "y").values[x[0], y[0]].item()
+    if "objective" in data and np.isfinite(data["objective"]).any():
+        at = data["objective"].argmin(("x", "y"))
+        where = ", ".join(f"{data[axis][at[axis]].item():g}" for axis in ("x", "y"))
+        found |= {"least objective": data["objective"].min().item(), "at": f"({where})"}
     if "height" in data and HEIGHT_RADIUS in data["radius"]:
         found[f"height at {HEIGHT_RADIUS:g}"] = data["height"].sel(radius=HEIGHT_RADIUS).item()
     return found
+
+
+def line(data: xr.Dataset) -> Numbers:
+    """Between checkpoints the highest barrier with its error; else the loss at the checkpoint and the largest one."""
+    barrier = _values(data, "barrier")
+    if barrier.size:
+        top = int(np.nanargmax(data["barrier"].values))
+        names = {
+            "barrier": "barrier",
+            "barrier_se": "barrier_se",
+            "barrier_at": "at",
+            "accuracy_barrier": "accuracy barrier",
+        }
+        return {shown: data[name].values[top].item() for name, shown in names.items()}
+    loss = data["loss"].where(data["done"] == 1) if {"loss", "done", "t"} <= set(data.variables) else xr.DataArray()
+    if loss.ndim != 2:
+        return {}
+    start = loss.transpose("direction", "t").values[:, np.flatnonzero(data["t"].values == 0.0)]
+    return {"loss": start[0, 0].item() if start.size else np.nan, "highest": loss.max().item()}
 
 
 def trajectory(data: xr.Dataset) -> Numbers:
@@ -206,6 +229,7 @@ def density(data: xr.Dataset) -> Numbers:
 
 HEADLINES: Mapping[str, Callable[[xr.Dataset], Numbers]] = {
     "surface": surface,
+    "line": line,
     "trajectory": trajectory,
     "hessian": hessian,
     "trace": trace,

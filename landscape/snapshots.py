@@ -18,6 +18,9 @@ from landscape.linalg.vector import inner
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".safetensors")
 NOT_SNAPSHOTS = ("resume",)
+PLACES = "epochs?|ep|steps?|iterations?|iter"  # words in file names that a snapshot's number follows
+NUMBER = r"\d+(?:\.\d+)?"
+GRAM_BYTES = 2**30  # of snapshots held at once
 
 
 @dataclass(frozen=True)
@@ -40,15 +43,22 @@ def of_run(folder: Path) -> list[Snapshot]:
 
     Raises:
         FileNotFoundError: there is no such folder.
-        ValueError: fewer than two different snapshots, or one whose place in the run is unknown.
+        ValueError: fewer than two different snapshots, one of another architecture, or one whose place in the run is
+            unknown.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"no run folder at {folder}; give the folder that holds the snapshots")
     files = sorted(f for f in folder.iterdir() if f.suffix in SUFFIXES and f.stem not in NOT_SNAPSHOTS)
-    read = []
+    numbers = dict(zip(files, _numbers([file.stem for file in files]), strict=True))
+    read: list[Snapshot] = []
+    shapes: dict[str, torch.Size] = {}
     for file in files:
         content = checkpoints.read(file)
-        read.append(Snapshot(file, _epoch(content), checkpoints.weights_sha256(content.state_dict)))
+        here = {name: tensor.shape for name, tensor in content.state_dict.items()}
+        shapes = shapes or here
+        bare = checkpoints.fitted(here, set(shapes))
+        _alike(file, bare, files[0], checkpoints.fitted(shapes, set(bare)))
+        read.append(Snapshot(file, _epoch(content, numbers[file]), checkpoints.weights_sha256(content.state_dict)))
     read.sort(key=lambda snapshot: (snapshot.epoch, snapshot.path.stem == "final"))
     first = {snapshot.sha256: snapshot for snapshot in reversed(read)}
     last = read[-1:]  # w_T, also of a run that came back to earlier weights
@@ -85,18 +95,30 @@ def difference(other: Checkpoint, weights: Mapping[str, Tensor]) -> dict[str, Te
 
 
 def gram(snapshots: Sequence[Snapshot], weights: Mapping[str, Tensor]) -> np.ndarray:
-    """<D_s, D_t> for D_t = w_t - weights, (T, T) float64."""
-    return np.array([gram_row(snapshots, weights, t) for t in range(len(snapshots))])
+    """<D_s, D_t> for D_t = w_t - weights, (T, T) float64; every file is read a few times only, in blocks."""
+    size = sum(weight.numel() * weight.element_size() for weight in weights.values())
+    block = max(1, GRAM_BYTES // max(size, 1))
+    products = np.zeros((len(snapshots), len(snapshots)))
+    for start in range(0, len(snapshots), block):
+        held = [difference(checkpoints.read(s.path), weights) for s in snapshots[start : start + block]]
+        for t in range(start, len(snapshots)):
+            other = held[t - start] if t < start + block else difference(checkpoints.read(snapshots[t].path), weights)
+            for s in range(start, min(start + block, t + 1)):
+                products[s, t] = products[t, s] = inner(held[s - start].values(), other.values())
+    return products
 
 
-def gram_row(snapshots: Sequence[Snapshot], weights: Mapping[str, Tensor], t: int) -> np.ndarray:
-    """<D_t, D_s> for all s, (T,); holds two snapshots at a time."""
-    one = difference(checkpoints.read(snapshots[t].path), weights)
-    row = []
-    for snapshot in snapshots:
-        two = difference(checkpoints.read(snapshot.path), weights)
-        row.append(inner(one.values(), two.values()))
-    return np.array(row)
+def combined(
+    snapshots: Sequence[Snapshot], weights: Mapping[str, Tensor], coefficients: np.ndarray
+) -> list[dict[str, Tensor]]:
+    """sum_t coefficients[k, t] D_t for every k; holds one snapshot beside the sums."""
+    sums = [{name: torch.zeros_like(weight) for name, weight in weights.items()} for _ in coefficients]
+    for t, snapshot in enumerate(snapshots):
+        change = difference(checkpoints.read(snapshot.path), weights)
+        for total, row in zip(sums, coefficients, strict=True):
+            for name in total:
+                total[name].add_(change[name], alpha=row[t])
+    return sums
 
 
 def place(model: torch.nn.Module, snapshot: Snapshot) -> None:
@@ -104,13 +126,39 @@ def place(model: torch.nn.Module, snapshot: Snapshot) -> None:
     checkpoints.load_into(model, checkpoints.read(snapshot.path))
 
 
-def _epoch(content: Checkpoint) -> float:
+def _alike(file: Path, found: Mapping[str, torch.Size], first: Path, expected: Mapping[str, torch.Size]) -> None:
+    """Refuse a snapshot whose tensors are not those of the first; names the first that differs."""
+    for name in [*expected, *(name for name in found if name not in expected)]:
+        if found.get(name) != expected.get(name):
+            got, wanted = (str(tuple(s[name])) if name in s else "absent" for s in (found, expected))
+            raise ValueError(
+                f"{file} is of another architecture than {first.name}: {name} is {got}, expected {wanted}; "
+                "keep checkpoints of one model in a folder"
+            )
+
+
+def _numbers(stems: Sequence[str]) -> list[float | None]:
+    """The number in each file name that says its place: behind a word such as `epoch`, else the last that differs."""
+    named = [re.search(rf"(?:{PLACES})[-_=]?({NUMBER})", stem, re.IGNORECASE) for stem in stems]
+    all_of = [[float(number) for number in re.findall(NUMBER, stem)] for stem in stems]
+    numbered = [numbers for numbers in all_of if numbers]
+    counts = {len(numbers) for numbers in numbered}
+    differing = [
+        i for i in range(counts.pop() if len(counts) == 1 else 0) if len({numbers[i] for numbers in numbered}) > 1
+    ]
+    place = differing[-1] if differing else -1
+    return [
+        float(match[1]) if match else (numbers[place] if numbers else None)
+        for match, numbers in zip(named, all_of, strict=True)
+    ]
+
+
+def _epoch(content: Checkpoint, number: float | None) -> float:
     if math.isfinite(content.epoch):
         return content.epoch
+    if number is not None:
+        return number
     stem = content.path.stem
-    numbers = re.findall(r"\d+(?:\.\d+)?", stem)
-    if numbers:
-        return float(numbers[-1])
     if stem in ("init", "initial"):
         return 0.0
     if stem in ("final", "last"):

@@ -73,7 +73,11 @@ FIGURES: Mapping[str, Figure] = {
     for figure in (
         Figure("surface", "surface", needs=("loss", "done", "x", "y")),
         Figure("surface_3d", "surface", needs=("loss", "done", "x", "y")),
+        Figure("objective", "surface", needs=("objective", "done", "x", "y")),
+        Figure("path", "surface", needs=("loss", "done", "x", "y", "path_x", "path_y")),
+        Figure("line", "line", needs=("loss", "loss_se", "accuracy", "done", "t")),
         Figure("trajectory", "trajectory", needs=("radius", "angle", "pc1", "pc2")),
+        Figure("trajectory_loss", "trajectory", needs=("loss", "loss_se", "plane_loss", "plane_loss_se", "off_plane")),
         Figure("hessian", "hessian", needs=("eigenvalue",), lacks=("group",)),
         Figure("hessian_density", "hessian", needs=("nodes", "weights"), lacks=("group",)),
         Figure("hessian_loss", "hessian", needs=("eigenvalue", "loss"), lacks=("group",)),

@@ -17,7 +17,7 @@ from landscape.probe import Plan, Quantity, Unit, Values
 from landscape.run import reduce_of
 
 Measure = Callable[[Unit], Values]
-PROBES = ("surface", "trajectory", "hessian", "fourier", "variance", "lesion", "trace", "density")
+PROBES = ("surface", "trajectory", "hessian", "fourier", "variance", "lesion", "trace", "density", "line")
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,14 @@ def quantities(dims: tuple[str, ...], *names: str) -> dict[str, Quantity]:
 def surface(network: Network) -> tuple[Plan, Measure]:
     plan = Plan(
         over={"x": np.linspace(-1, 1, 21), "y": np.linspace(-1, 1, 21)},
-        quantities=quantities((), "loss", "loss_se", "l2", "accuracy"),
-        axes={"radius": np.array([0.1, 0.25, 0.5, 1.0])},
+        quantities=quantities((), "loss", "loss_se", "l2", "accuracy", "objective"),
+        facts={"weight_decay": 0.05},
+        axes={"radius": np.array([0.1, 0.25, 0.5, 1.0]), "snapshot": np.arange(4)},
+        labels={
+            "path_x": (Quantity("x", dims=("snapshot",)), np.array([0.8, 0.6, 0.1, 0.0])),
+            "path_y": (Quantity("y", dims=("snapshot",)), np.array([-0.5, 0.5, 0.3, 0.0])),
+            "path_name": (Quantity("snapshot", dims=("snapshot",)), np.array([f"epoch {t}" for t in range(4)])),
+        },
         summaries={**quantities(("radius",), "height"), **quantities((), "non_finite")},
         about={"x": Quantity("first random direction", "filter norm"),
                "y": Quantity("second random direction", "filter norm")},
@@ -112,7 +118,30 @@ def surface(network: Network) -> tuple[Plan, Measure]:
         x, y = unit.at["x"], unit.at["y"]
         rise = network.width * (x**2 + 2 * y**2 + 0.3 * np.sin(3 * x) * y)
         loss = 0.2 + 6 * np.tanh(rise) + (np.inf if network.width > 1.4 and x * y > 0.8 else 0.0)
-        return {"loss": loss, "loss_se": 0.01, "l2": 40 + x**2 + y**2, "accuracy": 0.9 * np.exp(-rise)}
+        l2 = 40 + x**2 + y**2
+        return {"loss": loss, "loss_se": 0.01, "l2": l2, "accuracy": 0.9 * np.exp(-rise), "objective": loss + l2 / 20}
+
+    return plan, measure
+
+
+def line(network: Network) -> tuple[Plan, Measure]:
+    per_line = ("direction",)
+    barriers = ("barrier", "barrier_se", "barrier_at", "accuracy_barrier", "accuracy_barrier_se")
+    errors = ("loss_se", "accuracy_se", "excess_se", "accuracy_deficit_se")
+    plan = Plan(
+        over={"direction": np.arange(2), "t": np.linspace(0, 1, 9)},
+        quantities=quantities((), "loss", "accuracy", "l2", "excess", "accuracy_deficit", *errors),
+        labels={"name": (Quantity("direction", dims=per_line), np.array(["towards a", "towards b"]))},
+        summaries={**quantities(per_line, *barriers), **quantities(("t",), "loss_mean", "loss_spread")},
+        about={"t": Quantity("position on the line", "share of the way")},
+        facts={"along": "checkpoints"},
+    )
+
+    def measure(unit: Unit) -> Values:
+        (k, _), t = unit.index, unit.at["t"]
+        rise = (1 + k) * network.width * t * (1 - t)
+        return {"loss": 0.5 + t + rise, "accuracy": 0.9 - 0.1 * t - rise / 5, "l2": 40.0, "excess": rise,
+                "accuracy_deficit": rise / 5, **dict.fromkeys(errors, 0.02)}  # fmt: skip
 
     return plan, measure
 
@@ -126,7 +155,10 @@ def trajectory(network: Network) -> tuple[Plan, Measure]:
     plan = Plan(
         over={"snapshot": np.arange(len(epochs))},
         axes={"other": np.arange(len(epochs)), "component": np.arange(2)},
-        quantities={**quantities(("other",), "gram"), **quantities((), "loss", "loss_se", "accuracy")},
+        quantities={
+            **quantities(("other",), "gram"),
+            **quantities((), "loss", "loss_se", "accuracy", "plane_loss", "plane_loss_se"),
+        },
         labels={"epoch": (Quantity("epoch", dims=("snapshot",)), epochs)},
         summaries={
             **quantities(("snapshot",), "radius", "angle", "pc1", "pc2", "off_plane"),
@@ -136,7 +168,8 @@ def trajectory(network: Network) -> tuple[Plan, Measure]:
 
     def measure(unit: Unit) -> Values:
         (t,) = unit.index
-        return {"gram": path @ path[t], "loss": 2 - time[t], "loss_se": 0.01, "accuracy": 0.8 * time[t]}
+        return {"gram": path @ path[t], "loss": 2 - time[t], "loss_se": 0.01, "accuracy": 0.8 * time[t],
+                "plane_loss": 2.4 - 1.4 * time[t], "plane_loss_se": 0.02}  # fmt: skip
 
     return plan, measure
 
@@ -285,4 +318,5 @@ MADE_UP: Mapping[str, Callable[[Network], tuple[Plan, Measure]]] = {
     "lesion": lesion,
     "trace": trace,
     "density": density,
+    "line": line,
 }

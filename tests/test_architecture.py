@@ -35,7 +35,19 @@ ALLOWED = {
     "losses": {"data", "probe"},
     "curvature": {"linalg", "subject"},
     "spectra": {"linalg", "probe"},
-    "probes": {*MODELS, "layers", "lesions", "plane", "batchnorm", "snapshots", "curvature", "selection", "spectra"},
+    "probes": {
+        *MODELS,
+        "layers",
+        "lesions",
+        "plane",
+        "section",
+        "exchange",
+        "batchnorm",
+        "snapshots",
+        "curvature",
+        "selection",
+        "spectra",
+    },  # fmt: skip
     "run": {"probe", "probes", "subject", "loading", "checkpoint", "answer", "store"},
 }
 LIGHT = ["landscape", "landscape.store", "landscape.results", "landscape.plots", "landscape.cli.main"]

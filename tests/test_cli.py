@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -19,6 +20,7 @@ import pytest
 import torch
 
 import landscape
+from landscape import results
 from landscape.cli.main import status
 from landscape.cli.probing import key_values
 from landscape.cli.progress import duration
@@ -90,6 +92,65 @@ def test_labels_name_the_groups_of_several_checkpoints(command: Command, tmp_pat
     assert one_line(err)
 
 
+MINE = """
+import torch
+def model(width=5): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, width), torch.nn.Tanh(),
+                                               torch.nn.Linear(width, 3))
+def data():
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(24, 3, 2, 2, generator=generator), torch.randint(3, (24,), generator=generator)
+"""
+
+
+def test_a_folder_of_any_checkpoints_is_a_run(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    scope: dict[str, Any] = {}
+    exec(MINE, scope)
+    for run in ("one", "two"):
+        (tmp_path / run).mkdir()
+        for epoch in (2, 10, 30):  # as names these sort otherwise
+            torch.manual_seed(epoch + 100 * (run == "two"))
+            content = {f"module.{name}": tensor for name, tensor in scope["model"]().state_dict().items()}
+            torch.save({"model": content, "loss": 1.0}, tmp_path / run / f"net-epoch{epoch}-acc{0.9 - epoch / 100}.pth")
+    mine = ("--model", f"{tmp_path / 'mine.py'}:model", "--data", f"{tmp_path / 'mine.py'}:data")
+    words = (*mine, "--label", "one", "--label", "two", "--out", tmp_path / "r.h5", "--quiet")
+    assert command("trajectory", tmp_path / "one", tmp_path / "two", *words)[0] == 0
+    for name in ("one", "two"):
+        ((_, data),) = results.find(tmp_path / "r.h5", "trajectory", name)
+        assert data["epoch"].values.tolist() == [2.0, 10.0, 30.0]
+        assert (data["radius"].values[0], data["angle"].values[0], data["radius"].values[-1]) == (1.0, 0.0, 0.0)
+    plane = ("--plane", tmp_path / "one", "--resolution", "3", "--out", tmp_path / "r.h5", "--quiet")
+    assert command("surface", tmp_path / "one", *plane, *mine)[0] == 0
+    code, out, _ = command("plot", tmp_path / "r.h5", "--out", tmp_path / "figures")
+    assert code == 0
+    drawn = {Path(line).stem for line in out.split()}
+    assert {"trajectory", "trajectory_loss", "surface", "path"} <= drawn
+    wide = scope["model"](width=6).state_dict()
+    torch.save(wide, tmp_path / "one" / "net-epoch20.pth")
+    for words in (("trajectory", tmp_path / "one"), ("surface", tmp_path / "two", "--plane", tmp_path / "one")):
+        code, _, err = command(*words, *mine, "--out", tmp_path / "other.h5", "--quiet")
+        assert code == 1
+        assert one_line(err)
+        assert "net-epoch20.pth is of another architecture than net-epoch10-acc0.8.pth: 1.weight is (6, 12)" in err
+    assert not (tmp_path / "other.h5").exists()
+
+
+def test_a_line_to_another_checkpoint_says_its_barrier(command: Command, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    content = torch.load("checkpoints/resnet_demo-digits/init.pt", weights_only=True)
+    content["state_dict"] = {n: t + 0.1 * torch.randn(t.shape) if t.is_floating_point() and t.dim() > 1 else t
+                             for n, t in content["state_dict"].items()}  # fmt: skip
+    torch.save(content, tmp_path / "other.pt")
+    words = ("--samples", "64", "--resolution", "3", "--out", tmp_path / "r.h5")
+    code, _, err = command("line", "--along", tmp_path / "other.pt", *words)
+    assert code == 0
+    assert "barrier" in err
+    ((_, data),) = results.find(tmp_path / "r.h5", "line")
+    between = (data["loss"] - (1 - data["t"]) * data["loss"].sel(t=0) - data["t"] * data["loss"].sel(t=1)).max().item()
+    assert data["barrier"].item() == pytest.approx(between, abs=1e-9)
+    assert command("line", "--along", tmp_path / "other.pt", *words)[2].count("already measured") == 1
+
+
 def test_directions_repeat_the_surface_with_the_next_seeds(command: Command, tmp_path: Path) -> None:
     out = tmp_path / "r.h5"
     words = ("--resolution", "3", "--samples", "16", "--out", out)
@@ -123,6 +184,18 @@ def test_the_batch_size_belongs_to_the_question_only_where_batch_norm_is_refresh
         (("surface", "--plane", "eigen", "--directions", "2"), 2, "random planes"),
         (("surface", "--bn", "recalibrate:99"), 1, "mini-batches"),
         (("surface", "--model", "vit_demo"), 1, "a fresh model comes without data"),
+        (("surface", "--plane", "nowhere.h5"), 1, "nor a file of directions"),
+        (("line", "--resolution", "1"), 2, "at least 2"),
+        (("line", "--range", "1:-1"), 2, "swap"),
+        (("line", "--bn", "melt"), 2, "recalibrate:K"),
+        (("line", "--bn", "recalibrate:99"), 1, "mini-batches"),
+        (("line", "--bn", "interpolate"), 2, "another checkpoint"),
+        (("line", "--along", "sideways"), 1, "random, eigen"),
+        (("line", "--along", "none.pt"), 1, "no checkpoint at none.pt"),
+        (("line", "--along", "checkpoints/resnet_demo-digits/init.pt"), 1, "two different ones"),
+        (("line", "--along", "checkpoints/resnet_demo-digits"), 1, "at least two"),
+        (("line", "--along", "checkpoints"), 1, "holds 0 different snapshots"),
+        (("trajectory", "--bn", "melt"), 2, "recalibrate:K"),
         (("hessian", "--top", "0"), 2, "at least 1"),
         (("hessian", "--top", "99999999"), 1, "parameters"),
         (("hessian", "--tol", "2"), 2, "between 0 and 1"),
@@ -164,7 +237,7 @@ def test_the_batch_size_belongs_to_the_question_only_where_batch_norm_is_refresh
 def test_bad_input_ends_in_one_line(
     command: Command, tmp_path: Path, words: tuple[str, ...], code: int, said: str
 ) -> None:
-    needs_out = words[0] in ("surface", "hessian", "fourier", "trajectory")
+    needs_out = words[0] in ("surface", "line", "hessian", "fourier", "trajectory")
     given = [words[0], *(["--out", str(tmp_path / "r.h5"), "--quiet"] if needs_out else []), *words[1:]]
     found, out, err = command(*given)
     assert (found, out) == (code, "")

@@ -44,11 +44,11 @@ def answer(study: Path, probe: str, label: str = VIT) -> xr.Dataset:
 
 def axes_for(name: str) -> Any:
     page = Figure()
-    if name == "hessian":
+    if name in ("hessian", "line", "trajectory_loss"):
         return tuple(page.subplots(1, 2))
     if name == "trajectory":
         return page.add_subplot(1, 2, 1, projection="polar"), page.add_subplot(1, 2, 2)
-    return page.add_subplot(projection="3d" if name == "surface_3d" else None)
+    return page.add_subplot(projection="3d" if name in ("surface_3d", "objective") else None)
 
 
 @pytest.mark.parametrize("name", EVERYDAY)
@@ -266,6 +266,64 @@ def test_the_polar_path_starts_at_one_and_ends_in_the_middle(study: Path) -> Non
     assert path.get_ydata()[-1] == 0.0
     assert np.isfinite(path.get_xdata()).all()  # the end has no angle of its own
     np.testing.assert_array_equal(plane.lines[0].get_ydata(), data["pc2"].values)
+
+
+def test_sections_are_the_stored_numbers_with_their_bands_and_barriers(study: Path) -> None:
+    data = answer(study, "line")
+    left, right = FIGURES["line"].draw(data, tuple(Figure().subplots(1, 2)))
+    curves = [drawn for drawn in left.lines if len(drawn.get_xdata()) == data.sizes["t"]]
+    np.testing.assert_array_equal([drawn.get_ydata() for drawn in curves], data["loss"].values)
+    band = left.collections[0].get_paths()[0].vertices[:, 1]
+    assert band.max() == pytest.approx((data["loss"] + 2 * data["loss_se"])[0].max().item())
+    bars = [drawn.get_ydata() for drawn in left.lines if drawn.get_marker() == "_"]
+    np.testing.assert_allclose([top - low for low, top in bars], data["barrier"].values)
+    curves = [drawn.get_ydata() for drawn in right.lines if len(drawn.get_xdata()) == data.sizes["t"]]
+    np.testing.assert_array_equal(curves, data["accuracy"].values)
+
+
+def test_several_random_directions_are_a_mean_and_a_spread() -> None:
+    loss = np.array([[3.0, 1.0, 2.0], [5.0, 1.0, 4.0], [4.0, 1.0, 9.0]])
+    both = ("direction", "t")
+    data = xr.Dataset(
+        {**{name: (both, loss) for name in ("loss", "accuracy")}, "done": (both, np.ones((3, 3))),
+         **{f"{name}_se": (both, 0 * loss) for name in ("loss", "accuracy")}, "name": ("direction", ["a", "b", "c"])},
+        {"t": [-1.0, 0.0, 1.0]}, attrs={"along": "random", "label": "net"},
+    )  # fmt: skip
+    ax, _ = FIGURES["line"].draw(data, tuple(Figure().subplots(1, 2)))
+    np.testing.assert_array_equal(ax.lines[3].get_ydata(), [4.0, 1.0, 5.0])
+    heights = ax.collections[0].get_paths()[0].vertices[:, 1]
+    assert heights.max() == pytest.approx(5 + np.std([2, 4, 9], ddof=1))
+    page = FIGURES["line"].module.page([data], appearance.looks([data]))
+    assert [text.get_text() for text in page.legends[0].get_texts()] == ["net: 3 random directions"]
+
+
+def test_lines_of_one_checkpoint_are_told_apart_by_what_differs_and_by_their_line(study: Path) -> None:
+    data = [answer(study, "line").copy() for _ in range(2)]
+    for one, bn in zip(data, ("auto", "recalibrate:4"), strict=True):
+        one.attrs["parameters"] = f'{{"bn": "{bn}"}}'
+    page = FIGURES["line"].module.page(data, appearance.looks(data))
+    labels = [text.get_text() for text in page.legends[0].get_texts()]
+    assert labels[0].startswith(f"{VIT} (bn auto): towards a, barrier 0.17 ± 0.02")
+    assert labels[3].startswith(f"{VIT} (bn recalibrate:4): towards b, barrier")
+    assert len({entry.get_linestyle() for entry in page.legends[0].get_lines()}) == 4
+
+
+def test_the_path_lies_over_its_plane_with_the_end_as_a_star(study: Path) -> None:
+    data = answer(study, "surface")
+    ax = FIGURES["path"].draw(data, Figure().subplots())
+    np.testing.assert_array_equal(ax.lines[0].get_xydata(), np.stack([data["path_x"], data["path_y"]], axis=1))
+    assert (ax.lines[1].get_marker(), ax.lines[1].get_xydata().tolist()) == ("*", [[0.0, 0.0]])
+    assert [text.get_text() for text in ax.texts] == [f"epoch {t}" for t in range(4)]
+    ax = FIGURES["path"].draw(data.assign(path_x=data["path_x"] * 1e-3, path_y=data["path_y"] * 1e-3), ax)
+    assert [text.get_text() for text in ax.texts[4:]] == ["epoch 0"]  # names that would touch are left out
+
+
+def test_the_plane_of_a_run_stands_beside_the_snapshots_own_losses(study: Path) -> None:
+    data = answer(study, "trajectory")
+    losses, distances = FIGURES["trajectory_loss"].draw(data, tuple(Figure().subplots(1, 2)))
+    for drawn, name in zip(losses.lines, ("loss", "plane_loss"), strict=True):
+        np.testing.assert_array_equal(drawn.get_xydata(), np.stack([data["epoch"], data[name]], axis=1))
+    np.testing.assert_array_equal(distances.lines[0].get_ydata(), data["off_plane"].values)
 
 
 def test_a_caption_lists_protocols_that_differ() -> None:

@@ -27,6 +27,7 @@ from landscape.run import Outcome, digest, question, run, safe
 
 SMALL: dict[str, dict[str, Any]] = {  # the questions, as small as they get
     "surface": {"resolution": "3"},
+    "line": {"resolution": 3, "directions": 2},
     "trajectory": {},
     "hessian": {"top": 2, "batches": 2, "max_products": 12},
     "fourier": {},
@@ -157,6 +158,36 @@ def test_stopped_and_resumed_equals_uninterrupted(name: str, folder: Path, tmp_p
     assert_same(answer(path, outcome), whole)
     assert run(probe, one, path).measured == 0
     assert [file.name for file in tmp_path.iterdir() if "journal" in file.name or "lock" in file.name] == []
+
+
+@pytest.mark.parametrize("bn", ["auto", "recalibrate:2"])
+def test_a_line_to_another_checkpoint_is_the_same_by_any_way(
+    folder: Path, tmp_path: Path, executors: Mapping[str, Executor], bn: str
+) -> None:
+    probe, path = small("line", along=str(folder / "init.pt"), directions=1, resolution=4, bn=bn), tmp_path / "r.h5"
+    whole = answer(tmp_path / "whole.h5", run(probe, loaded(folder), tmp_path / "whole.h5"))
+    with pytest.raises(KeyboardInterrupt):
+        run(probe, loaded(folder), path, report=stop_after(2))
+    assert_same(answer(path, run(probe, loaded(folder), path)), whole)
+    for kind, executor in executors.items():
+        there = tmp_path / f"{kind}.h5"
+        assert_same(answer(there, run(probe, loaded(folder), there, executor=executor, workers=2)), whole)
+    assert np.isfinite(whole["barrier"]).all()
+
+
+def test_the_digest_of_a_line_is_of_the_other_checkpoints_content(folder: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "copy.pt"
+    copied.write_bytes((folder / "init.pt").read_bytes())
+    asked = [small("line", along=str(file), directions=1) for file in (folder / "init.pt", copied)]
+    assert len({digest(probe, loaded(folder)) for probe in asked}) == 1
+    others = [
+        {"along": str(folder / "epoch_001.pt")}, {"bn": "frozen"}, {"bn": "recalibrate:1"}, {"range": "0:2"},
+        {"resolution": 4},
+    ]  # fmt: skip
+    found = {digest(small("line", along=str(copied), directions=1), loaded(folder))}
+    for other in others:
+        found.add(digest(small("line", **{"along": str(copied), "directions": 1, **other}), loaded(folder)))
+    assert len(found) == len(others) + 1
 
 
 def test_fresh_models_are_the_same_in_threads(tmp_path: Path, executors: Mapping[str, Executor]) -> None:

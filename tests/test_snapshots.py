@@ -54,6 +54,43 @@ def test_without_a_stored_epoch_the_number_in_the_name_orders(tmp_path: Path) ->
     assert names(tmp_path) == ["init.pth", "model-v2-3.pth", "model-v2-20.pth", "model-v2-100.pth", "last.pth"]
 
 
+@pytest.mark.parametrize(
+    "stems",
+    [
+        ["resnet18-epoch_2-acc_93.1", "resnet18-epoch_10-acc_88.0", "resnet18-epoch_30-acc_91.5"],
+        ["2_resnet18", "10_resnet18", "30_resnet18"],
+        ["model_step500", "model_step2000", "model_step10000"],
+        ["checkpoint-9", "checkpoint-10", "checkpoint-11"],
+        ["ckpt_0.5", "ckpt_1.5", "ckpt_12"],
+        ["Epoch3", "Epoch20", "Epoch100"],
+    ],
+)
+def test_the_place_in_a_file_name_is_found_among_other_numbers(tmp_path: Path, stems: list[str]) -> None:
+    for seed, stem in enumerate(stems):
+        foreign(tmp_path / f"{stem}.pt", seed)
+    assert names(tmp_path) == [f"{stem}.pt" for stem in stems]
+
+
+def test_a_snapshot_of_other_shapes_is_named_with_its_first_mismatch(tmp_path: Path) -> None:
+    foreign(tmp_path / "epoch_1.pt", 1)
+    torch.save({f"module.{name}": tensor for name, tensor in state(2).items()}, tmp_path / "epoch_2.pt")
+    torch.save({f"module.{name}": tensor for name, tensor in state(0).items()}, tmp_path / "epoch_0.pt")
+    assert len(snapshots.of_run(tmp_path)) == 3  # prefixes are no other architecture
+    (tmp_path / "epoch_0.pt").unlink()
+    torch.save(state(3, width=4), tmp_path / "epoch_3.pt")
+    with pytest.raises(
+        ValueError,
+        match=r"epoch_3.pt is of another architecture than epoch_1.pt: weight is \(4, 2\), expected \(3, 2\); keep",
+    ):
+        snapshots.of_run(tmp_path)
+    torch.save({"weight": torch.zeros(3, 2)}, tmp_path / "epoch_3.pt")
+    with pytest.raises(ValueError, match=r"epoch_3.pt .*: bias is absent, expected \(3,\)"):
+        snapshots.of_run(tmp_path)
+    torch.save({**state(3), "scale": torch.zeros(5)}, tmp_path / "epoch_3.pt")
+    with pytest.raises(ValueError, match=r"epoch_3.pt .*: scale is \(5,\), expected absent"):
+        snapshots.of_run(tmp_path)
+
+
 def test_an_epoch_of_a_foreign_file_counts_before_its_name(tmp_path: Path) -> None:
     foreign(tmp_path / "1.ckpt", 1, epoch=9)
     foreign(tmp_path / "2.ckpt", 2, epoch=4)
@@ -121,7 +158,23 @@ def test_differences_and_their_inner_products(tmp_path: Path) -> None:
     difference = snapshots.difference(checkpoint.read(found[0].path), weights)
     np.testing.assert_allclose(np.concatenate([d.ravel() for d in difference.values()]), flat[0], rtol=1e-6)
     np.testing.assert_allclose(snapshots.gram(found, weights), flat @ flat.T, rtol=1e-5, atol=1e-12)
-    np.testing.assert_array_equal(snapshots.gram_row(found, weights, 2), np.zeros(3))
+    np.testing.assert_array_equal(snapshots.gram(found, weights)[2], np.zeros(3))
+    sums = snapshots.combined(found, weights, np.array([[0.5, 2.0, 7.0], [1.0, 0.0, 0.0]]))
+    expected = np.array([[0.5, 2.0, 7.0], [1.0, 0.0, 0.0]]) @ flat
+    np.testing.assert_allclose([np.concatenate([d.ravel() for d in s.values()]) for s in sums], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("held", [1, 2, 3])
+def test_inner_products_do_not_depend_on_how_many_snapshots_are_held_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: int
+) -> None:
+    for epoch in range(5):
+        ours(tmp_path / f"epoch_{epoch}.pt", epoch=epoch)
+    found, weights = snapshots.of_run(tmp_path), state(4)
+    whole = snapshots.gram(found, weights)
+    assert whole[:4, :4].all()
+    monkeypatch.setattr(snapshots, "GRAM_BYTES", held * sum(4 * w.numel() for w in weights.values()))
+    np.testing.assert_array_equal(snapshots.gram(found, weights), whole)
 
 
 def test_another_architecture_is_named(tmp_path: Path) -> None:

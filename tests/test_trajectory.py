@@ -12,6 +12,8 @@ import torch
 from analytic import answer, batches_of, convolution_net, quadratic, same_state, state
 from torch import Tensor
 
+from landscape import batchnorm
+from landscape.plane import Evaluator, plane_of
 from landscape.probes.trajectory import Trajectory
 from landscape.subject import Subject, per_sample
 
@@ -82,6 +84,73 @@ def test_the_loss_is_that_of_each_snapshot_with_its_own_statistics(tmp_path: Pat
     np.testing.assert_allclose(found["loss_se"], [loss.std(ddof=1) / 11**0.5 for loss in losses], rtol=1e-12)
     drift = 0.1 * subject.size**0.5
     np.testing.assert_allclose(np.sqrt(np.diag(found["gram"])), [2 * drift, drift, 0], rtol=1e-12)  # parameters only
+
+
+def test_on_the_plane_the_loss_is_that_of_the_projected_weights(tmp_path: Path) -> None:
+    draws = torch.randn(6, 1, 9, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    subject, probe = _path(tmp_path, list(torch.cumsum(draws, dim=0)))
+    found = answer(probe, subject)
+    path = np.cumsum(draws[:, 0].numpy(), axis=0)
+    _, _, axes = np.linalg.svd(path - path.mean(axis=0), full_matrices=False)
+    shown = path[-1] + (path - path[-1]) @ axes[:2].T @ axes[:2]
+    np.testing.assert_allclose(found["loss"], (path**2).sum(axis=1) / 2, rtol=1e-12)
+    np.testing.assert_allclose(found["plane_loss"], (shown**2).sum(axis=1) / 2, rtol=1e-12)
+    np.testing.assert_allclose(found["plane_excess"], found["plane_loss"] - found["loss"], atol=1e-12)
+    assert found["plane_excess"][-1] == 0.0  # the final weights lie on it
+
+
+def test_the_loss_on_the_plane_is_that_of_the_surface_of_the_run(tmp_path: Path) -> None:
+    subject = convolution_net(sizes=(6, 5))
+    for epoch in range(4):
+        with torch.no_grad():
+            for k, tensor in enumerate(subject.parameters.values()):
+                tensor.add_(0.1 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(9 * epoch + k)))
+        torch.save(state(subject.model), tmp_path / f"epoch_{epoch}.pt")
+    found = answer(Trajectory(run=str(tmp_path)), subject)
+    plane = plane_of(subject, str(tmp_path), normalize="filter", ignore="", seed=0)
+    with Evaluator(subject, plane) as evaluator:
+        points = [evaluator.at(x, y) for x, y in zip(found["pc1"], found["pc2"], strict=True)]
+    for name, other in {"plane_loss": "loss", "plane_loss_se": "loss_se", "plane_accuracy": "accuracy"}.items():
+        np.testing.assert_allclose(found[name], [point[other] for point in points], rtol=1e-10)
+
+
+def test_the_excess_over_the_snapshot_has_a_paired_error(tmp_path: Path) -> None:
+    samples = torch.tensor([[1.0, 5.0], [3.0, -9.0], [0.5, 2.0], [2.0, 0.0]])  # scale, offset
+    weights = [_point(3, 1, 2), _point(2, 4, 0), _point(0, 1, -1), _point(1, 1, 1)]
+    subject = quadratic(torch.eye(3).double(), weight=weights[-1], batches=[samples[:3], samples[3:]])
+    for epoch, point in enumerate(weights):
+        torch.save({**state(subject.model), "weight": point}, tmp_path / f"epoch_{epoch}.pt")
+    found = answer(Trajectory(run=str(tmp_path)), subject)
+    scale = samples[:, 0].double().numpy()
+    gap = found["plane_excess"] / scale.mean()  # the offsets, common to both, are gone
+    assert np.abs(gap).max() > 0.01
+    np.testing.assert_allclose(found["plane_excess_se"], np.abs(gap) * scale.std(ddof=1) / 2, rtol=1e-9, atol=1e-12)
+
+
+def test_statistics_on_the_plane_are_the_final_ones_or_refreshed(tmp_path: Path) -> None:
+    subject = convolution_net(sizes=(6, 5))
+    for epoch in range(2):  # a straight line: the plane passes through both
+        with torch.no_grad():
+            for tensor in subject.model.state_dict().values():
+                tensor.add_(0.3 if tensor.is_floating_point() else 1)
+        torch.save(state(subject.model), tmp_path / f"epoch_{epoch}.pt")
+    final = state(subject.model)
+    first = torch.load(tmp_path / "epoch_0.pt", weights_only=True)
+    buffers = {name for name, _ in subject.model.named_buffers()}
+    for bn, count in (("frozen", 0), ("recalibrate:2", 2)):
+        found = answer(Trajectory(run=str(tmp_path), bn=bn), subject)
+        subject.model.load_state_dict({name: (final if name in buffers else first)[name] for name in final})
+        if count:
+            batchnorm.refresh(subject, count)
+        assert found["plane_loss"][0] == pytest.approx(per_sample(subject)[0].mean().item(), rel=1e-10)
+        assert abs(found["plane_excess"][0]) > 1e-3
+        subject.model.load_state_dict(final)
+
+
+def test_snapshots_of_another_model_than_the_subject_are_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    _, probe = _path(tmp_path, [_point(3, 1), _point(2, 2)])
+    with pytest.raises(ValueError, match=r"epoch_001.pt is of another architecture: weight is \(1, 2\), expected"):
+        probe.plan(quadratic(torch.eye(3).double()))
 
 
 def test_a_subject_that_is_another_snapshot_is_left_as_found_and_changes_nothing(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 # name -> (module, class, one line of help); the modules are imported on use, so that this table costs nothing
 PROBES: dict[str, tuple[str, str, str]] = {
     "surface": ("surface", "Surface", "Loss on a filter-normalised plane around the weights."),
+    "line": ("line", "Line", "Loss along a line through the weights, or to another checkpoint: the barrier."),
     "trajectory": (
         "trajectory",
         "Trajectory",

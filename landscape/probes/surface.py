@@ -41,9 +41,9 @@ class Surface:
     normalize: Annotated[Normalize, "length of random directions: per filter, per layer, none, or as published"] = (
         "filter"
     )
-    plane: Annotated[str, "random, eigen, A.pt,B.pt (through three checkpoints) or RUN_DIR (its principal plane)"] = (
-        "random"
-    )
+    plane: Annotated[
+        str, "random, eigen, A.pt,B.pt (through three checkpoints), RUN_DIR (its principal plane) or DIRECTIONS.h5"
+    ] = "random"
     ignore: Annotated[str, "regular expression: parameters that do not move"] = POSITIONS
     bn: Annotated[str, "batch-norm statistics: frozen, or recalibrate:K on K mini-batches at every point"] = "frozen"
     directions: Annotated[int, "repeat with that many pairs of random directions, seeds counted up"] = 1
@@ -98,6 +98,7 @@ class Surface:
                 Quantity("second coordinate of the snapshot", plane.units, ("snapshot",)),
                 plane.path[1],
             ),
+            "path_name": (Quantity("snapshot", dims=("snapshot",)), np.array(plane.path_names)),
         }
         return Plan(
             over={"x": ticks(x_low, x_high, nx), "y": ticks(y_low, y_high, ny)},

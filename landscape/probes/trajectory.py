@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from landscape import snapshots
-from landscape.linalg.principal import principal
+from landscape import batchnorm, snapshots
+from landscape import checkpoint as checkpoints
+from landscape.linalg.principal import Principal, principal
 from landscape.probe import Plan, Quantity, Unit, Values
+from landscape.probes.surface import recalibration
 from landscape.snapshots import Snapshot
 from landscape.subject import Subject, per_sample
 
@@ -21,7 +25,10 @@ class Trajectory:
     """Radius and angle of every snapshot seen from the final weights, its place on the principal plane, its loss.
 
     D_t = w_t - w_T: radius ||D_t|| / ||D_0||, angle arccos(<D_t, D_0> / (||D_t|| ||D_0||)). The polar figure is easy
-    to misread: in high dimension almost all of a path is off any plane; look at off_plane and the explained variance.
+    to misread: in high dimension almost all of a path is off any plane; look at off_plane and the explained variance,
+    and at plane_excess: how much higher the loss is where the plane shows a snapshot than at the snapshot itself.
+    On the plane, statistics of batch norm are those of the final weights, as on `surface --plane RUN_DIR`, unless `bn`
+    says recalibrate; a snapshot's own loss is always with its own.
     """
 
     name: ClassVar[str] = "trajectory"
@@ -33,13 +40,23 @@ class Trajectory:
     }
 
     run: Annotated[str, "folder of the snapshots; default: the folder of the checkpoint"] = ""
+    bn: Annotated[str, "batch-norm statistics on the principal plane: frozen, or recalibrate:K mini-batches"] = "frozen"
+
+    def __post_init__(self) -> None:
+        recalibration(self.bn)
 
     def identity(self, subject: Subject) -> dict[str, Any]:
         """The snapshots' contents instead of their folder."""
-        return {"run": [[snapshot.epoch, snapshot.sha256] for snapshot in self._snapshots(subject)]}
+        found = self._snapshots(subject)
+        return {
+            "run": [[snapshot.epoch, snapshot.sha256] for snapshot in found],
+            "bn": self.bn,
+            **batchnorm.dependence(subject, recalibration(self.bn)),
+        }
 
     def plan(self, subject: Subject) -> Plan:
         found = self._snapshots(subject)
+        snapshots.difference(checkpoints.read(found[-1].path), subject.parameters)  # refuses another architecture
         count = np.arange(len(found))
         per_snapshot = ("snapshot",)
         epochs = np.array([snapshot.epoch for snapshot in found])
@@ -56,6 +73,11 @@ class Trajectory:
                 "loss": Quantity("loss", "nats"),
                 "loss_se": Quantity("standard error of the loss over samples", "nats"),
                 "accuracy": Quantity("accuracy"),
+                "plane_loss": Quantity("loss on the principal plane, at the snapshot's place on it", "nats"),
+                "plane_loss_se": Quantity("standard error of the loss on the plane over samples", "nats"),
+                "plane_accuracy": Quantity("accuracy on the principal plane, at the snapshot's place on it"),
+                "plane_excess": Quantity("loss on the plane minus the snapshot's own", "nats"),
+                "plane_excess_se": Quantity("standard error of that difference over samples", "nats"),
             },
             summaries={
                 "radius": Quantity("distance from the final weights, relative to the start's", dims=per_snapshot),
@@ -77,16 +99,20 @@ class Trajectory:
         found = self._snapshots(subject)
         own = {name: tensor.clone() for name, tensor in subject.model.state_dict().items()}
         try:
-            snapshots.place(subject.model, found[-1])
-            final = {name: p.detach().clone() for name, p in subject.parameters.items()}
-            row = snapshots.gram_row(found, final, t)
             snapshots.place(subject.model, found[t])
             loss, right = (values.numpy() for values in per_sample(subject))
+            snapshots.place(subject.model, found[-1])
+            gram, _, _ = self._geometry(subject)
+            self._project(subject, t)
+            on_plane, right_on_plane = (values.numpy() for values in per_sample(subject))
         finally:
             subject.model.load_state_dict(own)
-        n = len(loss)
-        error = loss.std(ddof=1) / np.sqrt(n) if n > 1 else np.nan
-        return {"gram": row, "loss": loss.mean(), "loss_se": error, "accuracy": right.mean()}
+        values = {"gram": gram[t], "accuracy": right.mean(), "plane_accuracy": right_on_plane.mean()}
+        with np.errstate(invalid="ignore"):  # of losses that overflow
+            for name, losses in {"loss": loss, "plane_loss": on_plane, "plane_excess": on_plane - loss}.items():
+                values[name] = losses.mean()
+                values[f"{name}_se"] = losses.std(ddof=1) / np.sqrt(len(losses)) if len(losses) > 1 else np.nan
+        return values
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """Everything geometric, from the inner products alone."""
@@ -105,6 +131,28 @@ class Trajectory:
             summaries |= {"pc1": axes.coordinates[0], "pc2": axes.coordinates[1], "off_plane": axes.off_plane}
             summaries["explained_variance"] = axes.explained
         return summaries
+
+    def _geometry(self, subject: Subject) -> tuple[np.ndarray, Principal, list[dict[str, Tensor]]]:
+        """Inner products, principal axes and their directions, seen from the final weights, which the model holds."""
+
+        def seen() -> tuple[np.ndarray, Principal, list[dict[str, Tensor]]]:
+            found = self._snapshots(subject)
+            final = {name: p.detach() for name, p in subject.parameters.items()}
+            gram = snapshots.gram(found, final)
+            axes = principal(gram)
+            return gram, axes, snapshots.combined(found, final, axes.coefficients)
+
+        return subject.once(("geometry", self.run), seen)
+
+    def _project(self, subject: Subject, t: int) -> None:
+        """Move the model from the final weights to where the principal plane shows snapshot t."""
+        _, axes, directions = self._geometry(subject)
+        with torch.no_grad():
+            for coordinate, direction in zip(axes.coordinates[:, t], directions, strict=True):
+                for name, change in direction.items():
+                    subject.parameters[name].add_(change, alpha=coordinate)
+        if recalibration(self.bn):
+            batchnorm.refresh(subject, recalibration(self.bn))
 
     def _snapshots(self, subject: Subject) -> list[Snapshot]:
         if not self.run and subject.checkpoint is None:

@@ -1,0 +1,60 @@
+"""Commands that take surfaces from other tools and give them to them: import, export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from landscape.cli.progress import say
+
+Option = typer.Option
+
+
+def import_(
+    files: Annotated[list[Path], typer.Argument(help="surfaces: tomgoldstein HDF5, or published CSV", metavar="FILE")],
+    out: Annotated[Path, Option(help="Results file.")] = Path("results.h5"),
+    label: Annotated[list[str], Option(help="Name in the results file, one per file; repeatable.")] = [],  # noqa: B006
+    weight_decay: Annotated[
+        float, Option(min=0.0, help="Of a CSV's objective, loss + weight decay x l2; as published by default.")
+    ] = 0.05,
+    quiet: Annotated[bool, Option(help="Say nothing but errors.")] = False,
+    debug: Annotated[bool, Option(help="Show the traceback of an error.")] = False,
+) -> None:
+    """Take surfaces of tomgoldstein/loss-landscape (HDF5) or of how-do-vits-work (CSV) into a results file."""
+    from landscape import results, store
+    from landscape.exchange import importing
+    from landscape.probe import OptionError
+
+    if label and len(label) != len(files):
+        raise OptionError(f"--label was given {len(label)} times for {len(files)} files; give one each")
+    store.check(out, writable=True)
+    for file in files:
+        importing.read(file)  # all of them, before the first is stored
+    for i, file in enumerate(files):
+        for found in importing.import_file(file, out, label=label[i] if label else "", weight_decay=weight_decay):
+            said = f"{found.measured} of {found.units} points" if found.measured else "was there already"
+            say(f"{found.group} in {out}: {said}. {results.headline(out, found.group)}", quiet=quiet)
+
+
+def export(
+    file: Annotated[Path, typer.Argument(help="results file")] = Path("results.h5"),
+    format: Annotated[str, Option(help="Any of tomgoldstein (HDF5), csv, vtp, vtk, separated by commas.")] = "vtp",
+    out: Annotated[Path, Option(help="Folder for the files.")] = Path("exported"),
+    label: Annotated[str | None, Option(help="Only surfaces of this label.")] = None,
+    quiet: Annotated[bool, Option(help="Say nothing but errors.")] = False,
+    debug: Annotated[bool, Option(help="Show the traceback of an error.")] = False,
+) -> None:
+    """Write every surface for other tools: ParaView (vtp, vtk), tomgoldstein/loss-landscape (HDF5), CSV."""
+    from landscape.exchange import exporting
+    from landscape.probe import OptionError
+
+    formats = [part.strip().lower() for part in format.split(",")]
+    unknown = [part for part in formats if part not in exporting.WRITERS]
+    if unknown:
+        raise OptionError(f"--format {unknown[0]} is unknown; ask for {', '.join(exporting.WRITERS)}")
+    paths = exporting.export(file, out, formats, label=label)
+    for path in paths:
+        typer.echo(path)
+    say(f"{len(paths)} files in {out}", quiet=quiet)

@@ -1,0 +1,114 @@
+"""Files of other tools into a results file, where they stand beside our own surfaces."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from landscape import store
+from landscape.answer import Question
+from landscape.checkpoint import versions
+from landscape.exchange import published, tomgoldstein
+from landscape.exchange.grid import KNOWN, Grid
+from landscape.probe import Plan, Quantity, Values
+from landscape.probes.surface import RADII
+from landscape.run import Outcome, reduce_of, safe
+
+SUMMARIES = {
+    "surface": {
+        "height": Quantity("mean rise of the loss at a radius", "nats", ("radius",)),
+        "non_finite": Quantity("share of finished cells whose loss is not finite"),
+    },
+    "line": {},
+}
+
+
+def import_file(
+    path: Path, out: Path, *, label: str = "", weight_decay: float = published.WEIGHT_DECAY
+) -> list[Outcome]:
+    """Add what a file of another tool holds to a results file; what is there already is left alone.
+
+    Args:
+        path: a surface of tomgoldstein/loss-landscape (HDF5), or a published CSV.
+        out: results file; made if absent.
+        label: readable name of the group; default: the file's stem.
+        weight_decay: of a CSV's objective.
+
+    Raises:
+        FileNotFoundError, ValueError: there is no such file, or it holds no surface; see the message.
+    """
+    grids = read(path, weight_decay=weight_decay)
+    named = [f"{label or path.stem}-{grid.name}" if grid.name else label or path.stem for grid in grids]
+    return [_stored(grid, path, out, name) for grid, name in zip(grids, named, strict=True)]
+
+
+def read(path: Path, *, weight_decay: float = published.WEIGHT_DECAY) -> list[Grid]:
+    """The grids of a file, whatever tool wrote it.
+
+    Raises:
+        FileNotFoundError, ValueError: as `import_file`.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"no file at {path}; give a surface of another tool (HDF5 or CSV)")
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder, expected a surface of another tool (HDF5 or CSV)")
+    if not h5py.is_hdf5(path):
+        if path.read_bytes()[:1024].count(0):
+            raise ValueError(f"{path} is neither HDF5 nor text; expected a surface of another tool (HDF5 or CSV)")
+        return [published.read_surface(path, weight_decay=weight_decay)]
+    try:
+        with h5py.File(path, "r") as file:
+            ours = "format" in file.attrs
+    except OSError as error:
+        raise ValueError(f"{path} is damaged ({error}); give another copy of it") from None
+    if ours:
+        raise ValueError(f"{path} is a results file of landscape already; draw it with: landscape plot {path}")
+    return tomgoldstein.read_surface(path)
+
+
+def _stored(grid: Grid, path: Path, out: Path, label: str) -> Outcome:
+    probe, dims = ("surface", ("x", "y")) if "y" in grid.axes else ("line", ("direction", "t"))
+    quantities = {name: KNOWN.get(name, Quantity(name.replace("_", " "))) for name in grid.values}
+    attributes: dict[str, Any] = {
+        "parameters": "{}", "versions": json.dumps(versions()), "source": path.name, "model": "", "data": "",
+        "checkpoint_sha256": "", "protocol": f"from {path.name}, protocol not said there",
+    }  # fmt: skip
+    plan = Plan(
+        over={dims[-2]: np.arange(1), dims[-1]: grid.axes["x"]} if probe == "line" else dict(grid.axes),
+        axes={"radius": np.array(RADII)} if probe == "surface" else {},
+        quantities=_of_line(quantities) if probe == "line" else quantities,
+        labels={"name": (Quantity("direction", dims=("direction",)), np.array([label]))} if probe == "line" else {},
+        summaries=SUMMARIES[probe],
+        about={"x": Quantity("first direction"), "y": Quantity("second direction"),
+               "t": Quantity("position on the line"), "radius": Quantity("distance from the centre")},
+        facts={**grid.facts, ("along" if probe == "line" else "plane"): "imported"},
+    )  # fmt: skip
+    question = Question(probe, safe(label), _digest(grid), plan, attributes)
+    written = 0
+    with store.Writer(out, question, reduce_of=reduce_of) as writer:
+        for unit in writer.pending():
+            index = unit.index[-len(grid.axes) :]
+            if grid.done[index]:
+                known: Values = {name: grid.values[name][index] for name in plan.quantities if name in grid.values}
+                writer.write(unit, {**dict.fromkeys(plan.quantities, np.nan), **known})
+                written += 1
+        group = writer.group
+    return Outcome(group, int(grid.done.size), written)
+
+
+def _of_line(quantities: Mapping[str, Quantity]) -> dict[str, Quantity]:
+    return {**quantities, "accuracy_se": Quantity("standard error of the accuracy over samples")}
+
+
+def _digest(grid: Grid) -> str:
+    """Of all numbers: the same file imports once, another one beside it."""
+    digest = hashlib.sha256()
+    for name, values in {**grid.axes, **grid.values, "done": grid.done}.items():
+        digest.update(f"{name}:{values.shape};".encode() + np.ascontiguousarray(values, dtype=float).tobytes())
+    return digest.hexdigest()[:10]

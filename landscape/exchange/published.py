@@ -1,0 +1,75 @@
+"""The CSV in which the surfaces of Park & Kim 2022, Fig. 1a, were published: no header, one line per point."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+
+from landscape.exchange.grid import Grid, ascending
+
+# column -> name in the results file
+COLUMNS = {
+    "x": "x", "y": "y", "l1": "l1", "l2": "l2", "NLL": "loss", "cutoff1": "cutoff1", "cutoff2": "cutoff2",
+    "acc": "accuracy", "acc-90": "accuracy_90", "unc": "unc", "unc-90": "unc_90", "IoU": "iou", "IoU-90": "iou_90",
+    "freq": "freq", "freq-90": "freq_90", "top-5": "top5", "Brier": "brier", "ECE": "ece", "ECSE": "ecse",
+}  # fmt: skip
+WEIGHT_DECAY = 0.05  # of the published figure, whose height is NLL + weight decay x l2
+
+
+def read_surface(path: Path, *, weight_decay: float = WEIGHT_DECAY) -> Grid:
+    """The surface, with `objective` = loss + weight decay x l2, which is what the published figure shows.
+
+    Raises:
+        ValueError: a line is not understood, or the points are no grid.
+    """
+    rows = []
+    with path.open(newline="", encoding="utf-8", errors="replace") as stream:
+        for number, row in enumerate(csv.reader(stream), start=1):
+            if not row:
+                continue
+            if len(row) != len(COLUMNS):
+                raise ValueError(
+                    f"{path} has {len(row)} columns in line {number}, expected the {len(COLUMNS)} of a published "
+                    f"surface: {', '.join(COLUMNS)}"
+                )
+            try:
+                rows.append([float(value) for value in row])
+            except ValueError as error:
+                raise ValueError(f"{path} has no number in line {number} ({error}); expected no header") from None
+    if not rows:
+        raise ValueError(f"{path} is empty, expected one line per point of a surface")
+    table = np.array(rows)
+    axes, places = zip(*(np.unique(table[:, i], return_inverse=True) for i in (0, 1)), strict=True)
+    if min(map(len, axes)) < 2 or not np.isfinite(table[:, :2]).all():
+        raise ValueError(f"{path} has {len(axes[0])} x {len(axes[1])} points, expected a grid of at least 2 x 2")
+    done = np.zeros(tuple(map(len, axes)), bool)
+    if len(set(zip(*places, strict=True))) < len(rows):
+        raise ValueError(f"{path} has a point twice; expected one line per point of a surface")
+    done[places] = True
+    values = {}
+    for i, name in enumerate(COLUMNS.values()):
+        if name not in ("x", "y"):
+            values[name] = np.full(done.shape, np.nan)
+            values[name][places] = table[:, i]
+    values["loss_se"] = np.full(done.shape, np.nan)
+    values["objective"] = values["loss"] + weight_decay * values["l2"]
+    exact, _ = ascending(axes)
+    facts: dict[str, str | float] = {"l2_definition": "park2022", "weight_decay": weight_decay}
+    return Grid(dict(zip(("x", "y"), exact, strict=True)), values, done, facts)
+
+
+def write_surface(path: Path, grid: Grid) -> None:
+    """Write the finished points, x fastest; columns that the surface does not have are nan."""
+    lost = np.full(grid.done.shape, np.nan)
+    known = dict(grid.values)
+    if grid.facts.get("l2_definition") != "park2022":
+        known["l2"] = lost  # half a squared norm is another number
+    with path.open("w", newline="") as stream:
+        table = csv.writer(stream)
+        for j, y in enumerate(grid.axes["y"]):
+            for i, x in enumerate(grid.axes["x"]):
+                if grid.done[i, j]:
+                    numbers = [known.get(name, lost)[i, j] for name in list(COLUMNS.values())[2:]]
+                    table.writerow([float(x), float(y), *map(float, numbers)])

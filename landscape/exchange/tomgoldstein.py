@@ -1,0 +1,128 @@
+"""The HDF5 files of tomgoldstein/loss-landscape (Li et al. 2018): surfaces, and directions of a plane.
+
+A surface file holds `xcoordinates`, `ycoordinates` (absent for a line), `train_loss`, `train_acc` (per cent), the same
+for `test_`, perhaps `min_eig`, `max_eig`, and `dir_file`. Values lie with y slow and x fast, whatever shape the array
+says: its tool fills a (nx, ny) array by the flat index of a (ny, nx) mesh. A point not evaluated yet holds -1.
+A direction file holds `xdirection/0`, `xdirection/1`, ...: one array per parameter in their order, or per entry of the
+state dict; the same under `ydirection`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from landscape.exchange.grid import Grid, ascending
+
+UNFILLED = -1.0
+AXES = {"x": "xcoordinates", "y": "ycoordinates"}
+SPLITS = ("train", "test")
+EIGENVALUES = ("min_eig", "max_eig")
+
+
+def read_surface(path: Path) -> list[Grid]:
+    """The surfaces (or lines) of a file, one per part of the data.
+
+    Raises:
+        ValueError: it holds none, or one that does not fit its coordinates.
+    """
+    with h5py.File(path, "r") as file:
+        splits = [split for split in SPLITS if f"{split}_loss" in file]
+        if AXES["x"] not in file or not splits:
+            got = ", ".join(list(file)[:6]) or "nothing"
+            raise ValueError(
+                f"{path} has no xcoordinates with a train_loss or test_loss, got {got}; give a surface file "
+                "(a direction file goes to: landscape surface --plane FILE)"
+            )
+        named = {axis: np.asarray(file[key][()], dtype=float) for axis, key in AXES.items() if key in file}
+        axes, index = ascending(list(named.values()))
+        sizes = tuple(len(axis) for axis in axes)
+
+        def over(key: str) -> np.ndarray:
+            flat = np.asarray(file[key][()], dtype=float).ravel()
+            if flat.size != np.prod(sizes):
+                raise ValueError(
+                    f"{path} has {flat.size} values of {key} for {' x '.join(map(str, sizes))} coordinates"
+                )
+            return np.asarray(flat.reshape(sizes[::-1]).T[index])
+
+        grids = []
+        for split in splits:
+            loss = over(f"{split}_loss")
+            done = loss != UNFILLED
+            values = {"loss": np.where(done, loss, np.nan), "loss_se": np.full(sizes, np.nan)}
+            accuracy = over(f"{split}_acc") / 100 if f"{split}_acc" in file else np.full(sizes, np.nan)
+            values |= {"accuracy": np.where(done, accuracy, np.nan), "l2": np.full(sizes, np.nan)}
+            values |= {name: over(name) for name in EIGENVALUES if name in file and split == splits[0]}
+            facts = {"split": split, "l2_definition": "not in the file", "dir_file": _text(file, "dir_file")}
+            name = split if len(splits) > 1 else ""
+            grids.append(Grid(dict(zip(named, axes, strict=True)), values, done, facts, name))
+    return grids
+
+
+def write_surface(path: Path, grid: Grid, *, split: str = "train") -> None:
+    """Write a surface as that tool would have left it; oblong arrays are (ny, nx), which its figures can draw."""
+    with h5py.File(path, "w") as file:
+        file["dir_file"] = str(grid.facts.get("dir_file", ""))
+        for axis, values in grid.axes.items():
+            file[AXES[axis]] = values
+        for key, name, factor in ((f"{split}_loss", "loss", 1.0), (f"{split}_acc", "accuracy", 100.0)):
+            values = np.where(grid.done, factor * grid.values.get(name, np.full(grid.done.shape, np.nan)), UNFILLED)
+            file[key] = values.T
+        for name in EIGENVALUES:
+            if name in grid.values:
+                file[name] = grid.values[name].T
+
+
+def read_directions(
+    path: Path, parameters: Mapping[str, tuple[int, ...]], state: Mapping[str, tuple[int, ...]]
+) -> list[dict[str, np.ndarray]]:
+    """The one or two directions of a file, by the names of the parameters they move.
+
+    Args:
+        path: a direction file.
+        parameters: shapes of the model's parameters, in order.
+        state: shapes of its state dict, in order.
+
+    Raises:
+        ValueError: it holds no directions, or those of another model; names the first tensor that does not fit.
+    """
+    if not h5py.is_hdf5(path):
+        raise ValueError(f"{path} is not an HDF5 file; give a direction file with xdirection and ydirection")
+    with h5py.File(path, "r") as file:
+        found = [name for name in ("xdirection", "ydirection") if isinstance(file.get(name), h5py.Group)]
+        if "xdirection" not in found:
+            raise ValueError(f"{path} holds no xdirection, got {', '.join(list(file)[:6]) or 'nothing'}")
+        return [_direction(path, file[name], parameters, state) for name in found]
+
+
+def _direction(
+    path: Path, group: h5py.Group, parameters: Mapping[str, tuple[int, ...]], state: Mapping[str, tuple[int, ...]]
+) -> dict[str, np.ndarray]:
+    where = group.name.strip("/")
+    layouts = [layout for layout in (parameters, state) if len(layout) == len(group)]
+    if not layouts:
+        raise ValueError(
+            f"{path} has {len(group)} tensors in {where}, expected the {len(parameters)} parameters of the model "
+            f"(or the {len(state)} entries of its state dict); give a file made for this model"
+        )
+    arrays = [np.asarray(group[str(i)][()]) for i in range(len(group))]
+    for i, ((name, shape), values) in enumerate(zip(layouts[0].items(), arrays, strict=True)):
+        if values.shape != tuple(shape):
+            raise ValueError(
+                f"{path} is of another architecture: {where}/{i} is {values.shape}, expected {tuple(shape)} of {name}"
+            )
+        if name not in parameters and values.any():
+            raise ValueError(
+                f"{path} moves {name}, which is no parameter; give directions of weights (its --dir_type weights)"
+            )
+    named = dict(zip(layouts[0], arrays, strict=True))
+    return {name: values for name, values in named.items() if name in parameters and values.any()}
+
+
+def _text(file: h5py.File, key: str) -> str:
+    value = file[key][()] if key in file else b""
+    return Path(value.decode() if isinstance(value, bytes) else str(value)).name

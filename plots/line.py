@@ -1,0 +1,155 @@
+"""Loss and accuracy along lines through the weights, with bands, and the barrier between two checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from landscape.plots import style
+from landscape.plots.appearance import LINES, Color, Line, Look, names, plain
+from landscape.plots.appearance import look as look_of
+
+MEANING = (
+    "Loss and accuracy along straight lines through the trained weights, or from one checkpoint (t = 0) to another "
+    "(t = 1), where the barrier is how far the loss rises above the straight line between the ends. A line is one "
+    "direction out of millions: a flat one does not make a flat minimum, and a barrier on the straight line does not "
+    "exclude a curved path without one."
+)
+BAND = 2.0  # standard errors
+TITLES = {
+    "random": "random directions",
+    "eigen": "Hessian eigenvectors",
+    "checkpoints": "from one checkpoint to another",
+    "run": "principal components of the run",
+    "file": "directions of a file",
+}
+
+
+def line(
+    data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look | None = None, lines: Sequence[Line] = LINES
+) -> tuple[Axes, Axes]:
+    """Draw the loss (first axes) and the accuracy (second) of every direction with bands of two standard errors.
+
+    Of several random directions, thin lines, their mean, and a band of one standard deviation over directions.
+
+    Args:
+        data: a stored answer.
+        axes: where to draw.
+        look: colour of the checkpoint.
+        lines: of the directions; the first is that of the mean.
+    """
+    look = look or look_of(data)
+    for ax, name in zip(axes, ("loss", "accuracy"), strict=True):
+        values = data[name].where((data["done"] == 1) & np.isfinite(data[name])).transpose("direction", "t").values
+        errors = data[f"{name}_se"].transpose("direction", "t").values
+        t = data["t"].values
+        if _spread(data):
+            for value in values:
+                ax.plot(t, value, color=look.color, linewidth=0.4, alpha=0.6)
+            _band(ax, t, values.mean(axis=0), values.std(axis=0, ddof=1), look, lines[0])
+        else:
+            for k, (value, error) in enumerate(zip(values, errors, strict=True)):
+                _band(ax, t, value, BAND * error, look, lines[k % len(lines)])
+        ax.set(xlabel=_axis(data), ylabel="loss (nats)" if name == "loss" else name)
+    _barriers(data, axes[0], look)
+    return axes
+
+
+def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """One row per kind of line: the loss on the left, the accuracy on the right; checkpoints overlaid."""
+    kinds = list(dict.fromkeys((kind(data), _axis(data)) for data in answers))
+    rows = [[(d, k) for d, k in zip(answers, looks, strict=True) if (kind(d), _axis(d)) == which] for which in kinds]
+    entries = [_entries(row) for row in rows]
+    note = f"Bands: {BAND:g} standard errors over samples" + (
+        "; of several random directions, one standard deviation over directions." if any(map(_spread, answers)) else "."
+    )
+    if any("barrier" in data for data in answers):
+        note += " Dotted: straight line between the ends; bars up from it: the barrier."
+    legend = [entry.sample() for row in entries for curves in row for entry in curves]
+    figure = style.page(answers, looks, height=2.1 * len(kinds), legend=legend, note=note)
+    grid = figure.subplots(len(kinds), 2, squeeze=False)
+    for axes, (which, _), row, drawn in zip(grid, kinds, rows, entries, strict=True):
+        for (data, look), curves in zip(row, drawn, strict=True):
+            line(data, tuple(axes), look=look, lines=[curve.line for curve in curves])
+        losses = np.concatenate([data["loss"].values[data["done"].values == 1] for data, _ in row])
+        positive = losses[np.isfinite(losses) & (losses > 0)]
+        if positive.size and positive.max() > 30 * positive.min():
+            axes[0].set_yscale("log")
+        axes[0].set_title(TITLES.get(which, which))
+        axes[1].set_ylim(-0.03, 1.03)
+    return figure
+
+
+def kind(data: xr.Dataset) -> str:
+    """Where the directions come from."""
+    return str(data.attrs.get("along", ""))
+
+
+def _spread(data: xr.Dataset) -> bool:
+    """Whether an answer is shown as a mean and a spread over its directions."""
+    return kind(data) == "random" and data.sizes["direction"] > 1
+
+
+def _band(ax: Axes, t: np.ndarray, value: np.ndarray, half: np.ndarray, look: Look, line: Line) -> None:
+    known = np.pad(np.isfinite(value), 1)
+    alone = known[1:-1] & ~known[:-2] & ~known[2:]
+    ax.plot(t, value, color=look.color, linestyle=line)
+    ax.plot(t[alone], value[alone], ".", color=look.color)  # a single finished point is no line
+    if np.isfinite(half).any():
+        ax.fill_between(t, value - half, value + half, color=look.color, alpha=0.2, linewidth=0)
+
+
+def _barriers(data: xr.Dataset, ax: Axes, look: Look) -> None:
+    """The straight line between the ends and the barrier as a bar up from it, where it is known."""
+    if "barrier" not in data:
+        return
+    loss, t = data["loss"].transpose("direction", "t").values, data["t"].values
+    for k in np.flatnonzero(np.isfinite(data["barrier"].values)):
+        first, last = loss[k, t == 0.0][0], loss[k, t == 1.0][0]
+        ax.plot([0.0, 1.0], [first, last], ":", color=look.color, linewidth=0.8)
+        at, height = data["barrier_at"].values[k], data["barrier"].values[k]
+        if height > 0:
+            low = (1 - at) * first + at * last
+            ax.plot([at, at], [low, low + height], color=look.color, linewidth=0.8, marker="_")
+
+
+def _entries(row: Sequence[tuple[xr.Dataset, Look]]) -> list[list[Look]]:
+    """The curves of every answer in a row, each with a line that no other of its colour has, as far as they go."""
+    used: dict[Color, int] = {}
+    found = []
+    for data, look in row:
+        curves = []
+        for label in _labels(data, [other for other, _ in row]):
+            curves.append(Look(label, look.color, "", LINES[used.get(look.color, 0) % len(LINES)]))
+            used[look.color] = used.get(look.color, 0) + 1
+        found.append(curves)
+    return found
+
+
+def _labels(data: xr.Dataset, row: Sequence[xr.Dataset]) -> list[str]:
+    """Checkpoint and direction; answers that share both are told apart by the parameters in which they differ."""
+    alike = [other for other in row if _who(other) == _who(data)]
+    name = names(alike)[[other is data for other in alike].index(True)]
+    if _spread(data):
+        return [f"{name}: {data.sizes['direction']} random directions"]
+    return [f"{name}: {plain(str(which))}{_barrier(data, k)}" for k, which in enumerate(data["name"].values)]
+
+
+def _who(data: xr.Dataset) -> tuple[str, ...]:
+    return str(data.attrs.get("label", "")), *map(str, data["name"].values)
+
+
+def _barrier(data: xr.Dataset, k: int) -> str:
+    if "barrier" not in data or not np.isfinite(data["barrier"].values[k]):
+        return ""
+    height, error = data["barrier"].values[k], data["barrier_se"].values[k]
+    return f", barrier {height:.2g}" + (f" ± {error:.1g}" if height > 0 else "")
+
+
+def _axis(data: xr.Dataset) -> str:
+    units = plain(str(data["t"].attrs.get("units", "1")))
+    return f"position on the line ({units})" if units not in ("", "1") else "position on the line"

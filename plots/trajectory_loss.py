@@ -1,0 +1,64 @@
+"""What the principal plane of a run hides: its loss beside the snapshots' own, and the distances from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from landscape.plots import style
+from landscape.plots.appearance import Look
+from landscape.plots.appearance import look as look_of
+
+MEANING = (
+    "The loss of every snapshot (solid) beside the loss at the point of the principal plane where a figure of the "
+    "path shows it (dashed), and the distance between the two points in weight space. Where the lines part, the "
+    "surface under a drawn path is not the surface that training saw, and its hills and valleys there mean little."
+)
+BAND = 2.0  # standard errors
+
+
+def trajectory_loss(data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look | None = None) -> tuple[Axes, Axes]:
+    """Draw both losses with bands over the epochs (first axes), and the distances off the plane (second)."""
+    look = look or look_of(data)
+    time, unit = epochs(data)
+    for name, line in (("loss", "-"), ("plane_loss", "--")):
+        value, error = data[name].values, data[f"{name}_se"].values
+        axes[0].plot(time, value, color=look.color, linestyle=line, marker=look.marker, markersize=2.5, linewidth=1)
+        low, high = value - BAND * error, value + BAND * error
+        if np.isfinite(high).any():
+            axes[0].fill_between(time, low, high, color=look.color, alpha=0.15, linewidth=0)
+    axes[1].plot(time, data["off_plane"], color=look.color, marker=look.marker, markersize=2.5, linewidth=1)
+    axes[0].set(xlabel=unit, ylabel="loss (nats)")
+    axes[1].set(xlabel=unit, ylabel="distance (weight)")
+    return axes
+
+
+def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """All runs overlaid."""
+    legend = [replace(look, line="-").sample() for look in looks]
+    note = f"Solid: the snapshots' own loss; dashed: on the plane. Bands: {BAND:g} standard errors over samples."
+    figure = style.page(answers, looks, height=2.3, legend=legend, note=note)
+    own, off = figure.subplots(1, 2)
+    for data, look in zip(answers, looks, strict=True):
+        trajectory_loss(data, (own, off), look=look)
+    losses = np.concatenate([data[name].values for data in answers for name in ("loss", "plane_loss")])
+    positive = losses[np.isfinite(losses) & (losses > 0)]
+    if positive.size and positive.max() > 30 * positive.min():
+        own.set_yscale("log")
+    own.set_title("loss of the snapshots and of the plane")
+    off.set_title("distance of the snapshots from the plane")
+    if not any(np.isfinite(data["off_plane"].values).any() for data in answers):
+        off.text(0.5, 0.5, "after the last snapshot", transform=off.transAxes, ha="center", color="0.5")
+    return figure
+
+
+def epochs(data: xr.Dataset) -> tuple[np.ndarray, str]:
+    """Where the snapshots stand on the axis of time: at their epochs where all are known, else in their order."""
+    time = data["epoch"].values if "epoch" in data else np.array([np.nan])
+    known = bool(np.isfinite(time).all())
+    return (time, "epoch") if known else (np.arange(data.sizes["snapshot"]), "snapshot")

@@ -1,0 +1,318 @@
+"""The line probe: closed forms, ends that are the checkpoints themselves, barriers with paired errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from analytic import answer, attention_net, batches_of, convolution_net, quadratic, same_state, state, symmetric
+from torch import Tensor
+
+from landscape import batchnorm, models
+from landscape.linalg.directions import POSITIONS, random_direction
+from landscape.probe import OptionError
+from landscape.probes.line import Line
+from landscape.probes.surface import Surface
+from landscape.section import Along, sections_of
+from landscape.subject import Subject, per_sample
+
+SAMPLES = torch.tensor([[1.0, 0.0], [2.0, 0.5], [0.5, -1.0], [3.0, 0.0], [-0.5, 0.2]])  # scale, offset
+
+
+def _saddle() -> Subject:
+    weight = torch.tensor([[1.0, -2.0, 0.5], [0.3, 1.0, -1.0]])
+    matrix = symmetric([4.0, 3.0, 2.5, 1.0, -1.5, -2.0])
+    return quadratic(matrix, weight=weight, slope=torch.linspace(-1, 1, 6), batches=[SAMPLES[:3], SAMPLES[3:]])
+
+
+def _resnet(seed: int) -> Subject:
+    """In float32, with statistics of batch norm away from their initial ones."""
+    torch.manual_seed(seed)
+    model = models.build("resnet_demo", classes=10, image_size=8, blocks=(1, 1), width=8)
+    batches = [(inputs.float(), targets) for inputs, targets in batches_of((3, 8, 8), (8, 5), 10)]
+    with torch.no_grad():
+        model(batches[0][0] + seed)
+    return Subject(model.eval(), batches)
+
+
+def _saved(path: Path, weights: Mapping[str, Tensor]) -> str:
+    torch.save(dict(weights), path)
+    return str(path)
+
+
+def _moved(subject: Subject, seed: int, scale: float = 0.3) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: tensor + scale * torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype)
+        for name, tensor in state(subject.model).items()
+        if tensor.is_floating_point()
+    } | {name: tensor for name, tensor in state(subject.model).items() if not tensor.is_floating_point()}
+
+
+def _losses_with(subject: Subject, weights: Mapping[str, Tensor]) -> np.ndarray:
+    kept = state(subject.model)
+    subject.model.load_state_dict(dict(weights))
+    losses: np.ndarray = per_sample(subject)[0].numpy()
+    subject.model.load_state_dict(dict(kept))
+    return losses
+
+
+def test_a_quadratic_loss_has_its_closed_form_along_random_directions() -> None:
+    subject, probe = _saddle(), Line(directions=2, resolution=6, range="-0.5:2", seed=3)
+    found = answer(probe, subject)
+    model = subject.model
+    scale, offset = SAMPLES[:, 0].double().numpy(), SAMPLES[:, 1].double().numpy()
+    for k in range(2):
+        weights = {name: p.detach() for name, p in subject.parameters.items()}
+        d = random_direction(weights, seed=3 + k, axis=0, ignore=POSITIONS)["weight"].flatten()
+        for i, t in enumerate(found["t"]):
+            w = (model.weight.flatten() + t * d).detach()  # type: ignore[operator, union-attr]
+            samples = scale * (w @ model.matrix @ w / 2 + model.slope @ w).item() + offset  # type: ignore[operator]
+            assert found["loss"][k, i] == pytest.approx(samples.mean(), rel=1e-12)
+            assert found["loss_se"][k, i] == pytest.approx(samples.std(ddof=1) / 5**0.5, rel=1e-12)
+            assert found["l2"][k, i] == pytest.approx((w @ w / 2).item(), rel=1e-12)
+    np.testing.assert_allclose(found["loss_mean"], found["loss"].mean(axis=0))
+    np.testing.assert_allclose(found["loss_spread"], np.abs(np.diff(found["loss"], axis=0))[0] / 2**0.5)
+
+
+def test_a_random_line_is_the_middle_row_of_the_surface_of_its_seed() -> None:
+    subject = attention_net()
+    line = answer(Line(resolution=5, seed=2), subject)
+    surface = answer(Surface(resolution="5,3", seed=2), subject)
+    np.testing.assert_allclose(line["loss"][0], surface["loss"][:, 1], rtol=1e-13)
+    np.testing.assert_allclose(line["accuracy"][0], surface["accuracy"][:, 1])
+
+
+def test_both_ends_are_the_checkpoints_themselves_bit_for_bit(tmp_path: Path) -> None:
+    one, two = _resnet(0), _resnet(1)
+    found = answer(Line(along=_saved(tmp_path / "b.pt", two.model.state_dict()), resolution=3), one)
+    for i, subject in ((0, one), (-1, two)):
+        losses, right = (values.numpy() for values in per_sample(subject))
+        assert found["loss"][0, i] == losses.mean()
+        assert found["accuracy"][0, i] == right.mean()
+        assert found["excess"][0, i] == found["excess_se"][0, i] == found["accuracy_deficit"][0, i] == 0.0
+    assert found["t"].tolist() == [0.0, 0.5, 1.0]
+
+
+def test_between_checkpoints_weights_and_statistics_are_interpolated(tmp_path: Path) -> None:
+    subject = convolution_net()
+    there = _moved(subject, 1)
+    found = answer(Line(along=_saved(tmp_path / "b.pt", there), resolution=6, range="-0.5:2"), subject)
+    for i, t in enumerate(found["t"]):
+        mixed = {name: (1 - t) * tensor + t * there[name] if tensor.is_floating_point() else tensor
+                 for name, tensor in state(subject.model).items()}  # fmt: skip
+        if t <= 1:  # beyond, variances may turn negative
+            losses = _losses_with(subject, mixed)
+            assert found["loss"][0, i] == pytest.approx(losses.mean(), rel=1e-12)
+    assert found["t"].tolist() == [-0.5, 0.0, 0.5, 1.0, 1.5, 2.0]
+
+
+def test_frozen_statistics_stay_those_of_the_first_checkpoint(tmp_path: Path) -> None:
+    subject = convolution_net()
+    there = _moved(subject, 1)
+    found = answer(Line(along=_saved(tmp_path / "b.pt", there), resolution=2, bn="frozen"), subject)
+    mixed = {**there, **{name: buffer for name, buffer in subject.model.named_buffers()}}
+    assert found["loss"][0, 1] == pytest.approx(_losses_with(subject, mixed).mean(), rel=1e-12)
+
+
+def test_recalibrated_statistics_are_refreshed_at_every_point_ends_included(tmp_path: Path) -> None:
+    subject = convolution_net()
+    there = _moved(subject, 1)
+    found = answer(Line(along=_saved(tmp_path / "b.pt", there), resolution=3, bn="recalibrate:2"), subject)
+    here = state(subject.model)
+    expected = []
+    for t in (0.0, 0.5, 1.0):
+        mixed = {name: (1 - t) * tensor + t * there[name] if tensor.is_floating_point() else tensor
+                 for name, tensor in here.items()}  # fmt: skip
+        subject.model.load_state_dict(mixed)
+        batchnorm.refresh(subject, 2)
+        expected.append(per_sample(subject)[0].mean().item())
+    np.testing.assert_allclose(found["loss"][0], expected, rtol=1e-12)
+    assert found["excess"][0, 1] == pytest.approx(expected[1] - (expected[0] + expected[2]) / 2, rel=1e-9)
+
+
+def test_the_barrier_of_a_concave_loss_has_its_closed_form_and_its_paired_error(tmp_path: Path) -> None:
+    subject = _saddle()
+    matrix, scale = subject.model.matrix, SAMPLES[:, 0].double().numpy()
+    values, vectors = torch.linalg.eigh(matrix)  # type: ignore[arg-type]
+    step = 2 * vectors[:, 0].reshape(2, 3)  # along which the curvature is -2
+    other = {**state(subject.model), "weight": subject.model.weight.detach() + step}  # type: ignore[operator, union-attr]
+    found = answer(Line(along=_saved(tmp_path / "b.pt", other), resolution=4), subject)
+    t = found["t"]
+    assert t.tolist() == pytest.approx([0, 1 / 3, 2 / 3, 1])
+    bulge = -values[0].item() * 4 / 2 * t * (1 - t)  # -d'Ad t (1 - t) / 2 for scale 1
+    np.testing.assert_allclose(found["excess"][0], scale.mean() * bulge, atol=1e-12)
+    np.testing.assert_allclose(found["excess_se"][0], scale.std(ddof=1) / 5**0.5 * bulge, atol=1e-12)
+    top = int(np.argmax(found["excess"][0]))
+    assert (found["barrier"][0], found["barrier_se"][0]) == (found["excess"][0, top], found["excess_se"][0, top])
+    assert found["barrier_at"][0] == t[top]
+    assert found["barrier"][0] == pytest.approx(scale.mean() * 4 * 2 / 9, rel=1e-12)
+
+
+def test_a_convex_loss_has_no_barrier(tmp_path: Path) -> None:
+    subject = quadratic(symmetric([1.0, 2.0, 3.0]), batches=[SAMPLES[:4]])
+    other = {**state(subject.model), "weight": torch.tensor([[3.0, -1.0, 2.0]]).double()}
+    found = answer(Line(along=_saved(tmp_path / "b.pt", other), resolution=5), subject)
+    assert (found["excess"][0, 1:-1] < 0).all()
+    assert (found["barrier"][0], found["barrier_se"][0]) == (0.0, 0.0)
+
+
+def test_accuracy_falls_below_the_straight_line_by_its_paired_deficit(tmp_path: Path) -> None:
+    subject = convolution_net(sizes=(40,))
+    there = {**state(subject.model)}
+    there["0.weight"], there["5.weight"] = -3 * there["0.weight"], 2 * there["5.weight"].flip(0)
+    found = answer(Line(along=_saved(tmp_path / "b.pt", there), resolution=9), subject)
+    rights = []
+    with Along(subject, sections_of(subject, str(tmp_path / "b.pt"), normalize="filter", ignore="", seed=0, count=1)[0],
+               interpolate=True) as along:  # fmt: skip
+        for t in found["t"]:
+            along.place(float(t))
+            rights.append(per_sample(subject)[1].numpy())
+    deficits = [(1 - t) * rights[0] + t * rights[-1] - right for t, right in zip(found["t"], rights, strict=True)]
+    assert np.ptp([right.mean() for right in rights]) > 0.05  # it does change
+    np.testing.assert_allclose(found["accuracy_deficit"][0], [d.mean() for d in deficits], atol=1e-14)
+    errors = [d.std(ddof=1) / 40**0.5 for d in deficits]
+    np.testing.assert_allclose(found["accuracy_deficit_se"][0], errors, atol=1e-14)
+    top = int(np.argmax(found["accuracy_deficit"][0]))
+    assert (found["accuracy_barrier"][0], found["accuracy_barrier_se"][0]) == pytest.approx(
+        (deficits[top].mean(), errors[top])
+    )
+
+
+def test_several_checkpoints_are_several_lines_from_one(tmp_path: Path) -> None:
+    subject = attention_net()
+    files = [_saved(tmp_path / f"{k}.pt", _moved(subject, k)) for k in (1, 2)]
+    both = answer(Line(along=",".join(files), resolution=3), subject)
+    assert both["name"].tolist() == ["towards 1", "towards 2"]
+    for k, file in enumerate(files):
+        alone = answer(Line(along=file, resolution=3), subject)
+        for name in ("loss", "excess", "excess_se"):
+            np.testing.assert_array_equal(both[name][k], alone[name][0])
+        assert both["barrier"][k] == alone["barrier"][0]
+
+
+def test_eigenvectors_curve_by_the_two_ends_of_the_spectrum() -> None:
+    subject = quadratic(symmetric([8.0, 3.0, 1.0, 0.5, 0.2, -2.0]), weight=torch.zeros(2, 3))
+    found = answer(Line(along="eigen", resolution=3, range="0.5"), subject)
+    np.testing.assert_allclose(found["loss"][:, 0], [8 / 8, -2 / 8], rtol=1e-3)
+    assert ["largest" in name for name in found["name"]] == [True, False]
+    np.testing.assert_allclose(found["norm"], 1.0, rtol=1e-6)
+
+
+def test_the_first_component_of_a_straight_run_passes_through_its_snapshots(tmp_path: Path) -> None:
+    subject = attention_net()
+    here, there = state(subject.model), _moved(subject, 1)
+    for epoch, share in enumerate((1.0, 0.4, 0.0)):
+        mixed = {name: here[name] + share * (there[name] - here[name]) for name in here}
+        _saved(tmp_path / f"epoch_{epoch}.pt", mixed)
+    length = sum((there[name] - here[name]).square().sum().item() for name in subject.parameters) ** 0.5
+    found = answer(Line(along=str(tmp_path), resolution=2, range=f"0:{length}"), subject)
+    assert found["loss"][0, 1] == pytest.approx(_losses_with(subject, there).mean(), rel=1e-9)
+    with pytest.raises(ValueError, match=r"3 snapshots of .* have 1 principal components; ask for --directions 1"):
+        Line(along=str(tmp_path), directions=2).plan(subject)
+    low, high = Line(along=str(tmp_path)).plan(subject).over["t"][[0, -1]]
+    assert low < 0 < length < high
+
+
+@pytest.mark.parametrize(("resolution", "span"), [(4, "-1:2"), (6, "-0.3:1.7"), (2, "-1:1"), (41, "-0.5:1.5")])
+def test_the_checkpoints_are_exactly_on_the_grid(tmp_path: Path, resolution: int, span: str) -> None:
+    subject = attention_net()
+    file = _saved(tmp_path / "b.pt", _moved(subject, 1))
+    t = Line(along=file, resolution=resolution, range=span).plan(subject).over["t"]
+    assert {0.0, 1.0} <= set(t)
+    assert (np.diff(t) > 1e-6).all()
+    assert resolution <= len(t) <= resolution + 2
+    t = Line(resolution=resolution, range=span).plan(subject).over["t"]
+    assert 0.0 in t
+
+
+@pytest.mark.parametrize("options", [{}, {"bn": "frozen"}, {"bn": "recalibrate:2"}])
+def test_weights_and_buffers_come_back_bit_for_bit_also_after_an_exception(
+    tmp_path: Path, options: dict[str, str]
+) -> None:
+    subject = convolution_net()
+    kept = state(subject.model)
+    probe = Line(along=_saved(tmp_path / "b.pt", _moved(subject, 1)), resolution=3, **options)
+    answer(probe, subject)
+    assert same_state(subject.model, kept)
+    broken = replace(subject, batches=[*subject.batches, (torch.zeros(1, 7, 2, 2), torch.zeros(1).long())])
+    with pytest.raises(RuntimeError):
+        answer(probe, broken)
+    assert same_state(subject.model, kept)
+    torch.autograd.grad(subject.loss(0), list(subject.parameters.values()))  # no parameter became an inference tensor
+
+
+def test_a_barrier_is_known_only_when_all_between_the_ends_is_measured(tmp_path: Path) -> None:
+    subject = attention_net()
+    probe = Line(along=_saved(tmp_path / "b.pt", _moved(subject, 1)), resolution=6, range="0:1.25")
+    whole, part, half = answer(probe, subject), answer(probe, subject, units=5), answer(probe, subject, units=3)
+    assert whole["barrier"][0] == part["barrier"][0] > -1
+    assert np.isnan(half["barrier"][0])
+    assert np.isnan(answer(replace(probe, range="0:0.5"), subject)["barrier"][0])  # an end is not on the line
+
+
+def test_units_may_be_measured_in_any_order(tmp_path: Path) -> None:
+    subject = convolution_net()
+    probe = Line(along=_saved(tmp_path / "b.pt", _moved(subject, 1)), resolution=3)
+    whole = answer(probe, subject)
+    for unit in reversed(list(probe.plan(subject).units())):
+        for name, value in probe.measure(convolution_net(), unit).items():
+            np.testing.assert_array_equal(value, whole[name][unit.index])
+
+
+def test_a_weight_that_is_not_trained_moves_too(tmp_path: Path) -> None:
+    subject = attention_net()
+    there = _moved(subject, 1)
+    next(subject.model.parameters()).requires_grad_(False)
+    found = answer(Line(along=_saved(tmp_path / "b.pt", there), resolution=2), subject)
+    assert found["loss"][0, 1] == _losses_with(subject, there).mean()
+
+
+def test_what_is_no_line_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    subject = attention_net()
+    same = _saved(tmp_path / "same.pt", state(subject.model))
+    wide = _saved(tmp_path / "wide.pt", {name: torch.zeros(7, 7) for name in state(subject.model)})
+    for along, said in {
+        same: "holds the weights of the checkpoint itself; a line needs two different ones",
+        wide: r"wide.pt is of another architecture: \S+ is \(7, 7\), expected",
+        "sideways": "--along sideways is neither random, eigen, a checkpoint B.pt, a run's folder nor directions",
+        str(tmp_path / "none.pt"): r"no checkpoint at \S+none.pt",
+    }.items():
+        with pytest.raises((ValueError, FileNotFoundError), match=said):
+            Line(along=along).plan(subject)
+    with pytest.raises(OptionError, match=r"--directions 2 has no meaning beside --along \S+wide.pt"):
+        Line(along=wide, directions=2).plan(subject)
+    with pytest.raises(ValueError, match="--bn interpolate needs another checkpoint"):
+        Line(along=str(tmp_path), bn="interpolate").plan(_run_of(subject, tmp_path))
+    with pytest.raises(ValueError, match="relax --ignore"):
+        Line(ignore=".").plan(subject)
+
+
+def _run_of(subject: Subject, folder: Path) -> Subject:
+    for file in folder.iterdir():
+        file.unlink()
+    for epoch in range(3):
+        _saved(folder / f"epoch_{epoch}.pt", _moved(subject, epoch))
+    return subject
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"resolution": 1}, "--resolution 1"),
+        ({"directions": 0}, "--directions 0"),
+        ({"range": "1:1"}, "swap"),
+        ({"range": "0:1,0:1"}, "ask for R or LOW:HIGH"),
+        ({"bn": "melt"}, "recalibrate:K"),
+        ({"bn": "interpolate"}, "needs another checkpoint"),
+        ({"along": "eigen", "directions": 3}, "has two"),
+        ({"normalize": "filters"}, "one of filter"),
+    ],
+)
+def test_options_out_of_range_are_usage_errors(options: dict[str, object], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        Line(**options)  # type: ignore[arg-type]
