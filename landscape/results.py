@@ -159,6 +159,18 @@ def lesion(data: xr.Dataset) -> Numbers:
     return {"intact accuracy": intact, "largest drop": drop[worst].item(), "at": str(data["name"].values[worst])}
 
 
+def noise(data: xr.Dataset) -> Numbers:
+    """Accuracy without noise, the largest drop of it, and the band that it belongs to."""
+    drop = data["accuracy_drop"].values if "accuracy_drop" in data else np.array([])
+    if not np.isfinite(drop).any():
+        return {}
+    worst = int(np.nanargmax(drop))
+    found: Numbers = {"intact accuracy": float(data.attrs.get("intact_accuracy", np.nan))}
+    found |= {"largest drop": drop[worst].item(), "at": f"{data['band'].values[worst]:g} pi"}
+    empty = str(data.attrs.get("empty_bands", ""))
+    return found | ({"bands without a frequency": empty} if empty else {})
+
+
 def hessian(data: xr.Dataset) -> Numbers:
     """Share of negative eigenvalues and mean of the positive ones."""
     return {name: data[name].item() for name in ("nep", "ape") if name in data}
@@ -185,6 +197,7 @@ HEADLINES: Mapping[str, Callable[[xr.Dataset], Numbers]] = {
     "fourier": fourier,
     "variance": variance,
     "lesion": lesion,
+    "noise": noise,
 }
 
 

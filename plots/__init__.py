@@ -70,6 +70,7 @@ FIGURES: Mapping[str, Figure] = {
         Figure("fourier_depth", "fourier", needs=("high_frequency", "depth", "kind", "reduces")),
         Figure("variance", "variance", needs=("variance", "depth", "kind", "reduces")),
         Figure("lesion", "lesion", needs=("accuracy_drop", "accuracy_drop_se", "name", "kind", "stage")),
+        Figure("noise", "noise", needs=("accuracy_drop", "accuracy_drop_se", "band")),
     )
 }
 

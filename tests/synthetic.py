@@ -11,13 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from landscape import store
+from landscape import paired, store
 from landscape.answer import Question
 from landscape.probe import Plan, Quantity, Unit, Values
 from landscape.run import reduce_of
 
 Measure = Callable[[Unit], Values]
-PROBES = ("surface", "trajectory", "hessian", "fourier", "variance", "lesion", "trace", "density")
+PROBES = ("surface", "trajectory", "hessian", "fourier", "variance", "lesion", "trace", "density", "noise")
+
+PARAMETERS: Mapping[str, Mapping[str, Any]] = {"surface": {"seed": 0}, "hessian": {"seed": 0}, "noise": {"eps": "0.7"}}
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def write(
         for probe in probes:
             plan, measure = MADE_UP[probe](network)
             attributes: dict[str, Any] = {
-                "parameters": json.dumps({"seed": 0} if probe in ("surface", "hessian") else {}),
+                "parameters": json.dumps(PARAMETERS.get(probe, {})),
                 "model": network.model,
                 "data": "cifar100",
                 "batch_size": 128,
@@ -240,6 +242,25 @@ def lesion(network: Network) -> tuple[Plan, Measure]:
     return plan, measure
 
 
+def noise(network: Network) -> tuple[Plan, Measure]:
+    bands = np.arange(1, 10) / 10
+    plan = Plan(
+        over={"batch": np.arange(8), "band": bands},
+        labels={"frequencies": (Quantity("frequencies", dims=("band",)), np.arange(9))},
+        quantities={**paired.quantities(), "noise_square_sum": Quantity("sum of the mean square")},
+        summaries={**paired.summaries("band"), "noise_rms": Quantity("rms", dims=("band",))},
+        facts={"intact_loss": 0.9, "intact_accuracy": 0.75, "empty_bands": "0.2"},
+    )
+
+    def measure(unit: Unit) -> Values:
+        drop = np.nan if unit.index[1] == 1 else 0.3 * math.sin(3 * unit.at["band"] * network.width) ** 2
+        return {"samples": 128, "accuracy_drop_sum": 128 * drop, "accuracy_drop_square_sum": 128 * drop,
+                "loss_increase_sum": 512 * drop, "loss_increase_square_sum": 2048 * drop,
+                "noise_square_sum": 128 * unit.at["band"]}  # fmt: skip
+
+    return plan, measure
+
+
 def trace(network: Network) -> tuple[Plan, Measure]:
     plan = Plan(
         over={"batch": np.arange(8)},
@@ -280,4 +301,5 @@ MADE_UP: Mapping[str, Callable[[Network], tuple[Plan, Measure]]] = {
     "lesion": lesion,
     "trace": trace,
     "density": density,
+    "noise": noise,
 }

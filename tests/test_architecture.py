@@ -31,7 +31,8 @@ ALLOWED = {
     "dataflow": set(),
     "residuals": {"dataflow"},
     "layers": {*MODELS, "dataflow", "residuals"},
-    "probes": {*MODELS, "layers", "lesions", "plane", "batchnorm", "snapshots", "curvature"},
+    "paired": MODELS,
+    "probes": {*MODELS, "layers", "lesions", "paired", "plane", "batchnorm", "snapshots", "curvature"},
     "run": {"probe", "probes", "subject", "loading", "checkpoint", "answer", "store"},
 }
 LIGHT = ["landscape", "landscape.store", "landscape.results", "landscape.plots", "landscape.cli.main"]

@@ -23,6 +23,7 @@ PROBES: dict[str, tuple[str, str, str]] = {
     "fourier": ("fourier", "Fourier", "Relative log amplitude of feature maps over frequency, per layer."),
     "variance": ("variance", "Variance", "Variance of feature maps over positions, per layer."),
     "lesion": ("lesion", "Lesion", "Accuracy and loss when one unit is removed, for every unit."),
+    "noise": ("noise", "Noise", "Accuracy under noise of one band of frequencies, for every band."),
 }
 
 
