@@ -225,19 +225,21 @@ def variance(network: Network) -> tuple[Plan, Measure]:
 def lesion(network: Network) -> tuple[Plan, Measure]:
     units = len(network.kinds)
     plan = Plan(
-        over={"unit": np.arange(units)},
+        over={"batch": np.arange(8), "unit": np.arange(units)},
         labels={
             **labels(network, "unit"),
             "rule": (Quantity("what was done", dims=("unit",)), np.array(["zero"] * units)),
         },
-        quantities=quantities((), "accuracy_drop", "accuracy_drop_se", "loss_increase", "loss_increase_se"),
+        quantities=paired.quantities(),
+        summaries=paired.summaries("unit"),
         facts={"intact_loss": 0.9, "intact_accuracy": 0.75},
     )
 
     def measure(unit: Unit) -> Values:
-        (i,) = unit.index
+        _, i = unit.index
         drop = 0.25 * math.exp(-0.3 * i) + 0.03 * (1 + math.sin(3 * i)) - 0.005
-        return {"accuracy_drop": drop, "accuracy_drop_se": 0.01, "loss_increase": 4 * drop, "loss_increase_se": 0.05}
+        return {"samples": 128, "accuracy_drop_sum": 128 * drop, "accuracy_drop_square_sum": 128 * drop,
+                "loss_increase_sum": 512 * drop, "loss_increase_square_sum": 2560 * drop}  # fmt: skip
 
     return plan, measure
 

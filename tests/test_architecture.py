@@ -32,7 +32,19 @@ ALLOWED = {
     "residuals": {"dataflow"},
     "layers": {*MODELS, "dataflow", "residuals"},
     "paired": MODELS,
-    "probes": {*MODELS, "layers", "lesions", "paired", "plane", "batchnorm", "snapshots", "curvature"},
+    "prefixes": {"dataflow", "residuals"},
+    "probes": {
+        *MODELS,
+        "dataflow",
+        "layers",
+        "lesions",
+        "paired",
+        "prefixes",
+        "plane",
+        "batchnorm",
+        "snapshots",
+        "curvature",
+    },
     "run": {"probe", "probes", "subject", "loading", "checkpoint", "answer", "store"},
 }
 LIGHT = ["landscape", "landscape.store", "landscape.results", "landscape.plots", "landscape.cli.main"]
