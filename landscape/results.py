@@ -171,6 +171,15 @@ def noise(data: xr.Dataset) -> Numbers:
     return found | ({"bands without a frequency": empty} if empty else {})
 
 
+def probe_linear(data: xr.Dataset) -> Numbers:
+    """Accuracy of the linear probe of the first and of the last layer, and of the best with its name."""
+    values = data["accuracy"].values if "accuracy" in data else np.array([])
+    if not np.isfinite(values).any():
+        return {}
+    best = int(np.nanargmax(values))
+    return {**_ends(_values(data, "accuracy")), "best": values[best].item(), "at": str(data["name"].values[best])}
+
+
 def hessian(data: xr.Dataset) -> Numbers:
     """Share of negative eigenvalues and mean of the positive ones."""
     return {name: data[name].item() for name in ("nep", "ape") if name in data}
@@ -198,6 +207,7 @@ HEADLINES: Mapping[str, Callable[[xr.Dataset], Numbers]] = {
     "variance": variance,
     "lesion": lesion,
     "noise": noise,
+    "probe-linear": probe_linear,
 }
 
 

@@ -17,7 +17,18 @@ from landscape.probe import Plan, Quantity, Unit, Values
 from landscape.run import reduce_of
 
 Measure = Callable[[Unit], Values]
-PROBES = ("surface", "trajectory", "hessian", "fourier", "variance", "lesion", "trace", "density", "noise")
+PROBES = (
+    "surface",
+    "trajectory",
+    "hessian",
+    "fourier",
+    "variance",
+    "lesion",
+    "trace",
+    "density",
+    "noise",
+    "probe-linear",
+)
 
 PARAMETERS: Mapping[str, Mapping[str, Any]] = {"surface": {"seed": 0}, "hessian": {"seed": 0}, "noise": {"eps": "0.7"}}
 
@@ -263,6 +274,23 @@ def noise(network: Network) -> tuple[Plan, Measure]:
     return plan, measure
 
 
+def probe_linear(network: Network) -> tuple[Plan, Measure]:
+    n = len(network.kinds)
+    names = ("accuracy", "accuracy_se", "held_out_accuracy", "fitted_accuracy", "penalty", "features")
+    plan = Plan(
+        over={"layer": np.arange(n)},
+        labels=labels(network, "layer"),
+        quantities=quantities((), *names),
+        facts={"intact_accuracy": 0.75, "fitted_on": "8192 samples"},
+    )
+
+    def measure(unit: Unit) -> Values:
+        accuracy = 0.7 - 0.5 * math.exp(-3 * (unit.index[0] + 1) / n)
+        return dict(zip(names, (accuracy, 0.014, accuracy, accuracy + 0.05, 0.01, 192), strict=True))
+
+    return plan, measure
+
+
 def trace(network: Network) -> tuple[Plan, Measure]:
     plan = Plan(
         over={"batch": np.arange(8)},
@@ -304,4 +332,5 @@ MADE_UP: Mapping[str, Callable[[Network], tuple[Plan, Measure]]] = {
     "trace": trace,
     "density": density,
     "noise": noise,
+    "probe-linear": probe_linear,
 }

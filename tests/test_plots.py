@@ -154,7 +154,9 @@ def test_answers_of_one_label_are_told_apart_by_what_differs() -> None:
     assert appearance.names(data) == ["vit (seed 0)", "vit (seed 1)"]
 
 
-@pytest.mark.parametrize(("name", "quantity"), [("fourier_depth", "high_frequency"), ("variance", "variance")])
+@pytest.mark.parametrize(
+    ("name", "quantity"), [("fourier_depth", "high_frequency"), ("variance", "variance"), ("probe_linear", "accuracy")]
+)
 def test_lines_over_depth_are_the_stored_numbers_with_their_errors(study: Path, name: str, quantity: str) -> None:
     data = answer(study, FIGURES[name].probe)
     ax = FIGURES[name].draw(data, Figure().subplots())
@@ -276,6 +278,12 @@ def test_noise_is_drawn_with_its_interval_and_without_empty_bands(study: Path) -
     top = ax.collections[0].get_datalim(ax.transData).y1
     upper = data["accuracy_drop"] + 1.96 * data["accuracy_drop_se"]
     assert top == pytest.approx(upper.max().item())
+
+
+def test_a_linear_probe_is_drawn_beside_the_network_itself(study: Path) -> None:
+    data = answer(study, "probe-linear")
+    *_, own = FIGURES["probe_linear"].draw(data, Figure().subplots()).lines
+    assert own.get_ydata() == [0.75, 0.75]
 
 
 def test_kinds_of_noise_have_a_panel_each(study: Path) -> None:

@@ -33,6 +33,7 @@ SMALL: dict[str, dict[str, Any]] = {  # the questions, as small as they get
     "variance": {},
     "lesion": {},
     "noise": {"bands": "0.2,0.3,0.7"},
+    "probe-linear": {"train_samples": 64},
     "trace": {"vectors": 8},
     "density": {"vectors": 2, "steps": 3},
 }
@@ -309,6 +310,8 @@ def test_an_augmented_question_knows_its_seed_and_its_batches(folder: Path) -> N
         ("hessian", {"which": "SA"}),
         ("fourier", {"layers": ("layer1",)}),
         ("lesion", {"layers": ("layer1",)}),
+        ("lesion", {"pairs": True}),
+        ("probe-linear", {"train_samples": 63}),
         ("noise", {"seed": 1}),
         ("noise", {"eps": "0.3"}),
         ("noise", {"equal_energy": True}),
