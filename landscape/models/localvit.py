@@ -14,7 +14,7 @@ class LocalViT(ViT):
     The same parameters for every k. An even k reaches one position further down and right than up and left.
 
     Args:
-        neighbourhood: k; None attends globally.
+        neighbourhood: k; None (the word `none`) attends globally.
         patch: as for `ViT`, but from 4 upward.
     """
 
