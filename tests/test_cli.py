@@ -171,7 +171,7 @@ def test_the_batch_size_belongs_to_the_question_only_where_batch_norm_is_refresh
 def test_bad_input_ends_in_one_line(
     command: Command, tmp_path: Path, words: tuple[str, ...], code: int, said: str
 ) -> None:
-    needs_out = words[0] in ("surface", "hessian", "fourier", "trajectory")
+    needs_out = words[0] in ("surface", "hessian", "fourier", "trajectory", "lesion", "noise", "probe-linear")
     given = [words[0], *(["--out", str(tmp_path / "r.h5"), "--quiet"] if needs_out else []), *words[1:]]
     found, out, err = command(*given)
     assert (found, out) == (code, "")

@@ -152,6 +152,9 @@ def test_the_model_is_as_it_was_also_after_an_exception() -> None:
     answer(PROBE, subject)
     with pytest.raises(ValueError, match="needs a class token, maps has none"):
         answer(ProbeLinear(layers=("maps",), pool="cls"), subject)
+    other = replace(subject, batches=[(torch.zeros(2, 3, 6, 6, dtype=torch.float64), torch.tensor([0, 1]))])
+    with pytest.raises(RuntimeError):  # the head, after the layers have been heard
+        PROBE._pooled(other)
     assert same_state(subject.model, kept)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in subject.model.modules())
 

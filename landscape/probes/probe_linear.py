@@ -59,6 +59,9 @@ class ProbeLinear:
             )
         _shares(subject.batches[0][1])
         found, train = layers_of(subject, self.layers), self._train(subject)
+        without = [layer.name for layer in found if layer.layout != "tokens" or not layer.prefix]
+        if self.pool == "cls" and without:
+            raise ValueError(f"--pool cls needs a class token, {without[0]} has none; ask for --pool mean")
         _, right = subject.intact
         return Plan(
             over={"layer": np.arange(len(found))},
@@ -128,14 +131,8 @@ class ProbeLinear:
 
 
 def pooled(layer: Layer, tensor: Tensor, pool: str) -> Tensor:
-    """Features of a layer's tensor, (N, features).
-
-    Raises:
-        ValueError: there is no class token.
-    """
+    """Features of a layer's tensor, (N, features)."""
     if pool == "cls":
-        if layer.layout != "tokens" or not layer.prefix:
-            raise ValueError(f"--pool cls needs a class token, {layer.name} has none; ask for --pool mean")
         return tensor[:, 0]
     if layer.spatial:
         return layer.maps(tensor).flatten(2).mean(dim=2)
