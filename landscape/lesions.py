@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -57,27 +58,90 @@ def removals(model: nn.Module, layers: Sequence[Layer]) -> list[Removal]:
 
 
 @contextmanager
-def removed(model: nn.Module, removal: Removal) -> Iterator[None]:
-    """The network without the unit, for the time of the block; also after an exception nothing stays changed."""
+def removed(model: nn.Module, *parts: Removal) -> Iterator[None]:
+    """The network without the units, for the time of the block; also after an exception nothing stays changed."""
     modules = dict(model.named_modules())
     counts: dict[str, int] = {}
-    replace = {tap: _zeros for tap in removal.zeroed} | {tap: _input(removal.stride) for tap in removal.bypassed}
+    changes: dict[Tap, Callable[[tuple[Any, ...], Any], Any]] = {}
+    for removal in parts:
+        changes |= dict.fromkeys(removal.zeroed, _zeros) | dict.fromkeys(removal.bypassed, _input(removal.stride))
 
     def hook_of(name: str) -> Callable[..., Any]:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
             number = counts[name] = counts.get(name, -1) + 1
-            change = replace.get(Tap(name, "output", number))
+            change = changes.get(Tap(name, "output", number))
             return change(args, output) if change else None
 
         return hook
 
     handles = [model.register_forward_pre_hook(lambda module, args: counts.clear())]
-    handles += [modules[name].register_forward_hook(hook_of(name)) for name in {tap.module for tap in replace}]
+    handles += [modules[name].register_forward_hook(hook_of(name)) for name in {tap.module for tap in changes}]
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+@dataclass(frozen=True)
+class Group:
+    """What one measurement removes: a unit, two neighbours, or all units of a stage.
+
+    Args:
+        layer: says name, kind, stage and depth of the whole; `other` where the kinds of its parts differ.
+        rule: in words, what happens instead.
+        parts: the units.
+    """
+
+    layer: Layer
+    rule: str
+    parts: tuple[Removal, ...]
+
+
+def singles(found: Sequence[Removal]) -> list[Group]:
+    """Every unit by itself."""
+    return [_group(unit.name, [unit]) for unit in found]
+
+
+def pairs(found: Sequence[Removal]) -> list[Group]:
+    """Every unit together with the next."""
+    return [_group(f"{one.name} + {next.name}", [one, next]) for one, next in pairwise(found)]
+
+
+def stages(found: Sequence[Removal]) -> list[Group]:
+    """All units of every stage, named after the module that holds no others, or else by number."""
+    members: dict[int, list[Removal]] = {}
+    for unit in found:
+        members.setdefault(unit.layer.stage, []).append(unit)
+    names = [_shared([unit.name for unit in units]) for units in members.values()]
+    alone = all(names) and not any(a != b and f"{b}.".startswith(f"{a}.") for a in names for b in names)
+    if not alone or len(set(names)) < len(names):
+        names = [f"stage {stage}" for stage in members]
+    return [_group(name, units) for name, units in zip(names, members.values(), strict=True)]
+
+
+def _group(name: str, parts: Sequence[Removal]) -> Group:
+    layers = [part.layer for part in parts]
+    kinds = {layer.kind for layer in layers}
+    layer = replace(
+        layers[0],
+        name=name,
+        kind=kinds.pop() if len(kinds) == 1 else "other",
+        depth=sum(layer.depth for layer in layers) / len(layers),
+        reduces=any(layer.reduces for layer in layers),
+    )
+    return Group(layer, "; ".join(dict.fromkeys(part.rule for part in parts)), tuple(parts))
+
+
+def _shared(names: Sequence[str]) -> str:
+    """The dotted beginning that names have in common."""
+    parts = [name.split(".")[:-1] for name in names]
+    shared: list[str] = []
+    for level in zip(*parts, strict=False):
+        if len(set(level)) > 1:
+            break
+        shared.append(level[0])
+    return ".".join(shared)
 
 
 def _zeros(args: tuple[Any, ...], output: Any) -> Any:

@@ -21,7 +21,7 @@ from landscape.data.source import guarded, named
 from landscape.device import device as device_of
 from landscape.losses import losses_of
 from landscape.probe import OptionError, at_least
-from landscape.subject import Spec, Subject, count_of, outputs_of
+from landscape.subject import Spec, Split, Subject, count_of, outputs_of
 
 
 def load(checkpoint: Path | str | nn.Module | None = None, *, label: str = "", **options: Any) -> Subject:
@@ -103,6 +103,7 @@ def _load(spec: Spec, *, module: nn.Module | None = None, label: str = "") -> Su
         checkpoint=stored,
         seed=spec.seed,
         loss_name=spec.loss,
+        part=partial(_part, spec, stored),
     )
     _fits(subject)
     return subject
@@ -155,6 +156,10 @@ def _images(spec: Spec, stored: Checkpoint | None) -> Images:
     )
     wanted = count_of(spec.samples, len(images))
     return replace(images, inputs=images.inputs[:wanted], targets=images.targets[:wanted])
+
+
+def _part(spec: Spec, stored: Checkpoint | None, split: Split, samples: int | str) -> Images:
+    return _images(replace(spec, split=split, samples=samples), stored)
 
 
 def _augmentation(stored: Checkpoint | None) -> Augmentation:

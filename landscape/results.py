@@ -182,6 +182,27 @@ def lesion(data: xr.Dataset) -> Numbers:
     return {"intact accuracy": intact, "largest drop": drop[worst].item(), "at": str(data["name"].values[worst])}
 
 
+def noise(data: xr.Dataset) -> Numbers:
+    """Accuracy without noise, the largest drop of it, and the band that it belongs to."""
+    drop = data["accuracy_drop"].values if "accuracy_drop" in data else np.array([])
+    if not np.isfinite(drop).any():
+        return {}
+    worst = int(np.nanargmax(drop))
+    found: Numbers = {"intact accuracy": float(data.attrs.get("intact_accuracy", np.nan))}
+    found |= {"largest drop": drop[worst].item(), "at": f"{data['band'].values[worst]:g} pi"}
+    empty = str(data.attrs.get("empty_bands", ""))
+    return found | ({"bands without a frequency": empty} if empty else {})
+
+
+def probe_linear(data: xr.Dataset) -> Numbers:
+    """Accuracy of the linear probe of the first and of the last layer, and of the best with its name."""
+    values = data["accuracy"].values if "accuracy" in data else np.array([])
+    if not np.isfinite(values).any():
+        return {}
+    best = int(np.nanargmax(values))
+    return {**_ends(_values(data, "accuracy")), "best": values[best].item(), "at": str(data["name"].values[best])}
+
+
 def hessian(data: xr.Dataset) -> Numbers:
     """Share of negative eigenvalues and mean of the positive ones, or the sharpest layer; and what to distrust."""
     found: Numbers = {name: data[name].item() for name in ("nep", "ape") if name in data and data[name].ndim == 0}
@@ -237,6 +258,8 @@ HEADLINES: Mapping[str, Callable[[xr.Dataset], Numbers]] = {
     "fourier": fourier,
     "variance": variance,
     "lesion": lesion,
+    "noise": noise,
+    "probe-linear": probe_linear,
 }
 
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -81,6 +82,7 @@ class Subject:
         spec: how to load it again; None for a module made in Python.
         checkpoint: what the file said.
         loss_name: what `losses` was named by; "" for a function made in Python.
+        part: `(split, samples) -> Images`, how to read another part of the same data; None for data made in Python.
     """
 
     model: nn.Module
@@ -92,6 +94,7 @@ class Subject:
     checkpoint: Checkpoint | None = None
     seed: int = 0
     loss_name: str = ""
+    part: Callable[[Split, int | str], Images] | None = field(default=None, repr=False)
     _made: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
@@ -160,6 +163,27 @@ class Subject:
             return self
         spec = replace(self.spec, batch_size=int(batch_size)) if self.spec else None
         return replace(self, batches=replace(self.batches, batch_size=int(batch_size)), spec=spec)
+
+    def other(self, split: Split, samples: int | str) -> Subject:
+        """The same model on another part of its data.
+
+        Raises:
+            ValueError: the data were made in Python and have no other part.
+        """
+        if self.part is None:
+            raise ValueError("the subject's data have no other split; load it with landscape.load(..., data=...)")
+        images = self.part(split, samples).to(self.device)
+        return self._on(images, replace(self.spec, split=split, samples=samples) if self.spec else None)
+
+    def rows(self, rows: np.ndarray) -> Subject:
+        """The same model on some of its samples."""
+        assert self.images is not None
+        return self._on(self.images.take(rows), None)
+
+    def _on(self, images: Images, spec: Spec | None) -> Subject:
+        known = isinstance(self.batches, Batches)
+        batches = replace(self.batches, images=images) if known else Batches(images, self.batch_size)  # type: ignore[type-var]
+        return replace(self, batches=batches, spec=spec)
 
     def identity(self, uses: Iterable[str]) -> dict[str, Any]:
         """What can change an answer: weights, data, user's code, and the fields a probe says it uses.

@@ -89,6 +89,8 @@ FIGURES: Mapping[str, Figure] = {
         Figure("fourier_depth", "fourier", needs=("high_frequency", "depth", "kind", "reduces")),
         Figure("variance", "variance", needs=("variance", "depth", "kind", "reduces")),
         Figure("lesion", "lesion", needs=("accuracy_drop", "accuracy_drop_se", "name", "kind", "stage")),
+        Figure("noise", "noise", needs=("accuracy_drop", "accuracy_drop_se", "band")),
+        Figure("probe_linear", "probe-linear", needs=("accuracy", "accuracy_se", "depth", "kind", "reduces")),
     )
 }
 

@@ -1,9 +1,10 @@
-"""What breaks when one unit is removed: accuracy drop per unit (Park & Kim 2022, Fig. 10)."""
+"""What breaks when one unit is removed: accuracy drop and loss increase per unit (Park & Kim 2022, Fig. 10)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 import xarray as xr
@@ -15,8 +16,8 @@ from landscape.plots import style
 from landscape.plots.appearance import Look, plain
 
 MEANING = (
-    "The accuracy a network loses when one unit is removed from it, without retraining; error bars are the "
-    "standard error of the paired differences. It says what this trained network relies on, not what a "
+    "The accuracy a network loses, and the loss it gains, when one unit is removed from it, without retraining; error "
+    "bars are the standard error of the paired differences. It says what this trained network relies on, not what a "
     "network trained without the unit would miss; kinds of units are removed by different rules, which the "
     "results file names."
 )
@@ -29,44 +30,70 @@ KINDS: Mapping[str, str] = {
     "head": "#CC79A7",
     "other": "0.5",
 }
+LONGEST = 22  # characters of a unit's name
+HIGH = 100.0  # nats
 
 
 def lesion(data: xr.Dataset, ax: Axes) -> Axes:
-    """Draw one bar per unit, coloured by kind and named below; dashed lines part the stages."""
-    unit, drop = data["unit"].values, data["accuracy_drop"].values
+    """Draw one bar of accuracy drop per unit, coloured by kind and named below; every other stage is shaded."""
+    return named(data, bars(data, ax, "accuracy_drop", "accuracy drop"))
+
+
+def bars(data: xr.Dataset, ax: Axes, quantity: str, label: str) -> Axes:
+    """One bar per unit with its error, the stages shaded in turn and numbered on top."""
+    unit, height = data["unit"].values, data[quantity].where(np.isfinite(data[quantity])).values
     colors = [KINDS.get(str(kind), KINDS["other"]) for kind in data["kind"].values]
-    ax.bar(unit, drop, color=colors, width=0.8, yerr=data["accuracy_drop_se"].fillna(0.0).values,
+    ax.bar(unit, height, color=colors, width=0.8, yerr=data[f"{quantity}_se"].fillna(0.0).values, zorder=2,
            error_kw={"elinewidth": 0.6, "ecolor": "0.25"})  # fmt: skip
     ax.axhline(0.0, color="k", linewidth=0.5)
-    for i in np.flatnonzero(np.diff(data["stage"].values)):
-        ax.axvline(unit[i] + 0.5, color="0.4", linestyle="--", linewidth=0.6)
+    stage = data["stage"].values
+    edges = np.r_[0, np.flatnonzero(np.diff(stage)) + 1, len(stage)]
+    for turn, (first, end) in enumerate(pairwise(edges)):
+        if turn % 2:
+            ax.axvspan(unit[first] - 0.5, unit[end - 1] + 0.5, color="0.5", alpha=0.12, linewidth=0, zorder=0)
+    if np.nanmax(np.abs(height), initial=0.0) > HIGH:  # a removal that blows a network up shall not hide the others
+        ax.set_yscale("symlog", linthresh=1.0)
+    ax.set(ylabel=label, xlim=(unit[0] - 0.6, unit[-1] + 0.6))
+    ax.set_xticks([])
+    return ax
+
+
+def named(data: xr.Dataset, ax: Axes) -> Axes:
+    """The names of the units under their bars."""
+    unit = data["unit"].values
     step = math.ceil(len(unit) / 80)
     size = 6 if len(unit) <= 40 else 5
     ax.set_xticks(unit[::step], shortened(data["name"].values)[::step], rotation=90, fontsize=size)
     ax.tick_params(axis="x", length=2, pad=1)
-    ax.set(ylabel="accuracy drop", xlim=(unit[0] - 0.6, unit[-1] + 0.6))
     return ax
 
 
 def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """One row per network, with room for the names of its units."""
-    longest = max(len(name) for data in answers for name in shortened(data["name"].values))
-    row = 1.25 + 0.055 * longest
+    """Two rows per network, accuracy drop over loss increase, with room for the names of its units."""
+    longest = [max(map(len, shortened(data["name"].values))) for data in answers]
+    heights = [part for letters in longest for part in (0.95, 0.95 + 0.055 * letters)]
     present = {str(kind) if str(kind) in KINDS else "other" for data in answers for kind in data["kind"].values}
     patches = [Patch(color=color, label=kind) for kind, color in KINDS.items() if kind in present]
-    figure = style.page(answers, looks, height=row * len(answers), legend=patches, note="Dashed: stages.")
-    axes = figure.subplots(len(answers), 1, sharey=True, squeeze=False)[:, 0]
-    for data, ax, look in zip(answers, axes, looks, strict=True):
-        lesion(data, ax)
-        ax.set_title(style.fitted(look.label, style.PAGE, 8, lines=1), loc="left")
+    note = "Shaded: every other stage. Error bars: standard error over samples."
+    figure = style.page(answers, looks, height=sum(heights) + 0.2 * len(answers), legend=patches, note=note)
+    axes = figure.subplots(2 * len(answers), 1, squeeze=False, height_ratios=[0.95] * (2 * len(answers)))[:, 0]
+    for data, look, drop, rise in zip(answers, looks, axes[::2], axes[1::2], strict=True):
+        bars(data, drop, "accuracy_drop", "accuracy drop")
+        named(data, bars(data, rise, "loss_increase", "loss increase"))
+        drop.set_title(style.fitted(look.label, style.PAGE, 8, lines=1), loc="left")
+    limits = [ax.get_ylim() for ax in axes[::2]]
+    for ax in axes[::2]:  # networks are compared on one scale
+        ax.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
     return figure
 
 
 def shortened(found: Iterable[str]) -> list[str]:
-    """Names without the dotted part that all share, their beginning cut where they are long."""
-    parts = [str(name).split(".") for name in found]
+    """Names without the dotted part that all share, their beginning cut where they are long; each part of a pair."""
+    pairs = [str(name).split(" + ") for name in found]
+    parts = [part.split(".") for pair in pairs for part in pair]
     shared = 0
     while len(parts) > 1 and all(len(part) > shared + 1 and part[shared] == parts[0][shared] for part in parts):
         shared += 1
-    rest = [".".join(part[shared:]) for part in parts]
-    return [plain(name if len(name) <= 22 else f"…{name[-21:]}") for name in rest]
+    rest = [" + ".join(".".join(part.split(".")[shared:]) for part in pair) for pair in pairs]
+    room = [LONGEST * len(pair) for pair in pairs]
+    return [plain(name if len(name) <= n else f"…{name[1 - n :]}") for name, n in zip(rest, room, strict=True)]

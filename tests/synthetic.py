@@ -11,13 +11,26 @@ from typing import Any
 
 import numpy as np
 
-from landscape import store
+from landscape import paired, store
 from landscape.answer import Question
 from landscape.probe import Plan, Quantity, Unit, Values
 from landscape.run import reduce_of
 
 Measure = Callable[[Unit], Values]
-PROBES = ("surface", "trajectory", "hessian", "fourier", "variance", "lesion", "trace", "density", "line")
+PROBES = (
+    "surface",
+    "trajectory",
+    "hessian",
+    "fourier",
+    "variance",
+    "lesion",
+    "trace",
+    "density",
+    "noise",
+    "probe-linear",
+    "line",
+)
+PARAMETERS: Mapping[str, Mapping[str, Any]] = {"surface": {"seed": 0}, "hessian": {"seed": 0}, "noise": {"eps": "0.7"}}
 
 
 @dataclass(frozen=True)
@@ -64,7 +77,7 @@ def write(
         for probe in probes:
             plan, measure = MADE_UP[probe](network)
             attributes: dict[str, Any] = {
-                "parameters": json.dumps({"seed": 0} if probe in ("surface", "hessian") else {}),
+                "parameters": json.dumps(PARAMETERS.get(probe, {})),
                 "model": network.model,
                 "data": "cifar100",
                 "batch_size": 128,
@@ -261,19 +274,57 @@ def variance(network: Network) -> tuple[Plan, Measure]:
 def lesion(network: Network) -> tuple[Plan, Measure]:
     units = len(network.kinds)
     plan = Plan(
-        over={"unit": np.arange(units)},
+        over={"batch": np.arange(8), "unit": np.arange(units)},
         labels={
             **labels(network, "unit"),
             "rule": (Quantity("what was done", dims=("unit",)), np.array(["zero"] * units)),
         },
-        quantities=quantities((), "accuracy_drop", "accuracy_drop_se", "loss_increase", "loss_increase_se"),
+        quantities=paired.quantities(),
+        summaries=paired.summaries("unit"),
         facts={"intact_loss": 0.9, "intact_accuracy": 0.75},
     )
 
     def measure(unit: Unit) -> Values:
-        (i,) = unit.index
+        _, i = unit.index
         drop = 0.25 * math.exp(-0.3 * i) + 0.03 * (1 + math.sin(3 * i)) - 0.005
-        return {"accuracy_drop": drop, "accuracy_drop_se": 0.01, "loss_increase": 4 * drop, "loss_increase_se": 0.05}
+        return {"samples": 128, "accuracy_drop_sum": 128 * drop, "accuracy_drop_square_sum": 128 * drop,
+                "loss_increase_sum": 512 * drop, "loss_increase_square_sum": 2560 * drop}  # fmt: skip
+
+    return plan, measure
+
+
+def noise(network: Network) -> tuple[Plan, Measure]:
+    bands = np.arange(1, 10) / 10
+    plan = Plan(
+        over={"batch": np.arange(8), "band": bands},
+        labels={"frequencies": (Quantity("frequencies", dims=("band",)), np.arange(9))},
+        quantities={**paired.quantities(), "noise_square_sum": Quantity("sum of the mean square")},
+        summaries={**paired.summaries("band"), "noise_rms": Quantity("rms", dims=("band",))},
+        facts={"intact_loss": 0.9, "intact_accuracy": 0.75, "empty_bands": "0.2"},
+    )
+
+    def measure(unit: Unit) -> Values:
+        drop = np.nan if unit.index[1] == 1 else 0.3 * math.sin(3 * unit.at["band"] * network.width) ** 2
+        return {"samples": 128, "accuracy_drop_sum": 128 * drop, "accuracy_drop_square_sum": 128 * drop,
+                "loss_increase_sum": 512 * drop, "loss_increase_square_sum": 2048 * drop,
+                "noise_square_sum": 128 * unit.at["band"]}  # fmt: skip
+
+    return plan, measure
+
+
+def probe_linear(network: Network) -> tuple[Plan, Measure]:
+    n = len(network.kinds)
+    names = ("accuracy", "accuracy_se", "held_out_accuracy", "fitted_accuracy", "penalty", "features")
+    plan = Plan(
+        over={"layer": np.arange(n)},
+        labels=labels(network, "layer"),
+        quantities=quantities((), *names),
+        facts={"intact_accuracy": 0.75, "fitted_on": "8192 samples"},
+    )
+
+    def measure(unit: Unit) -> Values:
+        accuracy = 0.7 - 0.5 * math.exp(-3 * (unit.index[0] + 1) / n)
+        return dict(zip(names, (accuracy, 0.014, accuracy, accuracy + 0.05, 0.01, 192), strict=True))
 
     return plan, measure
 
@@ -319,4 +370,6 @@ MADE_UP: Mapping[str, Callable[[Network], tuple[Plan, Measure]]] = {
     "trace": trace,
     "density": density,
     "line": line,
+    "noise": noise,
+    "probe-linear": probe_linear,
 }

@@ -196,6 +196,13 @@ def test_the_batch_size_belongs_to_the_question_only_where_batch_norm_is_refresh
         (("line", "--along", "checkpoints/resnet_demo-digits"), 1, "at least two"),
         (("line", "--along", "checkpoints"), 1, "holds 0 different snapshots"),
         (("trajectory", "--bn", "melt"), 2, "recalibrate:K"),
+        (("lesion", "--pairs", "--stages"), 2, "ask for one of them"),
+        (("lesion", "--layers", "nothing_has_this_name"), 1, "matches no unit; there are layer1.0"),
+        (("noise", "--eps", "0"), 2, "ask for more than 0"),
+        (("noise", "--bands", "0.5,2"), 2, "from 0 to 1"),
+        (("probe-linear", "--pool", "cls"), 1, "ask for --pool mean"),
+        (("probe-linear", "--split", "train"), 2, "drop it"),
+        (("probe-linear", "--train-samples", "few"), 2, "10%"),
         (("hessian", "--top", "0"), 2, "at least 1"),
         (("hessian", "--top", "99999999"), 1, "parameters"),
         (("hessian", "--tol", "2"), 2, "between 0 and 1"),
@@ -237,7 +244,8 @@ def test_the_batch_size_belongs_to_the_question_only_where_batch_norm_is_refresh
 def test_bad_input_ends_in_one_line(
     command: Command, tmp_path: Path, words: tuple[str, ...], code: int, said: str
 ) -> None:
-    needs_out = words[0] in ("surface", "line", "hessian", "fourier", "trajectory")
+    probes = ("surface", "line", "hessian", "fourier", "trajectory", "lesion", "noise", "probe-linear")
+    needs_out = words[0] in probes
     given = [words[0], *(["--out", str(tmp_path / "r.h5"), "--quiet"] if needs_out else []), *words[1:]]
     found, out, err = command(*given)
     assert (found, out) == (code, "")

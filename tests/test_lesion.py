@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 
 from landscape import models
 from landscape.layers import discover
-from landscape.lesions import Removal, removals, removed
+from landscape.lesions import Removal, removals, removed, stages
 from landscape.models import preresnet, resnet
 from landscape.models.preresnet import PreResNet
 from landscape.models.resnet import ResNet
@@ -311,3 +313,54 @@ def test_numbers_do_not_depend_on_the_batch_size(batch_size: int) -> None:
     found, other = answer(Lesion(), subject), answer(Lesion(), replace(subject, batches=split))
     for name in ("accuracy_drop", "loss_increase", "loss_increase_se"):
         np.testing.assert_allclose(found[name], other[name], rtol=1e-9, atol=1e-12)
+
+
+# Neighbours and stages
+
+
+@pytest.mark.parametrize("name", ["vit_demo", "resnet_demo"])
+def test_neighbours_and_stages_are_removed_together(name: str) -> None:
+    subject = _subject(name)
+    found = removals(subject.model, discover(subject.model, subject.batch(0)[0]))
+    loss, right = (values.numpy() for values in subject.intact)
+    together = list(pairwise(found))
+    staged = {unit.layer.stage: [u for u in found if u.layer.stage == unit.layer.stage] for unit in found}
+    for probe, groups in ((Lesion(pairs=True), together), (Lesion(stages=True), list(staged.values()))):
+        study = answer(probe, subject)
+        assert len(study["name"]) == len(groups)
+        for i, parts in enumerate(groups):
+            with ExitStack() as stack:
+                for part in parts:
+                    stack.enter_context(removed(subject.model, part))
+                after, still = (values.numpy() for values in per_sample(subject))
+            assert study["loss_increase"][i] == pytest.approx((after - loss).mean(), rel=1e-9)
+            assert study["accuracy_drop"][i] == pytest.approx((right - still).mean(), abs=1e-14)
+            assert study["depth"][i] == pytest.approx(np.mean([part.layer.depth for part in parts]))
+
+
+def test_groups_are_named_after_what_they_hold() -> None:
+    def named(name: str, **arguments: Any) -> list[str]:
+        labels: np.ndarray = Lesion(**arguments).plan(_subject(name)).labels["name"][1]
+        return labels.tolist()  # type: ignore[no-any-return]
+
+    assert named("resnet_demo", stages=True) == ["layer1", "layer2", "layer3"]
+    assert named("vit_demo", stages=True) == ["blocks"]
+    assert named("vit_demo", stages=True, layers=("attention",)) == ["blocks"]
+    assert named("vit_demo", pairs=True, layers=("attention",))[0] == "blocks.0.attention + blocks.1.attention"
+    assert len(named("resnet_demo", pairs=True)) == 5
+    kinds = Lesion(pairs=True).plan(_subject("vit_demo")).labels["kind"][1]
+    assert set(kinds.tolist()) == {"other"}  # attention and MLP together
+    assert Lesion(stages=True).plan(_subject("resnet_demo")).labels["reduces"][1].tolist() == [0, 1, 1]
+
+
+def test_stages_of_one_module_are_told_apart_by_number() -> None:
+    units = list(_units(_model("resnet_demo"), _images()).values())
+    renamed = [replace(unit, name=f"features.{i}") for i, unit in enumerate(units)]
+    assert [group.layer.name for group in stages(renamed)] == ["stage 1", "stage 2", "stage 3"]
+
+
+def test_what_cannot_be_grouped_is_refused() -> None:
+    with pytest.raises(OptionError, match="--pairs and --stages are two studies"):
+        Lesion(pairs=True, stages=True)
+    with pytest.raises(ValueError, match=r"--pairs needs two units, there is layer1\.0 alone"):
+        Lesion(pairs=True, layers=(r"layer1\.0",)).plan(_subject())

@@ -326,7 +326,7 @@ def test_drop_path_rates_rise_to_the_last_block() -> None:
 
 
 def test_names_and_summaries_are_one_line_each() -> None:
-    assert len(set(models.NAMES)) == len(models.NAMES) == 19
+    assert len(set(models.NAMES)) == len(models.NAMES) == 28
     assert models.summary("alternet50") == (
         "AlterNet, blocks 3-4-6-4, msa 0-1-1-2, bottleneck: 33.01 M parameters (32 px, 100 classes)"
     )

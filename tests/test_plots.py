@@ -156,7 +156,9 @@ def test_answers_of_one_label_are_told_apart_by_what_differs() -> None:
     assert appearance.names(data) == ["vit (seed 0)", "vit (seed 1)"]
 
 
-@pytest.mark.parametrize(("name", "quantity"), [("fourier_depth", "high_frequency"), ("variance", "variance")])
+@pytest.mark.parametrize(
+    ("name", "quantity"), [("fourier_depth", "high_frequency"), ("variance", "variance"), ("probe_linear", "accuracy")]
+)
 def test_lines_over_depth_are_the_stored_numbers_with_their_errors(study: Path, name: str, quantity: str) -> None:
     data = answer(study, FIGURES[name].probe)
     ax = FIGURES[name].draw(data, Figure().subplots())
@@ -256,6 +258,43 @@ def test_names_lose_what_they_share_and_keep_what_tells_them_apart() -> None:
     assert lesion.shortened(["layer1.0.conv2", "layer2.0.conv2"]) == ["layer1.0.conv2", "layer2.0.conv2"]
     assert lesion.shortened(["only.one"]) == ["only.one"]
     assert lesion.shortened(["a.b", "a.b.c"]) == ["b", "b.c"]
+    assert lesion.shortened(["a.0.x + a.1.x", "a.1.x + a.2.x"]) == ["0.x + 1.x", "1.x + 2.x"]
+
+
+def test_a_removal_that_blows_a_network_up_does_not_hide_the_others(study: Path) -> None:
+    data = answer(study, "lesion").copy(deep=True)
+    assert lesion.bars(data, Figure().subplots(), "loss_increase", "loss").get_yscale() == "linear"
+    data["loss_increase"][:2] = [np.inf, 1e20]
+    ax = lesion.bars(data, Figure().subplots(), "loss_increase", "loss")
+    assert ax.get_yscale() == "symlog"
+    assert np.isfinite(ax.get_ylim()).all()
+
+
+def test_noise_is_drawn_with_its_interval_and_without_empty_bands(study: Path) -> None:
+    data = answer(study, "noise")
+    ax = FIGURES["noise"].draw(data, Figure().subplots())
+    shown = np.isfinite(data["accuracy_drop"].values)
+    assert shown.sum() == 8
+    np.testing.assert_array_equal(ax.lines[0].get_xdata(), data["band"].values[shown])
+    np.testing.assert_array_equal(ax.lines[0].get_ydata(), data["accuracy_drop"].values[shown])
+    top = ax.collections[0].get_datalim(ax.transData).y1
+    upper = data["accuracy_drop"] + 1.96 * data["accuracy_drop_se"]
+    assert top == pytest.approx(upper.max().item())
+
+
+def test_a_linear_probe_is_drawn_beside_the_network_itself(study: Path) -> None:
+    data = answer(study, "probe-linear")
+    *_, own = FIGURES["probe_linear"].draw(data, Figure().subplots()).lines
+    assert own.get_ydata() == [0.75, 0.75]
+
+
+def test_kinds_of_noise_have_a_panel_each(study: Path) -> None:
+    data = [answer(study, "noise", network.label) for network in synthetic.NETWORKS[:2]]
+    other = data[0].assign_attrs(parameters='{"eps": "0.3", "equal_energy": true}')
+    page = FIGURES["noise"].module.page([*data, other], appearance.looks([*data, other]))
+    titles = [ax.get_title() for ax in page.axes]
+    assert titles == ["eps 0.7, equal size per pixel", "eps 0.3, equal energy in every band"]
+    assert [len(ax.collections) for ax in page.axes] == [2, 1]
 
 
 def test_the_polar_path_starts_at_one_and_ends_in_the_middle(study: Path) -> None:

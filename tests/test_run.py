@@ -33,6 +33,8 @@ SMALL: dict[str, dict[str, Any]] = {  # the questions, as small as they get
     "fourier": {},
     "variance": {},
     "lesion": {},
+    "noise": {"bands": "0.2,0.3,0.7"},
+    "probe-linear": {"train_samples": 64},
     "trace": {"vectors": 8},
     "density": {"vectors": 2, "steps": 3},
 }
@@ -339,6 +341,11 @@ def test_an_augmented_question_knows_its_seed_and_its_batches(folder: Path) -> N
         ("hessian", {"which": "SA"}),
         ("fourier", {"layers": ("layer1",)}),
         ("lesion", {"layers": ("layer1",)}),
+        ("lesion", {"pairs": True}),
+        ("probe-linear", {"train_samples": 63}),
+        ("noise", {"seed": 1}),
+        ("noise", {"eps": "0.3"}),
+        ("noise", {"equal_energy": True}),
     ],
 )
 def test_the_digest_follows_the_parameters(
@@ -349,6 +356,7 @@ def test_the_digest_follows_the_parameters(
 
 def test_one_question_in_two_spellings_is_one(folder: Path, reference: dict[str, str]) -> None:
     assert digest(small("surface", resolution="3,3", range="-1:1"), loaded(folder)) == reference["surface"]
+    assert digest(small("noise", eps="0.70", bands=(0.2, 0.3, 0.7)), loaded(folder)) == reference["noise"]
 
 
 def test_the_code_of_a_model_file_belongs_to_the_question(folder: Path, tmp_path: Path) -> None:

@@ -12,8 +12,12 @@ from torch import nn
 
 from landscape.models.alternet import AlterNet
 from landscape.models.arguments import converted, whole
+from landscape.models.localvit import LocalViT
+from landscape.models.mixer import Mixer
+from landscape.models.pit import PiT
 from landscape.models.preresnet import PreResNet
 from landscape.models.resnet import SMALL, ResNet
+from landscape.models.swin import Swin
 from landscape.models.vit import ViT
 
 __all__ = ["NAMES", "accepts", "build", "summary"]
@@ -22,10 +26,13 @@ MODELS: Mapping[str, partial[Any]] = {
     "vit_ti": partial(ViT, dim=192, depth=12, heads=3),
     "vit_s": partial(ViT, dim=384, depth=12, heads=6),
     "vit_b": partial(ViT, dim=768, depth=12, heads=12),
+    "localvit_ti": partial(LocalViT, dim=192, depth=12, heads=3),
     "resnet18": partial(ResNet, blocks=(2, 2, 2, 2)),
     "resnet34": partial(ResNet, blocks=(3, 4, 6, 3)),
     "resnet50": partial(ResNet, blocks=(3, 4, 6, 3), bottleneck=True),
     "resnet101": partial(ResNet, blocks=(3, 4, 23, 3), bottleneck=True),
+    "resnext50": partial(ResNet, blocks=(3, 4, 6, 3), bottleneck=True, groups=32, width_per_group=4),
+    "wideresnet50": partial(ResNet, blocks=(3, 4, 6, 3), bottleneck=True, width_per_group=128),
     "preresnet18": partial(PreResNet, blocks=(2, 2, 2, 2)),
     "preresnet34": partial(PreResNet, blocks=(3, 4, 6, 3)),
     "preresnet50": partial(PreResNet, blocks=(3, 4, 6, 3), bottleneck=True),
@@ -34,6 +41,12 @@ MODELS: Mapping[str, partial[Any]] = {
     "alternet34": partial(AlterNet, blocks=(3, 4, 6, 4), msa=(0, 1, 3, 2)),
     "alternet50": partial(AlterNet, blocks=(3, 4, 6, 4), msa=(0, 1, 1, 2), bottleneck=True),
     "alternet101": partial(AlterNet, blocks=(3, 4, 23, 4), msa=(0, 1, 3, 2), bottleneck=True),
+    "swin_ti": partial(Swin, dim=96, depths=(2, 2, 6, 2)),
+    "pit_ti": partial(PiT, heads=(2, 4, 8), head_dim=32),
+    "pit_xs": partial(PiT, heads=(2, 4, 8), head_dim=48),
+    "pit_s": partial(PiT, heads=(3, 6, 12), head_dim=48),
+    "mixer_ti": partial(Mixer, dim=256, depth=8, token_hidden=128, channel_hidden=1024),
+    "mixer_s": partial(Mixer, dim=512, depth=8, token_hidden=256, channel_hidden=2048),
     # The demo sizes: 0.1 to 0.3 M parameters, a few seconds per epoch of digits on two CPU cores.
     "vit_demo": partial(ViT, dim=48, depth=5, heads=3, tokens=64, std=0.1),
     "resnet_demo": partial(ResNet, blocks=(2, 2, 2), width=16),

@@ -120,7 +120,7 @@ class WindowAttention(nn.Module):
         self.projection = nn.Conv2d(heads * head_dim, outputs, 1)
         self.relative_position = nn.Parameter(torch.empty(2 * window - 1, 2 * window - 1))
         nn.init.trunc_normal_(self.relative_position, std=0.02)
-        self.register_buffer("relative_index", _relative_index(window), persistent=False)
+        self.register_buffer("relative_index", relative_index(window), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Positions mixed within each window, (batch, inputs, H, W) to (batch, outputs, H, W).
@@ -196,7 +196,7 @@ def _check_stages(blocks: tuple[int, ...], msa: tuple[int, ...], heads: tuple[in
             raise ValueError(f"msa={msa} asks for {m} MSAs in stage {stage} of {n} blocks; ask for at most {n // 2}")
 
 
-def _relative_index(window: int) -> Tensor:
+def relative_index(window: int) -> Tensor:
     """Index into the flattened table for every pair of positions of a window, (query, key)."""
     positions = torch.cartesian_prod(torch.arange(window), torch.arange(window))
     offset = positions[None] - positions[:, None] + window - 1  # (query, key, 2)

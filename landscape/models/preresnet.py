@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from landscape.models.drop_path import drop_path, drop_path_rates
 from landscape.models.resnet import EXPANSION, conv, initialise, stem, strides
+from landscape.models.smoothing import Smoothing, mc_dropout
 
 
 class PreResNet(nn.Module):
@@ -20,6 +21,8 @@ class PreResNet(nn.Module):
         bottleneck: blocks of 1 x 1, 3 x 3, 1 x 1 convolutions, four times as wide outside, not of two 3 x 3.
         width: channels of the stem and planes of the first stage.
         drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
+        mc_dropout: rate of dropout before the last convolution of every block, on at test time too.
+        smoothing: a smoothing block at the end of every stage.
     """
 
     def __init__(
@@ -32,6 +35,8 @@ class PreResNet(nn.Module):
         bottleneck: bool = False,
         width: int = 64,
         drop_path: float = 0.0,
+        mc_dropout: float = 0.0,
+        smoothing: bool = False,
     ) -> None:
         super().__init__()
         self.conv1, self.maxpool = stem(channels, width, image_size)
@@ -40,10 +45,13 @@ class PreResNet(nn.Module):
         inputs = width
         for i, (stage, count) in enumerate(zip(self.stages, blocks, strict=True)):
             planes = width * 2**i
-            stack = []
+            stack: list[nn.Module] = []
             for stride in strides(i, count):
-                stack.append(Block(inputs, planes, stride, bottleneck, next(rates)))
-                inputs = stack[-1].outputs
+                block = Block(inputs, planes, stride, bottleneck, next(rates), mc_dropout)
+                stack.append(block)
+                inputs = block.outputs
+            if smoothing:
+                stack.append(Smoothing())
             self.add_module(stage, nn.Sequential(*stack))
         self.bn = nn.BatchNorm2d(inputs)
         self.relu = nn.ReLU()
@@ -65,9 +73,12 @@ class Block(nn.Module):
     Where the shape changes, the skip is a 1 x 1 convolution of the first BN-ReLU's output, with no norm.
     """
 
-    def __init__(self, inputs: int, planes: int, stride: int, bottleneck: bool, rate: float) -> None:
+    def __init__(
+        self, inputs: int, planes: int, stride: int, bottleneck: bool, rate: float, mc_dropout: float = 0.0
+    ) -> None:
         super().__init__()
         self.rate = rate
+        self.mc_dropout = mc_dropout
         self.bottleneck = bottleneck
         self.outputs = planes * EXPANSION if bottleneck else planes
         self.bn1 = nn.BatchNorm2d(inputs)
@@ -88,7 +99,10 @@ class Block(nn.Module):
         """One residual step, (batch, inputs, H, W) to (batch, outputs, H / stride, W / stride)."""
         active = self.relu1(self.bn1(x))
         skip = x if self.downsample is None else self.downsample(active)
-        branch = self.conv2(self.relu2(self.bn2(self.conv1(active))))
+        branch = self.relu2(self.bn2(self.conv1(active)))
         if self.bottleneck:
-            branch = self.conv3(self.relu3(self.bn3(branch)))
+            branch = self.relu3(self.bn3(self.conv2(branch)))
+            branch = self.conv3(mc_dropout(branch, self.mc_dropout))
+        else:
+            branch = self.conv2(mc_dropout(branch, self.mc_dropout))
         return skip + drop_path(branch, self.rate, training=self.training)

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from landscape.models.drop_path import drop_path, drop_path_rates
+from landscape.models.heads import Head, pooling
+from landscape.models.smoothing import Smoothing, mc_dropout
 
 EXPANSION = 4  # output channels of a bottleneck over its planes
 SMALL = 64  # px; images up to this size pass the stem at full resolution
@@ -26,6 +28,9 @@ class ResNet(nn.Module):
         groups: of the 3 x 3 convolution of a bottleneck (ResNeXt, arXiv 1611.05431: 32).
         width_per_group: channels of each group per 64 planes (ResNeXt: 4; WideResNet, in its one group: 128).
         drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
+        mc_dropout: rate of dropout before the last convolution of every block, on at test time too.
+        smoothing: a smoothing block at the end of every stage.
+        head: `gap`, `bn-gap` or `mlp`, see `heads.pooling`.
 
     Raises:
         ValueError: groups or another width per group are asked of basic blocks, or leave no channels.
@@ -43,6 +48,9 @@ class ResNet(nn.Module):
         groups: int = 1,
         width_per_group: int = 64,
         drop_path: float = 0.0,
+        mc_dropout: float = 0.0,
+        smoothing: bool = False,
+        head: Head = "gap",
     ) -> None:
         super().__init__()
         if not bottleneck and (groups, width_per_group) != (1, 64):
@@ -65,11 +73,14 @@ class ResNet(nn.Module):
             planes = width * 2**i
             inner = planes * width_per_group // 64 * groups
             outputs = planes * EXPANSION if bottleneck else planes
-            stack = []
+            stack: list[nn.Module] = []
             for stride in strides(i, count):
-                stack.append(Block(inputs, inner, outputs, stride, bottleneck, groups, next(rates)))
+                stack.append(Block(inputs, inner, outputs, stride, bottleneck, groups, next(rates), mc_dropout))
                 inputs = outputs
+            if smoothing:
+                stack.append(Smoothing())
             self.add_module(stage, nn.Sequential(*stack))
+        self.pool = pooling(head, inputs)
         self.fc = nn.Linear(inputs, classes)
         initialise(self)
 
@@ -78,7 +89,7 @@ class ResNet(nn.Module):
         x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
         for stage in self.stages:
             x = self.get_submodule(stage)(x)  # (batch, channel, height, width)
-        logits: Tensor = self.fc(x.mean((2, 3)))
+        logits: Tensor = self.fc(self.pool(x))
         return logits
 
 
@@ -97,9 +108,11 @@ class Block(nn.Module):
         bottleneck: bool,
         groups: int,
         rate: float,
+        mc_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.rate = rate
+        self.mc_dropout = mc_dropout
         self.bottleneck = bottleneck
         self.conv1 = conv(inputs, inner, 1) if bottleneck else conv(inputs, inner, 3, stride=stride)
         self.bn1 = nn.BatchNorm2d(inner)
@@ -118,9 +131,12 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """One residual step, (batch, inputs, H, W) to (batch, outputs, H / stride, W / stride)."""
         skip = x if self.downsample is None else self.downsample(x)
-        branch = self.bn2(self.conv2(self.relu1(self.bn1(self.conv1(x)))))
+        branch = self.relu1(self.bn1(self.conv1(x)))
         if self.bottleneck:
-            branch = self.bn3(self.conv3(self.relu2(branch)))
+            branch = self.relu2(self.bn2(self.conv2(branch)))
+            branch = self.bn3(self.conv3(mc_dropout(branch, self.mc_dropout)))
+        else:
+            branch = self.bn2(self.conv2(mc_dropout(branch, self.mc_dropout)))
         out: Tensor = self.relu(drop_path(branch, self.rate, training=self.training) + skip)
         return out
 

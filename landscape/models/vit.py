@@ -51,14 +51,12 @@ class ViT(nn.Module):
     ) -> None:
         super().__init__()
         patch = patch or default_patch(image_size, tokens)
-        if image_size % patch:
-            fit = ", ".join(map(str, _divisors(image_size)))
-            raise ValueError(f"patch={patch} does not divide images of {image_size} px; ask for one of {fit}")
+        side = divided(image_size, patch)
         if dim % heads:
             fit = ", ".join(map(str, _divisors(dim)))
             raise ValueError(f"heads={heads} do not share dim={dim} evenly; ask for one of {fit}")
         self.image_size = image_size
-        self.grid_size = (image_size // patch, image_size // patch)
+        self.grid_size = (side, side)
         self.num_prefix_tokens = 1 if head == "cls" else 0
         positions = self.num_prefix_tokens + self.grid_size[0] * self.grid_size[1]
 
@@ -126,8 +124,11 @@ class Block(nn.Module):
 class Attention(nn.Module):
     """Multi-head self-attention softmax(q k' / sqrt(d)) v, by the fused kernel.
 
-    That kernel has no second derivative; whoever needs one runs the forward pass under the math backend.
+    That kernel has no second derivative; whoever needs one runs the forward pass under the math backend. Where there
+    is a mask (query, key), a query sees only the keys that it names.
     """
+
+    mask: Tensor | None
 
     def __init__(self, dim: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -135,22 +136,35 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(dim, 3 * dim, bias=False)
         self.projection = nn.Linear(dim, dim)
         self.dropout = nn.Dropout(dropout)
+        self.register_buffer("mask", None, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens mixed by attention, (batch, token, dim) to the same."""
         batch, tokens, dim = x.shape
         qkv = self.qkv(x).reshape(batch, tokens, 3, self.heads, dim // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each (batch, head, token, head dim)
-        mixed = F.scaled_dot_product_attention(q, k, v)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask)
         out: Tensor = self.dropout(self.projection(mixed.transpose(1, 2).reshape(batch, tokens, dim)))
         return out
 
 
-def default_patch(image_size: int, tokens: int) -> int:
+def default_patch(image_size: int, tokens: int, *, least: int = 1) -> int:
     """The smallest divisor of the image from its usual patch upward that leaves at most `tokens` patches."""
-    usual = 2 if image_size <= 32 else 4 if image_size <= 64 else 16
+    usual = max(least, 2 if image_size <= 32 else 4 if image_size <= 64 else 16)
     fit = (p for p in _divisors(image_size) if p >= usual and (image_size // p) ** 2 <= tokens)
     return next(fit, image_size)
+
+
+def divided(image_size: int, patch: int) -> int:
+    """Patches along one side of an image.
+
+    Raises:
+        ValueError: the patch does not divide the image; says which would.
+    """
+    if image_size % patch:
+        fit = ", ".join(map(str, _divisors(image_size)))
+        raise ValueError(f"patch={patch} does not divide images of {image_size} px; ask for one of {fit}")
+    return image_size // patch
 
 
 def _divisors(number: int) -> list[int]:

@@ -24,6 +24,8 @@ PROBES: dict[str, tuple[str, str, str]] = {
     "fourier": ("fourier", "Fourier", "Relative log amplitude of feature maps over frequency, per layer."),
     "variance": ("variance", "Variance", "Variance of feature maps over positions, per layer."),
     "lesion": ("lesion", "Lesion", "Accuracy and loss when one unit is removed, for every unit."),
+    "noise": ("noise", "Noise", "Accuracy under noise of one band of frequencies, for every band."),
+    "probe-linear": ("probe_linear", "ProbeLinear", "Accuracy of a linear classifier on frozen features, per layer."),
 }
 
 

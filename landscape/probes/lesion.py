@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from landscape import batchnorm
+from landscape import batchnorm, paired
+from landscape.dataflow import record
 from landscape.layers import labels, layers_of
-from landscape.lesions import Removal, removals, removed
-from landscape.probe import Plan, Quantity, Unit, Values, regular_expression
+from landscape.lesions import Group, pairs, removals, removed, singles, stages
+from landscape.prefixes import Kept, Prefix, advanced, prefix_of, resumed
+from landscape.probe import OptionError, Plan, Quantity, Unit, Values, regular_expression
 from landscape.probes.surface import recalibration
-from landscape.subject import Subject, per_sample
+from landscape.subject import Subject, outputs_of
 
 
 @dataclass(frozen=True)
 class Lesion:
     """Accuracy drop and loss increase when one unit is removed from the trained network, without retraining.
 
-    Positive = worse. Errors are those of the paired differences per sample. One pass over the samples per unit and one
-    for the intact network.
+    Positive = worse. Errors are those of the paired differences per sample. Costs one pass over the samples for the
+    intact network and at most one per unit: what lies before the removed unit does not run again, so that the deeper
+    the unit, the less it costs.
     """
 
     name: ClassVar[str] = "lesion"
@@ -33,6 +38,8 @@ class Lesion:
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"park2022": {}}
 
     layers: Annotated[tuple[str, ...], "regular expression: only units whose name or layer it finds"] = ()
+    pairs: Annotated[bool, "remove each two neighbouring units together"] = False
+    stages: Annotated[bool, "remove all units of a stage together"] = False
     bn: Annotated[str, "batch-norm statistics: frozen, or recalibrate:K on K mini-batches after each removal"] = (
         "frozen"
     )
@@ -41,67 +48,109 @@ class Lesion:
         recalibration(self.bn)
         for pattern in self.layers:
             regular_expression("layers", pattern)
+        if self.pairs and self.stages:
+            raise OptionError("--pairs and --stages are two studies; ask for one of them")
 
     def identity(self, subject: Subject) -> dict[str, Any]:
         """The parameters, and what refreshed statistics depend on."""
         return {**asdict(self), **batchnorm.dependence(subject, recalibration(self.bn))}
 
     def plan(self, subject: Subject) -> Plan:
-        found = self._removals(subject)
+        groups = self._groups(subject)
         loss, right = subject.intact
-        rules = np.array([removal.rule for removal in found])
-        about = labels([removal.layer for removal in found], "unit")
-        about["name"] = (about["name"][0], np.array([removal.name for removal in found]))
+        rules = np.array([group.rule for group in groups])
         return Plan(
-            over={"unit": np.arange(len(found))},
-            labels={**about, "rule": (Quantity("what was done", dims=("unit",)), rules)},
-            quantities={
-                "accuracy_drop": Quantity("accuracy before - after"),
-                "accuracy_drop_se": Quantity("its standard error over samples"),
-                "loss_increase": Quantity("loss after - before", "nats"),
-                "loss_increase_se": Quantity("its standard error over samples", "nats"),
+            over={"batch": np.arange(len(subject.batches)), "unit": np.arange(len(groups))},
+            labels={
+                **labels([group.layer for group in groups], "unit"),
+                "rule": (Quantity("what was done", dims=("unit",)), rules),
             },
-            about={"unit": Quantity("removed unit")},
+            quantities=paired.quantities(),
+            summaries=paired.summaries("unit"),
+            about={"batch": Quantity("mini-batch"), "unit": Quantity("removed unit")},
             facts={"intact_loss": loss.mean().item(), "intact_accuracy": right.mean().item()},
         )
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
-        (i,) = unit.index
-        loss_before, right_before = subject.intact
-        kept = batchnorm.statistics(subject.model)
-        count = recalibration(self.bn)
-        try:
-            with removed(subject.model, self._removals(subject)[i]):
-                if count:
-                    batchnorm.refresh(subject, count)
-                loss, right = per_sample(subject)
-        finally:
-            batchnorm.restore(subject.model, kept)
-        accuracy_drop, accuracy_drop_se = paired(right_before, right)
-        loss_increase, loss_increase_se = paired(loss, loss_before)
-        return {
-            "accuracy_drop": accuracy_drop,
-            "accuracy_drop_se": accuracy_drop_se,
-            "loss_increase": loss_increase,
-            "loss_increase_se": loss_increase_se,
-        }
+        (values,) = self.sweep(subject, [unit])
+        return values
 
-    def _removals(self, subject: Subject) -> list[Removal]:
+    def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
+        """Units of one mini-batch share what lies before them."""
+        groups, refreshed = self._groups(subject), recalibration(self.bn)
+        known: dict[int, dict[str, Tensor]] = {}  # refreshed statistics of the network without a unit
+        kept: Kept = {}
+        held = point = -1
+        for unit in units:
+            batch, i = unit.index
+            group = groups[i]
+            prefix = Prefix() if refreshed else self._prefix(subject, i)
+            if batch != held or prefix.point < point:
+                (inputs, targets), held, kept = subject.batch(batch), batch, {}
+            kept, point = advanced(subject.model, inputs, prefix, kept), prefix.point
+            refresh = _statistics(subject, group, refreshed, known, i)
+            without = removed(subject.model, *group.parts)
+            with refresh, without, resumed(subject.model, kept), torch.inference_mode():
+                after = paired.evaluated(subject, inputs, targets)
+            yield paired.change(subject, batch, after)
+
+    def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
+        """Means over all finished samples and their errors."""
+        return paired.reduced(data, batches=0)
+
+    def _groups(self, subject: Subject) -> list[Group]:
         found = subject.once("removals", lambda: removals(subject.model, layers_of(subject)))
-        chosen = [r for r in found if not self.layers or _named(r, self.layers)]
-        if not chosen:
+        named = [r for r in found if not self.layers or _named((r.name, r.layer.name), self.layers)]
+        if not named:
             names = ", ".join(removal.name for removal in found[:5])
             raise ValueError(f"--layers {' '.join(self.layers)} matches no unit; there are {names}, ...")
-        return chosen
+        if self.pairs and len(named) < 2:
+            raise ValueError(f"--pairs needs two units, there is {named[0].name} alone; drop --pairs or --layers")
+        return (pairs if self.pairs else stages if self.stages else singles)(named)
+
+    def _prefix(self, subject: Subject, i: int) -> Prefix:
+        """What need not run again before a unit; nothing where leaving it out changes a single bit."""
+        group = self._groups(subject)[i]
+        return subject.once(("prefix", group.parts), lambda: _proven(subject, group))
 
 
-def paired(one: torch.Tensor, other: torch.Tensor) -> tuple[float, float]:
-    """Mean of the differences per sample and its standard error."""
-    difference = one - other
-    n = len(difference)
-    error = (difference.std(correction=1) / n**0.5).item() if n > 1 else float("nan")
-    return difference.mean().item(), error
+def _proven(subject: Subject, group: Group) -> Prefix:
+    example = subject.batch(0)[0][:2]
+    flow = subject.once("flow", lambda: record(subject.model, example))
+    bypassed = [tap for part in group.parts for tap in part.bypassed]
+    prefix = prefix_of(flow, [*bypassed, *(tap for part in group.parts for tap in part.zeroed)], bypassed)
+    with torch.inference_mode():
+        with removed(subject.model, *group.parts):
+            whole = outputs_of(subject.model, example)
+        try:
+            kept = advanced(subject.model, example, prefix, {})
+            outputs_of(subject.model, example.flip(-1))  # whoever hides something in a module shall not find it there
+            with removed(subject.model, *group.parts), resumed(subject.model, kept):
+                short = outputs_of(subject.model, example)
+        except Exception:  # whatever a foreign model does there, the long way remains
+            return Prefix()
+    return prefix if torch.allclose(whole, short, rtol=0.0, atol=0.0, equal_nan=True) else Prefix()
 
 
-def _named(removal: Removal, patterns: tuple[str, ...]) -> bool:
-    return any(re.search(pattern, name) for pattern in patterns for name in (removal.name, removal.layer.name))
+@contextmanager
+def _statistics(
+    subject: Subject, group: Group, count: int, known: dict[int, dict[str, Tensor]], i: int
+) -> Iterator[None]:
+    """Batch norm refreshed on `count` mini-batches of the network without the group; as it was for 0."""
+    if not count:
+        yield
+        return
+    before = batchnorm.statistics(subject.model)
+    try:
+        if i not in known:
+            with removed(subject.model, *group.parts):
+                batchnorm.refresh(subject, count)
+            known[i] = batchnorm.statistics(subject.model)
+        batchnorm.restore(subject.model, known[i])
+        yield
+    finally:
+        batchnorm.restore(subject.model, before)
+
+
+def _named(names: Sequence[str], patterns: Sequence[str]) -> bool:
+    return any(re.search(pattern, name) for pattern in patterns for name in names)

@@ -1,0 +1,67 @@
+"""Linear classifiers in closed form: ridge regression on one-hot targets, its penalty chosen on held-out samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+PENALTIES = tuple(10.0 ** (k / 2) for k in range(-12, 7))  # 1e-6 to 1e3, of features with unit variance
+
+
+@dataclass(frozen=True)
+class Linear:
+    """scores = (x - mean) / scale @ weight + bias; the largest score decides."""
+
+    mean: Tensor
+    scale: Tensor
+    weight: Tensor
+    bias: Tensor
+
+    def scores(self, features: Tensor) -> Tensor:
+        """(n, features) to (n, classes)."""
+        return (features - self.mean) / self.scale @ self.weight + self.bias
+
+
+def ridge(features: Tensor, targets: Tensor, penalties: tuple[float, ...]) -> list[Linear]:
+    """Minimisers of mean |scores - targets|^2 + penalty |weight|^2, one per penalty, by one eigendecomposition.
+
+    Features are standardised; a constant one is left at zero. The bias carries no penalty.
+
+    Args:
+        features: (n, features) float64.
+        targets: (n, classes) float64.
+        penalties: each positive.
+    """
+    n = len(features)
+    mean, scale = features.mean(dim=0), features.std(dim=0, correction=0)
+    scale = torch.where(scale > 0, scale, 1.0)
+    standard, bias = (features - mean) / scale, targets.mean(dim=0)
+    values, vectors = torch.linalg.eigh(standard.T @ standard / n)
+    projected = vectors.T @ (standard.T @ (targets - bias)) / n  # (features, classes)
+    values = values.clamp_min(0.0)
+    return [
+        Linear(mean, scale, vectors @ (projected / (values + penalty)[:, None]), bias) for penalty in penalties
+    ]  # fmt: skip
+
+
+def chosen(features: Tensor, targets: Tensor, held_out: Tensor) -> tuple[Linear, float, float]:
+    """The classifier of all samples with the penalty that does best on those held out.
+
+    Args:
+        features: (n, features) float64.
+        targets: (n, classes) float64, one-hot or shares.
+        held_out: (n,) bool, the samples that choose the penalty and are left out of the fits that it chooses among.
+
+    Returns:
+        the classifier, its penalty, and the held-out accuracy that chose it; of equal ones the largest penalty.
+    """
+    right = targets[held_out].argmax(dim=1)
+    candidates = ridge(features[~held_out], targets[~held_out], PENALTIES)
+    accuracies = [
+        (candidate.scores(features[held_out]).argmax(dim=1) == right).double().mean().item() for candidate in candidates
+    ]
+    best = max(range(len(PENALTIES)), key=lambda i: (accuracies[i], PENALTIES[i]))
+    (fitted,) = ridge(features, targets, (PENALTIES[best],))
+    return fitted, PENALTIES[best], accuracies[best]

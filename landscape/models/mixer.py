@@ -1,0 +1,90 @@
+"""MLP-Mixer (Tolstikhin et al. 2021, arXiv 2105.01601): an MLP over the tokens, then one over the channels."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from landscape.models.drop_path import drop_path, drop_path_rates
+from landscape.models.vit import default_patch, divided
+
+EPSILON = 1e-6  # of layer norms, the paper's
+
+
+class Mixer(nn.Module):
+    """Patches mixed by MLPs alone, without attention or positions; (N, C, H, W) images to (N, classes) logits.
+
+    Args:
+        token_hidden: hidden units of the MLP over the tokens.
+        channel_hidden: hidden units of the MLP over the channels.
+        patch: side of a square patch in pixels, by default as for `ViT`.
+        drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
+
+    Raises:
+        ValueError: the patch does not divide the image.
+    """
+
+    def __init__(
+        self,
+        *,
+        classes: int,
+        image_size: int,
+        channels: int = 3,
+        dim: int,
+        depth: int,
+        token_hidden: int,
+        channel_hidden: int,
+        patch: int | None = None,
+        drop_path: float = 0.0,
+    ) -> None:
+        super().__init__()
+        patch = patch or default_patch(image_size, 1024)
+        side = divided(image_size, patch)
+        self.grid_size = (side, side)
+        self.image_size = image_size
+        self.patch_embedding = nn.Conv2d(channels, dim, patch, stride=patch)
+        rates = drop_path_rates(drop_path, depth)
+        self.blocks = nn.Sequential(*(Block(dim, side * side, token_hidden, channel_hidden, rate) for rate in rates))
+        self.norm = nn.LayerNorm(dim, EPSILON)
+        self.head = nn.Linear(dim, classes)
+        self._initialise()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of a batch of images of the size the model was built for."""
+        if images.shape[-2:] != (self.image_size, self.image_size):
+            height, width = images.shape[-2:]
+            raise ValueError(
+                f"the images are {height} x {width} px, the model was built for {self.image_size} x "
+                f"{self.image_size}; resize them, or build it with image_size={height}"
+            )
+        x = self.patch_embedding(images).flatten(2).transpose(1, 2)  # (batch, token, dim)
+        logits: Tensor = self.head(self.norm(self.blocks(x)).mean(1))
+        return logits
+
+    def _initialise(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+
+
+class Block(nn.Module):
+    """x + tokens(norm(x)')', then x + mlp(norm(x)): mixing across positions, then across channels."""
+
+    def __init__(self, dim: int, tokens: int, token_hidden: int, channel_hidden: int, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+        self.norm1 = nn.LayerNorm(dim, EPSILON)
+        self.tokens = mlp(tokens, token_hidden)
+        self.norm2 = nn.LayerNorm(dim, EPSILON)
+        self.mlp = mlp(dim, channel_hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One step of the residual stream, (batch, token, dim) to the same."""
+        mixed = self.tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2)
+        x = x + drop_path(mixed, self.rate, training=self.training)
+        return x + drop_path(self.mlp(self.norm2(x)), self.rate, training=self.training)
+
+
+def mlp(width: int, hidden: int) -> nn.Sequential:
+    """Two layers with a GELU between them, over the last axis."""
+    return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))

@@ -1,0 +1,122 @@
+"""Pooling-based vision transformer (Heo et al. 2021, arXiv 2103.16302): stages of ever fewer, wider tokens."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from landscape.models.drop_path import drop_path_rates
+from landscape.models.resnet import SMALL
+from landscape.models.vit import Block
+
+
+class PiT(nn.Module):
+    """Transformer blocks in stages, between which a map is halved and its channels doubled.
+
+    (N, C, H, W) images to (N, classes) logits, read from the class token. Patches overlap; learned positions, with one
+    for the class token, are added once. Queries, keys and values have no bias.
+
+    Args:
+        depths: blocks of each stage.
+        heads: attention heads of each stage; channels follow as heads x head_dim.
+        head_dim: channels of one head.
+        patch: side of a square patch in pixels. Left out: 2 up to 64 px, else 16.
+        stride: between patches. Left out: half a patch.
+        drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
+        std: of the truncated normal that weights, class token and positions start from.
+
+    Raises:
+        ValueError: the per-stage arguments differ in length, channels do not grow by whole factors, or the patch
+            exceeds the image.
+    """
+
+    def __init__(
+        self,
+        *,
+        classes: int,
+        image_size: int,
+        channels: int = 3,
+        depths: tuple[int, ...] = (2, 6, 4),
+        heads: tuple[int, ...] = (2, 4, 8),
+        head_dim: int = 32,
+        mlp_ratio: int = 4,
+        patch: int | None = None,
+        stride: int | None = None,
+        drop_path: float = 0.0,
+        dropout: float = 0.0,
+        std: float = 0.02,
+    ) -> None:
+        super().__init__()
+        patch = patch or (2 if image_size <= SMALL else 16)
+        stride = stride or max(patch // 2, 1)
+        dims = [head_dim * count for count in heads]
+        _check(depths, heads, patch, image_size)
+        self.image_size = image_size
+        self.patch_embedding = nn.Conv2d(channels, dims[0], patch, stride=stride)
+        side = (image_size - patch) // stride + 1
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, dims[0]))
+        self.position_embedding = nn.Parameter(torch.zeros(1, 1 + side * side, dims[0]))
+        self.dropout = nn.Dropout(dropout)
+        rates = iter(drop_path_rates(drop_path, sum(depths)))
+        self.stages = nn.ModuleList(
+            nn.Sequential(*(Block(dim, count, mlp_ratio, next(rates), dropout) for _ in range(depth)))
+            for dim, count, depth in zip(dims, heads, depths, strict=True)
+        )
+        self.pools = nn.ModuleList(Pool(one, next) for one, next in pairwise(dims))
+        self.norm = nn.LayerNorm(dims[-1])
+        self.head = nn.Linear(dims[-1], classes)
+        self._initialise(std)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of a batch of images of the size the model was built for."""
+        if images.shape[-2:] != (self.image_size, self.image_size):
+            height, width = images.shape[-2:]
+            raise ValueError(
+                f"the images are {height} x {width} px, the model was built for {self.image_size} x "
+                f"{self.image_size}; resize them, or build it with image_size={height}"
+            )
+        maps = self.patch_embedding(images)
+        side = maps.shape[-1]
+        x = torch.cat([self.cls_token.expand(len(maps), -1, -1), maps.flatten(2).transpose(1, 2)], dim=1)
+        x = self.dropout(x + self.position_embedding)  # (batch, 1 + token, dim)
+        for i, stage in enumerate(self.stages):
+            if i > 0:
+                x = self.pools[i - 1](x, side)
+                side = -(-side // 2)
+            x = stage(x)
+        logits: Tensor = self.head(self.norm(x[:, 0]))
+        return logits
+
+    def _initialise(self, std: float) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=std)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        nn.init.trunc_normal_(self.position_embedding, std=std)
+        nn.init.trunc_normal_(self.cls_token, std=std)
+
+
+class Pool(nn.Module):
+    """A depth-wise 3 x 3 convolution of stride 2 for the map of tokens, a linear layer for the class token."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, groups=inputs)
+        self.cls = nn.Linear(inputs, outputs)
+
+    def forward(self, x: Tensor, side: int) -> Tensor:
+        """(batch, 1 + side^2, inputs) to (batch, 1 + ceil(side / 2)^2, outputs)."""
+        maps = x[:, 1:].transpose(1, 2).reshape(len(x), -1, side, side)
+        return torch.cat([self.cls(x[:, :1]), self.conv(maps).flatten(2).transpose(1, 2)], dim=1)
+
+
+def _check(depths: tuple[int, ...], heads: tuple[int, ...], patch: int, image_size: int) -> None:
+    if len(heads) != len(depths):
+        raise ValueError(f"heads={heads} has {len(heads)} entries; ask for one per stage, {len(depths)} in all")
+    if any(after % before for before, after in pairwise(heads)):
+        raise ValueError(f"heads={heads} do not grow by whole factors; ask for such as 2,4,8")
+    if patch > image_size:
+        raise ValueError(f"patch={patch} exceeds images of {image_size} px; ask for at most {image_size}")

@@ -1,0 +1,169 @@
+"""Robustness to noise of one band of frequencies (Park & Kim 2022, Fig. 2b and Fig. D.6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from landscape import paired
+from landscape.linalg.bands import passed, ring, signs
+from landscape.probe import OptionError, Plan, Quantity, Unit, Values, derived_seed
+from landscape.subject import Subject
+
+FIRST, LAST = 0.0, 1.0  # zero frequency and the highest, in units of pi
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Accuracy drop and loss increase under x + Re IFFT2(FFT2(delta) M_f), delta = eps sign(N(0, 1)).
+
+    M_f passes the ring of frequencies within `half_width` of f, by their larger component. delta is drawn once per
+    image, in the normalised input space, and shared by all bands. One pass over the samples per band and one without
+    noise. Errors are those of the paired differences per sample. A ring that holds no frequency of the images is
+    stored as NaN and named.
+    """
+
+    name: ClassVar[str] = "noise"
+    uses: ClassVar[tuple[str, ...]] = ()
+    split: ClassVar[str] = "test"
+    batch_size: ClassVar[int] = 128
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"park2022": {}}
+
+    bands: Annotated[str, "frequencies at the centre of the bands, in units of pi"] = (
+        "0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9"
+    )
+    half_width: Annotated[float, "half the width of a band, in units of pi"] = 0.1
+    eps: Annotated[
+        str, "size of the noise per pixel before it is filtered; several such as 0.3,0.7 make a study each"
+    ] = "0.7"
+    equal_energy: Annotated[
+        bool, "rescale the noise of each image and band to one norm, the root mean square over the bands"
+    ] = False
+    seed: Annotated[int, "seed of the noise"] = 0
+
+    def __post_init__(self) -> None:
+        for name in ("bands", "eps"):  # numbers are welcome from Python
+            value = getattr(self, name)
+            text = value if isinstance(value, str) else ",".join(map(str, np.atleast_1d(value).tolist()))
+            object.__setattr__(self, name, text)
+        if not all(FIRST <= centre <= LAST for centre in numbers("bands", self.bands)):
+            raise OptionError(f"--bands {self.bands} is out of range; ask for frequencies from 0 to 1, in units of pi")
+        for name, text in (("half-width", str(self.half_width)), ("eps", self.eps)):
+            if not all(0 < value < np.inf for value in numbers(name, text)):
+                raise OptionError(f"--{name} {text} is out of range; ask for more than 0")
+
+    def variants(self) -> list[Noise]:
+        """One study per size of the noise."""
+        return [replace(self, eps=str(size)) for size in numbers("eps", self.eps)]
+
+    def identity(self, subject: Subject) -> dict[str, Any]:
+        """The parameters as numbers, however they are spelt."""
+        return {**asdict(self), "bands": numbers("bands", self.bands), "eps": numbers("eps", self.eps)}
+
+    def plan(self, subject: Subject) -> Plan:
+        masks = self._masks(subject)
+        loss, right = subject.intact
+        centres = np.array(numbers("bands", self.bands))
+        held = masks.sum(axis=(1, 2))
+        return Plan(
+            over={"batch": np.arange(len(subject.batches)), "band": centres},
+            labels={"frequencies": (Quantity("frequencies of the images in the band", dims=("band",)), held)},
+            quantities={
+                **paired.quantities(),
+                "noise_square_sum": Quantity("sum over samples of the mean square of the noise", "input^2"),
+            },
+            summaries={
+                **paired.summaries("band"),
+                "noise_rms": Quantity("root mean square of the noise per pixel", "input", ("band",)),
+            },
+            about={"batch": Quantity("mini-batch"), "band": Quantity("centre of the band", "pi")},
+            facts={
+                "intact_loss": loss.mean().item(),
+                "intact_accuracy": right.mean().item(),
+                "empty_bands": ", ".join(f"{centre:g}" for centre in centres[held == 0]),
+            },
+        )
+
+    def measure(self, subject: Subject, unit: Unit) -> Values:
+        (values,) = self.sweep(subject, [unit])
+        return values
+
+    def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
+        """Bands of one mini-batch share its noise."""
+        masks = torch.from_numpy(self._masks(subject)).to(subject.device)
+        norm = self._norm(subject)
+        held = -1
+        for unit in units:
+            batch, band = unit.index
+            if batch != held:
+                (inputs, targets), held = subject.batch(batch), batch
+                spectrum = torch.fft.rfft2(self._signs(subject, batch, inputs))
+            values: dict[str, Any]
+            if not masks[band].any():
+                values = {**dict.fromkeys(paired.quantities(), np.nan), "samples": len(inputs)}
+                yield {**values, "noise_square_sum": np.nan}
+                continue
+            noise = self._size * passed(spectrum, masks[band], (inputs.shape[-2], inputs.shape[-1]))
+            if self.equal_energy:
+                own = torch.linalg.vector_norm(noise, dim=(1, 2, 3), keepdim=True)
+                noise = noise * (norm / own.clamp_min(torch.finfo(noise.dtype).tiny))
+            with torch.inference_mode():
+                after = paired.evaluated(subject, inputs + noise, targets)
+            square = noise.double().square().mean(dim=(1, 2, 3)).sum().item()
+            yield {**paired.change(subject, batch, after), "noise_square_sum": square}
+
+    def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
+        """Means over all finished images and their errors."""
+        done = data["done"] == 1
+        n = np.where(done, data["samples"], 0.0).sum(axis=0)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            square = np.where(done, data["noise_square_sum"], 0.0).sum(axis=0) / n
+        return {**paired.reduced(data, batches=0), "noise_rms": np.sqrt(square)}
+
+    @property
+    def _size(self) -> float:
+        sizes = numbers("eps", self.eps)
+        if len(sizes) != 1:
+            raise ValueError(f"eps={self.eps} stands for {len(sizes)} studies; measure each of its variants()")
+        return sizes[0]
+
+    def _masks(self, subject: Subject) -> np.ndarray:
+        """M_f of every band, (band, H, W)."""
+        inputs = subject.batches[0][0]
+        if inputs.ndim != 4 or not inputs.is_floating_point():
+            raise ValueError(
+                f"noise needs images (N, C, H, W) of real numbers, got {tuple(inputs.shape)} {inputs.dtype}; "
+                "measure it on image data"
+            )
+        height, width = inputs.shape[-2:]
+        centres = numbers("bands", self.bands)
+        return np.stack([ring(height, width, f - self.half_width, f + self.half_width) for f in centres])
+
+    def _norm(self, subject: Subject) -> float:
+        """The norm of an image's noise that the bands have in the root mean square: E |noise|^2 = eps^2 C |M_f|."""
+        held = self._masks(subject).sum(axis=(1, 2))
+        channels = subject.batches[0][0].shape[1]
+        return float(self._size * np.sqrt(channels * held[held > 0].mean())) if held.any() else 0.0
+
+    def _signs(self, subject: Subject, batch: int, inputs: Tensor) -> Tensor:
+        """Random signs of every image, by its place in the data: the batch size does not change them."""
+        start = paired.first_row(subject, batch)
+        seeds = (derived_seed(self.seed, start + row) for row in range(len(inputs)))
+        return torch.stack([signs(tuple(inputs.shape[1:]), seed) for seed in seeds]).to(inputs)
+
+
+def numbers(name: str, text: str) -> list[float]:
+    """Numbers separated by commas.
+
+    Raises:
+        OptionError: they are none.
+    """
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise OptionError(f"--{name} {text} is not understood; ask for numbers separated by commas") from None

@@ -1,0 +1,167 @@
+"""Linear probe of every layer: what a linear classifier reads from frozen features (Alain & Bengio 2017)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from landscape.data.images import shuffled
+from landscape.layers import Layer, labels, layers_of, listening
+from landscape.linalg.ridge import chosen
+from landscape.probe import OptionError, Plan, Quantity, Unit, Values, one_of
+from landscape.subject import Subject, count_of
+
+HELD_OUT = 0.2  # of the samples that are fitted on
+LEAST = 10  # samples to fit on
+
+
+@dataclass(frozen=True)
+class ProbeLinear:
+    """Accuracy on the test split of a ridge classifier fitted to each layer's features of the train split.
+
+    The features are averages over positions (`mean`), or the class token (`cls`). The penalty is chosen on a held-out
+    fifth of the samples that are fitted on, never on those that are scored. Data with one set of samples for both
+    splits are fitted on samples that are not scored. One forward pass over the samples of each split for all layers.
+    """
+
+    name: ClassVar[str] = "probe-linear"
+    uses: ClassVar[tuple[str, ...]] = ()
+    split: ClassVar[str] = "test"
+    batch_size: ClassVar[int] = 128
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"park2022": {}}
+
+    layers: Annotated[tuple[str, ...], "REGEX[:KIND]: modules to listen to instead of the discovered layers"] = ()
+    pool: Annotated[Literal["mean", "cls"], "features of a map: mean over positions, or the class token"] = "mean"
+    train_samples: Annotated[str, "samples of the train split to fit on: a number, or all"] = "8192"
+
+    def __post_init__(self) -> None:
+        one_of("pool", self.pool, ("mean", "cls"))
+        object.__setattr__(self, "train_samples", str(self.train_samples))  # numbers are welcome from Python
+        if count_of(self.train_samples, 10**9) < LEAST:
+            raise OptionError(f"--train-samples {self.train_samples} is out of range; ask for at least {LEAST}")
+
+    def identity(self, subject: Subject) -> dict[str, Any]:
+        """The parameters, with the content of what is fitted on instead of its number."""
+        images = self._train(subject).images
+        assert images is not None
+        return {**asdict(self), "train_samples": images.sha256()}
+
+    def plan(self, subject: Subject) -> Plan:
+        if subject.spec is not None and subject.spec.split == "train":
+            raise OptionError(
+                "--split train would score what is fitted on; drop it: probe-linear scores the test split"
+            )
+        _shares(subject.batches[0][1])
+        found, train = layers_of(subject, self.layers), self._train(subject)
+        without = [layer.name for layer in found if layer.layout != "tokens" or not layer.prefix]
+        if self.pool == "cls" and without:
+            raise ValueError(f"--pool cls needs a class token, {without[0]} has none; ask for --pool mean")
+        _, right = subject.intact
+        return Plan(
+            over={"layer": np.arange(len(found))},
+            labels=labels(found, "layer"),
+            quantities={
+                "accuracy": Quantity("accuracy of a linear probe"),
+                "accuracy_se": Quantity("its standard error over samples"),
+                "held_out_accuracy": Quantity("accuracy on the samples that chose the penalty"),
+                "fitted_accuracy": Quantity("accuracy on the samples that it was fitted on"),
+                "penalty": Quantity("ridge penalty, of features with unit variance"),
+                "features": Quantity("number of features"),
+            },
+            about={"layer": Quantity("layer")},
+            facts={
+                "intact_accuracy": right.mean().item(),
+                "fitted_on": f"{len(train)} samples, {round(HELD_OUT * 100)} % of them held out to choose the penalty",
+            },
+        )
+
+    def measure(self, subject: Subject, unit: Unit) -> Values:
+        (i,) = unit.index
+        train = self._train(subject)
+        (features, targets), (others, wanted) = (self._features(part) for part in (train, subject))
+        classes = max(targets.shape[1], wanted.shape[1])
+        targets, wanted = (F.pad(shares, (0, classes - shares.shape[1])) for shares in (targets, wanted))
+        held_out = torch.zeros(len(targets), dtype=torch.bool)
+        held_out[torch.from_numpy(shuffled(len(targets))[: int(HELD_OUT * len(targets))])] = True
+        probe, penalty, held_out_accuracy = chosen(features[i].double(), targets, held_out)
+        hits, fitted = (
+            (probe.scores(x.double()).argmax(dim=1) == y.argmax(dim=1)).double()
+            for x, y in ((others[i], wanted), (features[i], targets))
+        )
+        n = len(hits)
+        return {
+            "accuracy": hits.mean().item(),
+            "accuracy_se": hits.std().item() / n**0.5 if n > 1 else np.nan,
+            "held_out_accuracy": held_out_accuracy,
+            "fitted_accuracy": fitted.mean().item(),
+            "penalty": penalty,
+            "features": features[i].shape[1],
+        }
+
+    def _train(self, subject: Subject) -> Subject:
+        return subject.once(("train", self.train_samples), lambda: _apart(subject, self.train_samples))
+
+    def _features(self, subject: Subject) -> tuple[list[Tensor], Tensor]:
+        """Features of every layer, (N, features) on the CPU, and the share of every class, (N, classes) float64."""
+        return subject.once(("pooled", self.layers, self.pool), lambda: self._pooled(subject))
+
+    @torch.inference_mode()
+    def _pooled(self, subject: Subject) -> tuple[list[Tensor], Tensor]:
+        found = layers_of(subject, self.layers)
+        rows: list[Tensor] = []
+        targets: list[Tensor] = []
+        parts: dict[int, Tensor] = {}
+        for i in range(len(subject.batches)):
+            inputs, wanted = subject.batch(i)
+            with listening(
+                subject.model, found, lambda at, tensor: parts.update({at: pooled(found[at], tensor, self.pool)})
+            ):
+                subject.model(inputs)
+            rows.append(torch.cat([parts[at] for at in range(len(found))], dim=1).cpu())  # one transfer per mini-batch
+            targets.append(wanted.cpu())
+        shares = _shares(torch.cat(targets))
+        widths = [parts[at].shape[1] for at in range(len(found))]
+        return list(torch.split(torch.cat(rows), widths, dim=1)), shares
+
+
+def pooled(layer: Layer, tensor: Tensor, pool: str) -> Tensor:
+    """Features of a layer's tensor, (N, features)."""
+    if pool == "cls":
+        return tensor[:, 0]
+    if layer.spatial:
+        return layer.maps(tensor).flatten(2).mean(dim=2)
+    return tensor.flatten(1, -2).mean(dim=1) if tensor.ndim > 2 else tensor
+
+
+def _apart(subject: Subject, samples: str) -> Subject:
+    """The samples to fit on, none of which is scored."""
+    train = subject.other("train", samples)
+    fit, scored = train.images, subject.images
+    assert fit is not None
+    assert scored is not None
+    least = min(len(fit), len(scored))
+    if torch.equal(fit.inputs[:least], scored.inputs[:least]):  # one set of samples for both splits
+        wanted = samples if samples == "all" else str(len(scored) + count_of(samples, 10**9))
+        train = subject.other("train", wanted)
+        assert train.images is not None
+        train = train.rows(np.arange(len(scored), len(train.images)))
+    if len(train) < LEAST:
+        raise ValueError(
+            f"{scored.name} leaves {len(train)} samples to fit on beside the {len(scored)} that are scored, expected "
+            f"at least {LEAST}; lower --samples, or give data with a train split"
+        )
+    return train
+
+
+def _shares(targets: Tensor) -> Tensor:
+    if targets.is_floating_point():
+        if targets.ndim != 2:
+            raise ValueError("probe-linear needs classes, the data have real targets; measure it on labelled data")
+        return targets.double()
+    return F.one_hot(targets.long()).double()

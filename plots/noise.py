@@ -1,0 +1,72 @@
+"""Accuracy drop under noise of one band of frequencies, all networks in one panel (Park & Kim 2022, Fig. 2b)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from landscape.plots import appearance, style
+from landscape.plots.appearance import Look, look
+
+MEANING = (
+    "The accuracy a network loses when noise of one band of frequencies is added to its inputs: where a curve is high, "
+    "the network relies on signal of those frequencies. At one size per pixel a band of higher frequencies holds more "
+    "of them and so more noise (equal energy takes that away), and robustness to random noise is not robustness to "
+    "chosen perturbations."
+)
+QUANTILE = 1.96  # of a 95 % interval
+
+
+def noise(data: xr.Dataset, ax: Axes, *, look_of: Look | None = None) -> Axes:
+    """Draw the accuracy drop over the frequency of the noise, with its 95 % interval; empty bands are left out."""
+    seen = look_of or look(data)
+    shown = np.isfinite(data["accuracy_drop"].values)
+    band, drop = data["band"].values[shown], data["accuracy_drop"].values[shown]
+    half = QUANTILE * data["accuracy_drop_se"].fillna(0.0).values[shown]
+    ax.fill_between(band, drop - half, drop + half, color=seen.color, alpha=0.18, linewidth=0)
+    ax.plot(band, drop, color=seen.color, marker=seen.marker, linestyle=seen.line, label=seen.label)
+    ax.axhline(0.0, color="k", linewidth=0.5)
+    ax.set(xlabel="frequency of the noise", ylabel="accuracy drop", xlim=(0, 1))
+    ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", r"0.25$\pi$", r"0.5$\pi$", r"0.75$\pi$", r"$\pi$"])
+    return ax
+
+
+def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """One panel per kind of noise, all networks in each."""
+    kinds = list(dict.fromkeys(map(kind, answers)))
+    panels = [[i for i, data in enumerate(answers) if kind(data) == one] for one in kinds]
+    drawn = {i: seen for panel in panels for i, seen in zip(panel, _alone(answers, looks, panel), strict=True)}
+    legend = {(seen.label, seen.line): seen.sample() for _, seen in sorted(drawn.items())}
+    figure = style.page(
+        answers, looks, height=2.6 * -(-len(panels) // 2), legend=list(legend.values()),
+        note="Bands: 95 % intervals over samples.",
+    )  # fmt: skip
+    columns = min(2, len(panels))
+    grid = figure.subplots(-(-len(panels) // columns), columns, sharey=True, squeeze=False)
+    for ax in grid.flat[len(panels) :]:
+        ax.remove()
+    for ax, one, panel in zip(grid.flat, kinds, panels, strict=False):
+        for i in panel:
+            noise(answers[i], ax, look_of=drawn[i])
+        ax.set_title(one)
+    style.outer(list(grid.flat[: len(panels)]))
+    return figure
+
+
+def kind(data: xr.Dataset) -> str:
+    """The noise of an answer in words: its size and what the size is of."""
+    asked = json.loads(data.attrs.get("parameters", "{}"))
+    size = f"eps {float(asked['eps']):g}" if "eps" in asked else "eps not stored"
+    return f"{size}, {'equal energy in every band' if asked.get('equal_energy') else 'equal size per pixel'}"
+
+
+def _alone(answers: Sequence[xr.Dataset], looks: Sequence[Look], panel: Sequence[int]) -> list[Look]:
+    """The looks of a panel's answers, told apart among themselves alone."""
+    among = appearance.looks([answers[i] for i in panel])
+    return [replace(looks[i], label=seen.label, line=seen.line) for i, seen in zip(panel, among, strict=True)]

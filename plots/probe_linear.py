@@ -1,0 +1,38 @@
+"""Accuracy of a linear probe over depth, per network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from landscape.plots import depth, style
+from landscape.plots.appearance import Look
+
+MEANING = (
+    "How well a linear classifier tells the classes apart from the frozen features of each layer, fitted on the train "
+    "split and scored on the test split; dotted is the network itself. It says what can be read from the average of a "
+    "map, not what the network uses, and widths differ between layers."
+)
+
+
+def probe_linear(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
+    """Draw the accuracy of every layer's linear probe over normalised depth, beside the network's own."""
+    depth.over_depth(data, ax, "accuracy", style=look)
+    intact = float(data.attrs.get("intact_accuracy", np.nan))
+    if np.isfinite(intact):
+        ax.axhline(intact, color="0.35", linestyle=":", linewidth=0.9)
+    ax.set(ylabel="accuracy of a linear probe")
+    return ax
+
+
+def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """One panel per network on common axes."""
+    figure, axes = style.panels(answers, looks, aspect=0.85, note=f"{depth.NOTE} Dotted: the network itself.")
+    for data, ax, look in zip(answers, axes, looks, strict=True):
+        probe_linear(data, ax, look=look)
+    style.outer(axes)
+    return figure

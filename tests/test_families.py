@@ -1,0 +1,405 @@
+"""Local ViT, Swin, PiT, Mixer, ResNeXt and the variants of residual networks: sizes, twins of other makers, loops."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from foreign import torchvision_models
+from torch import Tensor, nn
+
+from landscape import models
+from landscape.layers import discover
+from landscape.lesions import removals, removed
+from landscape.models import localvit, mixer, swin
+from landscape.models.smoothing import Smoothing, averaged
+
+COUNTS: list[tuple[str, int, int, dict[str, object], int]] = [
+    *(("localvit_ti", 100, 32, {"neighbourhood": k}, 5_372_836) for k in (3, 4, 5, 7, None)),
+    ("resnext50", 100, 32, {}, 23_177_124),
+    ("resnext50", 1000, 224, {}, 25_028_904),  # torchvision
+    ("wideresnet50", 1000, 224, {}, 68_883_240),  # torchvision
+    ("swin_ti", 100, 32, {}, 27_562_126),
+    ("swin_ti", 1000, 224, {"qkv_bias": True}, 28_288_354),  # torchvision
+    ("pit_ti", 100, 32, {}, 4_576_740),
+    ("mixer_ti", 100, 32, {}, 4_769_636),
+    ("mixer_s", 1000, 224, {}, 18_528_264),  # timm
+]
+SMALL: dict[str, dict[str, Any]] = {
+    "localvit_ti": {"dim": 12, "depth": 2},
+    "swin_ti": {"dim": 12, "depths": (2, 2), "heads": (2, 4)},
+    "pit_ti": {"depths": (1, 2), "heads": (1, 2), "head_dim": 8},
+    "mixer_ti": {"dim": 12, "depth": 2, "token_hidden": 7, "channel_hidden": 9},
+    "resnext50": {"blocks": (1, 1), "width": 16, "groups": 4, "width_per_group": 4},
+}
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+def _small(name: str, image_size: int = 16, **arguments: Any) -> nn.Module:
+    return models.build(name, classes=3, image_size=image_size, **{**SMALL.get(name, {}), **arguments})
+
+
+def _spread(model: nn.Module) -> nn.Module:
+    """In float64 and eval mode, every parameter and statistic far from its initial value."""
+    model.double().eval()
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if name.endswith("running_var"):
+                tensor.uniform_(0.5, 1.5)
+            elif tensor.is_floating_point():
+                tensor.add_(0.3 * torch.randn_like(tensor))
+    return model
+
+
+def _images(size: int = 16, count: int = 2) -> Tensor:
+    return torch.randn(count, 3, size, size, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("name", "classes", "image_size", "arguments", "count"), COUNTS)
+def test_parameter_counts(name: str, classes: int, image_size: int, arguments: dict[str, object], count: int) -> None:
+    with torch.device("meta"):
+        model = models.build(name, classes=classes, image_size=image_size, **arguments)
+    assert sum(parameter.numel() for parameter in model.parameters()) == count
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_layers_are_found_and_units_removed(name: str) -> None:
+    model, images = _spread(_small(name)), _images()
+    kinds = {layer.kind for layer in discover(model, images)} - {"stem", "subsample"}
+    wanted = {"resnext50": {"conv"}, "mixer_ti": {"mlp"}}
+    assert kinds == wanted.get(name, {"msa", "mlp"})
+    units = removals(model, discover(model, images))
+    assert len(units) == {"resnext50": 2, "mixer_ti": 4, "localvit_ti": 4, "swin_ti": 8, "pit_ti": 6}[name]
+    with torch.inference_mode():
+        whole = model(images)
+        for unit in units:
+            with removed(model, unit):
+                assert not torch.allclose(model(images), whole)
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if name != "resnext50"])
+def test_images_of_another_size_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="the images are 20 x 20 px, the model was built for 16 x 16"):
+        _small(name)(torch.randn(1, 3, 20, 20))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_state_dicts_hold_nothing_recomputable(name: str) -> None:
+    model = _small(name)
+    learnt = {key for key, _ in model.named_parameters()}
+    assert all(key in learnt or "running" in key or "num_batches" in key for key in model.state_dict())
+    assert all(p.requires_grad for p in model.parameters())
+    model(torch.randn(2, 3, 16, 16)).sum().backward()
+    assert [key for key, p in model.named_parameters() if p.grad is None] == []
+
+
+# Residual networks
+
+
+@pytest.mark.parametrize(("groups", "width"), [(4, 16), (1, 128)], ids=["as resnext", "as wide resnet"])
+def test_torchvision_weights_give_torchvision_logits(groups: int, width: int) -> None:
+    theirs = torchvision_models().resnet
+    twin = theirs.ResNet(theirs.Bottleneck, [1, 1, 1, 1], num_classes=3, groups=groups, width_per_group=width)
+    _spread(twin)
+    ours = _small("resnet50", 96, blocks=(1, 1, 1, 1), groups=groups, width_per_group=width).double().eval()
+    ours.load_state_dict(twin.state_dict())
+    with torch.no_grad():
+        images = _images(96)
+        torch.testing.assert_close(ours(images), twin(images))
+
+
+def test_smoothing_is_its_definition_at_every_position() -> None:
+    x = 20 * _images(5)
+    found = Smoothing()(x)
+    bounded = (10 * torch.tanh(x / 10)).clamp(min=0)
+    assert found.shape == x.shape
+    for row, column in product(range(5), range(5)):
+        below, right = min(row + 1, 4), min(column + 1, 4)
+        corners = [bounded[..., r, c] for r in (row, below) for c in (column, right)]
+        torch.testing.assert_close(found[..., row, column], torch.stack(corners).mean(0))
+    assert list(Smoothing().parameters()) == []
+    assert found.max() <= 10
+
+
+@pytest.mark.parametrize("name", ["resnet_demo", "preresnet_demo"])
+def test_smoothing_ends_every_stage_and_changes_no_parameter(name: str) -> None:
+    plain, smooth = _small(name), _small(name, smoothing=True)
+    assert plain.state_dict().keys() == smooth.state_dict().keys()
+    for stage in ("layer1", "layer2", "layer3"):
+        assert isinstance(list(smooth.get_submodule(stage).children())[-1], Smoothing)
+    assert sum(isinstance(module, Smoothing) for module in smooth.modules()) == 3
+
+
+@pytest.mark.parametrize("name", ["resnet_demo", "preresnet_demo", "resnet50", "preresnet50"])
+def test_dropout_is_on_at_test_time_before_the_last_convolution_and_averages_probabilities(name: str) -> None:
+    sizes: dict[str, Any] = {"blocks": (1, 1), "width": 8}
+    model = _small(name, 8, **sizes, mc_dropout=0.3).eval()
+    images = torch.randn(2, 3, 8, 8)
+    last = "conv3" if name.endswith("50") else "conv2"
+    shares: list[float] = []
+    model.get_submodule(f"layer1.0.{last}").register_forward_pre_hook(
+        lambda module, args: shares.append((args[0] == 0).double().mean().item())
+    )
+    assert not torch.equal(model(images), model(images))
+    plain = _small(name, 8, **sizes).eval()
+    plain.load_state_dict(model.state_dict())
+    assert torch.equal(plain(images), plain(images))
+    zeros: list[float] = []
+    plain.get_submodule(f"layer1.0.{last}").register_forward_pre_hook(
+        lambda module, args: zeros.append((args[0] == 0).double().mean().item())
+    )
+    plain(images)
+    expected = zeros[0] + 0.3 * (1 - zeros[0])
+    assert shares[0] == pytest.approx(expected, abs=4 * (0.21 / (2 * 8 * 64)) ** 0.5)
+    torch.manual_seed(1)
+    found = averaged(model, images, 3)
+    torch.manual_seed(1)
+    torch.testing.assert_close(found, torch.stack([model(images).softmax(1) for _ in range(3)]).mean(0).detach())
+    torch.testing.assert_close(found.sum(1), torch.ones(2))
+
+
+def test_heads_of_a_residual_network() -> None:
+    images = _images(8)
+    for head in ("gap", "bn-gap", "mlp"):
+        model = _spread(_small("resnet_demo", 8, head=head))
+        kept: list[Tensor] = []
+        model.get_submodule("layer3").register_forward_hook(lambda module, args, output, kept=kept: kept.append(output))
+        with torch.no_grad():
+            logits = model(images)
+            x = kept[0]
+            if head == "bn-gap":
+                norm = model.get_submodule("pool.0")
+                assert isinstance(norm, nn.BatchNorm2d)
+                assert norm.running_mean is not None
+                assert norm.running_var is not None
+                scale = norm.weight / (norm.running_var + norm.eps).sqrt()
+                x = ((x - norm.running_mean[:, None, None]) * scale[:, None, None] + norm.bias[:, None, None]).relu()
+            x = x.mean((2, 3))
+            if head == "mlp":
+                hidden = model.get_submodule("pool.1")
+                x = (x @ hidden.get_parameter("weight").T + hidden.get_parameter("bias")).relu()
+            fc = model.get_submodule("fc")
+            torch.testing.assert_close(logits, x @ fc.get_parameter("weight").T + fc.get_parameter("bias"))
+
+
+# Local attention
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("grid", [(4, 4), (3, 5)])
+def test_a_neighbourhood_is_k_by_k_cut_at_the_borders(k: int, grid: tuple[int, int]) -> None:
+    mask = localvit.neighbours(grid, k)
+    places = list(product(range(grid[0]), range(grid[1])))
+    up, down = (k - 1) // 2, k // 2
+    for q, k_ in product(range(len(places)), range(len(places))):
+        offsets = [places[k_][axis] - places[q][axis] for axis in (0, 1)]
+        assert mask[q, k_] == all(-up <= offset <= down for offset in offsets)
+    inner = [q for q, place in enumerate(places) if all(up <= p < n - down for p, n in zip(place, grid, strict=True))]
+    assert all(mask[q].sum() == k * k for q in inner)
+
+
+def test_a_full_neighbourhood_is_global_attention_and_a_small_one_is_not() -> None:
+    whole = _spread(_small("localvit_ti", neighbourhood=None))
+    images = _images()
+    for k, equal in ((7, True), (9, True), (5, False)):  # a grid of 4 x 4: offsets up to 3
+        model = _small("localvit_ti", neighbourhood=k).double().eval()
+        model.load_state_dict(whole.state_dict())
+        with torch.no_grad():
+            assert torch.allclose(model(images), whole(images), rtol=1e-10, atol=1e-12) == equal
+
+
+def test_a_token_is_moved_by_its_neighbours_alone() -> None:
+    model = _spread(_small("localvit_ti", 32, neighbourhood=3, depth=1))
+    grid, kept = 8, []
+    model.get_submodule("blocks.0").register_forward_hook(lambda module, args, output: kept.append(output))
+    images = _images(32, 1)
+    moved = images.clone()
+    moved[..., 12:16, 20:24] += 1  # the patch of row 3, column 5
+    with torch.no_grad():
+        model(images), model(moved)
+    changed = (kept[0] - kept[1]).abs().amax((0, 2)).reshape(grid, grid) > 1e-9
+    assert changed.nonzero().tolist() == [[row, column] for row in (2, 3, 4) for column in (4, 5, 6)]
+
+
+# Swin
+
+
+@pytest.mark.parametrize(("side", "window"), [(8, 4), (12, 4), (16, 4), (9, 3), (20, 5)])
+def test_shifted_windows_see_what_they_held_before_the_roll(side: int, window: int) -> None:
+    shift = window // 2
+    mask = swin.shift_mask(side, window, shift)[:, 0]
+    before = (torch.arange(side) + shift) % side  # the row that lies there after the roll
+    count = side // window
+    for n, (q, k) in product(range(count**2), product(range(window**2), repeat=2)):
+        held = []
+        for place in (q, k):
+            row, column = (n // count) * window + place // window, (n % count) * window + place % window
+            held.append([(before[at].item() - shift) // window for at in (row, column)])  # -1: above, left of the first
+        assert mask[n, q, k] == (held[0] == held[1])
+
+
+def _swin_weights(theirs: nn.Module) -> dict[str, Tensor]:
+    """torchvision's weights under our names."""
+    found = {}
+    renamed = {"features.0.0": "patch_embedding", "features.0.2": "patch_norm", "norm": "norm", "head": "head"}
+    for key, tensor in theirs.state_dict().items():
+        if "relative_position_index" in key:
+            continue
+        module, _, leaf = key.rpartition(".")
+        if module in renamed:
+            found[f"{renamed[module]}.{leaf}"] = tensor
+            continue
+        _, number, *rest = key.split(".")
+        stage = int(number) // 2
+        if int(number) % 2 == 0:  # a merging of their own; ours begins the stage
+            found[f"stages.{stage}.0.{'.'.join(rest)}"] = tensor
+            continue
+        block = int(rest[0]) + (stage > 0)
+        name = (
+            ".".join(rest[1:]).replace("attn.", "attention.").replace("proj.", "projection.").replace("mlp.3", "mlp.2")
+        )
+        if name.endswith("relative_position_bias_table"):
+            name, tensor = "attention.relative_position", tensor.flip(0)  # theirs is by query - key
+        found[f"stages.{stage}.{block}.{name}"] = tensor
+    return found
+
+
+def test_torchvision_swin_weights_give_its_logits() -> None:
+    theirs = torchvision_models().swin_transformer.SwinTransformer(
+        patch_size=[2, 2], embed_dim=12, depths=[2, 2], num_heads=[2, 4], window_size=[4, 4], num_classes=3
+    )
+    _spread(theirs)
+    ours = _small("swin_ti", 32, patch=2, window=4, qkv_bias=True).double().eval()  # four windows a side, then two
+    ours.load_state_dict(_swin_weights(theirs))
+    images = _images(32)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(images), theirs(images), rtol=1e-9, atol=1e-9)
+
+
+# Mixer and PiT
+
+
+def test_mixer_equals_its_definition() -> None:
+    model = _spread(_small("mixer_ti", 8, patch=2))
+    assert isinstance(model, mixer.Mixer)
+    images, weights = _images(8), dict(model.named_parameters())
+
+    def layer(x: Tensor, name: str) -> Tensor:
+        return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        scaled = centred / (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+        return scaled * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+    def mlp(x: Tensor, name: str) -> Tensor:
+        hidden = layer(x, f"{name}.0")
+        return layer(hidden * 0.5 * (1 + torch.erf(hidden / 2**0.5)), f"{name}.2")
+
+    with torch.no_grad():
+        patches = images.reshape(2, 3, 4, 2, 4, 2).permute(0, 2, 4, 1, 3, 5).reshape(2, 16, 12)
+        x = patches @ weights["patch_embedding.weight"].flatten(1).T + weights["patch_embedding.bias"]
+        for i in range(2):
+            x = x + mlp(norm(x, f"blocks.{i}.norm1").mT, f"blocks.{i}.tokens").mT
+            x = x + mlp(norm(x, f"blocks.{i}.norm2"), f"blocks.{i}.mlp")
+        torch.testing.assert_close(model(images), layer(norm(x, "norm").mean(1), "head"))
+
+
+def _timm() -> Any:
+    torchvision_models()
+    return pytest.importorskip("timm", exc_type=ImportError)
+
+
+def _renamed(state: dict[str, Tensor], names: dict[str, str]) -> dict[str, Tensor]:
+    found = {}
+    for key, tensor in state.items():
+        for theirs, ours in names.items():
+            key = key.replace(theirs, ours)
+        found[key] = tensor
+    return found
+
+
+def test_timm_mixer_weights_give_its_logits() -> None:
+    _timm()
+    from timm.models.mlp_mixer import MlpMixer
+
+    theirs = _spread(
+        MlpMixer(num_classes=3, img_size=16, patch_size=4, num_blocks=2, embed_dim=16, mlp_ratio=(0.5, 2.0))
+    )
+    ours = _small("mixer_ti", patch=4, dim=16, token_hidden=8, channel_hidden=32).double().eval()
+    names = {"stem.proj": "patch_embedding", "mlp_tokens": "tokens", "mlp_channels": "mlp", "fc1": "0", "fc2": "2"}
+    ours.load_state_dict(_renamed(theirs.state_dict(), names))
+    images = _images()
+    with torch.no_grad():
+        torch.testing.assert_close(ours(images), theirs(images))
+
+
+def test_timm_pit_weights_give_its_logits() -> None:
+    _timm()
+    from timm.models.pit import PoolingVisionTransformer
+
+    theirs = PoolingVisionTransformer(
+        img_size=16, patch_size=4, stride=2, stem_type="overlap", base_dims=(8, 8, 8), depth=(1, 2, 1), heads=(1, 2, 4),
+        mlp_ratio=4, num_classes=3,
+    )  # fmt: skip
+    _spread(theirs)
+    with torch.no_grad():
+        for name, tensor in theirs.named_parameters():
+            if name.endswith("qkv.bias"):
+                tensor.zero_()  # ours has none
+    state = theirs.state_dict()
+    ours = _small("pit_ti", depths=(1, 2, 1), heads=(1, 2, 4), head_dim=8, patch=4).double().eval()
+    for module in ours.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = 1e-6
+    positions = state.pop("pos_embed").flatten(2).mT
+    names = {
+        "patch_embed.conv": "patch_embedding", "attn.": "attention.", "proj.": "projection.", "fc1": "0", "fc2": "3",
+    }  # fmt: skip
+    found: dict[str, Tensor] = {"position_embedding": torch.cat([torch.zeros_like(positions[:, :1]), positions], dim=1)}
+    for key, tensor in _renamed({k: v for k, v in state.items() if "qkv.bias" not in k}, names).items():
+        part, *place = key.split(".")
+        if part != "transformers":
+            found[key] = tensor
+        elif place[1] == "pool":
+            found[f"pools.{int(place[0]) - 1}.{'cls' if place[2] == 'fc' else 'conv'}.{place[3]}"] = tensor
+        else:
+            found[".".join(["stages", place[0], *place[2:]])] = tensor
+    ours.load_state_dict(found)
+    images = _images()
+    with torch.no_grad():
+        torch.testing.assert_close(ours(images), theirs(images))
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("name", "image_size", "arguments", "words"),
+    [
+        ("swin_ti", 32, {"window": 5}, "window=5 does not divide the 32 x 32 map; ask for one of 1, 2, 4, 8, 16, 32"),
+        ("swin_ti", 20, {}, "a map of 20 x 20 cannot be halved 3 times"),
+        ("swin_ti", 32, {"heads": (3, 6)}, "has 2 entries; ask for one per stage, 4 in all"),
+        ("swin_ti", 32, {"heads": (5, 6, 12, 24)}, "do not share the 96 channels of stage 1 evenly"),
+        ("mixer_ti", 32, {"patch": 3}, "patch=3 does not divide images of 32 px; ask for one of 1, 2, 4"),
+        ("localvit_ti", 32, {"patch": 5}, "patch=5 does not divide images of 32 px"),
+        ("pit_ti", 32, {"heads": (2, 3, 8)}, "do not grow by whole factors"),
+        ("pit_ti", 32, {"heads": (2, 4)}, "has 2 entries; ask for one per stage, 3 in all"),
+        ("pit_ti", 32, {"patch": 40}, "patch=40 exceeds images of 32 px"),
+        ("resnet18", 32, {"head": "cls"}, "head=cls is not known; ask for one of gap, bn-gap, mlp"),
+        ("resnet18", 32, {"mc_dropout": 1.0}, "mc_dropout=1.0 is out of range"),
+        ("localvit_ti", 32, {"neighbourhood": 0}, "neighbourhood=0 is out of range"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(
+    name: str, image_size: int, arguments: dict[str, object], words: str
+) -> None:
+    with torch.device("meta"), pytest.raises(ValueError, match=words) as caught:
+        models.build(name, classes=10, image_size=image_size, **arguments)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,191 @@
+"""Noise of one band against its definition written out in numpy, and what it leaves alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from analytic import answer, batches_of, convolution_net, rebatched, same_state, state
+from torch import Tensor, nn
+
+from landscape.probe import OptionError, derived_seed
+from landscape.probes.noise import Noise
+from landscape.subject import Subject, per_sample
+
+
+class Kept(nn.Module):
+    """Keeps its inputs; logits from their mean, range and corner."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([3.0, 0.5, 1.0], dtype=torch.float64))
+        self.inputs: list[Tensor] = []
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.inputs.append(images)
+        flat = images.flatten(1)
+        return self.scale * torch.stack([flat.mean(1), flat.std(1), flat[:, 0]], dim=1)
+
+
+def _subject(shape: tuple[int, ...] = (3, 12, 12), sizes: tuple[int, ...] = (4, 3)) -> Subject:
+    return Subject(Kept().eval(), batches_of(shape, sizes, 3))
+
+
+def _noise(subject: Subject, probe: Noise) -> np.ndarray:
+    """What was added to each image in each band, (band, N, C, H, W)."""
+    units, model = list(probe.plan(subject).units()), subject.model
+    assert isinstance(model, Kept)
+    model.inputs.clear()
+    for unit in units:
+        probe.measure(subject, unit)
+    clean = [subject.batches[unit.index[0]][0] for unit in units]
+    added = [(seen - x).numpy() for seen, x in zip(model.inputs, clean, strict=True)]
+    bands = len(units) // len(subject.batches)
+    return np.stack([np.concatenate(added[band::bands]) for band in range(bands)])
+
+
+def _delta(shape: tuple[int, ...], image: int, seed: int = 0) -> np.ndarray:
+    """The signs of one image, bit by bit."""
+    count = int(np.prod(shape))
+    words = np.random.PCG64(derived_seed(seed, image)).random_raw(-(-count // 64))
+    bits = [int(word) >> shift & 1 for word in words for shift in _order()]
+    return np.array(bits[:count], dtype=float).reshape(shape) * 2 - 1
+
+
+def _order() -> list[int]:
+    """Little-endian bytes, in each the highest bit first."""
+    return [8 * byte + bit for byte in range(8) for bit in range(7, -1, -1)]
+
+
+@pytest.mark.parametrize("shape", [(3, 12, 12), (1, 9, 9), (4, 10, 15)])
+def test_the_noise_is_the_definition_written_out(shape: tuple[int, ...]) -> None:
+    subject = _subject(shape)
+    found = _noise(subject, Noise(eps="0.7"))
+    frequencies = [np.minimum(np.arange(n), n - np.arange(n)) * 2 / n for n in shape[1:]]
+    radius = np.maximum.outer(*frequencies)
+    for band in range(9):
+        low, high = band / 10, (band + 2) / 10
+        mask = (radius > low - 1e-9) & (radius < high + 1e-9)
+        for image in range(7):
+            expected = np.fft.ifft2(np.fft.fft2(0.7 * _delta(shape, image)) * mask)
+            np.testing.assert_allclose(expected.imag, 0, atol=1e-12)
+            np.testing.assert_allclose(found[band, image], expected.real, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [(12, 12), (9, 14)])
+def test_a_band_has_its_frequencies_alone_and_with_equal_energy_one_norm(size: tuple[int, int]) -> None:
+    subject = _subject((2, *size))
+    plain, equal = (_noise(subject, Noise(equal_energy=flag)) for flag in (False, True))
+    for noise in (plain, equal):
+        power = np.abs(np.fft.fft2(noise)) ** 2
+        radius = np.maximum.outer(*[2 * np.abs(np.fft.fftfreq(n)) for n in size])
+        for band in range(9):
+            outside = (radius < band / 10 - 1e-9) | (radius > (band + 2) / 10 + 1e-9)
+            assert power[band][..., outside].sum() < 1e-20 * power[band].sum()
+    norms = np.sqrt((equal**2).sum(axis=(2, 3, 4)))
+    counts = [((radius >= band / 10 - 1e-9) & (radius <= (band + 2) / 10 + 1e-9)).sum() for band in range(9)]
+    np.testing.assert_allclose(norms, 0.7 * np.sqrt(2 * np.mean(counts)), rtol=1e-12)
+    for band in range(9):  # each image's noise keeps its form
+        cosine = (plain[band] * equal[band]).sum(axis=(1, 2, 3)) / norms[band]
+        np.testing.assert_allclose(cosine, np.sqrt((plain[band] ** 2).sum(axis=(1, 2, 3))), rtol=1e-12)
+
+
+def test_drops_are_paired_differences_with_their_errors() -> None:
+    subject, probe = convolution_net(sizes=(6, 5)), Noise(bands="0.2,0.9", eps="3")
+    found = answer(probe, subject)
+    loss, right = (values.numpy() for values in per_sample(subject))
+    assert found["facts"]["intact_accuracy"] == pytest.approx(right.mean())
+    for band, (low, high) in enumerate([(0.1, 0.3), (0.8, 1.0)]):
+        noisy, image = [], 0
+        for inputs, targets in subject.batches:
+            radius = np.maximum.outer(*[2 * np.abs(np.fft.fftfreq(6))] * 2)
+            mask = (radius > low - 1e-9) & (radius < high + 1e-9)
+            deltas = np.stack([3 * _delta((3, 6, 6), image + row) for row in range(len(inputs))])
+            image += len(inputs)
+            noisy.append((inputs + torch.from_numpy(np.fft.ifft2(np.fft.fft2(deltas) * mask).real), targets))
+        if low == 0.1:  # 6 pixels: no frequency between 0.1 and 0.3 pi
+            assert np.isnan([found[name][band] for name in ("accuracy_drop", "loss_increase", "noise_rms")]).all()
+            continue
+        after, still = (values.numpy() for values in per_sample(replace(subject, batches=noisy)))
+        for name, difference in (("loss_increase", after - loss), ("accuracy_drop", right - still)):
+            assert found[name][band] == pytest.approx(difference.mean(), rel=1e-10)
+            assert found[f"{name}_se"][band] == pytest.approx(difference.std(ddof=1) / 11**0.5, rel=1e-9)
+
+
+def test_rings_without_a_frequency_are_nan_done_and_named() -> None:
+    found = answer(Noise(), _subject((1, 4, 4)))
+    empty = found["frequencies"] == 0
+    assert empty.tolist() == [False, True, True, False, False, False, True, True, False]  # 0, 0.5 and 1 pi
+    assert found["facts"]["empty_bands"] == "0.2, 0.3, 0.7, 0.8"
+    np.testing.assert_array_equal(np.isnan(found["accuracy_drop"]), empty)
+    assert (found["done"] == 1).all()
+    assert answer(Noise(), _subject((1, 20, 20)))["facts"]["empty_bands"] == ""
+
+
+def test_the_noise_does_not_depend_on_the_batch_size_nor_on_other_bands() -> None:
+    subject = convolution_net(sizes=(6, 5))
+    found = answer(Noise(bands="0.4,0.6,0.9", eps="2"), subject)
+    for size in (1, 4, 11):
+        other = answer(Noise(bands="0.9", eps="2"), replace(subject, batches=rebatched(subject.batches, size)))
+        for name in ("accuracy_drop", "accuracy_drop_se", "loss_increase", "loss_increase_se", "noise_rms"):
+            np.testing.assert_allclose(other[name][0], found[name][2], rtol=1e-9)
+
+
+def test_noise_that_the_model_cannot_see_changes_nothing() -> None:
+    subject = _subject((1, 6, 6))
+    assert isinstance(subject.model, Kept)
+    with torch.no_grad():
+        subject.model.scale.mul_(torch.tensor([1, 0, 0]))  # the mean alone, which is zero frequency
+    found = answer(Noise(bands="0.7"), subject)
+    assert abs(found["loss_increase"][0]) < 1e-12
+    assert found["accuracy_drop"].tolist() == [0.0]
+
+
+def test_several_sizes_are_a_study_each_with_the_same_signs() -> None:
+    small, large = Noise(eps="0.35,0.7").variants()
+    assert (small.eps, large.eps) == ("0.35", "0.7")
+    subject = _subject()
+    np.testing.assert_allclose(2 * _noise(subject, small), _noise(subject, large), rtol=1e-12, atol=1e-14)
+    with pytest.raises(ValueError, match="stands for 2 studies"):
+        answer(Noise(eps="0.35,0.7"), subject)
+
+
+def test_the_model_is_as_it_was_also_after_an_exception() -> None:
+    subject = convolution_net()
+    kept, probe = state(subject.model), Noise(bands="0.9")
+    answer(probe, subject)
+    broken = replace(subject, losses=partial(_refuse, message="no loss"))
+    broken.intact = subject.intact
+    with pytest.raises(ArithmeticError):
+        answer(probe, broken)
+    assert same_state(subject.model, kept)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in subject.model.modules())
+
+
+def _refuse(outputs: Tensor, targets: Tensor, *, message: str) -> Tensor:
+    raise ArithmeticError(message)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"eps": "0"}, "--eps 0 is out of range"),
+        ({"eps": "0.7,-1"}, "--eps 0.7,-1 is out of range"),
+        ({"eps": "much"}, "--eps much is not understood"),
+        ({"eps": "nan"}, "--eps nan is out of range"),
+        ({"bands": "0.5,1.5"}, "--bands 0.5,1.5 is out of range"),
+        ({"bands": ""}, "--bands  is not understood"),
+        ({"half_width": 0.0}, "--half-width 0.0 is out of range"),
+    ],
+)
+def test_what_is_out_of_range_is_a_usage_error(options: dict[str, str], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        Noise(**options)  # type: ignore[arg-type]
+
+
+def test_data_without_images_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"noise needs images \(N, C, H, W\)"):
+        Noise().plan(Subject(nn.Linear(4, 3).double(), batches_of((4,), (5,), 3)))
