@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
 import numpy as np
 from torch import Tensor, nn
 
-from landscape.dataflow import Flow, Node, record
+from landscape.dataflow import ATTENTION, Flow, Key, Node, record
 from landscape.probe import OptionError, Quantity
 from landscape.residuals import (
     ADDITIONS,
@@ -39,6 +38,7 @@ from landscape.residuals import (
     smaller,
     starts_linear,
     tap_of,
+    window_of,
 )
 from landscape.subject import Subject
 
@@ -59,6 +59,24 @@ class Branch:
 
 
 @dataclass(frozen=True)
+class Attention:
+    """The call of an attention function that a layer's branch makes.
+
+    Args:
+        key: name of the function, and how many calls of it came before in the pass.
+        heads: how many maps it makes per image or window.
+        sides: (rows, columns) of the positions that it mixes: the layer's grid, or one of its windows; (0, 0) where
+            nothing explains their number.
+        prefix: tokens before them.
+    """
+
+    key: Key
+    heads: int
+    sides: tuple[int, int]
+    prefix: int
+
+
+@dataclass(frozen=True)
 class Layer:
     """A point of the residual stream after a block.
 
@@ -74,6 +92,7 @@ class Layer:
         grid: (H, W) of its positions; (0, 0) where there is none.
         prefix: tokens before those of the grid (class token, registers).
         branch: the residual branch, where there is one.
+        attention: where its attention maps can be had.
     """
 
     name: str
@@ -87,6 +106,7 @@ class Layer:
     grid: tuple[int, int]
     prefix: int = 0
     branch: Branch | None = None
+    attention: Attention | None = None
 
     @property
     def spatial(self) -> bool:
@@ -160,7 +180,10 @@ def chosen(model: nn.Module, example: Tensor, patterns: Sequence[str]) -> list[L
             layout, grid, prefix = layout_of(flow, call.writes[0], consumer_is_linear(flow, call.writes[0]))
             kind = kinds[call.module] or (own.kind if own else "other")
             tap = Tap(call.module, "output")
-            layers.append(Layer(call.module, kind, 0, 0.0, False, tap, shape, layout, grid, prefix))
+            attention = _attention(flow, range(call.start, call.stop), grid, prefix)
+            layers.append(
+                Layer(call.module, kind, 0, 0.0, False, tap, shape, layout, grid, prefix, attention=attention)
+            )
     if not layers:
         raise ValueError("the modules that --layers names are not called in a forward pass; choose others")
     layers.sort(key=lambda layer: _finish(flow, layer.name))
@@ -190,45 +213,6 @@ def spatial_layers(subject: Subject, patterns: Sequence[str] = ()) -> list[Layer
     if not found:
         raise ValueError("no layer of this model has a map of positions; this probe needs a vision network")
     return found
-
-
-@contextmanager
-def listening(model: nn.Module, layers: Sequence[Layer], receive: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """Hand each layer's tensor to `receive(position, tensor)` while the model runs; nothing is kept.
-
-    Hooks are removed afterwards, also after an exception.
-    """
-    modules = dict(model.named_modules())
-    counts: dict[tuple[str, str], int] = {}
-    wanted: dict[tuple[str, str], dict[int, list[int]]] = {}
-    for position, layer in enumerate(layers):
-        key: tuple[str, str] = (layer.tap.module, layer.tap.side)
-        wanted.setdefault(key, {}).setdefault(layer.tap.call, []).append(position)
-
-    def give(key: tuple[str, str], value: object) -> None:
-        number = counts[key] = counts.get(key, -1) + 1
-        tensor = value[0] if isinstance(value, tuple | list) else value
-        for position in wanted[key].get(number, []):
-            assert isinstance(tensor, Tensor)
-            receive(position, tensor)
-
-    handles = [model.register_forward_pre_hook(lambda module, args: counts.clear())]
-    for key in wanted:
-        module, side = modules[key[0]], key[1]
-        if side == "input":
-            handles.append(
-                module.register_forward_pre_hook(
-                    lambda module, args, kwargs, key=key: give(key, args or tuple(kwargs.values())),
-                    with_kwargs=True,
-                )
-            )
-        else:
-            handles.append(module.register_forward_hook(lambda module, args, output, key=key: give(key, output)))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def labels(layers: Sequence[Layer], axis: str) -> dict[str, tuple[Quantity, np.ndarray]]:
@@ -262,7 +246,24 @@ def _layer(flow: Flow, residual: Residual) -> Layer:
     _, before, _ = layout_of(flow, residual.fork, starts_linear(inside, flow.shapes[residual.fork]))
     reduces = smaller(grid, before)
     branch = Branch(block, leaves(flow, residual), branch_end(residual, direct))
-    return Layer(name, kind, 0, 0.0, reduces, tap, shape[1:], layout, grid, prefix, branch)
+    attention = _attention(flow, residual.inside, grid, prefix)
+    return Layer(name, kind, 0, 0.0, reduces, tap, shape[1:], layout, grid, prefix, branch, attention)
+
+
+def _attention(flow: Flow, inside: Sequence[int], grid: tuple[int, int], prefix: int) -> Attention | None:
+    """The first attention among some operations whose every query sees every key."""
+    for operation in (flow.operations[i] for i in inside):
+        if operation.name not in ATTENTION:
+            continue
+        shape = flow.shapes[operation.writes[0] if operation.name == "softmax" else operation.reads[0]]
+        tokens = shape[0] if operation.name == "multi_head_attention_forward" else shape[-2]
+        if operation.name == "softmax" and (len(shape) < 3 or shape[-1] != tokens):
+            continue
+        key = (operation.name, operation.number)
+        if tokens == grid[0] * grid[1] + prefix:
+            return Attention(key, operation.heads, grid, prefix)
+        return Attention(key, operation.heads, window_of(flow, operation.reads[0], tokens), 0)
+    return None
 
 
 def _passage(flow: Flow, start: Node, end: Node, *, first: bool, example: Residual) -> list[Layer]:

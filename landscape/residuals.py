@@ -9,13 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from landscape.dataflow import Call, Flow, Node, Operation
+from landscape.dataflow import ATTENTION, Call, Flow, Node, Operation
 
 Kind = Literal["stem", "conv", "msa", "mlp", "subsample", "head", "other"]
 Layout = Literal["channels first", "channels last", "tokens", "none"]
 
 ADDITIONS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
-ATTENTION = {"scaled_dot_product_attention", "softmax", "_softmax", "multi_head_attention_forward"}
 HEAVY = {
     "conv1d",
     "conv2d",
@@ -191,6 +190,17 @@ def _grids(flow: Flow, node: Node, features: int) -> Iterator[tuple[int, int]]:
         yield shape[2], shape[3]
     elif len(shape) == 6 or (len(shape) == 4 and shape[3] == features and min(shape[1:3]) > 1):
         yield shape[1], shape[2]  # (batch, row, column, ...): a patch or the features
+
+
+def window_of(flow: Flow, node: Node, tokens: int) -> tuple[int, int]:
+    """Sides of the windows that a map was cut into, by the reshape (..., rows, side, columns, side, ...)."""
+    for earlier in range(node, -1, -1):
+        shape = flow.shapes[earlier]
+        if flow.ancestors[node] >> earlier & 1 and len(shape) >= 6:
+            for i in range(2, len(shape) - 2):
+                if shape[i] * shape[i + 2] == tokens:
+                    return shape[i], shape[i + 2]
+    return (0, 0)
 
 
 def smaller(grid: tuple[int, int], before: tuple[int, int]) -> bool:

@@ -31,7 +31,20 @@ ALLOWED = {
     "dataflow": set(),
     "residuals": {"dataflow"},
     "layers": {*MODELS, "dataflow", "residuals"},
-    "probes": {*MODELS, "layers", "lesions", "plane", "batchnorm", "snapshots", "curvature"},
+    "attending": {"dataflow"},
+    "features": {*MODELS, "dataflow", "layers", "attending"},
+    "probes": {
+        *MODELS,
+        "loading",
+        "layers",
+        "features",
+        "attending",
+        "lesions",
+        "plane",
+        "batchnorm",
+        "snapshots",
+        "curvature",
+    },
     "run": {"probe", "probes", "subject", "loading", "checkpoint", "answer", "store"},
 }
 LIGHT = ["landscape", "landscape.store", "landscape.results", "landscape.plots", "landscape.cli.main"]

@@ -22,6 +22,8 @@ PROBES: dict[str, tuple[str, str, str]] = {
     "density": ("density", "Density", "Density of all Hessian eigenvalues, by Lanczos quadrature."),
     "fourier": ("fourier", "Fourier", "Relative log amplitude of feature maps over frequency, per layer."),
     "variance": ("variance", "Variance", "Variance of feature maps over positions, per layer."),
+    "similarity": ("similarity", "Similarity", "Centred kernel alignment of all pairs of layers, or of two networks."),
+    "attention": ("attention", "Attention", "Distance, mutual information and diversity of self-attentions, per head."),
     "lesion": ("lesion", "Lesion", "Accuracy and loss when one unit is removed, for every unit."),
 }
 

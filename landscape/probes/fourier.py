@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.layers import labels, listening, spatial_layers
+from landscape.features import Listener, one_pass
+from landscape.layers import labels, spatial_layers
 from landscape.linalg.fourier import diagonal_frequencies, relative_log_amplitude
 from landscape.probe import Plan, Quantity, Unit, Values, one_of
 from landscape.subject import Subject
@@ -85,8 +86,12 @@ class Fourier:
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
         (i,) = unit.index
+        return one_pass(subject, i, [self.listener(subject, i)])[0]
+
+    def listener(self, subject: Subject, i: int) -> Listener:
+        """What listens to mini-batch i."""
         found = spatial_layers(subject, self.layers)
-        inputs, _ = subject.batch(i)
+        samples = len(subject.batches[i][1])
         count = max(len(diagonal_frequencies(*layer.grid)) for layer in found)
         sums = torch.full((2, len(found), count), torch.nan, dtype=torch.float64, device=subject.device)
 
@@ -95,10 +100,11 @@ class Fourier:
             sums[0, position, : delta.shape[1]] = delta.sum(dim=0)
             sums[1, position, : delta.shape[1]] = delta.square().sum(dim=0)
 
-        with torch.inference_mode(), listening(subject.model, found, receive):
-            subject.model(inputs)
-        total, squares = sums.cpu().numpy()
-        return {"samples": len(inputs), "delta_sum": total, "delta_square_sum": squares}
+        def values() -> Values:
+            total, squares = sums.cpu().numpy()
+            return {"samples": samples, "delta_sum": total, "delta_square_sum": squares}
+
+        return Listener(found, receive, values)
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """Means over all finished images, their errors, and the view at common frequencies."""

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.layers import labels, listening, spatial_layers
+from landscape.features import Listener, one_pass
+from landscape.layers import labels, spatial_layers
 from landscape.probe import Plan, Quantity, Unit, Values
 from landscape.probes.fourier import mean_and_error
 from landscape.subject import Subject
@@ -55,26 +56,35 @@ class Variance:
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
         (i,) = unit.index
+        return one_pass(subject, i, [self.listener(subject, i)])[0]
+
+    def listener(self, subject: Subject, i: int) -> Listener:
+        """What listens to mini-batch i."""
         found = spatial_layers(subject, self.layers)
-        inputs, _ = subject.batch(i)
+        samples = len(subject.batches[i][1])
         sums = torch.full((3, len(found)), torch.nan, dtype=torch.float64, device=subject.device)
 
         def receive(position: int, tensor: Tensor) -> None:
-            maps = found[position].maps(tensor).flatten(2).double()  # (N, C, H W)
-            if maps.shape[2] > 1:
-                variance = maps.var(dim=2, correction=1).mean(dim=1)  # (N,)
-                square = maps.square().mean(dim=(1, 2)).sum()
-                sums[:, position] = torch.stack([variance.sum(), variance.square().sum(), square])
+            maps = found[position].maps(tensor)
+            positions = maps.shape[2] * maps.shape[3]
+            if positions > 1:
+                # About the mean, so that nothing large cancels, and several times as fast as torch.var on a CPU.
+                mean = maps.mean(dim=(2, 3), keepdim=True)
+                spread = torch.linalg.vector_norm(maps - mean, dim=(2, 3)).double().square() / (positions - 1)  # (N, C)
+                variance = spread.mean(dim=1)
+                square = (spread * ((positions - 1) / positions) + mean[..., 0, 0].double().square()).mean(dim=1)
+                sums[:, position] = torch.stack([variance.sum(), variance.square().sum(), square.sum()])
 
-        with torch.inference_mode(), listening(subject.model, found, receive):
-            subject.model(inputs)
-        total, squares, power = sums.cpu().numpy()
-        return {
-            "samples": len(inputs),
-            "variance_sum": total,
-            "variance_square_sum": squares,
-            "square_sum": power,
-        }
+        def values() -> Values:
+            total, squares, power = sums.cpu().numpy()
+            return {
+                "samples": samples,
+                "variance_sum": total,
+                "variance_square_sum": squares,
+                "square_sum": power,
+            }
+
+        return Listener(found, receive, values)
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """Means over all finished images and their errors."""
