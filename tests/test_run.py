@@ -50,15 +50,15 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three snapshots; below it a network that attends."""
+    """A run of three snapshots; beside it a network that attends."""
     folder = tmp_path_factory.mktemp("resnet-digits")
     for epoch, name in enumerate(("init", "epoch_001", "final")):
         save(folder / f"{name}.pt", seed=epoch)
-    (folder / "attending").mkdir()
+    attending(folder).mkdir()
     torch.manual_seed(0)
     arguments = {"classes": 10, "image_size": 16, "depth": 2}
     weights = models.build("vit_demo", **arguments).state_dict()
-    save(folder / "attending" / "final.pt", seed=0, model="vit_demo", model_args=arguments, state_dict=weights)
+    save(attending(folder) / "final.pt", seed=0, model="vit_demo", model_args=arguments, state_dict=weights)
     return folder
 
 
@@ -86,9 +86,13 @@ def save(path: Path, *, seed: int, **changed: Any) -> Path:
     return path
 
 
+def attending(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}-attending")
+
+
 def fitting(name: str, folder: Path) -> subject.Subject:
     """The network that a probe is tried on."""
-    return loaded(folder / "attending" if name == "attention" else folder)
+    return loaded(attending(folder) if name == "attention" else folder)
 
 
 def loaded(folder: Path, **options: Any) -> subject.Subject:
@@ -278,7 +282,7 @@ def test_the_digest_is_of_the_question_not_of_its_circumstances(
         == (reference[name])
     )
     changed = digest(small(name), loaded(folder, batch_size=16))
-    assert (changed != reference[name]) == (name in ("hessian", "trace"))
+    assert (changed != reference[name]) == (name in ("hessian", "trace", "similarity", "attention"))
     changed = digest(small(name), loaded(folder, weight_decay=0.1))
     assert (changed != reference[name]) == (name in ("hessian", "trace", "density"))
 
