@@ -45,6 +45,7 @@ ALLOWED = {
         "snapshots",
         "curvature",
     },
+    "together": {"features", "probe", "run", "store", "subject"},
     "run": {"probe", "probes", "subject", "loading", "checkpoint", "answer", "store"},
 }
 LIGHT = ["landscape", "landscape.store", "landscape.results", "landscape.plots", "landscape.cli.main"]

@@ -339,5 +339,5 @@ def test_without_spectra_of_tokens_everything_else_is_there() -> None:
 
 
 def test_a_network_without_attention_is_refused() -> None:
-    with pytest.raises(ValueError, match="no self-attention"):
+    with pytest.raises(ValueError, match="no self-attention was found"):
         Attention().plan(_subject(models.build("resnet_demo", classes=3, image_size=8), 8, 8))

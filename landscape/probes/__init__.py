@@ -27,6 +27,10 @@ PROBES: dict[str, tuple[str, str, str]] = {
     "lesion": ("lesion", "Lesion", "Accuracy and loss when one unit is removed, for every unit."),
 }
 
+# what `landscape features` measures, from one forward pass per mini-batch
+FEATURES = ("fourier", "variance", "similarity", "attention")
+FEATURES_HELP = "Fourier, variance, similarity and attention from one forward pass per mini-batch."
+
 
 def probe_class(name: str) -> type[Any]:
     """The dataclass of a probe.

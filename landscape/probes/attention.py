@@ -193,8 +193,7 @@ def attention_layers(subject: Subject, patterns: tuple[str, ...]) -> list[Layer]
     """
     found = [layer for layer in layers_of(subject, patterns) if layer.attention is not None]
     if not found:
-        raise ValueError("this network has no self-attention that can be seen; measure its other probes, or name "
-                         "modules that attend with --layers REGEX")  # fmt: skip
+        raise ValueError("no self-attention was found in this network; if it has some, name its modules with --layers")
     return found
 
 
