@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -69,6 +69,7 @@ def listening(model: nn.Module, layers: Sequence[Layer], receive: Callable[[int,
 
     def give(key: tuple[str, str], value: object) -> None:
         number = counts[key] = counts.get(key, -1) + 1
+        value = tuple(value.values()) if isinstance(value, Mapping) else value  # a dataclass-like output
         tensor = value[0] if isinstance(value, tuple | list) else value
         for position in wanted[key].get(number, []):
             assert isinstance(tensor, Tensor)

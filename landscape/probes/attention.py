@@ -14,6 +14,7 @@ from landscape.attending import Maps
 from landscape.features import Listener, one_pass
 from landscape.layers import Layer, labels, layers_of
 from landscape.linalg import attention as metrics
+from landscape.patterns import expanded
 from landscape.probe import Plan, Quantity, Unit, Values, at_least
 from landscape.probes.fourier import mean_and_error
 from landscape.subject import Subject
@@ -47,10 +48,11 @@ class Attention:
     batch_size: ClassVar[int] = 128
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"park2022": {}}
 
-    layers: Annotated[tuple[str, ...], "REGEX[:KIND] or file.toml: modules to listen to instead of those found"] = ()
+    layers: Annotated[tuple[str, ...], "REGEX[:KIND] or file.toml: modules instead of the layers found"] = ()
     spectra_images: Annotated[int, "images per mini-batch whose tokens get their singular values"] = 4
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", expanded(self.layers))
         at_least("spectra_images", self.spectra_images, 0)
 
     def plan(self, subject: Subject) -> Plan:

@@ -13,6 +13,7 @@ from torch import Tensor
 from landscape.features import Listener, one_pass
 from landscape.layers import labels, spatial_layers
 from landscape.linalg.fourier import diagonal_frequencies, relative_log_amplitude
+from landscape.patterns import expanded
 from landscape.probe import Plan, Quantity, Unit, Values, one_of
 from landscape.subject import Subject
 
@@ -31,10 +32,11 @@ class Fourier:
     batch_size: ClassVar[int] = 128
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"park2022": {"frequencies": "park2022"}}
 
-    layers: Annotated[tuple[str, ...], "REGEX[:KIND]: modules to listen to instead of the discovered layers"] = ()
+    layers: Annotated[tuple[str, ...], "REGEX[:KIND] or file.toml: modules instead of the layers found"] = ()
     frequencies: Annotated[Literal["true", "park2022"], "true DFT frequencies, or the last bin called pi"] = "true"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", expanded(self.layers))
         one_of("frequencies", self.frequencies, ("true", "park2022"))
 
     def plan(self, subject: Subject) -> Plan:

@@ -15,6 +15,7 @@ from landscape import checkpoint, loading, snapshots
 from landscape.features import Listener, one_pass
 from landscape.layers import Layer, labels, layers_of
 from landscape.linalg.cka import LEAST, centred_kernel, hsic, hsic_of_itself
+from landscape.patterns import expanded
 from landscape.probe import Plan, Quantity, Unit, Values
 from landscape.subject import Subject
 
@@ -33,8 +34,11 @@ class Similarity:
     batch_size: ClassVar[int] = 128
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"park2022": {}}
 
-    layers: Annotated[tuple[str, ...], "REGEX[:KIND] or file.toml: modules to listen to instead of those found"] = ()
+    layers: Annotated[tuple[str, ...], "REGEX[:KIND] or file.toml: modules instead of the layers found"] = ()
     against: Annotated[str, "another checkpoint, whose layers these are compared with"] = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", expanded(self.layers))
 
     def identity(self, subject: Subject) -> dict[str, Any]:
         """The parameters, the other checkpoint by its content."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from landscape.features import Listener, one_pass
 from landscape.layers import labels, spatial_layers
+from landscape.patterns import expanded
 from landscape.probe import Plan, Quantity, Unit, Values
 from landscape.probes.fourier import mean_and_error
 from landscape.subject import Subject
@@ -31,7 +32,10 @@ class Variance:
     batch_size: ClassVar[int] = 128
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"park2022": {}}
 
-    layers: Annotated[tuple[str, ...], "REGEX[:KIND]: modules to listen to instead of the discovered layers"] = ()
+    layers: Annotated[tuple[str, ...], "REGEX[:KIND] or file.toml: modules instead of the layers found"] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", expanded(self.layers))
 
     def plan(self, subject: Subject) -> Plan:
         found = spatial_layers(subject, self.layers)
