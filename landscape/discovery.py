@@ -109,6 +109,15 @@ class Layer:
         return self.grid != (0, 0)
 
     @property
+    def channels(self) -> int:
+        """Length of its axis of channels."""
+        return self.shape[0] if self.layout == "channels first" else self.shape[-1]
+
+    def features(self, tensor: Tensor) -> Tensor:
+        """The tensor without prefix tokens, its axes in whatever order they are, (N, ...)."""
+        return tensor[:, self.prefix :] if self.layout == "tokens" else tensor
+
+    @property
     def unexplained(self) -> bool:
         """Whether it has tokens of which nobody knows where they lie."""
         return len(self.shape) == 2 and not self.spatial

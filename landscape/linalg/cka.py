@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from landscape.linalg.parts import parts
+
 LEAST = 4  # samples of a mini-batch: the estimator divides by n (n - 3)
 
 
@@ -20,10 +22,13 @@ def centred_kernel(features: Tensor) -> Tensor:
     Args:
         features: (sample, ...), flattened; at least `LEAST` samples.
     """
-    flat = features.flatten(1)
-    flat = flat - flat.mean(dim=0)
-    kernel = (flat @ flat.T).double().fill_diagonal_(0.0)
-    n = len(kernel)
+    n = len(features)
+    kernel = torch.zeros(n, n, dtype=torch.float64, device=features.device)
+    for part in parts(features.transpose(0, 1)):  # some of the first axis of features at a time, all samples of it
+        flat = part.transpose(0, 1).flatten(1)
+        flat = flat - flat.mean(dim=0)
+        kernel += flat @ flat.T
+    kernel.fill_diagonal_(0.0)
     rows = kernel.sum(dim=1) / (n - 2)
     total = kernel.sum() / ((n - 1) * (n - 2))
     return (kernel - rows[:, None] - rows[None, :] + total).fill_diagonal_(0.0)

@@ -178,7 +178,7 @@ class Attention:
     def _shape(self, subject: Subject) -> dict[str, int]:
         """Lengths of the padded axes."""
         found = attention_layers(subject, self.layers)
-        channels = [_channels(layer) for layer in found]
+        channels = [layer.channels for layer in found]
         largest = len(subject.batches[0][1])
         return {
             "heads": max(layer.attention.heads for layer in found if layer.attention),
@@ -230,7 +230,3 @@ def _per_image(parts: list[Tensor], images: int) -> Tensor:
 def _sums(values: Tensor) -> Tensor:
     """Sum over images, and sum of squares."""
     return torch.stack([values.sum(dim=0), values.square().sum(dim=0)])
-
-
-def _channels(layer: Layer) -> int:
-    return layer.shape[0] if layer.layout == "channels first" else layer.shape[-1]

@@ -137,8 +137,7 @@ class _Kernels:
 
     def receive(self, position: int, tensor: Tensor) -> None:
         if len(tensor) >= LEAST:
-            layer = self._layers[position]
-            self.found[position] = centred_kernel(layer.maps(tensor) if layer.spatial else tensor)
+            self.found[position] = centred_kernel(self._layers[position].features(tensor))
 
 
 def _alignment(hsic: np.ndarray, layer: np.ndarray, other: np.ndarray) -> np.ndarray:

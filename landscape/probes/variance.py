@@ -12,6 +12,7 @@ from torch import Tensor
 
 from landscape.features import Listener, one_pass
 from landscape.layers import labels, spatial_layers
+from landscape.linalg.parts import parts
 from landscape.patterns import expanded
 from landscape.probe import Plan, Quantity, Unit, Values
 from landscape.probes.fourier import mean_and_error
@@ -69,14 +70,9 @@ class Variance:
         sums = torch.full((3, len(found)), torch.nan, dtype=torch.float64, device=subject.device)
 
         def receive(position: int, tensor: Tensor) -> None:
-            maps = found[position].maps(tensor)
-            positions = maps.shape[2] * maps.shape[3]
-            if positions > 1:
-                # About the mean, so that nothing large cancels, and several times as fast as torch.var on a CPU.
-                mean = maps.mean(dim=(2, 3), keepdim=True)
-                spread = torch.linalg.vector_norm(maps - mean, dim=(2, 3)).double().square() / (positions - 1)  # (N, C)
-                variance = spread.mean(dim=1)
-                square = (spread * ((positions - 1) / positions) + mean[..., 0, 0].double().square()).mean(dim=1)
+            if found[position].grid != (1, 1):
+                moments = torch.cat([_moments(part) for part in parts(found[position].maps(tensor))], dim=1)
+                variance, square = moments
                 sums[:, position] = torch.stack([variance.sum(), variance.square().sum(), square.sum()])
 
         def values() -> Values:
@@ -97,3 +93,13 @@ class Variance:
         total = data["variance_sum"][data["done"] == 1].sum(axis=0)
         normalised = np.divide(total, power, out=np.full_like(total, np.nan), where=power > 0)
         return {"variance": mean, "variance_se": error, "variance_normalised": normalised}
+
+
+def _moments(maps: Tensor) -> Tensor:
+    """Variance over positions and mean square, means over channels, (2, N) float64."""
+    # About the mean, so that nothing large cancels, and several times as fast as torch.var on a CPU.
+    positions = maps.shape[2] * maps.shape[3]
+    mean = maps.mean(dim=(2, 3), keepdim=True)
+    spread = torch.linalg.vector_norm(maps - mean, dim=(2, 3)).double().square() / (positions - 1)  # (N, C)
+    square = spread * ((positions - 1) / positions) + mean[..., 0, 0].double().square()
+    return torch.stack([spread.mean(dim=1), square.mean(dim=1)])
