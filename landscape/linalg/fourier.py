@@ -23,7 +23,8 @@ def frequencies(n: int) -> np.ndarray:
 
 def half_spectrum(maps: Tensor) -> Tensor:
     """FFT2(z), unnormalised, of maps (N, C, H, W): columns 0 .. W // 2, the others are their mirror image."""
-    return torch.fft.rfft2(maps.float() if maps.dtype != torch.float64 else maps)
+    spectrum: Tensor = torch.fft.rfft2(maps.float() if maps.dtype != torch.float64 else maps)
+    return spectrum
 
 
 def log_amplitude(spectrum: Tensor) -> Tensor:
