@@ -69,6 +69,10 @@ FIGURES: Mapping[str, Figure] = {
         Figure("fourier", "fourier", needs=("delta_log_amplitude", "frequency", "depth")),
         Figure("fourier_depth", "fourier", needs=("high_frequency", "depth", "kind", "reduces")),
         Figure("variance", "variance", needs=("variance", "depth", "kind", "reduces")),
+        Figure("similarity", "similarity", needs=("cka", "stage", "kind", "reduces", "other_stage")),
+        Figure("attention", "attention", needs=("distance", "mutual_information", "depth")),
+        Figure("attention_diversity", "attention", needs=("token_cosine", "head_cosine", "depth_cosine", "depth")),
+        Figure("attention_spectrum", "attention", needs=("image_singular_value", "token_singular_value", "depth")),
         Figure("lesion", "lesion", needs=("accuracy_drop", "accuracy_drop_se", "name", "kind", "stage")),
     )
 }

@@ -121,7 +121,8 @@ class Fourier:
         def receive(position: int, tensor: Tensor) -> None:
             for first, part in enumerate(parts(found[position].maps(tensor))):
                 for name, values in self._sums(part).items():
-                    place = sums[name][(position, *map(slice, values.shape))]
+                    shape: tuple[slice, ...] = tuple(slice(n) for n in values.shape)
+                    place = sums[name][position][shape]
                     place.copy_(place + values if first else values)
 
         def values() -> Values:
