@@ -38,7 +38,7 @@ def attention(data: xr.Dataset, ax: Axes, *, quantity: str = "distance", style: 
     means = np.where(finite, values, 0.0)[shown].sum(axis=1) / finite[shown].sum(axis=1)
     ax.plot(depth[shown], means, color=style.color, linestyle=style.line, marker="", label=style.label)
     ax.set(xlabel="normalised depth", xlim=(-0.03, 1.03), ylabel=LABELS[quantity])
-    ax.set_ylim(bottom=0.0)
+    ax.set_ylim(bottom=0.0, auto=True)  # another network may still be drawn above
     return ax
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,7 @@ def similarity(data: xr.Dataset, ax: Axes) -> Axes:
 
 def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One square panel per network, or pair of networks, with one scale."""
+    looks = [replace(look, label=_title(data, look)) for data, look in zip(answers, looks, strict=True)]
     figure, axes = style.panels(answers, looks, aspect=0.95, note=NOTE, share=False)
     for data, ax in zip(answers, axes, strict=True):
         similarity(data, ax)
@@ -55,6 +57,12 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     bar = ScalarMappable(Normalize(0, 1), MAP)
     figure.colorbar(bar, ax=axes, label="centred kernel alignment", aspect=30, pad=0.02)
     return figure
+
+
+def _title(data: xr.Dataset, look: Look) -> str:
+    """The network's name; the other one's stands below the panel, and no file's path anywhere."""
+    label = plain(str(data.attrs.get("label", "")))
+    return label if look.label.startswith(f"{label} (against") else look.label
 
 
 def _letters(data: xr.Dataset, prefix: str) -> dict[int, str]:

@@ -61,9 +61,27 @@ def diagonal(spectrum: Tensor, width: int) -> Tensor:
     return torch.lerp(log_amplitude(spectrum[..., rows, columns]), log_amplitude(spectrum[..., *beside]), place - left)
 
 
+def diagonal_alone(maps: Tensor) -> Tensor:
+    """The same without the rest of the spectrum, of square maps by as many scalar products, half the time on a CPU.
+
+    F(k, k) = sum_yx z_yx exp(-2 pi i k (y + x) / n), one matrix product for all maps.
+    """
+    height, width = maps.shape[-2:]
+    if height != width:
+        return diagonal(half_spectrum(maps), width)
+    maps = maps.float() if maps.dtype != torch.float64 else maps
+    place = torch.arange(width, device=maps.device)
+    bins = place[: (width + 1) // 2]
+    steps = ((place[:, None] + place)[..., None] * bins % width).flatten(0, 1)  # (position, bin)
+    angle = steps.double() * (2 * torch.pi / width)
+    waves = torch.cat([angle.cos(), angle.sin()], dim=1).to(maps.dtype)
+    real, imaginary = (maps.flatten(2) @ waves).chunk(2, dim=-1)
+    return log_amplitude(torch.complex(real, imaginary))
+
+
 def relative_log_amplitude(maps: Tensor) -> Tensor:
     """DeltaLogA(f) = A(f, f) - A(0, 0), mean over channels, (N, bins) float64."""
-    found = diagonal(half_spectrum(maps), maps.shape[-1])
+    found = diagonal_alone(maps)
     return (found - found[..., :1]).mean(dim=1, dtype=torch.float64)
 
 

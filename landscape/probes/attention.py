@@ -112,7 +112,7 @@ class Attention:
     def listener(self, subject: Subject, i: int) -> Listener:
         """What listens to mini-batch i."""
         found, shape = attention_layers(subject, self.layers), self._shape(subject)
-        inputs, _ = subject.batch(i)
+        inputs, _ = subject.batches[i]
         device, (height, width) = subject.device, inputs.shape[-2:]
         n = len(found)
 

@@ -12,7 +12,15 @@ from torch import Tensor
 
 from landscape.features import Listener, one_pass
 from landscape.layers import Layer, labels, spatial_layers
-from landscape.linalg.fourier import diagonal, diagonal_frequencies, frequencies, half_spectrum, log_amplitude, whole
+from landscape.linalg.fourier import (
+    diagonal,
+    diagonal_alone,
+    diagonal_frequencies,
+    frequencies,
+    half_spectrum,
+    log_amplitude,
+    whole,
+)
 from landscape.linalg.parts import parts
 from landscape.patterns import expanded
 from landscape.probe import Plan, Quantity, Unit, Values, one_of
@@ -110,7 +118,7 @@ class Fourier:
         """What listens to mini-batch i."""
         found = spatial_layers(subject, self.layers)
         samples = len(subject.batches[i][1])
-        plan = self.plan(subject)
+        plan = subject.once(("plan", self), lambda: self.plan(subject))
 
         def zeros(name: str) -> Tensor:
             shape = [len(plan.axis(dim)) for dim in plan.quantities[name].dims]
@@ -132,8 +140,11 @@ class Fourier:
 
     def _sums(self, maps: Tensor) -> dict[str, Tensor]:
         """What some images of one layer, (N, C, H, W), add to the stored sums."""
-        spectrum = half_spectrum(maps)
-        found = diagonal(spectrum, maps.shape[-1])
+        if self.spectrum == "full":
+            spectrum = half_spectrum(maps)
+            found = diagonal(spectrum, maps.shape[-1])
+        else:
+            found = diagonal_alone(maps)
         delta = found - found[..., :1]  # (N, C, bins)
         of_images = delta.mean(dim=1, dtype=torch.float64)
         sums = {"delta_sum": of_images.sum(dim=0), "delta_square_sum": of_images.square().sum(dim=0)}
