@@ -9,10 +9,10 @@ from typing import Any
 import typer
 
 from landscape.cli.files import drawn
-from landscape.cli.probing import OPTIONS, measure_all
+from landscape.cli.probing import OPTIONS, measure_all, probes_of
 from landscape.cli.progress import duration, say
 from landscape.cli.training import run_name, run_training
-from landscape.probes import PROBES
+from landscape.probes import FEATURES, PROBES
 
 MODELS = ("vit_demo", "resnet_demo", "alternet_demo")
 EPOCHS = 12  # of the 25 of the recipe
@@ -53,10 +53,11 @@ def demonstrate(out: Path, *, epochs: int | None, samples: str, device: str, qui
     results = out / "results.h5"
     common = {name: default for name, (_, default) in OPTIONS.items()}
     common |= {"samples": samples, "device": device, "out": results, "quiet": True}
-    for name in PROBES:
+    for name in (*(name for name in PROBES if name not in FEATURES), "features"):
         began = time.monotonic()
-        settings = {**common, **own_defaults(name), **COARSE.get(name, {})}
-        own = {key: settings.pop(key) for key in own_defaults(name) if key != "seed"}
+        usual = {key: value for probe in probes_of(name) for key, value in own_defaults(probe).items()}
+        settings = {**common, **usual, **COARSE.get(name, {})}
+        own = {key: settings.pop(key) for key in usual if key != "seed"}
         measure_all(name, finals, own, **settings)
         say(f"{name}: {len(finals)} networks in {duration(time.monotonic() - began)}", quiet=quiet)
     figures = drawn(results, out / "figures", ("png",), quiet=True)

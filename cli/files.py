@@ -125,7 +125,10 @@ def layers(
     model: Annotated[str | None, Option(help="Name, module:callable or file.py:callable.")] = None,
     model_arg: Annotated[list[str], Option(help="KEY=VALUE argument of the model; repeatable.")] = [],  # noqa: B006
     image_size: Annotated[int | None, Option(help="Side of the example image.")] = None,
-    layers: Annotated[list[str], Option(help="REGEX[:KIND]: modules instead of the discovered layers.")] = [],  # noqa: B006
+    layers: Annotated[
+        list[str],
+        Option(help="REGEX[:KIND[:ROWSxCOLUMNS[+PREFIX]]] or file.toml: modules instead of the layers found."),
+    ] = [],  # noqa: B006
     json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
     debug: Annotated[bool, Option(help="Show the traceback of an error.")] = False,
 ) -> None:
@@ -156,11 +159,19 @@ def layers(
             "stage": layer.stage,
             "depth": f"{layer.depth:.3f}",
             "shape": " x ".join(map(str, layer.shape)),
-            "grid": " x ".join(map(str, layer.grid)) if layer.spatial else "",
+            "grid": " x ".join(map(str, layer.grid)) if layer.spatial else "?" if layer.unexplained else "",
         }
         for i, layer in enumerate(found)
     ]
     typer.echo(encoding.dumps(rows) if json else table(rows))
+    if unexplained := [layer for layer in found if layer.unexplained]:
+        first = unexplained[0]
+        typer.echo(
+            f"note: no grid of this model explains the {first.shape[0]} tokens of {first.name} "
+            f"({len(unexplained)} layers); probes of maps leave them out, unless --layers says it, "
+            "for example --layers 'REGEX:msa:14x14+1' for 14 x 14 tokens behind one other",
+            err=True,
+        )
 
 
 def evaluate(

@@ -17,7 +17,7 @@ from landscape.cli import exchange, files, training
 from landscape.cli.probing import command_of
 from landscape.cli.progress import listening
 from landscape.probe import OptionError
-from landscape.probes import PROBES
+from landscape.probes import FEATURES_HELP, PROBES
 
 # OpenMP threads wait for each other by spinning, by default for milliseconds, and starve each other as soon as anything
 # else runs: a training step on two cores beside two busy processes took 3 s instead of 0.1 s with a short spin, which
@@ -25,6 +25,7 @@ from landscape.probes import PROBES
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 INTERRUPTED, TERMINATED = 130, 143  # 128 + the number of the signal, as shells have it
+MEASURING = {**{name: help for name, (_, _, help) in PROBES.items()}, "features": FEATURES_HELP}
 PROBING, TRAINING, LOOKING = "Measure", "Make checkpoints", "Look"
 
 
@@ -32,7 +33,7 @@ class Commands(TyperGroup):
     """Probes listed from a table without importing them; the one that is called gets its options from its dataclass."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] in PROBES:
+        if args and args[0] in MEASURING:
             single = typer.Typer(add_completion=False)
             _add_probe(single, args[0], command_of(args[0]))
             self.commands[args[0]] = typer.main.get_command(single)
@@ -49,14 +50,14 @@ app = typer.Typer(
 
 
 def _add_probe(to: typer.Typer, name: str, function: Any) -> None:
-    to.command(name, help=PROBES[name][2], rich_help_panel=PROBING)(function)
+    to.command(name, help=MEASURING[name], rich_help_panel=PROBING)(function)
 
 
 def _placeholder() -> None:
     """Stands for a probe in the list of commands."""
 
 
-for _name in PROBES:
+for _name in MEASURING:
     _add_probe(app, _name, _placeholder)
 for _maker in (training.train, training.models, training.demo):
     app.command(rich_help_panel=TRAINING)(_maker)

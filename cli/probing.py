@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from landscape.cli.progress import Progress, duration, say
+from landscape.probes import FEATURES
 
 SMALL = 8_000_000  # samples per mini-batch times parameters, below which threads cost more than they bring
 COMMON, OWN, DATA, OUTPUT = "Options", "This probe", "Model and data", "Output"
@@ -73,21 +74,8 @@ LOADING = (
 
 
 def command_of(name: str) -> Callable[..., None]:
-    """The function behind `landscape NAME`, with a signature made from the probe's dataclass."""
-    from landscape.probes import probe_class
-
-    kind = probe_class(name)
-    hints = typing.get_type_hints(kind, include_extras=True)
-    own: dict[str, tuple[Any, Any]] = {}
-    for field in fields(kind):
-        if field.name == "seed":
-            continue  # the common one
-        annotation, help = typing.get_args(hints[field.name])[:2]
-        repeated = typing.get_origin(annotation) is tuple
-        default = [] if repeated else field.default
-        assert default is not MISSING
-        flag = f"--{field.name.replace('_', '-')}"
-        own[field.name] = option(list[str] if repeated else annotation, help, default, OWN, flag)
+    """The function behind `landscape NAME`, with a signature made from the dataclasses of its probes."""
+    own = {key: item for probe in probes_of(name) for key, item in _options_of(probe).items()}
 
     def command(checkpoint: list[Path] | None, **options: Any) -> None:
         parameters = {key: tuple(v) if isinstance(v, list) else v for key, v in options.items() if key in own}
@@ -107,6 +95,29 @@ def command_of(name: str) -> Callable[..., None]:
     )
     command.__annotations__ = {key: annotation for key, (annotation, _) in table.items()}
     return command
+
+
+def probes_of(command: str) -> tuple[str, ...]:
+    """The probes that a command measures."""
+    return FEATURES if command == "features" else (command,)
+
+
+def _options_of(probe: str) -> dict[str, tuple[Any, Any]]:
+    from landscape.probes import probe_class
+
+    kind = probe_class(probe)
+    hints = typing.get_type_hints(kind, include_extras=True)
+    own: dict[str, tuple[Any, Any]] = {}
+    for field in fields(kind):
+        if field.name == "seed":
+            continue  # the common one
+        annotation, help = typing.get_args(hints[field.name])[:2]
+        repeated = typing.get_origin(annotation) is tuple
+        default = [] if repeated else field.default
+        assert default is not MISSING
+        flag = f"--{field.name.replace('_', '-')}"
+        own[field.name] = option(list[str] if repeated else annotation, help, default, OWN, flag)
+    return own
 
 
 def measure_all(
@@ -136,10 +147,16 @@ def measure_all(
         raise OptionError(f"--label was given {len(label)} times for {len(paths)} checkpoints; give one each")
     given = {key: value for key, value in options.items() if value is not None}
     given |= {"model_arg": key_values(model_arg), "device": device, "seed": seed, "trust_pickle": trust_pickle}
-    preferred = api.preset_of(name, preset)
-    probe_defaults = api.own_defaults(name)
-    changed = {key: value for key, value in parameters.items() if value != probe_defaults[key]}
-    made, rest = api.configured(name, {**preferred, **changed, **given})
+    probes = probes_of(name)
+    usual = {key: value for probe in probes for key, value in api.own_defaults(probe).items()}
+    changed = {key: value for key, value in parameters.items() if value != usual[key]}
+    questions: list[list[Any]]
+    if len(probes) > 1:
+        made, rest = api.configured_together(probes, preset, {**changed, **given})
+        questions = [list(made)]
+    else:
+        one, rest = api.configured(name, {**api.preset_of(name, preset), **changed, **given})
+        questions = [[variant] for variant in api.variants(one)]
     store.check(out, writable=True)
     for path in paths:  # the last one too, before the first takes its hour
         if path is not None and not path.exists():
@@ -147,13 +164,15 @@ def measure_all(
     for position, path in enumerate(paths):
         if path is not None and path.is_dir():
             path = snapshots.last(path)
-        loaded = loading.load(path, label=label[position] if label else "", **{**api.defaults(name), **rest})
+        loaded = loading.load(path, label=label[position] if label else "", **{**api.defaults(probes[0]), **rest})
         introduce(loaded, quiet=quiet)
         if loaded.device.type == "cpu" and workers == 1:
             _settle_threads(loaded)
-        for variant in api.variants(made):
+        for together in questions:
             with _executor(workers) as executor:
-                _measure(variant, loaded, out, executor, workers, overwrite=overwrite, quiet=quiet)
+                _measure(
+                    together, loaded, out, executor, workers, overwrite=overwrite, quiet=quiet, shared=len(probes) > 1
+                )
 
 
 def _settle_threads(loaded: Any) -> None:
@@ -231,19 +250,39 @@ def _executor(workers: int) -> AbstractContextManager[Executor | None]:
 
 
 def _measure(
-    probe: Any, loaded: Any, out: Path, executor: Executor | None, workers: int, *, overwrite: bool, quiet: bool
+    probes: list[Any],
+    loaded: Any,
+    out: Path,
+    executor: Executor | None,
+    workers: int,
+    *,
+    overwrite: bool,
+    quiet: bool,
+    shared: bool,
 ) -> None:
+    """One probe, or several from one pass."""
     import time
 
     from landscape import results
     from landscape.run import run
+    from landscape.together import fitting, run_together
 
     start = time.monotonic()
-    with Progress(f"{probe.name} {loaded.label}", quiet=quiet) as progress:
-        outcome = run(probe, loaded, out, executor=executor, workers=workers, overwrite=overwrite, report=progress)
-    headline = results.headline(out, outcome.group)
-    if outcome.measured == 0:
-        say(f"already measured: {outcome.group} in {out}; --overwrite measures again. {headline}", quiet=quiet)
+    how: dict[str, Any] = {"executor": executor, "workers": workers, "overwrite": overwrite}
+    if shared:
+        probes, refused = fitting(probes, loaded)
+        for name, reason in refused.items():
+            say(f"note: {name} is left out: {reason}", quiet=quiet)
+        with Progress(f"features {loaded.label}", quiet=quiet) as progress:
+            outcomes = run_together(probes, loaded, out, report=progress, **how)
     else:
-        took = duration(time.monotonic() - start)
-        say(f"{outcome.group} in {out}: {outcome.measured} of {outcome.units} units in {took}. {headline}", quiet=quiet)
+        with Progress(f"{probes[0].name} {loaded.label}", quiet=quiet) as progress:
+            outcomes = [run(probes[0], loaded, out, report=progress, **how)]
+    took = duration(time.monotonic() - start)
+    for outcome in outcomes:
+        headline = results.headline(out, outcome.group)
+        if outcome.measured == 0:
+            say(f"already measured: {outcome.group} in {out}; --overwrite measures again. {headline}", quiet=quiet)
+        else:
+            counted = f"{outcome.measured} of {outcome.units} units in {took}"
+            say(f"{outcome.group} in {out}: {counted}. {headline}", quiet=quiet)

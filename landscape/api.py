@@ -1,19 +1,21 @@
-"""`landscape.measure`: a probe by name, on a subject or a checkpoint, into a results file."""
+"""`landscape.measure` and `landscape.features`: probes by name, on a subject or a checkpoint, into a results file."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import xarray as xr
 
 from landscape import results
 from landscape.loading import load
 from landscape.probe import OptionError, Probe
-from landscape.probes import probe_class
+from landscape.probes import FEATURES, probe_class
 from landscape.run import Report, run
 from landscape.subject import Spec, Subject
+from landscape.together import Listening, fitting, run_together
 
 
 def measure(
@@ -56,6 +58,60 @@ def measure(
     for variant in variants(made):
         outcome = run(variant, loaded, Path(out), label=label, overwrite=overwrite, report=report)
     return dict(results.groups(Path(out)))[outcome.group]
+
+
+def features(
+    subject: Subject | Path | str | None = None,
+    *,
+    probes: Sequence[str] = FEATURES,
+    out: Path | str = "results.h5",
+    preset: str = "",
+    label: str = "",
+    overwrite: bool = False,
+    report: Report | None = None,
+    **options: Any,
+) -> dict[str, xr.Dataset]:
+    """Measure several layer probes from one forward pass per mini-batch; the labelled result of each, by its name.
+
+    A probe that makes no sense for the network (attention for a convolutional one) is left out. Arguments as of
+    `measure`; options of a probe reach those that have them.
+
+    Raises:
+        OptionError, ValueError, OSError: as `measure`; no probe fits the network.
+    """
+    made, rest = configured_together(probes, preset, options)
+    if isinstance(subject, Subject):
+        if rest:
+            raise OptionError(f"{', '.join(rest)} belongs to loading; give it to landscape.load")
+        loaded = subject
+    else:
+        loaded = load(subject, label=label, **{**defaults(probes[0]), **rest})
+    fit, _ = fitting(made, loaded)
+    outcomes = run_together(fit, loaded, Path(out), label=label, overwrite=overwrite, report=report)
+    stored = dict(results.groups(Path(out)))
+    return {probe.name: stored[outcome.group] for probe, outcome in zip(fit, outcomes, strict=True)}
+
+
+def configured_together(
+    probes: Sequence[str], preset: str, options: dict[str, Any]
+) -> tuple[list[Listening], dict[str, Any]]:
+    """Probes that share one pass, each with the parameters it has, and the settings that belong to loading.
+
+    Raises:
+        OptionError: a probe takes no part in a shared pass; a setting is nobody's.
+    """
+    for name in probes:
+        if name not in FEATURES:
+            raise OptionError(f"{name} does not listen to a shared pass; ask for some of {', '.join(FEATURES)}")
+    own = {name: set(own_defaults(name)) for name in probes}
+    everybodys = set().union(*own.values())
+    made: list[Listening] = []
+    rest: dict[str, Any] = {}
+    for name in probes:
+        mine = {key: value for key, value in options.items() if key in own[name] or key not in everybodys}
+        probe, rest = configured(name, {**preset_of(name, preset), **mine})
+        made.append(cast(Listening, probe))
+    return made, rest
 
 
 def configured(probe: str, settings: dict[str, Any]) -> tuple[Probe, dict[str, Any]]:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+ATTENTION = {"scaled_dot_product_attention", "softmax", "_softmax", "multi_head_attention_forward"}
+Key = tuple[str, int]  # a torch function by name, and which call of it in a pass
 Node = int  # a value of a tensor at a time: an in-place operation makes a new node of the same tensor
 
 
@@ -23,7 +25,8 @@ class Operation:
         writes: nodes produced.
         call: position in `Flow.calls` of the innermost module call it ran in.
         weight: shape of the weight of a convolution or linear layer, else ().
-        stride: of a convolution.
+        number: how many calls of this function came before it in the pass; counted for attention functions.
+        heads: of an attention function.
     """
 
     name: str
@@ -31,6 +34,8 @@ class Operation:
     writes: tuple[Node, ...]
     call: int
     weight: tuple[int, ...] = ()
+    number: int = 0
+    heads: int = 0
 
 
 @dataclass
@@ -127,6 +132,7 @@ class _Recorder(TorchFunctionMode):
         self._kept: list[Tensor] = []  # alive until the end, so that no id is used twice
         self._open: list[int] = []  # calls not yet returned
         self._counts: dict[str, int] = {}
+        self._attention: dict[str, int] = {}
 
     def source(self, tensor: Tensor) -> None:
         self._add(tensor, ancestors=0, maker=-1)
@@ -141,9 +147,13 @@ class _Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         reads = tuple(dict.fromkeys(self._known((args, kwargs))))
         result = func(*args, **kwargs)
+        name = getattr(func, "__name__", str(func))
+        number, heads = 0, 0
+        if name in ATTENTION:
+            number = self._attention[name] = self._attention.get(name, -1) + 1
+            heads = _heads(name, args, kwargs, self.flow.shapes[0][0])
         if reads:
             tensors = [t for t in _tensors(result) if isinstance(t, Tensor)]
-            name = getattr(func, "__name__", str(func))
             if tensors and name != "__get__":
                 past = 0
                 for node in reads:
@@ -152,7 +162,7 @@ class _Recorder(TorchFunctionMode):
                 writes = tuple(self._add(t, ancestors=past, maker=position) for t in tensors)
                 call = self._open[-1] if self._open else -1
                 weight = _weight(name, args, kwargs)
-                self.flow.operations.append(Operation(name, reads, writes, call, weight))
+                self.flow.operations.append(Operation(name, reads, writes, call, weight, number, heads))
         return result
 
     def entering(self, name: str) -> Callable[..., None]:
@@ -203,3 +213,13 @@ def _weight(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[i
         return ()
     weight = kwargs.get("weight", args[1] if len(args) > 1 else None)
     return tuple(weight.shape) if isinstance(weight, Tensor) else ()
+
+
+def _heads(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], images: int) -> int:
+    """How many heads an attention function works on."""
+    if name == "multi_head_attention_forward":
+        return int(kwargs.get("num_heads", args[4] if len(args) > 4 else 1))
+    shape = next(_tensors((args, kwargs))).shape
+    if len(shape) < 3:
+        return 1
+    return shape[-3] if len(shape) > 3 else max(1, shape[0] // images)  # (batch * head, query, key)

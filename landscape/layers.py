@@ -1,132 +1,28 @@
-"""The layers of any vision network, found by what it does: points of its residual stream, their kind and grid.
-
-Nothing is known by a model's name. One recorded forward pass shows every addition of two branches that start at a
-common point; the longer branch is a residual block, attention or convolution decides its kind, and the sum is a point
-of the residual stream.
-"""
+"""The layers that a probe listens to: those found, or those that are named, as every layer probe takes them."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import get_args
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
 
 import numpy as np
 from torch import Tensor, nn
 
-from landscape.dataflow import Flow, Node, record
-from landscape.probe import OptionError, Quantity
-from landscape.residuals import (
-    ADDITIONS,
-    HEAVY,
-    POOLING,
-    Kind,
-    Layout,
-    Residual,
-    Tap,
-    branch_end,
-    branch_name,
-    consumer_is_linear,
-    direct_calls,
-    heavy_calls,
-    kind_of,
-    layout_of,
-    leaves,
-    residuals,
-    smaller,
-    starts_linear,
-    tap_of,
-)
+from landscape.dataflow import Flow, record
+from landscape.discovery import Layer, attention_of, discover, staged
+from landscape.patterns import KINDS, Pattern, expanded, parsed
+from landscape.probe import Quantity
+from landscape.residuals import Kind, Layout, Tap, consumer_is_linear, layout_of, smaller
 from landscape.subject import Subject
 
-
-@dataclass(frozen=True)
-class Branch:
-    """The residual branch that ends in a layer.
-
-    Args:
-        block: dotted name of the module whose forward does the addition.
-        leaves: calls of modules without children that the branch is made of, in order of execution.
-        end: where the branch's contribution can be had last before the addition; None where no module makes it.
-    """
-
-    block: str
-    leaves: tuple[Tap, ...]
-    end: Tap | None
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A point of the residual stream after a block.
-
-    Args:
-        name: dotted module name: of the block, or of the module whose output is added to the stream.
-        kind: what the block computes.
-        stage: 0 for the stem, then counted up whenever the map gets smaller.
-        depth: normalised, 0 to 1.
-        reduces: whether the map gets smaller here.
-        tap: where its tensor can be had.
-        shape: of the tensor without the batch axis.
-        layout: how channels and positions lie in it.
-        grid: (H, W) of its positions; (0, 0) where there is none.
-        prefix: tokens before those of the grid (class token, registers).
-        branch: the residual branch, where there is one.
-    """
-
-    name: str
-    kind: Kind
-    stage: int
-    depth: float
-    reduces: bool
-    tap: Tap
-    shape: tuple[int, ...]
-    layout: Layout
-    grid: tuple[int, int]
-    prefix: int = 0
-    branch: Branch | None = None
-
-    @property
-    def spatial(self) -> bool:
-        """Whether it has a map of positions."""
-        return self.grid != (0, 0)
-
-    def maps(self, tensor: Tensor) -> Tensor:
-        """The tensor as feature maps, (N, C, H, W)."""
-        if self.layout == "channels first":
-            return tensor
-        if self.layout == "channels last":
-            return tensor.permute(0, 3, 1, 2)
-        height, width = self.grid
-        tokens = tensor[:, self.prefix :, :].transpose(1, 2)  # (N, C, T)
-        return tokens.reshape(len(tensor), -1, height, width)
-
-
-def discover(model: nn.Module, example: Tensor) -> list[Layer]:
-    """Every layer of a network in order of execution, from one forward pass of an example (N, C, H, W).
-
-    Raises:
-        ValueError: no residual stream can be seen; says what to do.
-    """
-    flow = record(model, example[:2])
-    found = residuals(flow)
-    if not found:
-        raise ValueError(
-            "no residual additions were found in this model; name the modules to listen to with --layers REGEX[:KIND]"
-        )
-    layers: list[Layer] = []
-    position: Node = 0
-    for residual in found:
-        layers += _passage(flow, position, residual.fork, first=not layers, example=residual)
-        layers.append(_layer(flow, residual))
-        position = residual.sum
-    return _staged(layers)
+__all__ = ["Layer", "chosen", "discover", "labels", "layers_of", "spatial_layers"]
 
 
 def chosen(model: nn.Module, example: Tensor, patterns: Sequence[str]) -> list[Layer]:
-    """The layers that `--layers REGEX[:KIND]` names: outputs of modules, in order of execution; all without a pattern.
+    """The layers that patterns name: outputs of modules, in order of execution; those found without a pattern.
 
     Raises:
         OptionError: a pattern is no regular expression.
@@ -140,32 +36,34 @@ def chosen(model: nn.Module, example: Tensor, patterns: Sequence[str]) -> list[L
     except ValueError:
         known = {}
     names = [name for name, _ in model.named_modules() if name]
-    kinds: dict[str, Kind | None] = {}
-    for pattern in patterns:
-        expression, kind = _split(pattern)
-        try:
-            matching = [name for name in names if re.search(expression, name)]
-        except re.error as error:
-            raise OptionError(f"--layers {pattern} is no regular expression ({error})") from None
+    asked: dict[str, Pattern] = {}
+    for text in expanded(patterns):
+        pattern = parsed(text)
+        matching = [name for name in names if re.search(pattern.expression, name)]
         if not matching:
-            near = difflib.get_close_matches(expression, names, 3, 0.3) or names[:3]
-            hint = f"; kinds are {', '.join(get_args(Kind))}" if ":" in expression else ""
-            raise ValueError(f"--layers {pattern} matches no module; near names are {', '.join(near)}{hint}")
-        kinds.update(dict.fromkeys(matching, kind))
+            near = difflib.get_close_matches(pattern.expression, names, 3, 0.3) or names[:3]
+            hint = f"; kinds are {', '.join(KINDS)}" if ":" in pattern.expression else ""
+            raise ValueError(f"--layers {text} matches no module; near names are {', '.join(near)}{hint}")
+        asked.update(dict.fromkeys(matching, pattern))
     layers = []
     for call in flow.calls:
-        if call.module in kinds and call.number == 0 and call.writes:
-            own = known.get(call.module)
+        if call.module in asked and call.number == 0 and call.writes:
+            pattern, own = asked[call.module], known.get(call.module)
             shape = flow.shapes[call.writes[0]][1:]
             layout, grid, prefix = layout_of(flow, call.writes[0], consumer_is_linear(flow, call.writes[0]))
-            kind = kinds[call.module] or (own.kind if own else "other")
+            if any(pattern.grid):
+                layout, grid, prefix = _said(call.module, shape, pattern)
+            kind = cast(Kind, pattern.kind or (own.kind if own else "other"))
             tap = Tap(call.module, "output")
-            layers.append(Layer(call.module, kind, 0, 0.0, False, tap, shape, layout, grid, prefix))
+            attention = attention_of(flow, range(call.start, call.stop), grid, prefix)
+            layers.append(
+                Layer(call.module, kind, 0, 0.0, False, tap, shape, layout, grid, prefix, attention=attention)
+            )
     if not layers:
         raise ValueError("the modules that --layers names are not called in a forward pass; choose others")
     layers.sort(key=lambda layer: _finish(flow, layer.name))
     grids = [layer.grid for layer in layers]
-    return _staged(
+    return staged(
         [
             replace(layer, reduces=smaller(layer.grid, before))
             for before, layer in zip([grids[0], *grids], layers, strict=False)
@@ -192,45 +90,6 @@ def spatial_layers(subject: Subject, patterns: Sequence[str] = ()) -> list[Layer
     return found
 
 
-@contextmanager
-def listening(model: nn.Module, layers: Sequence[Layer], receive: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """Hand each layer's tensor to `receive(position, tensor)` while the model runs; nothing is kept.
-
-    Hooks are removed afterwards, also after an exception.
-    """
-    modules = dict(model.named_modules())
-    counts: dict[tuple[str, str], int] = {}
-    wanted: dict[tuple[str, str], dict[int, list[int]]] = {}
-    for position, layer in enumerate(layers):
-        key: tuple[str, str] = (layer.tap.module, layer.tap.side)
-        wanted.setdefault(key, {}).setdefault(layer.tap.call, []).append(position)
-
-    def give(key: tuple[str, str], value: object) -> None:
-        number = counts[key] = counts.get(key, -1) + 1
-        tensor = value[0] if isinstance(value, tuple | list) else value
-        for position in wanted[key].get(number, []):
-            assert isinstance(tensor, Tensor)
-            receive(position, tensor)
-
-    handles = [model.register_forward_pre_hook(lambda module, args: counts.clear())]
-    for key in wanted:
-        module, side = modules[key[0]], key[1]
-        if side == "input":
-            handles.append(
-                module.register_forward_pre_hook(
-                    lambda module, args, kwargs, key=key: give(key, args or tuple(kwargs.values())),
-                    with_kwargs=True,
-                )
-            )
-        else:
-            handles.append(module.register_forward_hook(lambda module, args, output, key=key: give(key, output)))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def labels(layers: Sequence[Layer], axis: str) -> dict[str, tuple[Quantity, np.ndarray]]:
     """What every per-layer result says of its layers: name, kind, stage, depth, reduces."""
     dims = (axis,)
@@ -246,85 +105,16 @@ def labels(layers: Sequence[Layer], axis: str) -> dict[str, tuple[Quantity, np.n
     }
 
 
-def _layer(flow: Flow, residual: Residual) -> Layer:
-    call = flow.operations[residual.position].call
-    inside = [flow.operations[i] for i in residual.inside]
-    kind = kind_of(inside)
-    direct = direct_calls(flow, call, residual)
-    shape = flow.shapes[residual.sum]
-    layout, grid, prefix = layout_of(flow, residual.sum, starts_linear(inside, shape))
-    block = flow.calls[call].module
-    alone = sum(r.name in ADDITIONS and r.call == call and len(r.reads) == 2 for r in flow.operations) == 1
-    tap, at_block = tap_of(flow, residual, call)
-    name = branch_name(flow, direct, kind)
-    if name is None or (at_block and alone and kind != "msa" and heavy_calls(flow, direct) > 1):
-        name = block or (direct[-1].module if direct else tap.module)
-    _, before, _ = layout_of(flow, residual.fork, starts_linear(inside, flow.shapes[residual.fork]))
-    reduces = smaller(grid, before)
-    branch = Branch(block, leaves(flow, residual), branch_end(residual, direct))
-    return Layer(name, kind, 0, 0.0, reduces, tap, shape[1:], layout, grid, prefix, branch)
+def _said(name: str, shape: tuple[int, ...], pattern: Pattern) -> tuple[Layout, tuple[int, int], int]:
+    """Layout, grid and prefix as a pattern says, if the tensor has so many tokens.
 
-
-def _passage(flow: Flow, start: Node, end: Node, *, first: bool, example: Residual) -> list[Layer]:
-    """What lies between two residual blocks: the stem before the first, pooling or patch merging later."""
-    inside = [flow.operations[i] for i in flow.between(start, end)]
-    linear = starts_linear([flow.operations[i] for i in example.inside], flow.shapes[example.fork])
-    layers = []
-    if first:
-        pool = next((o for o in inside if o.name in POOLING), None)
-        point = pool.reads[0] if pool else _entry(flow, example, end)
-        heavy = next((o for o in inside if o.name in HEAVY), None)
-        layers.append(_plain(flow, point, "stem", linear, flow.calls[heavy.call].module if heavy else ""))
-        if pool is not None:
-            layers.append(_plain(flow, pool.writes[0], "subsample", linear, flow.calls[pool.call].module))
-    elif inside and smaller(layout_of(flow, end, linear)[1], layout_of(flow, start, linear)[1]):
-        heavy = next((o for o in inside if o.name in HEAVY or o.name in POOLING), inside[-1])
-        own = [c for c in flow.enclosing(heavy.call) if flow.calls[c].start >= flow.maker[start]]
-        layers.append(_plain(flow, end, "subsample", linear, flow.calls[own[-1] if own else heavy.call].module))
-    return [layer for layer in layers if layer is not None]
-
-
-def _entry(flow: Flow, residual: Residual, end: Node) -> Node:
-    """Where the stem ends: the input of the first block, also if it forks after a norm of its own."""
-    block = flow.calls[flow.operations[residual.position].call]
-    if block.reads and any(flow.operations[i].name in HEAVY for i in flow.between(0, block.reads[0])):
-        return block.reads[0]
-    return end
-
-
-def _plain(flow: Flow, node: Node, kind: Kind, linear: bool, name: str) -> Layer:
-    """A layer without a residual branch."""
-    tap = None
-    for call in flow.calls:
-        if call.writes and call.writes[0] == node and call.module:
-            tap = tap or Tap(call.module, "output", call.number)
-    for call in flow.calls:
-        if call.reads and call.reads[0] == node and call.module:
-            tap = tap or Tap(call.module, "input", call.number)
-    if tap is None:
-        raise ValueError(
-            f"the tensor after {name or 'the stem'} meets no module; name layers with --layers REGEX[:KIND]"
-        )
-    layout, grid, prefix = layout_of(flow, node, linear)
-    shape = flow.shapes[node][1:]
-    return Layer(name or tap.module, kind, 0, 0.0, kind == "subsample", tap, shape, layout, grid, prefix)
-
-
-def _staged(layers: Sequence[Layer]) -> list[Layer]:
-    """The same layers with stage and depth."""
-    stage, staged = 0, []
-    for i, layer in enumerate(layers):
-        if layer.kind != "stem" and stage == 0 and layer.kind != "subsample":
-            stage = 1
-        elif layer.reduces and stage > 0:
-            stage += 1
-        staged.append(replace(layer, stage=stage, depth=i / max(len(layers) - 1, 1)))
-    return staged
-
-
-def _split(pattern: str) -> tuple[str, Kind | None]:
-    expression, _, kind = pattern.rpartition(":")
-    return (expression, kind) if expression and kind in get_args(Kind) else (pattern, None)  # type: ignore[return-value]
+    Raises:
+        ValueError: it has not.
+    """
+    count = pattern.grid[0] * pattern.grid[1] + pattern.prefix
+    if len(shape) != 2 or shape[0] != count:
+        raise ValueError(f"--layers {pattern} speaks of {count} tokens, {name} returns {' x '.join(map(str, shape))}")
+    return "tokens", pattern.grid, pattern.prefix
 
 
 def _finish(flow: Flow, module: str) -> int:

@@ -109,6 +109,25 @@ def _load(spec: Spec, *, module: nn.Module | None = None, label: str = "") -> Su
     return subject
 
 
+def beside(subject: Subject, path: Path) -> Subject:
+    """Another checkpoint on the mini-batches of a subject; one that names no architecture has the subject's.
+
+    Raises:
+        FileNotFoundError, ValueError: as `load`.
+    """
+    stored, spec = checkpoints.read(path), subject.spec or Spec()
+    asked = replace(spec, model="", model_arg={}) if stored.native else spec
+    model = build(asked, stored, subject.images)
+    checkpoints.load_into(model, stored)
+    model = model.to(subject.device, subject.dtype).eval()
+    other = replace(
+        subject, model=model, label=checkpoints.label_of(path), checkpoint=stored, spec=replace(asked, checkpoint=path)
+    )
+    if other.images is not None:
+        _fits(other)
+    return other
+
+
 def build(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.Module:
     """The module a spec names, freshly initialised from its seed.
 

@@ -122,12 +122,19 @@ class Probe(Protocol):
     def measure(self, subject: Any, unit: Unit) -> Values: ...
 
 
-def sweep(probe: Probe, subject: Any, units: Iterable[Unit]) -> Iterator[Values]:
+class Sweeping(Protocol):
+    """What measures several units with shared set-up."""
+
+    def sweep(self, subject: Any, units: Iterable[Unit]) -> Iterator[Values]: ...
+
+
+def sweep(probe: Probe | Sweeping, subject: Any, units: Iterable[Unit]) -> Iterator[Values]:
     """Measure units one by one, or together where the probe knows a faster way."""
     together = getattr(probe, "sweep", None)
     if together is not None:
         yield from together(subject, units)
     else:
+        assert isinstance(probe, Probe)
         for unit in units:
             yield probe.measure(subject, unit)
 

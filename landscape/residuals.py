@@ -9,13 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from landscape.dataflow import Call, Flow, Node, Operation
+from landscape.dataflow import ATTENTION, Call, Flow, Node, Operation
 
 Kind = Literal["stem", "conv", "msa", "mlp", "subsample", "head", "other"]
 Layout = Literal["channels first", "channels last", "tokens", "none"]
 
 ADDITIONS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
-ATTENTION = {"scaled_dot_product_attention", "softmax", "_softmax", "multi_head_attention_forward"}
 HEAVY = {
     "conv1d",
     "conv2d",
@@ -29,6 +28,7 @@ HEAVY = {
     *ATTENTION,
 }
 PREFIX = 16  # at most that many tokens (class, registers, distillation) come before those of the grid
+VIEWS = {"reshape", "view", "flatten", "permute", "transpose", "contiguous", "unflatten"}
 POOLING = {"max_pool2d", "avg_pool2d", "boolean_dispatch", "max_pool2d_with_indices", "fractional_max_pool2d"}
 
 
@@ -97,6 +97,44 @@ def direct_calls(flow: Flow, block: int, residual: Residual) -> list[Call]:
     ]
 
 
+def within(flow: Flow, call: Call, start: Node, end: Node) -> bool:
+    """Whether a module call lies on the way from one node to a later one as a whole."""
+    return flow.maker[start] < call.start and call.stop <= flow.maker[end] + 1
+
+
+def blocks_of(flow: Flow, start: Node, end: Node) -> list[int]:
+    """Calls between two nodes that do what a residual block does, without a skip: several weights one after the other.
+
+    As the first block of a stage of an EfficientNet. A module that only holds such blocks stands for them, not itself.
+    """
+    found: list[int] = []
+
+    def visit(position: int) -> None:
+        call = flow.calls[position]
+        inner = [i for i, c in enumerate(flow.calls) if c.parent == position and heavy_calls(flow, [c])]
+        many = [i for i in inner if _weights(flow, flow.calls[i]) > 1]
+        if many and (len(inner) == 1 or len(many) == len(inner)):
+            for i in inner:
+                visit(i)
+        elif call.reads and call.writes:
+            found.append(position)
+
+    for position, call in enumerate(flow.calls):
+        alone = within(flow, call, start, end) and not (
+            call.parent >= 0 and within(flow, flow.calls[call.parent], start, end)
+        )
+        if alone and call.module and _weights(flow, call) > 1 and flow.ancestors[end] >> (call.writes or (end,))[0] & 1:
+            visit(position)
+    return found
+
+
+def _weights(flow: Flow, call: Call) -> int:
+    """How many layers with weights lie between what a call is given and what it returns, one after the other."""
+    if not (call.reads and call.writes):
+        return 0
+    return sum(bool(flow.operations[i].weight) for i in flow.between(call.reads[0], call.writes[0]))
+
+
 def leaves(flow: Flow, residual: Residual) -> tuple[Tap, ...]:
     """Calls of modules without children that a branch is made of, in order of execution."""
     inside, parents = set(residual.inside), {call.parent for call in flow.calls}
@@ -129,8 +167,11 @@ def branch_name(flow: Flow, direct: Sequence[Call], kind: Kind) -> str | None:
     return next((call.module for call in reversed(direct) if does(call, HEAVY)), None)
 
 
-def tap_of(flow: Flow, residual: Residual, call: int) -> tuple[Tap, bool]:
-    """Where the sum can be had: at the block's output if it ends there, else where the next module takes it in."""
+def tap_of(flow: Flow, residual: Residual, call: int) -> tuple[Tap, Node, bool]:
+    """Where the sum can be had: at the block's output if it ends there, else where the next module takes it in.
+
+    With the tensor that is had there, the sum itself or a view of it, and whether that is at the block's output.
+    """
     block = flow.calls[call]
     later = [
         flow.operations[i]
@@ -139,13 +180,18 @@ def tap_of(flow: Flow, residual: Residual, call: int) -> tuple[Tap, bool]:
     ]
     shape = flow.shapes[residual.sum]
     if block.module and block.writes and flow.shapes[block.writes[0]] == shape and not later:
-        return Tap(block.module, "output", block.number), True
-    for consumer in flow.calls:
-        if consumer.reads and consumer.reads[0] == residual.sum:
-            return Tap(consumer.module, "input", consumer.number), False
-    for maker in flow.calls:
-        if maker.writes and maker.writes[0] == residual.sum:
-            return Tap(maker.module, "output", maker.number), False
+        return Tap(block.module, "output", block.number), residual.sum, True
+    views = [residual.sum]
+    for operation in flow.operations[residual.position + 1 :]:
+        if operation.name in VIEWS and operation.reads == (views[-1],):
+            views.append(operation.writes[0])
+    for node in views:
+        for consumer in flow.calls:
+            if consumer.reads and consumer.reads[0] == node:
+                return Tap(consumer.module, "input", consumer.number), node, False
+        for maker in flow.calls:
+            if maker.writes and maker.writes[0] == node:
+                return Tap(maker.module, "output", maker.number), node, False
     raise ValueError(
         f"the sum after {block.module or 'the model'} meets no module; name layers with --layers REGEX[:KIND]"
     )
@@ -180,6 +226,11 @@ def layout_of(flow: Flow, node: Node, linear: bool) -> tuple[Layout, tuple[int, 
         if fitting:
             prefix, _, grid = min(fitting)
             return "tokens", grid, prefix
+        for earlier in range(node - 1, -1, -1):  # patches that were merged while they still had rows and columns
+            sides = flow.shapes[earlier][1:3]
+            lies = flow.ancestors[node] >> earlier & 1 and len(flow.shapes[earlier]) == 4
+            if lies and min(sides) > 1 and sides[0] * sides[1] == shape[1]:
+                return "tokens", (sides[0], sides[1]), 0
     return "none", (0, 0), 0
 
 
@@ -191,6 +242,17 @@ def _grids(flow: Flow, node: Node, features: int) -> Iterator[tuple[int, int]]:
         yield shape[2], shape[3]
     elif len(shape) == 6 or (len(shape) == 4 and shape[3] == features and min(shape[1:3]) > 1):
         yield shape[1], shape[2]  # (batch, row, column, ...): a patch or the features
+
+
+def window_of(flow: Flow, node: Node, tokens: int) -> tuple[int, int]:
+    """Sides of the windows that a map was cut into, by the reshape (..., rows, side, columns, side, ...)."""
+    for earlier in range(node, -1, -1):
+        shape = flow.shapes[earlier]
+        if flow.ancestors[node] >> earlier & 1 and len(shape) >= 6:
+            for i in range(2, len(shape) - 2):
+                if shape[i] * shape[i + 2] == tokens:
+                    return shape[i], shape[i + 2]
+    return (0, 0)
 
 
 def smaller(grid: tuple[int, int], before: tuple[int, int]) -> bool:

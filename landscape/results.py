@@ -203,6 +203,27 @@ def probe_linear(data: xr.Dataset) -> Numbers:
     return {**_ends(_values(data, "accuracy")), "best": values[best].item(), "at": str(data["name"].values[best])}
 
 
+def similarity(data: xr.Dataset) -> Numbers:
+    """Alignment of neighbouring layers on average, and of the first layer with the last."""
+    if "cka" not in data:
+        return {}
+    values = data["cka"].values
+    found: Numbers = {"first with last": values[0, -1].item()}
+    if not data.attrs.get("against") and len(values) > 1:
+        found = {"neighbours": np.diagonal(values, 1).mean().item(), **found}
+    return found
+
+
+def attention(data: xr.Dataset) -> Numbers:
+    """Attention distance and normalised mutual information, mean over heads, of the first and the last layer."""
+    found: Numbers = {}
+    for name, word in (("distance", "distance"), ("mutual_information", "NMI")):
+        rows = data[name].values if name in data else np.empty((0, 0))
+        means = np.array([row[np.isfinite(row)].mean() for row in rows if np.isfinite(row).any()])
+        found |= {f"{word} {key}": value for key, value in _ends(means).items()}
+    return found
+
+
 def hessian(data: xr.Dataset) -> Numbers:
     """Share of negative eigenvalues and mean of the positive ones, or the sharpest layer; and what to distrust."""
     found: Numbers = {name: data[name].item() for name in ("nep", "ape") if name in data and data[name].ndim == 0}
@@ -257,6 +278,8 @@ HEADLINES: Mapping[str, Callable[[xr.Dataset], Numbers]] = {
     "density": density,
     "fourier": fourier,
     "variance": variance,
+    "similarity": similarity,
+    "attention": attention,
     "lesion": lesion,
     "noise": noise,
     "probe-linear": probe_linear,

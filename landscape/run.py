@@ -19,7 +19,7 @@ from landscape import store
 from landscape.answer import Question, Reduce
 from landscape.checkpoint import versions
 from landscape.loading import load_spec
-from landscape.probe import Probe, Unit, Values, sweep
+from landscape.probe import Probe, Sweeping, Unit, Values, sweep
 from landscape.probes import PROBES, probe_class
 from landscape.subject import Spec, Subject
 
@@ -70,7 +70,7 @@ def run(
         ValueError, OSError: the file cannot be used; see the message.
     """
     if not overwrite:
-        subject = _as_stored(probe, subject, path)
+        subject = as_stored(probe, subject, path)
     asked = question(probe, subject, label or subject.label)
     if overwrite:
         store.discard(path, asked)
@@ -79,10 +79,7 @@ def run(
         probe = _settled(probe, subject, writer) if pending else probe
         total = math.prod(asked.plan.shape)
         done, merged = total - len(pending), time.monotonic()
-        if executor is None:
-            results = _in_line(probe, subject, pending)
-        else:
-            results = _spread(probe, subject, pending, executor, workers)
+        results = measured(probe, subject, pending, executor, workers)
         with contextlib.closing(results):  # an interrupt restores the model now, not when its traceback is forgotten
             for unit, values in results:
                 writer.write(unit, values)
@@ -127,7 +124,7 @@ def reduce_of(name: str, parameters: Mapping[str, Any]) -> Reduce | None:
     return getattr(probe, "reduce", None)
 
 
-def _as_stored(probe: Probe, subject: Subject, path: Path) -> Subject:
+def as_stored(probe: Probe, subject: Subject, path: Path) -> Subject:
     """The subject with the batch size of a half-finished answer, so that it resumes where batch size is free."""
     store.settle(path, reduce_of=reduce_of)
     group = store.stored(path, probe.name, digest(probe, subject))
@@ -142,13 +139,13 @@ def _settled(probe: Probe, subject: Subject, writer: store.Writer) -> Probe:
     return settle(subject, writer.stored()) if settle is not None else probe
 
 
-def _in_line(probe: Probe, subject: Subject, units: list[Unit]) -> Generator[tuple[Unit, Values]]:
-    yield from zip(units, sweep(probe, subject, units), strict=True)
-
-
-def _spread(
-    probe: Probe, subject: Subject, units: list[Unit], executor: Executor, workers: int
+def measured(
+    probe: Probe | Sweeping, subject: Subject, units: list[Unit], executor: Executor | None, workers: int
 ) -> Generator[tuple[Unit, Values]]:
+    """Units with their values, in-line in order, or as an executor finishes them."""
+    if executor is None:
+        yield from zip(units, sweep(probe, subject, units), strict=True)
+        return
     if subject.spec is None:
         raise ValueError(
             "workers load the subject by themselves and cannot load a module made in Python; "
@@ -173,7 +170,7 @@ _loaded = threading.local()  # one subject per worker thread: probes write to th
 _loading = threading.Lock()  # a fresh model draws from torch's only generator
 
 
-def _measure(probe: Probe, spec: Spec, units: list[Unit]) -> list[Values]:
+def _measure(probe: Probe | Sweeping, spec: Spec, units: list[Unit]) -> list[Values]:
     if getattr(_loaded, "spec", None) != spec:
         with _loading:
             _loaded.subject, _loaded.spec = load_spec(spec), spec

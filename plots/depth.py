@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import xarray as xr
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from landscape.plots.appearance import Look, look
+from landscape.plots import style as layout
+from landscape.plots.appearance import Look
+from landscape.plots.appearance import look as look_of
 
 NOTE = "Bands: self-attention (grey), blocks that reduce the map (blue). Error bars: standard error over samples."
 
 
-def over_depth(data: xr.Dataset, ax: Axes, quantity: str, *, style: Look | None = None) -> Axes:
+class Draw(Protocol):
+    """Draws one answer over depth, with bands or without."""
+
+    def __call__(self, data: xr.Dataset, ax: Axes, *, look: Look | None = None, shade: bool = True) -> Axes: ...
+
+
+def over_depth(data: xr.Dataset, ax: Axes, quantity: str, *, style: Look | None = None, shade: bool = True) -> Axes:
     """Draw a quantity per layer with its standard error at each layer's depth; layers without a map are left out."""
-    style = style or look(data)
+    style = style or look_of(data)
     shown = data[quantity].notnull().values
     error = data[f"{quantity}_se"].fillna(0.0).values[shown] if f"{quantity}_se" in data else None
     ax.errorbar(
@@ -27,7 +39,22 @@ def over_depth(data: xr.Dataset, ax: Axes, quantity: str, *, style: Look | None 
         label=style.label,
     )
     ax.set(xlabel="normalised depth", xlim=(-0.03, 1.03))
-    return bands(data, ax)
+    return bands(data, ax) if shade else ax
+
+
+def page(answers: Sequence[xr.Dataset], looks: Sequence[Look], draw: Draw) -> Figure:
+    """One panel per network on common axes, and of several networks one with all of them, without bands."""
+    several = len(answers) > 1
+    legend = [look.sample() for look in looks] if several else []
+    also = ["all networks"] if several else []
+    figure, axes = layout.panels(answers, looks, aspect=0.85, note=NOTE, also=also, legend=legend)
+    for data, ax, look in zip(answers, axes, looks, strict=False):
+        draw(data, ax, look=look)
+    for data, look in zip(answers, looks, strict=True):
+        if several:
+            draw(data, axes[-1], look=look, shade=False)
+    layout.outer(axes)
+    return figure
 
 
 def bands(data: xr.Dataset, ax: Axes) -> Axes:

@@ -8,7 +8,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from landscape.plots import depth, style
+from landscape.plots import depth
 from landscape.plots.appearance import Look
 
 MEANING = (
@@ -19,17 +19,13 @@ MEANING = (
 )
 
 
-def fourier_depth(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
+def fourier_depth(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shade: bool = True) -> Axes:
     """Draw the relative log amplitude at each layer's own highest frequency over normalised depth."""
-    depth.over_depth(data, ax, "high_frequency", style=look)
+    depth.over_depth(data, ax, "high_frequency", style=look, shade=shade)
     ax.set(ylabel="Δ\u00a0ln\u00a0A at the highest frequency")
     return ax
 
 
 def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """One panel per network on common axes."""
-    figure, axes = style.panels(answers, looks, aspect=0.85, note=depth.NOTE)
-    for data, ax, look in zip(answers, axes, looks, strict=True):
-        fourier_depth(data, ax, look=look)
-    style.outer(axes)
-    return figure
+    """One panel per network on common axes, and one with all of them."""
+    return depth.page(answers, looks, fourier_depth)

@@ -9,7 +9,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from landscape.plots import depth, style
+from landscape.plots import depth
 from landscape.plots.appearance import Look
 
 MEANING = (
@@ -19,9 +19,9 @@ MEANING = (
 )
 
 
-def variance(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
+def variance(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shade: bool = True) -> Axes:
     """Draw the feature-map variance of every layer over normalised depth, on a logarithmic scale."""
-    depth.over_depth(data, ax, "variance", style=look)
+    depth.over_depth(data, ax, "variance", style=look, shade=shade)
     values = data["variance"].values[np.isfinite(data["variance"].values)]
     if values.size and values.min() > 0:
         ax.set_yscale("log")
@@ -32,9 +32,5 @@ def variance(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
 
 
 def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """One panel per network on common axes."""
-    figure, axes = style.panels(answers, looks, aspect=0.85, note=depth.NOTE)
-    for data, ax, look in zip(answers, axes, looks, strict=True):
-        variance(data, ax, look=look)
-    style.outer(axes)
-    return figure
+    """One panel per network on common axes, and one with all of them."""
+    return depth.page(answers, looks, variance)

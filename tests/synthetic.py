@@ -29,6 +29,8 @@ PROBES = (
     "noise",
     "probe-linear",
     "line",
+    "similarity",
+    "attention",
 )
 PARAMETERS: Mapping[str, Mapping[str, Any]] = {"surface": {"seed": 0}, "hessian": {"seed": 0}, "noise": {"eps": "0.7"}}
 
@@ -360,6 +362,74 @@ def density(network: Network) -> tuple[Plan, Measure]:
     return plan, measure
 
 
+def similarity(network: Network) -> tuple[Plan, Measure]:
+    n = len(network.kinds)
+    plan = Plan(
+        over={"batch": np.arange(8)},
+        axes={"layer": np.arange(n), "other": np.arange(n)},
+        labels={
+            **labels(network, "layer"),
+            **{f"other_{name}": item for name, item in labels(network, "other").items()},
+        },
+        quantities={
+            **quantities((), "samples"),
+            **quantities(("layer", "other"), "hsic"),
+            **quantities(("layer",), "hsic_layer"),
+            **quantities(("other",), "hsic_other"),
+        },
+        summaries=quantities(("layer", "other"), "cka", "cka_se"),
+    )
+    place = np.arange(n) / 6 + 0.7 * np.array(network.stages)
+
+    def measure(unit: Unit) -> Values:
+        noise = 0.02 * np.random.default_rng(unit.seed(0)).normal(size=(n, n))
+        alike = np.exp(-np.abs(place[:, None] - place)) + noise + noise.T
+        return {"samples": 128, "hsic": alike, "hsic_layer": np.ones(n), "hsic_other": np.ones(n)}
+
+    return plan, measure
+
+
+def attention(network: Network) -> tuple[Plan, Measure]:
+    """Of a network without self-attention, of its layers all the same."""
+    n = len(network.kinds)
+    per_head = [f"{name}_{what}" for name in ("distance", "entropy", "mutual_information")
+                for what in ("sum", "square_sum")]  # fmt: skip
+    per_layer = [f"{name}_cosine_{what}" for name in ("head", "token", "depth") for what in ("sum", "square_sum")]
+    mean_head = [name.removesuffix("_sum") for name in per_head if "square" not in name]
+    mean_layer = [name.removesuffix("_sum") for name in per_layer if "square" not in name]
+    plan = Plan(
+        over={"batch": np.arange(8)},
+        axes={"layer": np.arange(n), "head": np.arange(3), "token_rank": np.arange(64), "image_rank": np.arange(128)},
+        labels=labels(network, "layer"),
+        quantities={
+            **quantities((), "samples", "token_samples"),
+            **quantities(("layer", "head"), *per_head),
+            **quantities(("layer",), *per_layer),
+            **quantities(("layer", "token_rank"), "token_singular_value_sum"),
+            **quantities(("layer", "image_rank"), "batch_singular_value"),
+        },
+        summaries={
+            **quantities(("layer", "head"), *mean_head, *(f"{name}_se" for name in mean_head)),
+            **quantities(("layer",), *mean_layer, *(f"{name}_se" for name in mean_layer)),
+            **quantities(("layer", "token_rank"), "token_singular_value"),
+            **quantities(("layer", "image_rank"), "image_singular_value"),
+        },
+    )
+    depth = np.linspace(0, 1, n)
+    far = 8 + 6 * depth[:, None] + np.array([-4.0, 0.0, 3.0]) * (1 - depth[:, None])
+
+    def measure(unit: Unit) -> Values:
+        means = {"distance": far, "entropy": 3 + 0 * far, "mutual_information": 0.5 / (1 + 0.1 * far)}
+        alike = {f"{name}_cosine": 0.3 + 0.5 * depth for name in ("head", "token", "depth")}
+        sums = {f"{name}_sum": 128 * mean for name, mean in {**means, **alike}.items()}
+        squares = {f"{name}_square_sum": 129 * mean**2 for name, mean in {**means, **alike}.items()}
+        ranks = [-(0.2 + 2 * depth[:, None]) * np.log1p(np.arange(count)) for count in (64, 128)]
+        return {**sums, **squares, "samples": 128, "token_samples": 4, "token_singular_value_sum": 4 * ranks[0],
+                "batch_singular_value": ranks[1]}  # fmt: skip
+
+    return plan, measure
+
+
 MADE_UP: Mapping[str, Callable[[Network], tuple[Plan, Measure]]] = {
     "surface": surface,
     "trajectory": trajectory,
@@ -372,4 +442,6 @@ MADE_UP: Mapping[str, Callable[[Network], tuple[Plan, Measure]]] = {
     "line": line,
     "noise": noise,
     "probe-linear": probe_linear,
+    "similarity": similarity,
+    "attention": attention,
 }

@@ -8,7 +8,8 @@ import torch
 from analytic import answer, passage
 from torch import Tensor
 
-from landscape.linalg.fourier import diagonal_frequencies, relative_log_amplitude
+from landscape.linalg import parts
+from landscape.linalg.fourier import diagonal_frequencies, frequencies, relative_log_amplitude
 from landscape.probe import OptionError
 from landscape.probes.fourier import Fourier
 
@@ -145,3 +146,54 @@ def test_one_image_has_no_standard_error_and_one_position_no_high_frequency() ->
 def test_an_unknown_convention_is_a_usage_error() -> None:
     with pytest.raises(OptionError, match="--frequencies"):
         Fourier(frequencies="nyquist")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (7, 7), (6, 10), (9, 4), (5, 8)])
+def test_the_spectrum_of_all_frequencies_is_that_of_numpy(shape: tuple[int, int]) -> None:
+    maps = _noise(7, 3, *shape)
+    found = answer(Fourier(layers=("maps", "pooled", "tokens")), passage(maps))
+    for row, layer in enumerate((maps, torch.nn.functional.avg_pool2d(maps, 2), maps)):
+        height, width = layer.shape[-2:]
+        amplitude = np.log(np.abs(np.fft.fftshift(np.fft.fft2(layer.numpy()), axes=(-2, -1))) + 1e-6).mean(axis=(0, 1))
+        expected = amplitude - amplitude[height // 2, width // 2]
+        np.testing.assert_allclose(found["spectrum"][row, :height, :width], expected, atol=1e-9)
+        assert np.isnan(found["spectrum"][row, height:]).all()
+        assert np.isnan(found["spectrum"][row, :, width:]).all()
+        np.testing.assert_allclose(found["row_frequency"][row, :height], frequencies(height))
+        assert found["column_frequency"][row, width // 2] == 0.0
+
+
+def test_the_diagonal_of_the_spectrum_is_the_diagonal() -> None:
+    found = answer(Fourier(layers=("maps",)), passage(_noise(7, 3, 8, 8)))
+    middle = np.arange(4) + 4
+    np.testing.assert_allclose(found["spectrum"][0, middle, middle], found["delta_log_amplitude"][0], atol=1e-12)
+
+
+def test_the_diagonal_alone_is_the_same_without_the_rest() -> None:
+    subject = passage(_noise(7, 3, 8, 8))
+    full, alone = (answer(Fourier(layers=("maps",), spectrum=s), subject) for s in ("full", "diagonal"))  # type: ignore[arg-type]
+    np.testing.assert_allclose(full["delta_log_amplitude"], alone["delta_log_amplitude"], atol=1e-12)
+    assert "spectrum" not in alone
+    with pytest.raises(OptionError, match="--spectrum"):
+        Fourier(spectrum="half")  # type: ignore[arg-type]
+
+
+def test_channels_by_themselves_average_to_the_layer() -> None:
+    maps = _noise(7, 3, 8, 8)
+    found = answer(Fourier(layers=("maps", "pooled"), per_channel=True), passage(maps))
+    each = np.stack([_reference(maps[:, i : i + 1]) for i in range(3)])  # (channel, N, bin)
+    np.testing.assert_allclose(found["delta_log_amplitude_channel"][0], each.mean(axis=1), atol=1e-9)
+    error = each.std(axis=1, ddof=1) / 7**0.5
+    np.testing.assert_allclose(found["delta_log_amplitude_channel_se"][0], error, atol=1e-9)
+    mean = found["delta_log_amplitude_channel"].mean(axis=1)
+    np.testing.assert_allclose(mean, found["delta_log_amplitude"], atol=1e-12)
+
+
+def test_a_batch_in_parts_is_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = passage(_noise(7, 3, 8, 8))
+    probe = Fourier(layers=("maps", "tokens"), per_channel=True)
+    whole = answer(probe, subject)
+    monkeypatch.setattr(parts, "NUMBERS", {"cpu": 2 * 3 * 64})
+    for name, values in answer(probe, subject).items():
+        if "delta" in name or name == "spectrum":
+            np.testing.assert_allclose(values, whole[name], rtol=1e-12, atol=1e-12)

@@ -12,7 +12,8 @@ from foreign import Encoder, Functional, Plain, Reshaped, Squeeze, torchvision_m
 from torch import Tensor, nn
 
 from landscape import models
-from landscape.layers import Layer, chosen, discover, labels, listening, spatial_layers
+from landscape.features import listening
+from landscape.layers import Layer, chosen, discover, labels, spatial_layers
 from landscape.models.alternet import AlterNet
 from landscape.models.preresnet import PreResNet
 from landscape.models.resnet import ResNet

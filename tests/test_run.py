@@ -32,6 +32,8 @@ SMALL: dict[str, dict[str, Any]] = {  # the questions, as small as they get
     "hessian": {"top": 2, "batches": 2, "max_products": 12},
     "fourier": {},
     "variance": {},
+    "similarity": {},
+    "attention": {"spectra_images": 1},
     "lesion": {},
     "noise": {"bands": "0.2,0.3,0.7"},
     "probe-linear": {"train_samples": 64},
@@ -51,10 +53,15 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three snapshots."""
+    """A run of three snapshots; beside it a network that attends."""
     folder = tmp_path_factory.mktemp("resnet-digits")
     for epoch, name in enumerate(("init", "epoch_001", "final")):
         save(folder / f"{name}.pt", seed=epoch)
+    attending(folder).mkdir()
+    torch.manual_seed(0)
+    arguments = {"classes": 10, "image_size": 16, "depth": 2}
+    weights = models.build("vit_demo", **arguments).state_dict()
+    save(attending(folder) / "final.pt", seed=0, model="vit_demo", model_args=arguments, state_dict=weights)
     return folder
 
 
@@ -80,6 +87,15 @@ def save(path: Path, *, seed: int, **changed: Any) -> Path:
     }
     checkpoint.write(path, **{**content, **changed})
     return path
+
+
+def attending(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}-attending")
+
+
+def fitting(name: str, folder: Path) -> subject.Subject:
+    """The network that a probe is tried on."""
+    return loaded(attending(folder) if name == "attention" else folder)
 
 
 def loaded(folder: Path, **options: Any) -> subject.Subject:
@@ -117,8 +133,8 @@ def stop_after(units: int) -> Callable[[int, int], None]:
 @pytest.mark.parametrize("name", SMALL)
 def test_stored_equals_measured(name: str, folder: Path, tmp_path: Path) -> None:
     probe, path = small(name), tmp_path / "results.h5"
-    stored = answer(path, run(probe, loaded(folder), path))
-    fresh = loaded(folder)
+    stored = answer(path, run(probe, fitting(name, folder), path))
+    fresh = fitting(name, folder)
     plan = probe.plan(fresh)
     assert stored["done"].all()
     for unit in reversed(list(plan.units())):  # any order
@@ -135,8 +151,8 @@ def test_threads_equal_processes_equal_in_line(
 ) -> None:
     probe = small(name)
     here, there = tmp_path / "here.h5", tmp_path / "there.h5"
-    in_line = run(probe, loaded(folder), here)
-    spread = run(probe, loaded(folder), there, executor=executors[kind], workers=2)
+    in_line = run(probe, fitting(name, folder), here)
+    spread = run(probe, fitting(name, folder), there, executor=executors[kind], workers=2)
     assert spread == in_line
     assert_same(answer(there, spread), answer(here, in_line))
 
@@ -144,8 +160,8 @@ def test_threads_equal_processes_equal_in_line(
 @pytest.mark.parametrize("name", SMALL)
 def test_stopped_and_resumed_equals_uninterrupted(name: str, folder: Path, tmp_path: Path) -> None:
     probe, path = small(name), tmp_path / "results.h5"
-    whole = answer(tmp_path / "whole.h5", run(probe, loaded(folder), tmp_path / "whole.h5"))
-    one = loaded(folder)
+    whole = answer(tmp_path / "whole.h5", run(probe, fitting(name, folder), tmp_path / "whole.h5"))
+    one = fitting(name, folder)
     weights = checkpoint.weights_sha256(one.model.state_dict())
     with pytest.raises(KeyboardInterrupt) as caught:
         run(probe, one, path, report=stop_after(1))
@@ -155,7 +171,7 @@ def test_stopped_and_resumed_equals_uninterrupted(name: str, folder: Path, tmp_p
     assert group is not None
     assert store.read_group(path, group)["done"].sum() == 1
     assert store.attribute(path, group, "finished") == ""
-    outcome = run(probe, loaded(folder), path)
+    outcome = run(probe, fitting(name, folder), path)
     assert outcome.measured == outcome.units - 1
     assert_same(answer(path, outcome), whole)
     assert run(probe, one, path).measured == 0
@@ -299,7 +315,7 @@ def test_the_digest_is_of_the_question_not_of_its_circumstances(
         == (reference[name])
     )
     changed = digest(small(name), loaded(folder, batch_size=16))
-    assert (changed != reference[name]) == (name in ("hessian", "trace"))
+    assert (changed != reference[name]) == (name in ("hessian", "trace", "similarity", "attention"))
     changed = digest(small(name), loaded(folder, weight_decay=0.1))
     assert (changed != reference[name]) == (name in ("hessian", "trace", "density"))
 

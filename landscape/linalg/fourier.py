@@ -1,4 +1,4 @@
-"""Log amplitudes of feature maps along the half diagonal of their Fourier spectrum (Park & Kim 2022, Fig. 2)."""
+"""Log amplitudes of the Fourier spectra of feature maps, and along their half diagonal (Park & Kim 2022, Fig. 2)."""
 
 from __future__ import annotations
 
@@ -16,35 +16,78 @@ def diagonal_frequencies(height: int, width: int) -> np.ndarray:
     return np.arange((n + 1) // 2) * 2.0 / n
 
 
-def log_amplitude_diagonal(maps: Tensor) -> Tensor:
-    """ln(|FFT2(z)| + 1e-6) along the half diagonal, unnormalised FFT, before any averaging.
+def frequencies(n: int) -> np.ndarray:
+    """True frequencies of an axis of n positions, zero in the centre, in units of pi."""
+    return np.fft.fftshift(np.fft.fftfreq(n)) * 2.0
+
+
+def half_spectrum(maps: Tensor) -> Tensor:
+    """FFT2(z), unnormalised, of maps (N, C, H, W): columns 0 .. W // 2, the others are their mirror image."""
+    spectrum: Tensor = torch.fft.rfft2(maps.float() if maps.dtype != torch.float64 else maps)
+    return spectrum
+
+
+def log_amplitude(spectrum: Tensor) -> Tensor:
+    """ln(|FFT2(z)| + 1e-6), before any averaging."""
+    # By the parts of the complex numbers: three times as fast as their abs() on a CPU.
+    return (spectrum.real.square() + spectrum.imag.square()).sqrt_().add_(1e-6).log_()
+
+
+def diagonal(spectrum: Tensor, width: int) -> Tensor:
+    """ln(|FFT2(z)| + 1e-6) along the half diagonal.
 
     Where the sides differ the diagonal is taken at equal physical frequency, by linear interpolation along the longer
     side.
 
     Args:
-        maps: (N, C, H, W).
+        spectrum: (N, C, H, W // 2 + 1), as `half_spectrum`.
+        width: W.
 
     Returns:
         (N, C, bins), bins as in `diagonal_frequencies`.
     """
-    height, width = maps.shape[-2:]
-    if height > width:
-        return log_amplitude_diagonal(maps.transpose(-1, -2))
-    half = (height + 1) // 2
-    rows = torch.arange(half, device=maps.device)
-    spectrum = torch.fft.rfft2(maps.float() if maps.dtype != torch.float64 else maps)  # columns 0 .. W // 2
+    height = spectrum.shape[-2]
+    device = spectrum.device
+    bins = (min(height, width) + 1) // 2
+    index = torch.arange(bins, device=device)
     if height == width:
-        return torch.log(spectrum[..., rows, rows].abs() + 1e-6)
-    amplitude = torch.log(spectrum[..., :half, :].abs() + 1e-6)
-    columns = rows.to(amplitude.dtype) * width / height
-    left = columns.floor().long()
-    right = (left + 1).clamp_max(width // 2)
-    share = columns - left
-    return torch.lerp(amplitude[..., rows, left], amplitude[..., rows, right], share)
+        return log_amplitude(spectrum[..., index, index])
+    longer, shorter = max(height, width), min(height, width)
+    place = index.to(spectrum.real.dtype) * longer / shorter
+    left = place.floor().long()
+    right = (left + 1).clamp_max(longer // 2)
+    rows, columns = (index, left) if width > height else (left, index)
+    beside = (index, right) if width > height else (right, index)
+    return torch.lerp(log_amplitude(spectrum[..., rows, columns]), log_amplitude(spectrum[..., *beside]), place - left)
+
+
+def diagonal_alone(maps: Tensor) -> Tensor:
+    """The same without the rest of the spectrum, of square maps by as many scalar products, half the time on a CPU.
+
+    F(k, k) = sum_yx z_yx exp(-2 pi i k (y + x) / n), one matrix product for all maps.
+    """
+    height, width = maps.shape[-2:]
+    if height != width:
+        return diagonal(half_spectrum(maps), width)
+    maps = maps.float() if maps.dtype != torch.float64 else maps
+    place = torch.arange(width, device=maps.device)
+    bins = place[: (width + 1) // 2]
+    steps = ((place[:, None] + place)[..., None] * bins % width).flatten(0, 1)  # (position, bin)
+    angle = steps.double() * (2 * torch.pi / width)
+    waves = torch.cat([angle.cos(), angle.sin()], dim=1).to(maps.dtype)
+    real, imaginary = (maps.flatten(2) @ waves).chunk(2, dim=-1)
+    return log_amplitude(torch.complex(real, imaginary))
 
 
 def relative_log_amplitude(maps: Tensor) -> Tensor:
     """DeltaLogA(f) = A(f, f) - A(0, 0), mean over channels, (N, bins) float64."""
-    diagonal = log_amplitude_diagonal(maps)
-    return (diagonal - diagonal[..., :1]).mean(dim=1, dtype=torch.float64)
+    found = diagonal_alone(maps)
+    return (found - found[..., :1]).mean(dim=1, dtype=torch.float64)
+
+
+def whole(half: np.ndarray, width: int) -> np.ndarray:
+    """A spectrum of real maps (..., H, W // 2 + 1) with all its columns, zero frequency in the centre, (..., H, W)."""
+    height = half.shape[-2]
+    rows, columns = np.indices((height, width)) - np.array([height // 2, width // 2])[:, None, None]
+    found: np.ndarray = half[..., np.where(columns < 0, -rows, rows) % height, np.abs(columns)]
+    return found

@@ -23,10 +23,16 @@ PROBES: dict[str, tuple[str, str, str]] = {
     "density": ("density", "Density", "Density of all Hessian eigenvalues, by Lanczos quadrature."),
     "fourier": ("fourier", "Fourier", "Relative log amplitude of feature maps over frequency, per layer."),
     "variance": ("variance", "Variance", "Variance of feature maps over positions, per layer."),
+    "similarity": ("similarity", "Similarity", "Centred kernel alignment of all pairs of layers, or of two networks."),
+    "attention": ("attention", "Attention", "Distance, mutual information and diversity of self-attentions, per head."),
     "lesion": ("lesion", "Lesion", "Accuracy and loss when one unit is removed, for every unit."),
     "noise": ("noise", "Noise", "Accuracy under noise of one band of frequencies, for every band."),
     "probe-linear": ("probe_linear", "ProbeLinear", "Accuracy of a linear classifier on frozen features, per layer."),
 }
+
+# what `landscape features` measures, from one forward pass per mini-batch
+FEATURES = ("fourier", "variance", "similarity", "attention")
+FEATURES_HELP = "Fourier, variance, similarity and attention from one forward pass per mini-batch."
 
 
 def probe_class(name: str) -> type[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -10,8 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.layers import labels, listening, spatial_layers
-from landscape.linalg.fourier import diagonal_frequencies, relative_log_amplitude
+from landscape.features import Listener, one_pass
+from landscape.layers import Layer, labels, spatial_layers
+from landscape.linalg.fourier import (
+    diagonal,
+    diagonal_alone,
+    diagonal_frequencies,
+    frequencies,
+    half_spectrum,
+    log_amplitude,
+    whole,
+)
+from landscape.linalg.parts import parts
+from landscape.patterns import expanded
 from landscape.probe import Plan, Quantity, Unit, Values, one_of
 from landscape.subject import Subject
 
@@ -30,10 +41,16 @@ class Fourier:
     batch_size: ClassVar[int] = 128
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"park2022": {"frequencies": "park2022"}}
 
-    layers: Annotated[tuple[str, ...], "REGEX[:KIND]: modules to listen to instead of the discovered layers"] = ()
+    layers: Annotated[tuple[str, ...], "REGEX[:KIND] or file.toml: modules instead of the layers found"] = ()
+    spectrum: Annotated[
+        Literal["full", "diagonal"], "store the mean spectrum of all frequencies, or the diagonal alone"
+    ] = "full"
+    per_channel: Annotated[bool, "store the diagonal of every channel too"] = False
     frequencies: Annotated[Literal["true", "park2022"], "true DFT frequencies, or the last bin called pi"] = "true"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", expanded(self.layers))
+        one_of("spectrum", self.spectrum, ("full", "diagonal"))
         one_of("frequencies", self.frequencies, ("true", "park2022"))
 
     def plan(self, subject: Subject) -> Plan:
@@ -49,22 +66,28 @@ class Fourier:
         coarsest = min((s for s, values in zip(scale, bins, strict=True) if len(values) > 1), default=1.0)
         coarse = frequency[list(scale).index(coarsest)] if coarsest in scale else np.zeros(1)
         per_bin = ("layer", "bin")
+        whole, channels = self._whole(found), self._channels(found)
         return Plan(
             over={"batch": np.arange(len(subject.batches))},
             axes={
                 "layer": np.arange(len(found)),
                 "bin": np.arange(count),
                 "common_frequency": coarse[np.isfinite(coarse)] * coarsest,
+                **whole.axes,
+                **channels.axes,
             },
             labels={
                 **labels(found, "layer"),
                 "frequency": (Quantity("frequency on the layer's own grid", "pi", per_bin), frequency),
                 "scale": (Quantity("positions of the layer per input pixel, along one side", dims=("layer",)), scale),
+                **whole.labels,
             },
             quantities={
                 "samples": Quantity("images in the mini-batch"),
                 "delta_sum": Quantity("sum over images of DeltaLogA", "nats", per_bin),
                 "delta_square_sum": Quantity("sum over images of DeltaLogA squared", "nats^2", per_bin),
+                **whole.quantities,
+                **channels.quantities,
             },
             summaries={
                 "delta_log_amplitude": Quantity("relative log amplitude", "nats", per_bin),
@@ -74,31 +97,114 @@ class Fourier:
                 ),
                 "high_frequency": Quantity("relative log amplitude at the highest frequency", "nats", ("layer",)),
                 "high_frequency_se": Quantity("its standard error over images", "nats", ("layer",)),
+                **whole.summaries,
+                **channels.summaries,
             },
             about={
                 "batch": Quantity("mini-batch"),
                 "layer": Quantity("layer"),
                 "bin": Quantity("frequency bin"),
                 "common_frequency": Quantity("physical frequency", "pi per input pixel"),
+                **whole.about,
+                **channels.about,
             },
         )
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
         (i,) = unit.index
+        return one_pass(subject, i, [self.listener(subject, i)])[0]
+
+    def listener(self, subject: Subject, i: int) -> Listener:
+        """What listens to mini-batch i."""
         found = spatial_layers(subject, self.layers)
-        inputs, _ = subject.batch(i)
-        count = max(len(diagonal_frequencies(*layer.grid)) for layer in found)
-        sums = torch.full((2, len(found), count), torch.nan, dtype=torch.float64, device=subject.device)
+        samples = len(subject.batches[i][1])
+        plan = subject.once(("plan", self), lambda: self.plan(subject))
+
+        def zeros(name: str) -> Tensor:
+            shape = [len(plan.axis(dim)) for dim in plan.quantities[name].dims]
+            return torch.full(shape, torch.nan, dtype=torch.float64, device=subject.device)
+
+        sums = {name: zeros(name) for name in plan.quantities if name != "samples"}
 
         def receive(position: int, tensor: Tensor) -> None:
-            delta = relative_log_amplitude(found[position].maps(tensor))  # (N, bins)
-            sums[0, position, : delta.shape[1]] = delta.sum(dim=0)
-            sums[1, position, : delta.shape[1]] = delta.square().sum(dim=0)
+            for first, part in enumerate(parts(found[position].maps(tensor))):
+                for name, values in self._sums(part).items():
+                    shape: tuple[slice, ...] = tuple(slice(n) for n in values.shape)
+                    place = sums[name][position][shape]
+                    place.copy_(place + values if first else values)
 
-        with torch.inference_mode(), listening(subject.model, found, receive):
-            subject.model(inputs)
-        total, squares = sums.cpu().numpy()
-        return {"samples": len(inputs), "delta_sum": total, "delta_square_sum": squares}
+        def values() -> Values:
+            return {"samples": samples, **{name: value.cpu().numpy() for name, value in sums.items()}}
+
+        return Listener(found, receive, values)
+
+    def _sums(self, maps: Tensor) -> dict[str, Tensor]:
+        """What some images of one layer, (N, C, H, W), add to the stored sums."""
+        if self.spectrum == "full":
+            spectrum = half_spectrum(maps)
+            found = diagonal(spectrum, maps.shape[-1])
+        else:
+            found = diagonal_alone(maps)
+        delta = found - found[..., :1]  # (N, C, bins)
+        of_images = delta.mean(dim=1, dtype=torch.float64)
+        sums = {"delta_sum": of_images.sum(dim=0), "delta_square_sum": of_images.square().sum(dim=0)}
+        if self.spectrum == "full":
+            sums["spectrum_sum"] = log_amplitude(spectrum).mean(dim=1).sum(dim=0, dtype=torch.float64)
+        if self.per_channel:
+            sums["channel_sum"] = delta.sum(dim=0, dtype=torch.float64)
+            sums["channel_square_sum"] = delta.double().square().sum(dim=0)
+        return sums
+
+    def _whole(self, layers: Sequence[Layer]) -> Plan:
+        """What the spectrum of all frequencies adds to the plan."""
+        if self.spectrum == "diagonal":
+            return Plan(over={}, quantities={})
+        rows, columns = (max(layer.grid[axis] for layer in layers) for axis in (0, 1))
+        where = {}
+        for name, axis, count in (("row", 0, rows), ("column", 1, columns)):
+            frequency = np.full((len(layers), count), np.nan)
+            for row, layer in zip(frequency, layers, strict=True):
+                row[: layer.grid[axis]] = frequencies(layer.grid[axis])
+            where[f"{name}_frequency"] = (
+                Quantity(f"frequency of a {name} of the layer's spectrum", "pi", ("layer", name)), frequency
+            )  # fmt: skip
+        mean = "mean log amplitude relative to that at frequency zero"
+        return Plan(
+            over={},
+            axes={"row": np.arange(rows), "column": np.arange(columns), "half_column": np.arange(columns // 2 + 1)},
+            labels=where,
+            quantities={
+                "spectrum_sum": Quantity(
+                    "sum over images of the mean log amplitude over channels, frequencies from zero upward", "nats",
+                    ("layer", "row", "half_column"),
+                )
+            },
+            summaries={"spectrum": Quantity(mean, "nats", ("layer", "row", "column"))},
+            about={
+                "row": Quantity("row of the spectrum, zero frequency in the middle"),
+                "column": Quantity("column of the spectrum"),
+                "half_column": Quantity("column from zero upward"),
+            },
+        )  # fmt: skip
+
+    def _channels(self, layers: Sequence[Layer]) -> Plan:
+        """What single channels add to the plan."""
+        if not self.per_channel:
+            return Plan(over={}, quantities={})
+        dims = ("layer", "channel", "bin")
+        return Plan(
+            over={},
+            axes={"channel": np.arange(max(layer.channels for layer in layers))},
+            quantities={
+                "channel_sum": Quantity("sum over images of DeltaLogA of a channel", "nats", dims),
+                "channel_square_sum": Quantity("sum over images of its square", "nats^2", dims),
+            },
+            summaries={
+                "delta_log_amplitude_channel": Quantity("relative log amplitude of a channel", "nats", dims),
+                "delta_log_amplitude_channel_se": Quantity("its standard error over images", "nats", dims),
+            },
+            about={"channel": Quantity("channel")},
+        )
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """Means over all finished images, their errors, and the view at common frequencies."""
@@ -110,13 +216,32 @@ class Fourier:
             if last[row] > 0:
                 common[row] = np.interp(data["common_frequency"], at[: last[row] + 1], values[: last[row] + 1])
         rows = np.arange(len(mean))
+        more: dict[str, np.ndarray] = {}
+        if "spectrum_sum" in data:
+            more["spectrum"] = _spectra(data)
+        if "channel_sum" in data:
+            channel, channel_error = mean_and_error(data, "channel_sum", "channel_square_sum")
+            more = {**more, "delta_log_amplitude_channel": channel, "delta_log_amplitude_channel_se": channel_error}
         return {
+            **more,
             "delta_log_amplitude": mean,
             "delta_log_amplitude_se": error,
             "delta_log_amplitude_common": common,
             "high_frequency": np.where(last > 0, mean[rows, last], np.nan),
             "high_frequency_se": np.where(last > 0, error[rows, last], np.nan),
         }
+
+
+def _spectra(data: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Mean spectra of all finished images with zero frequency in the middle, relative to it, (layer, row, column)."""
+    found = np.full((len(data["layer"]), len(data["row"]), len(data["column"])), np.nan)
+    done = data["done"] == 1
+    if done.any():
+        means = data["spectrum_sum"][done].sum(axis=0) / data["samples"][done].sum()
+        sides = [np.isfinite(data[f"{name}_frequency"]).sum(axis=1) for name in ("row", "column")]
+        for layer, (mean, height, width) in enumerate(zip(means, *sides, strict=True)):
+            found[layer, :height, :width] = whole(mean[:height, : width // 2 + 1], width) - mean[0, 0]
+    return found
 
 
 def mean_and_error(data: Mapping[str, np.ndarray], total: str, squares: str) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,203 @@
+"""What one shared pass costs: `landscape features` against a bare forward pass and against one pass per analysis.
+
+    python benchmarks/features.py [--images 256] [--batch-size 128] [--threads 1] [--repeats 5]
+
+Random 32 x 32 images and untrained networks: a ResNet of 0.27 M parameters (three stages of three basic blocks, 16 to
+64 channels) and ViT-Ti with patches of 2. Ratios are medians over rounds in each of which every column is run once, so
+that what else the machine does falls on all, in process time of one thread. Memory is the peak of one mini-batch above
+what was there before, each column in a fresh process. The notebook way keeps every feature map of the batch, one pass
+per analysis.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from landscape import models
+from landscape.api import configured_together
+from landscape.features import listening, one_pass
+from landscape.layers import layers_of
+from landscape.subject import Subject
+
+NETWORKS = {
+    "resnet 0.27 M": ("resnet_demo", {"blocks": (3, 3, 3), "width": 16}),
+    "vit_ti": ("vit_ti", {}),
+}
+THREE = ("fourier", "variance", "similarity")
+# column -> (probes, their options)
+COLUMNS = {
+    "fourier, diagonal": (("fourier",), {"spectrum": "diagonal"}),
+    "variance": (("variance",), {}),
+    "similarity": (("similarity",), {}),
+    "the three, diagonal": (THREE, {"spectrum": "diagonal"}),
+    "the three, full spectrum": (THREE, {}),
+    "the three and attention": ((*THREE, "attention"), {"spectra_images": 0}),
+    "all, singular values of 4 images": ((*THREE, "attention"), {"spectra_images": 4}),
+}
+
+
+def subject_of(network: str, images: int, batch_size: int) -> Subject:
+    torch.manual_seed(0)
+    name, arguments = NETWORKS[network]
+    model = models.build(name, classes=10, image_size=32, **arguments).eval()
+    pairs = [
+        (torch.randn(batch_size, 3, 32, 32), torch.zeros(batch_size, dtype=torch.long))
+        for _ in range(max(1, images // batch_size))
+    ]
+    return Subject(model, pairs)
+
+
+def bare(subject: Subject) -> None:
+    with torch.inference_mode():
+        for i in range(len(subject.batches)):
+            subject.model(subject.batch(i)[0])
+
+
+def shared(subject: Subject, column: str) -> None:
+    probes, options = COLUMNS[column]
+    made, _ = configured_together(probes, "", options)
+    for i in range(len(subject.batches)):
+        one_pass(subject, i, [probe.listener(subject, i) for probe in made])
+
+
+def notebook(subject: Subject) -> None:
+    """Fourier, variance and CKA as notebooks have them: a pass each, all feature maps kept, then numpy-like code."""
+    layers = layers_of(subject)
+    for analysis in (_amplitudes, _variances, _kernels):
+        for i in range(len(subject.batches)):
+            kept: list[Tensor] = []
+            with (
+                torch.inference_mode(),
+                listening(
+                    subject.model, layers, lambda at, tensor, kept=kept: kept.append(layers[at].maps(tensor).clone())
+                ),
+            ):
+                subject.model(subject.batch(i)[0])
+                analysis(kept)
+
+
+def _amplitudes(maps: Sequence[Tensor]) -> None:
+    for z in maps:
+        amplitude = torch.fft.fftshift(torch.log(torch.fft.fft2(z).abs() + 1e-6), dim=(-2, -1)).mean(dim=(0, 1))
+        amplitude.diagonal()[len(amplitude) // 2 :]
+
+
+def _variances(maps: Sequence[Tensor]) -> None:
+    for z in maps:
+        z.var(dim=(-2, -1)).mean()
+
+
+def _kernels(maps: Sequence[Tensor]) -> None:
+    kernels = [x.flatten(1) @ x.flatten(1).T for x in maps]
+    for one in kernels:
+        for other in kernels:
+            (one * other).sum()
+
+
+def ways(names: Sequence[str] | None = None) -> dict[str, Callable[[Subject], None]]:
+    found: dict[str, Callable[[Subject], None]] = {"bare forward pass": bare}
+    found |= {column: partial(shared, column=column) for column in COLUMNS}
+    found["notebook way"] = notebook
+    return {name: way for name, way in found.items() if names is None or name in names}
+
+
+def fitting(network: str) -> list[str]:
+    return [name for name in ways() if "vit" in network or "attention" not in COLUMNS.get(name, ((),))[0]]
+
+
+def measure(network: str, arguments: argparse.Namespace) -> dict[str, float]:
+    """Seconds per way: the median over rounds of its share of the bare pass, times the bare pass's median."""
+    subject = subject_of(network, arguments.images, arguments.batch_size)
+    chosen = ways(fitting(network))
+    for way in chosen.values():
+        way(subject)
+    rounds = []
+    for _ in range(arguments.repeats):
+        took = {}
+        for name, way in chosen.items():
+            start = time.process_time()
+            way(subject)
+            took[name] = time.process_time() - start
+        rounds.append(took)
+    alone = statistics.median(took["bare forward pass"] for took in rounds)
+    return {name: alone * statistics.median(t[name] / t["bare forward pass"] for t in rounds) for name in chosen}
+
+
+def peak(network: str, way: str, arguments: argparse.Namespace) -> float:
+    """MB of one mini-batch above what the process had before, measured in a process of its own."""
+    command = [sys.executable, __file__, "--peak-of", network, way, "--batch-size", str(arguments.batch_size)]
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}  # what is freed is given back at once
+    return float(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
+
+
+def own_peak(network: str, way: str, batch_size: int) -> float:
+    torch.set_num_threads(1)
+    subject = subject_of(network, batch_size, batch_size)
+    for probes, options in COLUMNS.values():
+        for probe in configured_together(probes, "", options)[0]:
+            if "vit" in network or probe.name != "attention":
+                probe.plan(subject)  # finds the layers, on two images
+    small = Subject(subject.model, [(x[:4], y[:4]) for x, y in subject.batches])
+    ways([way])[way](small)  # loads what is loaded on use
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    before = _status("VmRSS")
+    ways([way])[way](subject)
+    return _status("VmHWM") - before
+
+
+def _status(name: str) -> float:
+    """A line of the process's status in MB (Linux)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 1024
+
+
+def largest_map(network: str, batch_size: int) -> float:
+    subject = subject_of(network, batch_size, batch_size)
+    return max(float(np.prod(layer.shape)) for layer in layers_of(subject)) * batch_size * 4 / 2**20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=256)
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--networks", nargs="*", default=list(NETWORKS))
+    parser.add_argument("--peak-of", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.peak_of:
+        print(own_peak(*arguments.peak_of, arguments.batch_size))
+        return
+    torch.set_num_threads(arguments.threads)
+    for network in arguments.networks:
+        seconds = measure(network, arguments)
+        alone = seconds["bare forward pass"]
+        largest = largest_map(network, arguments.batch_size)
+        size = subject_of(network, 1, 1).size / 1e6
+        print(f"\n{network}: {size:.3g} M parameters, largest feature map {largest:.1f} MB\n")
+        print("| way | s | x bare | peak MB | maps above bare |\n| --- | --- | --- | --- | --- |")
+        base = peak(network, "bare forward pass", arguments)
+        for name, took in seconds.items():
+            memory = peak(network, name, arguments)
+            print(
+                f"| {name} | {took:.2f} | {took / alone:.2f} | {memory:.0f} | {(memory - base) / largest:.1f} |",
+                flush=True,
+            )
+    print(json.dumps({"torch": torch.__version__, **vars(arguments)}))
+
+
+if __name__ == "__main__":
+    main()

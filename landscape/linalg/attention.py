@@ -1,0 +1,94 @@
+"""What attention maps and tokens say: distance, entropy, mutual information, cosines, singular values."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+FLOOR = torch.finfo(torch.float64).eps  # of singular values, relative to the largest
+
+
+def distances(sides: tuple[int, int], spacing: tuple[float, float], device: torch.device) -> Tensor:
+    """Distance of every two positions of a grid, (token, token) float64, in the unit of the spacing."""
+    rows, columns = (
+        torch.arange(n, dtype=torch.float64, device=device) * d for n, d in zip(sides, spacing, strict=True)
+    )
+    places = torch.cartesian_prod(rows, columns)
+    return torch.cdist(places, places, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def without_prefix(maps: Tensor, prefix: int) -> Tensor:
+    """Maps (..., query, key) without the tokens before the grid, rows adding up to one again."""
+    if not prefix:
+        return maps
+    kept = maps[..., prefix:, prefix:]
+    return kept / kept.sum(dim=-1, keepdim=True)
+
+
+def mean_distance(maps: Tensor, distance: Tensor) -> Tensor:
+    """sum_k A_qk |pos_q - pos_k|, mean over queries, (row, head) float64."""
+    queries = maps.shape[-2]
+    return torch.matmul(maps.flatten(-2), distance.flatten().to(maps.dtype)).double() / queries
+
+
+def entropy(maps: Tensor) -> Tensor:
+    """-sum_k A_qk ln A_qk, mean over queries, (row, head) float64, in nats."""
+    total: Tensor = torch.special.entr(maps).sum(dim=(-2, -1))
+    return total.double() / maps.shape[-2]
+
+
+def mutual_information(maps: Tensor, conditional: Tensor) -> Tensor:
+    """Normalised mutual information of query and key, I / sqrt(H(q) H(k)), (row, head) float64.
+
+    p(q) is uniform, p(k) = mean_q A_qk and I = H(k) - H(k | q). 0 where all queries attend alike, also to one key
+    alone, where H(k) = 0; NaN for a single query.
+
+    Args:
+        maps: (row, head, query, key).
+        conditional: H(k | q), their `entropy`.
+    """
+    queries = maps.shape[-2]
+    marginal = torch.special.entr(maps.mean(dim=-2).double()).sum(dim=-1)
+    information = (marginal - conditional).clamp_min(0.0)  # rounding may leave less than nothing
+    if queries == 1:
+        return torch.full_like(information, torch.nan)
+    normalised = information / (math.log(queries) * marginal).sqrt()
+    return torch.where(marginal > 0, normalised, torch.zeros_like(normalised))
+
+
+def head_cosine(maps: Tensor) -> Tensor:
+    """Cosine similarity of the rows of every two heads, mean over pairs and queries, (row,) float64; NaN for one head.
+
+    By |sum_h u_h|^2 = heads + sum over pairs of distinct heads, u_h the rows at unit length.
+    """
+    heads, queries = maps.shape[1], maps.shape[2]
+    if heads < 2:
+        return torch.full((len(maps),), torch.nan, dtype=torch.float64, device=maps.device)
+    length = torch.linalg.vector_norm(maps, dim=-1)  # (row, head, query)
+    together = torch.zeros_like(maps[:, 0])
+    for head in range(heads):
+        together += maps[:, head] / length[:, head, :, None]
+    square = together.double().square().sum(dim=(-2, -1)) / queries
+    return (square - heads) / (heads * (heads - 1))
+
+
+def token_cosine(tokens: Tensor) -> Tensor:
+    """Cosine similarity of every two tokens (image, token, channel), mean over pairs, (image,) float64; NaN for one."""
+    count = tokens.shape[1]
+    if count < 2:
+        return torch.full((len(tokens),), torch.nan, dtype=torch.float64, device=tokens.device)
+    together = torch.nn.functional.normalize(tokens, dim=-1).sum(dim=1, dtype=torch.float64)
+    return (together.square().sum(dim=-1) - count) / (count * (count - 1))
+
+
+def depth_cosine(tokens: Tensor, before: Tensor) -> Tensor:
+    """Cosine similarity of each token with itself at an earlier layer, mean over tokens, (image,) float64."""
+    return torch.nn.functional.cosine_similarity(tokens, before, dim=-1).mean(dim=1, dtype=torch.float64)
+
+
+def singular_values(matrices: Tensor) -> Tensor:
+    """ln(sigma_k / sigma_0), descending, (..., rank) float64; values below double precision at its floor, ln(2e-16)."""
+    found: Tensor = torch.linalg.svdvals(matrices.double())
+    return (found / found[..., :1]).clamp_min(FLOOR).log()

@@ -1,0 +1,57 @@
+"""Unbiased HSIC of linear kernels, the part of centred kernel alignment that adds up over mini-batches.
+
+Song et al. 2012 (Eq. 5) give the estimator; Nguyen et al. 2021 (Eq. 3) average it over mini-batches before the ratio.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from landscape.linalg.parts import parts
+
+ROWS = 32  # of a kernel at a time: a symmetric product in fewer operations
+LEAST = 4  # samples of a mini-batch: the estimator divides by n (n - 3)
+
+
+def centred_kernel(features: Tensor) -> Tensor:
+    """The U-centred linear kernel of one layer's features, (n, n) float64 with a diagonal of zeros.
+
+    K - row mean - column mean + mean, the means without the diagonal (Szekely & Rizzo 2014). It does not see a shift of
+    all samples, which is therefore taken off first: what is left has no large numbers to cancel.
+
+    Args:
+        features: (sample, ...), flattened; at least `LEAST` samples.
+    """
+    n = len(features)
+    kernel = torch.zeros(n, n, dtype=torch.float64, device=features.device)
+    for part in parts(features.transpose(0, 1)):  # some of the first axis of features at a time, all samples of it
+        flat = part.transpose(0, 1).flatten(1)
+        flat = flat - flat.mean(dim=0)
+        for row in range(0, n, ROWS):  # the lower half
+            kernel[row : row + ROWS, : row + ROWS] += flat[row : row + ROWS] @ flat[: row + ROWS].T
+    kernel = kernel.tril(-1)
+    kernel = kernel + kernel.T
+    rows = kernel.sum(dim=1) / (n - 2)
+    total = kernel.sum() / ((n - 1) * (n - 2))
+    return (kernel - rows[:, None] - rows[None, :] + total).fill_diagonal_(0.0)
+
+
+def hsic(one: Tensor, other: Tensor) -> Tensor:
+    """Unbiased HSIC of every pair of U-centred kernels, (layer, n, n), (other, n, n) to (layer, other).
+
+    NaN below `LEAST` samples.
+    """
+    n = one.shape[-1]
+    if n < LEAST:
+        return torch.full((len(one), len(other)), torch.nan, dtype=one.dtype, device=one.device)
+    return one.flatten(1) @ other.flatten(1).T / (n * (n - 3))
+
+
+def hsic_of_itself(kernels: Tensor) -> Tensor:
+    """Unbiased HSIC of every kernel with itself, (layer,)."""
+    n = kernels.shape[-1]
+    if n < LEAST:
+        return torch.full((len(kernels),), torch.nan, dtype=kernels.dtype, device=kernels.device)
+    squares: Tensor = torch.linalg.vector_norm(kernels.flatten(1), dim=1).square()
+    return squares / (n * (n - 3))

@@ -1,0 +1,232 @@
+"""What self-attentions look at, and how diverse they leave the tokens (Park et al. 2023, arXiv 2305.00729)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from landscape.attending import Maps
+from landscape.features import Listener, one_pass
+from landscape.layers import Layer, labels, layers_of
+from landscape.linalg import attention as metrics
+from landscape.patterns import expanded
+from landscape.probe import Plan, Quantity, Unit, Values, at_least
+from landscape.probes.fourier import mean_and_error
+from landscape.subject import Subject
+
+PER_HEAD = {  # quantity: (long name, units)
+    "distance": ("attention distance", "pixels"),
+    "entropy": ("entropy of the attention of a query", "nats"),
+    "mutual_information": ("normalised mutual information of query and key", "1"),
+}
+PER_LAYER = {
+    "head_cosine": ("cosine similarity of the attention of two heads", "1"),
+    "token_cosine": ("cosine similarity of two tokens", "1"),
+    "depth_cosine": ("cosine similarity of a token with itself one self-attention earlier", "1"),
+}
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Attention distance, entropy and normalised mutual information per head; cosines and singular values per layer.
+
+    Maps lose their prefix tokens and have their rows renormalised; those of windows count per window. Tokens are
+    those of the residual stream after the self-attention, without prefix. Mutual information 0: all queries attend
+    alike, the attention has collapsed. Singular values are those of each image's tokens (token, channel), for the
+    first `spectra_images` of every mini-batch, and of each mini-batch's token means (image, channel), without
+    centring: ln(sigma_k / sigma_0), which is then averaged. One forward pass per mini-batch.
+    """
+
+    name: ClassVar[str] = "attention"
+    uses: ClassVar[tuple[str, ...]] = ("batch_size",)
+    split: ClassVar[str] = "test"
+    batch_size: ClassVar[int] = 128
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"park2022": {}}
+
+    layers: Annotated[tuple[str, ...], "REGEX[:KIND] or file.toml: modules instead of the layers found"] = ()
+    spectra_images: Annotated[int, "images per mini-batch whose tokens get their singular values"] = 4
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", expanded(self.layers))
+        at_least("spectra_images", self.spectra_images, 0)
+
+    def plan(self, subject: Subject) -> Plan:
+        found = attention_layers(subject, self.layers)
+        shape = self._shape(subject)
+        per_head, per_layer = ("layer", "head"), ("layer",)
+        token, image = ("layer", "token_rank"), ("layer", "image_rank")
+        sums, means = {}, {}
+        for table, dims in ((PER_HEAD, per_head), (PER_LAYER, per_layer)):
+            for name, (long_name, units) in table.items():
+                sums[f"{name}_sum"] = Quantity(f"sum over images: {long_name}", units, dims)
+                sums[f"{name}_square_sum"] = Quantity(f"sum of squares over images: {long_name}", f"{units}^2", dims)
+                means[name] = Quantity(long_name, units, dims)
+                means[f"{name}_se"] = Quantity("its standard error over images", units, dims)
+        sides = np.array([layer.attention.sides if layer.attention else (0, 0) for layer in found])
+        return Plan(
+            over={"batch": np.arange(len(subject.batches))},
+            axes={
+                "layer": np.arange(len(found)),
+                "head": np.arange(shape["heads"]),
+                "token_rank": np.arange(shape["tokens"]),
+                "image_rank": np.arange(shape["images"]),
+            },
+            labels={
+                **labels(found, "layer"),
+                "rows": (
+                    Quantity("rows of the grid, or of its windows, that attend; 0: unknown", dims=per_layer),
+                    sides[:, 0],
+                ),
+                "columns": (Quantity("columns of it", dims=per_layer), sides[:, 1]),
+            },
+            quantities={
+                "samples": Quantity("images in the mini-batch"),
+                **sums,
+                "token_samples": Quantity("images whose tokens got their singular values"),
+                "token_singular_value_sum": Quantity("sum over these images of ln(sigma / largest)", "nats", token),
+                "batch_singular_value": Quantity("ln(sigma / largest) of the images of the mini-batch", "nats", image),
+            },
+            summaries={
+                **means,
+                "token_singular_value": Quantity("ln(sigma / largest) of an image's tokens", "nats", token),
+                "image_singular_value": Quantity("ln(sigma / largest) of a mini-batch's images", "nats", image),
+            },
+            about={
+                "batch": Quantity("mini-batch"),
+                "layer": Quantity("self-attention"),
+                "head": Quantity("head"),
+                "token_rank": Quantity("rank"),
+                "image_rank": Quantity("rank"),
+            },
+        )
+
+    def measure(self, subject: Subject, unit: Unit) -> Values:
+        (i,) = unit.index
+        return one_pass(subject, i, [self.listener(subject, i)])[0]
+
+    def listener(self, subject: Subject, i: int) -> Listener:
+        """What listens to mini-batch i."""
+        found, shape = attention_layers(subject, self.layers), self._shape(subject)
+        inputs, _ = subject.batches[i]
+        device, (height, width) = subject.device, inputs.shape[-2:]
+        n = len(found)
+
+        def empty(*sizes: int) -> Tensor:
+            return torch.full(sizes, torch.nan, dtype=torch.float64, device=device)
+
+        heads = {name: empty(2, n, shape["heads"]) for name in PER_HEAD}
+        layers = {name: empty(2, n) for name in PER_LAYER}
+        token_values, image_values = empty(n, shape["tokens"]), empty(n, shape["images"])
+        before: dict[str, Tensor] = {}  # the tokens of the self-attention before
+
+        def attend(position: int, maps: Maps) -> None:
+            per_head, per_image = _of_maps(found[position], maps, len(inputs), (height, width))
+            for name, values in per_head.items():
+                heads[name][:, position, : values.shape[1]] = _sums(values)
+            layers["head_cosine"][:, position] = _sums(per_image)
+
+        def receive(position: int, tensor: Tensor) -> None:
+            layer = found[position]
+            if not layer.spatial:
+                return
+            tokens = layer.maps(tensor).flatten(2).transpose(1, 2)  # (image, token, channel)
+            layers["token_cosine"][:, position] = _sums(metrics.token_cosine(tokens))
+            last = before.pop("tokens", None)
+            if last is not None and last.shape == tokens.shape:
+                layers["depth_cosine"][:, position] = _sums(metrics.depth_cosine(tokens, last))
+            before["tokens"] = tokens.clone()  # the network may go on in place
+            if self.spectra_images:
+                some = metrics.singular_values(tokens[: self.spectra_images])
+                token_values[position, : some.shape[1]] = some.sum(dim=0)
+            ranks = metrics.singular_values(tokens.mean(dim=1, dtype=torch.float64))
+            image_values[position, : len(ranks)] = ranks
+
+        def values() -> Values:
+            sums = {name: value.cpu().numpy() for name, value in (*heads.items(), *layers.items())}
+            return {
+                "samples": len(inputs),
+                **{f"{name}_sum": value[0] for name, value in sums.items()},
+                **{f"{name}_square_sum": value[1] for name, value in sums.items()},
+                "token_samples": min(self.spectra_images, len(inputs)),
+                "token_singular_value_sum": token_values.cpu().numpy(),
+                "batch_singular_value": image_values.cpu().numpy(),
+            }
+
+        return Listener(found, receive, values, attend)
+
+    def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
+        """Means over all finished images and their errors; of the images' singular values, over whole mini-batches."""
+        done = data["done"] == 1
+        means: dict[str, np.ndarray] = {}
+        for name in (*PER_HEAD, *PER_LAYER):
+            means[name], means[f"{name}_se"] = mean_and_error(data, f"{name}_sum", f"{name}_square_sum")
+        count = data["token_samples"][done].sum()
+        tokens = data["token_singular_value_sum"][done].sum(axis=0) / count if count else np.nan
+        whole = done & (data["samples"] == np.max(data["samples"][done], initial=0.0))  # ranks of a smaller one differ
+        images = data["batch_singular_value"][whole]
+        return {
+            **means,
+            "token_singular_value": np.broadcast_to(tokens, data["token_singular_value_sum"].shape[1:]),
+            "image_singular_value": images.mean(axis=0) if len(images) else np.full(images.shape[1:], np.nan),
+        }
+
+    def _shape(self, subject: Subject) -> dict[str, int]:
+        """Lengths of the padded axes."""
+        found = attention_layers(subject, self.layers)
+        channels = [layer.channels for layer in found]
+        largest = len(subject.batches[0][1])
+        return {
+            "heads": max(layer.attention.heads for layer in found if layer.attention),
+            "tokens": max(min(layer.grid[0] * layer.grid[1], c) for layer, c in zip(found, channels, strict=True)) or 1,
+            "images": min(largest, max(channels)),
+        }
+
+
+def attention_layers(subject: Subject, patterns: tuple[str, ...]) -> list[Layer]:
+    """The layers whose branch attends.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = [layer for layer in layers_of(subject, patterns) if layer.attention is not None]
+    if not found:
+        raise ValueError("no self-attention was found in this network; if it has some, name its modules with --layers")
+    return found
+
+
+def _of_maps(layer: Layer, maps: Maps, images: int, size: tuple[int, int]) -> tuple[dict[str, Tensor], Tensor]:
+    """Distance, entropy and mutual information per image and head, and the heads' cosine per image."""
+    assert layer.attention is not None
+    sides, prefix = layer.attention.sides, layer.attention.prefix
+    windows = maps.rows // images
+    some = max(1, maps.size // (maps.each * windows))  # as many images at a time as the queries' own memory holds
+    distance = None
+    if sides != (0, 0):
+        down, across = (pixels / n for pixels, n in zip(size, layer.grid, strict=True))
+        distance = metrics.distances(sides, (down, across), maps.device)
+    parts: dict[str, list[Tensor]] = {name: [] for name in (*PER_HEAD, "head_cosine")}
+    for first in range(0, images, some):
+        found = metrics.without_prefix(maps.part(slice(first * windows, (first + some) * windows)), prefix)
+        parts["entropy"].append(entropy := metrics.entropy(found))
+        parts["mutual_information"].append(metrics.mutual_information(found, entropy))
+        far = torch.full_like(entropy, torch.nan) if distance is None else metrics.mean_distance(found, distance)
+        parts["distance"].append(far)
+        parts["head_cosine"].append(metrics.head_cosine(found))
+    per_image = {name: _per_image(values, images) for name, values in parts.items()}
+    return {name: per_image[name] for name in PER_HEAD}, per_image["head_cosine"]
+
+
+def _per_image(parts: list[Tensor], images: int) -> Tensor:
+    """The mean over the windows of each image."""
+    rows = torch.cat(parts)
+    return rows.reshape(images, -1, *rows.shape[1:]).mean(dim=1)
+
+
+def _sums(values: Tensor) -> Tensor:
+    """Sum over images, and sum of squares."""
+    return torch.stack([values.sum(dim=0), values.square().sum(dim=0)])

@@ -1,0 +1,52 @@
+"""Attention distance and normalised mutual information of every head over depth (Park et al. 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from landscape.plots import style
+from landscape.plots.appearance import Look
+from landscape.plots.appearance import look as look_of
+
+MEANING = (
+    "How far each head looks, in pixels of the image, and how much its attention depends on the query: points are "
+    "heads, lines their mean, and a mutual information of 0 means that all queries attend alike. Windows bound the "
+    "distance from above, and a mean over queries and images does not say what a head is good for."
+)
+LABELS = {
+    "distance": "attention distance in pixels",
+    "mutual_information": "normalised mutual information",
+    "entropy": "entropy of the attention in nats",
+}
+
+
+def attention(data: xr.Dataset, ax: Axes, *, quantity: str = "distance", style: Look | None = None) -> Axes:
+    """Draw one quantity of every head at the depth of its layer, and the mean over heads as a line."""
+    style = style or look_of(data)
+    values, depth = data[quantity].values, data["depth"].values
+    ax.scatter(
+        np.repeat(depth, values.shape[1]), values.ravel(), color=style.color, marker=style.marker, s=7, alpha=0.4,
+        linewidths=0,
+    )  # fmt: skip
+    finite = np.isfinite(values)
+    shown = finite.any(axis=1)
+    means = np.where(finite, values, 0.0)[shown].sum(axis=1) / finite[shown].sum(axis=1)
+    ax.plot(depth[shown], means, color=style.color, linestyle=style.line, marker="", label=style.label)
+    ax.set(xlabel="normalised depth", xlim=(-0.03, 1.03), ylabel=LABELS[quantity])
+    ax.set_ylim(bottom=0.0, auto=True)  # another network may still be drawn above
+    return ax
+
+
+def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """Distance and mutual information, all networks overlaid on normalised depth."""
+    legend = [look.sample() for look in looks]
+    figure = style.page(answers, looks, height=2.4, legend=legend, note="Points: heads; lines: their mean.")
+    for ax, quantity in zip(figure.subplots(1, 2), ("distance", "mutual_information"), strict=True):
+        for data, look in zip(answers, looks, strict=True):
+            attention(data, ax, quantity=quantity, style=look)
+    return figure

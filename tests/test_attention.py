@@ -1,0 +1,343 @@
+"""Attention metrics in closed form, maps of every kind of attention against the explicit softmax, the probe by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from analytic import answer
+from foreign import Encoder
+from torch import Tensor, nn
+
+from landscape import models
+from landscape.attending import Maps, attending, of_queries_and_keys
+from landscape.layers import discover
+from landscape.linalg import attention as metrics
+from landscape.probe import OptionError
+from landscape.probes.attention import Attention
+from landscape.subject import Subject
+
+CPU = torch.device("cpu")
+
+
+def _noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def _subject(model: nn.Module, *shape: int, samples: int = 6) -> Subject:
+    images = _noise(samples, 3, *shape, seed=3)
+    targets = torch.arange(samples) % 3
+    return Subject(model.double().eval(), [(images[:4], targets[:4]), (images[4:], targets[4:])])
+
+
+def _vit(**arguments: Any) -> nn.Module:
+    torch.manual_seed(0)
+    shape = {"classes": 3, "image_size": 8, "patch": 2, "dim": 12, "depth": 2, "heads": 3, "std": 0.5}
+    return models.build("vit_demo", **{**shape, **arguments})
+
+
+# Closed forms
+
+
+def test_uniform_attention_sees_everything_and_tells_nothing() -> None:
+    maps = torch.full((2, 3, 4, 4), 0.25, dtype=torch.float64)
+    distance = metrics.distances((2, 2), (2.0, 2.0), CPU)
+    entropy = metrics.entropy(maps)
+    np.testing.assert_allclose(metrics.mean_distance(maps, distance), (0 + 2 + 2 + 8**0.5) / 4)
+    np.testing.assert_allclose(entropy, math.log(4))
+    np.testing.assert_allclose(metrics.mutual_information(maps, entropy), 0.0, atol=1e-12)
+    np.testing.assert_allclose(metrics.head_cosine(maps), 1.0)
+
+
+def test_attention_to_oneself_is_near_and_tells_everything() -> None:
+    maps = torch.eye(6, dtype=torch.float64).expand(2, 1, 6, 6)
+    entropy = metrics.entropy(maps)
+    np.testing.assert_allclose(metrics.mean_distance(maps, metrics.distances((2, 3), (4.0, 4.0), CPU)), 0.0)
+    np.testing.assert_allclose(entropy, 0.0)
+    np.testing.assert_allclose(metrics.mutual_information(maps, entropy), 1.0)
+
+
+def test_attention_of_all_to_one_token_is_collapsed() -> None:
+    maps = torch.zeros(1, 1, 6, 6, dtype=torch.float64)
+    maps[..., 0] = 1.0
+    far = metrics.mean_distance(maps, metrics.distances((2, 3), (4.0, 8.0), CPU))
+    assert far.item() == pytest.approx((0 + 8 + 16 + 4 + 80**0.5 + 272**0.5) / 6)
+    assert metrics.mutual_information(maps, metrics.entropy(maps)).item() == 0.0
+
+
+def test_attention_to_half_of_the_tokens_tells_half() -> None:
+    maps = torch.block_diag(*[torch.full((2, 2), 0.5, dtype=torch.float64)] * 2)[None, None]
+    entropy = metrics.entropy(maps)
+    assert entropy.item() == pytest.approx(math.log(2))
+    assert metrics.mutual_information(maps, entropy).item() == pytest.approx(0.5)  # (ln 4 - ln 2) / ln 4
+
+
+def test_metrics_of_any_maps_are_those_written_out() -> None:
+    maps = (2 * _noise(3, 4, 6, 6)).softmax(dim=-1)
+    places = np.array([(3.0 * y, 2.0 * x) for y in range(2) for x in range(3)])
+    a = maps.numpy()
+    distance = np.linalg.norm(places[:, None] - places[None], axis=-1)
+    np.testing.assert_allclose(
+        metrics.mean_distance(maps, metrics.distances((2, 3), (3.0, 2.0), CPU)),
+        (a * distance).sum(axis=-1).mean(axis=-1),
+    )
+    joint = a / 6
+    p = joint.sum(axis=-2, keepdims=True)
+    information = (joint * np.log(joint / (p / 6))).sum(axis=(-2, -1))
+    scale = np.sqrt(np.log(6) * -(p * np.log(p)).sum(axis=(-2, -1)))
+    np.testing.assert_allclose(metrics.mutual_information(maps, metrics.entropy(maps)), information / scale)
+    u = a / np.linalg.norm(a, axis=-1, keepdims=True)
+    cosines = [(u[:, g] * u[:, h]).sum(axis=-1).mean(axis=-1) for g in range(4) for h in range(g)]
+    np.testing.assert_allclose(metrics.head_cosine(maps), np.mean(cosines, axis=0))
+
+
+def test_cosines_of_tokens_and_singular_values_are_those_of_numpy() -> None:
+    tokens, before = _noise(3, 5, 7), _noise(3, 5, 7, seed=1)
+    x, y = (z.numpy() / np.linalg.norm(z, axis=-1, keepdims=True) for z in (tokens, before))
+    pairs = [(x[:, i] * x[:, j]).sum(axis=-1) for i in range(5) for j in range(i)]
+    np.testing.assert_allclose(metrics.token_cosine(tokens), np.mean(pairs, axis=0))
+    np.testing.assert_allclose(metrics.depth_cosine(tokens, before), (x * y).sum(axis=-1).mean(axis=-1))
+    sigma = np.linalg.svd(tokens.numpy(), compute_uv=False)
+    np.testing.assert_allclose(metrics.singular_values(tokens), np.log(sigma / sigma[:, :1]))
+
+
+def test_collapsed_tokens_have_one_singular_value_and_cosine_one() -> None:
+    tokens = _noise(1, 1, 7).expand(2, 5, 7)
+    np.testing.assert_allclose(metrics.token_cosine(tokens), 1.0)
+    values = metrics.singular_values(tokens)
+    np.testing.assert_allclose(values[:, 0], 0.0)
+    assert (values[:, 1:] < -30).all()
+    assert values.isfinite().all()
+
+
+def test_single_heads_tokens_and_queries_have_nothing_to_compare() -> None:
+    maps = torch.ones(2, 1, 1, 1, dtype=torch.float64)
+    assert metrics.head_cosine(maps).isnan().all()
+    assert metrics.token_cosine(_noise(2, 1, 4)).isnan().all()
+    assert metrics.mutual_information(maps, metrics.entropy(maps)).isnan().all()
+
+
+def test_prefix_tokens_leave_and_rows_add_up_to_one_again() -> None:
+    maps = _noise(2, 3, 6, 6).softmax(dim=-1)
+    kept = metrics.without_prefix(maps, 2)
+    np.testing.assert_allclose(kept.sum(dim=-1), 1.0)
+    np.testing.assert_allclose(kept[0, 0, 1, 2] / kept[0, 0, 1, 3], maps[0, 0, 3, 4] / maps[0, 0, 3, 5])
+
+
+# The maps of attention functions
+
+
+def _of(maps: Maps) -> Tensor:
+    """All rows, in parts of two."""
+    return torch.cat([maps.part(slice(i, i + 2)) for i in range(0, maps.rows, 2)])
+
+
+@pytest.mark.parametrize("leading", [(5,), (3, 2)])
+@pytest.mark.parametrize(
+    "given", ["nothing", "scale", "causal", "boolean", "additive", "per image", "one per image for all heads"]
+)
+def test_a_recomputed_map_times_the_values_is_what_the_fused_kernel_returns(
+    leading: tuple[int, ...], given: str
+) -> None:
+    q, k, v = (_noise(*leading, 2, 4, 3, seed=i) for i in range(3))
+    bias = _noise(*leading, 2, 4, 4, seed=5)
+    options: dict[str, Any] = {
+        "nothing": {},
+        "scale": {"scale": 0.3},
+        "causal": {"is_causal": True},
+        "boolean": {"attn_mask": torch.eye(4, dtype=torch.bool).roll(1, 0) | torch.eye(4, dtype=torch.bool)},
+        "additive": {"attn_mask": _noise(4, 4, seed=4)},
+        "per image": {"attn_mask": bias},
+        "one per image for all heads": {"attn_mask": bias[..., :1, :, :]},
+    }[given]
+    maps = _of(of_queries_and_keys(q, k, v, **options))
+    expected = F.scaled_dot_product_attention(q, k, v, **options)
+    np.testing.assert_allclose(maps.sum(dim=-1), 1.0)
+    np.testing.assert_allclose((maps @ v.flatten(0, -4)).reshape(expected.shape), expected, atol=1e-12)
+
+
+def test_grouped_queries_share_their_keys() -> None:
+    q, k, v = _noise(2, 4, 5, 3), _noise(2, 2, 5, 3, seed=1), _noise(2, 2, 5, 3, seed=2)
+    maps = _of(of_queries_and_keys(q, k, v, enable_gqa=True))
+    expected = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    np.testing.assert_allclose(maps @ v.repeat_interleave(2, dim=1), expected, atol=1e-12)
+
+
+class _Explicit(nn.Module):
+    """Attention written out, on (batch, head, token, width) or on (batch * head, token, width)."""
+
+    def __init__(self, *, merged: bool) -> None:
+        super().__init__()
+        self.merged = merged
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(0, 1) if self.merged else x
+        return torch.softmax(x @ x.transpose(-2, -1), dim=-1) @ x
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_an_explicit_softmax_is_taken_as_it_is(merged: bool) -> None:
+    x, found = _noise(4, 3, 5, 2), []
+    with attending({("softmax", 0): found.append}, 4):
+        _Explicit(merged=merged)(x)
+    np.testing.assert_allclose(_of(found[0]), torch.softmax(x @ x.transpose(-2, -1), dim=-1))
+
+
+@pytest.mark.parametrize("mask", ["none", "shared", "per head", "padding"])
+def test_the_weights_of_torchs_own_module_some_images_at_a_time(mask: str) -> None:
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(6, 2, batch_first=True).double().eval()
+    x, found = _noise(4, 5, 6), []
+    options: dict[str, Any] = {
+        "none": {},
+        "shared": {"attn_mask": torch.ones(5, 5, dtype=torch.bool).triu(1)},
+        "per head": {"attn_mask": _noise(8, 5, 5)},
+        "padding": {"key_padding_mask": torch.arange(5).expand(4, 5) > torch.arange(1, 5)[:, None]},
+    }[mask]
+    expected, weights = module(x, x, x, average_attn_weights=False, **options)
+    with torch.inference_mode(), attending({("multi_head_attention_forward", 0): found.append}, 4):
+        mixed, _ = module(x, x, x, need_weights=False, **options)
+        np.testing.assert_allclose(_of(found[0]), weights.detach(), atol=1e-12)
+    np.testing.assert_allclose(mixed, expected.detach(), atol=1e-12)
+
+
+def test_attention_is_watched_in_this_thread_and_this_block_only() -> None:
+    x, found = _noise(2, 3, 5, 2), []
+    with pytest.raises(ZeroDivisionError), attending({("softmax", 0): lambda maps: 1 // 0}, 2):  # type: ignore[arg-type, return-value]
+        torch.softmax(x, dim=-1)
+    with attending({("softmax", 1): found.append}, 2):
+        torch.softmax(x, dim=-1)
+    torch.softmax(x, dim=-1)
+    assert found == []
+
+
+# The probe
+
+
+def _maps_of_vit(model: Any, images: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Map and tokens after the attention of every block, prefix included, written out."""
+    x = model.patch_embedding(images).flatten(2).transpose(1, 2)
+    x = torch.cat([model.cls_token.expand(len(x), -1, -1), x], dim=1) + model.position_embedding
+    found = []
+    for block in model.blocks:
+        queries, keys, _ = block.attention.qkv(block.norm1(x)).chunk(3, dim=-1)
+        q, k = (part.unflatten(2, (3, 4)).transpose(1, 2) for part in (queries, keys))
+        maps = (q @ k.transpose(-2, -1) / 2).softmax(dim=-1)
+        x = x + block.attention(block.norm1(x))
+        found.append((maps, x))
+        x = x + block.mlp(block.norm2(x))
+    return found
+
+
+def test_the_probe_is_what_a_forward_pass_by_hand_has() -> None:
+    subject = _subject(_vit(), 8, 8)
+    found = answer(Attention(spectra_images=3), subject)
+    parts = [_maps_of_vit(subject.model, images) for images, _ in subject.batches]
+    distance = metrics.distances((4, 4), (2.0, 2.0), CPU)
+    previous = None
+    with torch.no_grad():
+        for row in range(2):
+            maps = torch.cat([part[row][0] for part in parts])[..., 1:, 1:]
+            maps = maps / maps.sum(dim=-1, keepdim=True)
+            tokens = torch.cat([part[row][1] for part in parts])[:, 1:]
+            entropy = metrics.entropy(maps)
+            expected = {
+                "distance": metrics.mean_distance(maps, distance),
+                "entropy": entropy,
+                "mutual_information": metrics.mutual_information(maps, entropy),
+                "head_cosine": metrics.head_cosine(maps),
+                "token_cosine": metrics.token_cosine(tokens),
+            }
+            if previous is not None:
+                expected["depth_cosine"] = metrics.depth_cosine(tokens, previous)
+            for name, values in expected.items():
+                np.testing.assert_allclose(found[name][row], values.mean(dim=0), rtol=1e-9, err_msg=name)
+                error = values.std(dim=0) / 6**0.5
+                np.testing.assert_allclose(found[f"{name}_se"][row], error, rtol=1e-6, err_msg=name)
+            spectra = metrics.singular_values(torch.cat([tokens[:3], tokens[4:]])).mean(dim=0)
+            np.testing.assert_allclose(found["token_singular_value"][row], spectra, rtol=1e-9)
+            of_images = metrics.singular_values(tokens[:4].mean(dim=1))  # the smaller last mini-batch has other ranks
+            np.testing.assert_allclose(found["image_singular_value"][row], of_images, rtol=1e-9)
+            previous = tokens
+    assert np.isnan(found["depth_cosine"][0])
+
+
+@pytest.mark.parametrize("prefix", [0, 3])
+def test_torch_encoder_layers_with_oblong_grids_and_prefix_tokens(prefix: int) -> None:
+    torch.manual_seed(0)
+    subject = _subject(Encoder(prefix=prefix), 16, 8)
+    found = answer(Attention(), subject)
+    assert found["name"].tolist() == ["encoder.layers.0.self_attn", "encoder.layers.1.self_attn"]
+    assert (found["rows"].tolist(), found["columns"].tolist()) == ([4, 4], [2, 2])
+    model: Any = subject.model
+    images = torch.cat([images for images, _ in subject.batches])
+    with torch.no_grad():
+        x = model.embed(images).flatten(2).transpose(1, 2) + model.positions
+        x = model.encoder.layers[0].norm1(torch.cat([model.prefix.expand(len(x), -1, -1), x], dim=1))
+        maps = model.encoder.layers[0].self_attn(x, x, x, average_attn_weights=False)[1]
+        maps = metrics.without_prefix(maps, prefix)
+    expected = metrics.mean_distance(maps, metrics.distances((4, 2), (4.0, 4.0), CPU)).mean(dim=0)
+    np.testing.assert_allclose(found["distance"][0], expected, rtol=1e-9)
+
+
+def test_windows_count_by_themselves_and_lie_within_the_map() -> None:
+    torch.manual_seed(0)
+    model: Any = models.build("alternet_demo", classes=3, image_size=16)
+    subject = _subject(model, 16, 16)
+    layers = [layer for layer in discover(subject.model, subject.batches[0][0]) if layer.attention]
+    found = answer(Attention(), subject)
+    assert found["rows"].tolist() == [layer.attention.sides[0] for layer in layers if layer.attention] == [4, 4]
+    heard: list[Maps] = []
+    assert layers[0].attention is not None
+    images = torch.cat([images for images, _ in subject.batches])
+    with torch.no_grad(), attending({layers[0].attention.key: heard.append}, 6):
+        model(images)
+        assert heard[0].rows == 6 * 4  # windows of 4 x 4 in a map of 8 x 8
+        maps = heard[0].part(slice(None))
+    expected = metrics.mean_distance(maps, metrics.distances((4, 4), (2.0, 2.0), CPU)).mean(dim=0)
+    np.testing.assert_allclose(found["distance"][0, : len(expected)], expected, rtol=1e-9)
+    assert np.isnan(found["distance"][0, len(expected) :]).all()  # fewer heads than in the last stage
+    assert found["distance"][0, 0] < 3 * 2 * 2**0.5
+
+
+def test_parts_of_a_batch_make_the_same_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = _subject(_vit(dim=48), 8, 8)
+    whole = answer(Attention(), subject)
+    real = of_queries_and_keys
+
+    def frugal(*args: Any, **kwargs: Any) -> Maps:
+        maps = real(*args, **kwargs)
+        return Maps(maps.rows, maps.each, 1, maps.device, maps.part)  # one image at a time
+
+    monkeypatch.setattr("landscape.attending.of_queries_and_keys", frugal)
+    monkeypatch.setattr(frugal, "__signature__", __import__("inspect").signature(real), raising=False)
+    for name, values in answer(Attention(), subject).items():
+        if name in ("distance", "mutual_information", "entropy", "head_cosine"):
+            np.testing.assert_allclose(values, whole[name], rtol=1e-10)
+
+
+def test_a_half_finished_answer_is_that_of_the_finished_images() -> None:
+    subject = _subject(_vit(), 8, 8)
+    part = answer(Attention(), subject, units=1)
+    first = answer(Attention(), Subject(subject.model, subject.batches[:1]))
+    for name in ("distance", "mutual_information", "token_singular_value", "image_singular_value"):
+        np.testing.assert_allclose(part[name], first[name], rtol=1e-12)
+    nothing = answer(Attention(), subject, units=0)
+    assert all(np.isnan(nothing[name]).all() for name in ("distance", "token_cosine", "image_singular_value"))
+
+
+def test_without_spectra_of_tokens_everything_else_is_there() -> None:
+    found = answer(Attention(spectra_images=0), _subject(_vit(), 8, 8))
+    assert np.isnan(found["token_singular_value"]).all()
+    assert np.isfinite(found["distance"]).all()
+    with pytest.raises(OptionError, match="--spectra-images -1"):
+        Attention(spectra_images=-1)
+
+
+def test_a_network_without_attention_is_refused() -> None:
+    with pytest.raises(ValueError, match="no self-attention was found"):
+        Attention().plan(_subject(models.build("resnet_demo", classes=3, image_size=8), 8, 8))
