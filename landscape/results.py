@@ -235,11 +235,11 @@ def hessian(data: xr.Dataset) -> Numbers:
             "in": str(data["name"].values[int(np.nanargmax(largest.values))]),
         }
     finished = data["done"] == 1 if "done" in data else xr.zeros_like(values.isel(rank=0), dtype=bool)
-    lost = finished & ~np.isfinite(values).any("rank")
+    lost = finished & (values.count("rank") == 0)
     if lost.any():
         found["not finite"] = _mini_batches(lost)
     if "converged" in data:
-        unsure = np.isfinite(values) & (data["converged"] == 0)
+        unsure = (data["converged"] == 0).where(np.isfinite(values), other=False)
         if unsure.any():
             found["not converged"] = (
                 f"{int(unsure.sum())} of {int(np.isfinite(values).sum())} values, {_mini_batches(unsure)}"

@@ -21,7 +21,9 @@ MEANING = (
 )
 
 
-def hessian_phases(data: Sequence[xr.Dataset], axes: Sequence[Axes], *, look: Look | None = None) -> Sequence[Axes]:
+def hessian_phases(
+    data: Sequence[xr.Dataset] | xr.Dataset, axes: Sequence[Axes], *, look: Look | None = None
+) -> Sequence[Axes]:
     """Draw the three numbers of one run over its epochs.
 
     Args:
@@ -35,8 +37,8 @@ def hessian_phases(data: Sequence[xr.Dataset], axes: Sequence[Axes], *, look: Lo
     for ax, name in zip(axes, ("nep", "ape"), strict=False):
         middle, low, high = (np.array([float(a[key]) for a in run]) for key in (name, f"{name}_low", f"{name}_high"))
         _band(ax, at, middle, np.where(np.isfinite(low), low, middle), np.where(np.isfinite(high), high, middle), look)
-    quartiles = np.array([np.nanquantile(answer["largest"].values, [0.5, 0.25, 0.75]) for answer in run])
-    _band(axes[2], at, *quartiles.T, look)
+    middle, low, high = np.array([np.nanquantile(answer["largest"].values, [0.5, 0.25, 0.75]) for answer in run]).T
+    _band(axes[2], at, middle, low, high, look)
     for ax, name in zip(axes, ("NEP", "APE", "largest eigenvalue"), strict=True):
         ax.set(xlabel="epoch", ylabel=name)
     axes[0].set_ylim(bottom=min(0.0, axes[0].get_ylim()[0]))

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from landscape.data.images import shuffled
-from landscape.layers import Layer, labels, layers_of, listening
+from landscape.features import listening
+from landscape.layers import Layer, labels, layers_of
 from landscape.linalg.ridge import chosen
 from landscape.probe import OptionError, Plan, Quantity, Unit, Values, one_of
 from landscape.subject import Subject, count_of
