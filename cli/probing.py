@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from landscape.cli.progress import Progress, duration, say
+from landscape.cli.progress import Progress, say, spoken
+from landscape.probe import duration
 
 SMALL = 8_000_000  # samples per mini-batch times parameters, below which threads cost more than they bring
 COMMON, OWN, DATA, OUTPUT = "Options", "This probe", "Model and data", "Output"
@@ -146,7 +147,7 @@ def measure_all(
         if loaded.device.type == "cpu" and workers == 1:
             _settle_threads(loaded)
         for variant in api.variants(made):
-            with _executor(workers) as executor:
+            with spoken(quiet=quiet), _executor(workers) as executor:
                 _measure(variant, loaded, out, executor, workers, overwrite=overwrite, quiet=quiet)
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import sys
 import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
+
+from landscape.probe import duration
 
 LINE_SECONDS = 30.0
 
@@ -59,15 +64,29 @@ class Progress:
             say(f"{self._what} {finished}/{total}, {100 * finished / total:.0f} %, {rate:.3g}/s, about {left} left")
 
 
-def duration(seconds: float) -> str:
-    """Seconds as people say them: 45 s, 12 min, 3 h 20 min."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
-
-
 def say(text: str, *, quiet: bool = False) -> None:
     """One line for the human, on stderr."""
     if not quiet:
         print(text, file=sys.stderr, flush=True)
+
+
+class _Spoken(logging.Handler):
+    """What the engine notes, said to the human."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(record.getMessage())
+
+
+@contextlib.contextmanager
+def spoken(*, quiet: bool = False) -> Iterator[None]:
+    """Say what the engine logs while the block runs: estimates, choices, fallbacks."""
+    logger, handler = logging.getLogger("landscape"), _Spoken(logging.INFO)
+    before = logger.level
+    if not quiet:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)

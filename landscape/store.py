@@ -152,6 +152,17 @@ def stored(path: Path, probe: str, digest: str) -> str | None:
         return next(iter(answer.names(file, probe, digest)), None)
 
 
+def chosen(path: Path, probe: str, undecided: str) -> str | None:
+    """Name of the group in which an earlier run recorded what it chose for a question that leaves a choice."""
+    if not path.exists():
+        return None
+    check(path)
+    with reading(path) as file:
+        groups = file.get(probe, {})
+        found = (name for name in groups if groups[name].attrs.get("chosen_for") == undecided)
+        return next((f"{probe}/{name}" for name in found), None)
+
+
 def read_group(path: Path, group: str) -> Arrays:
     """All arrays of one group, by name."""
     with reading(path) as file:

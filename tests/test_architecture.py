@@ -31,7 +31,19 @@ ALLOWED = {
     "dataflow": set(),
     "residuals": {"dataflow"},
     "layers": {*MODELS, "dataflow", "residuals"},
-    "probes": {*MODELS, "layers", "lesions", "plane", "batchnorm", "snapshots", "curvature"},
+    "probes": {
+        *MODELS,
+        "layers",
+        "lesions",
+        "plane",
+        "batchnorm",
+        "snapshots",
+        "curvature",
+        "forward",
+        "preview",
+        "trial",
+        "surface_summaries",
+    },
     "run": {"probe", "probes", "subject", "loading", "checkpoint", "answer", "store"},
 }
 LIGHT = ["landscape", "landscape.store", "landscape.results", "landscape.plots", "landscape.cli.main"]

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from landscape.linalg.vector import inner
 from landscape.probe import derived_seed
 
 Normalize = Literal["filter", "layer", "none", "park2022"]
@@ -39,6 +40,20 @@ def random_direction(
         for name, weight in weights.items()
         if weight.dim() >= 2 and not (ignore and re.search(ignore, name))
     }
+
+
+def orthogonal_to(fixed: Mapping[str, Tensor], direction: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The direction without its component along a fixed one, as long as before.
+
+    Two random directions are nearly orthogonal; taken after normalisation, so that lengths per filter change by about
+    their cosine.
+    """
+    names = list(direction)
+    across = inner((fixed[n] for n in names), direction.values())
+    share = across / inner(fixed.values(), fixed.values())
+    rest = {name: (d.double() - share * fixed[name].double()) for name, d in direction.items()}
+    scale = (inner(direction.values(), direction.values()) / inner(rest.values(), rest.values())) ** 0.5
+    return {name: (scale * d).to(direction[name]) for name, d in rest.items()}
 
 
 def drawn(weight: Tensor, seed: int, axis: int, name: str) -> Tensor:
