@@ -14,6 +14,7 @@ from landscape.probe import derived_seed
 
 Normalize = Literal["filter", "layer", "none", "park2022"]
 
+FILTERS = 64  # normalised at a time
 # Tables of positions are looked up, not multiplied: a "filter" of them has no scale invariance to respect.
 POSITIONS = r"pos(ition)?(al)?_?(emb|enc)|relative_position|rel_pos"
 
@@ -72,7 +73,12 @@ def normalised(direction: Tensor, weight: Tensor, normalize: Normalize) -> Tenso
         return direction
     dims = {"filter": tuple(range(1, weight.dim())), "layer": tuple(range(weight.dim())), "park2022": (0,)}[normalize]
     # Norms in float64: a filter of zeros keeps its direction at zero, any other ratio is exact to fp32.
-    target = weight.double().square().sum(dims, keepdim=True).sqrt()
-    length = direction.double().square().sum(dims, keepdim=True).sqrt()
+    target, length = _norms(weight, dims), _norms(direction, dims)
     ratio = torch.where(length > 0, target / length.clamp_min(1e-300), 0.0)
     return direction * ratio.to(direction)
+
+
+def _norms(tensor: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """Norms over some dimensions in float64; where filters stay apart, some at a time, for the sake of memory."""
+    parts = tensor.split(FILTERS) if 0 not in dims else (tensor,)
+    return torch.cat([part.double().square().sum(dims, keepdim=True) for part in parts]).sqrt()

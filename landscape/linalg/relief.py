@@ -76,10 +76,9 @@ def non_convex(x: np.ndarray, y: np.ndarray, loss: np.ndarray) -> float:
         yy = (loss[1:-1, 2:] - 2 * inner + loss[1:-1, :-2]) / hy**2
         xy = (loss[2:, 2:] - loss[2:, :-2] - loss[:-2, 2:] + loss[:-2, :-2]) / (4 * hx * hy)
         smallest = (xx + yy) / 2 - np.hypot((xx - yy) / 2, xy)
-        size = np.abs(xx) + np.abs(yy) + np.abs(xy)
+        rounding = 1e-13 * np.abs(inner) / min(hx, hy) ** 2  # a straight valley is not bent by it
     known = np.isfinite(smallest)
-    flat = -1e-9 * size[known]  # what rounding makes of a straight valley
-    return float((smallest[known] < flat).mean()) if known.any() else float("nan")
+    return float((smallest < -rounding)[known].mean()) if known.any() else float("nan")
 
 
 @dataclass(frozen=True)
