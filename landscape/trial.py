@@ -100,8 +100,8 @@ def fitted(
     fewest, finest, most = min(FEWEST_SAMPLES, samples), grid, samples
     while cost(grid, samples) > limit:
         coarser = tuple(n - 2 if n - 2 >= FEWEST_POINTS else n for n in grid)
-        by_points = points(grid) / points(finest)
-        if samples > fewest and (samples / most >= by_points or coarser == grid):
+        helps = points((coarser[0], coarser[1])) < points(grid)  # not where a preview takes as many of either
+        if samples > fewest and (not helps or samples / most >= points(grid) / points(finest)):
             samples = max(fewest, int(0.9 * samples))
         elif coarser != grid:
             grid = (coarser[0], coarser[1])
