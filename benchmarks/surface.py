@@ -92,7 +92,7 @@ def losscape(subject: Subject) -> Tool:
     return run
 
 
-def tools(subject: Subject, compiled: bool) -> dict[str, Tool]:
+def tools(subject: Subject, compiled: bool, only: list[str]) -> dict[str, Tool]:
     found = {
         "bare forward": bare(subject),
         "ours, exact fp32": ours(subject),
@@ -106,12 +106,12 @@ def tools(subject: Subject, compiled: bool) -> dict[str, Tool]:
     for name, make in (("loss-landscapes", marcello), ("losscape", losscape)):
         with contextlib.suppress(ImportError):
             found[name] = make(subject)
-    return found
+    return {name: tool for name, tool in found.items() if not only or name in ("bare forward", *only)}
 
 
-def throughput(subject: Subject, turns: int, compiled: bool) -> list[str]:
+def throughput(subject: Subject, turns: int, compiled: bool, only: list[str]) -> list[str]:
     seconds: dict[str, list[float]] = {}
-    made = tools(subject, compiled)
+    made = tools(subject, compiled, only)
     for tool in made.values():
         tool()  # warm up, compile, draw directions
     for _ in range(turns):
@@ -221,6 +221,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, nargs="+", default=[256, 4096])
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--only", nargs="+", default=[], help="tools beside the bare forward pass; default: all")
     parser.add_argument("--preview-samples", type=int, default=64, help="of the full grids; 0 leaves them out")
     parser.add_argument("--tolerance", type=float, default=0.05)
     arguments = parser.parse_args()
@@ -237,7 +238,10 @@ def main() -> None:
     for samples in arguments.samples:
         for name in arguments.models:
             turns = max(1, math.ceil(arguments.turns * arguments.samples[0] / samples))
-            print("\n".join(throughput(load(arguments, name, samples), turns, arguments.compile)), flush=True)
+            print(
+                "\n".join(throughput(load(arguments, name, samples), turns, arguments.compile, arguments.only)),
+                flush=True,
+            )
     print("\n| model | manner | median | 95th | greatest (standard errors) |\n| --- | --- | --- | --- | --- |")
     for name in arguments.models:
         subject = load(arguments, name, arguments.samples[0])

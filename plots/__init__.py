@@ -61,6 +61,10 @@ FIGURES: Mapping[str, Figure] = {
     figure.name: figure
     for figure in (
         Figure("surface", "surface", needs=("loss", "done", "x", "y")),
+        Figure("surface_heat", "surface", needs=("loss", "done", "x", "y")),
+        Figure("surface_error", "surface", needs=("loss_se", "loss", "x", "y")),
+        Figure("surface_relief", "surface", needs=("loss", "x", "y")),
+        Figure("surface_height", "surface", needs=("loss", "height", "radius")),
         Figure("surface_3d", "surface", needs=("loss", "done", "x", "y")),
         Figure("trajectory", "trajectory", needs=("radius", "angle", "pc1", "pc2")),
         Figure("hessian", "hessian", needs=("eigenvalue",)),

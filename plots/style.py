@@ -105,14 +105,15 @@ def panels(
     note: str = "",
     share: bool = True,
     projection: str | None = None,
+    bar: float = 0.0,
 ) -> tuple[Figure, list[Axes]]:
-    """One titled panel per answer, side by side, `aspect` times as high as wide."""
+    """One titled panel per answer, side by side, `aspect` times as high as wide, `bar` of the width left beside them."""
     n = len(answers)
     columns = {1: 1, 2: 2, 3: 3, 4: 2, 5: 3, 6: 3}.get(n, 4)
     rows = math.ceil(n / columns)
     width = COLUMN if n == 1 else PAGE
     size = RC["axes.titlesize"] if columns < 3 else SMALL
-    titles = [fitted(look.label, width / columns, size) for look in looks]
+    titles = [fitted(look.label, (1 - bar) * width / columns, size) for look in looks]
     lines = max(title.count("\n") + 1 for title in titles)
     height = rows * (aspect * width / columns + lines * 1.3 * size / 72 + 0.1)
     figure = page(answers, looks, height=height, width=width, note=note)

@@ -101,9 +101,9 @@ def quantities(dims: tuple[str, ...], *names: str) -> dict[str, Quantity]:
 def surface(network: Network) -> tuple[Plan, Measure]:
     plan = Plan(
         over={"x": np.linspace(-1, 1, 21), "y": np.linspace(-1, 1, 21)},
-        quantities=quantities((), "loss", "loss_se", "l2", "accuracy"),
+        quantities=quantities((), "loss", "loss_se", "rise_se", "l2", "accuracy"),
         axes={"radius": np.array([0.1, 0.25, 0.5, 1.0])},
-        summaries={**quantities(("radius",), "height"), **quantities((), "non_finite")},
+        summaries={**quantities(("radius",), "height", "height_se"), **quantities((), "non_finite")},
         about={"x": Quantity("first random direction", "filter norm"),
                "y": Quantity("second random direction", "filter norm")},
     )  # fmt: skip
@@ -112,7 +112,13 @@ def surface(network: Network) -> tuple[Plan, Measure]:
         x, y = unit.at["x"], unit.at["y"]
         rise = network.width * (x**2 + 2 * y**2 + 0.3 * np.sin(3 * x) * y)
         loss = 0.2 + 6 * np.tanh(rise) + (np.inf if network.width > 1.4 and x * y > 0.8 else 0.0)
-        return {"loss": loss, "loss_se": 0.01, "l2": 40 + x**2 + y**2, "accuracy": 0.9 * np.exp(-rise)}
+        return {
+            "loss": loss,
+            "loss_se": 0.01,
+            "rise_se": 0.01 * math.sqrt(x**2 + y**2),
+            "l2": 40 + x**2 + y**2,
+            "accuracy": 0.9 * np.exp(-rise),
+        }
 
     return plan, measure
 
