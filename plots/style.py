@@ -107,7 +107,7 @@ def panels(
     projection: str | None = None,
     bar: float = 0.0,
 ) -> tuple[Figure, list[Axes]]:
-    """One titled panel per answer, side by side, `aspect` times as high as wide, `bar` of the width left beside them."""
+    """One titled panel per answer, side by side, `aspect` times as high as wide; `bar` of the width stays free."""
     n = len(answers)
     columns = {1: 1, 2: 2, 3: 3, 4: 2, 5: 3, 6: 3}.get(n, 4)
     rows = math.ceil(n / columns)

@@ -67,7 +67,7 @@ def panels_of(
     bar = figure.colorbar(ScalarMappable(norm, COLORS), ax=axes, label=label, aspect=30, pad=0.02)
     if isinstance(norm, LogNorm) and norm.vmax is not None and norm.vmin is not None and norm.vmax < 30 * norm.vmin:
         ticks = nice(float(norm.vmin), float(norm.vmax))
-        bar.set_ticks(ticks, labels=[f"{tick:.3g}" for tick in ticks], minor=False)
+        bar.set_ticks(ticks.tolist(), labels=[f"{tick:.3g}" for tick in ticks], minor=False)
         bar.minorticks_off()
     return figure
 

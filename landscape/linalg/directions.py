@@ -80,5 +80,5 @@ def normalised(direction: Tensor, weight: Tensor, normalize: Normalize) -> Tenso
 
 def _norms(tensor: Tensor, dims: tuple[int, ...]) -> Tensor:
     """Norms over some dimensions in float64; where filters stay apart, some at a time, for the sake of memory."""
-    parts = tensor.split(FILTERS) if 0 not in dims else (tensor,)
+    parts = torch.split(tensor, FILTERS) if 0 not in dims else (tensor,)
     return torch.cat([part.double().square().sum(dims, keepdim=True) for part in parts]).sqrt()

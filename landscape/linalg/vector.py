@@ -40,7 +40,7 @@ def _inner(a: Tensor, b: Tensor) -> Tensor:
     Some rows at a time, so that the copies in float64 stay small.
     """
     whole = len(a) // ROW * ROW
-    blocks = zip(a[:whole].split(ROWS * ROW), b[:whole].split(ROWS * ROW), strict=True)
+    blocks = zip(torch.split(a[:whole], ROWS * ROW), torch.split(b[:whole], ROWS * ROW), strict=True)
     rows = [(x.double() * y.double()).view(-1, ROW).sum(dim=1) for x, y in blocks]
     rest = (a[whole:].double() * b[whole:].double()).sum()
     return torch.cat(rows).sum() + rest
