@@ -10,8 +10,9 @@ import typer
 
 from landscape.cli.files import drawn
 from landscape.cli.probing import OPTIONS, measure_all, probes_of
-from landscape.cli.progress import duration, say
+from landscape.cli.progress import say
 from landscape.cli.training import run_name, run_training
+from landscape.probe import duration
 from landscape.probes import FEATURES, PROBES
 
 MODELS = ("vit_demo", "resnet_demo", "alternet_demo")

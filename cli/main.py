@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from landscape.cli import exchange, files, training
 from landscape.cli.probing import command_of
-from landscape.cli.progress import listening
+from landscape.cli.progress import spoken
 from landscape.probe import OptionError
 from landscape.probes import FEATURES_HELP, PROBES
 
@@ -94,7 +94,7 @@ def status(arguments: Sequence[str]) -> int:
     usage_error: Any = typer.BadParameter.__base__
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        with listening(quiet="--quiet" in arguments):
+        with spoken(quiet="--quiet" in arguments):
             code = app(list(arguments), standalone_mode=False)
         if code == INTERRUPTED:  # Typer turns Ctrl-C into this code without a word
             raise KeyboardInterrupt

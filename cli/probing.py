@@ -15,7 +15,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from landscape.cli.progress import Progress, duration, say
+from landscape.cli.progress import Progress, say
+from landscape.probe import duration
 from landscape.probes import FEATURES
 
 SMALL = 8_000_000  # samples per mini-batch times parameters, below which threads cost more than they bring

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
+from landscape.probe import duration
+
 LINE_SECONDS = 30.0
 
 
@@ -62,37 +64,28 @@ class Progress:
             say(f"{self._what} {finished}/{total}, {100 * finished / total:.0f} %, {rate:.3g}/s, about {left} left")
 
 
-def duration(seconds: float) -> str:
-    """Seconds as people say them: 45 s, 12 min, 3 h 20 min."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
-
-
-class Lines(logging.Handler):
-    """What the engine tells of its choices (how products are made, that memory ran out), as lines for the human."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Say it."""
-        say(record.getMessage())
-
-
-@contextlib.contextmanager
-def listening(*, quiet: bool) -> Iterator[None]:
-    """Say what the engine logs meanwhile; warnings alone if asked to be quiet."""
-    log, lines = logging.getLogger("landscape"), Lines()
-    before = log.level
-    log.setLevel(logging.WARNING if quiet else logging.INFO)
-    log.addHandler(lines)
-    try:
-        yield
-    finally:
-        log.removeHandler(lines)
-        log.setLevel(before)
-
-
 def say(text: str, *, quiet: bool = False) -> None:
     """One line for the human, on stderr."""
     if not quiet:
         print(text, file=sys.stderr, flush=True)
+
+
+class _Spoken(logging.Handler):
+    """What the engine notes, said to the human."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(record.getMessage())
+
+
+@contextlib.contextmanager
+def spoken(*, quiet: bool = False) -> Iterator[None]:
+    """Say what the engine logs while the block runs: estimates, choices, fallbacks; warnings alone if quiet."""
+    logger, handler = logging.getLogger("landscape"), _Spoken()
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.WARNING if quiet else logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)

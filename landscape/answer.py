@@ -81,7 +81,36 @@ def names(file: h5py.File, probe: str, digest: str) -> list[str]:
 def opened(file: h5py.File, question: Question) -> h5py.Group:
     """The group of a question, made if absent."""
     existing = names(file, question.probe, question.digest)
-    return file[existing[0]] if existing else _create(file, question)
+    if not existing:
+        return _create(file, question)
+    group = file[existing[0]]
+    for name in ("chosen_for", "choices"):  # an answer that a trial chooses later is found by it from then on
+        if name in question.attributes:
+            group.attrs[name] = question.attributes[name]
+    _extend(group, question.plan)
+    return group
+
+
+def _extend(group: h5py.Group, plan: Plan) -> None:
+    """Give a group of an earlier version the axes, labels and quantities that this version adds, NaN."""
+    for name, values in plan.axes.items():
+        if name not in group:
+            _axis(group, name, values, plan)
+    for name, (quantity, values) in plan.labels.items():
+        if name not in group:
+            _dataset(group, name, quantity, quantity.dims, plan, data=_plain(values))
+    for name, quantity in plan.quantities.items():
+        if name not in group:
+            _dataset(group, name, quantity, tuple(plan.over) + quantity.dims, plan)
+    for name, quantity in plan.summaries.items():
+        if name not in group:
+            _dataset(group, name, quantity, quantity.dims, plan)
+
+
+def _axis(group: h5py.Group, name: str, values: np.ndarray, plan: Plan) -> None:
+    axis = group.create_dataset(name, data=values)
+    axis.make_scale(name)
+    _describe(axis, plan.about.get(name, Quantity(name)))
 
 
 def _create(file: h5py.File, question: Question) -> h5py.Group:
@@ -91,17 +120,10 @@ def _create(file: h5py.File, question: Question) -> h5py.Group:
         group.attrs[name] = value
     group.attrs["probe"], group.attrs["label"] = question.probe, question.label
     group.attrs["created"], group.attrs["finished"] = _now(), ""
-    for name, values in {**plan.over, **plan.axes}.items():
-        axis = group.create_dataset(name, data=values)
-        axis.make_scale(name)
-        _describe(axis, plan.about.get(name, Quantity(name)))
+    for name, values in plan.over.items():
+        _axis(group, name, values, plan)
+    _extend(group, plan)
     units = tuple(plan.over)
-    for name, (quantity, values) in plan.labels.items():
-        _dataset(group, name, quantity, quantity.dims, plan, data=_plain(values))
-    for name, quantity in plan.quantities.items():
-        _dataset(group, name, quantity, units + quantity.dims, plan)
-    for name, quantity in plan.summaries.items():
-        _dataset(group, name, quantity, quantity.dims, plan)
     done = Quantity("1 where the unit is finished", dtype="uint8")
     _dataset(group, "done", done, units, plan, data=np.zeros(plan.shape, np.uint8))
     return group

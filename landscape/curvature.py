@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -142,25 +141,6 @@ def curvature(
     return subject.once(("curvature", tuple(parameters), hvp), lambda: _traced(subject, parameters, hvp))
 
 
-def settled(
-    subject: Subject,
-    parameters: Mapping[str, Tensor],
-    hvp: Hvp,
-    stored: Mapping[str, np.ndarray],
-    *,
-    batches: int,
-    joint: bool = True,
-) -> Hvp:
-    """The way of making products for all mini-batches of an answer: that of those already stored, else as `curvature`.
-
-    What a trial says depends on the machine and the moment; an answer that is resumed keeps to what it was begun with.
-    """
-    begun = stored["hvp"][np.isfinite(stored["hvp"])] if hvp == "auto" else np.empty(0)
-    if begun.size:
-        return cast(Hvp, CODES[int(begun[0])])
-    return cast(Hvp, curvature(subject, parameters, hvp, batches=batches, joint=joint).kind)
-
-
 def over_all_samples(
     subject: Subject, products: Curvature, *, batches: int | None = None
 ) -> Callable[[Tensor], Tensor]:
@@ -222,7 +202,7 @@ def _try(kind: Hvp, candidates: dict[str, Curvature], seconds: dict[str, float])
     """Add a way with its time, if it works with this model."""
     plain = candidates["kept"]
     try:
-        made = _traced(plain.subject, plain.parameters, kind)
+        made = curvature(plain.subject, plain.parameters, kind, batches=0)
         seconds[kind] = _trial(made)
     except (ValueError, RuntimeError) as error:
         log.info("no %s Hessian products: %s", kind, str(error).partition("\n")[0])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
@@ -100,6 +100,19 @@ class Plan:
         return self.over[name] if name in self.over else self.axes[name]
 
 
+@dataclass(frozen=True)
+class Stage:
+    """What to measure next, where a probe decides that from what is known.
+
+    Args:
+        indices: of the units to measure now.
+        derived: with nothing left to measure, the quantities of every unit; those not done are taken from it.
+    """
+
+    indices: Sequence[tuple[int, ...]]
+    derived: Mapping[str, np.ndarray]
+
+
 @runtime_checkable
 class Probe(Protocol):
     """What every probe offers. Probes keep no state, open no files and never print.
@@ -107,8 +120,10 @@ class Probe(Protocol):
     Optional methods: `sweep(subject, units) -> Iterator[Values]` measures several units with shared set-up,
     yielding one result per unit in order; `reduce(arrays) -> Values` computes the plan's summaries from a dict
     of stored arrays (axes, labels, quantities, `done`). A third, `identity(subject)`, replaces the parameters in the
-    digest of the question where they name files. A fourth, `settled(subject, stored)`, gives the probe with choices
-    made that depend on the machine (which of several equal ways is the fastest), as in the units already stored.
+    digest of the question where they name files. `stage(arrays) -> Stage | None` measures in stages: it has to follow
+    from stored arrays alone, so that a stopped run goes on as it would have; None measures all units at once.
+    `trial(subject) -> choices` makes choices that depend on the machine, stored and used again; `settled(subject,
+    choices)` gives probe and subject with them. `estimate(subject, units)` gives the seconds that units will take.
 
     `uses` names the fields of the subject's `Spec` that can change this probe's numbers beyond weights and data:
     they enter the digest of the question.
@@ -170,3 +185,11 @@ def regular_expression(name: str, text: str) -> None:
         re.compile(text)
     except re.error as error:
         raise OptionError(f"--{name.replace('_', '-')} {text} is no regular expression ({error})") from None
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: 45 s, 12 min, 3 h 20 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"

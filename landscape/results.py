@@ -120,7 +120,7 @@ def scalars(data: xr.Dataset) -> Numbers:
 
 
 def surface(data: xr.Dataset) -> Numbers:
-    """Loss and accuracy at the centre, and the mean rise of the loss at a radius."""
+    """Loss and accuracy at the centre, the mean rise of the loss at a radius, and what a fast mode costs."""
     found: Numbers = {}
     for name in ("loss", "accuracy"):
         if name in data and {"x", "y"} == set(data[name].dims):
@@ -133,7 +133,8 @@ def surface(data: xr.Dataset) -> Numbers:
         found |= {"least objective": data["objective"].min().item(), "at": f"({where})"}
     if "height" in data and HEIGHT_RADIUS in data["radius"]:
         found[f"height at {HEIGHT_RADIUS:g}"] = data["height"].sel(radius=HEIGHT_RADIUS).item()
-    return found
+    measures = {"hold_out_error": "hold-out error at most", "deviation_max": "deviation at most (standard errors)"}
+    return found | {text: data[name].item() for name, text in measures.items() if name in data}
 
 
 def line(data: xr.Dataset) -> Numbers:

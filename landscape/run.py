@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import math
 import threading
 import time
@@ -12,19 +13,22 @@ from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Executor, Future, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from landscape import store
-from landscape.answer import Question, Reduce
+from landscape.answer import Arrays, Question, Reduce
 from landscape.checkpoint import versions
 from landscape.loading import load_spec
-from landscape.probe import Probe, Sweeping, Unit, Values, sweep
+from landscape.probe import Plan, Probe, Stage, Sweeping, Unit, Values, duration, sweep
 from landscape.probes import PROBES, probe_class
 from landscape.subject import Spec, Subject
 
 MERGE_SECONDS = 60.0
 Report = Callable[[int, int], None]  # finished units, all units
+Measured = Callable[[list[Unit]], Generator[tuple[Unit, Values]]]
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -69,17 +73,19 @@ def run(
         store.Busy: another process is measuring the same question into the same file.
         ValueError, OSError: the file cannot be used; see the message.
     """
+    probe, subject, choice = _settled(probe, subject, path, overwrite=overwrite)
     if not overwrite:
         subject = as_stored(probe, subject, path)
-    asked = question(probe, subject, label or subject.label)
+    asked = question(probe, subject, label or subject.label, choice)
     if overwrite:
         store.discard(path, asked)
     with store.Writer(path, asked, reduce_of=reduce_of) as writer:
         pending = writer.pending()
-        probe = _settled(probe, subject, writer) if pending else probe
         total = math.prod(asked.plan.shape)
         done, merged = total - len(pending), time.monotonic()
-        results = measured(probe, subject, pending, executor, workers)
+        _announce(probe, subject, len(pending), workers)
+        answers = partial(measured, probe, subject, executor=executor, workers=workers)
+        results = _by_stages(probe, asked.plan, store.read_group(path, writer.group), pending, answers)
         with contextlib.closing(results):  # an interrupt restores the model now, not when its traceback is forgotten
             for unit, values in results:
                 writer.write(unit, values)
@@ -93,9 +99,10 @@ def run(
     return Outcome(group, total, len(pending))
 
 
-def question(probe: Probe, subject: Subject, label: str) -> Question:
-    """The question a probe asks of a subject."""
+def question(probe: Probe, subject: Subject, label: str, choice: Mapping[str, str] | None = None) -> Question:
+    """The question a probe asks of a subject, with the record of a trial's choice."""
     attributes = {
+        **(choice or {}),
         "parameters": json.dumps(asdict(probe), default=str),  # type: ignore[call-overload]
         **subject.attributes(),
         "versions": json.dumps(versions()),
@@ -133,10 +140,54 @@ def as_stored(probe: Probe, subject: Subject, path: Path) -> Subject:
     return subject.rebatched(store.attribute(path, group, "batch_size"))
 
 
-def _settled(probe: Probe, subject: Subject, writer: store.Writer) -> Probe:
-    """The probe after the choices that a machine makes, once for all units and workers, and as an answer was begun."""
-    settle = getattr(probe, "settled", None)
-    return settle(subject, writer.stored()) if settle is not None else probe
+def _settled(probe: Probe, subject: Subject, path: Path, *, overwrite: bool) -> tuple[Probe, Subject, dict[str, str]]:
+    """Probe and subject with what is left to a trial: as an earlier run recorded it, else as a trial chooses now.
+
+    Returns:
+        both, and the attributes that record the choice.
+    """
+    trial = getattr(probe, "trial", None)
+    if trial is None:
+        return probe, subject, {}
+    undecided = digest(probe, subject)
+    store.settle(path, reduce_of=reduce_of)
+    group = None if overwrite else store.chosen(path, probe.name, undecided)
+    choices = json.loads(store.attribute(path, group, "choices")) if group else trial(subject)
+    if not choices:
+        return probe, subject, {}
+    probe, subject = probe.settled(subject, choices)  # type: ignore[attr-defined]
+    return probe, subject, {"chosen_for": undecided, "choices": json.dumps(choices)}
+
+
+def _announce(probe: Probe, subject: Subject, units: int, workers: int) -> None:
+    """Say how long it will take, where the probe can tell before it starts."""
+    estimate = getattr(probe, "estimate", None)
+    if estimate is not None and units and _log.isEnabledFor(logging.INFO):
+        seconds = estimate(subject, units) / workers
+        _log.info("%s: %d units, about %s", probe.name, units, duration(seconds))
+
+
+def _by_stages(
+    probe: Probe, plan: Plan, data: Arrays, pending: list[Unit], measured: Measured
+) -> Generator[tuple[Unit, Values]]:
+    """Every pending unit with its values: at once, or stage by stage where the probe decides by what is known."""
+    stage = getattr(probe, "stage", lambda data: None)
+    step: Stage | None = stage(data)
+    while step is not None and step.indices:
+        with contextlib.closing(measured([plan.unit(index) for index in step.indices])) as results:
+            for unit, values in results:
+                for name, value in values.items():
+                    data[name][unit.index] = value
+                data["done"][unit.index] = 1
+                yield unit, values
+        step = stage(data)
+    rest = [unit for unit in pending if not data["done"][unit.index]]
+    if step is None:
+        with contextlib.closing(measured(rest)) as results:
+            yield from results
+    else:
+        for unit in rest:
+            yield unit, {name: step.derived[name][unit.index] for name in plan.quantities}
 
 
 def measured(

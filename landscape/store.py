@@ -69,10 +69,6 @@ class Writer:
             )
         return [unit for unit in self.question.plan.units() if not done[unit.index]]
 
-    def stored(self) -> Arrays:
-        """All arrays of the answer so far, by name."""
-        return read_group(self.path, self.group)
-
     def write(self, unit: Unit, values: Values) -> None:
         """Keep one finished unit."""
         wanted = self.question.plan.quantities
@@ -154,6 +150,17 @@ def stored(path: Path, probe: str, digest: str) -> str | None:
     check(path)
     with reading(path) as file:
         return next(iter(answer.names(file, probe, digest)), None)
+
+
+def chosen(path: Path, probe: str, undecided: str) -> str | None:
+    """Name of the group in which an earlier run recorded what it chose for a question that leaves a choice."""
+    if not path.exists():
+        return None
+    check(path)
+    with reading(path) as file:
+        groups = file.get(probe, {})
+        found = (name for name in groups if groups[name].attrs.get("chosen_for") == undecided)
+        return next((f"{probe}/{name}" for name in found), None)
 
 
 def read_group(path: Path, group: str) -> Arrays:

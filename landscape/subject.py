@@ -185,6 +185,15 @@ class Subject:
         batches = replace(self.batches, images=images) if known else Batches(images, self.batch_size)  # type: ignore[type-var]
         return replace(self, batches=batches, spec=spec)
 
+    def first(self, samples: int) -> Subject:
+        """The first of the samples, in the same order; all of them where they are not resident."""
+        if not isinstance(self.batches, Batches) or samples >= len(self):
+            return self
+        images = replace(self.batches.images, inputs=self.batches.images.inputs[:samples],
+                         targets=self.batches.images.targets[:samples])  # fmt: skip
+        spec = replace(self.spec, samples=int(samples)) if self.spec else None
+        return replace(self, batches=replace(self.batches, images=images), spec=spec)
+
     def identity(self, uses: Iterable[str]) -> dict[str, Any]:
         """What can change an answer: weights, data, user's code, and the fields a probe says it uses.
 

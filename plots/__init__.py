@@ -72,6 +72,10 @@ FIGURES: Mapping[str, Figure] = {
     figure.name: figure
     for figure in (
         Figure("surface", "surface", needs=("loss", "done", "x", "y")),
+        Figure("surface_heat", "surface", needs=("loss", "done", "x", "y")),
+        Figure("surface_error", "surface", needs=("loss_se", "loss", "x", "y")),
+        Figure("surface_relief", "surface", needs=("loss", "x", "y")),
+        Figure("surface_height", "surface", needs=("loss", "height", "radius")),
         Figure("surface_3d", "surface", needs=("loss", "done", "x", "y")),
         Figure("objective", "surface", needs=("objective", "done", "x", "y")),
         Figure("path", "surface", needs=("loss", "done", "x", "y", "path_x", "path_y")),

@@ -107,14 +107,18 @@ def panels(
     projection: str | None = None,
     also: Sequence[str] = (),
     legend: Sequence[Line2D | Patch] = (),
+    bar: float = 0.0,
 ) -> tuple[Figure, list[Axes]]:
-    """One titled panel per answer, side by side, `aspect` times as high as wide; after them one per title in `also`."""
+    """One titled panel per answer, side by side, `aspect` times as high as wide; after them one per title in `also`.
+
+    `bar` of the width stays free.
+    """
     n = len(answers) + len(also)
     columns = {1: 1, 2: 2, 3: 3, 4: 2, 5: 3, 6: 3}.get(n, 4)
     rows = math.ceil(n / columns)
     width = COLUMN if n == 1 else PAGE
     size = RC["axes.titlesize"] if columns < 3 else SMALL
-    titles = [fitted(look.label, width / columns, size) for look in looks]
+    titles = [fitted(look.label, (1 - bar) * width / columns, size) for look in looks]
     titles += also
     lines = max(title.count("\n") + 1 for title in titles)
     height = rows * (aspect * width / columns + lines * 1.3 * size / 72 + 0.1)

@@ -52,7 +52,7 @@ def surface(data: xr.Dataset, ax: Axes, *, levels: np.ndarray | None = None) -> 
     rows, columns = np.nonzero((data["done"].transpose("y", "x").values == 1) & ~np.isfinite(loss))
     ax.plot(x[columns], y[rows], ".", color="0.4", markersize=1.5, label="loss not finite")
     _places(data, ax)
-    ax.set(xlabel=_axis(data, "x"), ylabel=_axis(data, "y"), xlim=(x[0], x[-1]), ylim=(y[0], y[-1]))
+    ax.set(xlabel=axis_label(data, "x"), ylabel=axis_label(data, "y"), xlim=(x[0], x[-1]), ylim=(y[0], y[-1]))
     if 1 / 3 < np.ptp(x) / np.ptp(y) < 3:
         ax.set_aspect("equal")
     return ax
@@ -63,11 +63,11 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     levels = steps(answers)
     lost = any((~np.isfinite(data["loss"].where(data["done"] == 1, 0.0).values)).any() for data in answers)
     figure, axes = style.panels(
-        answers, looks, aspect=0.8, share=False, note="Dots: the loss is not finite." if lost else ""
+        answers, looks, aspect=0.8, share=False, note="Dots: the loss is not finite." if lost else "", bar=0.2
     )
     for data, ax in zip(answers, axes, strict=True):
         surface(data, ax, levels=levels)
-    if len({(_axis(data, "x"), _axis(data, "y")) for data in answers}) == 1:
+    if len({(axis_label(data, "x"), axis_label(data, "y")) for data in answers}) == 1:
         style.outer(axes)
     figure.colorbar(ScalarMappable(_norm(levels), COLORS), ax=axes, label="loss (nats)", aspect=30, pad=0.02,
                     ticks=levels, format="%.3g", spacing="uniform", extend="both")  # fmt: skip
@@ -108,7 +108,8 @@ def _places(data: xr.Dataset, ax: Axes) -> None:
     ax.plot(0.0, 0.0, "+", color="w", markersize=5, markeredgewidth=1)
 
 
-def _axis(data: xr.Dataset, name: str) -> str:
+def axis_label(data: xr.Dataset, name: str) -> str:
+    """Long name and units of a coordinate."""
     about = data[name].attrs
     units = plain(str(about.get("units", "1")))
     named = plain(str(about.get("long_name", name)))

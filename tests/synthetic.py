@@ -116,7 +116,7 @@ def quantities(dims: tuple[str, ...], *names: str) -> dict[str, Quantity]:
 def surface(network: Network) -> tuple[Plan, Measure]:
     plan = Plan(
         over={"x": np.linspace(-1, 1, 21), "y": np.linspace(-1, 1, 21)},
-        quantities=quantities((), "loss", "loss_se", "l2", "accuracy", "objective"),
+        quantities=quantities((), "loss", "loss_se", "rise_se", "l2", "accuracy", "objective"),
         facts={"weight_decay": 0.05},
         axes={"radius": np.array([0.1, 0.25, 0.5, 1.0]), "snapshot": np.arange(4)},
         labels={
@@ -124,7 +124,7 @@ def surface(network: Network) -> tuple[Plan, Measure]:
             "path_y": (Quantity("y", dims=("snapshot",)), np.array([-0.5, 0.5, 0.3, 0.0])),
             "path_name": (Quantity("snapshot", dims=("snapshot",)), np.array([f"epoch {t}" for t in range(4)])),
         },
-        summaries={**quantities(("radius",), "height"), **quantities((), "non_finite")},
+        summaries={**quantities(("radius",), "height", "height_se"), **quantities((), "non_finite")},
         about={"x": Quantity("first random direction", "filter norm"),
                "y": Quantity("second random direction", "filter norm")},
     )  # fmt: skip
@@ -134,7 +134,8 @@ def surface(network: Network) -> tuple[Plan, Measure]:
         rise = network.width * (x**2 + 2 * y**2 + 0.3 * np.sin(3 * x) * y)
         loss = 0.2 + 6 * np.tanh(rise) + (np.inf if network.width > 1.4 and x * y > 0.8 else 0.0)
         l2 = 40 + x**2 + y**2
-        return {"loss": loss, "loss_se": 0.01, "l2": l2, "accuracy": 0.9 * np.exp(-rise), "objective": loss + l2 / 20}
+        return {"loss": loss, "loss_se": 0.01, "rise_se": 0.01 * math.sqrt(x**2 + y**2), "l2": l2,
+                "accuracy": 0.9 * np.exp(-rise), "objective": loss + l2 / 20}  # fmt: skip
 
     return plan, measure
 

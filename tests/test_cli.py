@@ -357,7 +357,9 @@ def test_an_interrupted_surface_keeps_what_it_has_and_resumes_to_the_same_number
     while not journal_grew and time.monotonic() < deadline:
         time.sleep(0.02)
         journals = list(tmp_path.glob("half.h5.journal-*"))
-        journal_grew = bool(journals) and half.exists() and journals[0].stat().st_size > 5000
+        journal_grew = (
+            bool(journals) and half.exists() and journals[0].stat().st_size > 12_000
+        )  # its header and some units
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130

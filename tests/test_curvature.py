@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +16,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from landscape import curvature as module
-from landscape.curvature import CODES, WORTH_TRACING, Curvature, Operator, curvature, settled
+from landscape import results
+from landscape.curvature import CODES, WORTH_TRACING, Curvature, Operator, curvature
 from landscape.linalg.hessian import HessianProduct
 from landscape.linalg.vector import random_unit
+from landscape.probes.hessian import Hessian
+from landscape.run import run
 from landscape.subject import Subject
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # by torch's forward mode
@@ -122,13 +127,29 @@ def test_several_mini_batches_at_once_have_the_products_of_each(
     assert not together.fits_together([0])
 
 
-@pytest.mark.parametrize("begun", [[], [2.0, 2.0, float("nan")]])
-def test_an_answer_that_was_begun_keeps_to_its_way(begun: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_trial", lambda candidate: 1.0 if candidate.kind == "kept" else 9.0)
-    subject = convolution_net()
-    kind = settled(subject, subject.parameters, "auto", {"hvp": np.array(begun)}, batches=50)
-    assert kind == ("traced-channels-last" if begun else "kept")
-    assert settled(subject, subject.parameters, "traced", {"hvp": np.array(begun)}, batches=50) == "traced"
+def test_an_answer_that_was_begun_keeps_to_its_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fastest = ["traced", "kept"]
+    monkeypatch.setattr(module, "_trial", lambda candidate: 1.0 if candidate.kind == fastest[0] else 9.0)
+    monkeypatch.setattr(module, "WORTH_TRACING", 2)
+
+    def spectra(path: Path, stop: int) -> np.ndarray:
+        seen = [0]
+
+        def report(done: int, total: int) -> None:
+            seen[0] = done
+            if done == stop:
+                raise KeyboardInterrupt
+
+        with contextlib.suppress(KeyboardInterrupt):
+            run(Hessian(top=2), tanh_net(sizes=(6,) * 4), path, report=report)
+        ((_, data),) = results.find(path, "hessian")
+        return np.asarray(data["hvp"].values)
+
+    half = spectra(tmp_path / "a.h5", 2)
+    assert half[:2].tolist() == [CODES.index("traced")] * 2
+    fastest.reverse()  # the machine has changed its mind
+    assert spectra(tmp_path / "a.h5", 99).tolist() == [CODES.index("traced")] * 4
+    assert spectra(tmp_path / "b.h5", 99).tolist() == [CODES.index("kept")] * 4
 
 
 class Hungry(nn.Module):

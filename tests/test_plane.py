@@ -221,3 +221,66 @@ def test_inner_products_have_the_same_bits_with_any_number_of_threads() -> None:
         torch.set_num_threads(before)
     assert len(found) == 1
     assert found.pop() == pytest.approx(float(left.double() @ right.double()), rel=1e-12)
+
+
+def test_orthogonal_directions_are_as_long_as_before() -> None:
+    subject = attention_net()
+    plain, orthogonal = (
+        plane_of(subject, "random", normalize="filter", ignore=POSITIONS, seed=0, orthogonal=flag)
+        for flag in (False, True)
+    )
+    assert abs(plain.cosine) > 1e-3
+    assert orthogonal.cosine == pytest.approx(0.0, abs=1e-12)
+    assert orthogonal.norms == pytest.approx(plain.norms, rel=1e-12)
+    first, second = orthogonal.directions
+    assert all(torch.equal(first[name], plain.directions[0][name]) for name in first)
+    expected = {n: plain.directions[1][n] - first[n] * inner(first.values(), plain.directions[1].values())
+                / plain.norms[0] ** 2 for n in first}  # fmt: skip
+    scale = plain.norms[1] / inner(expected.values(), expected.values()) ** 0.5
+    for name, wanted in expected.items():
+        torch.testing.assert_close(second[name], scale * wanted)
+
+
+def test_an_evaluator_holds_three_copies_of_the_weights_beside_the_model() -> None:
+    subject = attention_net()
+    evaluator = Evaluator(subject, _plane(subject, "random"))
+    evaluator.at(0.5, 0.5)
+    live = {p.data_ptr() for p in subject.model.parameters()}
+    held = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensors in vars(evaluator).values()
+        if isinstance(tensors, list)
+        for tensor in tensors
+        if tensor.data_ptr() not in live
+    }
+    size = sum(p.numel() * p.element_size() for p in subject.model.parameters())
+    assert size < sum(held.values()) <= 3 * size
+
+
+def test_a_row_is_transferred_at_once_off_the_cpu_and_gives_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = convolution_net()
+    places = [(x, y, False) for x in (0.0, 0.5) for y in (-0.1, 0.2, 0.3)]
+    with Evaluator(subject, _plane(subject, "random")) as evaluator:
+        by_point = list(evaluator.along(places))
+        counted = {"rows": 0}
+        original = evaluator._fetched
+
+        def fetched(row: list[tuple[float, float, Tensor]]) -> Iterable[dict[str, float]]:
+            counted["rows"] += bool(row)
+            return original(row)
+
+        monkeypatch.setattr(evaluator, "_fetched", fetched)
+        monkeypatch.setattr(type(subject), "device", property(lambda self: _Accelerator()))
+        by_row = list(evaluator.along(places))
+    assert counted["rows"] == 2
+    for one, other in zip(by_point, by_row, strict=True):
+        np.testing.assert_equal(one, other)
+
+
+class _Accelerator(str):
+    """The CPU under another name."""
+
+    type = "accelerator"
+
+    def __new__(cls) -> _Accelerator:
+        return super().__new__(cls, "cpu")

@@ -14,12 +14,24 @@ import pytest
 import scipy.stats
 import synthetic
 import xarray as xr
-from matplotlib.colors import to_rgb
+from matplotlib.colors import LogNorm, to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
 
 from landscape import plots, results
-from landscape.plots import FIGURES, appearance, depth, hessian, lesion, report, style, surface
+from landscape.plots import (
+    FIGURES,
+    appearance,
+    depth,
+    hessian,
+    lesion,
+    report,
+    style,
+    surface,
+    surface_error,
+    surface_heat,
+    surface_height,
+)
 from landscape.probe import OptionError
 
 VIT = synthetic.NETWORKS[0].label
@@ -48,7 +60,7 @@ def axes_for(name: str) -> Any:
         return tuple(page.subplots(1, 2))
     if name == "trajectory":
         return page.add_subplot(1, 2, 1, projection="polar"), page.add_subplot(1, 2, 2)
-    return page.add_subplot(projection="3d" if name in ("surface_3d", "objective") else None)
+    return page.add_subplot(projection="3d" if name in ("surface_3d", "surface_relief", "objective") else None)
 
 
 @pytest.mark.parametrize("name", EVERYDAY)
@@ -445,3 +457,51 @@ def test_the_text_table_is_aligned_and_leaves_unmeasured_cells_empty(tmp_path: P
 def test_a_report_into_a_folder_is_refused(study: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected a file for the page"):
         report.report(study, tmp_path, [])
+
+
+def test_a_heat_map_shows_what_was_evaluated_and_what_was_left_early(study: Path) -> None:
+    data = answer(study, "surface")
+    evaluated = (data["x"] + data["y"] > 0).astype(float)
+    n = xr.where(data["x"] > 0.55, 64.0, 128.0) * xr.ones_like(evaluated)
+    ax = Figure().add_subplot()
+    surface_heat.surface_heat(data.assign(evaluated=evaluated, n=n), ax)
+    dots, crosses, _ = ax.lines
+    assert len(np.asarray(dots.get_xdata())) == int(evaluated.sum())
+    assert all(x + y > 0 for x, y in zip(np.asarray(dots.get_xdata()), np.asarray(dots.get_ydata()), strict=True))
+    assert np.asarray(crosses.get_xdata()).min() > 0.55
+    assert len(np.asarray(crosses.get_xdata())) == int((n < 128).sum())
+
+
+def test_maps_of_several_networks_share_one_logarithmic_colour_scale(study: Path) -> None:
+    answers = [answer(study, "surface", network.label) for network in synthetic.NETWORKS]
+    page = surface_heat.page(answers, appearance.looks(answers))
+    norms = {id(ax.collections[0].norm) for ax in page.axes[: len(answers)]}
+    finite = np.concatenate([data["loss"].values[np.isfinite(data["loss"].values)] for data in answers])
+    assert len(norms) == 1
+    norm = page.axes[0].collections[0].norm
+    assert isinstance(norm, LogNorm)
+    assert (norm.vmin, norm.vmax) == (finite.min(), finite.max())
+
+
+def test_the_error_map_shows_the_error_as_a_share_of_the_loss(study: Path) -> None:
+    data = answer(study, "surface")
+    ax = surface_error.surface_error(data, Figure().add_subplot())
+    shown = ax.collections[0].get_array()
+    np.testing.assert_allclose(np.asarray(shown).reshape(21, 21), (0.01 / data["loss"]).transpose("y", "x").values)
+
+
+def test_heights_are_drawn_with_their_intervals(study: Path) -> None:
+    data = answer(study, "surface")
+    ax = surface_height.surface_height(data, Figure().add_subplot())
+    (bars,) = ax.containers
+    line, _, (segments,) = bars.lines
+    np.testing.assert_allclose(line.get_ydata(), data["height"].values)
+    lengths = [segment[1, 1] - segment[0, 1] for segment in segments.get_segments()]
+    np.testing.assert_allclose(lengths, 2 * 1.96 * data["height_se"].values)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.9, 1.1), (1.0, 30.0), (2.0, 2.5), (1e-3, 5e-2)])
+def test_ticks_of_a_narrow_logarithmic_scale_are_round_and_few(low: float, high: float) -> None:
+    ticks = surface_heat.nice(low, high)
+    assert 2 <= len(ticks) <= 12
+    assert low <= ticks.min() <= ticks.max() <= high

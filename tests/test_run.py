@@ -423,6 +423,97 @@ def test_a_group_says_what_made_it(folder: Path, tmp_path: Path) -> None:
     assert {"label", "parameters", "spec", "versions", "device", "created", "finished"} <= set(about)
 
 
+# --- probes that decide by what they know ---
+
+
+@pytest.fixture(scope="module")
+def previewed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Arrays:
+    path = tmp_path_factory.mktemp("preview") / "whole.h5"
+    return answer(path, run(preview(), few(folder), path))
+
+
+def preview() -> Probe:
+    return small("surface", resolution="21", preview=True, tolerance=0.5)
+
+
+def few(folder: Path) -> subject.Subject:
+    return loaded(folder, samples=4, batch_size=4)
+
+
+def test_a_preview_stores_what_it_evaluated_and_what_it_made_of_the_rest(
+    previewed: Arrays, folder: Path, tmp_path: Path
+) -> None:
+    exact = answer(tmp_path / "r.h5", run(small("surface", resolution="21"), few(folder), tmp_path / "r.h5"))
+    evaluated = previewed["evaluated"] == 1
+    assert (evaluated.sum(), previewed["evaluations"]) == (340, 340)
+    assert previewed["done"].all()
+    for name in ("loss", "loss_se", "rise_se", "l2", "accuracy"):
+        np.testing.assert_array_equal(previewed[name][evaluated], exact[name][evaluated], err_msg=name)
+    error = np.abs(previewed["loss"] / exact["loss"] - 1)[~evaluated]
+    assert 0 < np.quantile(error, 0.95) <= previewed["hold_out_error"] < 0.5
+    np.testing.assert_allclose(previewed["l2"], exact["l2"], rtol=1e-9)
+
+
+@pytest.mark.parametrize("units", [30, 100, 285, 341, 420])  # coarse grid, rounds, hold-outs, interpolation
+def test_a_preview_stopped_anywhere_has_the_content_of_a_straight_one(
+    units: int, previewed: Arrays, folder: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "results.h5"
+    with pytest.raises(KeyboardInterrupt):
+        run(preview(), few(folder), path, report=stop_after(units))
+    outcome = run(preview(), few(folder), path)
+    assert outcome.measured == 441 - units
+    assert_same(answer(path, outcome), previewed)
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_a_preview_spread_over_workers_has_the_content_of_one_in_line(
+    kind: str, previewed: Arrays, folder: Path, tmp_path: Path, executors: Mapping[str, Executor]
+) -> None:
+    path = tmp_path / "results.h5"
+    assert_same(answer(path, run(preview(), few(folder), path, executor=executors[kind], workers=2)), previewed)
+
+
+def test_a_preview_that_errs_too_much_is_the_exact_surface(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "results.h5"
+    exact = answer(path, run(small("surface", resolution="21"), few(folder), path))
+    found = answer(path, run(small("surface", resolution="21", preview=True, tolerance=1e-9), few(folder), path))
+    assert found["evaluated"].all()
+    assert found["hold_out_error"] > 1e-9
+    np.testing.assert_array_equal(found["loss"], exact["loss"])
+
+
+def test_an_answer_of_an_earlier_version_goes_on_with_what_this_version_adds(folder: Path, tmp_path: Path) -> None:
+    path, whole = tmp_path / "results.h5", tmp_path / "whole.h5"
+    with pytest.raises(KeyboardInterrupt):
+        run(small("surface"), loaded(folder), path, report=stop_after(4))
+    with h5py.File(path, "r+") as file:
+        (group,) = file["surface"].values()
+        for name in ("rise_se", "height_se", "curvature", "curvature_se", "derivative", "minima"):
+            del group[name]
+    outcome = run(small("surface"), loaded(folder), path)
+    found, wanted = answer(path, outcome), answer(whole, run(small("surface"), loaded(folder), whole))
+    assert outcome.measured == 5
+    np.testing.assert_array_equal(found["loss"], wanted["loss"])
+    np.testing.assert_array_equal(found["rise_se"].ravel()[4:], wanted["rise_se"].ravel()[4:])
+    assert np.isnan(found["rise_se"].ravel()[:4]).all()  # not measured then
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"cap": 2.0}, {"precision": "bf16"}, {"memory_format": "channels_last"}, {"orthogonal": True}],
+    ids=lambda options: next(iter(options)),
+)
+def test_a_stopped_surface_in_any_mode_has_the_content_of_a_straight_one(
+    options: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
+    probe, path, straight = small("surface", **options), tmp_path / "results.h5", tmp_path / "whole.h5"
+    whole = answer(straight, run(probe, loaded(folder), straight))
+    with pytest.raises(KeyboardInterrupt):
+        run(probe, loaded(folder), path, report=stop_after(4))
+    assert_same(answer(path, run(probe, loaded(folder), path)), whole)
+
+
 # --- what cannot be ---
 
 

@@ -24,9 +24,10 @@ from torch import Tensor, nn
 
 from landscape import models
 from landscape.linalg.directions import Normalize
+from landscape.linalg.relief import height
 from landscape.plane import plane_of
 from landscape.probe import OptionError
-from landscape.probes.surface import Surface, height, spans, ticks
+from landscape.probes.surface import Surface, spans, ticks
 from landscape.subject import Subject, per_sample
 
 CURVATURES = [4.0, 3.0, 2.5, 1.0, -1.5, -2.0]
@@ -224,8 +225,8 @@ def test_the_height_of_a_paraboloid_is_its_closed_form() -> None:
     x, y = np.linspace(-1, 1, 201), np.linspace(-1.2, 1.1, 231)
     loss = 5.0 + 3 * x[:, None] ** 2 + 7 * y[None, :] ** 2 + 2 * x[:, None] * y[None, :] + x[:, None]
     for radius in (0.1, 0.25, 0.5, 1.0):
-        assert height(x, y, loss, radius) == pytest.approx(5 * radius**2, rel=1e-2)  # (3 + 7) / 2
-    assert np.isnan(height(x, y, loss, 1.05))
+        assert height(x, y, loss, radius)[0] == pytest.approx(5 * radius**2, rel=1e-2)  # (3 + 7) / 2
+    assert np.isnan(height(x, y, loss, 1.05)).all()
 
 
 def test_heights_wait_for_the_cells_they_need() -> None:
@@ -254,7 +255,8 @@ def test_ranges_are_read(text: str, expected: tuple[tuple[float, float], tuple[f
         *({"range": text} for text in ("0", "-1", "2:1", "1:1", "1:2:3", "1,2,3", "a", "1,", "nan", "inf", ":", "1:")),
         *({"resolution": text} for text in ("", "0", "1", "5,1", "5,5,5", "2.5", "5x5", "-3", "a")),
         *({"bn": text} for text in ("", "train", "recalibrate", "recalibrate:0", "recalibrate:-1", "frozen:2")),
-        {"normalize": "filters"}, {"l2_definition": "l1"}, {"ignore": "("}, {"directions": 0},
+        {"normalize": "filters"}, {"l2_definition": "l1"}, {"ignore": "("}, {"directions": 0}, {"tolerance": 0},
+        {"cap": float("nan")}, {"precision": "fp8"}, {"memory_format": "nhwc"}, {"budget": "30"},
     ],
 )  # fmt: skip
 def test_what_is_not_understood_is_a_usage_error_that_names_the_option(options: dict[str, str]) -> None:
@@ -268,3 +270,110 @@ def test_numbers_stand_for_their_spelling_in_the_question() -> None:
     assert Surface(resolution=5, range=1).identity(subject) == Surface(resolution="5,5", range="-1:1").identity(subject)  # type: ignore[arg-type]
     assert Surface(range="1").identity(subject) == Surface().identity(subject)
     assert Surface(seed=1).identity(subject) != Surface().identity(subject)
+
+
+def test_the_standard_error_of_the_rise_is_paired_over_samples() -> None:
+    subject = attention_net(sizes=(7, 4))
+    probe = Surface(resolution="5", range="0.2")
+    found = answer(probe, subject)
+    assert found["rise_se"][2, 2] == 0.0
+    before = per_sample(subject)[0].numpy()
+    plane = plane_of(subject, "random", normalize="filter", ignore=probe.ignore, seed=0)
+    with torch.no_grad():
+        for direction, step in zip(plane.directions, (-0.2, 0.1), strict=True):
+            for name, change in direction.items():
+                subject.parameters[name].add_(change, alpha=step)
+    paired = per_sample(subject)[0].numpy() - before
+    assert found["rise_se"][0, 3] == pytest.approx(paired.std(ddof=1) / 11**0.5, rel=1e-9)
+    assert found["rise_se"][0, 3] < found["loss_se"][0, 3]
+
+
+def test_a_capped_surface_leaves_points_early_that_are_clearly_above() -> None:
+    subject = attention_net(sizes=(32,) * 8)
+    whole = answer(Surface(resolution="5", range="3"), subject)
+    cap = float(np.median(whole["loss"]))
+    found = answer(Surface(resolution="5", range="3", cap=cap), subject)
+    early = found["n"] < 256
+    assert early.any()
+    assert set(np.unique(found["n"])) <= {32.0, 64.0, 128.0, 256.0}
+    np.testing.assert_array_equal(found["loss"][~early], whole["loss"][~early])
+    assert (whole["loss"][early] > cap).all()  # no wrong stop
+    assert (np.abs(found["loss"] - whole["loss"])[early] < 4 * found["loss_se"][early]).all()
+
+
+def test_a_cap_leaves_points_that_are_not_finite_and_never_judges_by_few_samples() -> None:
+    subject = quadratic(torch.eye(4).float() * 1e30, weight=torch.full((2, 2), 1e-3), batches=[torch.eye(2)] * 32)
+    found = answer(Surface(resolution="3", range="1e9", cap=1e30), subject)
+    assert found["n"][1, 1] == 64
+    assert (np.delete(found["n"].ravel(), 4) == 32).all()
+    assert (~np.isfinite(np.delete(found["loss"].ravel(), 4))).all()
+
+
+def test_a_capped_surface_depends_on_the_batches_and_says_so() -> None:
+    subject = attention_net(sizes=(6, 6))
+    other = replace(subject, batches=rebatched(subject.batches, 4))
+    assert Surface().identity(subject) == Surface().identity(other)
+    assert Surface(cap=3.0).identity(subject) != Surface(cap=3.0).identity(other)
+
+
+def test_summaries_are_those_of_a_quadratic() -> None:
+    matrix = symmetric([4.0, 1.0, 0.5, 0.2, 0.1, -3.0])
+    subject = quadratic(matrix, weight=torch.zeros(2, 3), batches=[torch.tensor([[1.0, 0.0], [1.5, 0.0], [0.5, 0.0]])])
+    probe = Surface(resolution="11", normalize="none")
+    found = answer(probe, subject)
+    first, second = _directions(subject, probe)
+    expected = [(a @ matrix @ b).item() for a, b in ((first, first), (first, second), (second, second))]
+    np.testing.assert_allclose(found["curvature"], expected, rtol=1e-9)
+    share = 0.5 / 3**0.5  # of the standard error of the scales 1, 1.5, 0.5 over their mean
+    assert found["curvature_se"][0] >= share * abs(expected[0]) * (1 - 1e-9)
+    assert found["height"][2] == pytest.approx(0.25 * (expected[0] + expected[2]) / 4, rel=0.1)
+    assert found["height_se"][2] >= share * abs(found["height"][2]) * (1 - 1e-9)
+    convex = expected[0] * expected[2] > expected[1] ** 2 and expected[0] > 0
+    assert found["non_convex"] == (0.0 if convex else 1.0)
+    assert found["minima"] >= found["clear_minima"] >= 1
+    half = answer(probe, subject, units=70)
+    assert np.isnan(half.get("minima", np.nan))
+
+
+def test_options_that_came_later_leave_older_answers_where_they_are() -> None:
+    subject = _bowl()
+    known = {"resolution", "range", "normalize", "plane", "ignore", "bn", "directions", "l2_definition", "seed"}
+    assert set(Surface().identity(subject)) == known
+    assert set(Surface(tolerance=0.1).identity(subject)) == known
+    assert set(Surface(preview=True).identity(subject)) == known | {"preview"}
+    assert set(Surface(precision="bf16", orthogonal=True).identity(subject)) == known | {"precision", "orthogonal"}
+
+
+def test_even_resolutions_are_told_that_they_have_no_centre(caplog: pytest.LogCaptureFixture) -> None:
+    Surface(resolution="5,6").plan(_bowl())
+    assert "has no point at the centre" in caplog.text
+    caplog.clear()
+    Surface(resolution="5,7").plan(_bowl())
+    assert not caplog.text
+
+
+def test_a_filter_of_fused_queries_keys_and_values_is_one_row_and_tied_weights_move_once() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Tanh(), nn.Linear(4, 4, bias=False), nn.Linear(4, 3)).double()
+    first = model.get_submodule("0")
+    assert isinstance(first, nn.Linear)
+    model.get_submodule("2").weight = first.weight
+    subject = Subject(model, batches_of((4,), (6,), 3))
+    assert list(subject.parameters) == ["0.weight", "3.weight", "3.bias"]
+    plane = plane_of(subject, "random", normalize="filter", ignore="", seed=0)
+    assert set(plane.directions[0]) == {"0.weight", "3.weight"}
+    torch.testing.assert_close(plane.directions[0]["0.weight"].norm(dim=1), first.weight.detach().norm(dim=1))
+    found = answer(Surface(resolution="3"), subject)
+    first.weight.data.add_(plane.directions[0]["0.weight"])
+    model.get_submodule("3").get_parameter("weight").data.add_(plane.directions[0]["3.weight"])
+    assert found["loss"][2, 1] == pytest.approx(per_sample(subject)[0].mean().item(), rel=1e-12)
+
+
+def test_dropout_is_off_and_buffers_never_move() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, 3)).double().eval()
+    subject = Subject(model, batches_of((4,), (16,), 3))
+    one, other = (answer(Surface(resolution="3"), subject)["loss"] for _ in range(2))
+    np.testing.assert_array_equal(one, other)
+    plane = plane_of(subject, "random", normalize="filter", ignore="", seed=0)
+    assert set(plane.directions[0]) == {"0.weight", "3.weight"}

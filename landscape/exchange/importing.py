@@ -17,8 +17,8 @@ from landscape.checkpoint import versions
 from landscape.exchange import published, tomgoldstein
 from landscape.exchange.grid import KNOWN, Grid
 from landscape.probe import Plan, Quantity, Values
-from landscape.probes.surface import RADII
 from landscape.run import Outcome, reduce_of, safe
+from landscape.surface_summaries import RADII
 
 SUMMARIES = {
     "surface": {

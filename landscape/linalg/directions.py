@@ -9,10 +9,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from landscape.linalg.vector import inner
 from landscape.probe import derived_seed
 
 Normalize = Literal["filter", "layer", "none", "park2022"]
 
+FILTERS = 64  # normalised at a time
 # Tables of positions are looked up, not multiplied: a "filter" of them has no scale invariance to respect.
 POSITIONS = r"pos(ition)?(al)?_?(emb|enc)|relative_position|rel_pos"
 
@@ -41,6 +43,20 @@ def random_direction(
     }
 
 
+def orthogonal_to(fixed: Mapping[str, Tensor], direction: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The direction without its component along a fixed one, as long as before.
+
+    Two random directions are nearly orthogonal; taken after normalisation, so that lengths per filter change by about
+    their cosine.
+    """
+    names = list(direction)
+    across = inner((fixed[n] for n in names), direction.values())
+    share = across / inner(fixed.values(), fixed.values())
+    rest = {name: (d.double() - share * fixed[name].double()) for name, d in direction.items()}
+    scale = (inner(direction.values(), direction.values()) / inner(rest.values(), rest.values())) ** 0.5
+    return {name: (scale * d).to(direction[name]) for name, d in rest.items()}
+
+
 def drawn(weight: Tensor, seed: int, axis: int, name: str) -> Tensor:
     """Standard normal entries for one tensor, keyed by (seed, axis, name)."""
     generator = torch.Generator().manual_seed(derived_seed(seed, axis, name))
@@ -57,7 +73,12 @@ def normalised(direction: Tensor, weight: Tensor, normalize: Normalize) -> Tenso
         return direction
     dims = {"filter": tuple(range(1, weight.dim())), "layer": tuple(range(weight.dim())), "park2022": (0,)}[normalize]
     # Norms in float64: a filter of zeros keeps its direction at zero, any other ratio is exact to fp32.
-    target = weight.double().square().sum(dims, keepdim=True).sqrt()
-    length = direction.double().square().sum(dims, keepdim=True).sqrt()
+    target, length = _norms(weight, dims), _norms(direction, dims)
     ratio = torch.where(length > 0, target / length.clamp_min(1e-300), 0.0)
     return direction * ratio.to(direction)
+
+
+def _norms(tensor: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """Norms over some dimensions in float64; where filters stay apart, some at a time, for the sake of memory."""
+    parts = torch.split(tensor, FILTERS) if 0 not in dims else (tensor,)
+    return torch.cat([part.double().square().sum(dims, keepdim=True) for part in parts]).sqrt()

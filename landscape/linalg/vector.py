@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-ROW = 4096
+ROW, ROWS = 4096, 32
 BLOCK = 2**20  # entries converted to float64 at once
 
 
@@ -44,11 +44,16 @@ def length(vector: Tensor) -> Tensor:
 
 def inner(left: Iterable[Tensor], right: Iterable[Tensor]) -> float:
     """<left, right> over lists of tensors, in float64; the same bits with any number of threads."""
-    return float(sum(_total(a.double() * b.double()) for a, b in zip(left, right, strict=True)))
+    return float(sum(_inner(a.reshape(-1), b.reshape(-1)) for a, b in zip(left, right, strict=True)))
 
 
-def _total(values: Tensor) -> Tensor:
-    """Sum of all entries. By rows, each of which one thread adds up: torch splits a long sum among all it has."""
-    entries = values.reshape(-1)
-    whole = len(entries) // ROW * ROW
-    return entries[:whole].view(-1, ROW).sum(dim=1).sum() + entries[whole:].sum()
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    """<a, b> of vectors. By rows, each of which one thread adds up: torch splits a long sum among all it has.
+
+    Some rows at a time, so that the copies in float64 stay small.
+    """
+    whole = len(a) // ROW * ROW
+    blocks = zip(torch.split(a[:whole], ROWS * ROW), torch.split(b[:whole], ROWS * ROW), strict=True)
+    rows = [(x.double() * y.double()).view(-1, ROW).sum(dim=1) for x, y in blocks]
+    rest = (a[whole:].double() * b[whole:].double()).sum()
+    return torch.cat(rows).sum() + rest

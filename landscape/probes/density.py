@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, get_args
 import numpy as np
 from torch import Tensor
 
-from landscape.curvature import CODES, HOW, Hvp, curvature, over_all_samples, settled
+from landscape.curvature import CODES, HOW, Hvp, curvature, over_all_samples
 from landscape.linalg.lanczos import lanczos
 from landscape.linalg.vector import random_unit
 from landscape.probe import Plan, Quantity, Unit, Values, at_least, one_of, regular_expression
@@ -72,10 +72,16 @@ class Density:
         """The parameters without the way products are made, which changes nothing but rounding."""
         return {name: value for name, value in asdict(self).items() if name != "hvp"}
 
-    def settled(self, subject: Subject, stored: Mapping[str, np.ndarray]) -> Density:
-        """Itself with the way of making products that holds for the whole answer, chosen once."""
-        parameters = matching(subject.parameters, self.params)
-        return replace(self, hvp=settled(subject, parameters, self.hvp, stored, batches=len(subject.batches)))
+    def trial(self, subject: Subject) -> dict[str, str]:
+        """How products are made, chosen once for the whole answer where that is left to a trial."""
+        if self.hvp != "auto":
+            return {}
+        parameters, batches = matching(subject.parameters, self.params), len(subject.batches)
+        return {"hvp": curvature(subject, parameters, "auto", batches=batches).kind}
+
+    def settled(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Density, Subject]:
+        """Probe and subject with the choices of a trial."""
+        return replace(self, **choices), subject
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
         (values,) = self.sweep(subject, [unit])

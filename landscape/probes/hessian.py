@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.curvature import CODES, HOW, Curvature, Hvp, Operator, curvature, over_all_samples, settled
+from landscape.curvature import CODES, HOW, Curvature, Hvp, Operator, curvature, over_all_samples
 from landscape.linalg.lanczos import Spectrum, Which
 from landscape.linalg.power_iteration import power_iteration
 from landscape.linalg.sharpness import summaries
@@ -204,12 +204,15 @@ class Hessian:
         (values,) = self.sweep(subject, [unit])
         return values
 
-    def settled(self, subject: Subject, stored: Mapping[str, np.ndarray]) -> Hessian:
-        """Itself with the way of making products that holds for the whole answer, chosen once."""
-        if self._plainly:
-            return replace(self, hvp="kept")
-        parameters, batches = self._parameters(subject), self._count(subject)
-        return replace(self, hvp=settled(subject, parameters, self.hvp, stored, batches=batches))
+    def trial(self, subject: Subject) -> dict[str, str]:
+        """How products are made, chosen once for the whole answer where that is left to a trial."""
+        if self.hvp != "auto" or self._plainly:
+            return {}
+        return {"hvp": curvature(subject, self._parameters(subject), "auto", batches=self._count(subject)).kind}
+
+    def settled(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Hessian, Subject]:
+        """Probe and subject with the choices of a trial."""
+        return replace(self, **choices), subject
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Mini-batches one after the other or side by side, with products prepared once for all of one shape."""

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, ClassVar, get_args
 
 import numpy as np
 
-from landscape import batchnorm
+from landscape import batchnorm, preview, trial
+from landscape import surface_summaries as summaries
+from landscape.forward import Manner, MemoryFormat, Precision
 from landscape.linalg.directions import POSITIONS, Normalize
 from landscape.plane import Evaluator, L2Definition, Plane, plane_of
-from landscape.probe import OptionError, Plan, Quantity, Unit, Values, at_least, one_of, regular_expression
+from landscape.probe import OptionError, Plan, Quantity, Stage, Unit, Values, at_least, one_of, regular_expression
 from landscape.subject import Subject
 
-RADII = (0.1, 0.25, 0.5, 1.0)
+LATER = ("orthogonal", "preview", "tolerance", "cap", "precision", "memory_format", "compile", "tune", "budget")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -50,44 +55,112 @@ class Surface:
     l2_definition: Annotated[
         L2Definition, "l2 as (1/2) sum ||w||^2, or as the sum of unsquared norms of the tensors"
     ] = "squared"
+    orthogonal: Annotated[bool, "make the second random direction orthogonal to the first, after normalisation"] = False
+    preview: Annotated[bool, "evaluate some 340 points, interpolate the others, and measure by how much that errs"] = (
+        False
+    )
+    tolerance: Annotated[float, "relative error of a preview beyond which every point is evaluated"] = 0.05
+    cap: Annotated[float | None, "leave points early whose loss is clearly above it; their value is a rough one"] = None
+    precision: Annotated[Precision, "bf16 is faster; its deviation is measured in standard errors"] = "fp32"
+    memory_format: Annotated[MemoryFormat, "channels_last is often faster for convolutions"] = "contiguous"
+    compile: Annotated[bool, "compile the model first, which takes up to a minute"] = False
+    tune: Annotated[bool, "choose batch size and memory format by a short trial, recorded with the answer"] = False
+    budget: Annotated[str, "time such as 90s, 30m or 2h: lower resolution and samples until they fit"] = ""
     seed: Annotated[int, "seed of the random directions"] = 0
 
     def __post_init__(self) -> None:
         for count in pair(str(self.resolution), int, "resolution"):
             at_least("resolution", count, 2)
         at_least("directions", self.directions, 1)
-        if self.directions > 1 and self.plane != "random":
-            raise OptionError(
-                f"--directions {self.directions} repeats random planes; drop it beside --plane {self.plane}"
-            )
+        if self.plane != "random":
+            for asked, words in (
+                (self.directions > 1, f"directions {self.directions}"),
+                (self.orthogonal, "orthogonal"),
+            ):
+                if asked:
+                    raise OptionError(f"--{words} is about random planes; drop it beside --plane {self.plane}")
         one_of("normalize", self.normalize, get_args(Normalize))
         one_of("l2_definition", self.l2_definition, get_args(L2Definition))
+        one_of("precision", self.precision, get_args(Precision))
+        one_of("memory_format", self.memory_format, get_args(MemoryFormat))
         regular_expression("ignore", self.ignore)
+        if not self.tolerance > 0:
+            raise OptionError(f"--tolerance {self.tolerance:g} is out of range; ask for a share above 0, such as 0.05")
+        if self.cap is not None and not math.isfinite(self.cap):
+            raise OptionError(f"--cap {self.cap:g} is out of range; ask for a loss")
+        if self.budget:
+            trial.duration(self.budget)
         if self.range:
             spans(str(self.range))
         recalibration(self.bn)
         for name in ("resolution", "range"):  # numbers are welcome from Python
             object.__setattr__(self, name, str(getattr(self, name)))
 
+    @property
+    def manner(self) -> Manner:
+        """How the forward passes are computed."""
+        return Manner(self.precision, self.memory_format, self.compile)
+
     def variants(self) -> list[Surface]:
         """One surface per pair of directions."""
         return [replace(self, seed=self.seed + k, directions=1) for k in range(self.directions)]
 
+    def trial(self, subject: Subject) -> dict[str, Any]:
+        """What `tune` and `budget` leave to a trial, chosen on this machine; empty where nothing is."""
+        if not (self.tune or self.budget):
+            return {}
+        return trial.chosen(
+            subject, self.manner, grid=self._grid, points=self._evaluations, recalibrate=recalibration(self.bn),
+            tune=self.tune, budget=self.budget,
+        )  # fmt: skip
+
+    def settled(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Surface, Subject]:
+        """The question, and the subject, with the choices of a trial: those that could have been given outright."""
+        own = {name: choices[name] for name in ("resolution", "memory_format") if name in choices}
+        subject = subject.first(choices.get("samples", len(subject)))
+        return replace(self, tune=False, budget="", **own), subject.rebatched(
+            choices.get("batch_size", subject.batch_size)
+        )
+
+    def estimate(self, subject: Subject, units: int) -> float:
+        """Seconds that so many units take, from a timed mini-batch."""
+        points = min(units, self._evaluations(self._grid))
+        return trial.estimate(subject, self.manner, points=points, recalibrate=recalibration(self.bn))
+
+    @property
+    def _grid(self) -> tuple[int, int]:
+        return pair(self.resolution, int, "resolution")
+
+    def _evaluations(self, grid: tuple[int, int]) -> int:
+        return min(grid[0] * grid[1], preview.DESIGN.total) if self.preview else grid[0] * grid[1]
+
     def identity(self, subject: Subject) -> dict[str, Any]:
-        """The parameters as they enter the question: contents instead of paths, numbers instead of their spelling."""
+        """The parameters as they enter the question: contents instead of paths, numbers instead of their spelling.
+
+        Parameters that came later enter where they are not at their defaults, so that older answers stay found.
+        """
         plane = self._plane(subject)
-        asked = {
-            **asdict(self),
+        plain = Surface()
+        later = {name: getattr(self, name) for name in LATER if getattr(self, name) != getattr(plain, name)}
+        if not self.preview:
+            later.pop("tolerance", None)
+        asked = {name: value for name, value in asdict(self).items() if name not in LATER}
+        return {
+            **asked,
+            **later,
             **batchnorm.dependence(subject, recalibration(self.bn)),
-            "resolution": pair(self.resolution, int, "resolution"),
+            **({} if self.cap is None else {"batch_size": subject.batch_size}),
+            "resolution": self._grid,
             "range": self._range(plane),
+            "plane": plane.identity,
         }
-        return {**asked, "plane": plane.identity, "l2_definition": self.l2_definition}
 
     def plan(self, subject: Subject) -> Plan:
         plane = self._plane(subject)
         (x_low, x_high), (y_low, y_high) = self._range(plane)
-        nx, ny = pair(self.resolution, int, "resolution")
+        nx, ny = self._grid
+        if nx % 2 == 0 or ny % 2 == 0:
+            _log.warning("note: --resolution %s has no point at the centre; odd numbers have one", self.resolution)
         path = np.arange(plane.path.shape[1])
         where = {
             "path_x": (
@@ -102,71 +175,96 @@ class Surface:
         }
         return Plan(
             over={"x": ticks(x_low, x_high, nx), "y": ticks(y_low, y_high, ny)},
-            axes={"radius": np.array(RADII), **({"snapshot": path} if len(path) else {})},
-            labels=where if len(path) else {},
-            quantities={
-                "loss": Quantity("loss", "nats"),
-                "loss_se": Quantity("standard error of the loss over samples", "nats"),
-                "l2": Quantity("half the squared norm of the weights" if self.l2_definition == "squared"
-                               else "sum of the norms of the weight tensors"),
-                "accuracy": Quantity("accuracy"),
-            },
-            summaries={
-                "height": Quantity("mean rise of the loss at a radius", "nats", ("radius",)),
-                "non_finite": Quantity("share of finished cells whose loss is not finite"),
-            },
+            axes={"radius": np.array(summaries.RADII), "term": np.arange(3), "minimum": np.arange(summaries.MINIMA),
+                  **({"snapshot": path} if len(path) else {})},
+            labels={"derivative": (Quantity("second derivative", dims=("term",)), np.array(["xx", "xy", "yy"])),
+                    **(where if len(path) else {})},
+            quantities=self._quantities(),
+            summaries=summaries.quantities(preview=self.preview, plain=self.manner == Manner()),
             about={
                 "x": Quantity(plane.names[0], plane.units),
                 "y": Quantity(plane.names[1], plane.units),
                 "radius": Quantity("distance from the centre", plane.units),
+                "term": Quantity("second derivative"),
+                "minimum": Quantity("local minimum, the most persistent first"),
                 "snapshot": Quantity("snapshot of the run"),
             },
             facts={"l2_definition": self.l2_definition, "plane": plane.kind, "cosine": plane.cosine,
                    "norm_x": plane.norms[0], "norm_y": plane.norms[1]},
         )  # fmt: skip
 
+    def _quantities(self) -> dict[str, Quantity]:
+        squared = self.l2_definition == "squared"
+        found = {
+            "loss": Quantity("loss", "nats"),
+            "loss_se": Quantity("standard error of the loss over samples", "nats"),
+            "rise_se": Quantity("standard error of the loss minus the checkpoint's, paired over samples", "nats"),
+            "l2": Quantity("half the squared norm of the weights" if squared else "sum of the norms of the tensors"),
+            "accuracy": Quantity("accuracy"),
+        }
+        if self.preview:
+            found["evaluated"] = Quantity("1 where the loss was evaluated, 0 where it is interpolated")
+        if self.cap is not None:
+            found["n"] = Quantity("samples behind the loss")
+        if self.manner != Manner():
+            found["deviates"] = Quantity("deviation from the plain forward pass at control points", "standard errors")
+        return found
+
     def measure(self, subject: Subject, unit: Unit) -> Values:
         (values,) = self.sweep(subject, [unit])
         return values
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
-        """Points with shared directions; points of one row also share w0 + x d1."""
-        plane = self._plane(subject)
-        with Evaluator(subject, plane, recalibration(self.bn), self.l2_definition) as evaluator:
-            for unit in units:
-                yield evaluator.at(float(unit.at["x"]), float(unit.at["y"]))
+        """Points with shared directions, transferred row by row."""
+        plane, wanted, shape = self._plane(subject), self._quantities(), self._grid
+        controls = self.manner != Manner()
+        places = ((float(u.at["x"]), float(u.at["y"]), controls and control(u.index, shape)) for u in units)
+        with Evaluator(
+            subject, plane, recalibration(self.bn), self.l2_definition, manner=self.manner, cap=self.cap
+        ) as evaluator:
+            for found in evaluator.along(places):
+                yield {name: {**found, "evaluated": 1.0}[name] for name in wanted}
+
+    def stage(self, data: Mapping[str, np.ndarray]) -> Stage | None:
+        """What a preview evaluates next, or all that it interpolates; without preview every point, at once."""
+        if not self.preview:
+            return None
+        axes, evaluated = (data["x"], data["y"]), data["evaluated"] == 1
+        step = preview.step(axes, data["loss"], evaluated, tolerance=self.tolerance, seed=self.seed)
+        if step.fallback and len(step.points):
+            _log.info("preview: every point is evaluated, because %s", step.fallback)
+        if len(step.points):
+            return Stage([tuple(map(int, np.unravel_index(p, evaluated.shape))) for p in step.points], {})
+        kept = {name: data[name] for name in self._quantities() if name not in ("evaluated", "deviates", "n")}
+        unknown = {name: np.full(evaluated.shape, np.nan) for name in ("deviates", "n")}
+        return Stage([], {**unknown, **preview.filled(axes, kept, evaluated), "evaluated": np.zeros(evaluated.shape)})
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
-        """Heights at the radii whose circle lies inside the finished grid."""
-        loss = np.where(data["done"] == 1, data["loss"], np.nan)
-        finished = loss[data["done"] == 1]
-        return {
-            "height": np.array([height(data["x"], data["y"], loss, radius) for radius in data["radius"]]),
-            "non_finite": float((~np.isfinite(finished)).mean()) if finished.size else np.nan,
-        }
+        """Summaries of what is finished; those of the whole grid when all of it is."""
+        found = summaries.of(data)
+        if self.preview:
+            axes, evaluated = (data["x"], data["y"]), data["evaluated"] == 1
+            step = preview.step(axes, data["loss"], evaluated, tolerance=self.tolerance, seed=self.seed)
+            found["hold_out_error"], found["evaluations"] = step.error, float(evaluated.sum())
+        return found
 
     def _plane(self, subject: Subject) -> Plane:
-        key = ("plane", self.plane, self.normalize, self.ignore, self.seed)
+        key = ("plane", self.plane, self.normalize, self.ignore, self.seed, self.orthogonal)
         return subject.once(
             key,
-            lambda: plane_of(subject, self.plane, normalize=self.normalize, ignore=self.ignore, seed=self.seed),
-        )
+            lambda: plane_of(
+                subject, self.plane, normalize=self.normalize, ignore=self.ignore, seed=self.seed,
+                orthogonal=self.orthogonal,
+            ),
+        )  # fmt: skip
 
     def _range(self, plane: Plane) -> tuple[tuple[float, float], tuple[float, float]]:
         return spans(self.range) if self.range else plane.spans
 
 
-def height(x: np.ndarray, y: np.ndarray, loss: np.ndarray, radius: float, *, angles: int = 360) -> float:
-    """Mean over angles of the loss at a radius minus the centre's, bilinear between grid points; NaN outside."""
-    from scipy.interpolate import RegularGridInterpolator
-
-    if min(x[-1], -x[0], y[-1], -y[0]) < radius * (1 - 1e-9):
-        return float("nan")
-    between = RegularGridInterpolator((x, y), loss, bounds_error=False, fill_value=None)
-    theta = np.arange(angles) * (2 * np.pi / angles)
-    circle = radius * np.stack([np.cos(theta), np.sin(theta)], axis=1)
-    with np.errstate(invalid="ignore"):
-        return float(np.mean(between(circle)) - between((0.0, 0.0)).item())
+def control(index: tuple[int, ...], shape: tuple[int, int]) -> bool:
+    """Whether a unit is one of the 5 x 5 even points at which a fast manner is compared with the plain one."""
+    return all(i in np.linspace(0, n - 1, 5).round() for i, n in zip(index, shape, strict=True))
 
 
 def ticks(low: float, high: float, count: int) -> np.ndarray:

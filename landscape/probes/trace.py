@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from landscape.curvature import CODES, HOW, Curvature, Hvp, curvature, settled
+from landscape.curvature import CODES, HOW, Curvature, Hvp, curvature
 from landscape.linalg.trace import TraceEstimate, hutch_plus_plus, hutchinson, xtrace
 from landscape.probe import Plan, Quantity, Unit, Values, at_least, one_of, regular_expression
 from landscape.selection import matching
@@ -77,11 +77,16 @@ class Trace:
         """The parameters without the way products are made, which changes nothing but rounding."""
         return {name: value for name, value in asdict(self).items() if name != "hvp"}
 
-    def settled(self, subject: Subject, stored: Mapping[str, np.ndarray]) -> Trace:
-        """Itself with the way of making products that holds for the whole answer, chosen once."""
-        parameters = matching(subject.parameters, self.params)
-        hvp = settled(subject, parameters, self.hvp, stored, batches=len(subject.batches), joint=False)
-        return replace(self, hvp=hvp)
+    def trial(self, subject: Subject) -> dict[str, str]:
+        """How products are made, chosen once for the whole answer where that is left to a trial."""
+        if self.hvp != "auto":
+            return {}
+        parameters, batches = matching(subject.parameters, self.params), len(subject.batches)
+        return {"hvp": curvature(subject, parameters, "auto", batches=batches, joint=False).kind}
+
+    def settled(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Trace, Subject]:
+        """Probe and subject with the choices of a trial."""
+        return replace(self, **choices), subject
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
         (values,) = self.sweep(subject, [unit])

@@ -1,0 +1,258 @@
+"""Loss surfaces: ours in every mode against the bare forward pass and tools that install with pip, in one run.
+
+    python benchmarks/surface.py --data cifar10 --data-root DATA [--checkpoints DIR] [--samples 256 4096] [--compile]
+
+Every tool gets the same model, the same images in memory, the same batches and one thread. The bare forward pass is
+the model and the mean of its losses over all images, with gradients off, and nothing else. Tools take turns, so that
+what else the machine does hits all of them; process time, the median over the turns. `ratio` is bare forward / tool.
+Overhead: the forward pass replaced by a constant. Preview: against the full grid, with its own and the true error.
+Peers (`pip install --no-deps loss-landscapes losscape`) are left out where they are not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import math
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import landscape
+from landscape import models, preview
+from landscape.linalg.directions import POSITIONS
+from landscape.plane import Evaluator, plane_of
+from landscape.probes.surface import Surface, recalibration, ticks
+from landscape.subject import Subject
+
+SIDE = 3  # 3 x 3 points per turn
+Tool = Callable[[], object]
+
+
+def bare(subject: Subject) -> Tool:
+    batches = [subject.batch(i) for i in range(len(subject.batches))]
+
+    def run() -> float:
+        with torch.inference_mode():
+            for _ in range(SIDE**2):
+                total = sum(F.cross_entropy(subject.model(x), y, reduction="sum").item() for x, y in batches)
+        return total
+
+    return run
+
+
+def ours(subject: Subject, **options: Any) -> Tool:
+    probe = Surface(**options)
+    plane = probe._plane(subject)
+    places = [(float(x), float(y), False) for x in ticks(-1, 1, SIDE) for y in ticks(-1, 1, SIDE)]
+
+    def run() -> object:
+        with Evaluator(
+            subject, plane, recalibration(probe.bn), probe.l2_definition, manner=probe.manner, cap=probe.cap
+        ) as evaluator:
+            return list(evaluator.along(places))
+
+    return run
+
+
+def marcello(subject: Subject) -> Tool:
+    """loss-landscapes takes one batch: all images at once."""
+    from loss_landscapes import metrics, random_plane
+
+    inputs, targets = (torch.cat(parts) for parts in zip(*subject.batches, strict=True))
+    metric = metrics.Loss(nn.CrossEntropyLoss(), inputs, targets)
+
+    def run() -> object:
+        with torch.no_grad():
+            return random_plane(subject.model, metric, 1, SIDE, normalization="filter", deepcopy_model=True)
+
+    return run
+
+
+def losscape(subject: Subject) -> Tool:
+    from losscape.create_landscape import create_3D_losscape
+
+    batches = [subject.batch(i) for i in range(len(subject.batches))]
+
+    def run() -> object:
+        with contextlib.redirect_stdout(io.StringIO()):
+            return create_3D_losscape(
+                subject.model, batches, num_batches=len(batches), num_points=SIDE, save_only=True, output_h5=False
+            )
+
+    return run
+
+
+def tools(subject: Subject, compiled: bool, only: list[str]) -> dict[str, Tool]:
+    found = {
+        "bare forward": bare(subject),
+        "ours, exact fp32": ours(subject),
+        "ours, channels last": ours(subject, memory_format="channels_last"),
+        "ours, bf16": ours(subject, precision="bf16"),
+        "ours, bf16, channels last": ours(subject, precision="bf16", memory_format="channels_last"),
+    }
+    if compiled:
+        found["ours, compiled"] = ours(subject, compile=True)
+        found["ours, bf16, compiled"] = ours(subject, precision="bf16", compile=True)
+    for name, make in (("loss-landscapes", marcello), ("losscape", losscape)):
+        with contextlib.suppress(ImportError):
+            found[name] = make(subject)
+    return {name: tool for name, tool in found.items() if not only or name in ("bare forward", *only)}
+
+
+def throughput(subject: Subject, turns: int, compiled: bool, only: list[str]) -> list[str]:
+    seconds: dict[str, list[float]] = {}
+    made = tools(subject, compiled, only)
+    for tool in made.values():
+        tool()  # warm up, compile, draw directions
+    for _ in range(turns):
+        for name, tool in made.items():
+            start = time.process_time()
+            tool()
+            seconds.setdefault(name, []).append(time.process_time() - start)
+    base = seconds["bare forward"]
+    lines = []
+    for name, found in seconds.items():
+        ratio = statistics.median(b / own for b, own in zip(base, found, strict=True))
+        per_point = statistics.median(found) / SIDE**2
+        lines.append(
+            f"| {subject.label} | {len(subject)} | {name} | {1e3 * per_point:.1f} | {len(subject) / per_point:.0f} "
+            f"| {ratio:.2f} |"
+        )
+    return lines
+
+
+def overhead(model: nn.Module, shape: tuple[int, ...], points: int = 51) -> float:
+    """Milliseconds per point when the forward pass is a constant: writes, sums and transfer."""
+    subject = Subject(model.eval(), [(torch.zeros(128, *shape), torch.zeros(128, dtype=torch.long))])
+    plane = plane_of(subject, "random", normalize="filter", ignore=POSITIONS, seed=0)
+    constant = torch.zeros(128, 10)
+    model.forward = lambda inputs: constant  # type: ignore[method-assign, assignment]
+    with Evaluator(subject, plane) as evaluator:
+        evaluator.at(0.5, 0.5)
+        found = []
+        for y in ticks(-1, 1, points):
+            start = time.process_time()
+            evaluator.at(0.1, float(y))
+            found.append(time.process_time() - start)
+        return 1e3 * statistics.median(found)
+
+
+def memory(model: nn.Module) -> float:
+    """Peak of the process while a surface runs, beyond the loaded model, in copies of its weights."""
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    subject = Subject(model.eval(), [(torch.zeros(1, 3, 32, 32), torch.zeros(1, dtype=torch.long))])
+    with torch.inference_mode():
+        model(subject.batch(0)[0])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    plane = plane_of(subject, "random", normalize="filter", ignore=POSITIONS, seed=0)
+    with Evaluator(subject, plane) as evaluator:
+        evaluator.at(0.5, 0.5)
+    return 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / size
+
+
+def deviation(subject: Subject, **options: Any) -> str:
+    """Deviation from fp32 over 5 x 5 points in standard errors: median, 95th percentile, greatest."""
+    probe = Surface(resolution="5", **options)
+    units = list(probe.plan(subject).units())
+    found = np.array([values["deviates"] for values in probe.sweep(subject, units)])
+    return f"{np.median(found):.3f} | {np.quantile(found, 0.95):.3f} | {found.max():.3f}"
+
+
+def previewed(subject: Subject, full: dict[str, np.ndarray], tolerance: float) -> str:
+    """A preview of a fully known grid: its points, its own bound, the true errors of what it interpolates."""
+    axes, loss, evaluated = (full["x"], full["y"]), full["loss"], np.zeros(full["loss"].shape, dtype=bool)
+    while len((step := preview.step(axes, loss, evaluated, tolerance=tolerance, seed=0)).points) and not step.fallback:
+        evaluated.ravel()[step.points] = True
+    if step.fallback:
+        return f"| {subject.label} | {loss.size} | {step.error:.1%} | falls back: {step.fallback} | | |"
+    found = preview.filled(axes, {"loss": np.where(evaluated, loss, np.nan)}, evaluated)["loss"]
+    error = np.abs(found / loss - 1)[~evaluated]
+    return (
+        f"| {subject.label} | {evaluated.sum()} of {loss.size} | {step.error:.1%} | {np.median(error):.2%} "
+        f"| {np.quantile(error, 0.95):.2%} | {error.max():.2%} |"
+    )
+
+
+def grid(subject: Subject, resolution: int) -> dict[str, np.ndarray]:
+    probe = Surface(resolution=str(resolution))
+    plan = probe.plan(subject)
+    loss = [values["loss"] for values in probe.sweep(subject, list(plan.units()))]
+    return {**plan.over, "loss": np.array(loss).reshape(plan.shape)}
+
+
+def rough(samples: int = 32) -> Subject:
+    """A deep network without skips at random weights: its loss on a plane is chaotic."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for _ in range(30):
+        layers += [nn.Linear(32, 32), nn.Tanh()]
+    model = nn.Sequential(*layers, nn.Linear(32, 10))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(6.0 if p.dim() > 1 else 1.0)
+    generator = torch.Generator().manual_seed(0)
+    batch = torch.randn(samples, 32, generator=generator), torch.randint(10, (samples,), generator=generator)
+    return Subject(model.eval(), [batch], label="30 layers without skips")
+
+
+def load(arguments: argparse.Namespace, name: str, samples: int) -> Subject:
+    return landscape.load(
+        arguments.checkpoints / f"{name}-{arguments.data}" / "final.pt", label=name, data=arguments.data,
+        data_root=arguments.data_root, split="train", samples=samples, device="cpu",
+    )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["resnet_demo", "vit_demo"])
+    parser.add_argument("--data", default="cifar10")
+    parser.add_argument("--data-root", type=Path)
+    parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"))
+    parser.add_argument("--samples", type=int, nargs="+", default=[256, 4096])
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--only", nargs="+", default=[], help="tools beside the bare forward pass; default: all")
+    parser.add_argument("--preview-samples", type=int, default=64, help="of the full grids; 0 leaves them out")
+    parser.add_argument("--tolerance", type=float, default=0.05)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    large = models.build("resnet18", classes=10, image_size=32)
+    print(f"memory at 11 M beyond the model: {memory(large):.2f} copies of its weights", flush=True)
+    for name, model in (
+        ("resnet18", large),
+        *((n, models.build(n, classes=10, image_size=32)) for n in arguments.models),
+    ):
+        size = sum(p.numel() for p in model.parameters())
+        print(f"overhead {name} ({size / 1e6:.2f} M): {overhead(model, (3, 32, 32)):.2f} ms per point", flush=True)
+    print("\n| model | images | tool | ms / point | images / s | ratio |\n| --- | --- | --- | --- | --- | --- |")
+    for samples in arguments.samples:
+        for name in arguments.models:
+            turns = max(1, math.ceil(arguments.turns * arguments.samples[0] / samples))
+            print(
+                "\n".join(throughput(load(arguments, name, samples), turns, arguments.compile, arguments.only)),
+                flush=True,
+            )
+    print("\n| model | manner | median | 95th | greatest (standard errors) |\n| --- | --- | --- | --- | --- |")
+    for name in arguments.models:
+        subject = load(arguments, name, arguments.samples[0])
+        print(f"| {name} | bf16, channels last | "
+              f"{deviation(subject, precision='bf16', memory_format='channels_last')} |", flush=True)  # fmt: skip
+    if arguments.preview_samples:
+        print("\n| model | points | bound | true median | true 95th | true greatest |")
+        print("| --- | --- | --- | --- | --- | --- |")
+        for subject in (*(load(arguments, n, arguments.preview_samples) for n in arguments.models), rough()):
+            print(previewed(subject, grid(subject, 51), arguments.tolerance), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Mean rise of the loss over the distance from the weights, with intervals; pairs of directions show a spread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from landscape.plots import style
+from landscape.plots.appearance import Look
+from landscape.plots.appearance import look as look_of
+
+MEANING = (
+    "How far the loss rises on average over a circle around the weights, with 1.96 standard errors over samples as "
+    "bars (at most: all points are taken to err together). A line is one pair of random directions; where several "
+    "pairs differ by more than the bars, the plane matters more than the samples."
+)
+
+
+def surface_height(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shift: float = 0.0) -> Axes:
+    """Draw the heights at the stored radii with their intervals.
+
+    Args:
+        data: a stored answer.
+        ax: where to draw.
+        look: colour, marker and line.
+        shift: of the bars along the axis, as a factor of 1 + shift, so that they do not hide each other.
+    """
+    look = look or look_of(data)
+    at, height = data["radius"].values * (1 + shift), data["height"].values
+    error = data["height_se"].values if "height_se" in data else np.full(height.shape, np.nan)
+    known = np.isfinite(height)
+    ax.errorbar(
+        at[known], height[known], 1.96 * np.nan_to_num(error[known]), color=look.color, marker=look.marker,
+        linestyle=look.line, linewidth=0.9, elinewidth=0.8, capsize=1.5, label=look.label,
+    )  # fmt: skip
+    if not known.any():
+        ax.text(0.5, 0.5, "too few points yet", transform=ax.transAxes, ha="center", color="0.5", fontsize=7)
+    ax.set(
+        xlabel=f"distance from the weights ({data['x'].attrs.get('units', '1')})", ylabel="mean rise of the loss (nats)"
+    )
+    return ax
+
+
+def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """All answers in one figure, logarithmic where all heights are positive."""
+    legend = [look.sample() for look in looks]
+    figure = style.page(answers, looks, height=2.5, legend=legend)
+    ax = figure.subplots()
+    for i, (data, look) in enumerate(zip(answers, looks, strict=True)):
+        surface_height(data, ax, look=replace(look, label="_"), shift=0.012 * (i - (len(answers) - 1) / 2))
+    heights = np.concatenate([data["height"].values for data in answers])
+    heights = heights[np.isfinite(heights)]
+    if heights.size and (heights > 0).all():
+        ax.set(xscale="log", yscale="log")
+        radii = answers[0]["radius"].values
+        ax.set_xticks(radii, [f"{radius:g}" for radius in radii])
+        ax.minorticks_off()
+    return figure
