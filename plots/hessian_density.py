@@ -37,7 +37,7 @@ def hessian_density(data: xr.Dataset, ax: Axes, *, look: Look | None = None, gra
     mean = curves.mean(axis=0)
     ax.plot(at, mean, color=look.color, linestyle=look.line, label=look.label)
     ax.fill_between(at, low, high, color=look.color, alpha=0.2, linewidth=0)
-    ax.set_xscale("asinh", linear_width=grain.linear)
+    style.asinh(ax, "x", grain.linear)
     ax.set(xlabel="Hessian eigenvalue", ylabel="density", yscale="log")
     seen = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in ax.lines])
     ax.set_ylim(0.3 * float(np.quantile(seen, 0.12)), 3 * float(seen.max()))

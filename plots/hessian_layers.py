@@ -32,14 +32,13 @@ def hessian_layers(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> A
     look = look or look_of(data)
     rows = np.arange(data.sizes["group"])
     ends = [_mean(data, name) for name in ("largest", "smallest")]
-    known = np.concatenate([np.abs(mean[np.isfinite(mean)]) for mean, _ in ends])
     for (mean, error), alpha in zip(ends, (1.0, 0.45), strict=True):
         ax.barh(rows, mean, xerr=error, height=0.75, color=look.color, alpha=alpha,
                 error_kw={"elinewidth": 0.6, "ecolor": "0.25"})  # fmt: skip
     ax.axvline(0, color="0.3", linewidth=0.6)
-    positive = known[known > 0]
-    if positive.size and positive.max() > 30 * np.median(positive):
-        ax.set_xscale("asinh", linear_width=float(np.median(positive)))
+    sizes = np.abs(ends[0][0][np.isfinite(ends[0][0])])
+    if sizes.size and sizes.max() > 20 * np.median(sizes) > 0:
+        style.asinh(ax, "x", float(np.quantile(sizes, 0.25)) or float(np.median(sizes)))
     ax.set_yticks(rows, [str(name) for name in data["name"].values], fontsize=5)
     ax.set(ylim=(len(rows) - 0.4, -0.6), xlabel="Hessian eigenvalue of the layer's block")
     return ax

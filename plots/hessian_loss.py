@@ -52,7 +52,7 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     values = np.concatenate([data["eigenvalue"].values.ravel() for data in answers])
     sizes = np.abs(values[np.isfinite(values) & (values != 0)])
     if sizes.size and sizes.max() > 100 * np.median(sizes):
-        ax.set_yscale("asinh", linear_width=float(np.median(sizes)))
+        style.asinh(ax, "y", float(np.median(sizes)))
     return figure
 
 

@@ -12,7 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from landscape.plots import style
-from landscape.plots.appearance import Look, looks
+from landscape.plots.appearance import Look
+from landscape.plots.appearance import looks as looks_of
 
 MEANING = (
     "NEP (share of negative eigenvalues) and APE (mean of the positive ones) with their 95 % bootstrap intervals over "
@@ -32,7 +33,7 @@ def hessian_phases(
         look: colour, marker and line.
     """
     run = sorted([data] if isinstance(data, xr.Dataset) else data, key=epoch)
-    look = look or looks(run)[-1]
+    look = look or looks_of(run)[-1]
     at = [epoch(answer) for answer in run]
     for ax, name in zip(axes, ("nep", "ape"), strict=False):
         middle, low, high = (np.array([float(a[key]) for a in run]) for key in (name, f"{name}_low", f"{name}_high"))
@@ -41,23 +42,23 @@ def hessian_phases(
     _band(axes[2], at, middle, low, high, look)
     for ax, name in zip(axes, ("NEP", "APE", "largest eigenvalue"), strict=True):
         ax.set(xlabel="epoch", ylabel=name)
-    axes[0].set_ylim(bottom=min(0.0, axes[0].get_ylim()[0]))
     return axes
 
 
 def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One line per run, in the look of its last snapshot."""
     lines = list(runs(answers).values())
-    shown = [looks[line[-1]] for line in lines]
     last = [answers[line[-1]] for line in lines]
+    shown = looks_of(last)  # a run is one thing here: its snapshots need no looks of their own
     figure = style.page(last, shown, height=1.9, legend=[look.sample() for look in shown])
     axes = figure.subplots(1, 3)
     for line, look in zip(lines, shown, strict=True):
         hessian_phases([answers[i] for i in line], axes, look=look)
-    sizes = np.concatenate([np.ravel(data["largest"].values) for data in answers])
-    positive = sizes[sizes > 0]
-    if positive.size and positive.max() > 100 * np.median(positive):
-        axes[2].set_yscale("log")
+    axes[0].set_ylim(bottom=-0.03 * axes[0].get_ylim()[1])
+    for ax in axes[1:]:
+        shown_values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in ax.lines])
+        if 0 < shown_values.min() < 0.1 * shown_values.max():
+            ax.set_yscale("log")
     return figure
 
 

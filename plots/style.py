@@ -13,6 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import LogFormatterSciNotation
 
 from landscape.plots.appearance import Look, plain
 
@@ -148,6 +149,15 @@ def outer(axes: Sequence[Axes]) -> None:
         side = 0.75 * PAGE / columns if len(axes) > 1 else COLUMN
         ax.set_ylabel(fitted(ax.get_ylabel(), side, size) if place.is_first_col() else "", fontsize=size)
         ax.set_xlabel(fitted(ax.get_xlabel(), side, size) if lowest[place.colspan.start] == i else "", fontsize=size)
+
+
+def asinh(ax: Axes, side: str, width: float) -> None:
+    """A scale linear within ±width and logarithmic beyond, without labels that crowd around zero."""
+    (ax.set_xscale if side == "x" else ax.set_yscale)("asinh", linear_width=width)
+    axis = ax.xaxis if side == "x" else ax.yaxis
+    power = LogFormatterSciNotation()
+    power.set_axis(axis)
+    axis.set_major_formatter(lambda value, _: "0" if value == 0 else power(value) if abs(value) > 1.5 * width else "")
 
 
 def fitted(text: str, width: float, size: float, lines: int = 3) -> str:
