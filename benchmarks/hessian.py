@@ -134,8 +134,8 @@ def engines(subject: Subject, batches: int) -> dict[str, Engine]:
     """The contestants, prepared."""
     found = {
         "PyHessian": Engine(pyhessian, batches),
-        "PyHessian 1e-4": Engine(partial(pyhessian, tol=1e-4, iterations=1000), math.ceil(batches / 10)),
-        "curvlinops + eigsh": Engine(curvlinops, math.ceil(batches / 2)),
+        "PyHessian 1e-4": Engine(partial(pyhessian, tol=1e-4, iterations=1000), math.ceil(batches / 20)),
+        "curvlinops + eigsh": Engine(curvlinops, math.ceil(batches / 4)),
     }
     convolves = any(isinstance(m, torch.nn.Conv2d) and max(m.kernel_size) > 1 for m in subject.model.modules())
     kinds: list[Hvp] = ["kept", "traced-channels-last"] if convolves else ["kept", "traced", "compiled"]

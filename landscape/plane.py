@@ -21,7 +21,8 @@ from landscape.forward import Forward, Manner
 from landscape.linalg.directions import Normalize, orthogonal_to, random_direction
 from landscape.linalg.lanczos import lanczos
 from landscape.linalg.principal import principal
-from landscape.linalg.vector import inner, random_unit, unflat
+from landscape.linalg.vector import flat, inner, random_unit, unflat
+from landscape.spectra import memory
 from landscape.subject import Subject, correct
 
 Span = tuple[float, float]
@@ -41,6 +42,8 @@ class Plane:
         units: what 1 means on both.
         spans: the range of x and y that shows what the plane is about.
         identity: what the plane depends on beyond weights and data.
+        model: of the loss around the centre, where it is known: `model_loss`, and `slope_x`, `curvature_x` and those of
+            y; the cross term is zero.
         path: coordinates of a run's snapshots, or of the checkpoints that span the plane, (2, snapshots).
         path_names: of these, their epochs or files.
     """
@@ -51,6 +54,7 @@ class Plane:
     units: str
     spans: tuple[Span, Span] = ((-1.0, 1.0), (-1.0, 1.0))
     identity: Any = None
+    model: Mapping[str, float] = field(default_factory=dict)
     path: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
     path_names: tuple[str, ...] = ()
 
@@ -274,8 +278,9 @@ def _eigen_plane(subject: Subject, seed: int) -> Plane:
     parameters = list(subject.parameters.values())
     product = over_all_samples(subject, Curvature(replace(subject, weight_decay=0.0), subject.parameters, "kept"))
     start = random_unit(subject.size, seed, device=subject.device, dtype=subject.dtype)
+    room, storage = memory(start)
     try:
-        found = lanczos(product, start, 1, which="both", vectors=True)
+        found = lanczos(product, start, 1, which="both", room=room, storage=storage, vectors=True)
     except FloatingPointError as error:
         raise ValueError(f"--plane eigen needs finite curvature: {error}; check the weights") from None
     assert found.vectors is not None
@@ -286,7 +291,30 @@ def _eigen_plane(subject: Subject, seed: int) -> Plane:
         f"eigenvector of {found.values[1]:.3g} (smallest)",
         f"eigenvector of {found.values[0]:.3g} (largest)",
     )
-    return Plane("eigen", (negative, positive), names, "weight", identity="eigen")
+    value, gradient = _gradient(subject)
+    slopes = found.vectors[[1, 0]].double() @ gradient
+    model = {
+        "model_loss": value,
+        "slope_x": slopes[0].item(),
+        "slope_y": slopes[1].item(),
+        "curvature_x": float(found.values[1]),
+        "curvature_y": float(found.values[0]),
+    }
+    return Plane("eigen", (negative, positive), names, "weight", identity="eigen", model=model)
+
+
+def _gradient(subject: Subject) -> tuple[float, Tensor]:
+    """Loss over all samples and its gradient, flat, both in float64."""
+    parameters = list(subject.parameters.values())
+    total, gradient = 0.0, torch.zeros(subject.size, dtype=torch.float64, device=subject.device)
+    for i in range(len(subject.batches)):
+        share = len(subject.batches[i][1]) / len(subject)
+        with torch.enable_grad():
+            loss = subject.loss(i)
+            found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+        total += share * loss.item()
+        gradient.add_(flat(found).double(), alpha=share)
+    return total, gradient
 
 
 def _checkpoint_plane(weights: Mapping[str, Tensor], paths: list[Path]) -> Plane:

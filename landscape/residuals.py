@@ -129,10 +129,23 @@ def blocks_of(flow: Flow, start: Node, end: Node) -> list[int]:
 
 
 def _weights(flow: Flow, call: Call) -> int:
-    """How many layers with weights lie between what a call is given and what it returns, one after the other."""
+    """How many layers with weights lie between what a call is given and what it returns, one after the other.
+
+    Those side by side count once: a transition with a convolution for the map and a linear layer for the class token.
+    """
     if not (call.reads and call.writes):
         return 0
-    return sum(bool(flow.operations[i].weight) for i in flow.between(call.reads[0], call.writes[0]))
+    depths: dict[int, int] = {}
+    for i in flow.between(call.reads[0], call.writes[0]):
+        operation = flow.operations[i]
+        if operation.weight:
+            before = [
+                depth
+                for j, depth in depths.items()
+                if any(flow.ancestors[read] >> flow.operations[j].writes[0] & 1 for read in operation.reads)
+            ]
+            depths[i] = 1 + max(before, default=0)
+    return max(depths.values(), default=0)
 
 
 def leaves(flow: Flow, residual: Residual) -> tuple[Tap, ...]:

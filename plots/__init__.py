@@ -79,6 +79,7 @@ FIGURES: Mapping[str, Figure] = {
         Figure("surface_3d", "surface", needs=("loss", "done", "x", "y")),
         Figure("objective", "surface", needs=("objective", "done", "x", "y")),
         Figure("path", "surface", needs=("loss", "done", "x", "y", "path_x", "path_y")),
+        Figure("saddle", "surface", needs=("loss", "rise_se", "done", "x", "y")),
         Figure("line", "line", needs=("loss", "loss_se", "accuracy", "done", "t")),
         Figure("trajectory", "trajectory", needs=("radius", "angle", "pc1", "pc2")),
         Figure("trajectory_loss", "trajectory", needs=("loss", "loss_se", "plane_loss", "plane_loss_se", "off_plane")),

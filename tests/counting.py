@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,8 @@ def reduce_of(probe: str, parameters: Mapping[str, Any]) -> Reduce | None:
     return (lambda data: {"total": np.nansum(data["value"])}) if probe == "counting" else None
 
 
-def answer(path: Path, asked: Question, *, merge_every: int = 50, acknowledge: bool = False) -> None:
-    """Answer what is pending, merging now and then; says `index` once a unit is safe."""
+def answer(path: Path, asked: Question, *, merge_every: int = 50, acknowledge: bool = False, rest: float = 0.0) -> None:
+    """Answer what is pending, merging now and then, with a rest after it; says `index` once a unit is safe."""
     with Writer(path, asked, reduce_of=reduce_of) as writer:
         for count, unit in enumerate(writer.pending(), start=1):
             writer.write(unit, values(unit))
@@ -48,9 +49,10 @@ def answer(path: Path, asked: Question, *, merge_every: int = 50, acknowledge: b
                 print(*unit.index, flush=True)
             if count % merge_every == 0:
                 writer.merge()
+                time.sleep(rest)
 
 
 if __name__ == "__main__":
     print("ready", flush=True)
-    answer(Path(sys.argv[1]), question(digest=sys.argv[2]), acknowledge=True)
+    answer(Path(sys.argv[1]), question(digest=sys.argv[2]), acknowledge=True, rest=float((sys.argv[3:] or ["0"])[0]))
     print("end", flush=True)

@@ -62,7 +62,7 @@ def test_tables_of_positions_do_not_move_and_all_other_matrices_do(name: str) ->
     found = {n for n, p in model.named_parameters() if p.dim() >= 2 and re.search(POSITIONS, n)}
     tables = {n for n, p in model.named_parameters() if n.endswith(("position_embedding", "relative_position"))}
     assert found == tables
-    assert bool(tables) == ("vit" in name or "alternet" in name)
+    assert bool(tables) == any(family in name for family in ("vit", "alternet", "swin", "pit"))
 
 
 @pytest.mark.parametrize(

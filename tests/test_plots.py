@@ -35,7 +35,7 @@ from landscape.plots import (
 from landscape.probe import OptionError
 
 VIT = synthetic.NETWORKS[0].label
-SPECIAL = {"hessian_phases", "hessian_layers"}  # need several snapshots, or an axis of layers: tests of their own
+SPECIAL = {"hessian_phases", "hessian_layers", "saddle"}  # of some answers only: tests of their own
 EVERYDAY = [name for name in FIGURES if name not in SPECIAL]
 
 

@@ -8,15 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.stats
+import torch
 import xarray as xr
-from analytic import answer, tanh_net
+from analytic import answer, quadratic, symmetric, tanh_net
 from matplotlib.figure import Figure
 
 from landscape import plots, results
-from landscape.plots import hessian_density, hessian_layers, hessian_loss, hessian_phases
+from landscape.plots import hessian_density, hessian_layers, hessian_loss, hessian_phases, saddle
 from landscape.plots.density import grain_of
 from landscape.probe import OptionError
 from landscape.probes.hessian import Hessian
+from landscape.probes.surface import Surface
 from landscape.run import run
 from landscape.subject import Subject
 
@@ -163,3 +165,19 @@ def test_a_search_that_is_cut_short_is_named_in_the_summary() -> None:
     names = ("eigenvalue", "converged")
     data = _summary({name: found[name] for name in names}, done=[1, 1])
     assert results.numbers(data)["not converged"] == "6 of 6 values, mini-batches 0, 1"
+
+
+def test_the_saddle_view_has_the_quadratic_model_over_the_loss(tmp_path: Path) -> None:
+    matrix = symmetric([6.0, 2.0, 1.0, -3.0])
+    subject = quadratic(matrix, batches=[torch.tensor([[1.0, 0.5]] * 4), torch.tensor([[1.0, 0.2]] * 2)])
+    path = tmp_path / "results.h5"
+    run(Surface(resolution="7", plane="eigen"), subject, path, label="bowl")
+    ((_, data),) = results.find(path, "surface")
+    assert (data.attrs["curvature_x"], data.attrs["curvature_y"]) == pytest.approx((-3.0, 6.0), abs=1e-6)
+    fitted = saddle.model(data, data["x"].values[:, None], data["y"].values[None, :])
+    np.testing.assert_allclose(fitted, data["loss"].transpose("x", "y"), atol=1e-5)  # a quadratic is its own model
+    axes = tuple(Figure().subplots(1, 2))
+    assert saddle.saddle(data, axes) is axes
+    np.testing.assert_allclose(axes[1].lines[0].get_ydata(), data["loss"].transpose("x", "y")[:, 3])
+    assert "saddle" in [drawn.stem for drawn in plots.draw(path, tmp_path / "figures")]
+    assert saddle.select([data, data.drop_attrs()]) == [0]

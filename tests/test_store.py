@@ -301,7 +301,13 @@ def test_a_journal_that_is_being_adopted_is_waited_for(path: Path) -> None:
 def test_a_concurrent_reader_never_sees_a_broken_file(path: Path) -> None:
     question = counting.question()
     answered(path, small(digest="a" * 10))
-    command = [sys.executable, counting.__file__, str(path), question.digest]
+    command = [
+        sys.executable,
+        counting.__file__,
+        str(path),
+        question.digest,
+        "0.2",
+    ]  # time for the reader between merges
     seen = []
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         while process.poll() is None:

@@ -190,7 +190,7 @@ class Surface:
                 "snapshot": Quantity("snapshot of the run"),
             },
             facts={"l2_definition": self.l2_definition, "plane": plane.kind, "cosine": plane.cosine,
-                   "norm_x": plane.norms[0], "norm_y": plane.norms[1]},
+                   "norm_x": plane.norms[0], "norm_y": plane.norms[1], **plane.model},
         )  # fmt: skip
 
     def _quantities(self) -> dict[str, Quantity]:

@@ -1,0 +1,95 @@
+"""The loss on the plane of the two extreme Hessian eigenvectors, with its quadratic model over it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from landscape.plots import style
+from landscape.plots.appearance import Look, plain
+from landscape.plots.surface import axis_label, steps
+from landscape.plots.surface import surface as contours
+
+MEANING = (
+    "The loss along the eigenvectors of the smallest and the largest Hessian eigenvalue, and (dashed) the quadratic "
+    "that its value, slope and curvature at the checkpoint make. Where the two part, curvature at the checkpoint says "
+    "nothing about the valley any more; the plane shows the two extreme directions and none of the flat ones."
+)
+FACTS = ("model_loss", "slope_x", "slope_y", "curvature_x", "curvature_y")
+X, Y = "#D55E00", "#0072B2"
+
+
+def saddle(data: xr.Dataset, axes: tuple[Axes, Axes]) -> tuple[Axes, Axes]:
+    """Draw the loss with the model's contours, dashed, and sections of both through the checkpoint.
+
+    Args:
+        data: a stored answer on the plane of eigenvectors.
+        axes: of the plane, and of the sections.
+    """
+    plane, sections = axes
+    x, y = data["x"].values, data["y"].values
+    levels = steps([data])
+    contours(data, plane, levels=levels)
+    fitted = model(data, x[None, :], y[:, None])
+    within = levels[(levels > fitted.min()) & (levels < fitted.max())]
+    if within.size:
+        plane.contour(x, y, fitted, levels=within, colors="w", linewidths=0.7, linestyles="--")
+    loss, error = (data[name].transpose("x", "y").values for name in ("loss", "rise_se"))
+    i, j = int(np.abs(x).argmin()), int(np.abs(y).argmin())
+    for at, values, errors, fit, color in (
+        (x, loss[:, j], error[:, j], model(data, x, np.array(0.0)), X),
+        (y, loss[i], error[i], model(data, np.array(0.0), y), Y),
+    ):
+        sections.plot(at, values, color=color)
+        sections.fill_between(at, values - 2 * errors, values + 2 * errors, color=color, alpha=0.2, linewidth=0)
+        sections.plot(at, fit, "--", color=color, linewidth=0.8)
+    seen = np.concatenate([loss[:, j], loss[i]])
+    seen = seen[np.isfinite(seen)]
+    if seen.size:
+        margin = 0.1 * max(float(np.ptp(seen)), 1e-9)
+        sections.set_ylim(seen.min() - margin, seen.max() + margin)
+    sections.set(xlabel="distance along the eigenvector (weight)", ylabel="loss (nats)")
+    return axes
+
+
+def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """A row per answer: the plane and the sections."""
+    legend = [
+        Line2D([], [], color=X, label="along x: smallest eigenvalue"),
+        Line2D([], [], color=Y, label="along y: largest eigenvalue"),
+        Line2D([], [], color="0.4", linestyle="--", label="quadratic model"),
+    ]
+    figure = style.page(
+        answers,
+        looks,
+        height=2.9 * len(answers),
+        legend=legend,
+        note="Band: two standard errors of the rise over the checkpoint's loss, paired over samples.",
+    )
+    rows = figure.subplots(len(answers), 2, squeeze=False)
+    for data, look, axes in zip(answers, looks, rows, strict=True):
+        saddle(data, tuple(axes))
+        axes[0].set_title(style.fitted(look.label, style.COLUMN, style.SMALL), fontsize=style.SMALL)
+        axes[1].set_title(
+            plain(f"curvature {data.attrs['curvature_x']:.3g} and {data.attrs['curvature_y']:.3g}"),
+            fontsize=style.SMALL,
+        )
+        for set_label, axis in ((axes[0].set_xlabel, "x"), (axes[0].set_ylabel, "y")):
+            set_label(style.fitted(axis_label(data, axis), 2.4, style.SMALL), fontsize=style.SMALL)
+    return figure
+
+
+def select(answers: Sequence[xr.Dataset]) -> list[int]:
+    """Positions of the answers on a plane of eigenvectors, which know their quadratic model."""
+    return [i for i, data in enumerate(answers) if all(name in data.attrs for name in FACTS)]
+
+
+def model(data: xr.Dataset, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The quadratic model of the loss at coordinates of the plane."""
+    value, slope_x, slope_y, curvature_x, curvature_y = (float(data.attrs[name]) for name in FACTS)
+    return np.asarray(value + slope_x * x + slope_y * y + 0.5 * curvature_x * x**2 + 0.5 * curvature_y * y**2)
