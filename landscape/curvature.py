@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -177,8 +178,7 @@ def over_all_samples(
 
 def _fastest(subject: Subject, parameters: Mapping[str, Tensor], batches: int, joint: bool) -> Curvature:
     """The way that a trial shows to be the fastest; unless clearly slower, the one that usually is."""
-    convolves = any(isinstance(m, nn.Conv2d) and max(m.kernel_size) > 1 for m in subject.model.modules())
-    kinds: list[Hvp] = ["traced-channels-last" if convolves else "traced"]
+    kinds: list[Hvp] = ["traced-channels-last" if convolves(subject.model) else "traced"]
     if joint and subject.device.type != "cpu" and batches >= 2 * TOGETHER:
         kinds.insert(0, "together")
     candidates = {"kept": Curvature(subject, parameters, "kept")}
@@ -196,6 +196,11 @@ def _fastest(subject: Subject, parameters: Mapping[str, Tensor], batches: int, j
         best.kind, ", ".join(f"{kind} {1e3 * s:.1f} ms" for kind, s in seconds.items()),
     )  # fmt: skip
     return best
+
+
+def convolves(model: nn.Module) -> bool:
+    """Whether a model slides kernels over maps; one that cuts an image into patches does not."""
+    return any(isinstance(m, nn.Conv2d) and any(map(operator.gt, m.kernel_size, m.stride)) for m in model.modules())
 
 
 def _try(kind: Hvp, candidates: dict[str, Curvature], seconds: dict[str, float]) -> None:
