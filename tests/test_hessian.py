@@ -295,6 +295,17 @@ def test_without_a_positive_value_there_is_no_mean_of_them() -> None:
     assert np.isnan(positive_mean(np.zeros(3)))
 
 
+@pytest.mark.parametrize("operator", ["ggn", "fisher"])
+def test_eigenvalues_that_are_rounding_have_no_sign(operator: Operator) -> None:
+    subject = tanh_net(sizes=(2, 2, 2))
+    subject.model.float()
+    found = answer(Hessian(top=8, operator=operator), subject)
+    assert found["nep"] == 0.0  # positive semi-definite, of a rank below 8
+    known = found["eigenvalue"][found["eigenvalue"] > 1e-5]
+    assert len(known) < 24
+    assert found["ape"] == pytest.approx(known.mean())
+
+
 def test_a_mini_batch_that_is_not_finite_is_stored_as_such_and_spoils_no_other() -> None:
     found = answer(Hessian(top=2), _bowl([4.0, -3.0, 2.0], [1.0, float("nan"), 2.0]))
     np.testing.assert_allclose(found["eigenvalue"], np.array([[4, -3], [np.nan, np.nan], [8, -6]]))
