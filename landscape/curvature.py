@@ -132,13 +132,14 @@ def curvature(
     """
     if operator != "hessian":
         return Curvature(subject, parameters, "kept", operator)
+    tensors = tuple(map(id, parameters.values()))  # a model whose weights were replaced is traced anew
     if hvp == "auto" and batches >= WORTH_TRACING:
         return subject.once(
-            ("curvature", tuple(parameters), "auto", joint), lambda: _fastest(subject, parameters, batches, joint)
+            ("curvature", tensors, "auto", joint), lambda: _fastest(subject, parameters, batches, joint)
         )
     if hvp in ("auto", "kept"):
         return Curvature(subject, parameters, "kept")
-    return subject.once(("curvature", tuple(parameters), hvp), lambda: _traced(subject, parameters, hvp))
+    return subject.once(("curvature", tensors, hvp), lambda: _traced(subject, parameters, hvp))
 
 
 def over_all_samples(
