@@ -129,17 +129,30 @@ def curvature(
     products shows to be the fastest. Without `joint` the caller has no use for several mini-batches at once.
 
     Raises:
-        ValueError: the kind asked for does not work with this model.
+        ValueError: the kind asked for does not work with this model, or it is being trained.
     """
+    _refuse_training(subject.model)
     if operator != "hessian":
         return Curvature(subject, parameters, "kept", operator)
+    tensors = tuple(map(id, parameters.values()))  # a model whose weights were replaced is traced anew
     if hvp == "auto" and batches >= WORTH_TRACING:
         return subject.once(
-            ("curvature", tuple(parameters), "auto", joint), lambda: _fastest(subject, parameters, batches, joint)
+            ("curvature", tensors, "auto", joint), lambda: _fastest(subject, parameters, batches, joint)
         )
     if hvp in ("auto", "kept"):
         return Curvature(subject, parameters, "kept")
-    return subject.once(("curvature", tuple(parameters), hvp), lambda: _traced(subject, parameters, hvp))
+    return subject.once(("curvature", tensors, hvp), lambda: _traced(subject, parameters, hvp))
+
+
+def _refuse_training(model: nn.Module) -> None:
+    """Refuse layers whose outputs depend on chance or on the other samples, and which every pass would change."""
+    kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+    for name, module in model.named_modules():
+        if module.training and isinstance(module, kinds):
+            raise ValueError(
+                f"{name or 'the model'} ({type(module).__name__}) is in training mode, expected evaluation mode: "
+                "call model.eval() before measuring"
+            )
 
 
 def over_all_samples(

@@ -143,7 +143,8 @@ class Evaluator:
         self._manner, self._cap = manner, cap
         self._forward, self._exact = Forward(subject, manner), Forward(subject, PLAIN)
         moving = {**plane.directions[0], **plane.directions[1]}
-        parameters = [subject.parameters[name] for name in moving]
+        trainable = subject.parameters
+        parameters = [trainable[name] for name in moving]
         self._live = [p.data for p in parameters]
         self._origin = [p.data.clone() for p in parameters]
         zero = torch.zeros(())
@@ -151,7 +152,7 @@ class Evaluator:
             [d.get(n, zero.to(p).expand_as(p)).to(p) for n, p in zip(moving, self._origin, strict=True)]
             for d in plane.directions
         )
-        still = [p.detach() for name, p in subject.parameters.items() if name not in moving]
+        still = [p.detach() for name, p in trainable.items() if name not in moving]
         self._grams = _grams(self._origin, self._first, self._second, still)
         self._statistics = batchnorm.statistics(subject.model)
 
@@ -340,13 +341,13 @@ def directions_in(subject: Subject, path: Path) -> list[dict[str, Tensor]]:
     shapes = {name: tuple(p.shape) for name, p in subject.model.named_parameters()}
     state = {name: tuple(tensor.shape) for name, tensor in subject.model.state_dict().items()}
     found = tomgoldstein.read_directions(path, shapes, state)
+    trainable = subject.parameters
     for direction in found:
-        still = next((name for name in direction if name not in subject.parameters), None)
+        still = next((name for name in direction if name not in trainable), None)
         if still is not None:
             raise ValueError(f"{path} moves {still}, which is not trainable here; train it, or give other directions")
     return [
-        {name: torch.as_tensor(values).to(subject.parameters[name]) for name, values in direction.items()}
-        for direction in found
+        {name: torch.as_tensor(values).to(trainable[name]) for name, values in direction.items()} for direction in found
     ]
 
 

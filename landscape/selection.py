@@ -14,9 +14,11 @@ def matching(parameters: Mapping[str, T], pattern: str) -> dict[str, T]:
     """Those whose name the expression finds, in order; all of them for an empty one.
 
     Raises:
-        ValueError: it finds none; names some that are near.
+        ValueError: it finds none, and names some that are near; or there are none at all.
     """
     found = {name: p for name, p in parameters.items() if re.search(pattern, name)}
+    if not parameters:
+        raise ValueError("the model has no trainable parameter, all are frozen; set requires_grad on some of them")
     if not found:
         names = list(parameters)
         near = difflib.get_close_matches(pattern, names, 5, cutoff=0.4) or names[:5]

@@ -112,9 +112,9 @@ class Subject:
         """The resident samples behind the batches."""
         return self.batches.images if isinstance(self.batches, Batches) else None
 
-    @cached_property
+    @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Trainable parameters by name, tied ones once."""
+        """Trainable parameters by name, tied ones once; as they are now, frozen ones left out."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     @property

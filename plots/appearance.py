@@ -112,19 +112,44 @@ def plain(text: str) -> str:
     return f" {text}" if text.startswith("_") else text
 
 
+def asked(data: xr.Dataset) -> dict[str, Any]:
+    """The parameters of an answer's question: how its products were made is none of it."""
+    found: dict[str, Any] = json.loads(data.attrs.get("parameters", "{}"))
+    return {key: value for key, value in found.items() if key != "hvp"}
+
+
 def _label(data: xr.Dataset) -> str:
     return str(data.attrs.get("label", ""))
 
 
 def _difference(data: xr.Dataset, alike: Sequence[xr.Dataset]) -> str:
-    mine = _facts(data)
-    different = [key for key in mine if any(_facts(other).get(key) != mine[key] for other in alike)]
-    named = [key for key in different if key != "digest"][:3] or different
-    return ", ".join(f"{key} {mine[key]}" for key in named) or "again"
+    """What tells an answer from the others: of all that differs no more than it takes, the most telling first."""
+    mine, others = _facts(data), [_facts(other) for other in alike]
+    different = [key for key in mine if any(other.get(key) != mine[key] for other in others)]
+    named: list[str] = []
+    pairs = [(one, other) for i, one in enumerate(others) for other in others[:i]]
+    while pairs and different:
+        key = max((key for key in different if key != "digest"), key=lambda k: _told_apart(pairs, k), default="digest")
+        if not _told_apart(pairs, key):
+            if "digest" not in different:
+                break
+            key = "digest"
+        named.append(key)
+        different.remove(key)
+        pairs = [(one, other) for one, other in pairs if one.get(key) == other.get(key)]
+    return ", ".join(f"{key} {mine[key]}" for key in mine if key in named) or "again"
+
+
+def _told_apart(pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]], key: str) -> int:
+    return sum(one.get(key) != other.get(key) for one, other in pairs)
 
 
 def _facts(data: xr.Dataset) -> dict[str, Any]:
+    spec = json.loads(str(data.attrs.get("spec", "{}")) or "{}")
+    protocol = {key: spec[key] for key in ("loss", "weight_decay", "split", "augment") if key in spec}
+    if "loss" in protocol:
+        protocol["loss"] = str(protocol["loss"] or "cross-entropy").rpartition("/")[2]
     attributes = {key: data.attrs.get(key, "") for key in ("data", "samples", "batch_size", "checkpoint_sha256")}
     attributes["checkpoint_sha256"] = str(attributes["checkpoint_sha256"])[:6]
     digest = str(data.encoding.get("group", "")).rpartition("-")[2]
-    return {**json.loads(data.attrs.get("parameters", "{}")), **attributes, "digest": digest}
+    return {**asked(data), **protocol, **attributes, "digest": digest}

@@ -15,7 +15,7 @@ from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 
 MEANING = (
-    "The largest-magnitude Hessian eigenvalues of many mini-batches: NEP is the share of negative ones (non- "
+    "The largest-magnitude Hessian eigenvalues of many mini-batches: NEP is the share of negative ones (non-"
     "convexity), APE the mean of the positive ones (sharpness), each with the 95 % bootstrap interval over "
     "mini-batches. They depend on batch size, phase of training, augmentation and weight decay: compare only "
     "answers of one protocol."

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from landscape.plots import style
-from landscape.plots.appearance import Look
+from landscape.plots.appearance import Look, asked
 from landscape.plots.appearance import looks as looks_of
 
 MEANING = (
@@ -74,7 +74,7 @@ def runs(answers: Sequence[xr.Dataset]) -> dict[tuple[str, str, str], list[int]]
         spec = json.loads(str(data.attrs.get("spec", "{}")) or "{}")
         folder = str(PurePath(str(spec.get("checkpoint") or "")).parent)
         if np.isfinite(epoch(data)) and folder not in ("", "."):
-            key = (folder, str(data.attrs.get("protocol", "")), str(data.attrs.get("parameters", "")))
+            key = (folder, str(data.attrs.get("protocol", "")), json.dumps(asked(data), sort_keys=True))
             found.setdefault(key, {})[epoch(data)] = i  # of two at one epoch the newer
     return {key: [i for _, i in sorted(line.items())] for key, line in found.items() if len(line) > 1}
 

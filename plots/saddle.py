@@ -21,6 +21,7 @@ MEANING = (
     "nothing about the valley any more; the plane shows the two extreme directions and none of the flat ones."
 )
 FACTS = ("model_loss", "slope_x", "slope_y", "curvature_x", "curvature_y")
+FINE = 201  # points of the quadratic model, which is known everywhere
 X, Y = "#D55E00", "#0072B2"
 
 
@@ -35,19 +36,20 @@ def saddle(data: xr.Dataset, axes: tuple[Axes, Axes]) -> tuple[Axes, Axes]:
     x, y = data["x"].values, data["y"].values
     levels = steps([data])
     contours(data, plane, levels=levels)
-    fitted = model(data, x[None, :], y[:, None])
+    along_x, along_y = (np.linspace(at.min(), at.max(), FINE) for at in (x, y))
+    fitted = model(data, along_x[None, :], along_y[:, None])
     within = levels[(levels > fitted.min()) & (levels < fitted.max())]
     if within.size:
-        plane.contour(x, y, fitted, levels=within, colors="w", linewidths=0.7, linestyles="--")
+        plane.contour(along_x, along_y, fitted, levels=within, colors="w", linewidths=0.7, linestyles="--")
     loss, error = (data[name].transpose("x", "y").values for name in ("loss", "rise_se"))
     i, j = int(np.abs(x).argmin()), int(np.abs(y).argmin())
-    for at, values, errors, fit, color in (
-        (x, loss[:, j], error[:, j], model(data, x, np.array(0.0)), X),
-        (y, loss[i], error[i], model(data, np.array(0.0), y), Y),
+    for at, values, errors, fine, fit, color in (
+        (x, loss[:, j], error[:, j], along_x, model(data, along_x, np.array(0.0)), X),
+        (y, loss[i], error[i], along_y, model(data, np.array(0.0), along_y), Y),
     ):
         sections.plot(at, values, color=color)
         sections.fill_between(at, values - 2 * errors, values + 2 * errors, color=color, alpha=0.2, linewidth=0)
-        sections.plot(at, fit, "--", color=color, linewidth=0.8)
+        sections.plot(fine, fit, "--", color=color, linewidth=0.8)
     seen = np.concatenate([loss[:, j], loss[i]])
     seen = seen[np.isfinite(seen)]
     if seen.size:

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from landscape import curvature as module
 from landscape import results
-from landscape.curvature import CODES, WORTH_TRACING, Curvature, Operator, curvature
+from landscape.curvature import CODES, WORTH_TRACING, Curvature, Hvp, Operator, curvature
 from landscape.linalg.hessian import HessianProduct
 from landscape.linalg.vector import random_unit
 from landscape.probes.hessian import Hessian
@@ -263,3 +263,23 @@ def test_weight_decay_is_in_every_kind_of_product() -> None:
             for subject in (plain, decayed)
         )
         torch.testing.assert_close(with_it, without + 0.25 * vector, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("kind", ["traced", "traced-channels-last", "together"])
+def test_weights_written_after_a_trace_are_those_that_count(kind: Hvp, tmp_path: Path) -> None:
+    subject = convolution_net()
+
+    def largest(hvp: Hvp) -> list[float]:
+        probe = Hessian(top=2, hvp=hvp)
+        group = run(probe, subject, tmp_path / "results.h5", overwrite=True).group
+        return list(dict(results.groups(tmp_path / "results.h5"))[group].largest.values)
+
+    before = largest(kind)
+    with torch.no_grad():
+        for p in subject.model.parameters():
+            p.mul_(1.5)
+    assert largest(kind) == pytest.approx(largest("kept"), rel=1e-6)
+    for module_ in subject.model.modules():  # as load_state_dict(assign=True) does
+        for name, p in list(module_.named_parameters(recurse=False)):
+            setattr(module_, name, nn.Parameter(p.detach() / 1.5))
+    assert largest(kind) == pytest.approx(before, rel=1e-6)

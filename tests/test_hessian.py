@@ -128,6 +128,22 @@ def test_a_regular_expression_that_finds_nothing_is_answered_with_names_near_it(
         Hessian(params="2.wieght").plan(tanh_net())
 
 
+def test_a_model_that_is_frozen_whole_is_refused_as_such() -> None:
+    subject = tanh_net()
+    subject.model.requires_grad_(False)
+    with pytest.raises(ValueError, match="no trainable parameter, all are frozen"):
+        Hessian().plan(subject)
+
+
+def test_batch_norm_in_training_mode_is_refused_and_left_as_it_was() -> None:
+    subject = convolution_net()
+    subject.model.train()
+    kept = state(subject.model)
+    with pytest.raises(ValueError, match=r"1 \(BatchNorm2d\) is in training mode.*model\.eval\(\)"):
+        answer(Hessian(top=2), subject)
+    assert same_state(subject.model, kept)
+
+
 @pytest.mark.parametrize("scope", ["batch", "dataset"])
 def test_per_layer_has_the_spectrum_of_every_diagonal_block(scope: Scope) -> None:
     subject = tanh_net(sizes=(6, 6), weight_decay=0.1)
@@ -293,6 +309,17 @@ def test_without_a_positive_value_there_is_no_mean_of_them() -> None:
     assert "ape_low" not in found
     assert negative_share(np.array([0.0, 1.0])) == 0.0
     assert np.isnan(positive_mean(np.zeros(3)))
+
+
+@pytest.mark.parametrize("operator", ["ggn", "fisher"])
+def test_eigenvalues_that_are_rounding_have_no_sign(operator: Operator) -> None:
+    subject = tanh_net(sizes=(2, 2, 2))
+    subject.model.float()
+    found = answer(Hessian(top=8, operator=operator), subject)
+    assert found["nep"] == 0.0  # positive semi-definite, of a rank below 8
+    known = found["eigenvalue"][found["eigenvalue"] > 1e-5]
+    assert len(known) < 24
+    assert found["ape"] == pytest.approx(known.mean())
 
 
 def test_a_mini_batch_that_is_not_finite_is_stored_as_such_and_spoils_no_other() -> None:

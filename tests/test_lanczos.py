@@ -266,3 +266,14 @@ def test_values_are_right_to_a_hundredth_of_the_residual_asked_for(seed: int) ->
     np.testing.assert_allclose(found.values, values[:5], rtol=1e-5)
     assert (found.errors <= 1e-5 * np.abs(found.values)).all()
     assert (found.errors <= found.residuals).all()
+
+
+def test_a_value_of_the_other_sign_that_is_still_growing_is_waited_for() -> None:
+    wrong = []
+    for seed in range(0, 60):
+        generator = np.random.default_rng(seed)
+        values = [5.0, 4.0, 3.0, 2.5, 1.5, -1.49 + 0.005 * generator.normal(), *(0.3 * generator.normal(size=80))]
+        found = lanczos(_product(symmetric(values, seed)), _start(len(values), seed + 100), 5)
+        if not np.allclose(sorted(found.values), sorted(sorted(values, key=abs)[-5:]), atol=1e-3):
+            wrong.append(seed)
+    assert wrong == []

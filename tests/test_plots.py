@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
@@ -166,6 +167,20 @@ def test_answers_of_one_label_are_told_apart_by_what_differs() -> None:
     same = {"label": "vit", "model": "vit_ti"}
     data = [xr.Dataset(attrs={**same, "parameters": f'{{"seed": {seed}, "tol": 0.1}}'}) for seed in (0, 1)]
     assert appearance.names(data) == ["vit (seed 0)", "vit (seed 1)"]
+
+
+def test_a_name_says_what_tells_answers_apart_and_not_how_products_were_made() -> None:
+    asked = [("lanczos", "kept", ""), ("pyhessian", "auto", ""), ("lanczos", "kept", "a/mine.py:f")]
+    data = [
+        xr.Dataset(attrs={"label": "vit", "parameters": json.dumps({"hvp": hvp, "engine": engine, "top": 5}),
+                          "spec": json.dumps({"loss": loss})})
+        for engine, hvp, loss in asked
+    ]  # fmt: skip
+    assert appearance.names(data) == [
+        "vit (engine lanczos, loss cross-entropy)",
+        "vit (engine pyhessian, loss cross-entropy)",
+        "vit (engine lanczos, loss mine.py:f)",
+    ]
 
 
 @pytest.mark.parametrize(

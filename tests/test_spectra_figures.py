@@ -63,6 +63,13 @@ def test_phases_are_snapshots_of_one_run_and_one_protocol_by_epoch() -> None:
     assert hessian_phases.select(lonely) == []
 
 
+def test_how_products_were_made_does_not_part_a_run() -> None:
+    run_a = _snapshots([0.0, 1.0])
+    for data, hvp in zip(run_a, ("kept", "traced"), strict=True):
+        data.attrs["parameters"] = json.dumps({"top": 5, "hvp": hvp})
+    assert list(hessian_phases.runs(run_a).values()) == [[0, 1]]
+
+
 def test_of_two_answers_at_one_epoch_the_newer_one_is_drawn() -> None:
     assert list(hessian_phases.runs(_snapshots([0.0, 1.0, 1.0])).values()) == [[0, 2]]
 
@@ -179,5 +186,7 @@ def test_the_saddle_view_has_the_quadratic_model_over_the_loss(tmp_path: Path) -
     axes = tuple(Figure().subplots(1, 2))
     assert saddle.saddle(data, axes) is axes
     np.testing.assert_allclose(axes[1].lines[0].get_ydata(), data["loss"].transpose("x", "y")[:, 3])
+    for line in axes[1].lines[1::2]:  # a parabola, however coarse the grid
+        assert len(line.get_xdata()) > 100
     assert "saddle" in [drawn.stem for drawn in plots.draw(path, tmp_path / "figures")]
     assert saddle.select([data, data.drop_attrs()]) == [0]

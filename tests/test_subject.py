@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from analytic import tanh_net
 from torch import Tensor, nn
 
 from landscape import checkpoint, models
@@ -344,3 +345,10 @@ def test_a_spec_is_plain_and_rebatching_changes_the_batches_alone() -> None:
     assert again.identity(()) == subject.identity(())
     assert again.identity(("batch_size",)) != subject.identity(("batch_size",))
     assert subject.rebatched(8) is subject
+
+
+def test_a_weight_frozen_after_loading_is_no_longer_trainable() -> None:
+    subject = tanh_net()
+    first = next(iter(subject.parameters))
+    dict(subject.model.named_parameters())[first].requires_grad_(False)
+    assert first not in subject.parameters

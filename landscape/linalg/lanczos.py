@@ -146,7 +146,7 @@ def searching(
         residuals = np.maximum(beta * np.abs(s[-1]), floor * scale if n > 1 else 0.0)
         chosen = wanted(theta, k, which)
         if beta > 0.0:
-            done = products - begun > min(k, n - 1) and _settled(theta, residuals, chosen, tol, ends, floor)
+            done = products - begun > min(k, n - 1) and _settled(theta, residuals, chosen, which, tol, ends, floor)
         else:
             done = _same(theta[chosen], before, floor * scale)
             begun, before = products, theta[chosen]
@@ -226,17 +226,30 @@ def wanted(values: np.ndarray, k: int, which: Which) -> np.ndarray:
 
 
 def _settled(
-    theta: np.ndarray, residuals: np.ndarray, chosen: np.ndarray, tol: float, ends: float, floor: float
+    theta: np.ndarray, residuals: np.ndarray, chosen: np.ndarray, which: Which, tol: float, ends: float, floor: float
 ) -> bool:
     size = np.abs(theta)
     least = floor * size.max()
     known = residuals[chosen] <= np.maximum(tol * size[chosen], least)
     known &= _estimated(theta, residuals, chosen) <= np.maximum(ERROR * tol * size[chosen], least)
+    if which == "LM" and known.all() and _contested(theta, residuals, chosen, ERROR * tol, least):
+        return False
     if ends >= 1.0:
         return bool(known.all())
     both = np.array([0, len(theta) - 1])
     near = residuals[both] <= np.maximum(ends * size[both], max(tol, floor) * size.max())
     return bool(known.all() and near.all())
+
+
+def _contested(theta: np.ndarray, residuals: np.ndarray, chosen: np.ndarray, tol: float, least: float) -> bool:
+    """Whether an unknown value of the other sign may yet turn out larger than the smallest of the wanted ones."""
+    last = theta[chosen[-1]]
+    others = np.setdiff1d(np.flatnonzero(theta * last < 0), chosen)
+    if not len(others):
+        return False
+    rival = others[np.abs(theta[others]).argmax()]
+    error = _estimated(theta, residuals, np.array([rival]))[0]
+    return bool(error > max(tol * abs(last), least) and abs(theta[rival]) + error > abs(last))
 
 
 def _estimated(theta: np.ndarray, residuals: np.ndarray, chosen: np.ndarray) -> np.ndarray:

@@ -26,6 +26,8 @@ Graph = Callable[..., Sequence[Tensor]]
 class TracedHessian:
     """Products for every mini-batch of one shape; `at` prepares one of them.
 
+    The weights are read at each `at`, so that those written since the trace count.
+
     Args:
         parameters: the tensors differentiated by, by name.
         shape: of inputs and targets: what the trace is valid for.
@@ -47,7 +49,7 @@ class TracedHessian:
             batches: as many as were traced together, each of the shape traced.
             shift: as in `at`.
         """
-        weights = list(self.parameters.values())
+        weights = self._weights()
         inputs, targets = (torch.stack(tensors) for tensors in zip(*batches, strict=True))
         with torch.no_grad():
             values, *kept = self._once(*weights, inputs, targets)
@@ -61,12 +63,14 @@ class TracedHessian:
         """
         if (inputs.shape, targets.shape) != self.shape:
             raise ValueError(f"the graph was traced for {self.shape}, got {(inputs.shape, targets.shape)}")
-        weights = list(self.parameters.values())
-        if inputs.dim() == 4:
-            inputs = inputs.contiguous(memory_format=self.layout)
+        weights = self._weights()
+        inputs = _laid_out(inputs, self.layout)
         with torch.no_grad():
             value, *kept = self._once(*weights, inputs, targets)
         return TracedProduct(value.item(), weights, shift, kept, self._each)
+
+    def _weights(self) -> list[Tensor]:
+        return [_laid_out(p, self.layout) for p in self.parameters.values()]
 
 
 @dataclass(frozen=True)
@@ -134,10 +138,8 @@ def trace(
     """
     names = list(parameters)
     layout = torch.channels_last if channels_last else torch.contiguous_format
-    detached = [
-        p.detach().contiguous(memory_format=layout) if p.dim() == 4 else p.detach() for p in parameters.values()
-    ]
-    inputs = inputs.contiguous(memory_format=layout) if inputs.dim() == 4 else inputs
+    detached = [_laid_out(p, layout) for p in parameters.values()]
+    inputs = _laid_out(inputs, layout)
 
     def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return losses(functional_call(model, weights, (x,)), y).mean()
@@ -169,9 +171,12 @@ def trace(
         _reshape(graph)
     once, each = split(graph, vectors=len(names))
     run = torch.compile(each, fullgraph=True, dynamic=False) if compiled else each
-    return TracedHessian(
-        dict(zip(names, detached, strict=True)), (inputs.shape, targets.shape), layout, together, once, run
-    )
+    return TracedHessian(dict(parameters), (inputs.shape, targets.shape), layout, together, once, run)
+
+
+def _laid_out(tensor: Tensor, layout: torch.memory_format) -> Tensor:
+    """Without a graph; images and kernels in a memory format."""
+    return tensor.detach().contiguous(memory_format=layout) if tensor.dim() == 4 else tensor.detach()
 
 
 def _reshape(graph: fx.GraphModule) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from landscape.curvature import CODES, HOW, Curvature, Hvp, Operator, curvature, over_all_samples
-from landscape.linalg.lanczos import Spectrum, Which
+from landscape.linalg.lanczos import ROUNDING, Spectrum, Which
 from landscape.linalg.power_iteration import power_iteration
 from landscape.linalg.sharpness import summaries
 from landscape.probe import (
@@ -330,9 +330,10 @@ class Hessian:
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """NEP and APE over all finished mini-batches, or those of each layer, with bootstrap intervals."""
+        values = _signed(data)
         if not self.per_layer:
-            return _summaries(data["eigenvalue"], data["done"])
-        rows = [_summaries(data["eigenvalue"][:, g], data["done"][:, g]) for g in range(data["done"].shape[1])]
+            return _summaries(values, data["done"])
+        rows = [_summaries(values[:, g], data["done"][:, g]) for g in range(data["done"].shape[1])]
         return {name: np.array([row.get(name, np.nan) for row in rows]) for name in SUMMARIES}
 
     def _count(self, subject: Subject) -> int:
@@ -366,6 +367,15 @@ class Hessian:
                 f"--eigenvectors would store {size / 2**30:.1f} GiB, at most 1 GiB fits a results file; "
                 "ask for fewer --batches, a smaller --top, or one block of weights with --params"
             )
+
+
+def _signed(data: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The eigenvalues, with 0 for those that rounding alone keeps from it: their sign says nothing."""
+    values = data["eigenvalue"]
+    ends = np.fmax(np.abs(data["largest"]), np.abs(data["smallest"]))[..., None]
+    size = np.abs(values)
+    nothing = size <= np.minimum(data["residual"], ROUNDING[torch.float32] * np.fmax(ends, size))
+    return np.where(nothing, 0.0, values)
 
 
 def _summaries(eigenvalues: np.ndarray, done: np.ndarray) -> dict[str, float]:
