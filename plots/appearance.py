@@ -117,10 +117,25 @@ def _label(data: xr.Dataset) -> str:
 
 
 def _difference(data: xr.Dataset, alike: Sequence[xr.Dataset]) -> str:
-    mine = _facts(data)
-    different = [key for key in mine if any(_facts(other).get(key) != mine[key] for other in alike)]
-    named = [key for key in different if key != "digest"][:3] or different
-    return ", ".join(f"{key} {mine[key]}" for key in named) or "again"
+    """The first three facts in which an answer differs, and further ones while another answer shares all of these."""
+    mine, others = _facts(data), [_facts(other) for other in alike if other is not data]
+    different = [key for key in mine if any(other.get(key) != mine[key] for other in others)]
+    named = [key for key in different if key != "digest"][:3]
+    for key in different:
+        confused = [other for other in others if all(other.get(name) == mine[name] for name in named)]
+        if any(other.get(key) != mine[key] for other in confused):
+            named.append(key)
+    return ", ".join(_said(key, mine[key]) for key in named) or "again"
+
+
+def _said(key: str, value: Any) -> str:
+    """A fact in words; of paths the last part."""
+    if isinstance(value, bool):
+        return key if value else f"no {key}"
+    text = (
+        ",".join(part.rstrip("/").rpartition("/")[2] for part in value.split(",")) if isinstance(value, str) else value
+    )
+    return f"{key} {text}".strip()
 
 
 def _facts(data: xr.Dataset) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
@@ -166,6 +167,20 @@ def test_answers_of_one_label_are_told_apart_by_what_differs() -> None:
     same = {"label": "vit", "model": "vit_ti"}
     data = [xr.Dataset(attrs={**same, "parameters": f'{{"seed": {seed}, "tol": 0.1}}'}) for seed in (0, 1)]
     assert appearance.names(data) == ["vit (seed 0)", "vit (seed 1)"]
+
+
+def test_answers_stay_apart_where_the_first_three_differences_do_not_tell_them() -> None:
+    asked: list[dict[str, object]] = [
+        {"resolution": 5, "plane": "random", "preview": False, "cap": 1, "seed": 0},
+        {"resolution": 5, "plane": "random", "preview": False, "cap": 1, "seed": 1},
+        {"resolution": 9, "plane": "/home/me/runs/long/", "preview": True, "cap": 2, "seed": 0},
+    ]
+    data = [xr.Dataset(attrs={"label": "vit", "parameters": json.dumps(parameters)}) for parameters in asked]
+    assert appearance.names(data) == [
+        "vit (resolution 5, plane random, no preview, seed 0)",
+        "vit (resolution 5, plane random, no preview, seed 1)",
+        "vit (resolution 9, plane long, preview)",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -470,6 +485,23 @@ def test_a_heat_map_shows_what_was_evaluated_and_what_was_left_early(study: Path
     assert all(x + y > 0 for x, y in zip(np.asarray(dots.get_xdata()), np.asarray(dots.get_ydata()), strict=True))
     assert np.asarray(crosses.get_xdata()).min() > 0.55
     assert len(np.asarray(crosses.get_xdata())) == int((n < 128).sum())
+
+
+@pytest.mark.parametrize("probe", ["surface", "surface_heat"])
+def test_labels_of_six_different_planes_do_not_overlap(study: Path, probe: str) -> None:
+    answers = []
+    for k in range(6):
+        data = answer(study, "surface").copy()
+        for axis in ("x", "y"):
+            about = {"long_name": f"component {k} of the run (82 % of its variance)", "units": "weight"}
+            data[axis] = data[axis].assign_attrs(about)
+        answers.append(data)
+    page = FIGURES[probe].module.page(answers, appearance.looks(answers))
+    page.draw_without_rendering()
+    labels = [label for ax in page.axes[:6] for label in (ax.xaxis.label, ax.yaxis.label)]
+    boxes = [label.get_window_extent() for label in labels]
+    assert all(label.get_text() for label in labels)
+    assert not any(one.overlaps(other) for i, one in enumerate(boxes) for other in boxes[:i])
 
 
 def test_maps_of_several_networks_share_one_logarithmic_colour_scale(study: Path) -> None:
