@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from landscape.subject import outputs_of
+
 CALIBRATION_BINS = 10
 
 
@@ -40,16 +42,16 @@ def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> Eval
     """Evaluate a classifier in eval mode, leaving it in the mode it was in. One pass over the batches.
 
     Args:
-        model: (N, ...) -> logits (N, classes).
-        batches: inputs on the model's device and class indices (N,).
+        model: (N, ...) -> logits (N, classes), or what holds them, see `logits_in`.
+        batches: inputs on the model's device and class indices (N,), or shares of the classes (N, classes).
 
     Raises:
-        ValueError: there is no batch.
+        ValueError: there is no batch, or its targets are no classes.
     """
     mode = model.training
     model.eval()
     with torch.no_grad():
-        parts = [_per_sample(model(inputs), targets) for inputs, targets in batches]
+        parts = [_per_sample(outputs_of(model, inputs), targets) for inputs, targets in batches]
     model.train(mode)
     if not parts:
         raise ValueError("got no batches to evaluate on, expected at least one; ask for more samples")
@@ -82,11 +84,20 @@ def calibration_terms(confidence: Tensor, correct: Tensor, bins: int = CALIBRATI
 def _per_sample(logits: Tensor, targets: Tensor) -> Tensor:
     """Loss, correct, top-5 correct, Brier score and confidence of every sample, (5, N) in float64."""
     logits = logits.double()
-    loss = F.cross_entropy(logits, targets, reduction="none")
+    if targets.dim() == 1 and not targets.is_floating_point():
+        loss, shares = F.cross_entropy(logits, targets, reduction="none"), F.one_hot(targets, logits.shape[1])
+    elif targets.shape == logits.shape:  # soft targets: the largest share is the class
+        loss = F.cross_entropy(logits, targets.double(), reduction="none")
+        targets, shares = targets.argmax(dim=1), targets
+    else:
+        raise ValueError(
+            f"got targets {tuple(targets.shape)} {targets.dtype} for logits {tuple(logits.shape)}, expected classes "
+            "(N,) or their shares (N, classes); evaluate a classifier on labelled data"
+        )
     probabilities = logits.softmax(dim=1)
     confidence, predicted = probabilities.max(dim=1)
     top5 = logits.topk(min(5, logits.shape[1]), dim=1).indices
-    brier = (probabilities - F.one_hot(targets, logits.shape[1])).square().sum(dim=1)
+    brier = (probabilities - shares).square().sum(dim=1)
     return torch.stack(
         [
             loss,

@@ -184,15 +184,16 @@ def lesion(data: xr.Dataset) -> Numbers:
 
 
 def noise(data: xr.Dataset) -> Numbers:
-    """Accuracy without noise, the largest drop of it, and the band that it belongs to."""
+    """Accuracy without noise, the largest drop of it, the band that it belongs to, and the bands without any."""
     drop = data["accuracy_drop"].values if "accuracy_drop" in data else np.array([])
-    if not np.isfinite(drop).any():
-        return {}
-    worst = int(np.nanargmax(drop))
-    found: Numbers = {"intact accuracy": float(data.attrs.get("intact_accuracy", np.nan))}
-    found |= {"largest drop": drop[worst].item(), "at": f"{data['band'].values[worst]:g} pi"}
     empty = str(data.attrs.get("empty_bands", ""))
-    return found | ({"bands without a frequency": empty} if empty else {})
+    named: Numbers = {"bands without a frequency": empty} if empty else {}
+    if not np.isfinite(drop).any():
+        return named
+    worst = int(np.nanargmax(drop))
+    intact = float(data.attrs.get("intact_accuracy", np.nan))
+    at = f"{data['band'].values[worst]:g} pi"
+    return {"intact accuracy": intact, "largest drop": drop[worst].item(), "at": at, **named}
 
 
 def probe_linear(data: xr.Dataset) -> Numbers:

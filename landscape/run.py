@@ -107,6 +107,8 @@ def question(probe: Probe, subject: Subject, label: str, choice: Mapping[str, st
         **subject.attributes(),
         "versions": json.dumps(versions()),
     }
+    if (seed := getattr(probe, "seed", subject.seed)) != subject.seed:  # one of several pairs of directions
+        attributes["protocol"] = f"{subject.protocol} (seed {seed} of the {probe.name})"
     return Question(probe.name, safe(label), digest(probe, subject), probe.plan(subject), attributes)
 
 

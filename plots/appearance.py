@@ -137,11 +137,21 @@ def _difference(data: xr.Dataset, alike: Sequence[xr.Dataset]) -> str:
         named.append(key)
         different.remove(key)
         pairs = [(one, other) for one, other in pairs if one.get(key) == other.get(key)]
-    return ", ".join(f"{key} {mine[key]}" for key in mine if key in named) or "again"
+    return ", ".join(_said(key, mine[key]) for key in mine if key in named) or "again"
 
 
 def _told_apart(pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]], key: str) -> int:
     return sum(one.get(key) != other.get(key) for one, other in pairs)
+
+
+def _said(key: str, value: Any) -> str:
+    """A fact in words; of paths the last part."""
+    if isinstance(value, bool):
+        return key if value else f"no {key}"
+    text = (
+        ",".join(part.rstrip("/").rpartition("/")[2] for part in value.split(",")) if isinstance(value, str) else value
+    )
+    return f"{key} {text}".strip()
 
 
 def _facts(data: xr.Dataset) -> dict[str, Any]:

@@ -137,8 +137,8 @@ def panels(
     return figure, axes
 
 
-def outer(axes: Sequence[Axes]) -> None:
-    """Keep axis labels only where a panel has none below or to its left, small enough for the panels."""
+def outer(axes: Sequence[Axes], *, alike: bool = True) -> None:
+    """Labels of the axes small enough for the panels; of axes alike only where no panel is below or to the left."""
     places = [ax.get_subplotspec() for ax in axes]
     lowest = {place.colspan.start: i for i, place in enumerate(places) if place is not None}
     for i, (ax, place) in enumerate(zip(axes, places, strict=True)):
@@ -146,9 +146,10 @@ def outer(axes: Sequence[Axes]) -> None:
             continue
         columns = place.get_gridspec().ncols
         size = RC["axes.labelsize"] if columns < 3 else SMALL
-        side = 0.75 * PAGE / columns if len(axes) > 1 else COLUMN
-        ax.set_ylabel(fitted(ax.get_ylabel(), side, size) if place.is_first_col() else "", fontsize=size)
-        ax.set_xlabel(fitted(ax.get_xlabel(), side, size) if lowest[place.colspan.start] == i else "", fontsize=size)
+        side = (0.75 if alike else 0.55) * PAGE / columns if len(axes) > 1 else COLUMN
+        left, low = place.is_first_col() or not alike, lowest[place.colspan.start] == i or not alike
+        ax.set_ylabel(fitted(ax.get_ylabel(), side, size) if left else "", fontsize=size)
+        ax.set_xlabel(fitted(ax.get_xlabel(), side, size) if low else "", fontsize=size)
 
 
 def asinh(ax: Axes, side: str, width: float) -> None:

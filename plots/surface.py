@@ -62,13 +62,11 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel per answer with common contour levels and one colour bar."""
     levels = steps(answers)
     lost = any((~np.isfinite(data["loss"].where(data["done"] == 1, 0.0).values)).any() for data in answers)
-    figure, axes = style.panels(
-        answers, looks, aspect=0.8, share=False, note="Dots: the loss is not finite." if lost else "", bar=0.2
-    )
+    note = "Dots: the loss is not finite." if lost else ""
+    figure, axes = style.panels(answers, looks, aspect=0.8, share=False, note=note, bar=0.2 if alike(answers) else 0.35)
     for data, ax in zip(answers, axes, strict=True):
         surface(data, ax, levels=levels)
-    if len({(axis_label(data, "x"), axis_label(data, "y")) for data in answers}) == 1:
-        style.outer(axes)
+    style.outer(axes, alike=alike(answers))
     figure.colorbar(ScalarMappable(_norm(levels), COLORS), ax=axes, label="loss (nats)", aspect=30, pad=0.02,
                     ticks=levels, format="%.3g", spacing="uniform", extend="both")  # fmt: skip
     return figure
@@ -106,6 +104,11 @@ def _places(data: xr.Dataset, ax: Axes) -> None:
     if "path_x" in data:
         ax.plot(data["path_x"], data["path_y"], color="w", marker="o", markersize=2, linewidth=0.8, clip_on=True)
     ax.plot(0.0, 0.0, "+", color="w", markersize=5, markeredgewidth=1)
+
+
+def alike(answers: Sequence[xr.Dataset]) -> bool:
+    """Whether all planes have the same axes."""
+    return len({(axis_label(data, "x"), axis_label(data, "y")) for data in answers}) == 1
 
 
 def axis_label(data: xr.Dataset, name: str) -> str:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from landscape.plots import style
 from landscape.plots.appearance import Look
-from landscape.plots.surface import axis_label
+from landscape.plots.surface import alike, axis_label
 
 MEANING = (
     "The loss of every grid point, unsmoothed, on one logarithmic colour scale for all panels: equal steps of colour "
@@ -59,11 +59,10 @@ def panels_of(
     answers: Sequence[xr.Dataset], looks: Sequence[Look], draw: Draw, norm: Normalize, label: str, note: str
 ) -> Figure:
     """Maps with one colour scale, their axis labels on the outside alone where all share them."""
-    figure, axes = style.panels(answers, looks, aspect=0.8, share=False, note=note, bar=0.2)
+    figure, axes = style.panels(answers, looks, aspect=0.8, share=False, note=note, bar=0.2 if alike(answers) else 0.35)
     for data, ax in zip(answers, axes, strict=True):
         draw(data, ax, norm=norm)
-    if len({(axis_label(data, "x"), axis_label(data, "y")) for data in answers}) == 1:
-        style.outer(axes)
+    style.outer(axes, alike=alike(answers))
     bar = figure.colorbar(ScalarMappable(norm, COLORS), ax=axes, label=label, aspect=30, pad=0.02)
     if isinstance(norm, LogNorm) and norm.vmax is not None and norm.vmin is not None and norm.vmax < 30 * norm.vmin:
         ticks = nice(float(norm.vmin), float(norm.vmax))

@@ -135,6 +135,8 @@ def test_the_seed_of_a_probe_may_be_given_with_a_subject(final: Path, out: Path)
     subject = landscape.load(final, **FEW)
     one, two = (landscape.measure("surface", subject, out=out, resolution=3, seed=seed) for seed in (0, 1))
     assert not np.allclose(one["loss"], two["loss"])
+    assert one.attrs["protocol"].endswith("seed 0")
+    assert two.attrs["protocol"].endswith("seed 0 (seed 1 of the surface)")
 
 
 def test_one_word_may_stand_for_a_list_of_one(final: Path, out: Path) -> None:

@@ -90,3 +90,28 @@ def test_top5_of_three_classes_is_certain() -> None:
 def test_no_batches_is_one_clear_error() -> None:
     with pytest.raises(ValueError, match="no batches"):
         evaluate(nn.Identity(), [])
+
+
+class Wrapped(nn.Module):
+    """Returns its logits by name, as models of other libraries do."""
+
+    def forward(self, logits: Tensor) -> dict[str, Tensor]:
+        return {"logits": logits}
+
+
+def test_a_model_may_name_its_logits() -> None:
+    assert evaluate(Wrapped(), batches()) == evaluate(nn.Identity(), batches())
+
+
+def test_soft_targets_count_by_their_largest_share() -> None:
+    soft = [(x, 0.9 * nn.functional.one_hot(y, 7) + 0.1 / 7) for x, y in batches()]
+    found, hard = evaluate(nn.Identity(), soft), evaluate(nn.Identity(), batches())
+    logits, shares = (torch.cat(parts).double() for parts in zip(*soft, strict=True))
+    assert found.loss == pytest.approx(-(shares * logits.log_softmax(1)).sum(1).mean().item(), rel=1e-6)
+    assert found.brier == pytest.approx((logits.softmax(1) - shares).square().sum(1).mean().item(), rel=1e-6)
+    assert (found.accuracy, found.top5, found.ece) == (hard.accuracy, hard.top5, hard.ece)
+
+
+def test_targets_that_are_no_classes_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"got targets \(203,\) torch.float32"):
+        evaluate(nn.Identity(), [(torch.randn(203, 7), torch.randn(203))])

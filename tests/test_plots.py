@@ -183,6 +183,29 @@ def test_a_name_says_what_tells_answers_apart_and_not_how_products_were_made() -
     ]
 
 
+def test_answers_stay_apart_where_the_first_three_differences_do_not_tell_them() -> None:
+    asked: list[dict[str, object]] = [
+        {"resolution": 5, "plane": "random", "preview": False, "cap": 1, "seed": 0},
+        {"resolution": 5, "plane": "random", "preview": False, "cap": 1, "seed": 1},
+        {"resolution": 9, "plane": "/home/me/runs/long/", "preview": True, "cap": 2, "seed": 0},
+    ]
+    data = [xr.Dataset(attrs={"label": "vit", "parameters": json.dumps(parameters)}) for parameters in asked]
+    assert appearance.names(data) == [
+        "vit (resolution 5, seed 0)",
+        "vit (resolution 5, seed 1)",
+        "vit (resolution 9, seed 0)",
+    ]
+    others = [{"plane": "/home/me/runs/long/", "preview": False}, {"plane": "random", "preview": False}]
+    data = [xr.Dataset(attrs={"label": "vit", "parameters": json.dumps(parameters)}) for parameters in others]
+    assert appearance.names(data) == ["vit (plane long)", "vit (plane random)"]
+    others = [{"preview": False}, {"preview": True}]
+    data = [xr.Dataset(attrs={"label": "vit", "parameters": json.dumps(parameters)}) for parameters in others]
+    assert appearance.names(data) == [
+        "vit (no preview)",
+        "vit (preview)",
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "quantity"), [("fourier_depth", "high_frequency"), ("variance", "variance"), ("probe_linear", "accuracy")]
 )
@@ -485,6 +508,23 @@ def test_a_heat_map_shows_what_was_evaluated_and_what_was_left_early(study: Path
     assert all(x + y > 0 for x, y in zip(np.asarray(dots.get_xdata()), np.asarray(dots.get_ydata()), strict=True))
     assert np.asarray(crosses.get_xdata()).min() > 0.55
     assert len(np.asarray(crosses.get_xdata())) == int((n < 128).sum())
+
+
+@pytest.mark.parametrize("probe", ["surface", "surface_heat"])
+def test_labels_of_six_different_planes_do_not_overlap(study: Path, probe: str) -> None:
+    answers = []
+    for k in range(6):
+        data = answer(study, "surface").copy()
+        for axis in ("x", "y"):
+            about = {"long_name": f"component {k} of the run (82 % of its variance)", "units": "weight"}
+            data[axis] = data[axis].assign_attrs(about)
+        answers.append(data)
+    page = FIGURES[probe].module.page(answers, appearance.looks(answers))
+    page.draw_without_rendering()
+    labels = [label for ax in page.axes[:6] for label in (ax.xaxis.label, ax.yaxis.label)]
+    boxes = [label.get_window_extent() for label in labels]
+    assert all(label.get_text() for label in labels)
+    assert not any(one.overlaps(other) for i, one in enumerate(boxes) for other in boxes[:i])
 
 
 def test_maps_of_several_networks_share_one_logarithmic_colour_scale(study: Path) -> None:

@@ -110,6 +110,11 @@ def test_the_hessian_headline_is_the_share_of_negative_values(study: Path) -> No
         assert results.headline(study, name).startswith(f"nep {(values < 0).mean():.4g}, ape ")
 
 
+def test_noise_in_bands_without_a_frequency_alone_names_them() -> None:
+    data = xr.Dataset({"accuracy_drop": ("band", [np.nan])}, {"band": [0.05]}, {"empty_bands": "0.05"})
+    assert results.noise(data) == {"bands without a frequency": "0.05"}
+
+
 def test_a_probe_without_a_headline_of_its_own_gives_its_scalars() -> None:
     data = xr.Dataset({"trace": 3.0, "missing": np.nan, "row": ("x", [1.0])}, attrs={"probe": "another"})
     assert results.numbers(data) == {"trace": 3.0}
