@@ -29,8 +29,9 @@ from torch import nn
 
 import landscape
 from landscape import models, preview
+from landscape.evaluator import Evaluator
 from landscape.linalg.directions import POSITIONS
-from landscape.plane import Evaluator, plane_of
+from landscape.plane import plane_of
 from landscape.probes.surface import Surface, recalibration, ticks
 from landscape.subject import Subject
 

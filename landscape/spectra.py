@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -113,6 +114,45 @@ def memory(start: Tensor) -> tuple[int, torch.dtype | None]:
 def start_of(size: int, seed: int, like: Tensor) -> Tensor:
     """The random vector that belongs to a seed."""
     return random_unit(size, seed, device=like.device, dtype=like.dtype)
+
+
+def values_of(found: Found | None, request: Request, *, nodes: int, size: int) -> dict[str, Any]:
+    """What is stored of one matrix, each row as long as the request and with NaN behind; NaN where it is not finite.
+
+    Args:
+        found: None where a product was not finite.
+        request: what was asked.
+        nodes: room for the nodes of a search.
+        size: parameters.
+    """
+    ranks = request.ranks
+    if found is None:
+        values: dict[str, Any] = dict.fromkeys(("largest", "smallest", "largest_residual", "smallest_residual"), np.nan)
+        values |= {name: np.full(ranks, np.nan) for name in ("eigenvalue", "residual", "error")}
+        values |= {"nodes": np.full(nodes, np.nan), "weights": np.full(nodes, np.nan)}
+        values |= {"converged": np.zeros(ranks), "matvecs": 1}
+    else:
+        one = found.spectrum
+        values = {
+            "eigenvalue": padded(one.values, ranks),
+            "residual": padded(one.residuals, ranks),
+            "error": padded(one.errors, ranks),
+            "converged": padded(one.converged, ranks),
+            "largest": one.largest,
+            "smallest": one.smallest,
+            "largest_residual": one.ends[0],
+            "smallest_residual": one.ends[1],
+            "matvecs": one.products,
+            "nodes": padded(one.nodes, nodes),
+            "weights": padded(one.weights, nodes),
+        }
+    if request.verify:
+        values["missed"] = np.nan if found is None else found.missed
+    if request.vectors:
+        vectors = None if found is None else found.spectrum.vectors
+        empty = np.full((ranks, size), np.nan)
+        values["eigenvector"] = empty if vectors is None else vectors.double().cpu().numpy()
+    return values
 
 
 def padded(values: np.ndarray, count: int) -> np.ndarray:

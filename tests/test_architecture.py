@@ -47,6 +47,7 @@ ALLOWED = {
         "batchnorm",
         "curvature",
         "dataflow",
+        "evaluator",
         "exchange",
         "features",
         "forward",

@@ -12,9 +12,10 @@ import torch
 from analytic import attention_net, convolution_net, quadratic, same_state, state, symmetric
 from torch import Tensor
 
+from landscape.evaluator import Evaluator
 from landscape.linalg.directions import POSITIONS
 from landscape.linalg.vector import inner
-from landscape.plane import Evaluator, Plane, plane_of
+from landscape.plane import Plane, plane_of
 from landscape.subject import Subject
 
 

@@ -13,7 +13,8 @@ from analytic import answer, batches_of, convolution_net, quadratic, same_state,
 from torch import Tensor
 
 from landscape import batchnorm
-from landscape.plane import Evaluator, plane_of
+from landscape.evaluator import Evaluator
+from landscape.plane import plane_of
 from landscape.probes.trajectory import Trajectory
 from landscape.subject import Subject, per_sample
 

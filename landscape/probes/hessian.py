@@ -25,7 +25,7 @@ from landscape.probe import (
     regular_expression,
 )
 from landscape.selection import by_module, matching
-from landscape.spectra import Found, Request, padded, spectra, spectrum, start_of
+from landscape.spectra import Found, Request, spectra, spectrum, start_of, values_of
 from landscape.subject import Subject, logits_in
 
 Scope = Literal["batch", "dataset"]
@@ -297,36 +297,8 @@ class Hessian:
         return next(iter(subject.parameters.values())).detach()
 
     def _values(self, found: Found | None, loss: float, curved: Curvature, size: int) -> dict[str, Any]:
-        """What is stored of a unit; NaN where the matrix is not finite."""
-        ranks, nodes = self._request.ranks, self._nodes
-        values: dict[str, Any] = {"loss": loss, "hvp": CODES.index(curved.kind)}
-        if found is None:
-            values |= dict.fromkeys(("largest", "smallest", "largest_residual", "smallest_residual"), np.nan)
-            values |= {name: np.full(ranks, np.nan) for name in ("eigenvalue", "residual", "error")}
-            values |= {"nodes": np.full(nodes, np.nan), "weights": np.full(nodes, np.nan)}
-            values |= {"converged": np.zeros(ranks), "matvecs": 1}
-        else:
-            one = found.spectrum
-            values |= {
-                "eigenvalue": padded(one.values, ranks),
-                "residual": padded(one.residuals, ranks),
-                "error": padded(one.errors, ranks),
-                "converged": padded(one.converged, ranks),
-                "largest": one.largest,
-                "smallest": one.smallest,
-                "largest_residual": one.ends[0],
-                "smallest_residual": one.ends[1],
-                "matvecs": one.products,
-                "nodes": padded(one.nodes, nodes),
-                "weights": padded(one.weights, nodes),
-            }
-        if self.verify:
-            values["missed"] = np.nan if found is None else found.missed
-        if self.eigenvectors:
-            vectors = None if found is None else found.spectrum.vectors
-            empty = np.full((ranks, size), np.nan)
-            values["eigenvector"] = empty if vectors is None else vectors.double().cpu().numpy()
-        return values
+        values = values_of(found, self._request, nodes=self._nodes, size=size)
+        return {**values, "loss": loss, "hvp": CODES.index(curved.kind)}
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """NEP and APE over all finished mini-batches, or those of each layer, with bootstrap intervals."""

@@ -12,9 +12,10 @@ import numpy as np
 
 from landscape import batchnorm, preview, trial
 from landscape import surface_summaries as summaries
+from landscape.evaluator import Evaluator, L2Definition
 from landscape.forward import Manner, MemoryFormat, Precision
 from landscape.linalg.directions import POSITIONS, Normalize
-from landscape.plane import Evaluator, L2Definition, Plane, plane_of
+from landscape.plane import Plane, plane_of
 from landscape.probe import OptionError, Plan, Quantity, Stage, Unit, Values, at_least, one_of, regular_expression
 from landscape.subject import Subject
 
