@@ -5,8 +5,8 @@
 Every engine gets the same models, the same mini-batches and one thread. Measured per mini-batch: products, process
 time, errors against a float64 reference (ours at residual 1e-9; scipy's eigsh checks the first mini-batch) and against
 one in single precision, eigenvalues missed at 1 %, and a product's time in gradients; peak memory in a run of its own
-(--memory). Rows are appended as they come, so that a killed run goes on where it stopped; the table is printed at the end. Trained
-models are read from DIR/<model>-<data>/final.pt, untrained ones from its init.pt.
+(--memory). Rows are appended as they come, so that a killed run goes on where it stopped; the table is printed at the
+end. Trained models are read from DIR/<model>-<data>/final.pt, untrained ones from its init.pt.
 """
 
 from __future__ import annotations
