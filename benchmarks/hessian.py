@@ -19,7 +19,6 @@ import json
 import logging
 import math
 import multiprocessing
-import resource
 import statistics
 import time
 import warnings
@@ -259,7 +258,9 @@ def _peak(path: Path, data: str, root: Path | None, batch_size: int, engine: str
     torch.set_num_threads(1)
     subject = load(path, data, root, batch_size, 1, torch.float32)
     _gradient(subject, 0)  # what the libraries reserve at their first use
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew: reading the data was higher
+    before = _memory("VmRSS")
     if engine == "PyHessian":
         pyhessian(subject, 0)
     elif engine.startswith("curvlinops"):
@@ -267,7 +268,13 @@ def _peak(path: Path, data: str, root: Path | None, batch_size: int, engine: str
     else:
         kind: Hvp = "kept" if "kept" in engine else "traced-channels-last" if convolves(subject.model) else "traced"
         ours(subject, 0, curved=curvature(subject, subject.parameters, kind, batches=1))
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return _memory("VmHWM") - before
+
+
+def _memory(name: str) -> float:
+    """A line of /proc/self/status in MiB: VmRSS now, VmHWM the most so far."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    return int(line.split()[1]) / 1024
 
 
 def table(rows: list[Row]) -> str:
