@@ -114,9 +114,10 @@ def question(probe: Probe, subject: Subject, label: str, choice: Mapping[str, st
 
 def digest(probe: Probe, subject: Subject) -> str:
     """SHA-256, shortened, of all that can change the answer; a probe's `identity` stands for its parameters."""
+    about = subject.identity(probe.uses)  # first: it notices weights that have changed
     identity = getattr(probe, "identity", None)
     parameters = identity(subject) if identity is not None else asdict(probe)  # type: ignore[call-overload]
-    asked = {"probe": probe.name, "parameters": parameters, **subject.identity(probe.uses)}
+    asked = {"probe": probe.name, "parameters": parameters, **about}
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:10]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,7 @@ class Request:
 
     def capped(self, size: int) -> Request:
         """The request where a matrix has fewer rows than eigenvalues are asked for."""
-        return Request(min(self.top, size), self.which, self.tol, self.ends, self.most, self.vectors, self.verify)
+        return replace(self, top=min(self.top, size))
 
 
 @dataclass(frozen=True)

@@ -206,7 +206,7 @@ class Subject:
         loss = {} if self.losses is cross_entropy else {"loss": self._loss_identity}
         return {
             **loss,
-            "weights": checkpoints.weights_sha256(self.model.state_dict()),
+            "weights": self._weights(),
             "model": [type(self.model).__qualname__, _code_sha256(spec.model)],
             "data": [self._data_sha256, _code_sha256(spec.data)],
             "augmentation": asdict(augmentation) if augmentation else None,
@@ -252,6 +252,15 @@ class Subject:
     def batch_size(self) -> int:
         """Samples per mini-batch, the last one perhaps less."""
         return self.batches.batch_size if isinstance(self.batches, Batches) else len(self.batches[0][1])
+
+    def _weights(self) -> str:
+        """SHA-256 of the weights as they are now. Where they have changed, nothing made of the old ones is kept."""
+        found = checkpoints.weights_sha256(self.model.state_dict())
+        if self._made.setdefault("weights", found) != found:
+            self._made.clear()
+            self.__dict__.pop("intact", None)
+            self._made["weights"] = found
+        return found
 
     @property
     def _loss_identity(self) -> list[str | None]:

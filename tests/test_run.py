@@ -17,6 +17,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from analytic import attention_net
 from torch import nn
 
 from landscape import checkpoint, loading, models, store, subject
@@ -544,3 +545,21 @@ def test_a_journal_of_an_unknown_probe_is_adopted_without_its_summaries(folder: 
     found = store.read_group(path, "foreign/toy-ffffffffff")
     np.testing.assert_array_equal(found["v"], [np.nan, 2.0, np.nan])
     assert np.isnan(found["sum"])
+
+
+@pytest.mark.parametrize("name", ["surface", "lesion", "noise"])
+def test_weights_changed_in_place_are_measured_anew(name: str, tmp_path: Path) -> None:
+    def changed(net: subject.Subject) -> subject.Subject:
+        with torch.no_grad():
+            for p in net.model.parameters():
+                p.mul_(1.5)
+        return net
+
+    probe, used = probe_class(name)(**SMALL[name]), attention_net(sizes=(6, 6))
+    run(probe, used, tmp_path / "used.h5")
+    groups = [run(probe, changed(used), tmp_path / "used.h5").group]
+    groups.append(run(probe, changed(attention_net(sizes=(6, 6))), tmp_path / "fresh.h5").group)
+    assert groups[0] == groups[1]
+    again, fresh = (store.read_group(tmp_path / file, groups[0]) for file in ("used.h5", "fresh.h5"))
+    for key, values in fresh.items():
+        np.testing.assert_array_equal(again[key], values)
