@@ -1,0 +1,95 @@
+"""Folders of class folders: which images are read, and how they become tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from landscape.data import load
+from landscape.data.images import balanced
+
+
+def write_image(path: Path, *, size: tuple[int, int] = (8, 8), seed: int = 0) -> np.ndarray:
+    """A random picture of (width, height), returned as (3, height, width)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(256, size=(*reversed(size), 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    return pixels.transpose(2, 0, 1)
+
+
+def test_a_folder_gives_the_pixels_of_its_images(tmp_path: Path) -> None:
+    for i, name in enumerate(["b/2.png", "a/0.png", "a/1.PNG", "c/deep/3.bmp"]):
+        write_image(tmp_path / name, seed=i)
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / "a/notes.txt").write_text("no image")
+    images = load(str(tmp_path))
+    files, targets = ["a/0.png", "a/1.PNG", "b/2.png", "c/deep/3.bmp"], np.array([0, 0, 1, 2])
+    order = balanced(targets)
+    expected = [np.asarray(Image.open(tmp_path / files[row])).transpose(2, 0, 1) for row in order]
+    np.testing.assert_array_equal(images.inputs.numpy(), np.stack(expected))
+    assert images.targets.tolist() == targets[order].tolist()
+    assert (images.classes, images.size, images.name) == (3, 8, str(tmp_path))
+    assert images.mean == (0.485, 0.456, 0.406)
+
+
+def test_a_jpeg_is_resized_on_its_shorter_side_and_cropped_at_the_centre(tmp_path: Path) -> None:
+    write_image(tmp_path / "a/0.jpg", size=(90, 60))
+    got = load(str(tmp_path), image_size=20).inputs[0].numpy()
+    with Image.open(tmp_path / "a/0.jpg") as image:
+        whole = np.asarray(image.resize((30, 20), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
+    np.testing.assert_array_equal(got, whole[:, :, 5:25])
+    assert load(str(tmp_path)).size == 224
+
+
+def test_grey_and_transparent_images_become_three_channels(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    Image.new("L", (4, 4), 9).save(tmp_path / "a/0.png")
+    Image.new("RGBA", (4, 4), (9, 9, 9, 0)).save(tmp_path / "a/1.png")
+    assert load(str(tmp_path)).inputs.eq(9).all()
+
+
+def test_splits_follow_their_folders_and_agree_on_the_classes(tmp_path: Path) -> None:
+    for i, name in enumerate(["train/a/0.png", "train/b/0.png", "train/c/0.png", "val/c/0.png"]):
+        write_image(tmp_path / name, seed=i)
+    test = load(str(tmp_path), split="test")
+    assert (len(test), test.classes, test.targets.tolist()) == (
+        1,
+        3,
+        [2],
+    )  # c is class 2 although val has no a, b
+    assert len(load(str(tmp_path), split="train")) == 3
+    assert load(str(tmp_path / "train"), split="test").targets.sort().values.tolist() == [0, 1, 2]
+    only = tmp_path / "only"
+    write_image(only / "train/a/0.png")
+    with pytest.raises(FileNotFoundError, match="only has train but no test or val"):
+        load(str(only), split="test")
+
+
+def test_only_the_chosen_images_are_decoded(tmp_path: Path) -> None:
+    for i in range(4):
+        write_image(tmp_path / f"a/{i}.png", seed=i)
+    last = balanced(np.zeros(4, np.int64))[-1]
+    (tmp_path / f"a/{last}.png").write_bytes(b"broken")
+    assert len(load(str(tmp_path), samples=3)) == 3
+    for size in (None, 8):
+        with pytest.raises(ValueError, match=rf"a/{last}\.png.* cannot be decoded"):
+            load(str(tmp_path), image_size=size)
+
+
+def test_a_cut_off_image_is_named(tmp_path: Path) -> None:
+    write_image(tmp_path / "a/0.jpg", size=(64, 64))
+    whole = (tmp_path / "a/0.jpg").read_bytes()
+    (tmp_path / "a/0.jpg").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"a/0\.jpg cannot be decoded"):
+        load(str(tmp_path))
+
+
+def test_a_folder_without_images_says_what_is_expected(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no images in class folders"):
+        load(str(tmp_path))
+    write_image(tmp_path / "loose.png")
+    with pytest.raises(FileNotFoundError, match="no images in class folders"):
+        load(str(tmp_path))
