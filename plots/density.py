@@ -46,9 +46,15 @@ def density(data: xr.Dataset, ax: Axes, *, look: Look | None = None, grain: Grai
     """
     look, grain = look or look_of(data), grain or grain_of([data])
     at, curves = broadened(*quadratures(data), grain)
-    mean = curves.mean(axis=0)
+    return banded(ax, at, curves.mean(axis=0), curves.min(axis=0), curves.max(axis=0), look=look, grain=grain)
+
+
+def banded(
+    ax: Axes, at: np.ndarray, mean: np.ndarray, low: np.ndarray, high: np.ndarray, *, look: Look, grain: Grain
+) -> Axes:
+    """Draw a density with its band, both axes logarithmic away from zero."""
     ax.plot(at, mean, color=look.color, linestyle=look.line, label=look.label)
-    ax.fill_between(at, curves.min(axis=0), curves.max(axis=0), color=look.color, alpha=0.2, linewidth=0)
+    ax.fill_between(at, low, high, color=look.color, alpha=0.2, linewidth=0)
     style.asinh(ax, "x", grain.linear)
     ax.set(xlabel="Hessian eigenvalue", ylabel="density", yscale="log")
     seen = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in ax.lines])

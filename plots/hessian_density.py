@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
-from landscape.plots.density import Grain, broadened, grain_of, quadratures
+from landscape.plots.density import Grain, banded, broadened, grain_of, quadratures
 
 MEANING = (
     "The density of all Hessian eigenvalues of a mini-batch, mean over mini-batches with a band from the 10th to the "
@@ -34,14 +34,7 @@ def hessian_density(data: xr.Dataset, ax: Axes, *, look: Look | None = None, gra
     look, grain = look or look_of(data), grain or grain_of([data])
     at, curves = broadened(*quadratures(data), grain)
     low, high = np.quantile(curves, [0.1, 0.9], axis=0)
-    mean = curves.mean(axis=0)
-    ax.plot(at, mean, color=look.color, linestyle=look.line, label=look.label)
-    ax.fill_between(at, low, high, color=look.color, alpha=0.2, linewidth=0)
-    style.asinh(ax, "x", grain.linear)
-    ax.set(xlabel="Hessian eigenvalue", ylabel="density", yscale="log")
-    seen = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in ax.lines])
-    ax.set_ylim(0.3 * float(np.quantile(seen, 0.12)), 3 * float(seen.max()))
-    return ax
+    return banded(ax, at, curves.mean(axis=0), low, high, look=look, grain=grain)
 
 
 def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
