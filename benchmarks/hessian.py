@@ -150,9 +150,8 @@ def engines(subject: Subject, batches: int) -> dict[str, Engine]:
         "curvlinops + eigsh": Engine(curvlinops, math.ceil(batches / 4)),
     }
     slides = convolves(subject.model)
-    kinds: list[Hvp] = ["kept", "traced-channels-last"] if slides else ["kept", "traced", "compiled"]
-    if batches < 20:
-        kinds.remove("compiled") if "compiled" in kinds else None
+    kinds: list[Hvp] = ["kept", "traced-channels-last" if slides else "traced"]
+    kinds += ["compiled"] if batches >= 20 else []
     for kind in kinds:
         start = time.process_time()
         curved = curvature(subject, subject.parameters, kind, batches=batches)

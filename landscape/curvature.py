@@ -232,9 +232,10 @@ def _traced(subject: Subject, parameters: Mapping[str, Tensor], kind: Hvp) -> Cu
     def losses(returned: object, targets: Tensor) -> Tensor:
         return subject.losses(logits_in(returned), targets)
 
+    channels_last = kind == "traced-channels-last" or (kind == "compiled" and convolves(subject.model))
     traced = trace(
         subject.model, losses, parameters, *subject.batch(0),
-        channels_last=kind == "traced-channels-last", compiled=kind == "compiled",
+        channels_last=channels_last, compiled=kind == "compiled",
         together=TOGETHER if kind == "together" else 0,
     )  # fmt: skip
     return Curvature(subject, parameters, kind, _traced=traced)

@@ -27,6 +27,9 @@ from landscape.subject import Subject
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # by torch's forward mode
 
 
+HVPS: tuple[Hvp, Hvp] = ("kept", "compiled")
+
+
 class Branching(nn.Module):
     """Takes a way that depends on the values it sees: nothing a trace could record."""
 
@@ -97,14 +100,14 @@ def test_the_graph_is_compiled_where_the_products_take_long(monkeypatch: pytest.
     assert curvature(subject, subject.parameters, "auto", batches=50).kind == "compiled"
 
 
-def test_a_compiled_graph_gives_the_products_of_the_plain_one() -> None:
-    subject = tanh_net()
+@pytest.mark.parametrize(("network", "layout"), [(tanh_net, "contiguous_format"), (convolution_net, "channels_last")])
+def test_a_compiled_graph_gives_the_products_of_the_plain_one(network: Callable[[], Subject], layout: str) -> None:
+    subject = network()
     vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float64)
-    plain, compiled = (
-        curvature(subject, subject.parameters, hvp, batches=2).product(1)(vector)  # type: ignore[arg-type]
-        for hvp in ("kept", "compiled")
-    )
-    torch.testing.assert_close(compiled, plain, rtol=1e-10, atol=1e-13)
+    plain, compiled = (curvature(subject, subject.parameters, hvp, batches=2) for hvp in HVPS)
+    torch.testing.assert_close(compiled.product(1)(vector), plain.product(1)(vector), rtol=1e-10, atol=1e-13)
+    assert compiled._traced is not None
+    assert compiled._traced.layout is getattr(torch, layout)
 
 
 @pytest.mark.parametrize("network", [tanh_net, convolution_net, attention_net])
