@@ -2,13 +2,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test lint
+.PHONY: demo test lint checkpoints
 
 demo: $(STAMP)
 	$(BIN)/landscape demo
 
 test: $(STAMP)
 	$(BIN)/python -m pytest
+
+# The reference checkpoints of checkpoints.md: an hour and a half on two cores, from LANDSCAPE_DATA or ./data.
+checkpoints: $(STAMP)
+	$(BIN)/landscape reproduce --no-measure --out .
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from landscape.probe import at_least, derived_seed
 from landscape.subject import outputs_of
 
 CALIBRATION_BINS = 10
@@ -38,20 +40,30 @@ class Evaluation:
     ece_se: float
 
 
-def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> Evaluation:
-    """Evaluate a classifier in eval mode, leaving it in the mode it was in. One pass over the batches.
+def evaluate(
+    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], *, passes: int = 1, seed: int = 0
+) -> Evaluation:
+    """Evaluate a classifier in eval mode, leaving it in the mode it was in. `passes` passes over the batches.
 
     Args:
         model: (N, ...) -> logits (N, classes), or what holds them, see `logits_in`.
         batches: inputs on the model's device and class indices (N,), or shares of the classes (N, classes).
+        passes: of a network that draws at test time (MC dropout, Gal & Ghahramani 2016, arXiv 1506.02142): the
+            probabilities of that many passes are averaged, and the average is evaluated.
+        seed: of what the passes draw.
 
     Raises:
+        OptionError: there are no passes.
         ValueError: there is no batch, or its targets are no classes.
     """
+    at_least("passes", passes, 1)
     mode = model.training
     model.eval()
     with torch.no_grad():
-        parts = [_per_sample(outputs_of(model, inputs), targets) for inputs, targets in batches]
+        parts = [
+            _per_sample(_averaged(model, inputs, passes, derived_seed(seed, "passes", i)), targets)
+            for i, (inputs, targets) in enumerate(batches)
+        ]
     model.train(mode)
     if not parts:
         raise ValueError("got no batches to evaluate on, expected at least one; ask for more samples")
@@ -79,6 +91,16 @@ def calibration_terms(confidence: Tensor, correct: Tensor, bins: int = CALIBRATI
     gap = confidence - correct
     sign = torch.zeros(bins, dtype=gap.dtype).index_add_(0, bin_of, gap).sign()
     return sign[bin_of] * gap
+
+
+def _averaged(model: nn.Module, inputs: Tensor, passes: int, seed: int) -> Tensor:
+    """Logits, or of several passes the logarithm of their mean probabilities: logits of just these."""
+    if passes == 1:
+        return outputs_of(model, inputs)
+    with torch.random.fork_rng(devices=[inputs.device] if inputs.is_cuda else []):
+        torch.manual_seed(seed)
+        logarithms = [outputs_of(model, inputs).double().log_softmax(dim=1) for _ in range(passes)]
+    return torch.stack(logarithms).logsumexp(dim=0) - math.log(passes)
 
 
 def _per_sample(logits: Tensor, targets: Tensor) -> Tensor:

@@ -115,3 +115,40 @@ def test_soft_targets_count_by_their_largest_share() -> None:
 def test_targets_that_are_no_classes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"got targets \(203,\) torch.float32"):
         evaluate(nn.Identity(), [(torch.randn(203, 7), torch.randn(203))])
+
+
+class Drawing(nn.Module):
+    """Logits that are drawn anew at every pass, as those of MC dropout are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.drawn.append(x + torch.randn_like(x))
+        return self.drawn[-1]
+
+
+def test_probabilities_of_several_passes_are_averaged() -> None:
+    batches = [(torch.randn(6, 4).double(), torch.randint(4, (6,))) for _ in range(2)]
+    model = Drawing()
+    state = torch.get_rng_state()
+    found = evaluate(model, batches, passes=3, seed=5)
+    assert torch.equal(torch.get_rng_state(), state)
+    probabilities = np.concatenate([
+        np.mean([softmax(drawn.numpy(), axis=1) for drawn in model.drawn[3 * i : 3 * i + 3]], axis=0) for i in range(2)
+    ])  # fmt: skip
+    targets = np.concatenate([t.numpy() for _, t in batches])
+    assert found.loss == pytest.approx(-np.log(probabilities[np.arange(12), targets]).mean())
+    assert found.accuracy == (probabilities.argmax(1) == targets).mean()
+    assert found.brier == pytest.approx(((probabilities - np.eye(4)[targets]) ** 2).sum(1).mean())
+    assert evaluate(model, batches, passes=3, seed=5) == found
+    assert evaluate(model, batches, passes=3, seed=6) != found
+
+
+def test_passes_of_a_network_that_draws_nothing_change_nothing() -> None:
+    batches = [(torch.randn(6, 4).double(), torch.randint(4, (6,)))]
+    one, three = (evaluate(nn.Identity(), batches, passes=passes) for passes in (1, 3))
+    assert three.loss == pytest.approx(one.loss, rel=1e-12)
+    with pytest.raises(ValueError, match="--passes 0 is out of range"):
+        evaluate(nn.Identity(), batches, passes=0)

@@ -1,0 +1,165 @@
+"""Claims: numbers in closed form from made-up answers, verdicts by the t interval, the whole road on digits."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+from scipy import stats
+
+from landscape.claims import (
+    CLAIMS,
+    NETWORKS,
+    QUESTIONS,
+    Answers,
+    Claim,
+    Finding,
+    findings,
+    first_against_rest,
+    steps,
+    table,
+)
+from landscape.cli.main import status
+
+BY_NAME = {claim.name: claim for claim in CLAIMS}
+
+
+def answers(*answers: tuple[str, str, xr.Dataset]) -> Answers:
+    return {(network, question): data for network, question, data in answers}
+
+
+def layers(kinds: list[str], reduces: list[int] | None = None, **values: list[float]) -> xr.Dataset:
+    arrays = {"kind": kinds, "reduces": reduces or [0] * len(kinds), **values}
+    return xr.Dataset({name: ("layer", np.array(array)) for name, array in arrays.items()})
+
+
+def units(kinds: list[str], stages: list[int], drops: list[float]) -> xr.Dataset:
+    return xr.Dataset({"kind": ("unit", kinds), "stage": ("unit", stages), "accuracy_drop": ("unit", drops)})
+
+
+def claim(claimed: int = 1) -> Claim:
+    return Claim("made-up", "A is above B", "nobody", "A - B", "none", claimed, (), lambda _: 0.0)  # type: ignore[arg-type]
+
+
+def test_every_claim_needs_known_networks_and_questions() -> None:
+    assert len(BY_NAME) == len(CLAIMS)
+    for one in CLAIMS:
+        assert one.needs
+        assert all(network in NETWORKS and question in QUESTIONS for network, question in one.needs)
+
+
+def test_the_interval_is_student_s_over_seeds() -> None:
+    numbers = [0.9, 1.4, 1.3]
+    low, high = stats.t.interval(0.95, 2, loc=np.mean(numbers), scale=stats.sem(numbers))
+    finding = Finding(claim(), numbers)
+    assert (finding.mean - finding.half_width, finding.mean + finding.half_width) == pytest.approx((low, high))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "claimed", "verdict"),
+    [
+        ([1.0, 1.1, 0.9], 1, "holds"),
+        ([1.0, 1.1, 0.9], -1, "fails"),
+        ([-1.0, -1.1, -0.9], -1, "holds"),
+        ([1.0, -1.1, 0.9], 1, "cannot tell"),
+        ([1.0], 1, "cannot tell"),
+        ([], 1, "cannot tell"),
+        ([1.0, math.nan, 1.0], 1, "cannot tell"),
+        ([0.0, 0.0, 0.0], 1, "cannot tell"),
+    ],
+)
+def test_a_claim_holds_where_the_whole_interval_has_its_sign(numbers: list[float], claimed: int, verdict: str) -> None:
+    assert Finding(claim(claimed), numbers).verdict == verdict
+
+
+def test_a_seed_that_lacks_an_answer_gives_no_number() -> None:
+    data = xr.Dataset({"accuracy": 0.5})
+    complete = answers(("alternet", "accuracy", data + 0.2), ("preresnet", "accuracy", data))
+    (finding,) = findings([BY_NAME["alternet"]], [complete, answers(("alternet", "accuracy", data))])
+    assert finding.numbers == pytest.approx([0.2])
+
+
+def test_steps_leave_out_layers_that_reduce_and_layers_after_one_without_a_value() -> None:
+    data = layers(["stem", "conv", "conv", "msa", "conv", "conv"], [0, 0, 1, 0, 0, 0])
+    values = np.array([0.0, 1.0, 10.0, 7.0, math.nan, 3.0])
+    assert steps(values, data, ["conv"]) == 1.0
+    assert steps(values, data, ["msa"]) == -3.0
+    assert math.isnan(steps(values, data, ["mlp"]))
+
+
+def test_filters_and_variance_are_changes_across_a_kind_of_layer() -> None:
+    features = layers(
+        ["stem", "msa", "mlp", "msa", "mlp"],
+        high_frequency=[-1.0, -3.0, -2.5, -3.5, -2.0],
+        variance=[1.0, 0.5, 2.0, 1.0, 4.0],
+    )
+    known = answers(("vit", "fourier", features), ("vit", "variance", features))
+    assert BY_NAME["low-pass"].of(known) == pytest.approx(-1.5)
+    assert BY_NAME["high-pass-mlp"].of(known) == pytest.approx(1.0)
+    assert BY_NAME["variance"].of(known) == pytest.approx(-math.log(2))
+
+
+def test_the_rhythm_is_the_first_unit_of_a_stage_against_its_others() -> None:
+    data = units(["conv"] * 6, [1, 1, 1, 2, 2, 3], [0.5, 0.1, 0.3, 0.4, 0.2, 0.9])
+    assert first_against_rest(data) == pytest.approx(((0.5 - 0.2) + (0.4 - 0.2)) / 2)
+    assert math.isnan(first_against_rest(units(["conv"], [1], [0.3])))
+
+
+def test_ends_compares_the_attention_that_ends_a_stage_with_the_same_place_without() -> None:
+    mixed = units(["conv", "conv", "conv", "msa", "conv", "msa"], [1, 1, 2, 2, 3, 3], [0, 0, 0, 0.5, 0, 0.3])
+    plain = units(["conv"] * 6, [1, 1, 2, 2, 3, 3], [0, 0, 0, 0.1, 0, 0.2])
+    found = BY_NAME["ends"].of(answers(("alternet", "lesion", mixed), ("preresnet", "lesion", plain)))
+    assert found == pytest.approx(((0.5 - 0.1) + (0.3 - 0.2)) / 2)
+
+
+def test_surface_spectrum_and_noise_are_read_where_they_are_stored() -> None:
+    def surface(rise: float) -> xr.Dataset:
+        return xr.Dataset({"height": ("radius", [0.0, rise, 9.0])}, {"radius": [0.25, 0.5, 1.0]})
+
+    def noise(drops: list[float]) -> xr.Dataset:
+        return xr.Dataset({"accuracy_drop": ("band", drops)}, {"band": [0.1, 0.30000000000000004, 0.9]})
+
+    known = answers(
+        ("vit", "surface", surface(1.5)), ("resnet", "surface", surface(2.0)),
+        ("vit", "spectrum", xr.Dataset({"ape": 2.0})), ("resnet", "spectrum", xr.Dataset({"ape": 8.0})),
+        ("vit", "noise", noise([0, 0.2, 0.1])), ("resnet", "noise", noise([0, 0.1, 0.3])),
+    )  # fmt: skip
+    assert BY_NAME["flatter"].of(known) == -0.5
+    assert BY_NAME["sharpness"].of(known) == pytest.approx(-math.log(4))
+    assert BY_NAME["noise"].of(known) == pytest.approx(-0.2)
+    assert BY_NAME["noise-contrast"].of(known) == pytest.approx(-0.1 - 0.2)
+
+
+def test_the_table_has_a_row_per_claim_with_its_verdict() -> None:
+    text = table([Finding(claim(), [1.0, 1.1, 0.9]), Finding(claim(-1), [])])
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in text.splitlines()]
+    assert {len(row) for row in rows} == {8}
+    assert rows[2][5:] == ["1 ± 0.25", "1, 1.1, 0.9", "**holds**"]
+    assert rows[3][5:] == ["not measured", "", "**cannot tell**"]
+
+
+def test_claims_are_reproduced_from_training_to_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(NETWORKS, "alternet", NETWORKS["preresnet"])  # type: ignore[index]  # the cheapest twin
+    command = ["reproduce", "--data", "digits", "--claim", "alternet", "--claim", "rhythm", "--seeds", "2"]
+    command += ["--epochs", "1", "--fraction", "0.05", "--out", str(tmp_path)]
+    assert status(command) == 0
+    first, said = capsys.readouterr()
+    assert "preresnet, seed 1: accuracy in" in said
+    assert (tmp_path / "CLAIMS.md").read_text() == first
+    assert "| 0 ± 0 | 0, 0 | **cannot tell** |" in first  # equal networks from equal seeds
+    assert "AlterNet is above the CNN" in first
+    assert "In all: " in first
+    assert status(command) == 0  # again: from what is there
+    second, said = capsys.readouterr()
+    assert second == first
+    assert "already trained" in said
+
+
+def test_an_unknown_claim_is_a_usage_error_that_names_near_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(["reproduce", "--claim", "flat"]) == 2
+    assert "--claim flat is unknown; ask for flatter" in capsys.readouterr().err
