@@ -21,7 +21,7 @@ from landscape.data.source import guarded, named
 from landscape.device import device as device_of
 from landscape.losses import losses_of
 from landscape.probe import OptionError, at_least
-from landscape.subject import Spec, Split, Subject, count_of, outputs_of
+from landscape.subject import Spec, Split, Subject, outputs_of
 
 
 def load(checkpoint: Path | str | nn.Module | None = None, *, label: str = "", **options: Any) -> Subject:
@@ -164,17 +164,15 @@ def _images(spec: Spec, stored: Checkpoint | None) -> Images:
         lacking = f"{stored.path} does not say what it was trained on" if stored else "a fresh model comes without data"
         raise ValueError(f"{lacking}; name it with --data NAME|FOLDER|file.py:callable")
     about = stored.data if stored else {}
-    images = datasets.load(
+    return datasets.load(
         name,
         root=spec.data_root,
         split=spec.split,
-        samples=int(spec.samples) if str(spec.samples).isdecimal() else None,
+        samples=spec.samples,
         image_size=spec.image_size or (about.get("size") or None),
         mean=tuple(about["mean"]) if about.get("mean") else None,
         std=tuple(about["std"]) if about.get("std") else None,
     )
-    wanted = count_of(spec.samples, len(images))
-    return replace(images, inputs=images.inputs[:wanted], targets=images.targets[:wanted])
 
 
 def _part(spec: Spec, stored: Checkpoint | None, split: Split, samples: int | str) -> Images:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from landscape import checkpoint as checkpoints
 from landscape.checkpoint import Checkpoint
-from landscape.data.images import Batches, Images
+from landscape.data.images import Batches, Images, count_of
 from landscape.data.source import spec_sha256
 from landscape.losses import cross_entropy
 from landscape.probe import OptionError, at_least
@@ -364,16 +364,3 @@ def prove(subject: Subject, samples: int = 256) -> Proof:
     accuracy = hits.mean().item()
     margin = 2 * math.sqrt((1 - 1 / classes) / classes / len(hits))
     return Proof(losses.mean().item(), accuracy, len(hits), accuracy < 1 / classes + margin)
-
-
-def count_of(samples: int | str, available: int) -> int:
-    """How many samples are asked for: a number, a percentage of what there is, or all."""
-    text = str(samples)
-    if text == "all":
-        return available
-    try:
-        count = math.ceil(available * float(text[:-1]) / 100) if text.endswith("%") else int(text)
-    except (ValueError, OverflowError):  # inf% is a number without a ceiling
-        raise OptionError(f"--samples {text} is no number; ask for a number, a share such as 10%, or all") from None
-    at_least("samples", count, 1)
-    return min(count, available)
