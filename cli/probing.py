@@ -195,22 +195,22 @@ def introduce(loaded: Any, *, quiet: bool) -> None:
     Raises:
         ValueError: the model's outputs are not finite.
     """
-    from landscape import subject
+    from landscape import proof
 
-    proof = subject.prove(loaded)
-    source = f"{loaded.checkpoint.path} ({loaded.checkpoint.taken})" if loaded.checkpoint else "freshly built"
+    found, stored = proof.prove(loaded), loaded.checkpoint
+    if stored is not None:
+        source = f"{stored.path} ({stored.taken})" + (", initial weights" if stored.epoch == 0 else "")
+        warning = proof.doubt(found, epoch=stored.epoch, own=stored.metrics.get("accuracy"))
+    else:  # a callable may bring trained weights of its own
+        source, warning = "freshly initialised" if found.at_chance else "no checkpoint, weights as built", ""
     say(
         f"{loaded.label}: {source}, {loaded.size / 1e6:.3g} M parameters, {loaded.device}; "
-        f"{loaded.protocol}; on {proof.samples} of them loss {proof.loss:.4f}"
-        + (f", accuracy {proof.accuracy:.4f}" if math.isfinite(proof.accuracy) else ""),
+        f"{loaded.protocol}; on {found.samples} of them loss {found.loss:.4f}"
+        + (f", accuracy {found.accuracy:.4f}" if math.isfinite(found.accuracy) else ""),
         quiet=quiet,
     )
-    if proof.at_chance:
-        say(
-            f"note: accuracy {proof.accuracy:.3f} is at chance; if the model is trained, "
-            "weights, classes or normalisation do not belong together",
-            quiet=quiet,
-        )
+    if warning:
+        say(warning, quiet=quiet)
 
 
 def key_values(words: list[str]) -> dict[str, Any]:
