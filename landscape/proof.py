@@ -55,7 +55,7 @@ def prove(subject: Subject, samples: int = 256) -> Proof:
             outputs = outputs_of(subject.model, inputs)
             classes = outputs.shape[-1]
             loss.append(subject.losses(outputs, targets).double())
-            if _are_classes(outputs, targets):
+            if are_classes(outputs, targets):
                 right.append(correct(outputs, targets).double())
                 predicted.append(outputs.argmax(dim=1))
                 wanted.append(targets.argmax(dim=1) if targets.is_floating_point() else targets)
@@ -153,7 +153,7 @@ def _one_class(predicted: np.ndarray) -> str:
     return f"every sample is taken for class {taken[0]}, as unfit weights or inputs do" if len(taken) == 1 else ""
 
 
-def _are_classes(outputs: Tensor, targets: Tensor) -> bool:
+def are_classes(outputs: Tensor, targets: Tensor) -> bool:
     """Class numbers, or shares of the classes: rows that sum to one, as the targets of a regression do not."""
     if outputs.dim() != 2 or outputs.shape[1] < 2:
         return False
