@@ -82,7 +82,7 @@ def evaluate_loss(subject: Subject) -> dict[str, float]:
             losses.append(subject.losses(outputs, targets).double())
             if are_classes(outputs, targets):
                 right.append(correct(outputs, targets).double())
-    found = {"samples": sum(map(len, losses))}
+    found: dict[str, float] = {"samples": sum(map(len, losses))}
     found |= dict(zip(("loss", "loss_se"), _mean_and_error(torch.cat(losses).cpu()), strict=True))
     if len(right) == len(losses):
         found |= dict(zip(("accuracy", "accuracy_se"), _mean_and_error(torch.cat(right).cpu()), strict=True))
