@@ -1,4 +1,4 @@
-"""Commands that look at files: plot, report, show, layers, evaluate."""
+"""Commands that look at files: plot, report, show."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from landscape.cli.progress import say
 
 Option = typer.Option
 File = Annotated[Path, typer.Argument(help="results file")]
-Checkpoint = Annotated[Path | None, typer.Argument(help="checkpoint; default: the newest under ./checkpoints")]
 
 
 def plot(
@@ -118,94 +117,6 @@ def show(
             typer.echo(f"{name:{width}}  {value}")
     else:
         typer.echo(table(rows))
-
-
-def layers(
-    checkpoint: Checkpoint = None,
-    model: Annotated[str | None, Option(help="Name, module:callable or file.py:callable.")] = None,
-    model_arg: Annotated[list[str], Option(help="KEY=VALUE argument of the model; repeatable.")] = [],  # noqa: B006
-    image_size: Annotated[int | None, Option(help="Side of the example image.")] = None,
-    layers: Annotated[
-        list[str],
-        Option(help="REGEX[:KIND[:ROWSxCOLUMNS[+PREFIX]]] or file.toml: modules instead of the layers found."),
-    ] = [],  # noqa: B006
-    json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
-    debug: Annotated[bool, Option(help="Show the traceback of an error.")] = False,
-) -> None:
-    """List the layers that probes listen to: name, kind, stage, depth, shape, grid. Needs no data."""
-    import torch
-
-    from landscape import loading
-    from landscape.cli.probing import key_values
-    from landscape.layers import chosen
-
-    net, size = loading.bare(checkpoint, model or "", key_values(model_arg), image_size)
-    dtype = next(net.parameters()).dtype
-    example = torch.randn(2, 3, size, size, dtype=dtype)
-    try:
-        found = chosen(net, example, tuple(layers))
-    except RuntimeError as error:
-        reason = str(error).partition("\n")[0]
-        raise ValueError(
-            f"the model refuses images of shape {tuple(example.shape[1:])} ({reason}); "
-            "check --image-size and --model-arg"
-        ) from error
-    rows = [
-        {
-            "layer": i,
-            "name": layer.name,
-            "kind": layer.kind,
-            "reduces": "subsample" if layer.reduces else "",
-            "stage": layer.stage,
-            "depth": f"{layer.depth:.3f}",
-            "shape": " x ".join(map(str, layer.shape)),
-            "grid": " x ".join(map(str, layer.grid)) if layer.spatial else "?" if layer.unexplained else "",
-        }
-        for i, layer in enumerate(found)
-    ]
-    typer.echo(encoding.dumps(rows) if json else table(rows))
-    if unexplained := [layer for layer in found if layer.unexplained]:
-        first = unexplained[0]
-        typer.echo(
-            f"note: no grid of this model explains the {first.shape[0]} tokens of {first.name} "
-            f"({len(unexplained)} layers); probes of maps leave them out, unless --layers says it, "
-            "for example --layers 'REGEX:msa:14x14+1' for 14 x 14 tokens behind one other",
-            err=True,
-        )
-
-
-def evaluate(
-    checkpoint: Checkpoint = None,
-    data: Annotated[str | None, Option(help="NAME, FOLDER or file.py:callable.")] = None,
-    data_root: Annotated[Path | None, Option(help="Folder that holds cifar-100-python/ and the like.")] = None,
-    split: Annotated[str, Option(help="train or test.")] = "test",
-    samples: Annotated[str, Option(help="A number, a share such as 10%, or all.")] = "all",
-    batch_size: Annotated[int, Option(help="Samples per mini-batch.")] = 128,
-    model: Annotated[str | None, Option(help="Name, module:callable or file.py:callable.")] = None,
-    model_arg: Annotated[list[str], Option(help="KEY=VALUE argument of the model; repeatable.")] = [],  # noqa: B006
-    device: Annotated[str, Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
-    json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
-    debug: Annotated[bool, Option(help="Show the traceback of an error.")] = False,
-) -> None:
-    """Loss, accuracy, top-5 accuracy and calibration error of a checkpoint, each with its standard error."""
-    from dataclasses import asdict
-
-    from landscape import loading
-    from landscape.cli.probing import key_values
-    from landscape.evaluate import evaluate as evaluated
-
-    loaded = loading.load(
-        checkpoint, data=data or "", data_root=data_root, split=split, samples=samples, batch_size=batch_size,
-        model=model or "", model_arg=key_values(model_arg), device=device,
-    )  # fmt: skip
-    found = asdict(evaluated(loaded.model, (loaded.batch(i) for i in range(len(loaded.batches)))))
-    if json:
-        typer.echo(encoding.dumps(found))
-        return
-    typer.echo(f"{loaded.label}, {loaded.protocol}")
-    for name, value in found.items():
-        if name != "samples" and not name.endswith("_se"):
-            typer.echo(f"{name:9} {value:.4f} +- {found[f'{name}_se']:.4f}")
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from landscape.cli import exchange, files, reproduction, training
+from landscape.cli import exchange, files, network, reproduction, training
 from landscape.cli.probing import command_of
 from landscape.cli.progress import spoken
 from landscape.probe import OptionError
@@ -61,7 +61,7 @@ for _name in MEASURING:
     _add_probe(app, _name, _placeholder)
 for _maker in (training.train, training.models, training.demo, reproduction.reproduce):
     app.command(rich_help_panel=TRAINING)(_maker)
-for _viewer in (files.plot, files.report, files.show, files.layers, files.evaluate):
+for _viewer in (files.plot, files.report, files.show, network.layers, network.evaluate):
     app.command(rich_help_panel=LOOKING)(_viewer)
 app.command("import", rich_help_panel=LOOKING)(exchange.import_)
 app.command("export", rich_help_panel=LOOKING)(exchange.export)

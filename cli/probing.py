@@ -31,7 +31,11 @@ def option(kind: Any, help: str, default: Any, panel: str, *flags: str) -> tuple
 # name -> (annotation, default); None means: what the preset, the probe or the checkpoint says
 OPTIONS: dict[str, tuple[Any, Any]] = {
     "data": option(
-        str | None, "NAME, FOLDER or file.py:callable; default: what the checkpoint was trained on.", None, DATA
+        str | None,
+        "NAME, FOLDER, FILE.npz, FILE.parquet, X.npy,Y.npy or file.py:callable; default: what the checkpoint was "
+        "trained on.",
+        None,
+        DATA,
     ),
     "data_root": option(Path | None, "Folder that holds cifar-100-python/ and the like.", None, DATA),
     "split": option(Literal["train", "test"] | None, "Part of the data.", None, DATA),
@@ -88,6 +92,11 @@ def command_of(name: str) -> Callable[..., None]:
         list[Path] | None, typer.Argument(help=f"{where}; default: the newest final.pt under ./checkpoints")
     ]
     table = {"checkpoint": (argument, None), **own, **OPTIONS}
+    return with_options(command, table)
+
+
+def with_options(command: Callable[..., None], table: dict[str, tuple[Any, Any]]) -> Callable[..., None]:
+    """A command whose options Typer reads from a table: name -> (annotation, default)."""
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [
             inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
@@ -140,7 +149,7 @@ def measure_all(
     **options: Any,
 ) -> None:
     """Measure one checkpoint after the other into one file."""
-    from landscape import api, loading, snapshots, store
+    from landscape import api, loading, store
     from landscape.probe import OptionError, at_least
 
     at_least("workers", workers, 1)
@@ -163,9 +172,9 @@ def measure_all(
         if path is not None and not path.exists():
             raise FileNotFoundError(f"no checkpoint at {path}; give an existing file or a run's folder")
     for position, path in enumerate(paths):
-        if path is not None and path.is_dir():
-            path = snapshots.last(path)
-        loaded = loading.load(path, label=label[position] if label else "", **{**api.defaults(probes[0]), **rest})
+        loaded = loading.load(
+            file_of(path), label=label[position] if label else "", **{**api.defaults(probes[0]), **rest}
+        )
         introduce(loaded, quiet=quiet)
         if loaded.device.type == "cpu" and workers == 1:
             _settle_threads(loaded)
@@ -174,6 +183,13 @@ def measure_all(
                 _measure(
                     together, loaded, out, executor, workers, overwrite=overwrite, quiet=quiet, shared=len(probes) > 1
                 )
+
+
+def file_of(checkpoint: Path | None) -> Path | None:
+    """The checkpoint that a path stands for: of a run's folder the last."""
+    from landscape import snapshots
+
+    return snapshots.last(checkpoint) if checkpoint is not None and checkpoint.is_dir() else checkpoint
 
 
 def _settle_threads(loaded: Any) -> None:
@@ -195,22 +211,22 @@ def introduce(loaded: Any, *, quiet: bool) -> None:
     Raises:
         ValueError: the model's outputs are not finite.
     """
-    from landscape import subject
+    from landscape import proof
 
-    proof = subject.prove(loaded)
-    source = f"{loaded.checkpoint.path} ({loaded.checkpoint.taken})" if loaded.checkpoint else "freshly built"
+    found, stored = proof.prove(loaded), loaded.checkpoint
+    if stored is not None:
+        source = f"{stored.path} ({stored.taken})" + (", initial weights" if stored.epoch == 0 else "")
+        warning = proof.doubt(found, epoch=stored.epoch, own=stored.metrics.get("accuracy"))
+    else:  # a callable may bring trained weights of its own
+        source, warning = "freshly initialised" if found.at_chance else "no checkpoint, weights as built", ""
     say(
         f"{loaded.label}: {source}, {loaded.size / 1e6:.3g} M parameters, {loaded.device}; "
-        f"{loaded.protocol}; on {proof.samples} of them loss {proof.loss:.4f}"
-        + (f", accuracy {proof.accuracy:.4f}" if math.isfinite(proof.accuracy) else ""),
+        f"{loaded.protocol}; on {found.samples} of them loss {found.loss:.4f}"
+        + (f", accuracy {found.accuracy:.4f}" if math.isfinite(found.accuracy) else ""),
         quiet=quiet,
     )
-    if proof.at_chance:
-        say(
-            f"note: accuracy {proof.accuracy:.3f} is at chance; if the model is trained, "
-            "weights, classes or normalisation do not belong together",
-            quiet=quiet,
-        )
+    if warning:
+        say(warning, quiet=quiet)
 
 
 def key_values(words: list[str]) -> dict[str, Any]:

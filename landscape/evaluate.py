@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from landscape.probe import at_least, derived_seed
-from landscape.subject import outputs_of
+from landscape.proof import are_classes
+from landscape.subject import Subject, correct, outputs_of
 
 CALIBRATION_BINS = 10
 
@@ -78,6 +79,26 @@ def evaluate(
         *_mean_and_error(brier),
         *_mean_and_error(ece),
     )
+
+
+def evaluate_loss(subject: Subject) -> dict[str, float]:
+    """Mean of the subject's own loss with its standard error, and accuracy where the targets are classes.
+
+    For losses other than cross-entropy, of which no probabilities follow.
+    """
+    losses, right = [], []
+    with torch.inference_mode():
+        for i in range(len(subject.batches)):
+            inputs, targets = subject.batch(i)
+            outputs = outputs_of(subject.model, inputs)
+            losses.append(subject.losses(outputs, targets).double())
+            if are_classes(outputs, targets):
+                right.append(correct(outputs, targets).double())
+    found: dict[str, float] = {"samples": sum(map(len, losses))}
+    found |= dict(zip(("loss", "loss_se"), _mean_and_error(torch.cat(losses).cpu()), strict=True))
+    if len(right) == len(losses):
+        found |= dict(zip(("accuracy", "accuracy_se"), _mean_and_error(torch.cat(right).cpu()), strict=True))
+    return found
 
 
 def calibration_terms(confidence: Tensor, correct: Tensor, bins: int = CALIBRATION_BINS) -> Tensor:

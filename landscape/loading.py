@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from landscape.data.source import guarded, named
 from landscape.device import device as device_of
 from landscape.losses import losses_of
 from landscape.probe import OptionError, at_least
-from landscape.subject import Spec, Split, Subject, count_of, outputs_of
+from landscape.subject import Spec, Split, Subject, outputs_of
 
 
 def load(checkpoint: Path | str | nn.Module | None = None, *, label: str = "", **options: Any) -> Subject:
@@ -52,7 +52,14 @@ def load(checkpoint: Path | str | nn.Module | None = None, *, label: str = "", *
 
 
 def bare(
-    checkpoint: Path | None, model: str, model_arg: Mapping[str, Any], image_size: int | None
+    checkpoint: Path | None,
+    model: str,
+    model_arg: Mapping[str, Any],
+    image_size: int | None,
+    *,
+    weights: Literal["raw", "ema"] = "raw",
+    trust_pickle: bool = False,
+    seed: int = 0,
 ) -> tuple[nn.Module, int]:
     """A model without data, in eval mode on the CPU, and the image size it takes (224 where nothing says it)."""
     if image_size is not None:
@@ -60,12 +67,12 @@ def bare(
     path = checkpoint
     if path is None and not model:
         path = checkpoints.newest()
-    stored = checkpoints.read(path) if path else None
+    stored = checkpoints.read(path, weights=weights, trust_pickle=trust_pickle) if path else None
     size = image_size or (stored.data.get("size") if stored else 0) or 224
     arguments = dict(model_arg)
     if model in models.NAMES and not stored:
         arguments = {"image_size": image_size or 224, **arguments}
-    net = build(Spec(model=model, model_arg=arguments), stored, None)
+    net = build(Spec(model=model, model_arg=arguments, seed=seed), stored, None)
     if stored is not None:
         checkpoints.load_into(net, stored)
     return net.eval(), int(arguments.get("image_size", size))
@@ -164,17 +171,15 @@ def _images(spec: Spec, stored: Checkpoint | None) -> Images:
         lacking = f"{stored.path} does not say what it was trained on" if stored else "a fresh model comes without data"
         raise ValueError(f"{lacking}; name it with --data NAME|FOLDER|file.py:callable")
     about = stored.data if stored else {}
-    images = datasets.load(
+    return datasets.load(
         name,
         root=spec.data_root,
         split=spec.split,
-        samples=int(spec.samples) if str(spec.samples).isdecimal() else None,
+        samples=spec.samples,
         image_size=spec.image_size or (about.get("size") or None),
         mean=tuple(about["mean"]) if about.get("mean") else None,
         std=tuple(about["std"]) if about.get("std") else None,
     )
-    wanted = count_of(spec.samples, len(images))
-    return replace(images, inputs=images.inputs[:wanted], targets=images.targets[:wanted])
 
 
 def _part(spec: Spec, stored: Checkpoint | None, split: Split, samples: int | str) -> Images:

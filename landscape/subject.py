@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from landscape import checkpoint as checkpoints
 from landscape.checkpoint import Checkpoint
-from landscape.data.images import Batches, Images
+from landscape.data.images import Batches, Images, count_of
 from landscape.data.source import spec_sha256
 from landscape.losses import cross_entropy
 from landscape.probe import OptionError, at_least
@@ -323,57 +323,3 @@ def per_sample(subject: Subject) -> tuple[Tensor, Tensor]:
             rows.append(torch.stack([subject.losses(outputs, targets).double(), correct(outputs, targets).double()]))
     loss, right = torch.cat(rows, dim=1).cpu()
     return loss, right
-
-
-@dataclass(frozen=True)
-class Proof:
-    """Loss and accuracy on the first mini-batches: did weights, classes and normalisation meet?
-
-    Args:
-        at_chance: accuracy is no better than guessing, within two standard errors.
-    """
-
-    loss: float
-    accuracy: float
-    samples: int
-    at_chance: bool
-
-
-def prove(subject: Subject, samples: int = 256) -> Proof:
-    """Evaluate the first mini-batches.
-
-    Raises:
-        ValueError: no output is finite.
-    """
-    loss, right, classes = [], [], 2
-    with torch.inference_mode():
-        for i in range(len(subject.batches)):
-            inputs, targets = subject.batch(i)
-            outputs = outputs_of(subject.model, inputs)
-            classes = outputs.shape[-1]
-            loss.append(subject.losses(outputs, targets).double())
-            right.append(correct(outputs, targets).double())
-            if sum(map(len, loss)) >= samples:
-                break
-    losses, hits = torch.cat(loss), torch.cat(right)
-    if not losses.isfinite().any():
-        raise ValueError(
-            f"the model's loss is {losses[0].item()} on all of the first {len(losses)} samples; "
-            "check the weights for non-finite values and the normalisation of the data"
-        )
-    accuracy = hits.mean().item()
-    margin = 2 * math.sqrt((1 - 1 / classes) / classes / len(hits))
-    return Proof(losses.mean().item(), accuracy, len(hits), accuracy < 1 / classes + margin)
-
-
-def count_of(samples: int | str, available: int) -> int:
-    """How many samples are asked for: a number, a percentage of what there is, or all."""
-    text = str(samples)
-    if text == "all":
-        return available
-    try:
-        count = math.ceil(available * float(text[:-1]) / 100) if text.endswith("%") else int(text)
-    except (ValueError, OverflowError):  # inf% is a number without a ceiling
-        raise OptionError(f"--samples {text} is no number; ask for a number, a share such as 10%, or all") from None
-    at_least("samples", count, 1)
-    return min(count, available)

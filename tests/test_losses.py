@@ -15,8 +15,9 @@ import landscape
 from landscape.losses import NAMES, losses_of
 from landscape.probe import OptionError
 from landscape.probes.hessian import Hessian
+from landscape.proof import prove
 from landscape.run import digest
-from landscape.subject import Subject, prove
+from landscape.subject import Subject
 
 REGRESSION = """
 import torch

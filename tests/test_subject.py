@@ -19,7 +19,8 @@ from landscape.data import load as load_data
 from landscape.loading import load, load_spec
 from landscape.losses import cross_entropy
 from landscape.probe import OptionError
-from landscape.subject import Spec, Subject, prove
+from landscape.proof import prove
+from landscape.subject import Spec, Subject
 
 
 @dataclasses.dataclass

@@ -9,14 +9,18 @@ from typing import Literal, TypeAlias, get_args
 
 import torch
 
-from landscape.data import cifar, digits, folder, source
+from landscape.data import arrays, cifar, corrupted, digits, folder, parquet, source
 from landscape.data.augment import Augmentation
-from landscape.data.images import Batches, Images, prefix, resized
+from landscape.data.images import Batches, Images, Samples, count_of, prefix, resized
 from landscape.probe import OptionError, at_least
 
 __all__ = ["NAMES", "Augmentation", "Batches", "Images", "Split", "load"]
 
 NAMES = ("digits", *cifar.RELEASES)
+FORMS = (
+    "a folder of class folders, FILE.parquet or a folder of them, FILE.npz, X.npy,Y.npy, "
+    "file.py:callable or module:callable"
+)
 
 Split: TypeAlias = Literal["train", "test"]
 
@@ -26,7 +30,7 @@ def load(
     *,
     root: Path | None = None,
     split: Split = "test",
-    samples: int | None = None,
+    samples: Samples = None,
     image_size: int | None = None,
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
@@ -34,14 +38,15 @@ def load(
     """A data set in memory: the first `samples` of its fixed order, all of them where it has fewer.
 
     Images come in a seeded class-balanced order that never changes (see `images.balanced`); a pair of tensors
-    from a callable keeps its own order.
+    from a callable, a DataLoader, and arrays whose targets are no class numbers keep their own order.
 
     Args:
-        name: `digits`, `cifar10`, `cifar100`, a folder of class folders, `file.py:callable` or
-            `module:callable`.
+        name: `digits`, `cifar10`, `cifar100`, `cifar10-c:CORRUPTION:SEVERITY`, a folder of class folders, of
+            parquet shards or of a pair of `.npy` files, `FILE.parquet`, `FILE.npz`, `X.npy,Y.npy`,
+            `file.py:callable` or `module:callable`.
         root: the folder that holds the CIFAR folders; else `$LANDSCAPE_DATA`, else `./data`.
         split: "train" or "test"; callables, and folders without such parts, serve the same images for both.
-        samples: how many images, None for all.
+        samples: how many images: a number, a share such as "10%", None or "all" for all.
         image_size: side to which images are resized; tensors from a callable keep their own.
         mean: per channel, of pixels in [0, 1], in place of the data set's own.
         std: goes with `mean`; both apply to uint8 images only, as floating-point inputs count as normalised.
@@ -53,7 +58,7 @@ def load(
     """
     if split not in get_args(Split):
         raise OptionError(f"--split {split!r} is unknown; ask for {' or '.join(get_args(Split))}")
-    at_least("samples", 1 if samples is None else samples, 1)
+    count_of(samples, 100)
     at_least("image_size", 1 if image_size is None else image_size, 1)
     images = _found(name, root, split, samples, image_size)
     if not mean or not std or images.inputs.dtype != torch.uint8 or images.inputs.ndim != 4:
@@ -67,22 +72,26 @@ def load(
     return replace(images, mean=tuple(mean), std=tuple(std))
 
 
-def _found(name: str, root: Path | None, split: Split, samples: int | None, image_size: int | None) -> Images:
+def _found(name: str, root: Path | None, split: Split, samples: Samples, image_size: int | None) -> Images:
+    path = Path(name).expanduser()
     if name in cifar.RELEASES:
         return resized(prefix(cifar.load(name, root=root, split=split), samples), image_size)
     if name == "digits":
         return resized(prefix(digits.load(split), samples), image_size)
-    if Path(name).expanduser().is_dir():
+    if corrupted.knows(name):
+        return resized(corrupted.load(name, root=root, split=split, samples=samples), image_size)
+    if path.suffix == ".npz" or arrays.files(name) or (path.is_dir() and arrays.found(path, split)):
+        return arrays.load(name, split=split, samples=samples, image_size=image_size)
+    if path.suffix == ".parquet" or (path.is_dir() and parquet.found(path)):
+        return parquet.load(name, split=split, samples=samples, image_size=image_size)
+    if path.is_dir():
         return folder.load(name, split=split, samples=samples, image_size=image_size)
     if ":" in name:
         return source.load(name, samples=samples, image_size=image_size)
-    if Path(name).expanduser().is_file():
-        raise ValueError(f"--data {name} is a file; expected a folder of class folders, or {name}:callable")
+    if path.is_file():
+        raise ValueError(f"--data {name} is a file; expected {FORMS}")
     if "/" in name:
-        raise FileNotFoundError(f"--data {name}: no such folder; expected a folder of class folders")
+        raise FileNotFoundError(f"--data {name}: no such folder; expected {FORMS}")
     near = difflib.get_close_matches(name, NAMES, 1)
     hint = f"; did you mean {near[0]}?" if near else ""
-    raise ValueError(
-        f"--data {name!r} is unknown; expected {', '.join(NAMES)}, a folder of class folders, "
-        f"file.py:callable or module:callable{hint}"
-    )
+    raise ValueError(f"--data {name!r} is unknown; expected {', '.join(NAMES)}, {FORMS}{hint}")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import overload
+from typing import TypeAlias, overload
 
 import numpy as np
 import torch
@@ -13,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from landscape.data.augment import Augmentation
-from landscape.probe import at_least, derived_seed
+from landscape.probe import OptionError, at_least, derived_seed
 
 ORDER = 0x9E3779B97F4A7C15  # constant of the fixed order: changing it changes every stored number
+Samples: TypeAlias = int | str | None  # a number, a share such as "10%", or all: "all" or None
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,20 +147,48 @@ def balanced(targets: np.ndarray) -> np.ndarray:
     return by_class[np.lexsort((keys(by_class), rounds))]
 
 
-def prefix(images: Images, samples: int | None) -> Images:
+def chosen(targets: np.ndarray, samples: Samples) -> np.ndarray:
+    """The first `samples` rows of the class-balanced order of `targets` (N,)."""
+    return balanced(targets)[: count_of(samples, len(targets))]
+
+
+def count_of(samples: Samples, available: int) -> int:
+    """How many samples are asked for: a number, a percentage of what there is, or all.
+
+    Raises:
+        OptionError: it is something else, or below 1.
+    """
+    text = "all" if samples is None else str(samples)
+    if text == "all":
+        return available
+    try:
+        count = math.ceil(available * float(text[:-1]) / 100) if text.endswith("%") else int(text)
+    except (ValueError, OverflowError):  # inf% is a number without a ceiling
+        raise OptionError(f"--samples {text} is no number; ask for a number, a share such as 10%, or all") from None
+    at_least("samples", count, 1)
+    return min(count, available)
+
+
+def prefix(images: Images, samples: Samples) -> Images:
     """The first `samples` images of the class-balanced order, all of them for None."""
-    return images.take(balanced(images.targets.numpy())[:samples])
+    return images.take(chosen(images.targets.numpy(), samples))
 
 
 def resized(images: Images, size: int | None, *, block: int = 1024) -> Images:
-    """Square uint8 images at another size: bilinear with antialiasing, rounded; unchanged for None.
+    """Square uint8 images of this size: shorter side to it (bilinear, antialiased, rounded), then centre crop.
 
-    `block` images are resampled at a time, which bounds the floating-point copy.
+    Unchanged for None and where they are that size already. `block` images are resampled at a time, which
+    bounds the floating-point copy.
     """
-    if size is None or size == images.size:
+    height, width = images.inputs.shape[2:]
+    if size is None or height == width == size:
         return images
+    scale = size / min(height, width)
+    larger = (max(size, round(height * scale)), max(size, round(width * scale)))
+    top, left = ((side - size) // 2 for side in larger)
     parts = [
-        F.interpolate(part.float(), size=(size, size), mode="bilinear", antialias=True).round().to(torch.uint8)
+        F.interpolate(part.float(), size=larger, mode="bilinear", antialias=True).round().to(torch.uint8)
         for part in torch.split(images.inputs, block)
     ]
-    return replace(images, inputs=torch.cat(parts), size=size)
+    cropped = [part[..., top : top + size, left : left + size] for part in parts]
+    return replace(images, inputs=torch.cat(cropped), size=size)

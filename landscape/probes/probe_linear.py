@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from landscape.data.images import shuffled
+from landscape.data.images import count_of, shuffled
 from landscape.features import listening
 from landscape.layers import Layer, labels, layers_of
 from landscape.linalg.ridge import chosen
 from landscape.probe import OptionError, Plan, Quantity, Unit, Values, one_of
-from landscape.subject import Subject, count_of
+from landscape.subject import Subject
 
 HELD_OUT = 0.2  # of the samples that are fitted on
 LEAST = 10  # samples to fit on

@@ -1,0 +1,128 @@
+"""Commands that look at a network: its layers, and how well it classifies."""
+
+from __future__ import annotations
+
+import json as encoding
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from landscape.cli.files import table
+from landscape.cli.probing import DATA, LOADING, OPTIONS, OUTPUT, file_of, introduce, key_values, option, with_options
+
+CHECKPOINT = (
+    Annotated[Path | None, typer.Argument(help="checkpoint, or run folder; default: the newest under ./checkpoints")],
+    None,
+)
+JSON = option(bool, "Print JSON.", False, OUTPUT, "--json")
+
+
+def _layers(checkpoint: Path | None, layers: list[str], json: bool, **options: Any) -> None:
+    """List the layers that probes listen to: name, kind, stage, depth, shape, grid. Needs no data."""
+    import torch
+
+    from landscape import loading
+    from landscape.layers import chosen
+
+    net, size = loading.bare(
+        file_of(checkpoint),
+        options["model"] or "",
+        key_values(options["model_arg"]),
+        options["image_size"],
+        weights=options["weights"] or "raw",
+        trust_pickle=options["trust_pickle"],
+        seed=options["seed"],
+    )
+    dtype = next(net.parameters()).dtype
+    example = torch.randn(2, 3, size, size, dtype=dtype)
+    try:
+        found = chosen(net, example, tuple(layers))
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"the model refuses images of shape {tuple(example.shape[1:])} ({reason}); "
+            "check --image-size and --model-arg"
+        ) from error
+    rows = [
+        {
+            "layer": i,
+            "name": layer.name,
+            "kind": layer.kind,
+            "reduces": "subsample" if layer.reduces else "",
+            "stage": layer.stage,
+            "depth": f"{layer.depth:.3f}",
+            "shape": " x ".join(map(str, layer.shape)),
+            "grid": " x ".join(map(str, layer.grid)) if layer.spatial else "?" if layer.unexplained else "",
+        }
+        for i, layer in enumerate(found)
+    ]
+    typer.echo(encoding.dumps(rows) if json else table(rows))
+    if unexplained := [layer for layer in found if layer.unexplained]:
+        first = unexplained[0]
+        typer.echo(
+            f"note: no grid of this model explains the {first.shape[0]} tokens of {first.name} "
+            f"({len(unexplained)} layers); probes of maps leave them out, unless --layers says it, "
+            "for example --layers 'REGEX:msa:14x14+1' for 14 x 14 tokens behind one other",
+            err=True,
+        )
+
+
+def _evaluate(checkpoint: Path | None, passes: int, json: bool, **options: Any) -> None:
+    """Loss, accuracy, top-5 accuracy and calibration error of a checkpoint, each with its standard error."""
+    from dataclasses import asdict
+
+    from landscape import loading
+    from landscape.evaluate import evaluate, evaluate_loss
+
+    given = {key: options[key] for key in (*LOADING, "data_root") if options.get(key) is not None}
+    given |= {"model_arg": key_values(options["model_arg"]), "trust_pickle": options["trust_pickle"]}
+    loaded = loading.load(file_of(checkpoint), device=options["device"], seed=options["seed"], **given)
+    introduce(loaded, quiet=options["quiet"])
+    if loaded.loss_name in ("", "cross-entropy"):
+        batches = (loaded.batch(i) for i in range(len(loaded.batches)))
+        found = asdict(evaluate(loaded.model, batches, passes=passes, seed=options["seed"]))
+    else:
+        found = evaluate_loss(loaded)
+    if json:
+        typer.echo(encoding.dumps(found))
+        return
+    typer.echo(f"{loaded.label}, {loaded.protocol}")
+    for name, value in found.items():
+        if name != "samples" and not name.endswith("_se"):
+            typer.echo(f"{name:9} {value:.4f} +- {found[f'{name}_se']:.4f}")
+
+
+def _command(function: Any, own: dict[str, tuple[Any, Any]], shared: tuple[str, ...]) -> Any:
+    """A command with options of its own and those of every probe, which are defined in one place."""
+    named = with_options(function, {"checkpoint": CHECKPOINT, **{name: OPTIONS[name] for name in shared}, **own})
+    named.__name__ = function.__name__.lstrip("_")
+    return named
+
+
+layers = _command(
+    _layers,
+    {
+        "image_size": option(int | None, "Side of the example image.", None, DATA),
+        "layers": option(
+            list[str],
+            "REGEX[:KIND[:ROWSxCOLUMNS[+PREFIX]]] or file.toml: modules instead of the layers found.",
+            [],
+            DATA,
+        ),
+        "json": JSON,
+    },
+    ("model", "model_arg", "weights", "trust_pickle", "seed", "debug"),
+)
+evaluate = _command(
+    _evaluate,
+    {
+        "samples": option(str | None, "A number, a share such as 10%, or all. Default all.", None, DATA),
+        "passes": option(int, "Passes whose probabilities are averaged: for MC dropout.", 1, DATA),
+        "json": JSON,
+    },
+    (
+        *("data", "data_root", "split", "batch_size", "augment", "loss", "image_size"),
+        *("model", "model_arg", "weights", "trust_pickle", "device", "seed", "quiet", "debug"),
+    ),
+)

@@ -1,0 +1,141 @@
+"""Pictures to pixels: decoded by Pillow in several threads into one resident uint8 array."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+from PIL import Image
+
+from landscape.data import memory
+
+SMALL = 64  # images up to this side keep their size
+DEFAULT_SIZE = 224
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+CHUNK = 16  # pictures per task: large enough that handing them out costs nothing
+REPORT_SECONDS = 30.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An encoded picture and the row it is to become.
+
+    Args:
+        source: path of its file, or the file's bytes.
+        name: for messages.
+    """
+
+    row: int
+    source: str | bytes
+    name: str
+
+
+def decoded(
+    pictures: Iterable[Picture], *, name: str, count: int, of: int, size: int, threads: int | None = None
+) -> np.ndarray:
+    """Pictures as one array (count, 3, size, size) of uint8, row by row as each of them says.
+
+    Pillow decodes and resizes without holding the interpreter's lock, so threads share the work; of a lazy
+    iterable only a few chunks are read ahead.
+
+    Args:
+        pictures: one for each row 0..count-1, in any order.
+        name: of the data, for messages.
+        count: how many there are.
+        of: how many they were chosen from.
+        size: side of the images, see `pixels`.
+        threads: default a few more than there are processors; it is not what `--workers` says.
+
+    Raises:
+        ValueError: the array does not fit into free memory, or a picture cannot be decoded; names it.
+    """
+    memory.require(name, count, 3 * size * size)
+    total = memory.said(count * 3 * size * size)
+    _log.info("%s: decoding %s of %s images to %d x %d, %s", name, f"{count:,}", f"{of:,}", size, size, total)
+    inputs = np.empty((count, 3, size, size), np.uint8)
+    start = spoke = time.monotonic()
+    done = 0
+    threads = threads or min(32, (os.cpu_count() or 1) + 4)  # a few wait for the disk
+    pool = ThreadPoolExecutor(threads)
+    try:
+        for finished in _in_order(pool, inputs, size, pictures, ahead=4 * threads):
+            done += finished
+            if time.monotonic() - spoke > REPORT_SECONDS:
+                spoke = time.monotonic()
+                _log.info("%s: %s of %s decoded, %.0f/s", name, f"{done:,}", f"{count:,}", done / (spoke - start))
+    finally:
+        pool.shutdown(cancel_futures=True)  # after an error what has not begun is not begun
+    return inputs
+
+
+def _in_order(
+    pool: ThreadPoolExecutor, inputs: np.ndarray, size: int, pictures: Iterable[Picture], *, ahead: int
+) -> Iterator[int]:
+    """Decode chunk by chunk, at most so many ahead; the number of pictures in each when it is done."""
+    waiting: deque[Future[int]] = deque()
+    source = iter(pictures)
+    while chunk := list(islice(source, CHUNK)):
+        waiting.append(pool.submit(_decode, inputs, size, chunk))
+        if len(waiting) > ahead:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
+def _decode(inputs: np.ndarray, size: int, pictures: list[Picture]) -> int:
+    for picture in pictures:
+        try:
+            with opened(picture.source, picture.name) as image:
+                inputs[picture.row] = pixels(image, size)
+        except Exception as error:  # every decoder raises its own kinds
+            raise ValueError(_broken(picture.name, error)) from None
+    return len(pictures)
+
+
+def pixels(image: Image.Image, size: int) -> np.ndarray:
+    """A picture as (3, size, size) uint8: shorter side to `size`, centre crop."""
+    image = image.convert("RGB")
+    if image.size != (size, size):
+        scale = size / min(image.size)
+        width, height = (max(size, round(side * scale)) for side in image.size)
+        left, top = (width - size) // 2, (height - size) // 2
+        image = image.resize((width, height), Image.Resampling.BILINEAR)  # Pillow antialiases when it shrinks
+        image = image.crop((left, top, left + size, top + size))
+    return np.asarray(image).transpose(2, 0, 1)
+
+
+def own_size(sizes: Iterable[tuple[int, int]]) -> int:
+    """The side of pictures that are all square, equal and small; else 224, known at the first that is not."""
+    first: tuple[int, int] | None = None
+    for width, height in sizes:
+        first = first or (width, height)
+        if (width, height) != first or width != height or width > SMALL:
+            return DEFAULT_SIZE
+    return first[0] if first else DEFAULT_SIZE
+
+
+def opened(source: str | bytes, name: str) -> Image.Image:
+    """A picture of which the header alone is read.
+
+    Raises:
+        ValueError: it is none; names it.
+    """
+    try:
+        return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
+    except Exception as error:  # as above
+        raise ValueError(_broken(name, error)) from None
+
+
+def _broken(name: str, error: Exception) -> str:
+    reason = str(error).removeprefix(f"{name} ")
+    return reason if reason.startswith(name) else f"{name} cannot be decoded ({reason}); repair or remove it"

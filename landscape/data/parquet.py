@@ -1,0 +1,197 @@
+"""Images in parquet files, as Hugging Face stores them; read with pyarrow (the extra `parquet`)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from landscape.data import decode
+from landscape.data.images import Images, Samples, chosen
+from landscape.data.objects import INPUTS, TARGETS
+
+SPLITS = {"train": ("train",), "test": ("test", "validation", "valid", "val")}  # the first that has labels
+SPLIT_OF = re.compile(r"(train|test|validation|valid|val)(?![a-z])")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns hold the pictures and the classes, and how many classes the file names (0: it does not say)."""
+
+    image: str
+    label: str
+    classes: int
+
+
+def found(folder: Path) -> list[Path]:
+    """The parquet files of a folder: in it, else in its folder `data`, as repositories of data sets have them."""
+    return sorted(folder.glob("*.parquet")) or sorted(folder.glob("data/*.parquet"))
+
+
+def load(name: str, *, split: Literal["train", "test"], samples: Samples, image_size: int | None) -> Images:
+    """The first `samples` images of one parquet file, or of the shards in a folder, in the class-balanced order.
+
+    Shards named train-*, test-*, validation-* follow the split (test: the validation shards where there are no test
+    shards, or these have no labels); otherwise all shards serve both. The column of pictures holds encoded bytes, or
+    `{bytes, path}`; that of classes whole numbers or words. The file's own description says which they are, else
+    their names. The labels are read whole; pictures by row group, of which only the chosen rows are decoded.
+
+    Raises:
+        FileNotFoundError: there is no shard for this split.
+        ValueError: pyarrow is not installed, a column is missing, a file is damaged, a picture cannot be decoded.
+    """
+    path = Path(name).expanduser()
+    shards = found(path) if path.is_dir() else [path]
+    parts = _parts(path, shards, split)
+    columns = _columns(_opened(parts[0][0]), parts[0][0])
+    every = [np.concatenate([_labels(shard, columns.label) for shard in part]) for part in parts]
+    at = next((i for i, labels in enumerate(every) if labels.dtype.kind != "i" or labels.min(initial=0) >= 0), None)
+    if at is None:
+        raise ValueError(f"{name}: the {split} split has no labels (class -1); give --split train, or labelled shards")
+    targets, classes = _numbered(every[at], shards, columns)
+    if not len(targets):
+        raise ValueError(f"{name} has no rows for the {split} split; expected at least one image")
+    rows = chosen(targets, samples)
+    size = image_size or decode.own_size(_sizes(parts[at], columns, rows))
+    inputs = decode.decoded(
+        (decode.Picture(*row) for row in _pictures(parts[at], columns, rows)),
+        name=name, count=len(rows), of=len(targets), size=size,
+    )  # fmt: skip
+    return Images(
+        inputs=torch.from_numpy(inputs),
+        targets=torch.from_numpy(targets[rows]),
+        name=name,
+        classes=classes,
+        size=size,
+        mean=decode.IMAGENET_MEAN,
+        std=decode.IMAGENET_STD,
+    )
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow.parquet as reader
+    except ImportError:
+        raise ValueError(
+            "parquet files are read with pyarrow, which is not installed; pip install pyarrow, "
+            "or install landscape with its extra [parquet]"
+        ) from None
+    return reader
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return _pyarrow().ParquetFile(path)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no file {path}; expected a parquet file") from None
+    except OSError as error:  # which pyarrow's own errors about damaged files are
+        raise ValueError(f"{path} is no readable parquet file ({_first_line(error)}); get it anew") from None
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] != "pyarrow":
+            raise
+        raise ValueError(f"{path} is no readable parquet file ({_first_line(error)}); get it anew") from None
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _parts(path: Path, shards: Sequence[Path], split: str) -> list[list[Path]]:
+    """Shards of this split, one list for each name it may have; all of them where none names a split."""
+    by_split: dict[str, list[Path]] = {}
+    for shard in shards:
+        match = SPLIT_OF.match(shard.name.lower())
+        by_split.setdefault(match.group(1) if match else "", []).append(shard)
+    if set(by_split) == {""} or (len(shards) == 1 == len(by_split) and not path.is_dir()):
+        return [list(shards)]
+    existing = [by_split[part] for part in SPLITS[split] if part in by_split]
+    if not existing:
+        raise FileNotFoundError(
+            f"{path} has shards for {', '.join(filter(None, by_split))} but none for the {split} split; "
+            "give the other --split, or one parquet file"
+        )
+    return existing
+
+
+def _columns(file: Any, path: Path) -> Columns:
+    schema = file.schema_arrow
+    about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
+    kinds = {name: str(schema.field(name).type) for name in schema.names}
+    pictures = [name for name, kind in kinds.items() if re.match(r"(large_)?binary|struct<.*\bbytes: ", kind)]
+    image = _named(INPUTS, pictures) or (pictures[0] if len(pictures) == 1 else None)
+    numbers = [name for name, kind in kinds.items() if kind.startswith(("int", "uint", "string", "large_string"))]
+    label = _named(TARGETS, numbers)
+    if image is None or label is None:
+        raise ValueError(
+            f"{path} has the columns {', '.join(f'{name} ({kind})' for name, kind in kinds.items())}; expected one of "
+            f"pictures ({', '.join(INPUTS[:3])}) and one of classes ({', '.join(TARGETS[:3])})"
+        )
+    described = about.get(label, {}) if isinstance(about, dict) else {}
+    return Columns(image, label, len(described.get("names") or ()) if isinstance(described, dict) else 0)
+
+
+def _named(known: Sequence[str], there: Sequence[str]) -> str | None:
+    return next((name for name in known if name in there), None)
+
+
+def _labels(shard: Path, column: str) -> np.ndarray:
+    file = _opened(shard)
+    if column not in file.schema_arrow.names:
+        raise ValueError(f"{shard} has no column {column!r}, which the other shards have; get it anew")
+    values = file.read(columns=[column]).column(0).to_numpy()
+    if values.dtype.kind in "iu":
+        return np.asarray(values.astype(np.int64))
+    if values.dtype.kind == "O" and all(isinstance(value, str) for value in values):
+        return np.asarray(values.astype(np.str_))
+    raise ValueError(f"{shard}: the column {column!r} has missing values; every image needs its class")
+
+
+def _numbered(labels: np.ndarray, shards: Sequence[Path], columns: Columns) -> tuple[np.ndarray, int]:
+    """Class numbers and how many classes there are; words are numbered in their order, over all splits."""
+    if columns.classes and labels.dtype.kind == "i":
+        return labels, max(columns.classes, int(labels.max(initial=-1)) + 1)
+    every = np.concatenate([_labels(shard, columns.label) for shard in shards])
+    if labels.dtype.kind == "i":
+        return labels, int(every.max(initial=-1)) + 1
+    words = np.unique(every)
+    return np.searchsorted(words, labels), len(words)
+
+
+def _pictures(shards: Sequence[Path], columns: Columns, rows: np.ndarray) -> Iterator[tuple[int, bytes | str, str]]:
+    """(place among the chosen, encoded picture, name) of the chosen rows, one row group in memory at a time."""
+    order = np.argsort(rows)
+    ordered, start = rows[order], 0
+    for shard in shards:
+        file = _opened(shard)
+        in_shard = 0
+        for group in range(file.num_row_groups):
+            count = file.metadata.row_group(group).num_rows
+            low, high = np.searchsorted(ordered, [start, start + count])
+            if low < high:
+                values = file.read_row_group(group, columns=[columns.image]).column(0).take(ordered[low:high] - start)
+                for place, row, value in zip(order[low:high], ordered[low:high], values, strict=True):
+                    name = f"{shard} row {in_shard + int(row) - start}"
+                    yield int(place), _encoded(value.as_py(), shard, name), name
+            start += count
+            in_shard += count
+
+
+def _sizes(shards: Sequence[Path], columns: Columns, rows: np.ndarray) -> Iterator[tuple[int, int]]:
+    for _, encoded, name in _pictures(shards, columns, rows):
+        with decode.opened(encoded, name) as image:
+            yield image.size
+
+
+def _encoded(value: Any, shard: Path, name: str) -> bytes | str:
+    content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
+    if content:
+        return bytes(content)
+    if path:
+        return str(shard.parent / path)
+    raise ValueError(f"{name} holds no picture; repair or remove it")

@@ -1,0 +1,73 @@
+"""Free memory: what the machine and the container say, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from landscape.data import memory
+from landscape.data.resident import Resident
+
+MEMINFO = "MemTotal:       24000 kB\nMemFree:    1000 kB\nMemAvailable:   16000 kB\n"
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "meminfo").write_text(MEMINFO)
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
+    return tmp_path
+
+
+def test_free_memory_is_what_the_machine_says(machine: Path) -> None:
+    assert memory.available() == 16000 * 1024
+    (machine / "meminfo").unlink()
+    assert memory.available() > 2**20  # all that there is
+
+
+@pytest.mark.parametrize(
+    ("folder", "names", "cached"),
+    [
+        ("", ("memory.max", "memory.current"), "inactive_file"),
+        ("memory", ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_inactive_file"),
+    ],
+)
+def test_a_container_may_leave_less(machine: Path, folder: str, names: tuple[str, str], cached: str) -> None:
+    place = machine / folder
+    place.mkdir(exist_ok=True)
+    (place / names[0]).write_text("1000000\n")
+    (place / names[1]).write_text("700000\n")
+    (place / "memory.stat").write_text(f"anon 5\n{cached} 200000\n")
+    assert memory.available() == 500_000
+    (place / names[0]).write_text("max\n" if not folder else "9223372036854771712\n")
+    assert memory.available() == 16000 * 1024
+
+
+def test_bytes_are_said_as_people_say_them() -> None:
+    sizes = [3, 150528, 154140672, 192_867_000_000, 4e13, 3e18]
+    assert [memory.said(n) for n in sizes] == ["3 bytes", "151 kB", "154 MB", "193 GB", "40 TB", "3,000,000 TB"]
+
+
+@pytest.mark.parametrize("rows", [7, None])
+def test_blocks_become_one_tensor(rows: int | None) -> None:
+    kept = Resident("numbers", rows)
+    every = torch.arange(14.0).view(7, 2)
+    for block in every.split([1, 4, 2]):
+        kept.append(block)
+    assert torch.equal(kept.tensor, every)
+    with pytest.raises(ValueError, match=r"batch 3: samples are \(3,\) torch.float32, the first \(2,\) torch.float32"):
+        kept.append(torch.zeros(1, 3), what="batch 3")
+
+
+def test_rows_that_memory_does_not_hold_are_refused_at_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available", lambda: 8 * 2 * 100)
+    Resident("some", 100).append(torch.zeros(1, 2, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"some: 101 samples of 16 bytes need 1.62 kB"):
+        Resident("some", 101).append(torch.zeros(1, 2, dtype=torch.float64))
+    endless = Resident("endless", None)
+    for _ in range(62):
+        endless.append(torch.zeros(1, 2, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"endless: .* is free; ask for fewer with --samples"):
+        endless.append(torch.zeros(1, 2, dtype=torch.float64))
