@@ -29,10 +29,12 @@ from torch import nn
 
 import landscape
 from landscape import models, preview
+from landscape.axes import ticks
+from landscape.batchnorm import recalibration
 from landscape.evaluator import Evaluator
 from landscape.linalg.directions import POSITIONS
 from landscape.plane import plane_of
-from landscape.probes.surface import Surface, recalibration, ticks
+from landscape.probes.surface import Surface
 from landscape.subject import Subject
 
 SIDE = 3  # 3 x 3 points per turn

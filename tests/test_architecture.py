@@ -44,6 +44,7 @@ ALLOWED = {
     "probes": {
         *MODELS,
         "attending",
+        "axes",
         "batchnorm",
         "curvature",
         "dataflow",

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from landscape import batchnorm, snapshots
 from landscape import checkpoint as checkpoints
+from landscape.batchnorm import recalibration
 from landscape.linalg.principal import Principal, principal
 from landscape.probe import Plan, Quantity, Unit, Values
-from landscape.probes.surface import recalibration
 from landscape.snapshots import Snapshot
 from landscape.subject import Subject, per_sample
 
