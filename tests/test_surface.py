@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from analytic import (
     symmetric,
 )
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from landscape import models
 from landscape.axes import spans, ticks
@@ -29,7 +31,8 @@ from landscape.between import Between
 from landscape.linalg.directions import Normalize
 from landscape.linalg.relief import height
 from landscape.plane import plane_of
-from landscape.probe import OptionError
+from landscape.probe import OptionError, Probe
+from landscape.probes.line import Line
 from landscape.probes.surface import Surface
 from landscape.subject import Subject, per_sample
 
@@ -466,3 +469,36 @@ def test_only_planes_through_checkpoints_that_differ_in_statistics_are_another_q
     assert asked == ["interpolate", "interpolate", "frozen"]
     with pytest.raises(OptionError, match="--bn interpolate needs a plane through checkpoints"):
         Surface(bn="interpolate")
+
+
+class _AlwaysDropping(nn.Module):
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.inner, self.rate = nn.Linear(4, 3), rate
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.inner(nn.functional.dropout(inputs, self.rate, training=True))
+
+
+@pytest.mark.parametrize("probe", [Surface(resolution="3"), Line(resolution=3)])
+def test_a_model_that_draws_at_every_pass_is_refused(probe: Probe) -> None:
+    batches = batches_of((4,), (6,), 3)
+    with pytest.raises(ValueError, match=r"draws random numbers in evaluation mode.*mc_dropout=0"):
+        probe.plan(Subject(_AlwaysDropping(0.5).double().eval(), batches))
+    probe.plan(Subject(_AlwaysDropping(0.0).double().eval(), batches))  # draws nothing that matters
+    training = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)).double().train()
+    with pytest.raises(ValueError, match=r"1 \(Dropout\) is in training mode"):
+        probe.plan(Subject(training, batches))
+
+
+def test_batches_that_change_or_only_pass_by_are_refused() -> None:
+    model = nn.Linear(4, 3).double().eval()
+    with pytest.raises(ValueError, match=r"batches is a DataLoader, expected a sequence.*list\(...\)"):
+        Subject(model, DataLoader(TensorDataset(torch.zeros(4, 4)), shuffle=True))  # type: ignore[arg-type]
+
+    class Fresh(list[tuple[Tensor, Tensor]]):
+        def __getitem__(self, i: Any) -> Any:
+            return torch.randn(5, 4, dtype=torch.float64), torch.zeros(5, dtype=torch.long)
+
+    with pytest.raises(ValueError, match=r"batches \(Fresh\) gives others when it is read again"):
+        Subject(model, Fresh(batches_of((4,), (5,), 3))).identity(())

@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import logging
 import operator
 import sys
 from collections.abc import Callable, Iterator
@@ -19,9 +20,15 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
 
+from landscape import chance
 from landscape.data import folder
 from landscape.data.images import Images, balanced
+from landscape.probe import derived_seed
+
+AGAIN = 4  # items that are read a second time
+_log = logging.getLogger(__name__)
 
 
 def named(spec: str) -> Callable[..., Any]:
@@ -66,15 +73,20 @@ def load(spec: str, *, samples: int | None, image_size: int | None) -> Images:
 
     A pair `(inputs, targets)` is used as it is: its first rows, in its order. A torch Dataset is read once,
     in order, and served in the class-balanced order; where it lists its `targets`, as image folders do, only
-    the chosen items are read. Pictures become uint8 images (`image_size` as for folders, the size rule
-    applied to the first); uint8 images get ImageNet's mean and std; floating-point tensors count as
-    normalised.
+    the chosen items are read. Of a DataLoader its dataset is read: order and mini-batches are ours. What is drawn at
+    random while the callable runs, or an item is read, is drawn once from a fixed seed, the same in every process; an
+    item that is another one when read again all the same is refused. Pictures become uint8 images (`image_size` as
+    for folders, the size rule applied to the first); uint8 images get ImageNet's mean and std; floating-point tensors
+    count as normalised.
 
     Raises:
         FileNotFoundError, ValueError: as `named`; the callable fails, or returns something else.
     """
     function = named(spec)
-    made = guarded(spec, function)
+    with chance.fixed(derived_seed(0, "data")):
+        made = guarded(spec, function)
+    if isinstance(made, DataLoader):
+        made = _behind(spec, made)
     if isinstance(made, tuple | list) and len(made) == 2 and all(isinstance(x, Tensor | np.ndarray) for x in made):
         return _pair(spec, _tensor(f"{spec}: inputs", made[0]), _tensor(f"{spec}: targets", made[1]), samples)
     if not (hasattr(made, "__len__") and hasattr(made, "__getitem__")) or isinstance(made, dict | str | tuple):
@@ -99,21 +111,30 @@ def _materialised(spec: str, dataset: Any, samples: int | None, image_size: int 
         raise ValueError(f"{spec} returned an empty {type(dataset).__name__}; expected at least one item")
     listed = _listed(dataset)
     order = np.arange(len(dataset)) if listed is None else balanced(listed)[:samples]
+    drawn = False
     inputs: list[Tensor] = []
     targets: list[Tensor] = []
     for row in order.tolist():
-        item = guarded(f"{spec}: item {row}", partial(operator.getitem, dataset, row))
+        item, random = _item(spec, dataset, row)
+        drawn = drawn or random
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise ValueError(f"{spec}: item {row} is a {type(item).__name__}; expected a pair (input, target)")
-        value = item[0]
-        if isinstance(value, Image.Image):
-            image_size = image_size or folder.own_size([value.size])
-            value = folder.pixels(value, image_size)
-        inputs.append(_tensor(f"{spec}: input {row}", value))
+        if isinstance(item[0], Image.Image):
+            image_size = image_size or folder.own_size([item[0].size])
+        inputs.append(_input(spec, row, item[0], image_size))
         targets.append(_tensor(f"{spec}: target {row}", item[1]))
         shapes, first = ((tuple(inputs[i].shape), tuple(targets[i].shape)) for i in (-1, 0))
         if shapes != first:
             raise ValueError(f"{spec}: item {row} has the shapes {shapes}, the first {first}; make them equal")
+    for row, before in zip(order[:AGAIN].tolist(), inputs, strict=False):
+        again = _input(spec, row, _item(spec, dataset, row)[0][0], image_size)
+        if not torch.equal(again.nan_to_num(), before.nan_to_num()):
+            raise ValueError(
+                f"{spec}: item {row} is another one when it is read again, expected the same; switch its random "
+                "transforms off, or draw them from torch's, numpy's or Python's global generator, which is seeded here"
+            )
+    if drawn:
+        _log.warning("note: %s transforms its items at random; each was drawn once, from a fixed seed", spec)
     stacked, wanted = torch.stack(inputs), torch.stack(targets)
     counts = [_classes(spec, wanted), len(getattr(dataset, "classes", ()))]
     counts += [] if listed is None else [_classes(spec, torch.from_numpy(listed))]
@@ -123,6 +144,34 @@ def _materialised(spec: str, dataset: Any, samples: int | None, image_size: int 
         return images
     whole = wanted.ndim == 1 and not wanted.is_floating_point()
     return images.take((balanced(wanted.numpy()) if whole else order)[:samples])
+
+
+def _behind(spec: str, loader: DataLoader[Any]) -> Any:
+    """The dataset of a loader, whose own order, perhaps another one each time, is not used."""
+    if isinstance(loader.dataset, IterableDataset):
+        raise ValueError(
+            f"{spec} returned a DataLoader of a {type(loader.dataset).__name__}, which can only be passed through; "
+            "expected a torch Dataset with a length, or a pair of tensors (inputs, targets)"
+        )
+    _log.warning(
+        "note: %s returned a DataLoader: its dataset is read once, its order and mini-batches are not used", spec
+    )
+    return loader.dataset
+
+
+def _item(spec: str, dataset: Any, row: int) -> tuple[Any, bool]:
+    """An item, drawn from a seed of its own where it is random, and whether it is."""
+    with chance.fixed(derived_seed(0, "item", row)):
+        before = chance.states()
+        item = guarded(f"{spec}: item {row}", partial(operator.getitem, dataset, row))
+        return item, before != chance.states()
+
+
+def _input(spec: str, row: int, value: Any, image_size: int | None) -> Tensor:
+    if isinstance(value, Image.Image):
+        assert image_size is not None
+        value = folder.pixels(value, image_size)
+    return _tensor(f"{spec}: input {row}", value)
 
 
 def _listed(dataset: Any) -> np.ndarray | None:

@@ -17,6 +17,7 @@ from landscape.linalg.directions import POSITIONS, Normalize
 from landscape.linalg.vector import inner
 from landscape.probe import OptionError, Plan, Quantity, Unit, Values, at_least, one_of, regular_expression
 from landscape.section import Along, Section, sections_of
+from landscape.steady import refuse_unsteady
 from landscape.subject import Subject, per_sample
 
 _log = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ class Line:
         }
 
     def plan(self, subject: Subject) -> Plan:
+        refuse_unsteady(subject)
         found = self._sections(subject)
         self._interpolates(found)  # refuses what does not go together
         pair, per_line = found[0].kind == "checkpoints", ("direction",)

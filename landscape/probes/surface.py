@@ -19,6 +19,7 @@ from landscape.forward import Manner, MemoryFormat, Precision
 from landscape.linalg.directions import POSITIONS, Normalize
 from landscape.plane import Plane, plane_of
 from landscape.probe import OptionError, Plan, Quantity, Stage, Unit, Values, at_least, one_of, regular_expression
+from landscape.steady import refuse_unsteady
 from landscape.subject import Subject
 
 LATER = ("orthogonal", "preview", "tolerance", "cap", "precision", "memory_format", "compile", "tune", "budget")
@@ -169,6 +170,7 @@ class Surface:
         }
 
     def plan(self, subject: Subject) -> Plan:
+        refuse_unsteady(subject)
         plane = self._plane(subject)
         (x_low, x_high), (y_low, y_high) = self._range(plane)
         nx, ny = self._grid
