@@ -24,6 +24,8 @@ from landscape.linalg.vector import flat, inner, random_unit, unflat
 from landscape.spectra import memory
 from landscape.subject import Subject
 
+SHARE = 0.02  # of the loss: further out, the loss of trained networks follows its curvature no more
+
 
 @dataclass(frozen=True, eq=False)
 class Plane:
@@ -136,7 +138,22 @@ def _eigen_plane(subject: Subject, seed: int) -> Plane:
         "curvature_x": float(found.values[1]),
         "curvature_y": float(found.values[0]),
     }
-    return Plane("eigen", (negative, positive), names, "weight", identity="eigen", model=model)
+    x, y = (reach(value, model[f"slope_{axis}"], model[f"curvature_{axis}"]) for axis in "xy")
+    return Plane(
+        "eigen", (negative, positive), names, "weight", spans=((-x, x), (-y, y)), identity="eigen", model=model
+    )  # fmt: skip
+
+
+def reach(loss: float, slope: float, curvature: float) -> float:
+    """How far to look along a unit eigenvector, to two digits: where curvature alone changes the loss by `SHARE`.
+
+    At least to twice the distance of the quadratic model's stationary point, so that it is in sight; 1 at most, the
+    range of other planes, which is also what a direction without curvature gets.
+    """
+    if not (curvature and np.isfinite([loss, slope, curvature]).all()):
+        return 1.0
+    found = max(math.sqrt(2 * SHARE * (abs(loss) or 1.0) / abs(curvature)), 2 * abs(slope / curvature))
+    return float(f"{min(found, 1.0):.2g}")
 
 
 def _gradient(subject: Subject) -> tuple[float, Tensor]:

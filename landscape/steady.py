@@ -18,8 +18,8 @@ def refuse_unsteady(subject: Subject) -> None:
     refuse_training(subject.model)
     if subject.once("draws", lambda: _draws(subject)):
         raise ValueError(
-            f"the model ({type(subject.model).__name__}) draws random numbers in evaluation mode, expected the same loss "
-            "at every pass; switch its dropout off (of our models: --model-arg mc_dropout=0)"
+            f"the model ({type(subject.model).__name__}) draws random numbers in evaluation mode, expected the same "
+            "loss at every pass; switch its dropout off (of our models: --model-arg mc_dropout=0)"
         )
 
 

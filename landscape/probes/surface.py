@@ -47,7 +47,9 @@ class Surface:
     }  # fmt: skip
 
     resolution: Annotated[str, "grid points per axis: N or NX,NY; odd numbers include the centre"] = "51"
-    range: Annotated[str, "R, LOW:HIGH or XLOW:XHIGH,YLOW:YHIGH; default 1, or what a run or checkpoints need"] = ""
+    range: Annotated[
+        str, "R, LOW:HIGH or XLOW:XHIGH,YLOW:YHIGH; default 1, or what curvature, a run or checkpoints need"
+    ] = ""
     normalize: Annotated[Normalize, "length of random directions: per filter, per layer, none, or as published"] = (
         "filter"
     )
@@ -164,7 +166,7 @@ class Surface:
             **batchnorm.dependence(subject, self._recalibrate),
             **({} if self.cap is None else {"batch_size": subject.batch_size}),
             "resolution": self._grid,
-            "range": self._range(plane),
+            "range": "by curvature" if plane.kind == "eigen" and not self.range else self._range(plane),
             "plane": plane.identity,
             "bn": "interpolate" if self._interpolates(plane) else "frozen" if self._recalibrate == 0 else self.bn,
         }
@@ -174,6 +176,8 @@ class Surface:
         plane = self._plane(subject)
         (x_low, x_high), (y_low, y_high) = self._range(plane)
         nx, ny = self._grid
+        if plane.kind == "eigen" and not self.range:
+            _log.info("surface: --range %g:%g,%g:%g by the curvature of either axis", x_low, x_high, y_low, y_high)
         if (nx % 2 == 0 or ny % 2 == 0) and plane.kind != "checkpoints":
             _log.warning("note: --resolution %s has no point at the centre; odd numbers have one", self.resolution)
         path = np.arange(plane.path.shape[1])
