@@ -31,7 +31,6 @@ from torch import nn
 import landscape
 from landscape import models, preview
 from landscape.axes import ticks
-from landscape.batchnorm import recalibration
 from landscape.evaluator import Evaluator
 from landscape.linalg.directions import POSITIONS
 from landscape.plane import plane_of
@@ -61,9 +60,7 @@ def ours(subject: Subject, **options: Any) -> Tool:
     places = [(float(x), float(y), False) for x in ticks(-1, 1, SIDE) for y in ticks(-1, 1, SIDE)]
 
     def run() -> object:
-        with Evaluator(
-            subject, plane, recalibration(probe.bn), probe.l2_definition, manner=probe.manner, cap=probe.cap
-        ) as evaluator:
+        with Evaluator(subject, plane, 0, probe.l2_definition, manner=probe.manner, cap=probe.cap) as evaluator:
             return list(evaluator.along(places))
 
     return run
@@ -127,7 +124,7 @@ def landscaper(subject: Subject) -> Tool:
         return total / len(subject)
 
     def run() -> object:
-        with contextlib.redirect_stderr(io.StringIO()):
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
             return compute_loss_landscape(
                 subject.model, batches, directions, mean, steps=SIDE, distance=1.0, dim=2, device="cpu"
             )
