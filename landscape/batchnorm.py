@@ -54,10 +54,11 @@ def refresh(subject: Subject, count: int) -> None:
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
-        norm.momentum = None  # cumulative average
         norm.train()
     try:
         for i in range(count if norms else 0):
+            for norm in norms:
+                norm.momentum = 1.0 / (i + 1)  # as momentum None, which reads a count from the device in every layer
             subject.model(subject.batch(i)[0])
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from analytic import answer, attention_net, convolution_net, quadratic, same_state, state, symmetric
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from landscape.evaluator import Evaluator
 from landscape.linalg.directions import POSITIONS
@@ -307,6 +309,40 @@ def test_a_row_is_transferred_at_once_off_the_cpu_and_gives_the_same_numbers(mon
     assert counted["rows"] == 2
     for one, other in zip(by_point, by_row, strict=True):
         np.testing.assert_equal(one, other)
+
+
+@pytest.mark.parametrize("recalibrate", [0, 2])
+def test_within_a_row_nothing_waits_for_the_device(recalibrate: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = convolution_net(sizes=(6, 6, 6))
+    monkeypatch.setattr(type(subject), "device", property(lambda self: _Accelerator()))
+    with Evaluator(subject, _plane(subject, "random"), recalibrate) as evaluator:
+        evaluator.at(0.0, 0.0)  # losses at the origin are made once
+        reads = _Reads()
+        for name in ("tolist", "numpy", "cpu"):
+            monkeypatch.setattr(Tensor, name, reads.counted(getattr(Tensor, name)))
+        with reads:
+            rows = list(evaluator.along((x, y, False) for x in (0.0, 0.5) for y in (-0.1, 0.2, 0.3)))
+    assert len(rows) == 6
+    assert reads.count == 2  # one transfer a row
+
+
+class _Reads(TorchDispatchMode):
+    """Counts what makes the host wait: numbers read from a tensor, and tensors brought over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def counted(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def read(*args: Any, **kwargs: Any) -> Any:
+            self.count += 1
+            return method(*args, **kwargs)
+
+        return read
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default)
+        return func(*args, **(kwargs or {}))
 
 
 class _Accelerator(str):
