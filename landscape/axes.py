@@ -20,8 +20,8 @@ def ticks(low: float, high: float, count: int) -> np.ndarray:
 
 
 def through_checkpoints(count: int) -> Span:
-    """A range around 0 and 1 that has both among its ticks, and about a sixth of them on either side."""
-    between = max(round((count - 1) / 1.5), 1)
+    """A range around 0 and 1 that has both among its ticks, and about a sixth of them on either side, one at least."""
+    between = max(min(round((count - 1) / 1.5), count - 3), 1)
     before = (count - 1 - between) // 2
     return -before / between, (count - 1 - before) / between
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from landscape import models
-from landscape.axes import spans, ticks
+from landscape.axes import spans, through_checkpoints, ticks
 from landscape.between import Between
 from landscape.linalg.directions import Normalize
 from landscape.linalg.relief import height
@@ -424,6 +424,17 @@ def test_a_plane_through_checkpoints_has_their_losses_also_where_batch_norm_diff
     np.testing.assert_allclose(found["path_excess"], 0.0, atol=1e-13)
     assert np.isfinite(found["loss"]).all()  # beyond the triangle too, where an extrapolated variance is negative
     assert same_state(subject.model, kept)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 21, 50, 51])
+def test_the_default_range_between_checkpoints_has_both_on_its_grid(count: int) -> None:
+    low, high = through_checkpoints(count)
+    found = ticks(low, high, count).tolist()
+    assert len(found) == count
+    assert {0.0, 1.0} <= set(found)
+    if count >= 4:
+        assert low < 0.0
+        assert high > 1.0
 
 
 def test_between_three_checkpoints_statistics_are_their_weighted_mean(tmp_path: Path) -> None:
