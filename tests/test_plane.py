@@ -21,6 +21,8 @@ from landscape.plane import SHARE, Plane, plane_of, reach
 from landscape.probes.surface import Surface
 from landscape.subject import Subject
 
+aten = torch.ops.aten
+
 
 def _plane(subject: Subject, kind: str, *, seed: int = 0) -> Plane:
     return plane_of(subject, kind, normalize="filter", ignore=POSITIONS, seed=seed)
@@ -341,7 +343,7 @@ class _Reads(TorchDispatchMode):
         return read
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default)
+        self.count += func.overloadpacket in (aten._local_scalar_dense, aten.item, aten.is_nonzero)
         return func(*args, **(kwargs or {}))
 
 
