@@ -6,7 +6,8 @@ Every tool gets the same model, the same images in memory, the same batches and 
 the model and the mean of its losses over all images, with gradients off, and nothing else. Tools take turns, so that
 what else the machine does hits all of them; process time, the median over the turns. `ratio` is bare forward / tool.
 Overhead: the forward pass replaced by a constant. Preview: against the full grid, with its own and the true error.
-Peers (`pip install --no-deps loss-landscapes losscape`) are left out where they are not installed.
+Peers (`pip install --no-deps loss-landscapes losscape loss-landscape-3d landscaper`; the last needs topopy, treelib,
+coloraide and drawsvg too) that are not installed, or fail, are named with the reason.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ from torch import nn
 
 import landscape
 from landscape import models, preview
+from landscape.axes import ticks
 from landscape.evaluator import Evaluator
 from landscape.linalg.directions import POSITIONS
 from landscape.plane import plane_of
-from landscape.probes.surface import Surface, recalibration, ticks
+from landscape.probes.surface import Surface
 from landscape.subject import Subject
 
 SIDE = 3  # 3 x 3 points per turn
+LARGE = ["ours, exact fp32", "ours, bf16, channels last"]  # on more images: overhead is what tells others apart
 Tool = Callable[[], object]
 
 
@@ -57,9 +60,7 @@ def ours(subject: Subject, **options: Any) -> Tool:
     places = [(float(x), float(y), False) for x in ticks(-1, 1, SIDE) for y in ticks(-1, 1, SIDE)]
 
     def run() -> object:
-        with Evaluator(
-            subject, plane, recalibration(probe.bn), probe.l2_definition, manner=probe.manner, cap=probe.cap
-        ) as evaluator:
+        with Evaluator(subject, plane, 0, probe.l2_definition, manner=probe.manner, cap=probe.cap) as evaluator:
             return list(evaluator.along(places))
 
     return run
@@ -93,6 +94,44 @@ def losscape(subject: Subject) -> Tool:
     return run
 
 
+def in_three_dimensions(subject: Subject) -> Tool:
+    """loss-landscape-3d moves batch norm's statistics too, where its losses are NaN; its time counts all the same."""
+    from loss_landscape_3d import LossLandscapeCalculator, generate_random_directions
+
+    batches = [subject.batch(i) for i in range(len(subject.batches))]
+    first, second = generate_random_directions(subject.model, normalize=True)
+    centre = {name: tensor.clone() for name, tensor in subject.model.state_dict().items()}
+    axis = ticks(-1, 1, SIDE)
+
+    def run() -> object:
+        calculator = LossLandscapeCalculator(subject.model, batches, nn.CrossEntropyLoss())
+        return calculator.calculate(axis, axis, first, second, centre)
+
+    return run
+
+
+def landscaper(subject: Subject) -> Tool:
+    """Landscaper takes the directions and a function of model and data from its user."""
+    from landscaper.compute import compute_loss_landscape
+
+    batches = [subject.batch(i) for i in range(len(subject.batches))]
+    directions = [[d.get(n, torch.zeros_like(p)) for n, p in subject.model.named_parameters()]
+                  for d in Surface()._plane(subject).directions]  # fmt: skip
+
+    def mean(model: nn.Module, data: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
+        with torch.inference_mode():
+            total = sum(F.cross_entropy(model(x), y, reduction="sum").item() for x, y in data)
+        return total / len(subject)
+
+    def run() -> object:
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            return compute_loss_landscape(
+                subject.model, batches, directions, mean, steps=SIDE, distance=1.0, dim=2, device="cpu"
+            )
+
+    return run
+
+
 def tools(subject: Subject, compiled: bool, only: list[str]) -> dict[str, Tool]:
     found = {
         "bare forward": bare(subject),
@@ -104,9 +143,19 @@ def tools(subject: Subject, compiled: bool, only: list[str]) -> dict[str, Tool]:
     if compiled:
         found["ours, compiled"] = ours(subject, compile=True)
         found["ours, bf16, compiled"] = ours(subject, precision="bf16", compile=True)
-    for name, make in (("loss-landscapes", marcello), ("losscape", losscape)):
-        with contextlib.suppress(ImportError):
+    peers = {"loss-landscapes": marcello, "losscape": losscape, "loss-landscape-3d": in_three_dimensions,
+             "landscaper": landscaper}  # fmt: skip
+    for name, make in peers.items():
+        if only and name not in only:
+            continue
+        kept = {key: tensor.clone() for key, tensor in subject.model.state_dict().items()}
+        try:
             found[name] = make(subject)
+            found[name]()
+        except Exception as error:  # whatever a peer raises is its result
+            print(f"{name} fails on {subject.label}: {type(error).__name__}: {str(error)[:120]}", flush=True)
+            found.pop(name, None)
+        subject.model.load_state_dict(kept)
     return {name: tool for name, tool in found.items() if not only or name in ("bare forward", *only)}
 
 
@@ -239,10 +288,8 @@ def main() -> None:
     for samples in arguments.samples:
         for name in arguments.models:
             turns = max(1, math.ceil(arguments.turns * arguments.samples[0] / samples))
-            print(
-                "\n".join(throughput(load(arguments, name, samples), turns, arguments.compile, arguments.only)),
-                flush=True,
-            )
+            only = arguments.only or (LARGE if samples > arguments.samples[0] else [])
+            print("\n".join(throughput(load(arguments, name, samples), turns, arguments.compile, only)), flush=True)
     print("\n| model | manner | median | 95th | greatest (standard errors) |\n| --- | --- | --- | --- | --- |")
     for name in arguments.models:
         subject = load(arguments, name, arguments.samples[0])

@@ -19,6 +19,7 @@ def import_(
     weight_decay: Annotated[
         float, Option(min=0.0, help="Of a CSV's objective, loss + weight decay x l2; as published by default.")
     ] = 0.05,
+    path: Annotated[Path | None, Option(help="Projection file of loss-landscape: the path of a run over FILE.")] = None,
     quiet: Annotated[bool, Option(help="Say nothing but errors.")] = False,
     debug: Annotated[bool, Option(help="Show the traceback of an error.")] = False,
 ) -> None:
@@ -29,11 +30,14 @@ def import_(
 
     if label and len(label) != len(files):
         raise OptionError(f"--label was given {len(label)} times for {len(files)} files; give one each")
+    if path is not None and len(files) != 1:
+        raise OptionError(f"--path belongs to one surface, {len(files)} files were given; import them one by one")
     store.check(out, writable=True)
     for file in files:
-        importing.read(file)  # all of them, before the first is stored
+        importing.read(file, course=path)  # all of them, before the first is stored
     for i, file in enumerate(files):
-        for found in importing.import_file(file, out, label=label[i] if label else "", weight_decay=weight_decay):
+        name = label[i] if label else ""
+        for found in importing.import_file(file, out, label=name, weight_decay=weight_decay, course=path):
             said = f"{found.measured} of {found.units} points" if found.measured else "was there already"
             say(f"{found.group} in {out}: {said}. {results.headline(out, found.group)}", quiet=quiet)
 
@@ -42,11 +46,11 @@ def export(
     file: Annotated[Path, typer.Argument(help="results file")] = Path("results.h5"),
     format: Annotated[str, Option(help="Any of tomgoldstein (HDF5), csv, vtp, vtk, separated by commas.")] = "vtp",
     out: Annotated[Path, Option(help="Folder for the files.")] = Path("exported"),
-    label: Annotated[str | None, Option(help="Only surfaces of this label.")] = None,
+    label: Annotated[str | None, Option(help="Only answers of this label.")] = None,
     quiet: Annotated[bool, Option(help="Say nothing but errors.")] = False,
     debug: Annotated[bool, Option(help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Write every surface for other tools: ParaView (vtp, vtk), tomgoldstein/loss-landscape (HDF5), CSV."""
+    """Write surfaces, lines and paths for other tools: ParaView (vtp, vtk), tomgoldstein/loss-landscape (HDF5), CSV."""
     from landscape.exchange import exporting
     from landscape.probe import OptionError
 

@@ -6,7 +6,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from landscape.probe import OptionError
 from landscape.subject import Subject
+
+INTERPOLATING = ("auto", "interpolate")  # of `--bn`, where there are checkpoints to interpolate between
+
+
+def recalibration(text: str) -> int:
+    """Number of mini-batches that refresh batch norm at every point; 0 for `frozen`."""
+    kind, _, count = text.partition(":")
+    if kind == "frozen" and not count:
+        return 0
+    if kind == "recalibrate" and count.isdigit() and int(count) > 0:
+        return int(count)
+    raise OptionError(f"--bn {text} is not understood; ask for frozen or recalibrate:K with K mini-batches, at least 1")
 
 
 def statistics(model: nn.Module) -> dict[str, Tensor]:
@@ -41,10 +54,11 @@ def refresh(subject: Subject, count: int) -> None:
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
-        norm.momentum = None  # cumulative average
         norm.train()
     try:
         for i in range(count if norms else 0):
+            for norm in norms:
+                norm.momentum = 1.0 / (i + 1)  # as momentum None, which reads a count from the device in every layer
             subject.model(subject.batch(i)[0])
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):

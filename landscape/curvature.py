@@ -131,7 +131,7 @@ def curvature(
     Raises:
         ValueError: the kind asked for does not work with this model, or it is being trained.
     """
-    _refuse_training(subject.model)
+    refuse_training(subject.model)
     if operator != "hessian":
         return Curvature(subject, parameters, "kept", operator)
     tensors = tuple(map(id, parameters.values()))  # a model whose weights were replaced is traced anew
@@ -144,7 +144,7 @@ def curvature(
     return subject.once(("curvature", tensors, hvp), lambda: _traced(subject, parameters, hvp))
 
 
-def _refuse_training(model: nn.Module) -> None:
+def refuse_training(model: nn.Module) -> None:
     """Refuse layers whose outputs depend on chance or on the other samples, and which every pass would change."""
     kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
     for name, module in model.named_modules():

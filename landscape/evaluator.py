@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from landscape import batchnorm
+from landscape.between import Between
 from landscape.forward import Forward, Manner
 from landscape.linalg.vector import inner
 from landscape.plane import Plane
@@ -34,6 +35,7 @@ class Evaluator:
         subject: whose model is moved.
         plane: where to.
         recalibrate: mini-batches that refresh batch norm's statistics at every point; 0 keeps them.
+        interpolate: on a plane through checkpoints, move what no direction moves (batch norm's statistics) too.
         l2_definition: see `Surface`.
         manner: of the forward passes.
         cap: a point whose loss is clearly above it is left early.
@@ -48,6 +50,7 @@ class Evaluator:
         *,
         manner: Manner = PLAIN,
         cap: float | None = None,
+        interpolate: bool = False,
     ) -> None:
         self._subject, self._recalibrate, self._l2 = subject, recalibrate, l2_definition
         self._manner, self._cap = manner, cap
@@ -65,6 +68,7 @@ class Evaluator:
         still = [p.detach() for name, p in trainable.items() if name not in moving]
         self._grams = _grams(self._origin, self._first, self._second, still)
         self._statistics = batchnorm.statistics(subject.model)
+        self._between = Between(subject, *plane.ends) if interpolate and any(plane.ends) else None
 
     def __enter__(self) -> Self:
         return self
@@ -73,6 +77,8 @@ class Evaluator:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         torch._foreach_copy_(self._live, self._origin)
+        if self._between is not None:
+            self._between.restore()
         batchnorm.restore(self._subject.model, self._statistics)
 
     def at(self, x: float, y: float, *, control: bool = False) -> dict[str, float]:
@@ -126,7 +132,7 @@ class Evaluator:
 
     def _losses_at_origin(self) -> list[Tensor]:
         """Losses per sample of the checkpoint itself, per mini-batch."""
-        torch._foreach_copy_(self._live, self._origin)
+        self._move(0.0, 0.0)
         if self._recalibrate:
             batchnorm.refresh(self._subject, self._recalibrate)
         return [self._subject.losses(*self._forward(i)).double() for i in range(len(self._forward))]
@@ -159,6 +165,8 @@ class Evaluator:
             torch._foreach_copy_(self._live, self._origin)
             torch._foreach_add_(self._live, self._first, alpha=x)
         torch._foreach_add_(self._live, self._second, alpha=y)
+        if self._between is not None:
+            self._between.place(x, y)
 
     def _l2_at(self, x: float, y: float) -> float:
         """From inner products alone: ||w0 + x d1 + y d2||^2 is a quadratic form in (1, x, y)."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from landscape import checkpoint as checkpoints
 from landscape import snapshots
+from landscape.axes import Span
 from landscape.curvature import Curvature, over_all_samples
 from landscape.exchange import tomgoldstein
 from landscape.linalg.directions import Normalize, orthogonal_to, random_direction
@@ -23,7 +24,7 @@ from landscape.linalg.vector import flat, inner, random_unit, unflat
 from landscape.spectra import memory
 from landscape.subject import Subject
 
-Span = tuple[float, float]
+SHARE = 0.02  # of the loss: further out, the loss of trained networks follows its curvature no more
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +42,8 @@ class Plane:
             y; the cross term is zero.
         path: coordinates of a run's snapshots, or of the checkpoints that span the plane, (2, snapshots).
         path_names: of these, their epochs or files.
+        ends: of a plane through checkpoints, the tensors of the other two that no direction moves and that differ
+            (statistics of batch norm, frozen weights), by name; empty where all agree.
     """
 
     kind: str
@@ -52,6 +55,7 @@ class Plane:
     model: Mapping[str, float] = field(default_factory=dict)
     path: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
     path_names: tuple[str, ...] = ()
+    ends: tuple[Mapping[str, Tensor], ...] = ({}, {})
 
     @property
     def norms(self) -> tuple[float, float]:
@@ -97,7 +101,7 @@ def plane_of(
     if kind == "eigen":
         return _eigen_plane(subject, seed)
     if "," in kind:
-        return _checkpoint_plane(weights, [Path(part) for part in kind.split(",")])
+        return _checkpoint_plane(subject, weights, [Path(part) for part in kind.split(",")])
     if Path(kind).is_dir():
         return _run_plane(subject, weights, Path(kind))
     if Path(kind).is_file():
@@ -134,7 +138,22 @@ def _eigen_plane(subject: Subject, seed: int) -> Plane:
         "curvature_x": float(found.values[1]),
         "curvature_y": float(found.values[0]),
     }
-    return Plane("eigen", (negative, positive), names, "weight", identity="eigen", model=model)
+    x, y = (reach(value, model[f"slope_{axis}"], model[f"curvature_{axis}"]) for axis in "xy")
+    return Plane(
+        "eigen", (negative, positive), names, "weight", spans=((-x, x), (-y, y)), identity="eigen", model=model
+    )  # fmt: skip
+
+
+def reach(loss: float, slope: float, curvature: float) -> float:
+    """How far to look along a unit eigenvector, to two digits: where curvature alone changes the loss by `SHARE`.
+
+    At least to twice the distance of the quadratic model's stationary point, so that it is in sight; 1 at most, the
+    range of other planes, which is also what a direction without curvature gets.
+    """
+    if not (curvature and np.isfinite([loss, slope, curvature]).all()):
+        return 1.0
+    found = max(math.sqrt(2 * SHARE * (abs(loss) or 1.0) / abs(curvature)), 2 * abs(slope / curvature))
+    return float(f"{min(found, 1.0):.2g}")
 
 
 def _gradient(subject: Subject) -> tuple[float, Tensor]:
@@ -151,22 +170,43 @@ def _gradient(subject: Subject) -> tuple[float, Tensor]:
     return total, gradient
 
 
-def _checkpoint_plane(weights: Mapping[str, Tensor], paths: list[Path]) -> Plane:
+def _checkpoint_plane(subject: Subject, weights: Mapping[str, Tensor], paths: list[Path]) -> Plane:
     if len(paths) != 2:
         raise ValueError(f"--plane names {len(paths)} checkpoints, expected two: A.pt,B.pt")
-    differences, digests = [], []
+    differences, digests, states = [], [], []
     for path in paths:
         other = checkpoints.read(path)
         differences.append(snapshots.difference(other, weights))
         digests.append(checkpoints.weights_sha256(other.state_dict))
+        states.append(other)
     plane = Plane(
         "checkpoints", (differences[0], differences[1]), (f"towards {paths[0].stem}", f"towards {paths[1].stem}"),
         "share of the way", spans=((-0.25, 1.25), (-0.25, 1.25)), identity=digests,
         path=np.array([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]), path_names=("", paths[0].stem, paths[1].stem),
+        ends=_ends(subject, weights, states),
     )  # fmt: skip
     if min(plane.norms) == 0.0 or abs(plane.cosine) > 1 - 1e-6:
         raise ValueError(f"the checkpoint, {paths[0]} and {paths[1]} lie on one line; a plane needs three that do not")
     return plane
+
+
+def _ends(
+    subject: Subject, weights: Mapping[str, Tensor], others: list[checkpoints.Checkpoint]
+) -> tuple[dict[str, Tensor], ...]:
+    """The floating-point tensors beside the weights in which other checkpoints differ from the subject."""
+    still = {**dict(subject.model.named_parameters()), **dict(subject.model.named_buffers())}
+    own = {n: t.detach() for n, t in still.items() if t.is_floating_point() and n not in weights}
+    found = [checkpoints.fitted(other.state_dict, set(own)) for other in others]
+    for other, state in zip(others, found, strict=True):
+        for name, tensor in own.items():
+            if name in state and state[name].shape != tensor.shape:
+                raise ValueError(
+                    f"{other.path} is of another architecture: {name} is {tuple(state[name].shape)}, expected "
+                    f"{tuple(tensor.shape)}; take checkpoints of one model"
+                )
+    ends = tuple({name: state.get(name, tensor).to(tensor) for name, tensor in own.items()} for state in found)
+    differing = [n for n, tensor in own.items() if not all(torch.equal(end[n], tensor) for end in ends)]
+    return tuple({name: end[name] for name in differing} for end in ends)
 
 
 def directions_in(subject: Subject, path: Path) -> list[dict[str, Tensor]]:

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from landscape import batchnorm, snapshots
 from landscape import checkpoint as checkpoints
+from landscape.axes import Span
 from landscape.linalg.directions import Normalize, random_direction
 from landscape.linalg.principal import principal
 from landscape.linalg.vector import inner
-from landscape.plane import Span, directions_in, plane_of
+from landscape.plane import directions_in, plane_of
 from landscape.probe import OptionError
 from landscape.subject import Subject
 
@@ -106,7 +107,8 @@ def sections_of(
 class Along:
     """The model at points of a section; a context manager that leaves it as it found it.
 
-    At t = 1 of a line to another checkpoint the weights are that checkpoint's, bit for bit.
+    At t = 1 of a line to another checkpoint the weights are that checkpoint's, bit for bit. Beyond either end
+    interpolated buffers stay those of the end: an extrapolated variance may turn negative.
 
     Args:
         subject: whose model is moved.
@@ -120,8 +122,12 @@ class Along:
         live: dict[str, Tensor] = dict(subject.model.named_parameters())
         target = section.direction
         if section.end is not None:
-            live |= dict(subject.model.named_buffers()) if interpolate else {}
             target = {name: tensor for name, tensor in section.end.items() if name in live}
+        self._weights = len(target)
+        if section.end is not None and interpolate:
+            buffers: dict[str, Tensor] = dict(subject.model.named_buffers())
+            live |= buffers
+            target = {**target, **{name: tensor for name, tensor in section.end.items() if name in buffers}}
         self._live = [live[name].data for name in target]
         self._target = [tensor.to(live[name].data) for name, tensor in target.items()]
         self._straight = section.end is not None
@@ -142,7 +148,10 @@ class Along:
         with torch.inference_mode():
             torch._foreach_copy_(self._live, self._origin)
             if self._straight:
-                torch._foreach_lerp_(self._live, self._target, t)
+                weights, buffers = slice(self._weights), slice(self._weights, None)
+                torch._foreach_lerp_(self._live[weights], self._target[weights], t)
+                if self._live[buffers]:
+                    torch._foreach_lerp_(self._live[buffers], self._target[buffers], min(max(t, 0.0), 1.0))
             else:
                 torch._foreach_add_(self._live, self._target, alpha=t)
             if self._recalibrate:

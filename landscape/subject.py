@@ -97,6 +97,13 @@ class Subject:
     part: Callable[[Split, int | str], Images] | None = field(default=None, repr=False)
     _made: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
+    def __post_init__(self) -> None:
+        if not hasattr(self.batches, "__getitem__"):
+            raise ValueError(
+                f"batches is a {type(self.batches).__name__}, expected a sequence that gives the same mini-batches "
+                "every time; materialise it once with list(...)"
+            )
+
     def once(self, key: Any, make: Callable[[], T]) -> T:
         """Something that follows from this subject alone, made at the first request."""
         if key not in self._made:
@@ -273,9 +280,18 @@ class Subject:
     def _data_sha256(self) -> str:
         if self.images is not None:
             return self.images.sha256()
-        return checkpoints.weights_sha256(
-            {f"{i}/{j}": t for i, batch in enumerate(self.batches) for j, t in enumerate(batch)}
-        )
+        found = {
+            checkpoints.weights_sha256(
+                {f"{i}/{j}": t for i in range(len(self.batches)) for j, t in enumerate(self.batches[i])}
+            )
+            for _ in range(2)
+        }
+        if len(found) > 1:
+            raise ValueError(
+                f"batches ({type(self.batches).__name__}) gives others when it is read again, expected the same every "
+                "time; materialise it once with list(...)"
+            )
+        return found.pop()
 
 
 def _code_sha256(spec: str) -> str | None:

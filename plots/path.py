@@ -48,7 +48,7 @@ def path(data: xr.Dataset, ax: Axes, *, levels: np.ndarray | None = None) -> Axe
         ax.contour(x, y, loss, levels=levels, colors="k", linewidths=0.2, alpha=0.6)
     along, across = data["path_x"].values, data["path_y"].values
     outline = [patheffects.withStroke(linewidth=2.2, foreground="k")]
-    joined = str(data.attrs.get("plane", "run")) == "run"
+    joined = data.attrs.get("plane") != "checkpoints"
     ax.plot(along, across, color="w", marker="o", markersize=3, markeredgecolor="k", markeredgewidth=0.4,
             linewidth=1.0 if joined else 0.0, path_effects=outline if joined else None)  # fmt: skip
     ax.plot(0.0, 0.0, "*", color="w", markersize=9, markeredgecolor="k", markeredgewidth=0.5)

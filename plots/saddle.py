@@ -55,6 +55,8 @@ def saddle(data: xr.Dataset, axes: tuple[Axes, Axes]) -> tuple[Axes, Axes]:
     if seen.size:
         margin = 0.1 * max(float(np.ptp(seen)), 1e-9)
         sections.set_ylim(seen.min() - margin, seen.max() + margin)
+    for ax in axes:
+        ax.locator_params(axis="x", nbins=5)  # small ranges have long labels
     sections.set(xlabel="distance along the eigenvector (weight)", ylabel="loss (nats)")
     return axes
 

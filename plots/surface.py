@@ -100,9 +100,10 @@ def _norm(levels: np.ndarray) -> BoundaryNorm:
 
 
 def _places(data: xr.Dataset, ax: Axes) -> None:
-    """The checkpoint itself at the origin and, on a plane of a run, the path of training."""
+    """The checkpoint itself at the origin; on a plane of a run the path of training, of checkpoints the others."""
     if "path_x" in data:
-        ax.plot(data["path_x"], data["path_y"], color="w", marker="o", markersize=2, linewidth=0.8, clip_on=True)
+        joined = 0.0 if data.attrs.get("plane") == "checkpoints" else 0.8
+        ax.plot(data["path_x"], data["path_y"], color="w", marker="o", markersize=2, linewidth=joined, clip_on=True)
     ax.plot(0.0, 0.0, "+", color="w", markersize=5, markeredgewidth=1)
 
 

@@ -84,7 +84,12 @@ def scale(answers: Sequence[xr.Dataset], quantity: str = "loss") -> Normalize:
 
 def nice(low: float, high: float) -> np.ndarray:
     """Round numbers between two of less than two decades, not too many."""
-    for within in ((1, 2, 5), (1, 1.5, 2, 3, 5, 7), tuple(np.arange(10, 100) / 10)):
+    for within in (
+        (1, 2, 5),
+        (1, 1.5, 2, 3, 5, 7),
+        (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8),
+        tuple(np.arange(10, 100) / 10),
+    ):
         series = np.outer(10.0 ** np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)) + 1), within).ravel()
         found = series[(series >= low) & (series <= high)]
         if len(found) >= 3:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from analytic import answer, attention_net, batches_of, convolution_net
+from analytic import answer, attention_net, batches_of, convolution_net, state
+from scipy.interpolate import RegularGridInterpolator
 from torch import nn
 
 import landscape
@@ -21,10 +22,11 @@ from landscape import models, plots, results
 from landscape.cli.main import status
 from landscape.exchange import importing, paraview, published, tomgoldstein
 from landscape.exchange.exporting import export
-from landscape.exchange.grid import Grid, grid_of
+from landscape.exchange.grid import Course, Grid, grid_of
 from landscape.plane import plane_of
 from landscape.probes.line import Line
 from landscape.probes.surface import Surface
+from landscape.probes.trajectory import Trajectory
 from landscape.run import run
 from landscape.subject import Subject
 
@@ -407,6 +409,98 @@ def test_the_legacy_format_counts_what_it_holds(tmp_path: Path) -> None:
     assert lines[14] == "POINT_DATA 6"
 
 
+# --- lines and paths ---
+
+
+def projection(path: Path, x: Sequence[float], y: Sequence[float]) -> Path:
+    """The path of a run as loss-landscape keeps it."""
+    with h5py.File(path, "w") as file:
+        file["proj_xcoord"], file["proj_ycoord"] = x, y
+    return path
+
+
+def test_a_path_comes_over_its_surface_and_goes_back(tmp_path: Path) -> None:
+    x, y = [0.9, 0.4, 0.0, 5.0], [0.5, 0.5, 0.0, 0.0]
+    path = projection(tmp_path / "s_proj.h5", x, y)
+    (outcome,) = importing.import_file(made_by_its_tool(tmp_path / "s.h5"), tmp_path / "r.h5", course=path)
+    (bare,) = importing.import_file(tmp_path / "s.h5", tmp_path / "r.h5")
+    assert outcome.group != bare.group
+    data = dict(results.groups(tmp_path / "r.h5"))[outcome.group]
+    assert (data["path_x"].values.tolist(), data["path_y"].values.tolist()) == (x, y)
+    assert "path" in [file.stem for file in plots.draw(tmp_path / "r.h5", tmp_path / "figures")]
+    written = export(tmp_path / "r.h5", tmp_path / "out", ["tomgoldstein", "vtp"])
+    (back,) = (file for file in written if file.name.endswith("_proj.h5"))
+    with h5py.File(back) as file:
+        assert (file["proj_xcoord"][()].tolist(), file["proj_ycoord"][()].tolist()) == (x, y)
+    (curve,) = (file for file in written if file.name.endswith("-path.vtp"))
+    points, lines, values = _curve(curve)
+    assert lines.tolist() == [0, 1, 2]  # the last snapshot lies outside
+    np.testing.assert_allclose(points[:, :2], np.stack([x, y], axis=1)[:3])
+    heights = RegularGridInterpolator((X, Y), np.array([[loss_at(a, b) for b in Y] for a in X]))(points[:, :2])
+    np.testing.assert_allclose(points[:, 2], heights)
+    np.testing.assert_array_equal(values["snapshot"], [0, 1, 2])
+
+
+def _curve(path: Path) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    piece = ElementTree.parse(path).getroot().find("PolyData/Piece")
+    assert piece is not None
+    assert (piece.get("NumberOfLines"), piece.get("NumberOfPolys")) == ("1", "0")
+
+    def numbers(where: str) -> dict[str, np.ndarray]:
+        return {str(a.get("Name")): np.array(str(a.text).split(), float) for a in piece.findall(f"{where}/DataArray")}
+
+    lines = numbers("Lines")
+    assert lines["offsets"].tolist() == [len(lines["connectivity"])]
+    return numbers("Points")["points"].reshape(-1, 3), lines["connectivity"], numbers("PointData")
+
+
+def test_lines_go_to_that_tool_and_come_back(tmp_path: Path) -> None:
+    run(Line(directions=2, resolution=5), attention_net(), tmp_path / "r.h5", label="ours")
+    data = only(tmp_path / "r.h5", "line")
+    written = export(tmp_path / "r.h5", tmp_path / "out", ["tomgoldstein", "vtp", "csv"])
+    assert [path.name.rpartition("-")[2] for path in written] == ["0.h5", "1.h5", "0.vtp", "1.vtp"]
+    for k, path in enumerate(written[:2]):
+        with h5py.File(path) as file:
+            assert "ycoordinates" not in file
+        (grid,) = tomgoldstein.read_surface(path)
+        np.testing.assert_array_equal(grid.values["loss"], data["loss"].sel(direction=k))
+        np.testing.assert_allclose(grid.values["accuracy"], data["accuracy"].sel(direction=k), rtol=1e-15)
+        points, _, values = _curve(written[2 + k])
+        np.testing.assert_array_equal(points[:, 0], data["t"])
+        np.testing.assert_array_equal(values["loss"], data["loss"].sel(direction=k))
+        np.testing.assert_array_equal(values["loss_se"], data["loss_se"].sel(direction=k))
+    with pytest.raises(ValueError, match="no surface that csv has a place for"):
+        export(tmp_path / "r.h5", tmp_path / "out", ["csv"])
+
+
+def test_a_trajectory_goes_to_that_tool_with_its_principal_coordinates(tmp_path: Path) -> None:
+    subject = attention_net()
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for epoch in range(4):
+        moved = {n: t + 0.1 * epoch**k * torch.ones_like(t) for k, (n, t) in enumerate(state(subject.model).items(), 1)}
+        torch.save(moved, folder / f"epoch_{epoch}.pt")
+    run(Trajectory(run=str(folder)), subject, tmp_path / "r.h5", label="ours")
+    data = only(tmp_path / "r.h5", "trajectory")
+    path, curve = export(tmp_path / "r.h5", tmp_path / "out", ["tomgoldstein", "vtp"])
+    np.testing.assert_array_equal(tomgoldstein.read_course(path).places, [data["pc1"], data["pc2"]])
+    points, _, _ = _curve(curve)
+    np.testing.assert_array_equal(points[:, 2], data["plane_loss"])
+
+
+def test_curves_open_in_vtk(tmp_path: Path) -> None:
+    vtk = pytest.importorskip("vtk")
+    course = Course(np.array([[0.0, 1.0, 2.0], [0.0, -1.0, 0.5]]), np.array([3.0, 2.0, 1.0]))
+    paraview.write_course(tmp_path / "c.vtp", course)
+    reader = vtk.vtkXMLPolyDataReader()
+    reader.SetFileName(str(tmp_path / "c.vtp"))
+    reader.Update()
+    mesh = reader.GetOutput()
+    assert (mesh.GetNumberOfPoints(), mesh.GetNumberOfLines(), mesh.GetNumberOfPolys()) == (3, 1, 0)
+    assert mesh.GetPoint(1) == (1.0, -1.0, 2.0)
+    assert mesh.GetPointData().GetArray("snapshot").GetTuple1(2) == 2.0
+
+
 # --- the commands ---
 
 
@@ -453,6 +547,8 @@ def test_bad_files_end_in_one_line_and_change_nothing(command: Command, tmp_path
     with h5py.File(made_by_its_tool(tmp_path / "cut.h5"), "r+") as file:
         del file["train_loss"]
         file["train_loss"] = np.ones(7)
+    path = projection(tmp_path / "s_proj.h5", [0.0, 1.0], [0.0, 1.0])
+    line = made_by_its_tool(tmp_path / "line.h5", y=None)
     (tmp_path / "noise.bin").write_bytes(bytes(range(256)))
     whole = made_by_its_tool(tmp_path / "half.h5").read_bytes()
     (tmp_path / "half.h5").write_bytes(whole[: len(whole) // 2])
@@ -466,6 +562,12 @@ def test_bad_files_end_in_one_line_and_change_nothing(command: Command, tmp_path
         ("import", good, tmp_path): (1, "is a folder"),
         ("import", good, "--label", "a", "--label", "b"): (2, "given 2 times for 1 files"),
         ("import", good, "--weight-decay", "-1"): (2, "weight-decay"),
+        ("import", path): (1, "holds the path of a run, expected a surface; give both"),
+        ("import", good, "--path", "none.h5"): (1, "no file at none.h5; give a projection file"),
+        ("import", good, "--path", "other.h5"): (1, "holds no proj_xcoord and proj_ycoord, got weights"),
+        ("import", good, "--path", good): (1, "is not an HDF5 file; give a projection file"),
+        ("import", line, "--path", path): (1, "holds a line, expected a surface under the path"),
+        ("import", good, line, "--path", path): (2, "2 files were given"),
         ("export", "none.h5"): (1, "none.h5"),
         ("export", "--format", "stl"): (2, "stl is unknown; ask for tomgoldstein, csv, vtp, vtk"),
         ("export", "--label", "theirs"): (1, "holds no surface with the label theirs, but of ours"),

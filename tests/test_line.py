@@ -105,9 +105,11 @@ def test_between_checkpoints_weights_and_statistics_are_interpolated(tmp_path: P
     for i, t in enumerate(found["t"]):
         mixed = {name: (1 - t) * tensor + t * there[name] if tensor.is_floating_point() else tensor
                  for name, tensor in state(subject.model).items()}  # fmt: skip
-        if t <= 1:  # beyond, variances may turn negative
-            losses = _losses_with(subject, mixed)
-            assert found["loss"][0, i] == pytest.approx(losses.mean(), rel=1e-12)
+        clipped = min(max(t, 0.0), 1.0)  # beyond, extrapolated variances may turn negative
+        for name, buffer in subject.model.named_buffers():
+            if buffer.is_floating_point():
+                mixed[name] = (1 - clipped) * buffer + clipped * there[name]
+        assert found["loss"][0, i] == pytest.approx(_losses_with(subject, mixed).mean(), rel=1e-12)
     assert found["t"].tolist() == [-0.5, 0.0, 0.5, 1.0, 1.5, 2.0]
 
 
@@ -116,7 +118,12 @@ def test_frozen_statistics_stay_those_of_the_first_checkpoint(tmp_path: Path) ->
     there = _moved(subject, 1)
     found = answer(Line(along=_saved(tmp_path / "b.pt", there), resolution=2, bn="frozen"), subject)
     mixed = {**there, **{name: buffer for name, buffer in subject.model.named_buffers()}}
-    assert found["loss"][0, 1] == pytest.approx(_losses_with(subject, mixed).mean(), rel=1e-12)
+    here, itself = _losses_with(subject, mixed).mean(), _losses_with(subject, dict(there)).mean()
+    assert abs(here - itself) > 1e-3
+    assert found["loss"][0, 1] == pytest.approx(here, rel=1e-12)
+    assert found["end_loss"][0] == pytest.approx(itself, rel=1e-12)
+    assert found["end_excess"][0] == pytest.approx(here - itself, rel=1e-9)
+    assert found["facts"]["statistics"] == "frozen"
 
 
 def test_recalibrated_statistics_are_refreshed_at_every_point_ends_included(tmp_path: Path) -> None:

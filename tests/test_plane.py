@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from analytic import attention_net, convolution_net, quadratic, same_state, state, symmetric
+from analytic import answer, attention_net, convolution_net, quadratic, same_state, state, symmetric
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from landscape.evaluator import Evaluator
 from landscape.linalg.directions import POSITIONS
 from landscape.linalg.vector import inner
-from landscape.plane import Plane, plane_of
+from landscape.plane import SHARE, Plane, plane_of, reach
+from landscape.probes.surface import Surface
 from landscape.subject import Subject
+
+aten = torch.ops.aten
 
 
 def _plane(subject: Subject, kind: str, *, seed: int = 0) -> Plane:
@@ -123,6 +128,36 @@ def test_the_eigen_plane_curves_by_the_smallest_and_the_largest_eigenvalue() -> 
         along_x, along_y = evaluator.at(0.5, 0.0)["loss"], evaluator.at(0.0, 0.5)["loss"]
     assert along_x == pytest.approx(-2.0 / 8, rel=1e-3)
     assert along_y == pytest.approx(8.0 / 8, rel=1e-3)
+
+
+def test_the_eigen_plane_is_as_wide_as_its_curvatures_let_the_saddle_show() -> None:
+    offset = torch.tensor([[1.0, 4.0]])  # a loss of 4 at the saddle
+    subject = quadratic(symmetric([200.0, 3.0, 1.0, -5.0]), weight=torch.zeros(1, 4), batches=(offset,))
+    (_, x), (_, y) = _plane(subject, "eigen").spans
+    assert x == pytest.approx((2 * SHARE * 4.0 / 5.0) ** 0.5, rel=0.01)
+    assert y == pytest.approx((2 * SHARE * 4.0 / 200.0) ** 0.5, rel=0.03)
+    found = answer(Surface(plane="eigen", resolution="5"), subject)
+    rise = found["loss"] - 4.0
+    assert rise[0, 2] == pytest.approx(-SHARE * 4.0, rel=0.02)  # down along x and up along y, alike
+    assert rise[2, 0] == pytest.approx(SHARE * 4.0, rel=0.05)
+    asked = Surface(plane="eigen", resolution="5", range="0.5")
+    assert answer(asked, subject)["x"].tolist() == [-0.5, -0.25, 0.0, 0.25, 0.5]
+    assert asked.identity(subject)["range"] == ((-0.5, 0.5), (-0.5, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("loss", "slope", "curvature", "expected"),
+    [
+        (1.0, 0.0, 4.0, 0.1),
+        (1.0, 0.8, 4.0, 0.4),  # the stationary point at 0.2 lies half way
+        (1.0, 0.0, 1e-9, 1.0),
+        (1.0, 0.0, 0.0, 1.0),
+        (0.0, 0.0, -4.0, 0.1),
+        (float("inf"), 0.0, 4.0, 1.0),
+    ],
+)
+def test_the_reach_along_an_eigenvector(loss: float, slope: float, curvature: float, expected: float) -> None:
+    assert reach(loss, slope, curvature) == expected
 
 
 def test_the_eigen_plane_is_that_of_all_samples_weighted_alike() -> None:
@@ -276,6 +311,40 @@ def test_a_row_is_transferred_at_once_off_the_cpu_and_gives_the_same_numbers(mon
     assert counted["rows"] == 2
     for one, other in zip(by_point, by_row, strict=True):
         np.testing.assert_equal(one, other)
+
+
+@pytest.mark.parametrize("recalibrate", [0, 2])
+def test_within_a_row_nothing_waits_for_the_device(recalibrate: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = convolution_net(sizes=(6, 6, 6))
+    monkeypatch.setattr(type(subject), "device", property(lambda self: _Accelerator()))
+    with Evaluator(subject, _plane(subject, "random"), recalibrate) as evaluator:
+        evaluator.at(0.0, 0.0)  # losses at the origin are made once
+        reads = _Reads()
+        for name in ("tolist", "numpy", "cpu"):
+            monkeypatch.setattr(Tensor, name, reads.counted(getattr(Tensor, name)))
+        with reads:
+            rows = list(evaluator.along((x, y, False) for x in (0.0, 0.5) for y in (-0.1, 0.2, 0.3)))
+    assert len(rows) == 6
+    assert reads.count == 2  # one transfer a row
+
+
+class _Reads(TorchDispatchMode):
+    """Counts what makes the host wait: numbers read from a tensor, and tensors brought over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def counted(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def read(*args: Any, **kwargs: Any) -> Any:
+            self.count += 1
+            return method(*args, **kwargs)
+
+        return read
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func.overloadpacket in (aten._local_scalar_dense, aten.item, aten.is_nonzero)
+        return func(*args, **(kwargs or {}))
 
 
 class _Accelerator(str):

@@ -53,5 +53,5 @@ def test_every_file_the_readme_names_is_there() -> None:
 
 def test_every_command_the_readme_names_exists() -> None:
     helped = subprocess.run([sys.executable, "-m", "landscape", "--help"], capture_output=True, text=True).stdout
-    (listed,) = re.findall(r"`(train models demo \|[^`]*)`", README)
+    (listed,) = re.findall(r"`(train models demo reproduce \|[^`]*)`", README)
     assert [word for word in listed.replace("|", " ").split() if f" {word} " not in helped] == []

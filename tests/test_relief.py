@@ -106,14 +106,22 @@ def test_persistences_are_those_of_the_sublevel_sets(seed: int) -> None:
     np.testing.assert_allclose([minimum.persistence for minimum in found[1:]], brute_force(loss))
 
 
-def test_persistences_agree_with_gudhi() -> None:
+@pytest.mark.parametrize("kind", ["normal", "ties", "infinite"])
+def test_persistences_agree_with_gudhi_on_fifty_grids(kind: str) -> None:
     gudhi = pytest.importorskip("gudhi")
-    loss = np.random.default_rng(0).standard_normal((20, 15))
-    complex_ = gudhi.CubicalComplex(vertices=loss)
-    complex_.compute_persistence()
-    pairs = complex_.persistence_intervals_in_dimension(0)
-    finite = np.sort((pairs[:, 1] - pairs[:, 0])[np.isfinite(pairs[:, 1])])[::-1]
-    np.testing.assert_allclose([minimum.persistence for minimum in minima(loss)[1:]], finite[finite > 0])
+    for seed in range(50):
+        generator = np.random.default_rng(seed)
+        loss = generator.standard_normal(generator.integers(2, 24, size=2))
+        if kind == "ties":
+            loss = np.round(2 * loss)
+        if kind == "infinite":
+            loss[generator.random(loss.shape) < 0.2] = np.inf
+        complex_ = gudhi.CubicalComplex(vertices=loss)
+        complex_.compute_persistence()
+        born, died = complex_.persistence_intervals_in_dimension(0).reshape(-1, 2).T
+        lasting = np.isfinite(born) & (died > born)
+        expected = np.sort((died - born)[lasting])[::-1]
+        np.testing.assert_allclose([minimum.persistence for minimum in minima(loss)], expected)
 
 
 def test_a_plateau_is_one_minimum_and_infinite_values_are_none() -> None:

@@ -237,13 +237,17 @@ from landscape.probes.surface import Surface
 from landscape.run import run
 torch.set_num_threads(1)
 loaded = loading.load(Path(sys.argv[1]), data="digits", samples=32, batch_size=8)
-run(Surface(resolution="15"), loaded, Path(sys.argv[2]), report=lambda done, total: print(done, flush=True))
+probe = Surface(resolution=sys.argv[3], preview=sys.argv[4] == "preview")
+run(probe, loaded, Path(sys.argv[2]), report=lambda done, total: print(done, flush=True))
 """
 
 
-def test_a_killed_process_resumes_behind_its_last_acknowledged_unit(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("resolution", "mode"), [("15", "exact"), ("19", "preview")])
+def test_a_killed_process_resumes_behind_its_last_acknowledged_unit(
+    folder: Path, tmp_path: Path, resolution: str, mode: str
+) -> None:
     path = tmp_path / "results.h5"
-    command = [sys.executable, "-c", KILLED, str(folder / "final.pt"), str(path)]
+    command = [sys.executable, "-c", KILLED, str(folder / "final.pt"), str(path), resolution, mode]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "1\n"
@@ -252,7 +256,7 @@ def test_a_killed_process_resumes_behind_its_last_acknowledged_unit(folder: Path
         said = process.stdout.read().split()
     assert process.returncode == -signal.SIGKILL
     acknowledged = int(said[-1]) if said else 1
-    probe = small("surface", resolution="15")
+    probe = small("surface", resolution=resolution, preview=mode == "preview")
     outcome = run(probe, loaded(folder), path)
     assert outcome.units - acknowledged - 1 <= outcome.measured <= outcome.units - acknowledged
     assert outcome.measured > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -77,13 +78,13 @@ def test_a_dataset_is_read_once_in_order_and_served_balanced(script: Callable[[s
     path = script(DATASET)
     images = load(f"{path}:Pictures")
     order = balanced(np.arange(6) % 2)
-    assert named(f"{path}:read")() == list(range(6))
+    assert named(f"{path}:read")() == [*range(6), *range(4)]  # the first again: are they the same?
     assert images.inputs[:, 0, 0, 0].tolist() == order.tolist()
     assert images.targets.tolist() == (order % 2).tolist()
     assert (images.classes, images.size, images.inputs.dtype) == (3, 4, torch.uint8)
     assert images.mean == (0.485, 0.456, 0.406)
     assert load(f"{path}:Pictures", samples=3).sha256() == load(f"{path}:Listed", samples=3).sha256()
-    assert named(f"{path}:read")()[-3:] == order[:3].tolist()  # a dataset that lists its targets: only the chosen
+    assert named(f"{path}:read")()[-6:] == 2 * order[:3].tolist()  # a dataset that lists its targets: only the chosen
     floats = load(f"{path}:floats", samples=4)
     assert floats.targets.bincount().tolist() == [2, 2]
     assert floats.mean == ()
@@ -142,3 +143,72 @@ def test_a_file_that_does_not_import_is_explained(script: Callable[[str], str]) 
         named(f"{script('import no_such_module')}:f")
     with pytest.raises(ValueError, match="failed with SystemExit"):
         named(f"{script('raise SystemExit(2)')}:f")
+
+
+RANDOM = """
+import random
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+class Drawn:
+    def __init__(self, draw): self.draw = draw
+    def __len__(self): return 12
+    def __getitem__(self, i): return torch.full((2,), float(i)) + self.draw(), i % 3
+
+OWN = np.random.default_rng(0)
+def flipping(): return Drawn(lambda: float(torch.rand(())))
+def numpys(): return Drawn(lambda: float(np.random.rand()))
+def pythons(): return Drawn(random.random)
+def own(): return Drawn(lambda: OWN.random())
+def plain(): return Drawn(lambda: 0.0)
+def pair(): return torch.randn(12, 2), torch.arange(12) % 3
+def shuffled(): return DataLoader(plain(), batch_size=5, shuffle=True, drop_last=True)
+def both(): return DataLoader(flipping(), batch_size=5, shuffle=True)
+"""
+
+
+@pytest.mark.parametrize("name", ["flipping", "numpys", "pythons"])
+def test_random_transforms_are_drawn_once_and_alike_in_every_process(
+    name: str, script: Callable[[str], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = script(RANDOM)
+    before = torch.get_rng_state()
+    first = load(f"{path}:{name}")
+    assert "transforms its items at random; each was drawn once, from a fixed seed" in caplog.text
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(7)
+    np.random.seed(7)  # noqa: NPY002
+    random.seed(7)
+    again = load(f"{path}:{name}")
+    assert torch.equal(first.inputs, again.inputs)
+    offsets = first.inputs[:, 0] - first.inputs[:, 0].floor()
+    assert len(set(offsets.tolist())) == 12  # every item its own draw
+    assert load(f"{path}:plain").sha256() != first.sha256()
+
+
+def test_data_without_chance_are_not_said_to_have_any(
+    script: Callable[[str], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    load(f"{script(RANDOM)}:plain")
+    assert not caplog.text
+
+
+def test_a_random_pair_is_drawn_from_a_fixed_seed(script: Callable[[str], str]) -> None:
+    path = script(RANDOM)
+    first = load(f"{path}:pair")
+    torch.manual_seed(7)
+    assert torch.equal(first.inputs, load(f"{path}:pair").inputs)
+
+
+def test_items_that_no_seed_holds_still_are_refused(script: Callable[[str], str]) -> None:
+    with pytest.raises(ValueError, match=r"own: item \d+ is another one when it is read again.*switch its random"):
+        load(f"{script(RANDOM)}:own")
+
+
+@pytest.mark.parametrize("name", ["shuffled", "both"])
+def test_a_shuffling_loader_gives_the_same_samples_at_every_loading(name: str, script: Callable[[str], str]) -> None:
+    path = script(RANDOM)
+    first = load(f"{path}:{name}")
+    torch.manual_seed(7)
+    assert first.sha256() == load(f"{path}:{name}").sha256()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,13 +23,17 @@ from analytic import (
     symmetric,
 )
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from landscape import models
+from landscape.axes import spans, through_checkpoints, ticks
+from landscape.between import Between
 from landscape.linalg.directions import Normalize
 from landscape.linalg.relief import height
 from landscape.plane import plane_of
-from landscape.probe import OptionError
-from landscape.probes.surface import Surface, spans, ticks
+from landscape.probe import OptionError, Probe
+from landscape.probes.line import Line
+from landscape.probes.surface import Surface
 from landscape.subject import Subject, per_sample
 
 CURVATURES = [4.0, 3.0, 2.5, 1.0, -1.5, -2.0]
@@ -377,3 +383,133 @@ def test_dropout_is_off_and_buffers_never_move() -> None:
     np.testing.assert_array_equal(one, other)
     plane = plane_of(subject, "random", normalize="filter", ignore="", seed=0)
     assert set(plane.directions[0]) == {"0.weight", "3.weight"}
+
+
+def _three(tmp_path: Path) -> tuple[Subject, list[dict[str, Tensor]], str]:
+    """A network with batch norm, two others that differ in weights and statistics, and the word for their plane."""
+    subject = convolution_net()
+    others = []
+    for seed in (1, 2):
+        generator = torch.Generator().manual_seed(seed)
+        others.append(
+            {
+                name: tensor + 0.4 * torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype)
+                if tensor.is_floating_point()
+                else tensor
+                for name, tensor in state(subject.model).items()
+            }
+        )
+        torch.save(others[-1], tmp_path / f"{'ab'[seed - 1]}.pt")
+    return subject, others, f"{tmp_path / 'a.pt'},{tmp_path / 'b.pt'}"
+
+
+def _own_loss(weights: Mapping[str, Tensor]) -> float:
+    subject = convolution_net()
+    subject.model.load_state_dict(dict(weights))
+    return per_sample(subject)[0].mean().item()
+
+
+@pytest.mark.parametrize("resolution", ["7", "10,5"])
+def test_a_plane_through_checkpoints_has_their_losses_also_where_batch_norm_differs(
+    tmp_path: Path, resolution: str
+) -> None:
+    subject, others, word = _three(tmp_path)
+    kept = state(subject.model)
+    found = answer(Surface(resolution=resolution, plane=word), subject)
+    x, y = found["x"].tolist(), found["y"].tolist()
+    assert found["facts"]["statistics"] == "interpolated between the checkpoints"
+    for (a, b), weights in zip(((0.0, 0.0), (1.0, 0.0), (0.0, 1.0)), (kept, *others), strict=True):
+        assert found["loss"][x.index(a), y.index(b)] == pytest.approx(_own_loss(weights), rel=1e-13)
+    np.testing.assert_allclose(found["path_loss"], [_own_loss(w) for w in (kept, *others)], rtol=1e-13)
+    np.testing.assert_allclose(found["path_excess"], 0.0, atol=1e-13)
+    assert np.isfinite(found["loss"]).all()  # beyond the triangle too, where an extrapolated variance is negative
+    assert same_state(subject.model, kept)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 21, 50, 51])
+def test_the_default_range_between_checkpoints_has_both_on_its_grid(count: int) -> None:
+    low, high = through_checkpoints(count)
+    found = ticks(low, high, count).tolist()
+    assert len(found) == count
+    assert {0.0, 1.0} <= set(found)
+    if count >= 4:
+        assert low < 0.0
+        assert high > 1.0
+
+
+def test_between_three_checkpoints_statistics_are_their_weighted_mean(tmp_path: Path) -> None:
+    subject, others, word = _three(tmp_path)
+    plane = plane_of(subject, word, normalize="filter", ignore="", seed=0)
+    own = state(subject.model)
+    between = Between(subject, *plane.ends)
+    assert set(plane.ends[0]) == {"1.running_mean", "1.running_var"}
+    # Outside, a share below 0 counts as 0: (1.5, 1.5) has none of the first and halves of the others.
+    for (x, y), shares in {
+        (0.2, 0.3): (0.5, 0.2, 0.3),
+        (1.5, 1.5): (0.0, 0.5, 0.5),
+        (-1.0, 0.0): (1.0, 0.0, 0.0),
+    }.items():
+        between.place(x, y)
+        for name in plane.ends[0]:
+            mean = sum(s * w[name] for s, w in zip(shares, (own, *others), strict=True))
+            torch.testing.assert_close(subject.model.state_dict()[name], mean, rtol=1e-14, atol=0.0)
+    for (x, y), weights in {(1.0, 0.0): others[0], (0.0, 1.0): others[1], (0.0, 0.0): own}.items():
+        between.place(x, y)
+        assert all(torch.equal(subject.model.state_dict()[name], weights[name]) for name in plane.ends[0])
+
+
+def test_frozen_statistics_of_a_plane_through_checkpoints_are_stated_with_what_they_cost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    subject, others, word = _three(tmp_path)
+    own = state(subject.model)
+    caplog.set_level("INFO")
+    found = answer(Surface(resolution="4", plane=word, bn="frozen"), subject)
+    statistics = {name: own[name] for name in ("1.running_mean", "1.running_var")}
+    frozen, itself = (np.array([_own_loss({**w, **kept}) for w in (own, *others)]) for kept in (statistics, {}))
+    assert abs(frozen - itself)[1:].min() > 1e-3
+    np.testing.assert_allclose(found["path_excess"], frozen - itself, atol=1e-13)
+    assert found["facts"]["statistics"] == "frozen"
+    assert f"a {frozen[1]:.4g} (its own {itself[1]:.4g})" in caplog.text
+
+
+def test_only_planes_through_checkpoints_that_differ_in_statistics_are_another_question(tmp_path: Path) -> None:
+    subject, _, word = _three(tmp_path)
+    assert Surface().identity(subject)["bn"] == Surface(bn="frozen").identity(subject)["bn"] == "frozen"
+    asked = [Surface(plane=word, bn=bn).identity(subject)["bn"] for bn in ("auto", "interpolate", "frozen")]
+    assert asked == ["interpolate", "interpolate", "frozen"]
+    with pytest.raises(OptionError, match="--bn interpolate needs a plane through checkpoints"):
+        Surface(bn="interpolate")
+
+
+class _AlwaysDropping(nn.Module):
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.inner, self.rate = nn.Linear(4, 3), rate
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.inner(nn.functional.dropout(inputs, self.rate, training=True))
+
+
+@pytest.mark.parametrize("probe", [Surface(resolution="3"), Line(resolution=3)])
+def test_a_model_that_draws_at_every_pass_is_refused(probe: Probe) -> None:
+    batches = batches_of((4,), (6,), 3)
+    with pytest.raises(ValueError, match=r"draws random numbers in evaluation mode.*mc_dropout=0"):
+        probe.plan(Subject(_AlwaysDropping(0.5).double().eval(), batches))
+    probe.plan(Subject(_AlwaysDropping(0.0).double().eval(), batches))  # draws nothing that matters
+    training = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)).double().train()
+    with pytest.raises(ValueError, match=r"1 \(Dropout\) is in training mode"):
+        probe.plan(Subject(training, batches))
+
+
+def test_batches_that_change_or_only_pass_by_are_refused() -> None:
+    model = nn.Linear(4, 3).double().eval()
+    with pytest.raises(ValueError, match=r"batches is a DataLoader, expected a sequence.*list\(...\)"):
+        Subject(model, DataLoader(TensorDataset(torch.zeros(4, 4)), shuffle=True))  # type: ignore[arg-type]
+
+    class Fresh(list[tuple[Tensor, Tensor]]):
+        def __getitem__(self, i: Any) -> Any:
+            return torch.randn(5, 4, dtype=torch.float64), torch.zeros(5, dtype=torch.long)
+
+    with pytest.raises(ValueError, match=r"batches \(Fresh\) gives others when it is read again"):
+        Subject(model, Fresh(batches_of((4,), (5,), 3))).identity(())

@@ -11,7 +11,7 @@ import pytest
 import torch
 from analytic import answer, attention_net, convolution_net, same_state, state
 
-from landscape import forward, loading, store
+from landscape import forward, loading, results, store
 from landscape.forward import Forward, Manner, quickest
 from landscape.probe import OptionError
 from landscape.probes.surface import Surface, control
@@ -147,6 +147,34 @@ def test_a_compiled_model_sees_weights_written_in_place(monkeypatch: pytest.Monk
     np.testing.assert_allclose(found["loss"], plain["loss"], rtol=1e-12)
     assert found["deviation_max"] < 1e-9
     assert same_state(subject.model, kept)
+
+
+@pytest.mark.parametrize("options", [{"compile": True}, {"precision": "bf16"}])
+def test_a_fast_manner_stopped_and_resumed_gives_the_same_numbers_and_deviations(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+
+    def subject() -> Subject:
+        found = convolution_net(sizes=(8, 5))  # the last mini-batch has another shape
+        found.model.float()
+        return found
+
+    def stop(done: int, total: int) -> None:
+        if done == 11:
+            raise KeyboardInterrupt
+
+    probe = Surface(resolution="5", **options)
+    whole = run(probe, subject(), tmp_path / "whole.h5")
+    with pytest.raises(KeyboardInterrupt):
+        run(probe, subject(), tmp_path / "parts.h5", report=stop)
+    parts = run(probe, subject(), tmp_path / "parts.h5")
+    assert parts.measured == 14
+    one, other = (results.find(tmp_path / f"{name}.h5", "surface")[0][1] for name in ("whole", "parts"))
+    for name in ("loss", "loss_se", "rise_se", "deviates", "deviation_95", "deviation_max"):
+        np.testing.assert_array_equal(one[name], other[name])
+    assert np.isfinite(one["deviates"]).all()
+    assert whole.group == parts.group
 
 
 def test_mini_batches_are_prepared_once_and_only_while_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -15,14 +14,17 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, Subset
 
+from landscape import chance
 from landscape.data import decode
 from landscape.data.images import Images, Samples, balanced, chosen, count_of
 from landscape.data.resident import Resident
+from landscape.probe import derived_seed
 
 # Names of what a sample that is a dict brings, the first that it has: transformers', datasets', torchvision's.
 INPUTS = ("pixel_values", "image", "img", "images", "input", "inputs", "x", "data")
 TARGETS = ("labels", "label", "fine_label", "target", "targets", "y", "class")
 SEED = 0  # of the order of a loader that shuffles
+AGAIN = 4  # items of a dataset that are read a second time
 _END = object()
 _log = logging.getLogger(__name__)
 
@@ -32,10 +34,11 @@ def images_of(name: str, made: Any, *, samples: Samples, image_size: int | None)
 
     A pair of tensors `(inputs, targets)` is used as it is: its first rows, in its order. A Dataset with a length is
     read once, in order, and served in the class-balanced order; where it lists its targets (`targets`, or a
-    column of labels) only the chosen items are read. A DataLoader, or anything else that can be iterated, is
-    read once: its first samples, in its order. A sample is a tuple of input and target (what follows is ignored)
-    or a dict with names of `INPUTS` and `TARGETS`. Pictures become uint8 images (`image_size` as for folders, the
-    size rule applied to the first); uint8 images get ImageNet's mean and std; floating-point tensors count as
+    column of labels) only the chosen items are read; what an item draws at random it draws from a fixed seed, and an
+    item that is another one when read again all the same is refused. A DataLoader, or anything else that can be
+    iterated, is read once: its first samples, in its order. A sample is a tuple of input and target (what follows is
+    ignored) or a dict with names of `INPUTS` and `TARGETS`. Pictures become uint8 images (`image_size` as for folders,
+    the size rule applied to the first); uint8 images get ImageNet's mean and std; floating-point tensors count as
     normalised.
 
     Raises:
@@ -71,8 +74,10 @@ def _materialised(name: str, dataset: Any, samples: Samples, image_size: int | N
     listed = _listed(dataset)
     order = np.arange(len(dataset)) if listed is None else chosen(listed, samples)
     inputs, targets = Resident(name, len(order)), Resident(name, len(order))
+    drawn = False
     for row in order.tolist():
-        item = guarded(f"{name}: item {row}", partial(operator.getitem, dataset, row))
+        item, random = _item(name, dataset, row)
+        drawn = drawn or random
         value, target = _parts(f"{name}: item {row}", item)
         value, image_size = _decoded(f"{name}: item {row}", value, image_size)
         one, wanted = _tensor(f"{name}: input {row}", value), _tensor(f"{name}: target {row}", target)
@@ -81,6 +86,16 @@ def _materialised(name: str, dataset: Any, samples: Samples, image_size: int | N
             raise ValueError(f"{name}: item {row} has the shapes {shapes}, the first {first}; make them equal")
         inputs.append(one[None])
         targets.append(wanted[None])
+    for row, before in zip(order[:AGAIN].tolist(), inputs.tensor, strict=False):
+        value, _ = _parts(f"{name}: item {row}", _item(name, dataset, row)[0])
+        again = _tensor(f"{name}: input {row}", _decoded(f"{name}: item {row}", value, image_size)[0])
+        if not torch.equal(again.nan_to_num(), before.nan_to_num()):
+            raise ValueError(
+                f"{name}: item {row} is another one when it is read again, expected the same; switch its random "
+                "transforms off, or draw them from torch's, numpy's or Python's global generator, which is seeded here"
+            )
+    if drawn:
+        _log.warning("note: %s transforms its items at random; each was drawn once, from a fixed seed", name)
     counts = [_named_classes(dataset), *([] if listed is None else [classes_in(name, torch.from_numpy(listed))])]
     images = _images(name, inputs.tensor, targets.tensor, counts)
     if listed is not None:
@@ -88,6 +103,14 @@ def _materialised(name: str, dataset: Any, samples: Samples, image_size: int | N
     whole = images.targets.ndim == 1 and not images.targets.is_floating_point()
     rows = balanced(images.targets.numpy()) if whole else order
     return images.take(rows[: count_of(samples, len(rows))])
+
+
+def _item(name: str, dataset: Any, row: int) -> tuple[Any, bool]:
+    """An item, drawn from a seed of its own where it is random, and whether it is."""
+    with chance.fixed(derived_seed(SEED, "item", row)):
+        before = chance.states()
+        item = guarded(f"{name}: item {row}", partial(operator.getitem, dataset, row))
+        return item, before != chance.states()
 
 
 def _streamed(name: str, stream: Any, samples: Samples, image_size: int | None, *, batched: bool) -> Images:
@@ -99,7 +122,7 @@ def _streamed(name: str, stream: Any, samples: Samples, image_size: int | None, 
         _log.info("%s: the loader shuffles; it is read once, in the order of seed %d", name, SEED)
     rows = None if total is None else wanted or total
     inputs, targets = Resident(name, rows), Resident(name, rows)
-    with _seeded():
+    with chance.fixed(SEED):  # the same shuffle and the same transforms at every loading
         for i, item in enumerate(_items(name, stream)):
             what = f"{name}: {'batch' if batched else 'item'} {i}"
             value, target = _parts(what, item)
@@ -126,14 +149,6 @@ def _items(name: str, stream: Any) -> Iterator[Any]:
     iterator = guarded(name, partial(iter, stream))
     while (item := guarded(name, partial(next, iterator, _END))) is not _END:
         yield item
-
-
-@contextmanager
-def _seeded() -> Iterator[None]:
-    """The same shuffle at every loading; nobody else's random numbers change by it."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(SEED)
-        yield
 
 
 def _length(stream: Any, batched: bool) -> int | None:

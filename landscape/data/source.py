@@ -13,9 +13,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from landscape import chance
 from landscape.data import objects
 from landscape.data.images import Images, Samples
 from landscape.data.objects import guarded as guarded
+from landscape.probe import derived_seed
 
 
 def named(spec: str) -> Callable[..., Any]:
@@ -58,10 +60,15 @@ def spec_sha256(spec: str) -> str | None:
 def load(spec: str, *, samples: Samples, image_size: int | None) -> Images:
     """The data that a callable without arguments returns, see `objects.images_of`.
 
+    What it draws at random it draws from a fixed seed, the same in every process.
+
     Raises:
         FileNotFoundError, ValueError: as `named`; the callable fails, or returns something else.
     """
-    return objects.images_of(spec, guarded(spec, named(spec)), samples=samples, image_size=image_size)
+    function = named(spec)
+    with chance.fixed(derived_seed(0, "data")):
+        made = guarded(spec, function)
+    return objects.images_of(spec, made, samples=samples, image_size=image_size)
 
 
 def _split(spec: str) -> tuple[str, str]:

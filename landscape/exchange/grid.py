@@ -19,6 +19,21 @@ KNOWN: Mapping[str, Quantity] = {
 
 
 @dataclass(frozen=True, eq=False)
+class Course:
+    """The path of a run on a plane.
+
+    Args:
+        places: coordinates of its snapshots, (2, n).
+        loss: on the plane at these places, (n,); NaN where it is not known.
+        names: of the snapshots; empty where a file does not say them.
+    """
+
+    places: np.ndarray
+    loss: np.ndarray
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
 class Grid:
     """Numbers over the points of a plane (or of a line, without y), in float64.
 
@@ -28,6 +43,7 @@ class Grid:
         done: 1 where a point has been evaluated, whatever came out.
         facts: what else the file says.
         name: what tells several grids of one file apart.
+        course: the path of a run over it.
     """
 
     axes: Mapping[str, np.ndarray]
@@ -35,6 +51,7 @@ class Grid:
     done: np.ndarray
     facts: Mapping[str, str | float] = field(default_factory=dict)
     name: str = ""
+    course: Course | None = None
 
 
 def grid_of(data: xr.Dataset) -> Grid:
@@ -43,7 +60,38 @@ def grid_of(data: xr.Dataset) -> Grid:
     values = {name: np.asarray(data[name].transpose("x", "y").values, dtype=float) for name in names}
     done = values.pop("done") == 1
     axes = {axis: np.asarray(data[axis].values, dtype=float) for axis in ("x", "y")}
-    return Grid(axes, values, done, facts={key: data.attrs[key] for key in ("l2_definition",) if key in data.attrs})
+    facts = {key: data.attrs[key] for key in ("l2_definition",) if key in data.attrs}
+    return Grid(
+        axes, values, done, facts, course=_course_over(data, axes, values["loss"]) if "path_x" in data else None
+    )
+
+
+def lines_of(data: xr.Dataset) -> list[Grid]:
+    """The sections of a stored answer, one grid each."""
+    found = []
+    for k in range(data.sizes["direction"]):
+        here = data.isel(direction=k).drop_vars("direction", errors="ignore")
+        names = [str(name) for name, value in here.data_vars.items() if value.dims == ("t",)]
+        values = {name: np.asarray(here[name].values, dtype=float) for name in names if name in KNOWN or name == "done"}
+        done = values.pop("done") == 1
+        found.append(Grid({"x": np.asarray(data["t"].values, dtype=float)}, values, done))
+    return found
+
+
+def course_of(data: xr.Dataset) -> Course:
+    """The path of a stored trajectory on its principal plane."""
+    places = np.stack([np.asarray(data[name].values, dtype=float) for name in ("pc1", "pc2")])
+    return Course(places, np.asarray(data["plane_loss"].values, dtype=float), tuple(map(str, data["name"].values)))
+
+
+def _course_over(data: xr.Dataset, axes: Mapping[str, np.ndarray], loss: np.ndarray) -> Course:
+    """A stored path with the loss of the surface under it, bilinear between grid points, NaN beyond them."""
+    from scipy.interpolate import RegularGridInterpolator
+
+    places = np.stack([np.asarray(data[name].values, dtype=float) for name in ("path_x", "path_y")])
+    between = RegularGridInterpolator((axes["x"], axes["y"]), loss, bounds_error=False)
+    names = tuple(map(str, data["path_name"].values)) if "path_name" in data else ()
+    return Course(places, np.asarray(between(places.T)), names)
 
 
 def ascending(axes: Sequence[np.ndarray]) -> tuple[list[np.ndarray], tuple[np.ndarray, ...]]:

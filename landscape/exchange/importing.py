@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,12 @@ SUMMARIES = {
 
 
 def import_file(
-    path: Path, out: Path, *, label: str = "", weight_decay: float = published.WEIGHT_DECAY
+    path: Path,
+    out: Path,
+    *,
+    label: str = "",
+    weight_decay: float = published.WEIGHT_DECAY,
+    course: Path | None = None,
 ) -> list[Outcome]:
     """Add what a file of another tool holds to a results file; what is there already is left alone.
 
@@ -39,21 +45,34 @@ def import_file(
         out: results file; made if absent.
         label: readable name of the group; default: the file's stem.
         weight_decay: of a CSV's objective.
+        course: a projection file of tomgoldstein/loss-landscape, the path of a run over the surface.
 
     Raises:
         FileNotFoundError, ValueError: there is no such file, or it holds no surface; see the message.
     """
-    grids = read(path, weight_decay=weight_decay)
+    grids = read(path, weight_decay=weight_decay, course=course)
     named = [f"{label or path.stem}-{grid.name}" if grid.name else label or path.stem for grid in grids]
     return [_stored(grid, path, out, name) for grid, name in zip(grids, named, strict=True)]
 
 
-def read(path: Path, *, weight_decay: float = published.WEIGHT_DECAY) -> list[Grid]:
-    """The grids of a file, whatever tool wrote it.
+def read(path: Path, *, weight_decay: float = published.WEIGHT_DECAY, course: Path | None = None) -> list[Grid]:
+    """The grids of a file, whatever tool wrote it, with the path of another over them.
 
     Raises:
         FileNotFoundError, ValueError: as `import_file`.
     """
+    found = _grids(path, weight_decay)
+    if course is None:
+        return found
+    if not course.exists():
+        raise FileNotFoundError(f"no file at {course}; give a projection file, with proj_xcoord and proj_ycoord")
+    if any("y" not in grid.axes for grid in found):
+        raise ValueError(f"{path} holds a line, expected a surface under the path of {course}; drop --path")
+    over = tomgoldstein.read_course(course)
+    return [replace(grid, course=over) for grid in found]
+
+
+def _grids(path: Path, weight_decay: float) -> list[Grid]:
     if not path.exists():
         raise FileNotFoundError(f"no file at {path}; give a surface of another tool (HDF5 or CSV)")
     if path.is_dir():
@@ -81,12 +100,13 @@ def _stored(grid: Grid, path: Path, out: Path, label: str) -> Outcome:
     }  # fmt: skip
     plan = Plan(
         over={dims[-2]: np.arange(1), dims[-1]: grid.axes["x"]} if probe == "line" else dict(grid.axes),
-        axes={"radius": np.array(RADII)} if probe == "surface" else {},
+        axes={"radius": np.array(RADII), **_snapshots(grid)} if probe == "surface" else {},
         quantities=_of_line(quantities) if probe == "line" else quantities,
-        labels={"name": (Quantity("direction", dims=("direction",)), np.array([label]))} if probe == "line" else {},
+        labels=_name(label) if probe == "line" else _path(grid),
         summaries=SUMMARIES[probe],
         about={"x": Quantity("first direction"), "y": Quantity("second direction"),
-               "t": Quantity("position on the line"), "radius": Quantity("distance from the centre")},
+               "t": Quantity("position on the line"), "radius": Quantity("distance from the centre"),
+               "snapshot": Quantity("snapshot of the run")},
         facts={**grid.facts, ("along" if probe == "line" else "plane"): "imported"},
     )  # fmt: skip
     question = Question(probe, safe(label), _digest(grid), plan, attributes)
@@ -102,6 +122,24 @@ def _stored(grid: Grid, path: Path, out: Path, label: str) -> Outcome:
     return Outcome(group, int(grid.done.size), written)
 
 
+def _snapshots(grid: Grid) -> dict[str, np.ndarray]:
+    return {} if grid.course is None else {"snapshot": np.arange(grid.course.places.shape[1])}
+
+
+def _path(grid: Grid) -> dict[str, tuple[Quantity, np.ndarray]]:
+    if grid.course is None:
+        return {}
+    names = (("path_x", "first coordinate of the snapshot"), ("path_y", "second coordinate of the snapshot"))
+    return {
+        name: (Quantity(about, dims=("snapshot",)), values)
+        for (name, about), values in zip(names, grid.course.places, strict=True)
+    }
+
+
+def _name(label: str) -> dict[str, tuple[Quantity, np.ndarray]]:
+    return {"name": (Quantity("direction", dims=("direction",)), np.array([label]))}
+
+
 def _of_line(quantities: Mapping[str, Quantity]) -> dict[str, Quantity]:
     return {**quantities, "accuracy_se": Quantity("standard error of the accuracy over samples")}
 
@@ -109,6 +147,7 @@ def _of_line(quantities: Mapping[str, Quantity]) -> dict[str, Quantity]:
 def _digest(grid: Grid) -> str:
     """Of all numbers: the same file imports once, another one beside it."""
     digest = hashlib.sha256()
-    for name, values in {**grid.axes, **grid.values, "done": grid.done}.items():
+    places = {} if grid.course is None else {"path": grid.course.places}
+    for name, values in {**grid.axes, **grid.values, "done": grid.done, **places}.items():
         digest.update(f"{name}:{values.shape};".encode() + np.ascontiguousarray(values, dtype=float).tobytes())
     return digest.hexdigest()[:10]

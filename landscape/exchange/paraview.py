@@ -1,4 +1,4 @@
-"""Surfaces as meshes for ParaView: VTK XML polygons (.vtp) and the legacy format (.vtk)."""
+"""For ParaView: surfaces as meshes, lines and paths as curves, as VTK XML (.vtp); meshes as legacy files (.vtk)."""
 
 from __future__ import annotations
 
@@ -7,29 +7,56 @@ from xml.sax.saxutils import quoteattr
 
 import numpy as np
 
-from landscape.exchange.grid import Grid
+from landscape.exchange.grid import Course, Grid
 
 Mesh = tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]
 
 
 def write_vtp(path: Path, grid: Grid) -> None:
-    """Write the surface as polygons with all its quantities at their points; the height is the loss."""
-    points, quads, values = mesh(grid)
+    """Write a surface as polygons, a line as a curve, with all quantities at their points; the height is the loss."""
+    if "y" in grid.axes:
+        points, quads, values = mesh(grid)
+        _write(path, points, values, polygons=quads)
+        return
+    loss = grid.values["loss"]
+    known = grid.done & np.isfinite(loss)
+    points = np.column_stack([grid.axes["x"][known], np.zeros(known.sum()), loss[known]])
+    _write(path, points, _complete({name: column[known] for name, column in grid.values.items()}))
+
+
+def write_course(path: Path, course: Course) -> None:
+    """Write the path of a run as a curve on its surface, without snapshots whose loss on the plane is not known."""
+    known = np.isfinite(course.loss)
+    points = np.column_stack([*course.places[:, known], course.loss[known]])
+    _write(path, points, {"loss": course.loss[known], "snapshot": np.flatnonzero(known).astype(float)})
+
+
+def _complete(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: column for name, column in values.items() if np.isfinite(column).all()}
+
+
+def _write(
+    path: Path, points: np.ndarray, values: dict[str, np.ndarray], *, polygons: np.ndarray | None = None
+) -> None:
+    """Polygons between the points, or without any the curve through them in their order."""
+    cells = np.arange(len(points))[None] if polygons is None else polygons
+    kind, ends = "Polys" if polygons is not None else "Lines", cells.shape[1] * np.arange(1, len(cells) + 1)
     arrays = "\n".join(_array(name, column) for name, column in values.items())
-    ends = np.arange(4, 4 * len(quads) + 1, 4)
-    counts = f'NumberOfPoints="{len(points)}" NumberOfPolys="{len(quads)}"'
+    counts = " ".join(
+        f'NumberOf{name}="{len(cells) if name == kind else 0}"' for name in ("Verts", "Lines", "Strips", "Polys")
+    )
     path.write_text(
         f"""<?xml version="1.0"?>
 <VTKFile type="PolyData" version="0.1" byte_order="LittleEndian">
 <PolyData>
-<Piece {counts} NumberOfVerts="0" NumberOfLines="0" NumberOfStrips="0">
+<Piece NumberOfPoints="{len(points)}" {counts}>
 <Points>
 {_array("points", points)}
 </Points>
-<Polys>
-{_array("connectivity", quads, "Int64")}
+<{kind}>
+{_array("connectivity", cells, "Int64")}
 {_array("offsets", ends, "Int64")}
-</Polys>
+</{kind}>
 <PointData Scalars="loss">
 {arrays}
 </PointData>
@@ -66,7 +93,7 @@ def mesh(grid: Grid) -> Mesh:
     corners = np.stack([number[:-1, :-1], number[1:, :-1], number[1:, 1:], number[:-1, 1:]], axis=-1).reshape(-1, 4)
     points = np.column_stack([x[known], y[known], loss[known]])
     values = {name: column[known] for name, column in grid.values.items()}
-    values = {name: column for name, column in values.items() if np.isfinite(column).all()}
+    values = _complete(values)
     if (loss[known] > 0).all():
         values["log10_loss"] = np.log10(loss[known])
     return points, corners[(corners >= 0).all(axis=1)], values

@@ -3,6 +3,7 @@
 A surface file holds `xcoordinates`, `ycoordinates` (absent for a line), `train_loss`, `train_acc` (per cent), the same
 for `test_`, perhaps `min_eig`, `max_eig`, and `dir_file`. Values lie with y slow and x fast, whatever shape the array
 says: its tool fills a (nx, ny) array by the flat index of a (ny, nx) mesh. A point not evaluated yet holds -1.
+A projection file, the path of a run on a plane, holds `proj_xcoord` and `proj_ycoord`, one number per snapshot.
 A direction file holds `xdirection/0`, `xdirection/1`, ...: one array per parameter in their order, or per entry of the
 state dict; the same under `ydirection`.
 """
@@ -15,12 +16,13 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from landscape.exchange.grid import Grid, ascending
+from landscape.exchange.grid import Course, Grid, ascending
 
 UNFILLED = -1.0
 AXES = {"x": "xcoordinates", "y": "ycoordinates"}
 SPLITS = ("train", "test")
 EIGENVALUES = ("min_eig", "max_eig")
+PROJECTIONS = ("proj_xcoord", "proj_ycoord")
 
 
 def read_surface(path: Path) -> list[Grid]:
@@ -32,6 +34,11 @@ def read_surface(path: Path) -> list[Grid]:
     with h5py.File(path, "r") as file:
         splits = [split for split in SPLITS if f"{split}_loss" in file]
         if AXES["x"] not in file or not splits:
+            if set(PROJECTIONS) <= set(file):
+                raise ValueError(
+                    f"{path} holds the path of a run, expected a surface; give both: "
+                    f"landscape import SURFACE.h5 --path {path}"
+                )
             got = ", ".join(list(file)[:6]) or "nothing"
             raise ValueError(
                 f"{path} has no xcoordinates with a train_loss or test_loss, got {got}; give a surface file "
@@ -75,6 +82,33 @@ def write_surface(path: Path, grid: Grid, *, split: str = "train") -> None:
         for name in EIGENVALUES:
             if name in grid.values:
                 file[name] = grid.values[name].T
+
+
+def read_course(path: Path) -> Course:
+    """The path of a projection file.
+
+    Raises:
+        ValueError: it holds none.
+    """
+    if not h5py.is_hdf5(path):
+        raise ValueError(f"{path} is not an HDF5 file; give a projection file with {' and '.join(PROJECTIONS)}")
+    with h5py.File(path, "r") as file:
+        if not set(PROJECTIONS) <= set(file):
+            raise ValueError(
+                f"{path} holds no {' and '.join(PROJECTIONS)}, got {', '.join(list(file)[:6]) or 'nothing'}; "
+                "give a projection file"
+            )
+        x, y = (np.asarray(file[name][()], dtype=float).ravel() for name in PROJECTIONS)
+    if len(x) != len(y) or not len(x):
+        raise ValueError(f"{path} has {len(x)} and {len(y)} coordinates, expected as many of either, at least one")
+    return Course(np.stack([x, y]), np.full(len(x), np.nan))
+
+
+def write_course(path: Path, course: Course) -> None:
+    """Write the path of a run as that tool projects it: in the units of the surface's axes."""
+    with h5py.File(path, "w") as file:
+        for name, values in zip(PROJECTIONS, course.places, strict=True):
+            file[name] = values
 
 
 def read_directions(

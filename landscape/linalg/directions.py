@@ -64,7 +64,7 @@ def drawn(weight: Tensor, seed: int, axis: int, name: str) -> Tensor:
 
 
 def normalised(direction: Tensor, weight: Tensor, normalize: Normalize) -> Tensor:
-    """The direction with the norms of the weight.
+    """The direction, changed in place to have the norms of the weight: a second copy of the largest layer would count.
 
     `filter`: each slice along dim 0 gets the norm of the same slice of the weight; `layer`: the tensor as a whole;
     `park2022`: norms along dim 0, one per remaining index, as the published notebooks do; `none`: unscaled.
@@ -75,7 +75,7 @@ def normalised(direction: Tensor, weight: Tensor, normalize: Normalize) -> Tenso
     # Norms in float64: a filter of zeros keeps its direction at zero, any other ratio is exact to fp32.
     target, length = _norms(weight, dims), _norms(direction, dims)
     ratio = torch.where(length > 0, target / length.clamp_min(1e-300), 0.0)
-    return direction * ratio.to(direction)
+    return direction.mul_(ratio.to(direction))
 
 
 def _norms(tensor: Tensor, dims: tuple[int, ...]) -> Tensor:

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from landscape import batchnorm, paired
+from landscape.batchnorm import recalibration
 from landscape.dataflow import record
 from landscape.layers import labels, layers_of
 from landscape.lesions import Group, pairs, removals, removed, singles, stages
 from landscape.prefixes import Kept, Prefix, advanced, prefix_of, resumed
 from landscape.probe import OptionError, Plan, Quantity, Unit, Values, regular_expression
-from landscape.probes.surface import recalibration
 from landscape.subject import Subject, outputs_of
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -10,13 +11,16 @@ from typing import Annotated, Any, ClassVar, get_args
 import numpy as np
 
 from landscape import batchnorm
+from landscape.axes import spans, ticks
+from landscape.batchnorm import INTERPOLATING, recalibration
 from landscape.linalg.directions import POSITIONS, Normalize
 from landscape.linalg.vector import inner
 from landscape.probe import OptionError, Plan, Quantity, Unit, Values, at_least, one_of, regular_expression
-from landscape.probes.surface import recalibration, spans, ticks
 from landscape.section import Along, Section, sections_of
+from landscape.steady import refuse_unsteady
 from landscape.subject import Subject, per_sample
 
+_log = logging.getLogger(__name__)
 Samples = tuple[np.ndarray, np.ndarray]  # loss and correctness of every sample
 PAIRED = {
     "excess": "loss above the straight line between the ends' losses",
@@ -32,7 +36,8 @@ class Line:
     largest excess of the loss over the straight line between the ends' losses, max_t [L(t) - (1 - t) L(0) - t L(1)]
     (Frankle et al. 2020, arXiv 1912.05671); its standard error is that of the paired per-sample excess where it is
     largest. Statistics of batch norm are interpolated like the weights by default, so that either end has its own
-    loss; `--bn recalibrate:K` refreshes them at every point, ends included (Jordan et al. 2023, arXiv 2211.08403).
+    loss (beyond the ends they stay as there); `--bn recalibrate:K` refreshes them at every point, ends included (Jordan
+    et al. 2023, arXiv 2211.08403).
     """
 
     name: ClassVar[str] = "line"
@@ -69,7 +74,7 @@ class Line:
             raise OptionError(f"--range {self.range} is not understood; ask for R or LOW:HIGH")
         if self.range:
             spans(self.range)
-        if self.bn not in ("auto", "interpolate"):
+        if self.bn not in INTERPOLATING:
             recalibration(self.bn)
         if self.bn == "interpolate" and self.along in ("random", "eigen"):
             raise OptionError(f"--bn interpolate needs another checkpoint; drop it beside --along {self.along}")
@@ -88,6 +93,7 @@ class Line:
         }
 
     def plan(self, subject: Subject) -> Plan:
+        refuse_unsteady(subject)
         found = self._sections(subject)
         self._interpolates(found)  # refuses what does not go together
         pair, per_line = found[0].kind == "checkpoints", ("direction",)
@@ -105,6 +111,7 @@ class Line:
             labels={
                 "name": (Quantity("direction", dims=per_line), np.array([section.name for section in found])),
                 "norm": (Quantity("length of the direction", "weight", per_line), np.array([s.norm for s in found])),
+                **(self._other_ends(subject, found) if pair else {}),
             },
             quantities={
                 "loss": Quantity("loss", "nats"),
@@ -120,7 +127,7 @@ class Line:
                 **(barriers if pair else {}),
             },
             about={"direction": Quantity("direction"), "t": Quantity("position on the line", found[0].units)},
-            facts={"along": found[0].kind},
+            facts={"along": found[0].kind, "statistics": self._statistics(found)},
         )
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
@@ -149,13 +156,13 @@ class Line:
 
     @property
     def _recalibrate(self) -> int:
-        return recalibration(self.bn) if self.bn not in ("auto", "interpolate") else 0
+        return 0 if self.bn in INTERPOLATING else recalibration(self.bn)
 
     def _interpolates(self, found: Sequence[Section]) -> bool:
         pair = found[0].kind == "checkpoints"
         if self.bn == "interpolate" and not pair:
             raise ValueError(f"--bn interpolate needs another checkpoint; drop it beside --along {self.along}")
-        return pair and self.bn in ("auto", "interpolate")
+        return pair and self.bn in INTERPOLATING
 
     def _sections(self, subject: Subject) -> list[Section]:
         key = ("sections", self.along, self.normalize, self.ignore, self.seed, self.directions)
@@ -191,6 +198,32 @@ class Line:
                 along.place(t)
                 found[t] = _samples(subject)
         return found
+
+    def _statistics(self, found: Sequence[Section]) -> str:
+        if self._interpolates(found):
+            return "interpolated between the checkpoints"
+        return f"refreshed on {self._recalibrate} mini-batches at every point" if self._recalibrate else "frozen"
+
+    def _other_ends(self, subject: Subject, found: Sequence[Section]) -> dict[str, tuple[Quantity, np.ndarray]]:
+        """The other checkpoints' own losses, and by how much the line's differ from them."""
+
+        def loss(section: Section, interpolate: bool, recalibrate: int) -> float:
+            with Along(subject, section, interpolate=interpolate, recalibrate=recalibrate) as along:
+                along.place(1.0)
+                return per_sample(subject)[0].mean().item()
+
+        how = self._interpolates(found), self._recalibrate
+        own = subject.once(("own ends", self.along), lambda: np.array([loss(s, True, 0) for s in found]))
+        here = subject.once(("ends here", self.along, *how), lambda: np.array([loss(s, *how) for s in found]))
+        if how != (True, 0):
+            for section, itself, there in zip(found, own, here, strict=True):
+                said = f"{section.name.removeprefix('towards ')} has the loss {there:.4g} here, {itself:.4g} by itself"
+                _log.info("line: batch-norm statistics %s; %s", self._statistics(found), said)
+        per_line = ("direction",)
+        return {
+            "end_loss": (Quantity("loss of the other checkpoint itself", "nats", per_line), own),
+            "end_excess": (Quantity("loss at its end minus its own", "nats", per_line), here - own),
+        }
 
     def _at(self, t: float, subject: Subject, along: Along, ends: Mapping[float, Samples]) -> Values:
         along.place(t)

@@ -12,11 +12,14 @@ import numpy as np
 
 from landscape import batchnorm, preview, trial
 from landscape import surface_summaries as summaries
+from landscape.axes import Span, pair, spans, through_checkpoints, ticks
+from landscape.batchnorm import recalibration
 from landscape.evaluator import Evaluator, L2Definition
 from landscape.forward import Manner, MemoryFormat, Precision
 from landscape.linalg.directions import POSITIONS, Normalize
 from landscape.plane import Plane, plane_of
 from landscape.probe import OptionError, Plan, Quantity, Stage, Unit, Values, at_least, one_of, regular_expression
+from landscape.steady import refuse_unsteady
 from landscape.subject import Subject
 
 LATER = ("orthogonal", "preview", "tolerance", "cap", "precision", "memory_format", "compile", "tune", "budget")
@@ -28,7 +31,8 @@ class Surface:
     """The loss at w0 + x d1 + y d2 over a grid, with its standard error over samples.
 
     Every grid point is one forward pass over the same samples in the same order, with the weights written in place.
-    The checkpoint's own batch-norm statistics are used at every point unless `bn` says recalibrate.
+    The checkpoint's own batch-norm statistics are used at every point unless `bn` says otherwise; on a plane
+    through three checkpoints they are interpolated like the weights by default, so that every corner has its own loss.
     """
 
     name: ClassVar[str] = "surface"
@@ -43,7 +47,9 @@ class Surface:
     }  # fmt: skip
 
     resolution: Annotated[str, "grid points per axis: N or NX,NY; odd numbers include the centre"] = "51"
-    range: Annotated[str, "R, LOW:HIGH or XLOW:XHIGH,YLOW:YHIGH; default 1, or what a run or checkpoints need"] = ""
+    range: Annotated[
+        str, "R, LOW:HIGH or XLOW:XHIGH,YLOW:YHIGH; default 1, or what curvature, a run or checkpoints need"
+    ] = ""
     normalize: Annotated[Normalize, "length of random directions: per filter, per layer, none, or as published"] = (
         "filter"
     )
@@ -51,7 +57,10 @@ class Surface:
         str, "random, eigen, A.pt,B.pt (through three checkpoints), RUN_DIR (its principal plane) or DIRECTIONS.h5"
     ] = "random"
     ignore: Annotated[str, "regular expression: parameters that do not move"] = POSITIONS
-    bn: Annotated[str, "batch-norm statistics: frozen, or recalibrate:K on K mini-batches at every point"] = "frozen"
+    bn: Annotated[
+        str,
+        "batch-norm statistics: frozen, interpolate, recalibrate:K mini-batches; auto interpolates between checkpoints",
+    ] = "auto"
     directions: Annotated[int, "repeat with that many pairs of random directions, seeds counted up"] = 1
     l2_definition: Annotated[
         L2Definition, "l2 as (1/2) sum ||w||^2, or as the sum of unsquared norms of the tensors"
@@ -93,7 +102,12 @@ class Surface:
             trial.duration(self.budget)
         if self.range:
             spans(str(self.range))
-        recalibration(self.bn)
+        if self.bn not in batchnorm.INTERPOLATING:
+            recalibration(self.bn)
+        if self.bn == "interpolate" and "," not in self.plane:
+            raise OptionError(
+                f"--bn interpolate needs a plane through checkpoints; drop it beside --plane {self.plane}"
+            )
         for name in ("resolution", "range"):  # numbers are welcome from Python
             object.__setattr__(self, name, str(getattr(self, name)))
 
@@ -111,7 +125,7 @@ class Surface:
         if not (self.tune or self.budget):
             return {}
         return trial.chosen(
-            subject, self.manner, grid=self._grid, points=self._evaluations, recalibrate=recalibration(self.bn),
+            subject, self.manner, grid=self._grid, points=self._evaluations, recalibrate=self._recalibrate,
             tune=self.tune, budget=self.budget,
         )  # fmt: skip
 
@@ -126,7 +140,7 @@ class Surface:
     def estimate(self, subject: Subject, units: int) -> float:
         """Seconds that so many units take, from a timed mini-batch."""
         points = min(units, self._evaluations(self._grid))
-        return trial.estimate(subject, self.manner, points=points, recalibrate=recalibration(self.bn))
+        return trial.estimate(subject, self.manner, points=points, recalibrate=self._recalibrate)
 
     @property
     def _grid(self) -> tuple[int, int]:
@@ -149,18 +163,22 @@ class Surface:
         return {
             **asked,
             **later,
-            **batchnorm.dependence(subject, recalibration(self.bn)),
+            **batchnorm.dependence(subject, self._recalibrate),
             **({} if self.cap is None else {"batch_size": subject.batch_size}),
             "resolution": self._grid,
-            "range": self._range(plane),
+            "range": "by curvature" if plane.kind == "eigen" and not self.range else self._range(plane),
             "plane": plane.identity,
+            "bn": "interpolate" if self._interpolates(plane) else "frozen" if self._recalibrate == 0 else self.bn,
         }
 
     def plan(self, subject: Subject) -> Plan:
+        refuse_unsteady(subject)
         plane = self._plane(subject)
         (x_low, x_high), (y_low, y_high) = self._range(plane)
         nx, ny = self._grid
-        if nx % 2 == 0 or ny % 2 == 0:
+        if plane.kind == "eigen" and not self.range:
+            _log.info("surface: --range %g:%g,%g:%g by the curvature of either axis", x_low, x_high, y_low, y_high)
+        if (nx % 2 == 0 or ny % 2 == 0) and plane.kind != "checkpoints":
             _log.warning("note: --resolution %s has no point at the centre; odd numbers have one", self.resolution)
         path = np.arange(plane.path.shape[1])
         where = {
@@ -173,6 +191,7 @@ class Surface:
                 plane.path[1],
             ),
             "path_name": (Quantity("snapshot", dims=("snapshot",)), np.array(plane.path_names)),
+            **(self._corners(subject, plane) if plane.kind == "checkpoints" else {}),
         }
         return Plan(
             over={"x": ticks(x_low, x_high, nx), "y": ticks(y_low, y_high, ny)},
@@ -191,7 +210,8 @@ class Surface:
                 "snapshot": Quantity("snapshot of the run"),
             },
             facts={"l2_definition": self.l2_definition, "plane": plane.kind, "cosine": plane.cosine,
-                   "norm_x": plane.norms[0], "norm_y": plane.norms[1], **plane.model},
+                   "norm_x": plane.norms[0], "norm_y": plane.norms[1], **plane.model,
+                   "statistics": self._statistics(plane)},
         )  # fmt: skip
 
     def _quantities(self) -> dict[str, Quantity]:
@@ -221,8 +241,9 @@ class Surface:
         controls = self.manner != Manner()
         places = ((float(u.at["x"]), float(u.at["y"]), controls and control(u.index, shape)) for u in units)
         with Evaluator(
-            subject, plane, recalibration(self.bn), self.l2_definition, manner=self.manner, cap=self.cap
-        ) as evaluator:
+            subject, plane, self._recalibrate, self.l2_definition, manner=self.manner, cap=self.cap,
+            interpolate=self._interpolates(plane),
+        ) as evaluator:  # fmt: skip
             for found in evaluator.along(places):
                 yield {name: {**found, "evaluated": 1.0}[name] for name in wanted}
 
@@ -259,55 +280,49 @@ class Surface:
             ),
         )  # fmt: skip
 
-    def _range(self, plane: Plane) -> tuple[tuple[float, float], tuple[float, float]]:
-        return spans(self.range) if self.range else plane.spans
+    def _range(self, plane: Plane) -> tuple[Span, Span]:
+        if self.range:
+            return spans(self.range)
+        if plane.kind == "checkpoints":
+            nx, ny = self._grid
+            return through_checkpoints(nx), through_checkpoints(ny)
+        return plane.spans
+
+    @property
+    def _recalibrate(self) -> int:
+        return 0 if self.bn in batchnorm.INTERPOLATING else recalibration(self.bn)
+
+    def _interpolates(self, plane: Plane) -> bool:
+        return self.bn in batchnorm.INTERPOLATING and any(plane.ends)
+
+    def _statistics(self, plane: Plane) -> str:
+        if self._interpolates(plane):
+            return "interpolated between the checkpoints"
+        return f"refreshed on {self._recalibrate} mini-batches at every point" if self._recalibrate else "frozen"
+
+    def _corners(self, subject: Subject, plane: Plane) -> dict[str, tuple[Quantity, np.ndarray]]:
+        """The checkpoints' own losses, and by how much the plane's differ from them."""
+
+        def losses(recalibrate: int, interpolate: bool) -> np.ndarray:
+            with Evaluator(subject, plane, recalibrate, interpolate=interpolate) as evaluator:
+                return np.array([evaluator.at(x, y)["loss"] for x, y in plane.path.T.tolist()])
+
+        how = self._recalibrate, self._interpolates(plane)
+        own = subject.once(("corners", self.plane, 0, True), lambda: losses(0, True))
+        here = subject.once(("corners", self.plane, *how), lambda: losses(*how))
+        said = ", ".join(
+            f"{name or subject.label} {there:.4g} (its own {itself:.4g})"
+            for name, there, itself in zip(plane.path_names, here, own, strict=True)
+        )
+        treated = f"batch-norm statistics {self._statistics(plane)}; " if any(plane.ends) else ""
+        _log.info("surface: %sloss at the checkpoints: %s", treated, said)
+        per_snapshot = ("snapshot",)
+        return {
+            "path_loss": (Quantity("loss of the checkpoint itself", "nats", per_snapshot), own),
+            "path_excess": (Quantity("loss on the plane minus the checkpoint's own", "nats", per_snapshot), here - own),
+        }
 
 
 def control(index: tuple[int, ...], shape: tuple[int, int]) -> bool:
     """Whether a unit is one of the 5 x 5 even points at which a fast manner is compared with the plain one."""
     return all(i in np.linspace(0, n - 1, 5).round() for i, n in zip(index, shape, strict=True))
-
-
-def ticks(low: float, high: float, count: int) -> np.ndarray:
-    """Evenly spaced coordinates whose zero is exact, so that the centre is the checkpoint bit for bit."""
-    values = np.linspace(low, high, count)
-    return np.where(np.abs(values) < 1e-12 * (high - low), 0.0, values)
-
-
-def pair(text: str, kind: type, name: str) -> tuple[Any, Any]:
-    """`N` or `NX,NY`."""
-    try:
-        parts = [kind(part) for part in text.split(",")]
-    except ValueError:
-        parts = []
-    if len(parts) not in (1, 2):
-        raise OptionError(f"--{name} {text} is not understood; ask for N or NX,NY")
-    return parts[0], parts[-1]
-
-
-def spans(text: str) -> tuple[tuple[float, float], tuple[float, float]]:
-    """`R`, `LOW:HIGH` or `XLOW:XHIGH,YLOW:YHIGH` as ((x_low, x_high), (y_low, y_high))."""
-    try:
-        found = []
-        for part in text.split(","):
-            numbers = [float(number) for number in part.split(":")]
-            low, high = (-numbers[0], numbers[0]) if len(numbers) == 1 else numbers
-            found.append((low, high))
-    except ValueError:
-        found = []
-    if len(found) not in (1, 2):
-        raise OptionError(f"--range {text} is not understood; ask for R, LOW:HIGH or XLOW:XHIGH,YLOW:YHIGH")
-    for low, high in found:
-        if not (np.isfinite(low) and np.isfinite(high) and low < high):
-            raise OptionError(f"--range {text} has its low end {low:g} not below its high end {high:g}; swap them")
-    return found[0], found[-1]
-
-
-def recalibration(text: str) -> int:
-    """Number of mini-batches that refresh batch norm at every point; 0 for `frozen`."""
-    kind, _, count = text.partition(":")
-    if kind == "frozen" and not count:
-        return 0
-    if kind == "recalibrate" and count.isdigit() and int(count) > 0:
-        return int(count)
-    raise OptionError(f"--bn {text} is not understood; ask for frozen or recalibrate:K with K mini-batches, at least 1")

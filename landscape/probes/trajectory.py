@@ -13,10 +13,11 @@ from torch import Tensor
 
 from landscape import batchnorm, snapshots
 from landscape import checkpoint as checkpoints
+from landscape.batchnorm import recalibration
 from landscape.linalg.principal import Principal, principal
 from landscape.probe import Plan, Quantity, Unit, Values
-from landscape.probes.surface import recalibration
 from landscape.snapshots import Snapshot
+from landscape.steady import refuse_unsteady
 from landscape.subject import Subject, per_sample
 
 
@@ -55,6 +56,7 @@ class Trajectory:
         }
 
     def plan(self, subject: Subject) -> Plan:
+        refuse_unsteady(subject)
         found = self._snapshots(subject)
         snapshots.difference(checkpoints.read(found[-1].path), subject.parameters)  # refuses another architecture
         count = np.arange(len(found))
