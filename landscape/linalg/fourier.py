@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-
 FLOOR = 1e-6  # added to amplitudes before the logarithm
 
 
