@@ -137,7 +137,7 @@ def layers(
 
     from landscape import loading
     from landscape.cli.probing import key_values
-    from landscape.layers import chosen
+    from landscape.layers import chosen, remarks
 
     net, size = loading.bare(checkpoint, model or "", key_values(model_arg), image_size)
     dtype = next(net.parameters()).dtype
@@ -164,14 +164,8 @@ def layers(
         for i, layer in enumerate(found)
     ]
     typer.echo(encoding.dumps(rows) if json else table(rows))
-    if unexplained := [layer for layer in found if layer.unexplained]:
-        first = unexplained[0]
-        typer.echo(
-            f"note: no grid of this model explains the {first.shape[0]} tokens of {first.name} "
-            f"({len(unexplained)} layers); probes of maps leave them out, unless --layers says it, "
-            "for example --layers 'REGEX:msa:14x14+1' for 14 x 14 tokens behind one other",
-            err=True,
-        )
+    for remark in remarks(found):
+        typer.echo(f"note: {remark}", err=True)
 
 
 def evaluate(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 from landscape.dataflow import ATTENTION, Flow, Key, Node, record
+from landscape.plain import parts
 from landscape.residuals import (
     ADDITIONS,
     HEAVY,
@@ -40,17 +41,19 @@ from landscape.residuals import (
 
 @dataclass(frozen=True)
 class Branch:
-    """The residual branch that ends in a layer.
+    """The residual branch that ends in a layer, or in a network without skips the stretch of modules that does.
 
     Args:
         block: dotted name of the module whose forward does the addition.
         leaves: calls of modules without children that the branch is made of, in order of execution.
         end: where the branch's contribution can be had last before the addition; None where no module makes it.
+        skip: whether there is an addition.
     """
 
     block: str
     leaves: tuple[Tap, ...]
     end: Tap | None
+    skip: bool = True
 
 
 @dataclass(frozen=True)
@@ -136,15 +139,15 @@ class Layer:
 def discover(model: nn.Module, example: Tensor) -> list[Layer]:
     """Every layer of a network in order of execution, from one forward pass of an example (N, C, H, W).
 
+    In a network without residual blocks those are the points after its convolutions, linear layers and poolings.
+
     Raises:
-        ValueError: no residual stream can be seen; says what to do.
+        ValueError: nothing of the kind can be seen; says what to do.
     """
     flow = record(model, example[:2])
-    found = residuals(flow)
+    found = residuals(flow) or residuals(flow, least=2)
     if not found:
-        raise ValueError(
-            "no residual additions were found in this model; name the modules to listen to with --layers REGEX[:KIND]"
-        )
+        return staged(_without_skips(flow))
     layers: list[Layer] = []
     position: Node = 0
     for residual in found:
@@ -194,6 +197,31 @@ def attention_of(flow: Flow, inside: Sequence[int], grid: tuple[int, int], prefi
     return None
 
 
+def _without_skips(flow: Flow) -> list[Layer]:
+    layers: list[Layer] = []
+    for part in parts(flow):
+        tap, node = next(((tap, node) for node in part.nodes if (tap := _met(flow, node)) is not None), (None, 0))
+        if tap is None:
+            continue
+        name = part.name or tap.module
+        layout, grid, prefix = layout_of(flow, node, part.last_axis)
+        attention = None
+        if part.kind == "msa":
+            attention = attention_of(
+                flow, range(flow.maker[part.nodes[-1]], flow.maker[part.nodes[-1]] + 1), grid, prefix
+            )
+        layer = Layer(name, part.kind, 0, 0.0, False, tap, flow.shapes[node][1:], layout, grid, prefix)
+        reduces = bool(layers) and smaller(grid, layers[-1].grid)
+        branch = Branch("", part.leaves, None, skip=False)
+        layers.append(replace(layer, reduces=reduces, branch=branch, attention=attention))
+    if not layers:
+        raise ValueError(
+            "no residual block, convolution or linear layer was found before the last one of this model; "
+            "name the modules to listen to with --layers REGEX[:KIND]"
+        )
+    return layers
+
+
 def _passage(flow: Flow, start: Node, end: Node, *, first: bool, example: Residual) -> list[Layer]:
     """What lies between two residual blocks: the stem before the first, pooling, patch merging, blocks without skip."""
     inside = [flow.operations[i] for i in flow.between(start, end)]
@@ -238,13 +266,7 @@ def _entry(flow: Flow, residual: Residual, end: Node) -> Node:
 
 def _plain(flow: Flow, node: Node, kind: Kind, linear: bool, name: str) -> Layer:
     """A layer without a residual branch."""
-    tap = None
-    for call in flow.calls:
-        if call.writes and call.writes[0] == node and call.module:
-            tap = tap or Tap(call.module, "output", call.number)
-    for call in flow.calls:
-        if call.reads and call.reads[0] == node and call.module:
-            tap = tap or Tap(call.module, "input", call.number)
+    tap = _met(flow, node)
     if tap is None:
         raise ValueError(
             f"the tensor after {name or 'the stem'} meets no module; name layers with --layers REGEX[:KIND]"
@@ -252,6 +274,17 @@ def _plain(flow: Flow, node: Node, kind: Kind, linear: bool, name: str) -> Layer
     layout, grid, prefix = layout_of(flow, node, linear)
     shape = flow.shapes[node][1:]
     return Layer(name or tap.module, kind, 0, 0.0, kind == "subsample", tap, shape, layout, grid, prefix)
+
+
+def _met(flow: Flow, node: Node) -> Tap | None:
+    """The first module that returns a tensor, or else takes it in."""
+    for call in flow.calls:
+        if call.writes and call.writes[0] == node and call.module:
+            return Tap(call.module, "output", call.number)
+    for call in flow.calls:
+        if call.reads and call.reads[0] == node and call.module:
+            return Tap(call.module, "input", call.number)
+    return None
 
 
 def staged(layers: Sequence[Layer]) -> list[Layer]:
