@@ -7,11 +7,13 @@ of the residual stream.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
+from landscape.arrangement import Arrangement
 from landscape.dataflow import ATTENTION, Flow, Key, Node, record
 from landscape.plain import parts
 from landscape.residuals import (
@@ -91,6 +93,7 @@ class Layer:
         prefix: tokens before those of the grid (class token, registers).
         branch: the residual branch, where there is one.
         attention: where its attention maps can be had.
+        fold: rows of the tensor's first axis per image, where windows stand beside each other there.
     """
 
     name: str
@@ -105,6 +108,7 @@ class Layer:
     prefix: int = 0
     branch: Branch | None = None
     attention: Attention | None = None
+    fold: int = 1
 
     @property
     def spatial(self) -> bool:
@@ -118,12 +122,14 @@ class Layer:
 
     def features(self, tensor: Tensor) -> Tensor:
         """The tensor without prefix tokens, its axes in whatever order they are, (N, ...)."""
+        if self.fold > 1:
+            return tensor.unflatten(0, (-1, self.fold))
         return tensor[:, self.prefix :] if self.layout == "tokens" else tensor
 
     @property
     def unexplained(self) -> bool:
         """Whether it has tokens of which nobody knows where they lie."""
-        return len(self.shape) == 2 and not self.spatial
+        return len(self.shape) > 1 and not self.spatial
 
     def maps(self, tensor: Tensor) -> Tensor:
         """The tensor as feature maps, (N, C, H, W)."""
@@ -150,11 +156,24 @@ def discover(model: nn.Module, example: Tensor) -> list[Layer]:
         return staged(_without_skips(flow))
     layers: list[Layer] = []
     position: Node = 0
+    lies = Arrangement(flow.shapes[0][2:4] if len(flow.shapes[0]) == 4 else (0, 0))  # type: ignore[arg-type]
     for residual in found:
-        layers += _passage(flow, position, residual.fork, first=not layers, example=residual)
-        layers.append(_layer(flow, residual))
+        passage = _passage(flow, position, residual.fork, first=not layers, example=residual)
+        lies = lies.after(flow, position, residual.fork)
+        layers += [_cut(layer) if lies.cut and layer.layout != "channels first" else layer for layer in passage]
+        layer = _layer(flow, residual)
+        layers.append(_cut(layer) if lies.cut else layer)
         position = residual.sum
+        if not lies.cut and layer.spatial:
+            lies = Arrangement(layer.grid)
     return staged(layers)
+
+
+def _cut(layer: Layer) -> Layer:
+    """A layer of which nobody knows where its positions lie."""
+    attention = replace(layer.attention, sides=(0, 0), prefix=0) if layer.attention else None
+    kind: Kind = "other" if layer.kind == "subsample" else layer.kind
+    return replace(layer, kind=kind, grid=(0, 0), prefix=0, reduces=False, attention=attention)
 
 
 def _layer(flow: Flow, residual: Residual) -> Layer:
@@ -174,7 +193,8 @@ def _layer(flow: Flow, residual: Residual) -> Layer:
     reduces = smaller(grid, before)
     branch = Branch(block, leaves(flow, residual), branch_end(residual, direct))
     attention = attention_of(flow, residual.inside, grid, prefix)
-    return Layer(name, kind, 0, 0.0, reduces, tap, shape[1:], layout, grid, prefix, branch, attention)
+    fold = shape[0] // flow.shapes[0][0]
+    return Layer(name, kind, 0, 0.0, reduces, tap, shape[1:], layout, grid, prefix, branch, attention, fold)
 
 
 def attention_of(flow: Flow, inside: Sequence[int], grid: tuple[int, int], prefix: int) -> Attention | None:
@@ -253,6 +273,9 @@ def _passage(flow: Flow, start: Node, end: Node, *, first: bool, example: Residu
 
 def _shrinks(flow: Flow, before: Node, after: Node, linear: bool) -> bool:
     """Whether a map gets smaller between two nodes."""
+    one, other = flow.shapes[before], flow.shapes[after]
+    if math.prod(one) == math.prod(other) and {one[1], one[-1]} & {other[1], other[-1]}:
+        return False  # as many numbers in as many channels: the same map in another order
     return smaller(layout_of(flow, after, linear)[1], layout_of(flow, before, linear)[1])
 
 

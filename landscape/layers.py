@@ -107,10 +107,14 @@ def remarks(layers: Sequence[Layer]) -> list[str]:
 
 def _unexplained(layers: Sequence[Layer]) -> str:
     unknown = [layer for layer in layers if layer.unexplained]
-    return (
-        f"no grid of this model explains the {unknown[0].shape[0]} tokens of {unknown[0].name} "
-        f"({len(unknown)} layers); say it, for example --layers 'REGEX:msa:14x14+1' for 14 x 14 tokens behind one other"
-    )
+    first, more = unknown[0], f" ({len(unknown)} layers)"
+    if len(first.shape) == 2:
+        return (
+            f"no grid of this model explains the {first.shape[0]} tokens of {first.name}{more}; "
+            "say it, for example --layers 'REGEX:msa:14x14+1' for 14 x 14 tokens behind one other"
+        )
+    shape = " x ".join(map(str, first.shape))
+    return f"where the {shape} numbers of {first.name} lie in the image cannot be told{more}; name others with --layers"
 
 
 def labels(layers: Sequence[Layer], axis: str) -> dict[str, tuple[Quantity, np.ndarray]]:

@@ -13,6 +13,7 @@ from landscape.dataflow import ATTENTION, Call, Flow, Node, Operation
 
 Kind = Literal["stem", "conv", "msa", "mlp", "subsample", "head", "other"]
 Layout = Literal["channels first", "channels last", "tokens", "none"]
+Grid = tuple[int, int]  # (rows, columns) of positions
 
 ADDITIONS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
 HEAVY = {
