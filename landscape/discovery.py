@@ -123,7 +123,7 @@ class Layer:
     def features(self, tensor: Tensor) -> Tensor:
         """The tensor without prefix tokens, its axes in whatever order they are, (N, ...)."""
         if self.fold > 1:
-            return tensor.unflatten(0, (-1, self.fold))
+            return tensor.reshape(-1, self.fold, *tensor.shape[1:])
         return tensor[:, self.prefix :] if self.layout == "tokens" else tensor
 
     @property
@@ -156,7 +156,8 @@ def discover(model: nn.Module, example: Tensor) -> list[Layer]:
         return staged(_without_skips(flow))
     layers: list[Layer] = []
     position: Node = 0
-    lies = Arrangement(flow.shapes[0][2:4] if len(flow.shapes[0]) == 4 else (0, 0))  # type: ignore[arg-type]
+    image = flow.shapes[0]
+    lies = Arrangement((image[2], image[3]) if len(image) == 4 else (0, 0))
     for residual in found:
         passage = _passage(flow, position, residual.fork, first=not layers, example=residual)
         lies = lies.after(flow, position, residual.fork)
