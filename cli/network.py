@@ -23,7 +23,7 @@ def _layers(checkpoint: Path | None, layers: list[str], json: bool, **options: A
     import torch
 
     from landscape import loading
-    from landscape.layers import chosen
+    from landscape.layers import chosen, remarks
 
     net, size = loading.bare(
         file_of(checkpoint),
@@ -58,14 +58,8 @@ def _layers(checkpoint: Path | None, layers: list[str], json: bool, **options: A
         for i, layer in enumerate(found)
     ]
     typer.echo(encoding.dumps(rows) if json else table(rows))
-    if unexplained := [layer for layer in found if layer.unexplained]:
-        first = unexplained[0]
-        typer.echo(
-            f"note: no grid of this model explains the {first.shape[0]} tokens of {first.name} "
-            f"({len(unexplained)} layers); probes of maps leave them out, unless --layers says it, "
-            "for example --layers 'REGEX:msa:14x14+1' for 14 x 14 tokens behind one other",
-            err=True,
-        )
+    for remark in remarks(found):
+        typer.echo(f"note: {remark}", err=True)
 
 
 def _evaluate(checkpoint: Path | None, passes: int, json: bool, **options: Any) -> None:

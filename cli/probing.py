@@ -178,6 +178,7 @@ def measure_all(
         introduce(loaded, quiet=quiet)
         if loaded.device.type == "cpu" and workers == 1:
             _settle_threads(loaded)
+        _remark(questions[0], loaded, quiet=quiet)
         for together in questions:
             with _executor(workers) as executor:
                 _measure(
@@ -190,6 +191,19 @@ def file_of(checkpoint: Path | None) -> Path | None:
     from landscape import snapshots
 
     return snapshots.last(checkpoint) if checkpoint is not None and checkpoint.is_dir() else checkpoint
+
+
+def _remark(probes: list[Any], loaded: Any, *, quiet: bool) -> None:
+    """Say how the layers were found, where that is not as usual."""
+    from landscape.layers import layers_of, remarks
+
+    if all(getattr(probe, "layers", None) == () for probe in probes):
+        try:
+            found = layers_of(loaded)
+        except ValueError:
+            return  # the probe says so itself
+        for remark in remarks(found):
+            say(f"note: {remark}", quiet=quiet)
 
 
 def _settle_threads(loaded: Any) -> None:

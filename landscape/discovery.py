@@ -7,12 +7,15 @@ of the residual stream.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
+from landscape.arrangement import Arrangement
 from landscape.dataflow import ATTENTION, Flow, Key, Node, record
+from landscape.plain import parts
 from landscape.residuals import (
     ADDITIONS,
     HEAVY,
@@ -40,17 +43,19 @@ from landscape.residuals import (
 
 @dataclass(frozen=True)
 class Branch:
-    """The residual branch that ends in a layer.
+    """The residual branch that ends in a layer, or in a network without skips the stretch of modules that does.
 
     Args:
         block: dotted name of the module whose forward does the addition.
         leaves: calls of modules without children that the branch is made of, in order of execution.
         end: where the branch's contribution can be had last before the addition; None where no module makes it.
+        skip: whether there is an addition.
     """
 
     block: str
     leaves: tuple[Tap, ...]
     end: Tap | None
+    skip: bool = True
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,7 @@ class Layer:
         prefix: tokens before those of the grid (class token, registers).
         branch: the residual branch, where there is one.
         attention: where its attention maps can be had.
+        fold: rows of the tensor's first axis per image, where windows stand beside each other there.
     """
 
     name: str
@@ -102,6 +108,7 @@ class Layer:
     prefix: int = 0
     branch: Branch | None = None
     attention: Attention | None = None
+    fold: int = 1
 
     @property
     def spatial(self) -> bool:
@@ -115,12 +122,14 @@ class Layer:
 
     def features(self, tensor: Tensor) -> Tensor:
         """The tensor without prefix tokens, its axes in whatever order they are, (N, ...)."""
+        if self.fold > 1:
+            return tensor.reshape(-1, self.fold, *tensor.shape[1:])
         return tensor[:, self.prefix :] if self.layout == "tokens" else tensor
 
     @property
     def unexplained(self) -> bool:
         """Whether it has tokens of which nobody knows where they lie."""
-        return len(self.shape) == 2 and not self.spatial
+        return len(self.shape) > 1 and not self.spatial
 
     def maps(self, tensor: Tensor) -> Tensor:
         """The tensor as feature maps, (N, C, H, W)."""
@@ -136,22 +145,36 @@ class Layer:
 def discover(model: nn.Module, example: Tensor) -> list[Layer]:
     """Every layer of a network in order of execution, from one forward pass of an example (N, C, H, W).
 
+    In a network without residual blocks those are the points after its convolutions, linear layers and poolings.
+
     Raises:
-        ValueError: no residual stream can be seen; says what to do.
+        ValueError: nothing of the kind can be seen; says what to do.
     """
     flow = record(model, example[:2])
-    found = residuals(flow)
+    found = residuals(flow) or residuals(flow, least=2)
     if not found:
-        raise ValueError(
-            "no residual additions were found in this model; name the modules to listen to with --layers REGEX[:KIND]"
-        )
+        return staged(_without_skips(flow))
     layers: list[Layer] = []
     position: Node = 0
+    image = flow.shapes[0]
+    lies = Arrangement((image[2], image[3]) if len(image) == 4 else (0, 0))
     for residual in found:
-        layers += _passage(flow, position, residual.fork, first=not layers, example=residual)
-        layers.append(_layer(flow, residual))
+        passage = _passage(flow, position, residual.fork, first=not layers, example=residual)
+        lies = lies.after(flow, position, residual.fork)
+        layers += [_cut(layer) if lies.cut and layer.layout != "channels first" else layer for layer in passage]
+        layer = _layer(flow, residual)
+        layers.append(_cut(layer) if lies.cut else layer)
         position = residual.sum
+        if not lies.cut and layer.spatial:
+            lies = Arrangement(layer.grid)
     return staged(layers)
+
+
+def _cut(layer: Layer) -> Layer:
+    """A layer of which nobody knows where its positions lie."""
+    attention = replace(layer.attention, sides=(0, 0), prefix=0) if layer.attention else None
+    kind: Kind = "other" if layer.kind == "subsample" else layer.kind
+    return replace(layer, kind=kind, grid=(0, 0), prefix=0, reduces=False, attention=attention)
 
 
 def _layer(flow: Flow, residual: Residual) -> Layer:
@@ -171,7 +194,8 @@ def _layer(flow: Flow, residual: Residual) -> Layer:
     reduces = smaller(grid, before)
     branch = Branch(block, leaves(flow, residual), branch_end(residual, direct))
     attention = attention_of(flow, residual.inside, grid, prefix)
-    return Layer(name, kind, 0, 0.0, reduces, tap, shape[1:], layout, grid, prefix, branch, attention)
+    fold = shape[0] // flow.shapes[0][0]
+    return Layer(name, kind, 0, 0.0, reduces, tap, shape[1:], layout, grid, prefix, branch, attention, fold)
 
 
 def attention_of(flow: Flow, inside: Sequence[int], grid: tuple[int, int], prefix: int) -> Attention | None:
@@ -192,6 +216,31 @@ def attention_of(flow: Flow, inside: Sequence[int], grid: tuple[int, int], prefi
             return Attention(key, operation.heads, grid, prefix)
         return Attention(key, operation.heads, window_of(flow, operation.reads[0], tokens), 0)
     return None
+
+
+def _without_skips(flow: Flow) -> list[Layer]:
+    layers: list[Layer] = []
+    for part in parts(flow):
+        tap, node = next(((tap, node) for node in part.nodes if (tap := _met(flow, node)) is not None), (None, 0))
+        if tap is None:
+            continue
+        name = part.name or tap.module
+        layout, grid, prefix = layout_of(flow, node, part.last_axis)
+        attention = None
+        if part.kind == "msa":
+            attention = attention_of(
+                flow, range(flow.maker[part.nodes[-1]], flow.maker[part.nodes[-1]] + 1), grid, prefix
+            )
+        layer = Layer(name, part.kind, 0, 0.0, False, tap, flow.shapes[node][1:], layout, grid, prefix)
+        reduces = bool(layers) and smaller(grid, layers[-1].grid)
+        branch = Branch("", part.leaves, None, skip=False)
+        layers.append(replace(layer, reduces=reduces, branch=branch, attention=attention))
+    if not layers:
+        raise ValueError(
+            "no residual block, convolution or linear layer was found before the last one of this model; "
+            "name the modules to listen to with --layers REGEX[:KIND]"
+        )
+    return layers
 
 
 def _passage(flow: Flow, start: Node, end: Node, *, first: bool, example: Residual) -> list[Layer]:
@@ -225,6 +274,9 @@ def _passage(flow: Flow, start: Node, end: Node, *, first: bool, example: Residu
 
 def _shrinks(flow: Flow, before: Node, after: Node, linear: bool) -> bool:
     """Whether a map gets smaller between two nodes."""
+    one, other = flow.shapes[before], flow.shapes[after]
+    if math.prod(one) == math.prod(other) and {one[1], one[-1]} & {other[1], other[-1]}:
+        return False  # as many numbers in as many channels: the same map in another order
     return smaller(layout_of(flow, after, linear)[1], layout_of(flow, before, linear)[1])
 
 
@@ -238,13 +290,7 @@ def _entry(flow: Flow, residual: Residual, end: Node) -> Node:
 
 def _plain(flow: Flow, node: Node, kind: Kind, linear: bool, name: str) -> Layer:
     """A layer without a residual branch."""
-    tap = None
-    for call in flow.calls:
-        if call.writes and call.writes[0] == node and call.module:
-            tap = tap or Tap(call.module, "output", call.number)
-    for call in flow.calls:
-        if call.reads and call.reads[0] == node and call.module:
-            tap = tap or Tap(call.module, "input", call.number)
+    tap = _met(flow, node)
     if tap is None:
         raise ValueError(
             f"the tensor after {name or 'the stem'} meets no module; name layers with --layers REGEX[:KIND]"
@@ -252,6 +298,17 @@ def _plain(flow: Flow, node: Node, kind: Kind, linear: bool, name: str) -> Layer
     layout, grid, prefix = layout_of(flow, node, linear)
     shape = flow.shapes[node][1:]
     return Layer(name or tap.module, kind, 0, 0.0, kind == "subsample", tap, shape, layout, grid, prefix)
+
+
+def _met(flow: Flow, node: Node) -> Tap | None:
+    """The first module that returns a tensor, or else takes it in."""
+    for call in flow.calls:
+        if call.writes and call.writes[0] == node and call.module:
+            return Tap(call.module, "output", call.number)
+    for call in flow.calls:
+        if call.reads and call.reads[0] == node and call.module:
+            return Tap(call.module, "input", call.number)
+    return None
 
 
 def staged(layers: Sequence[Layer]) -> list[Layer]:

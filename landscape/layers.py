@@ -18,7 +18,7 @@ from landscape.probe import Quantity
 from landscape.residuals import Kind, Layout, Tap, consumer_is_linear, layout_of, smaller
 from landscape.subject import Subject
 
-__all__ = ["Layer", "chosen", "discover", "labels", "layers_of", "spatial_layers"]
+__all__ = ["Layer", "chosen", "discover", "labels", "layers_of", "remarks", "spatial_layers"]
 
 
 def chosen(model: nn.Module, example: Tensor, patterns: Sequence[str]) -> list[Layer]:
@@ -84,10 +84,37 @@ def spatial_layers(subject: Subject, patterns: Sequence[str] = ()) -> list[Layer
     Raises:
         ValueError: there is none.
     """
-    found = [layer for layer in layers_of(subject, patterns) if layer.spatial]
+    layers = layers_of(subject, patterns)
+    found = [layer for layer in layers if layer.spatial]
     if not found:
-        raise ValueError("no layer of this model has a map of positions; this probe needs a vision network")
+        hint = next((f"; {_unexplained(layers)}" for layer in layers if layer.unexplained), "")
+        raise ValueError(f"no layer of this model has a map of positions; this probe needs a vision network{hint}")
     return found
+
+
+def remarks(layers: Sequence[Layer]) -> list[str]:
+    """What a reader of per-layer numbers has to know of how the layers were found."""
+    said = []
+    if any(layer.branch is not None and not layer.branch.skip for layer in layers):
+        said.append(
+            "this network has no residual blocks; its layers are what its convolutions, linear layers and poolings "
+            "give, --layers REGEX[:KIND] names others"
+        )
+    if any(layer.unexplained for layer in layers):
+        said.append(f"{_unexplained(layers)}; until then probes of maps leave them out")
+    return said
+
+
+def _unexplained(layers: Sequence[Layer]) -> str:
+    unknown = [layer for layer in layers if layer.unexplained]
+    first, more = unknown[0], f" ({len(unknown)} layers)"
+    if len(first.shape) == 2:
+        return (
+            f"no grid of this model explains the {first.shape[0]} tokens of {first.name}{more}; "
+            "say it, for example --layers 'REGEX:msa:14x14+1' for 14 x 14 tokens behind one other"
+        )
+    shape = " x ".join(map(str, first.shape))
+    return f"where the {shape} numbers of {first.name} lie in the image cannot be told{more}; name others with --layers"
 
 
 def labels(layers: Sequence[Layer], axis: str) -> dict[str, tuple[Quantity, np.ndarray]]:

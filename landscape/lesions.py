@@ -44,12 +44,15 @@ def removals(model: nn.Module, layers: Sequence[Layer]) -> list[Removal]:
     """Every unit of a network, one per residual branch, in order of depth.
 
     MSA, MLP and basic-block branches contribute nothing (the skip stays). In a bottleneck the only spatial
-    convolution is bypassed together with the norm and activation that belong to it.
+    convolution is bypassed together with the norm and activation that belong to it; in a network without skips every
+    convolution and linear layer with as many channels before as after it.
     """
     modules = dict(model.named_modules())
     found = []
     for layer in layers:
         branch = layer.branch
+        if branch is not None and not branch.skip and _passes(modules, branch.leaves):
+            found.append(_bypass(modules, layer, branch.leaves[0], branch.leaves))
         if branch is None or branch.end is None:
             continue
         bottleneck = _bottleneck(modules, branch.leaves) if layer.kind == "conv" else None
@@ -166,11 +169,12 @@ def _zero(layer: Layer, end: Tap) -> Removal:
 
 def _bypass(modules: dict[str, nn.Module], layer: Layer, conv: Tap, group: tuple[Tap, ...]) -> Removal:
     module = modules[conv.module]
-    assert isinstance(module, nn.Conv2d)
-    size, stride = "x".join(map(str, module.kernel_size)), max(module.stride)
+    what, stride = "linear layer", 1
+    if isinstance(module, nn.Conv2d):
+        what, stride = f"{'x'.join(map(str, module.kernel_size))} conv", max(module.stride)
     parts = ", ".join(tap.module.rpartition(".")[2] for tap in group)
     instead = "identity" if stride == 1 else f"{stride}x{stride} average pooling"
-    return Removal(conv.module, f"{size} conv bypassed by {instead} ({parts})", layer, bypassed=group, stride=stride)
+    return Removal(conv.module, f"{what} bypassed by {instead} ({parts})", layer, bypassed=group, stride=stride)
 
 
 def _bottleneck(modules: dict[str, nn.Module], leaves: Sequence[Tap]) -> tuple[Tap, tuple[Tap, ...]] | None:
@@ -193,6 +197,19 @@ def _bottleneck(modules: dict[str, nn.Module], leaves: Sequence[Tap]) -> tuple[T
             break
         group.append(tap)
     return spatial[0], tuple(group)
+
+
+def _passes(modules: dict[str, nn.Module], leaves: Sequence[Tap]) -> bool:
+    """Whether the first of some modules gives the shape it takes, but for a stride, so that they can be bypassed."""
+    module = modules[leaves[0].module] if leaves else None
+    if isinstance(module, nn.Conv2d):
+        sides = zip(module.kernel_size, module.dilation, strict=True)
+        if isinstance(module.padding, str):
+            same = module.padding == "same"
+        else:
+            same = all(2 * p == d * (k - 1) for p, (k, d) in zip(module.padding, sides, strict=True))
+        return same and module.in_channels == module.out_channels
+    return isinstance(module, nn.Linear) and module.in_features == module.out_features
 
 
 def _spatial(module: nn.Module) -> bool:

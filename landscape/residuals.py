@@ -13,6 +13,7 @@ from landscape.dataflow import ATTENTION, Call, Flow, Node, Operation
 
 Kind = Literal["stem", "conv", "msa", "mlp", "subsample", "head", "other"]
 Layout = Literal["channels first", "channels last", "tokens", "none"]
+Grid = tuple[int, int]  # (rows, columns) of positions
 
 ADDITIONS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
 HEAVY = {
@@ -52,15 +53,18 @@ class Residual:
     inside: tuple[int, ...]  # operations of the branch
 
 
-def residuals(flow: Flow) -> list[Residual]:
-    """Additions of two branches with a common start, outermost ones only, in order."""
+def residuals(flow: Flow, least: int = 3) -> list[Residual]:
+    """Additions of two branches with a common start, outermost ones only, in order, of tensors of at least some axes.
+
+    Where there are blocks on maps or tokens (3), what is added without them is a score.
+    """
     candidates = []
     for position, operation in enumerate(flow.operations):
         if operation.name not in ADDITIONS or len(operation.reads) != 2:
             continue
         left, right = operation.reads
         shape = flow.shapes[left]
-        if flow.shapes[right] != shape or len(shape) < 3:
+        if flow.shapes[right] != shape or len(shape) < least:
             continue
         fork = (flow.ancestors[left] & flow.ancestors[right]).bit_length() - 1
         ways = [(flow.between(fork, end), end) for end in (left, right)]

@@ -202,7 +202,9 @@ def probe_linear(data: xr.Dataset) -> Numbers:
     if not np.isfinite(values).any():
         return {}
     best = int(np.nanargmax(values))
-    return {**_ends(_values(data, "accuracy")), "best": values[best].item(), "at": str(data["name"].values[best])}
+    found = {**_ends(_values(data, "accuracy")), "best": values[best].item(), "at": str(data["name"].values[best])}
+    open_fits = int((data["converged"].values == 0).sum()) if "converged" in data else 0
+    return {**found, "not converged": open_fits} if open_fits else found
 
 
 def similarity(data: xr.Dataset) -> Numbers:

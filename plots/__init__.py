@@ -92,6 +92,7 @@ FIGURES: Mapping[str, Figure] = {
         Figure("density", "density", needs=("nodes", "weights", "mean", "mean_se", "smallest", "largest")),
         Figure("fourier", "fourier", needs=("delta_log_amplitude", "frequency", "depth")),
         Figure("fourier_depth", "fourier", needs=("high_frequency", "depth", "kind", "reduces")),
+        Figure("fourier_spectrum", "fourier", needs=("spectrum", "row_frequency", "column_frequency", "kind")),
         Figure("variance", "variance", needs=("variance", "depth", "kind", "reduces")),
         Figure("similarity", "similarity", needs=("cka", "stage", "kind", "reduces", "other_stage")),
         Figure("attention", "attention", needs=("distance", "mutual_information", "depth")),

@@ -10,13 +10,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from landscape.plots import depth, style
-from landscape.plots.appearance import Look
+from landscape.plots.appearance import Look, asked
 
 MEANING = (
     "How well a linear classifier tells the classes apart from the frozen features of each layer, fitted on the train "
     "split and scored on the test split; dotted is the network itself. It says what can be read from the average of a "
     "map, not what the network uses, and widths differ between layers."
 )
+CLASSIFIERS = {"ridge": "ridge regression", "lbfgs": "logistic regression"}
 
 
 def probe_linear(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
@@ -29,9 +30,20 @@ def probe_linear(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axe
     return ax
 
 
+def classifier(data: xr.Dataset) -> str:
+    """What was fitted, in words."""
+    return CLASSIFIERS[asked(data).get("solver", "ridge")]
+
+
 def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel per network on common axes."""
-    figure, axes = style.panels(answers, looks, aspect=0.85, note=f"{depth.NOTE} Dotted: the network itself.")
+    fitted: dict[str, list[str]] = {}
+    for data, look in zip(answers, looks, strict=True):
+        fitted.setdefault(classifier(data), []).append(look.label)
+    said = "; ".join(f"{what}: {', '.join(labels)}" for what, labels in fitted.items())
+    said = next(iter(fitted)) if len(fitted) == 1 else said
+    note = f"Classifier: {said}. {depth.NOTE} Dotted: the network itself."
+    figure, axes = style.panels(answers, looks, aspect=0.85, note=note)
     for data, ax, look in zip(answers, axes, looks, strict=True):
         probe_linear(data, ax, look=look)
     style.outer(axes)

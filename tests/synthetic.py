@@ -225,17 +225,34 @@ def fourier(network: Network) -> tuple[Plan, Measure]:
     frequency = np.full((n, max(sides) // 2), np.nan)
     for row, side in zip(frequency, sides, strict=True):
         row[: side // 2] = np.arange(side // 2) * 2 / side
-    per_bin = ("layer", "bin")
+    per_bin, most = ("layer", "bin"), max(sides)
+    grid = np.full((n, most), np.nan)  # frequencies of rows and of columns
+    for row, side in zip(grid, sides, strict=True):
+        row[:side] = (np.arange(side) - side // 2) * 2 / side
     plan = Plan(
         over={"batch": np.arange(8)},
-        axes={"layer": np.arange(n), "bin": np.arange(frequency.shape[1]), "common_frequency": np.arange(4) / 16},
+        axes={
+            "layer": np.arange(n),
+            "bin": np.arange(frequency.shape[1]),
+            "common_frequency": np.arange(4) / 16,
+            "row": np.arange(most),
+            "column": np.arange(most),
+            "half_column": np.arange(most // 2 + 1),
+        },
         labels={
             **labels(network, "layer"),
+            "row_frequency": (Quantity("frequency of a row", "pi", ("layer", "row")), grid),
+            "column_frequency": (Quantity("frequency of a column", "pi", ("layer", "column")), grid),
             "frequency": (Quantity("frequency", "pi", per_bin), frequency),
             "scale": (Quantity("scale", dims=("layer",)), np.array(sides) / 32),
         },
-        quantities={**quantities((), "samples"), **quantities(per_bin, "delta_sum", "delta_square_sum")},
+        quantities={
+            **quantities((), "samples"),
+            **quantities(per_bin, "delta_sum", "delta_square_sum"),
+            **quantities(("layer", "row", "half_column"), "spectrum_sum"),
+        },
         summaries={
+            **quantities(("layer", "row", "column"), "spectrum"),
             **quantities(per_bin, "delta_log_amplitude", "delta_log_amplitude_se"),
             **quantities(("layer", "common_frequency"), "delta_log_amplitude_common"),
             **quantities(("layer",), "high_frequency", "high_frequency_se"),
@@ -246,7 +263,16 @@ def fourier(network: Network) -> tuple[Plan, Measure]:
     def measure(unit: Unit) -> Values:
         level = -2.5 + np.cumsum(steps) / network.width
         delta = level[:, None] * np.sqrt(frequency)
-        return {"samples": 128, "delta_sum": 128 * delta, "delta_square_sum": 128 * (delta**2 + 0.8)}
+        spectrum = np.full((n, most, most // 2 + 1), np.nan)
+        for values, height, side in zip(spectrum, level, sides, strict=True):
+            down, across = np.fft.fftfreq(side) * 2, np.arange(side // 2 + 1) * 2 / side
+            values[:side, : side // 2 + 1] = 128 * height * np.maximum(np.abs(down)[:, None], across) ** 0.5
+        return {
+            "samples": 128,
+            "delta_sum": 128 * delta,
+            "delta_square_sum": 128 * (delta**2 + 0.8),
+            "spectrum_sum": spectrum,
+        }
 
     return plan, measure
 

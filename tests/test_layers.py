@@ -267,13 +267,10 @@ def test_channels_last_become_maps() -> None:
 # Layers named by hand, and what is refused
 
 
-def test_without_a_residual_stream_layers_have_to_be_named() -> None:
-    model, images = Plain().eval(), _images()
-    with pytest.raises(ValueError, match=r"no residual additions .* --layers REGEX"):
-        discover(model, images)
-    assert _rows(chosen(model, images, ["first:conv", "^pool$", "head"])) == [
+def test_layers_may_be_named_where_there_is_no_residual_stream() -> None:
+    assert _rows(chosen(Plain().eval(), _images(), ["first:conv", "^pool$", "head"])) == [
         ("first", "conv", 1, False, (16, 16)),
-        ("pool", "other", 2, True, (8, 8)),
+        ("pool", "subsample", 2, True, (8, 8)),
         ("head", "other", 2, False, (0, 0)),
     ]
 

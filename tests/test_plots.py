@@ -332,6 +332,36 @@ def test_noise_is_drawn_with_its_interval_and_without_empty_bands(study: Path) -
     assert top == pytest.approx(upper.max().item())
 
 
+def test_spectra_are_tiles_at_their_true_frequencies_with_one_scale(study: Path) -> None:
+    data = [answer(study, "fourier", network.label) for network in synthetic.NETWORKS[:2]]
+    module = FIGURES["fourier_spectrum"].module
+    page = module.page(data, appearance.looks(data))
+    scales = {image.norm for ax in page.axes for image in ax.images}
+    assert len(scales) == 1
+    for one, ax in zip(data, page.axes, strict=False):
+        layers = module.shown(one)
+        assert layers[0] == 0
+        assert layers[-1] == one.sizes["layer"] - 1
+        assert len(ax.images) == len(layers) <= module.TILES
+        for place, (layer, image) in enumerate(zip(layers, ax.images, strict=True)):
+            side = int(one["row_frequency"][layer].notnull().sum())
+            np.testing.assert_array_equal(image.get_array(), one["spectrum"].values[layer, :side, :side])
+            edges = -1 - 1 / side, 1 - 1 / side  # the middle of the first cell is -pi, of an even side
+            np.testing.assert_allclose(image.get_extent(), (*(np.array(edges) + place * module.PITCH), *edges))
+            assert np.unravel_index(np.nanargmax(image.get_array()), (side, side)) == (side // 2, side // 2)
+
+
+def test_the_classifier_of_linear_probes_is_named(study: Path) -> None:
+    data = [answer(study, "probe-linear", network.label) for network in synthetic.NETWORKS[:2]]
+    module = FIGURES["probe_linear"].module
+    text = " ".join(text.get_text() for text in module.page(data, appearance.looks(data)).texts)
+    assert "Classifier: ridge regression." in " ".join(text.split())
+    other = data[1].assign_attrs(parameters='{"solver": "lbfgs"}')
+    text = " ".join(text.get_text() for text in module.page([data[0], other], appearance.looks([data[0], other])).texts)
+    assert "ridge regression: " in " ".join(text.split())
+    assert "logistic regression: " in " ".join(text.split())
+
+
 def test_a_linear_probe_is_drawn_beside_the_network_itself(study: Path) -> None:
     data = answer(study, "probe-linear")
     *_, own = FIGURES["probe_linear"].draw(data, Figure().subplots()).lines

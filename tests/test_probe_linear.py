@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 import landscape
 from landscape.data.images import Batches, Images, shuffled
+from landscape.linalg import logistic
 from landscape.linalg.ridge import chosen
 from landscape.probe import OptionError
 from landscape.probes.probe_linear import ProbeLinear
+from landscape.run import digest
 from landscape.subject import Spec, Split, Subject
 
 PROBE = ProbeLinear(layers=("maps", "squared", "mean"))
@@ -80,6 +82,27 @@ def test_numbers_are_those_of_a_probe_written_out() -> None:
     assert found["accuracy_se"][0] == pytest.approx(hits.std(ddof=1) / 60**0.5)
     assert (found["penalty"][0], found["held_out_accuracy"][0]) == (penalty, held_out_accuracy)
     assert found["fitted_accuracy"][0] == (probe.scores(fit).argmax(1) == x.targets[:80]).double().mean()
+
+
+def test_logistic_regression_instead_is_stored_with_how_far_it_converged() -> None:
+    subject = _subject()
+    ridge = answer(ProbeLinear(layers=PROBE.layers), subject)
+    found = answer(ProbeLinear(layers=PROBE.layers, solver="lbfgs"), subject)
+    x = _images(100, seed=0)
+    fit, targets = x.inputs.mean((2, 3)), torch.nn.functional.one_hot(x.targets).double()
+    held_out = torch.zeros(100, dtype=torch.bool)
+    held_out[torch.from_numpy(shuffled(100)[:20])] = True
+    probe, penalty, accuracy = chosen(fit, targets, held_out, fit=logistic.logistic, penalties=logistic.PENALTIES)
+    assert subject.images is not None
+    right = probe.scores(subject.images.inputs.mean((2, 3))).argmax(1) == subject.images.targets
+    assert found["accuracy"][0] == right.double().mean()
+    assert (found["penalty"][0], found["held_out_accuracy"][0]) == (penalty, accuracy)
+    assert found["gradient"][0] == pytest.approx(logistic.gradient(probe, fit, targets, penalty), rel=1e-6)
+    assert (found["converged"] == 1).all()
+    assert found["accuracy"][1:].tolist() == [1.0, 1.0]
+    assert "gradient" not in ridge
+    assert digest(ProbeLinear(solver="lbfgs"), subject) != digest(ProbeLinear(), subject)
+    assert "solver" not in ProbeLinear().identity(subject)  # answers from before there was a choice keep their place
 
 
 def test_the_scored_samples_do_not_choose_anything() -> None:
@@ -162,6 +185,8 @@ def test_the_model_is_as_it_was_also_after_an_exception() -> None:
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(OptionError, match="--pool max is unknown; ask for one of mean, cls"):
         ProbeLinear(pool="max")  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="--solver svm is unknown; ask for one of ridge, lbfgs"):
+        ProbeLinear(solver="svm")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="--train-samples 3 is out of range; ask for at least 10"):
         ProbeLinear(train_samples="3")
     with pytest.raises(OptionError, match="--split train would score what is fitted on"):

@@ -23,13 +23,12 @@ def centred_kernel(features: Tensor) -> Tensor:
     Args:
         features: (sample, ...), flattened; at least `LEAST` samples.
     """
-    n = len(features)
+    n, flat = len(features), features.flatten(1)
     kernel = torch.zeros(n, n, dtype=torch.float64, device=features.device)
-    for part in parts(features.transpose(0, 1)):  # some of the first axis of features at a time, all samples of it
-        flat = part.transpose(0, 1).flatten(1)
-        flat = flat - flat.mean(dim=0)
+    for part in parts(flat.T):  # some features at a time, all samples of them
+        part = (part - part.mean(dim=1, keepdim=True)).T
         for row in range(0, n, ROWS):  # the lower half
-            kernel[row : row + ROWS, : row + ROWS] += flat[row : row + ROWS] @ flat[: row + ROWS].T
+            kernel[row:, row : row + ROWS] += part[row:] @ part[row : row + ROWS].T
     kernel = kernel.tril(-1)
     kernel = kernel + kernel.T
     rows = kernel.sum(dim=1) / (n - 2)

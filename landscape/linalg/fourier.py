@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+FLOOR = 1e-6  # added to amplitudes before the logarithm
+
 
 def diagonal_frequencies(height: int, width: int) -> np.ndarray:
     """True frequencies of the half diagonal, in units of pi, from 0 upward.
@@ -30,7 +32,7 @@ def half_spectrum(maps: Tensor) -> Tensor:
 def log_amplitude(spectrum: Tensor) -> Tensor:
     """ln(|FFT2(z)| + 1e-6), before any averaging."""
     # By the parts of the complex numbers: three times as fast as their abs() on a CPU.
-    return (spectrum.real.square() + spectrum.imag.square()).sqrt_().add_(1e-6).log_()
+    return (spectrum.real.square() + spectrum.imag.square()).sqrt_().add_(FLOOR).log_()
 
 
 def diagonal(spectrum: Tensor, width: int) -> Tensor:
@@ -62,21 +64,24 @@ def diagonal(spectrum: Tensor, width: int) -> Tensor:
 
 
 def diagonal_alone(maps: Tensor) -> Tensor:
-    """The same without the rest of the spectrum, of square maps by as many scalar products, half the time on a CPU.
+    """The same without the rest of the spectrum, of square maps in a third of the time on a CPU.
 
-    F(k, k) = sum_yx z_yx exp(-2 pi i k (y + x) / n), one matrix product for all maps.
+    F(k, k) = sum_s exp(-2 pi i k s / n) D_s, where D_s is the sum over the positions with y + x = s modulo n.
     """
     height, width = maps.shape[-2:]
     if height != width:
         return diagonal(half_spectrum(maps), width)
     maps = maps.float() if maps.dtype != torch.float64 else maps
+    twice = torch.cat([maps, maps], dim=-1).contiguous()  # (N, C, y, 2 n): row y, from place n - y on, is x = s - y
+    image, channel, row, _ = twice.stride()
+    shifted = twice.as_strided((*maps.shape[:2], width, width), (image, channel, row - 1, 1), width)
+    sums = shifted.sum(dim=-2)  # (N, C, s)
     place = torch.arange(width, device=maps.device)
-    bins = place[: (width + 1) // 2]
-    steps = ((place[:, None] + place)[..., None] * bins % width).flatten(0, 1)  # (position, bin)
+    steps = place[:, None] * place[: (width + 1) // 2] % width  # (s, bin)
     angle = steps.double() * (2 * torch.pi / width)
     waves = torch.cat([angle.cos(), angle.sin()], dim=1).to(maps.dtype)
-    real, imaginary = (maps.flatten(2) @ waves).chunk(2, dim=-1)
-    return log_amplitude(torch.complex(real, imaginary))
+    real, imaginary = (sums @ waves).chunk(2, dim=-1)
+    return (real.square() + imaginary.square()).sqrt_().add_(FLOOR).log_()
 
 
 def relative_log_amplitude(maps: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-NUMBERS = {"cpu": 2**20}  # of a part; elsewhere many more, where small kernels cost more than memory does
+NUMBERS = {"cpu": 2**18}  # of a part; elsewhere many more, where small kernels cost more than memory does
 ELSEWHERE = 2**26
 
 

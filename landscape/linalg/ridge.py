@@ -1,7 +1,8 @@
-"""Linear classifiers in closed form: ridge regression on one-hot targets, its penalty chosen on held-out samples."""
+"""Linear classifiers in closed form: ridge regression on one-hot targets; and a penalty chosen on held-out samples."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -35,9 +36,8 @@ def ridge(features: Tensor, targets: Tensor, penalties: tuple[float, ...]) -> li
         penalties: each positive.
     """
     n = len(features)
-    mean, scale = features.mean(dim=0), features.std(dim=0, correction=0)
-    scale = torch.where(scale > 0, scale, 1.0)
-    standard, bias = (features - mean) / scale, targets.mean(dim=0)
+    standard, mean, scale = standardised(features)
+    bias = targets.mean(dim=0)
     values, vectors = torch.linalg.eigh(standard.T @ standard / n)
     projected = vectors.T @ (standard.T @ (targets - bias)) / n  # (features, classes)
     values = values.clamp_min(0.0)
@@ -46,22 +46,38 @@ def ridge(features: Tensor, targets: Tensor, penalties: tuple[float, ...]) -> li
     ]  # fmt: skip
 
 
-def chosen(features: Tensor, targets: Tensor, held_out: Tensor) -> tuple[Linear, float, float]:
+def standardised(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Features with mean 0 and variance 1, constant ones 0; the mean; the scale, 1 for constant ones."""
+    mean, scale = features.mean(dim=0), features.std(dim=0, correction=0)
+    scale = torch.where(scale > 0, scale, 1.0)
+    return (features - mean) / scale, mean, scale
+
+
+def chosen(
+    features: Tensor,
+    targets: Tensor,
+    held_out: Tensor,
+    *,
+    fit: Callable[[Tensor, Tensor, tuple[float, ...]], list[Linear]] = ridge,
+    penalties: tuple[float, ...] = PENALTIES,
+) -> tuple[Linear, float, float]:
     """The classifier of all samples with the penalty that does best on those held out.
 
     Args:
         features: (n, features) float64.
         targets: (n, classes) float64, one-hot or shares.
         held_out: (n,) bool, the samples that choose the penalty and are left out of the fits that it chooses among.
+        fit: one classifier per penalty.
+        penalties: to choose among.
 
     Returns:
         the classifier, its penalty, and the held-out accuracy that chose it; of equal ones the largest penalty.
     """
     right = targets[held_out].argmax(dim=1)
-    candidates = ridge(features[~held_out], targets[~held_out], PENALTIES)
+    candidates = fit(features[~held_out], targets[~held_out], penalties)
     accuracies = [
         (candidate.scores(features[held_out]).argmax(dim=1) == right).double().mean().item() for candidate in candidates
     ]
-    best = max(range(len(PENALTIES)), key=lambda i: (accuracies[i], PENALTIES[i]))
-    (fitted,) = ridge(features, targets, (PENALTIES[best],))
-    return fitted, PENALTIES[best], accuracies[best]
+    best = max(range(len(penalties)), key=lambda i: (accuracies[i], penalties[i]))
+    (fitted,) = fit(features, targets, (penalties[best],))
+    return fitted, penalties[best], accuracies[best]

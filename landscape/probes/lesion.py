@@ -100,6 +100,11 @@ class Lesion:
 
     def _groups(self, subject: Subject) -> list[Group]:
         found = subject.once("removals", lambda: removals(subject.model, layers_of(subject)))
+        if not found:
+            raise ValueError(
+                "no unit of this network can be removed: it has no residual branch, and no convolution or linear layer "
+                "with as many channels before as after it"
+            )
         named = [r for r in found if not self.layers or _named((r.name, r.layer.name), self.layers)]
         if not named:
             names = ", ".join(removal.name for removal in found[:5])

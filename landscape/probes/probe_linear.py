@@ -14,21 +14,24 @@ from torch import Tensor
 from landscape.data.images import count_of, shuffled
 from landscape.features import listening
 from landscape.layers import Layer, labels, layers_of
+from landscape.linalg import logistic
 from landscape.linalg.ridge import chosen
 from landscape.probe import OptionError, Plan, Quantity, Unit, Values, one_of
 from landscape.subject import Subject
 
 HELD_OUT = 0.2  # of the samples that are fitted on
 LEAST = 10  # samples to fit on
+NAMES = {"ridge": "ridge", "lbfgs": "logistic regression's"}
 
 
 @dataclass(frozen=True)
 class ProbeLinear:
-    """Accuracy on the test split of a ridge classifier fitted to each layer's features of the train split.
+    """Accuracy on the test split of a linear classifier fitted to each layer's features of the train split.
 
-    The features are averages over positions (`mean`), or the class token (`cls`). The penalty is chosen on a held-out
-    fifth of the samples that are fitted on, never on those that are scored. Data with one set of samples for both
-    splits are fitted on samples that are not scored. One forward pass over the samples of each split for all layers.
+    The classifier is ridge regression in closed form, or logistic regression (`lbfgs`). The features are averages over
+    positions (`mean`), or the class token (`cls`). The penalty is chosen on a held-out fifth of the samples that are
+    fitted on, never on those that are scored. Data with one set of samples for both splits are fitted on samples that
+    are not scored. One forward pass over the samples of each split for all layers.
     """
 
     name: ClassVar[str] = "probe-linear"
@@ -40,9 +43,13 @@ class ProbeLinear:
     layers: Annotated[tuple[str, ...], "REGEX[:KIND]: modules to listen to instead of the discovered layers"] = ()
     pool: Annotated[Literal["mean", "cls"], "features of a map: mean over positions, or the class token"] = "mean"
     train_samples: Annotated[str, "samples of the train split to fit on: a number, or all"] = "8192"
+    solver: Annotated[
+        Literal["ridge", "lbfgs"], "ridge regression in closed form, or logistic regression by L-BFGS"
+    ] = "ridge"
 
     def __post_init__(self) -> None:
         one_of("pool", self.pool, ("mean", "cls"))
+        one_of("solver", self.solver, ("ridge", "lbfgs"))
         object.__setattr__(self, "train_samples", str(self.train_samples))  # numbers are welcome from Python
         if count_of(self.train_samples, 10**9) < LEAST:
             raise OptionError(f"--train-samples {self.train_samples} is out of range; ask for at least {LEAST}")
@@ -51,7 +58,10 @@ class ProbeLinear:
         """The parameters, with the content of what is fitted on instead of its number."""
         images = self._train(subject).images
         assert images is not None
-        return {**asdict(self), "train_samples": images.sha256()}
+        asked = {**asdict(self), "train_samples": images.sha256()}
+        if self.solver == "ridge":  # the question that it was before there was a choice
+            del asked["solver"]
+        return asked
 
     def plan(self, subject: Subject) -> Plan:
         if subject.spec is not None and subject.spec.split == "train":
@@ -64,6 +74,12 @@ class ProbeLinear:
         if self.pool == "cls" and without:
             raise ValueError(f"--pool cls needs a class token, {without[0]} has none; ask for --pool mean")
         _, right = subject.intact
+        searched = {}
+        if self.solver == "lbfgs":
+            searched = {
+                "gradient": Quantity("largest component of the objective's gradient at the fit", "nats"),
+                "converged": Quantity(f"1 where that is at most {logistic.TOLERANCE}"),
+            }
         return Plan(
             over={"layer": np.arange(len(found))},
             labels=labels(found, "layer"),
@@ -72,8 +88,9 @@ class ProbeLinear:
                 "accuracy_se": Quantity("its standard error over samples"),
                 "held_out_accuracy": Quantity("accuracy on the samples that chose the penalty"),
                 "fitted_accuracy": Quantity("accuracy on the samples that it was fitted on"),
-                "penalty": Quantity("ridge penalty, of features with unit variance"),
+                "penalty": Quantity(f"{NAMES[self.solver]} penalty, of features with unit variance"),
                 "features": Quantity("number of features"),
+                **searched,
             },
             about={"layer": Quantity("layer")},
             facts={
@@ -90,7 +107,16 @@ class ProbeLinear:
         targets, wanted = (F.pad(shares, (0, classes - shares.shape[1])) for shares in (targets, wanted))
         held_out = torch.zeros(len(targets), dtype=torch.bool)
         held_out[torch.from_numpy(shuffled(len(targets))[: int(HELD_OUT * len(targets))])] = True
-        probe, penalty, held_out_accuracy = chosen(features[i].double(), targets, held_out)
+        x = features[i].double()
+        more: dict[str, float] = {}
+        if self.solver == "lbfgs":
+            probe, penalty, held_out_accuracy = chosen(
+                x, targets, held_out, fit=logistic.logistic, penalties=logistic.PENALTIES
+            )
+            left = logistic.gradient(probe, x, targets, penalty)
+            more = {"gradient": left, "converged": float(left <= logistic.TOLERANCE)}
+        else:
+            probe, penalty, held_out_accuracy = chosen(x, targets, held_out)
         hits, fitted = (
             (probe.scores(x.double()).argmax(dim=1) == y.argmax(dim=1)).double()
             for x, y in ((others[i], wanted), (features[i], targets))
@@ -103,6 +129,7 @@ class ProbeLinear:
             "fitted_accuracy": fitted.mean().item(),
             "penalty": penalty,
             "features": features[i].shape[1],
+            **more,
         }
 
     def _train(self, subject: Subject) -> Subject:
@@ -137,6 +164,7 @@ def pooled(layer: Layer, tensor: Tensor, pool: str) -> Tensor:
         return tensor[:, 0]
     if layer.spatial:
         return layer.maps(tensor).flatten(2).mean(dim=2)
+    tensor = layer.features(tensor)
     return tensor.flatten(1, -2).mean(dim=1) if tensor.ndim > 2 else tensor
 
 

@@ -1,0 +1,85 @@
+"""Mean spectrum of feature maps over all frequencies, per layer (Park & Kim 2022, Fig. 2a, before its diagonal)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+
+from landscape.plots import style
+from landscape.plots.appearance import Look
+
+MEANING = (
+    "The whole Fourier spectrum of the feature maps, zero frequency in the middle of each tile and the highest of the "
+    "layer's own grid at its edges: a bright middle alone is a smooth map, a cross stands for edges along the axes, "
+    "bright spots off the middle for a pattern such as that of strides. Levels are relative to "
+    "each layer's own zero frequency."
+)
+TILES = 10  # at most, of a network; more are too small to read
+PITCH = 2.3  # of tiles that are 2 (from -pi to pi) wide
+HEIGHT = 0.98  # inches per network
+MAP = "viridis"
+NOTE = "Frequencies from -π to π of each layer's own grid, vertical and horizontal."
+
+
+def fourier_spectrum(data: xr.Dataset, ax: Axes, *, norm: Normalize | None = None) -> Axes:
+    """Draw the mean spectra of the layers, or of ten evenly chosen ones, side by side from shallow to deep."""
+    norm = norm or _scale([data])
+    layers = shown(data)
+    for place, layer in enumerate(layers):
+        row = data.isel(layer=layer)
+        sides = [row[f"{side}_frequency"].values for side in ("column", "row")]
+        (left, right), (low, high) = (_edges(side[np.isfinite(side)]) for side in sides)
+        values = row["spectrum"].values[: np.isfinite(sides[1]).sum(), : np.isfinite(sides[0]).sum()]
+        x = place * PITCH
+        ax.imshow(values, origin="lower", extent=(x + left, x + right, low, high), cmap=MAP, norm=norm)
+        ax.text(x, 1.15, f"{layer} {row['kind'].item()}", ha="center", va="bottom", fontsize=style.SMALL)
+    ax.set(xlim=(-1.15, max(len(layers) - 1, 0) * PITCH + 1.15), ylim=(-1.15, 1.6), aspect="equal")
+    ax.axis("off")
+    return ax
+
+
+def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """One row of tiles per network, with one scale."""
+    figure = style.page(answers, looks, height=HEIGHT * len(answers), note=NOTE)
+    axes = figure.subplots(len(answers), 1, squeeze=False)[:, 0]
+    norm = _scale(answers)
+    for data, look, ax in zip(answers, looks, axes, strict=True):
+        fourier_spectrum(data, ax, norm=norm)
+        ax.set_xlim(-1.15, (TILES - 1) * PITCH + 1.15)  # tiles of one size in every row
+        ax.set_title(look.label, fontsize=style.RC["axes.titlesize"], loc="left", pad=2)
+    bar = figure.colorbar(ScalarMappable(norm, MAP), ax=list(axes), aspect=12 * len(answers), pad=0.01)
+    bar.set_label("Δ\u00a0ln\u00a0A", fontsize=style.SMALL)
+    return figure
+
+
+def shown(data: xr.Dataset) -> list[int]:
+    """Positions of the layers with more than one frequency and something measured; of many, evenly chosen ones."""
+    found = [
+        i
+        for i in range(data.sizes["layer"])
+        if np.isfinite(data["row_frequency"].values[i]).sum() * np.isfinite(data["column_frequency"].values[i]).sum()
+        > 1
+        and np.isfinite(data["spectrum"].values[i]).any()
+    ]
+    return [found[i] for i in np.unique(np.linspace(0, len(found) - 1, TILES).round().astype(int))] if found else []
+
+
+def _edges(frequencies: np.ndarray) -> tuple[float, float]:
+    """Outer edges of the cells around some frequencies."""
+    half = 1.0 / len(frequencies)
+    return float(frequencies[0]) - half, float(frequencies[-1]) + half
+
+
+def _scale(answers: Sequence[xr.Dataset]) -> Normalize:
+    """From the smoothest to the least smooth, of all that will be drawn; without zero frequencies, which are 0."""
+    values = np.concatenate([data["spectrum"].values[shown(data)].ravel() for data in answers])
+    values = values[np.isfinite(values) & (values != 0)]
+    if not len(values):
+        return Normalize(-1, 0)
+    return Normalize(float(values.min()), max(float(values.max()), 0.0))
