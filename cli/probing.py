@@ -49,6 +49,9 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
     "trust_pickle": option(
         bool, "Unpickle the checkpoint although it may run code: only files of your own.", False, DATA
     ),
+    "allow_missing": option(
+        bool, "Leave weights that the checkpoint lacks, or has in another shape, as initialised.", False, DATA
+    ),
     "device": option(str, "auto, cpu, cuda or cuda:1.", "auto", COMMON),
     "seed": option(int, "Seed of everything random.", 0, COMMON),
     "preset": option(str, "Settings of a paper: park2022.", "", COMMON),
@@ -137,17 +140,19 @@ def measure_all(
     quiet: bool,
     debug: bool,
     trust_pickle: bool,
+    allow_missing: bool,
     **options: Any,
 ) -> None:
     """Measure one checkpoint after the other into one file."""
-    from landscape import api, loading, snapshots, store
+    from landscape import api, archive, loading, snapshots, store
     from landscape.probe import OptionError, at_least
 
     at_least("workers", workers, 1)
     if label and len(label) != len(paths):
         raise OptionError(f"--label was given {len(label)} times for {len(paths)} checkpoints; give one each")
     given = {key: value for key, value in options.items() if value is not None}
-    given |= {"model_arg": key_values(model_arg), "device": device, "seed": seed, "trust_pickle": trust_pickle}
+    given |= {"model_arg": key_values(model_arg), "device": device, "seed": seed}
+    given |= {"trust_pickle": trust_pickle, "allow_missing": allow_missing}
     probes = probes_of(name)
     usual = {key: value for probe in probes for key, value in api.own_defaults(probe).items()}
     changed = {key: value for key, value in parameters.items() if value != usual[key]}
@@ -163,7 +168,7 @@ def measure_all(
         if path is not None and not path.exists():
             raise FileNotFoundError(f"no checkpoint at {path}; give an existing file or a run's folder")
     for position, path in enumerate(paths):
-        if path is not None and path.is_dir():
+        if path is not None and path.is_dir() and not archive.holds_weights(path):
             path = snapshots.last(path)
         loaded = loading.load(path, label=label[position] if label else "", **{**api.defaults(probes[0]), **rest})
         introduce(loaded, quiet=quiet)
@@ -195,13 +200,16 @@ def introduce(loaded: Any, *, quiet: bool) -> None:
     Raises:
         ValueError: the model's outputs are not finite.
     """
-    from landscape import subject
+    from landscape import loading, subject
 
-    proof = subject.prove(loaded)
     source = f"{loaded.checkpoint.path} ({loaded.checkpoint.taken})" if loaded.checkpoint else "freshly built"
+    about = f"{loaded.label}: {source}, {loaded.size / 1e6:.3g} M parameters, {loaded.device}; {loaded.protocol}"
+    if not loading.classifies(loaded):
+        say(f"{about}; no classifier of the checkpoint's own: loss and accuracy say nothing", quiet=quiet)
+        return
+    proof = subject.prove(loaded)
     say(
-        f"{loaded.label}: {source}, {loaded.size / 1e6:.3g} M parameters, {loaded.device}; "
-        f"{loaded.protocol}; on {proof.samples} of them loss {proof.loss:.4f}"
+        f"{about}; on {proof.samples} of them loss {proof.loss:.4f}"
         + (f", accuracy {proof.accuracy:.4f}" if math.isfinite(proof.accuracy) else ""),
         quiet=quiet,
     )

@@ -121,9 +121,9 @@ def combined(
     return sums
 
 
-def place(model: torch.nn.Module, snapshot: Snapshot) -> None:
+def place(model: torch.nn.Module, snapshot: Snapshot, *, allow_missing: bool = False) -> None:
     """Load a snapshot's weights and buffers into the model."""
-    checkpoints.load_into(model, checkpoints.read(snapshot.path))
+    checkpoints.load_into(model, checkpoints.read(snapshot.path), allow_missing=allow_missing)
 
 
 def _alike(file: Path, found: Mapping[str, torch.Size], first: Path, expected: Mapping[str, torch.Size]) -> None:

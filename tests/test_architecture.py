@@ -13,7 +13,7 @@ FOLDERS = {"landscape": ROOT / "landscape", "landscape.cli": ROOT / "cli", "land
 
 # part (a module, or a package with all below it) -> parts of the project that it may import, itself always
 STORING = {"probe", "journal", "answer", "store"}
-MODELS = {"probe", "device", "data", "models", "safe_load", "checkpoint", "linalg", "losses", "subject"}
+MODELS = {"archive", "probe", "device", "data", "models", "safe_load", "checkpoint", "linalg", "losses", "subject"}
 ALLOWED = {
     "probe": set(),
     "journal": set(),
@@ -22,10 +22,15 @@ ALLOWED = {
     "results": {"store"},
     "plots": {"results", "store", "probe"},
     "linalg": {"probe"},
-    "data": {"probe"},
+    "data": {"pickled", "probe"},
     "models": {"probe"},
-    "safe_load": set(),
-    "checkpoint": {"safe_load"},
+    "safe_load": {"archive", "outline"},
+    "pickled": set(),
+    "archive": set(),
+    "outline": {"archive", "pickled"},
+    "containers": set(),
+    "fit": {"containers"},
+    "checkpoint": {"archive", "containers", "fit", "safe_load"},
     "subject": MODELS,
     "loading": MODELS,
     "dataflow": set(),
@@ -43,6 +48,7 @@ ALLOWED = {
     "prefixes": {"dataflow", "residuals"},
     "probes": {
         *MODELS,
+        "archive",
         "attending",
         "batchnorm",
         "curvature",
