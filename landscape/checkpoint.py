@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from landscape import archive
 from landscape.containers import Weights, architecture_in, weights_in
 from landscape.fit import Fit, counted, fit, of_a_head
+from landscape.renamed import of_transformers, renamed
 from landscape.safe_load import Program, safe_load
 
 FORMAT = 1
@@ -250,6 +251,9 @@ def load_into(
     """
     wanted, given = model.state_dict(), checkpoint.state_dict
     found = fit(given, wanted, checkpoint.weights)
+    if (found.missing or found.unexpected) and checkpoint.path.is_dir() and of_transformers(model):
+        given = renamed(model, checkpoint.path)
+        found = fit(given, wanted)
 
     def may_miss(name: str) -> bool:
         return allow_missing or (not logits and of_a_head(name))
