@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import zipfile
@@ -144,6 +145,20 @@ def files_of(path: Path) -> list[Path]:
                 f"{path} names the shard {name}, which is not there; expected all {len(names)} of them beside the index"
             )
     return [path.parent / name for name in names]
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a checkpoint's bytes; of several files, over their names and digests."""
+    files = files_of(path)
+    if len(files) == 1:
+        return file_sha256(files[0])
+    return hashlib.sha256("".join(f"{file.name}:{file_sha256(file)};" for file in files).encode()).hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def holds_weights(folder: Path) -> bool:

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from landscape import archive
-from landscape.containers import Weights, architecture_in, weights_in
+from landscape.archive import file_sha256 as file_sha256
+from landscape.containers import FORMAT, Weights, architecture_in, is_native, weights_in
 from landscape.fit import Fit, counted, fit, of_a_head
 from landscape.renamed import of_transformers, renamed
 from landscape.safe_load import Program, safe_load
 
-FORMAT = 1
 EXPANSION = 16  # most that tensors may be larger than their file, by sharing memory
 SLACK = 2**26  # bytes below which that does not matter
 T = TypeVar("T")
@@ -69,7 +69,7 @@ class Checkpoint:
     @cached_property
     def sha256(self) -> str:
         """SHA-256 of the file's bytes; of several files, over their names and digests. Read at the first request."""
-        return sha256_of(self.path)
+        return archive.sha256_of(self.path)
 
     @property
     def native(self) -> bool:
@@ -160,10 +160,8 @@ def read(path: Path | str, *, weights: Weights = "raw", trust_pickle: bool = Fal
     content = safe_load(path, trust_pickle=trust_pickle)
     if isinstance(content, nn.Module | Program):
         return _of_module(path, content)
-    native = isinstance(content, Mapping) and _native(content)
-    if native and content["format"] > FORMAT:
-        raise ValueError(f"{path} has format {content['format']}, this version reads up to {FORMAT}; update landscape")
     try:
+        native = is_native(content)
         found = weights_in(content, weights)
     except ValueError as error:
         raise ValueError(f"{path} {error}") from None
@@ -188,10 +186,6 @@ def read(path: Path | str, *, weights: Weights = "raw", trust_pickle: bool = Fal
         raise ValueError(f"{path} lacks the entry {error} of a format-{FORMAT} checkpoint; it is incomplete") from None
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{path} is no format-{FORMAT} checkpoint: an entry is of another kind ({error})") from None
-
-
-def _native(content: Mapping[str, Any]) -> bool:
-    return isinstance(content.get("format"), int) and isinstance(content.get("model"), str)
 
 
 def _of_module(path: Path, content: nn.Module | Program) -> Checkpoint:
@@ -303,20 +297,6 @@ def weights_sha256(state_dict: Mapping[str, Tensor]) -> str:
         digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a checkpoint's bytes; of several files, over their names and digests."""
-    files = archive.files_of(path)
-    if len(files) == 1:
-        return file_sha256(files[0])
-    return hashlib.sha256("".join(f"{file.name}:{file_sha256(file)};" for file in files).encode()).hexdigest()
 
 
 def newest(root: Path = Path("checkpoints")) -> Path:

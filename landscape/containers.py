@@ -23,6 +23,7 @@ BRANCHES = (
     ("online_encoder", "target_encoder"),
     ("student", "teacher"),
 )
+FORMAT = 1
 AVERAGED = "n_averaged"  # of torch.optim.swa_utils.AveragedModel
 THE_FILE = "the file itself"
 ARCHITECTURE = re.compile(r"[A-Za-z][\w.\-/]{0,199}")
@@ -69,6 +70,22 @@ def weights_in(content: Any, weights: Weights) -> Found[Any]:
             f"got the keys {', '.join(str(key)[:40] for key in list(content)[:6])}"
         )
     return whole
+
+
+def is_native(content: Any) -> bool:
+    """Whether a content is in this project's own format.
+
+    Raises:
+        ValueError: it is, of a newer version.
+    """
+    if not isinstance(content, Mapping):
+        return False
+    version = content.get("format")
+    if not isinstance(version, int) or not isinstance(content.get("model"), str):
+        return False
+    if version > FORMAT:
+        raise ValueError(f"has format {version}, this version reads up to {FORMAT}; update landscape")
+    return True
 
 
 def has_average(names: Mapping[str, Any]) -> bool:

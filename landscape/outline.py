@@ -66,6 +66,14 @@ HARMLESS: Mapping[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
+def refusal(path: Path, wanted: Names) -> ValueError:
+    """The error of a file that would run code."""
+    return ValueError(
+        f"{path} would run code to load ({', '.join(wanted[:4])}); refused. If the file is your own, save its "
+        "state_dict() alone, or give --trust-pickle"
+    )
+
+
 def outline(path: Path) -> Outline:
     """The content of a checkpoint, whatever of its forms it has.
 

@@ -29,7 +29,7 @@ def renamed(model: Any, folder: Path) -> dict[str, Tensor]:
     from transformers.utils import logging
 
     before = logging.get_verbosity()
-    logging.set_verbosity_error()  # what is missing is said by us
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # what is missing is said by us
     try:
         with torch.random.fork_rng(devices=[]):  # the library initialises what it does not find
             found, told = type(model).from_pretrained(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape.archive import Kind, files_of, header, kind_of, unreadable
-from landscape.outline import HARMLESS, outline
+from landscape.outline import HARMLESS, outline, refusal
 
 _allowing = threading.Lock()  # the list of allowed globals belongs to the process
 PROGRAMS = {"script": "TorchScript", "export": "torch.export"}
@@ -123,9 +123,6 @@ def _pickled(path: Path, trust_pickle: bool) -> Any:
         named = re.search(r"nsupported (?:global: )?GLOBAL ([\w.]+)", text)
         wanted = wanted or ((named[1],) if named else ())
         if wanted:
-            raise ValueError(
-                f"{path} would run code to load ({', '.join(wanted[:4])}); refused. If the file is your own, save its "
-                "state_dict() alone, or give --trust-pickle"
-            ) from None
+            raise refusal(path, wanted) from None
         said = re.search(r"WeightsUnpickler error:\s*(.+)", text) or re.match(r"(.+)", text)  # torch gives advice first
         raise unreadable(path, said[1] if said else type(error).__name__) from None

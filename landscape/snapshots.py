@@ -56,8 +56,7 @@ def of_run(folder: Path) -> list[Snapshot]:
         content = checkpoints.read(file)
         here = {name: tensor.shape for name, tensor in content.state_dict.items()}
         shapes = shapes or here
-        bare = checkpoints.fitted(here, set(shapes))
-        _alike(file, bare, files[0], checkpoints.fitted(shapes, set(bare)))
+        _alike(file, here, files[0], checkpoints.fitted(shapes, set(here)))
         read.append(Snapshot(file, _epoch(content, numbers[file]), checkpoints.weights_sha256(content.state_dict)))
     read.sort(key=lambda snapshot: (snapshot.epoch, snapshot.path.stem == "final"))
     first = {snapshot.sha256: snapshot for snapshot in reversed(read)}

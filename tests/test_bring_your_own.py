@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import landscape
-from landscape import checkpoint, results
+from landscape import archive, checkpoint, results
 from landscape.cli.main import status
 
 
@@ -147,7 +147,7 @@ def test_a_probe_measures_a_form_and_stores_what_was_taken(form: str, mine: Path
     ((_, data),) = results.groups("r.h5")
     taken = {"SWA": "dropped 1 (n_averaged)", "Lightning": "state_dict, without the prefix net."}
     assert taken.get(form, "the file itself") in data.attrs["weights_taken"]
-    assert data.attrs["checkpoint_sha256"] == checkpoint.sha256_of(path)
+    assert data.attrs["checkpoint_sha256"] == archive.sha256_of(path)
     assert status(["show", str(path)]) == 0
 
 
