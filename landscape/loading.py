@@ -23,6 +23,8 @@ from landscape.losses import losses_of
 from landscape.probe import OptionError, at_least
 from landscape.subject import Spec, Split, Subject, count_of, logits_in
 
+MOST_PIXELS = 8192  # side of an image that a checkpoint may ask for
+LARGER, SMALL = 16, 10**6  # a described model may be so many times its weights, and so many numbers larger
 SOURCES = ("timm", "torchvision")  # of names in front of a colon, those that look a model up in a table
 
 
@@ -158,7 +160,10 @@ def _built(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.M
     if name in models.NAMES:
         if images is not None:
             arguments = {"classes": images.classes, "image_size": images.size, **arguments}
-        return models.build(name, **{"classes": 10, "image_size": 32, **arguments})
+        arguments = {"classes": 10, "image_size": 32, **arguments}
+        if not spec.model and stored is not None:
+            _refuse_absurd(stored, name, arguments)
+        return models.build(name, **arguments)
     if ":" not in name:
         models.build(name, classes=10, image_size=32)  # raises with the near names
     module = guarded(name, partial(named(name), **arguments))
@@ -178,6 +183,15 @@ def offered(stored: Checkpoint | None) -> str:
         said = f" (of {stored.arch}, it says)" if stored and stored.arch else ""
         raise ValueError(f"{where}{said}; name their architecture with --model NAME or --model file.py:callable")
     return _no_code(stored, "model", stored.model)
+
+
+def _refuse_absurd(stored: Checkpoint, name: str, arguments: Mapping[str, Any]) -> None:
+    """Refuse a description of a far larger model than the weights beside it, before a byte is reserved for it."""
+    with torch.device("meta"):
+        described = sum(tensor.numel() for tensor in models.build(name, **arguments).state_dict().values())
+    held = sum(tensor.numel() for tensor in stored.state_dict.values())
+    if described > LARGER * held + SMALL:
+        raise ValueError(f"{stored.path} describes a {name} of {described:,} numbers and holds {held:,}; refused")
 
 
 def _no_code(stored: Checkpoint, what: str, name: str) -> str:
@@ -206,7 +220,7 @@ def _images(spec: Spec, stored: Checkpoint | None) -> Images:
     if not name:
         lacking = f"{stored.path} does not say what it was trained on" if stored else "a fresh model comes without data"
         raise ValueError(f"{lacking}; name it with --data NAME|FOLDER|file.py:callable")
-    about = stored.data if stored else {}
+    about = _description(stored) if stored else {}
     images = datasets.load(
         name,
         root=spec.data_root,
@@ -218,6 +232,21 @@ def _images(spec: Spec, stored: Checkpoint | None) -> Images:
     )
     wanted = count_of(spec.samples, len(images))
     return replace(images, inputs=images.inputs[:wanted], targets=images.targets[:wanted])
+
+
+def _description(stored: Checkpoint) -> Mapping[str, Any]:
+    """What a checkpoint says of its images.
+
+    Raises:
+        ValueError: it makes no sense.
+    """
+    size, channels = stored.data.get("size") or 1, [stored.data.get(key) or () for key in ("mean", "std")]
+    sane = isinstance(size, int) and 1 <= size <= MOST_PIXELS
+    for values in channels:
+        sane = sane and isinstance(values, tuple | list) and all(isinstance(v, int | float) for v in values)
+    if not sane:
+        raise ValueError(f"{stored.path} describes images of size {size!r:.40} that cannot be; get it anew")
+    return stored.data
 
 
 def _part(spec: Spec, stored: Checkpoint | None, split: Split, samples: int | str) -> Images:

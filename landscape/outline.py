@@ -129,7 +129,10 @@ def _of_pickles(path: Path) -> Outline:
         return found
 
     with path.open("rb") as stream:
-        first = _read(path, stream, storage)
+        try:
+            first = _read(path, stream, storage)
+        except ValueError:  # no pickle at all
+            first = Outline(None)
         if first.content != MAGIC:
             if first.wanted:
                 return Outline(None, first.wanted)

@@ -12,14 +12,15 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = {"landscape": ROOT / "landscape", "landscape.cli": ROOT / "cli", "landscape.plots": ROOT / "plots"}
 
 # part (a module, or a package with all below it) -> parts of the project that it may import, itself always
-STORING = {"probe", "journal", "answer", "store"}
+STORING = {"probe", "journal", "within", "answer", "store"}
 MODELS = {"archive", "probe", "device", "data", "models", "safe_load", "checkpoint", "linalg", "losses", "subject"}
 ALLOWED = {
     "probe": set(),
     "journal": set(),
+    "within": set(),
     "answer": STORING,
     "store": STORING,
-    "results": {"store"},
+    "results": {"store", "within"},
     "plots": {"results", "store", "probe"},
     "linalg": {"probe"},
     "data": {"pickled", "probe"},
