@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json as encoding
 import math
+import os
+import sys
+import threading
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,6 +86,7 @@ def drawn(
     """
     from landscape import plots
 
+    survives(file)
     paths = plots.draw(file, out, formats=formats, eigenvalues=eigenvalues)
     if not paths:
         raise ValueError(f"{file} holds nothing finished to draw; run a probe first, for example: landscape surface")
@@ -225,6 +230,29 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join("  ".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in cells)
 
 
+def survives(file: Path) -> None:
+    """Read a results file once in a child of this process, because HDF5 itself may crash on damaged bytes.
+
+    Only where the process has no other threads, which a child would lose: as in commands that look, without torch.
+
+    Raises:
+        ValueError: the child died of it.
+    """
+    if not file.is_file() or "torch" in sys.modules or threading.active_count() > 1:
+        return
+    from landscape import results
+
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):  # the parent comes to the same error and says it
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            results.summary(file)
+        os._exit(0)
+    _, ended = os.waitpid(child, 0)
+    if os.WIFSIGNALED(ended):
+        raise ValueError(f"{file} is damaged (HDF5 crashes on it); move it away and measure again")
+
+
 def _is_hdf5(file: Path) -> bool:
     with file.open("rb") as stream:
         return stream.read(8) == b"\x89HDF\r\n\x1a\n"
@@ -233,6 +261,7 @@ def _is_hdf5(file: Path) -> bool:
 def _results(file: Path) -> list[dict[str, Any]]:
     from landscape import results
 
+    survives(file)
     return results.summary(file)
 
 

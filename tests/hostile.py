@@ -18,6 +18,7 @@ from safetensors.torch import save
 from torch import nn
 
 HUGE = 2**60
+LONG = b"\x8a\x08" + struct.pack("<q", HUGE)  # that number in a pickle
 
 
 class Call:
@@ -187,9 +188,9 @@ ABSURD: dict[str, Callable[[Path], object]] = {
     "many-objects.pt": lambda path: torch.save(
         Call(np._core.multiarray._reconstruct, np.ndarray, (2**40,), np.dtype("O")), path
     ),
-    "storage.pt": lambda path: repickled(path, lambda p: p.replace(b"K\x04tq", b"\x8a\x08" + struct.pack("<q", HUGE) + b"tq")),
+    "storage.pt": lambda path: repickled(path, lambda p: p.replace(b"K\x04tq", LONG + b"tq")),
     "storage.pth": lambda path: path.write_bytes(
-        _legacy_bytes().replace(b"K\x04N", b"\x8a\x08" + struct.pack("<q", HUGE) + b"N", 1)
+        _legacy_bytes().replace(b"K\x04N", LONG + b"N", 1)
     ),
     "expanded.pt": lambda path: torch.save({"weight": torch.ones(1).expand(2**40)}, path),
     "expanded-far.pt": lambda path: torch.save({"weight": torch.ones(1).expand(2**30, 2**29)}, path),

@@ -1,4 +1,4 @@
-"""The hostile corpus: every file ends in one clear line, runs nothing, writes nothing, and takes no more than there is."""
+"""The hostile corpus: every file ends in one clear line, runs nothing, writes nothing and takes little."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from landscape.journal import Journal, Record
 from landscape.probe import Plan, Quantity
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-MODEL = "import torch\ndef model(): return torch.nn.Linear(4, 300)\ndef data(): return torch.ones(8, 4), torch.ones(8).long()\n"
+MODEL = """import torch
+def model(): return torch.nn.Linear(4, 300)
+def data(): return torch.ones(8, 4), torch.ones(8).long()
+"""
 
 
 @pytest.fixture
@@ -104,8 +107,10 @@ def test_absurd_files_are_refused_within_bounds(study: Path) -> None:
     told = [json.loads(line) for line in ended.stdout.splitlines()]
     assert len(told) == 2 * len(hostile.ABSURD)
     # what only a look at the tensors tells, and what is fine to show: shapes, and plain data beside the weights
-    shown = {"expanded.pt", "expanded-far.pt", "meta.pt", "sparse.pt", "pointer.pt", "far-model.pt", "far-images.pt",
-             "far-mean.pt", "shape.safetensors", "overflow.safetensors", "negative.safetensors", "dtype.safetensors"}  # fmt: skip
+    shown = {
+        *("expanded.pt", "expanded-far.pt", "meta.pt", "sparse.pt", "pointer.pt", "far-model.pt", "far-images.pt"),
+        *("far-mean.pt", "shape.safetensors", "overflow.safetensors", "negative.safetensors", "dtype.safetensors"),
+    }
     wrong = [
         (name, command, code, error)
         for name, command, code, error in told
@@ -114,7 +119,6 @@ def test_absurd_files_are_refused_within_bounds(study: Path) -> None:
         and not (name == "pointer.pt" and code == 0)  # an array of pointers beside good weights is never made
     ]
     assert wrong == []
-    assert not (folder / "r.h5").exists() or "pointer.pt" in hostile.ABSURD
 
 
 # --- damage: cut at every kilobyte, bits turned, noise ---
@@ -145,7 +149,7 @@ def test_a_checkpoint_with_a_bit_turned_is_read_or_refused(suffix: str, tmp_path
     else:
         torch.save(weights, path, _use_new_zipfile_serialization=suffix == ".pt")
     whole = path.read_bytes()
-    outcomes = {"read": 0, "refused": 0}
+    outcomes, said = {"read": 0, "refused": 0}, []
     for position in generator.integers(len(whole), size=150):
         turned = bytearray(whole)
         turned[position] ^= 1 << int(generator.integers(8))
@@ -154,9 +158,10 @@ def test_a_checkpoint_with_a_bit_turned_is_read_or_refused(suffix: str, tmp_path
             checkpoint.read(path)
             outcomes["read"] += 1
         except ValueError as error:
-            assert "\n" not in str(error)
             outcomes["refused"] += 1
-    assert outcomes["refused"] > 0
+            said.append(str(error))
+    assert said
+    assert not [text for text in said if "\n" in text]
 
 
 def test_noise_is_refused(tmp_path: Path) -> None:
@@ -236,6 +241,7 @@ DAMAGED = """
 import json, sys
 from pathlib import Path
 from landscape import results
+from landscape.cli.files import survives
 path, whole = Path(sys.argv[1]), Path(sys.argv[1]).read_bytes()
 import numpy as np
 generator = np.random.default_rng(0)
@@ -243,6 +249,7 @@ outcomes = {"read": 0, "refused": 0}
 def tried(content):
     path.write_bytes(content)
     try:
+        survives(path)
         results.summary(path)
         outcomes["read"] += 1
     except ValueError as error:
@@ -251,7 +258,7 @@ def tried(content):
 for length in range(0, len(whole), 1024):
     tried(whole[:length])
 cut = dict(outcomes)
-for position in generator.integers(len(whole), size=300):
+for position in generator.integers(len(whole), size=60):
     turned = bytearray(whole)
     turned[position] ^= 1 << int(generator.integers(8))
     tried(bytes(turned))
@@ -265,7 +272,7 @@ def test_a_damaged_results_file_is_read_or_refused(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr[-2000:]
     cut, outcomes = json.loads(ended.stdout)
     assert cut["read"] == 0
-    assert sum(outcomes.values()) == cut["refused"] + 300
+    assert sum(outcomes.values()) == cut["refused"] + 60
 
 
 def test_a_journal_cut_anywhere_gives_its_whole_records_and_no_more(tmp_path: Path) -> None:
@@ -282,17 +289,19 @@ def test_a_journal_cut_anywhere_gives_its_whole_records_and_no_more(tmp_path: Pa
         assert len(found) * 200 < length + 1000
 
 
+LOSS = {"loss": {"long_name": "loss", "units": "nats", "dims": [], "dtype": "float64"}}
+EMPTY: dict[str, object] = {"axes": [], "summaries": {}, "about": {}, "labels": {}, "facts": {}, "digest": "1"}
+FAR = {"over": ["a", "b"], "quantities": LOSS, "probe": "variance", "label": "../../x", **EMPTY}
+
+
 @pytest.mark.parametrize(
     ("data", "arrays"),
     [
         ({"question": {}}, {}),
         ({}, {"x": np.zeros(3)}),
-        ({"question": {"over": ["a", "b"], "axes": [], "quantities": {"loss": {"long_name": "l", "units": "", "dims": [],
-          "dtype": "float64"}}, "summaries": {}, "about": {}, "labels": {}, "facts": {}, "probe": "variance",
-          "label": "../../x", "digest": "1"}, "attributes": {}},
-         {"axis:a": np.zeros(10**6, np.uint8), "axis:b": np.zeros(10**6, np.uint8)}),
+        ({"question": FAR, "attributes": {}}, {f"axis:{name}": np.zeros(10**6, np.uint8) for name in "ab"}),
     ],
-)  # fmt: skip
+)
 def test_a_journal_that_makes_no_sense_is_named(
     data: dict[str, object], arrays: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
@@ -306,37 +315,39 @@ def test_a_journal_that_makes_no_sense_is_named(
 
 
 LABELS = [
-    "../../outside",
-    "/etc/x",
-    "a\0b",
-    "..",
-    '"><script>alert(1)</script>',
-    "' onload='alert(1)",
-    "\x1b[2J",
-    "$\\frac{$",
+    *("../../outside", "/etc/x", "a\0b", "..", "\x1b[2J", "$\\frac{$"),
+    *('"><script>alert(1)</script>', "' onload='alert(1)"),
 ]
+
+
+def surface(path: Path) -> h5py.File:
+    """A results file with a small surface, open."""
+    names = ("loss", "loss_se", "l2", "accuracy")
+    axis = np.linspace(-1, 1, 3)
+    plan = Plan(over={"x": axis, "y": axis}, quantities={name: Quantity(name) for name in names})
+    with store.Writer(path, Question("surface", "net", "0123456789", plan, {"parameters": "{}"})) as writer:
+        for unit in writer.pending():
+            writer.write(unit, dict.fromkeys(names, 1.0 + unit.at["x"] ** 2 + unit.at["y"]))
+    return h5py.File(path, "r+")
 
 
 @pytest.mark.parametrize("label", LABELS)
 def test_a_label_is_text_wherever_it_is_shown(label: str, study: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def mark(group: h5py.Group) -> None:
-        group.attrs["label"] = np.bytes_(label.encode()) if "\0" in label else label
-        group.attrs["protocol"] = group.attrs["model"] = label.replace("\0", "")
-
-    path = changed(study / "r.h5", mark)
+    path = study / "r.h5"
+    with surface(path) as file:
+        attributes = file["surface/net-0123456789"].attrs
+        attributes["label"] = np.void(label.encode()) if "\0" in label else label
+        attributes["protocol"] = attributes["model"] = attributes["data"] = label.replace("\0", "")
     before = everything(study)
-    for words in (
-        ["show", str(path)],
-        ["plot", str(path), "--out", "figures"],
-        ["report", str(path), "--out", "p.html"],
-    ):
-        code = status(words)
+    for words in (["show"], ["plot", "--out", "figures"], ["report", "--out", "p.html"], ["export", "--out", "e"]):
+        code = status([words[0], str(path), *words[1:]])
         said = capsys.readouterr()
         assert code in (0, 1)
-        assert code == 0 or re.fullmatch(r"landscape: .+\n", said.err)
+        assert code == 0 or re.fullmatch(r"landscape: .+", said.err.splitlines()[-1])
         assert "\x1b" not in said.out + said.err
     made = everything(study) - before
-    assert all(path.is_relative_to(study / "inside") for path in made)
+    assert made
+    assert all(made_here.is_relative_to(study / "inside") for made_here in made)
     page = study / "inside" / "p.html"
     if page.exists():
         assert "<script>alert" not in page.read_text()
