@@ -8,6 +8,8 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -390,6 +392,54 @@ def test_a_checkpoint_of_timm_itself(mine: Path) -> None:
             assert torch.equal(outputs(subject), net(subject.batch(0)[0]))
     read = checkpoint.read(path)
     assert (read.arch, read.epoch, read.others) == ("vit_tiny_patch16_224", 2.0, ("state_dict_ema",))
+
+
+# --- large files ---
+
+
+def test_a_file_is_hashed_once_for_a_probe_and_not_for_a_run_of_snapshots(
+    mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, hashed = archive.file_sha256, []
+    monkeypatch.setattr(archive, "file_sha256", lambda path: hashed.append(path) or read(path))
+    path = FORMS["Lightning"](mine)
+    assert status(["variance", str(path), *ASKED]) == 0
+    assert hashed == [path]
+    for epoch in range(3):
+        saved(mine / f"epoch_{epoch}.pth", state(seed=epoch))
+    path.unlink()
+    hashed.clear()
+    assert status(["trajectory", str(mine), *ASKED]) == 0
+    assert len(hashed) == 1  # the last one, which the run is seen from
+
+
+SHOWN = """
+import resource, sys
+from landscape.cli.main import status
+resource.setrlimit(resource.RLIMIT_AS, (900 * 2**20, resource.RLIM_INFINITY))
+code = status(["show", sys.argv[1]])
+sys.exit(2 if "torch" in sys.modules else code)
+"""
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt", ".pth"])
+def test_show_reads_the_outline_alone(suffix: str, mine: Path) -> None:
+    """Of a safetensors file of 1 GB, with room for less, and of the others without torch."""
+    path = mine / f"large{suffix}"
+    if suffix == ".safetensors":
+        shape = [2**14, 2**14]
+        entry = {"dtype": "F32", "shape": shape, "data_offsets": [0, 2**30]}
+        raw = json.dumps({"weight": entry}).encode()
+        with path.open("wb") as stream:
+            stream.write(len(raw).to_bytes(8, "little") + raw)
+            stream.truncate(8 + len(raw) + 2**30)  # a hole: no room on the disk either
+    else:
+        shape = [2**9, 2**9]
+        content = {"state_dict": {"weight": torch.zeros(shape)}}
+        torch.save(content, path, _use_new_zipfile_serialization=suffix == ".pt")
+    ended = subprocess.run([sys.executable, "-c", SHOWN, str(path)], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert f"1 tensors, {shape[0] * shape[1]:,} numbers" in ended.stdout
 
 
 def test_a_plain_pickle_says_what_it_is(mine: Path) -> None:
