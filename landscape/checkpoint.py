@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from landscape import archive
 from landscape.archive import file_sha256 as file_sha256
 from landscape.containers import FORMAT, Weights, architecture_in, is_native, weights_in
-from landscape.fit import Fit, counted, fit, of_a_head
+from landscape.fit import Fit, fit, grouped, of_a_head
 from landscape.renamed import of_transformers, renamed
 from landscape.safe_load import Program, safe_load
 
@@ -272,7 +272,7 @@ def load_into(
 
 
 def _misfit(found: Fit, wanted: int) -> str:
-    dropped = f"; dropped {counted(found.dropped)}" if found.dropped else ""
+    dropped = f"; dropped {grouped(found.dropped)}" if found.dropped else ""
     change = found.prefix or found.added
     how = f"{'without' if found.prefix else 'with'} the prefix {change}" if change else "with the names as they are"
     return (

@@ -59,7 +59,8 @@ class Fit:
         """What was done beside taking every name as it is; "" for nothing."""
         parts = [f"without the prefix {self.prefix}"] if self.prefix else []
         parts += [f"with the prefix {self.added}"] if self.added else []
-        left = (("dropped", self.dropped), ("left out", self.unexpected), ("as initialised", self.missing))
+        parts += [f"dropped {grouped(self.dropped)}"] if self.dropped else []
+        left = (("left out", self.unexpected), ("as initialised", self.missing))
         parts += [f"{kind} {counted(names)}" for kind, names in left if names]
         return ", ".join(parts)
 
@@ -157,6 +158,18 @@ def _thrown_away(name: str, prefix: str) -> bool:
     if parts[-1] in RECOMPUTED or any(THROWN_AWAY.fullmatch(part) for part in parts):
         return True
     return _last(prefix) in ENCODERS and not name.startswith(prefix) and parts[0] in HEADS
+
+
+def grouped(names: Sequence[str]) -> str:
+    """How many names, and of what: `63 (momentum_encoder 61, predictor, head)`."""
+    counts = Counter(_what(name) for name in names)
+    return f"{len(names)} ({', '.join(kind if n == 1 else f'{kind} {n}' for kind, n in counts.most_common())})"
+
+
+def _what(name: str) -> str:
+    parts = name.split(".")
+    heads = [part for part in parts if part in HEADS or THROWN_AWAY.fullmatch(part)]
+    return next(iter([*heads, *(part for part in parts if part in TRAINED_ALONE)]), parts[-1])
 
 
 def _beside_a_projection(prefix: str, thrown: Sequence[str], rest: Sequence[str]) -> bool:
