@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from landscape.cli.files import survives
 from landscape.cli.progress import say
 
 Option = typer.Option
@@ -54,6 +55,7 @@ def export(
     from landscape.exchange import exporting
     from landscape.probe import OptionError
 
+    survives(file)
     formats = [part.strip().lower() for part in format.split(",")]
     unknown = [part for part in formats if part not in exporting.WRITERS]
     if unknown:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json as encoding
 import math
+import os
+import sys
+import threading
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +15,7 @@ import typer
 
 from landscape.cli.progress import say
 
+HASHED = 2**28  # bytes of a checkpoint up to which `show` reads all of it for its digest
 Option = typer.Option
 File = Annotated[Path, typer.Argument(help="results file")]
 
@@ -80,6 +85,7 @@ def drawn(
     """
     from landscape import plots
 
+    survives(file)
     paths = plots.draw(file, out, formats=formats, eigenvalues=eigenvalues)
     if not paths:
         raise ValueError(f"{file} holds nothing finished to draw; run a probe first, for example: landscape surface")
@@ -104,28 +110,58 @@ def show(
     debug: Annotated[bool, Option(help="Show the traceback of an error.")] = False,
 ) -> None:
     """Tell what a checkpoint or a results file holds."""
+    from landscape import archive
+
     if not file.exists():
         raise FileNotFoundError(f"no file at {file}; give a checkpoint or a results file")
-    if file.is_dir():
+    if file.is_dir() and not archive.holds_weights(file):
         raise ValueError(f"{file} is a folder; give a checkpoint in it, or a results file")
-    rows = _results(file) if _is_hdf5(file) else _checkpoint(file)
+    rows = _results(file) if file.is_file() and _is_hdf5(file) else _checkpoint(file)
     if json:
         typer.echo(encoding.dumps(rows, default=str))
     elif isinstance(rows, dict):
         width = max(map(len, rows))
         for name, value in rows.items():
-            typer.echo(f"{name:{width}}  {value}")
+            typer.echo(f"{name:{width}}  {printable(value)}")
     else:
         typer.echo(table(rows))
+
+
+def printable(value: Any) -> str:
+    """A value from a file as text that cannot steer a terminal."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Rows with common keys as aligned text under a header."""
     if not rows:
         return "(empty)"
-    cells = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)]
+    cells = [list(rows[0]), *([printable(value) for value in row.values()] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
     return "\n".join("  ".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in cells)
+
+
+def survives(file: Path) -> None:
+    """Read a results file once in a child of this process, because HDF5 itself may crash on damaged bytes.
+
+    Only where the process has no other threads, which a child would lose: as in commands that look, without torch.
+
+    Raises:
+        ValueError: the child died of it.
+    """
+    if not file.is_file() or "torch" in sys.modules or threading.active_count() > 1:
+        return
+    from landscape import results
+
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):  # the parent comes to the same error and says it
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            results.summary(file)
+        os._exit(0)
+    _, ended = os.waitpid(child, 0)
+    if os.WIFSIGNALED(ended):
+        raise ValueError(f"{file} is damaged (HDF5 crashes on it); move it away and measure again")
 
 
 def _is_hdf5(file: Path) -> bool:
@@ -136,24 +172,42 @@ def _is_hdf5(file: Path) -> bool:
 def _results(file: Path) -> list[dict[str, Any]]:
     from landscape import results
 
+    survives(file)
     return results.summary(file)
 
 
 def _checkpoint(file: Path) -> dict[str, Any]:
-    from landscape import checkpoint
+    """From the outline alone: no tensor is loaded, and torch is not imported."""
+    from landscape import archive, containers
+    from landscape.outline import outline, refusal
 
-    found = checkpoint.read(file)
-    tensors = found.state_dict.values()
-    return {
+    files = archive.files_of(file)
+    size = sum(part.stat().st_size for part in files)
+    rows = {
         "file": str(file),
-        "sha256": found.sha256,
-        "weights": f"{len(found.state_dict)} tensors, {sum(t.numel() for t in tensors):,} numbers ({found.taken})",
-        "model": found.model or "not said: name it with --model",
-        "model_args": found.model_args,
-        "data": found.data,
-        "recipe": found.recipe,
-        "epoch": found.epoch,
-        "metrics": found.metrics,
-        "seed": found.seed,
-        "versions": found.versions,
+        "sha256": archive.sha256_of(file) if size <= HASHED else f"not computed of {size:,} bytes; sha256sum does",
+    }
+    kind = archive.kind_of(files[0])
+    if kind in ("script", "export"):
+        return rows | {"weights": f"in a {kind} program, which runs code to load: give probes --trust-pickle"}
+    found = outline(file)
+    if found.wanted:
+        raise refusal(file, found.wanted)
+    try:
+        native = containers.is_native(found.content)
+        held = containers.weights_in(found.content, "raw")
+    except ValueError as error:
+        raise ValueError(f"{file} {error}") from None
+    numbers = sum(entry.numel() for entry in held.weights.values())
+    also = f", beside {', '.join(held.others)}" if held.others else ""
+    about = {
+        key: found.content.get(key) for key in ("model_args", "data", "recipe", "epoch", "metrics", "seed", "versions")
+    }
+    own = found.content["model"] if native else ""
+    named = containers.architecture_in(found.content) or "not said"
+    return {
+        **rows,
+        "weights": f"{len(held.weights)} tensors, {numbers:,} numbers ({held.taken}{also})",
+        "model": own or f"{named}: name it with --model",
+        **(about if native else {"epoch": found.content.get("epoch", math.nan)}),
     }

@@ -32,6 +32,7 @@ def _layers(checkpoint: Path | None, layers: list[str], json: bool, **options: A
         options["image_size"],
         weights=options["weights"] or "raw",
         trust_pickle=options["trust_pickle"],
+        allow_missing=options["allow_missing"],
         seed=options["seed"],
     )
     dtype = next(net.parameters()).dtype
@@ -70,7 +71,8 @@ def _evaluate(checkpoint: Path | None, passes: int, json: bool, **options: Any) 
     from landscape.evaluate import evaluate, evaluate_loss
 
     given = {key: options[key] for key in (*LOADING, "data_root") if options.get(key) is not None}
-    given |= {"model_arg": key_values(options["model_arg"]), "trust_pickle": options["trust_pickle"]}
+    given |= {"model_arg": key_values(options["model_arg"])}
+    given |= {name: options[name] for name in ("trust_pickle", "allow_missing")}
     loaded = loading.load(file_of(checkpoint), device=options["device"], seed=options["seed"], **given)
     introduce(loaded, quiet=options["quiet"])
     if loaded.loss_name in ("", "cross-entropy"):
@@ -106,7 +108,7 @@ layers = _command(
         ),
         "json": JSON,
     },
-    ("model", "model_arg", "weights", "trust_pickle", "seed", "debug"),
+    ("model", "model_arg", "weights", "allow_missing", "trust_pickle", "seed", "debug"),
 )
 evaluate = _command(
     _evaluate,
@@ -117,6 +119,6 @@ evaluate = _command(
     },
     (
         *("data", "data_root", "split", "batch_size", "augment", "loss", "image_size"),
-        *("model", "model_arg", "weights", "trust_pickle", "device", "seed", "quiet", "debug"),
+        *("model", "model_arg", "weights", "allow_missing", "trust_pickle", "device", "seed", "quiet", "debug"),
     ),
 )

@@ -53,6 +53,9 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
     "trust_pickle": option(
         bool, "Unpickle the checkpoint although it may run code: only files of your own.", False, DATA
     ),
+    "allow_missing": option(
+        bool, "Leave weights that the checkpoint lacks, or has in another shape, as initialised.", False, DATA
+    ),
     "device": option(str, "auto, cpu, cuda or cuda:1.", "auto", COMMON),
     "seed": option(int, "Seed of everything random.", 0, COMMON),
     "preset": option(str, "Settings of a paper: park2022.", "", COMMON),
@@ -146,6 +149,7 @@ def measure_all(
     quiet: bool,
     debug: bool,
     trust_pickle: bool,
+    allow_missing: bool,
     **options: Any,
 ) -> None:
     """Measure one checkpoint after the other into one file."""
@@ -156,7 +160,8 @@ def measure_all(
     if label and len(label) != len(paths):
         raise OptionError(f"--label was given {len(label)} times for {len(paths)} checkpoints; give one each")
     given = {key: value for key, value in options.items() if value is not None}
-    given |= {"model_arg": key_values(model_arg), "device": device, "seed": seed, "trust_pickle": trust_pickle}
+    given |= {"model_arg": key_values(model_arg), "device": device, "seed": seed}
+    given |= {"trust_pickle": trust_pickle, "allow_missing": allow_missing}
     probes = probes_of(name)
     usual = {key: value for probe in probes for key, value in api.own_defaults(probe).items()}
     changed = {key: value for key, value in parameters.items() if value != usual[key]}
@@ -188,9 +193,11 @@ def measure_all(
 
 def file_of(checkpoint: Path | None) -> Path | None:
     """The checkpoint that a path stands for: of a run's folder the last."""
-    from landscape import snapshots
+    from landscape import archive, snapshots
 
-    return snapshots.last(checkpoint) if checkpoint is not None and checkpoint.is_dir() else checkpoint
+    if checkpoint is None or not checkpoint.is_dir() or archive.holds_weights(checkpoint):
+        return checkpoint
+    return snapshots.last(checkpoint)
 
 
 def _remark(probes: list[Any], loaded: Any, *, quiet: bool) -> None:
@@ -225,17 +232,25 @@ def introduce(loaded: Any, *, quiet: bool) -> None:
     Raises:
         ValueError: the model's outputs are not finite.
     """
-    from landscape import proof
+    from landscape import loading, proof
 
-    found, stored = proof.prove(loaded), loaded.checkpoint
+    stored = loaded.checkpoint
+    about = f"{loaded.size / 1e6:.3g} M parameters, {loaded.device}; {loaded.protocol}"
+    if not loading.classifies(loaded):
+        source = f"{stored.path} ({stored.taken})" if stored is not None else "as built"
+        say(
+            f"{loaded.label}: {source}, {about}; no classifier of the checkpoint's own: loss and accuracy say nothing",
+            quiet=quiet,
+        )
+        return
+    found = proof.prove(loaded)
     if stored is not None:
         source = f"{stored.path} ({stored.taken})" + (", initial weights" if stored.epoch == 0 else "")
         warning = proof.doubt(found, epoch=stored.epoch, own=stored.metrics.get("accuracy"))
     else:  # a callable may bring trained weights of its own
         source, warning = "freshly initialised" if found.at_chance else "no checkpoint, weights as built", ""
     say(
-        f"{loaded.label}: {source}, {loaded.size / 1e6:.3g} M parameters, {loaded.device}; "
-        f"{loaded.protocol}; on {found.samples} of them loss {found.loss:.4f}"
+        f"{loaded.label}: {source}, {about}; on {found.samples} of them loss {found.loss:.4f}"
         + (f", accuracy {found.accuracy:.4f}" if math.isfinite(found.accuracy) else ""),
         quiet=quiet,
     )

@@ -16,6 +16,7 @@ import numpy as np
 
 from landscape.journal import Record
 from landscape.probe import Plan, Quantity, Values
+from landscape.within import own
 
 Arrays = dict[str, np.ndarray]
 Reduce = Callable[[Arrays], Values]
@@ -178,7 +179,7 @@ def merge(group: h5py.Group, records: Iterator[Record], reduce_of: ReduceOf) -> 
 
 def arrays(group: h5py.Group) -> Arrays:
     """All arrays of a group, by name; text as Python strings."""
-    return {name: _decoded(group[name]) for name in group if isinstance(group.get(name, getlink=True), h5py.HardLink)}
+    return {name: _decoded(group[name]) for name in own(group)}
 
 
 def _decoded(dataset: h5py.Dataset) -> np.ndarray:

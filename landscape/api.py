@@ -142,7 +142,8 @@ def _several(value: Any) -> tuple[Any, ...]:
 def defaults(probe: str) -> dict[str, Any]:
     """How a probe's subject is loaded unless asked otherwise."""
     kind = probe_class(probe)
-    return {"split": kind.split, "batch_size": kind.batch_size, "samples": 1024}
+    logits = getattr(kind, "logits", True)
+    return {"split": kind.split, "batch_size": kind.batch_size, "samples": 1024, "logits": logits}
 
 
 def own_defaults(probe: str) -> dict[str, Any]:

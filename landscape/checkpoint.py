@@ -8,20 +8,24 @@ import platform
 import re
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from landscape.safe_load import safe_load
+from landscape import archive
+from landscape.archive import file_sha256 as file_sha256
+from landscape.containers import FORMAT, Weights, architecture_in, is_native, weights_in
+from landscape.fit import Fit, fit, grouped, of_a_head
+from landscape.renamed import of_transformers, renamed
+from landscape.safe_load import Program, safe_load
 
-FORMAT = 1
-CONTAINERS = ("state_dict", "model_state_dict", "model", "net", "params", "module")
-EMA_CONTAINERS = ("state_dict_ema", "model_ema", "ema")
-PREFIXES = ("module.", "model.", "_orig_mod.")
+EXPANSION = 16  # most that tensors may be larger than their file, by sharing memory
+SLACK = 2**26  # bytes below which that does not matter
 T = TypeVar("T")
 
 
@@ -30,18 +34,24 @@ class Checkpoint:
     """What a file holds: the weights, and where they come from as far as the file says.
 
     Args:
-        path: the file.
-        sha256: of the file's bytes.
+        path: the file, or the folder.
         state_dict: name -> tensor, on the CPU.
         model: trainer's model name or "" where the file does not say.
+        arch: name of the architecture in another trainer's words, such as timm's `vit_tiny_patch16_224`, or `hf:FOLDER`
+            of a folder with its own config; "" where the file does not say. To be looked up, never imported.
         taken: in words, which of the file's weights these are.
+        missing: names of the model's weights that are as initialised, once it has been loaded into one.
+        others: further entries of the file that hold weights.
+        weights: of two networks in one state dict, the trained one ("raw") or its moving average ("ema").
         epoch: a float, init 0; NaN where the file does not say.
+        module: of a program or a pickled module, the model itself.
+        batch_size: the only one that a program takes; 0 for any.
     """
 
     path: Path
-    sha256: str
     state_dict: dict[str, Tensor]
     model: str = ""
+    arch: str = ""
     model_args: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
     recipe: dict[str, Any] = field(default_factory=dict)
@@ -50,11 +60,26 @@ class Checkpoint:
     seed: int = 0
     versions: dict[str, str] = field(default_factory=dict)
     taken: str = "state_dict"
+    missing: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    weights: Weights = "raw"
+    module: nn.Module | None = field(default=None, repr=False)
+    batch_size: int = 0
+
+    @cached_property
+    def sha256(self) -> str:
+        """SHA-256 of the file's bytes; of several files, over their names and digests. Read at the first request."""
+        return archive.sha256_of(self.path)
 
     @property
     def native(self) -> bool:
         """Whether the file is one of ours and rebuilds its model by itself."""
         return bool(self.model)
+
+    @property
+    def headless(self) -> bool:
+        """Whether the classifier that it was loaded into, or a part of it, is as initialised."""
+        return any(of_a_head(name) for name in self.missing)
 
 
 def versions() -> dict[str, str]:
@@ -114,18 +139,14 @@ def save_atomically(content: object, path: Path) -> None:
         Path(temporary).unlink(missing_ok=True)
 
 
-def read(
-    path: Path | str,
-    *,
-    weights: Literal["raw", "ema"] = "raw",
-    trust_pickle: bool = False,
-) -> Checkpoint:
+def read(path: Path | str, *, weights: Weights = "raw", trust_pickle: bool = False) -> Checkpoint:
     """Read a checkpoint, ours or foreign, without ever running code from it.
 
     Args:
-        path: `.pt`, `.pth`, `.ckpt` (torch) or `.safetensors`.
+        path: a file of torch.save, of TorchScript, torch.export or safetensors; an index of shards; or a folder of
+            Hugging Face's.
         weights: "raw" takes the model itself, "ema" its moving average where the file has one.
-        trust_pickle: unpickle arbitrary objects. Runs code from the file: only for files of your own.
+        trust_pickle: unpickle arbitrary objects and load programs. Runs code from the file: only for files of your own.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -134,27 +155,24 @@ def read(
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"no checkpoint at {path}; give an existing file, or make one: landscape train")
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder, expected a checkpoint file such as {path / 'final.pt'}")
-    digest = file_sha256(path)
+    if not path.is_file() and not path.is_dir():
+        raise ValueError(f"{path} is neither a file nor a folder, expected a checkpoint")
     content = safe_load(path, trust_pickle=trust_pickle)
-    if isinstance(content, nn.Module):
-        content = content.state_dict()
-    if not isinstance(content, Mapping):
-        raise ValueError(f"{path} holds a {type(content).__name__}, expected a dict of tensors (a state dict)")
-    native = isinstance(content.get("format"), int) and isinstance(content.get("model"), str)
-    if native and content["format"] > FORMAT:
-        raise ValueError(f"{path} has format {content['format']}, this version reads up to {FORMAT}; update landscape")
-    state_dict, taken = _weights_in(content, path, weights)
-    if not native:
-        epoch = content.get("epoch", float("nan"))
-        number = float(epoch) if isinstance(epoch, int | float) else float("nan")
-        return Checkpoint(path, digest, state_dict, epoch=number, taken=taken)
+    if isinstance(content, nn.Module | Program):
+        return _of_module(path, content)
     try:
-        return Checkpoint(
-            path=path,
-            sha256=digest,
-            state_dict=state_dict,
+        native = is_native(content)
+        found = weights_in(content, weights)
+    except ValueError as error:
+        raise ValueError(f"{path} {error}") from None
+    _refuse_absurd(path, found.weights)
+    plain = Checkpoint(path, found.weights, taken=found.taken, others=found.others, weights=weights)
+    if not native:
+        arch, epoch = _about(path, content)
+        return replace(plain, arch=arch, epoch=epoch)
+    try:
+        return replace(
+            plain,
             model=content["model"],
             model_args=dict(content["model_args"]),
             data=dict(content["data"]),
@@ -163,50 +181,112 @@ def read(
             metrics=dict(content["metrics"]),
             seed=int(content["seed"]),
             versions=dict(content["versions"]),
-            taken=taken,
         )
     except KeyError as error:
         raise ValueError(f"{path} lacks the entry {error} of a format-{FORMAT} checkpoint; it is incomplete") from None
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{path} is no format-{FORMAT} checkpoint: an entry is of another kind ({error})") from None
 
 
-def load_into(model: nn.Module, checkpoint: Checkpoint) -> None:
-    """Copy the weights into a module, strictly, after removing wrappers' prefixes in any nesting.
+def _of_module(path: Path, content: nn.Module | Program) -> Checkpoint:
+    module, size = (content.module, content.batch_size) if isinstance(content, Program) else (content, 0)
+    kind = "the program" if isinstance(content, Program) else "the pickled module"
+    return Checkpoint(path, dict(module.state_dict()), taken=f"{kind} itself", module=module, batch_size=size)
+
+
+def _about(path: Path, content: Mapping[str, Any]) -> tuple[str, float]:
+    """Architecture and epoch, from the content or from what lies beside it in a folder."""
+    folder = path if path.is_dir() else path.parent if path.name.endswith(archive.INDEX) else None
+    if folder is None:
+        return architecture_in(content), _number(content.get("epoch"))
+    config, state = (
+        archive.json_of(f) if f.is_file() else {} for f in (folder / "config.json", folder / "trainer_state.json")
+    )
+    own = config.get("architecture")  # timm's config names it; transformers' needs the folder to build from
+    arch = own if isinstance(own, str) else f"hf:{folder}" if "model_type" in config else ""
+    return arch, _number(state.get("epoch"))
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else float("nan")
+
+
+def _refuse_absurd(path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Refuse tensors without values, and ones that grow when they are copied."""
+    for name, tensor in weights.items():
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+            kind = (
+                "quantized" if tensor.is_quantized else "meta" if tensor.device.type == "meta" else str(tensor.layout)
+            )
+            raise ValueError(f"{path}: {name} is a {kind} tensor, expected plain numbers; save it as a dense tensor")
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+    held = sum(file.stat().st_size for file in archive.files_of(path))
+    if needed > EXPANSION * held + SLACK:
+        raise ValueError(f"{path} has {held:,} bytes and declares tensors of {needed:,} bytes; refused")
+
+
+def load_into(
+    model: nn.Module, checkpoint: Checkpoint, *, allow_missing: bool = False, logits: bool = True
+) -> Checkpoint:
+    """Copy the weights into a module, after removing wrappers' names and prefixes.
+
+    Args:
+        model: takes the weights.
+        checkpoint: has them.
+        allow_missing: leave what is missing, or of another shape, as it was initialised.
+        logits: whether the model's outputs are used; else its classifier alone may be missing.
+
+    Returns:
+        the checkpoint, whose `taken` also says which prefix came off, what was dropped and what is missing.
 
     Raises:
-        ValueError: keys are missing or unexpected, or shapes differ; lists the first few of each.
+        ValueError: keys are missing or unexpected, or shapes differ; lists the first few of each, and the prefix
+            without which most fit. With `allow_missing`: nothing fits.
     """
-    wanted = model.state_dict()
-    found = fitted(checkpoint.state_dict, set(wanted))
-    missing = [name for name in wanted if name not in found]
-    unexpected = [name for name in found if name not in wanted]
-    if missing or unexpected:
-        raise ValueError(
-            f"{checkpoint.path} does not fit the model: {len(missing)} missing keys{_first(missing)}, "
-            f"{len(unexpected)} unexpected keys{_first(unexpected)}; give the model that made it with --model"
-        )
-    for name, tensor in wanted.items():
-        if found[name].shape != tensor.shape:
+    wanted, given = model.state_dict(), checkpoint.state_dict
+    found = fit(given, wanted, checkpoint.weights)
+    if (found.missing or found.unexpected) and checkpoint.path.is_dir() and of_transformers(model):
+        given = renamed(model, checkpoint.path)
+        found = fit(given, wanted)
+
+    def may_miss(name: str) -> bool:
+        return allow_missing or (not logits and of_a_head(name))
+
+    differing = [name for name, own in found.names.items() if given[own].shape != wanted[name].shape]
+    lacking = [name for name in found.missing if not may_miss(name)]
+    if lacking or (found.unexpected and not allow_missing):
+        raise ValueError(f"{checkpoint.path} does not fit the model: {_misfit(found, len(wanted))}")
+    for name in differing:
+        if not may_miss(name):
             raise ValueError(
-                f"{checkpoint.path} does not fit the model: {name} is {tuple(found[name].shape)} in the file and "
-                f"{tuple(tensor.shape)} in the model; check --model-arg (classes, image_size)"
+                f"{checkpoint.path} does not fit the model: {name} is {tuple(given[found.names[name]].shape)} in the "
+                f"file and {tuple(wanted[name].shape)} in the model; check --model-arg (classes, image_size), or leave "
+                "such weights as initialised with --allow-missing"
             )
-    model.load_state_dict({name: found[name] for name in wanted})
+    found = found.without(differing)
+    if not found.names:
+        raise ValueError(f"{checkpoint.path} has none of the model's {len(wanted)} weights; give another --model")
+    model.load_state_dict({name: given[own] for name, own in found.names.items()}, strict=False)
+    taken = ", ".join(filter(None, (checkpoint.taken, found.words)))
+    return replace(checkpoint, taken=taken, missing=found.missing)
+
+
+def _misfit(found: Fit, wanted: int) -> str:
+    dropped = f"; dropped {grouped(found.dropped)}" if found.dropped else ""
+    change = found.prefix or found.added
+    how = f"{'without' if found.prefix else 'with'} the prefix {change}" if change else "with the names as they are"
+    return (
+        f"{len(found.missing)} missing keys{_first(found.missing)}, {len(found.unexpected)} unexpected "
+        f"keys{_first(found.unexpected)}{dropped}; best fit: {len(found.names)} of {wanted} {how}; "
+        "give the model that made it with --model, or leave these out with --allow-missing"
+    )
 
 
 def fitted(state_dict: Mapping[str, T], wanted: set[str]) -> dict[str, T]:
-    """The same weights (or their shapes) under the names that fit best, without `module.`, `model.`, `_orig_mod.`."""
-    best = current = dict(state_dict)
-    while True:
-        prefix = next((p for p in PREFIXES if current and all(k.startswith(p) for k in current)), None)
-        if prefix is None:
-            inner = {k.replace("_orig_mod.", ""): v for k, v in current.items()}
-            candidates = [best, inner]
-            return max(candidates, key=lambda names: len(wanted & set(names)))
-        current = {name[len(prefix) :]: tensor for name, tensor in current.items()}
-        if len(wanted & set(current)) > len(wanted & set(best)):
-            best = current
+    """The same weights (or their shapes) under the names that fit best; what nothing explains keeps its own."""
+    found = fit(state_dict, wanted)
+    names = {own: name for name, own in found.names.items()} | {own: own for own in found.unexpected}
+    return {names[own]: value for own, value in state_dict.items() if own in names}
 
 
 def weights_sha256(state_dict: Mapping[str, Tensor]) -> str:
@@ -217,12 +297,6 @@ def weights_sha256(state_dict: Mapping[str, Tensor]) -> str:
         digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def newest(root: Path = Path("checkpoints")) -> Path:
@@ -243,6 +317,8 @@ def newest(root: Path = Path("checkpoints")) -> Path:
 def label_of(path: Path) -> str:
     """The default label: the run folder's name for its `final.pt`, folder and stem for other snapshots."""
     folder = path.resolve().parent.name
+    if path.is_dir() or path.name in archive.IN_FOLDER:
+        return path.resolve().name if path.is_dir() else folder
     if path.name == "final.pt":
         return folder
     if re.fullmatch(r"init|warmup|epoch_\d+", path.stem):
@@ -250,29 +326,5 @@ def label_of(path: Path) -> str:
     return path.stem
 
 
-def _weights_in(content: Mapping[str, Any], path: Path, weights: str) -> tuple[dict[str, Tensor], str]:
-    names = CONTAINERS if weights == "raw" else EMA_CONTAINERS
-    found = [name for name in names if _is_state_dict(content.get(name))]
-    if found:
-        return dict(content[found[0]]), found[0]
-    if weights == "ema":
-        raise ValueError(f"{path} has no moving average ({', '.join(EMA_CONTAINERS)}); drop --weights ema")
-    if _is_state_dict(content):
-        return {name: value for name, value in content.items() if isinstance(value, Tensor)}, "the file itself"
-    raise ValueError(
-        f"{path} holds no weights: expected a dict of tensors or one under {', '.join(CONTAINERS)}, "
-        f"got the keys {', '.join(map(str, list(content)[:6]))}"
-    )
-
-
-def _is_state_dict(value: object) -> bool:
-    return (
-        isinstance(value, Mapping)
-        and len(value) > 0
-        and all(isinstance(name, str) for name in value)
-        and all(isinstance(tensor, Tensor) for tensor in value.values())
-    )
-
-
-def _first(names: list[str]) -> str:
+def _first(names: tuple[str, ...]) -> str:
     return f" ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})" if names else ""

@@ -21,7 +21,11 @@ from landscape.data.source import guarded, named
 from landscape.device import device as device_of
 from landscape.losses import losses_of
 from landscape.probe import OptionError, at_least
-from landscape.subject import Spec, Split, Subject, outputs_of
+from landscape.subject import Spec, Split, Subject, logits_in
+
+MOST_PIXELS = 8192  # side of an image that a checkpoint may ask for
+LARGER, SMALL = 16, 10**6  # a described model may be so many times its weights, and so many numbers larger
+SOURCES = ("timm", "torchvision")  # of names in front of a colon, those that look a model up in a table
 
 
 def load(checkpoint: Path | str | nn.Module | None = None, *, label: str = "", **options: Any) -> Subject:
@@ -48,7 +52,10 @@ def load(checkpoint: Path | str | nn.Module | None = None, *, label: str = "", *
     path = Path(checkpoint) if checkpoint is not None else None
     if path is None and not options.get("model"):
         path = checkpoints.newest()
-    return _load(Spec(checkpoint=path, **options), label=label)
+    subject = _load(Spec(checkpoint=path, **options), label=label)
+    if subject.checkpoint is not None:
+        _ = subject.checkpoint.sha256  # of the file as it was read, once
+    return subject
 
 
 def bare(
@@ -59,6 +66,7 @@ def bare(
     *,
     weights: Literal["raw", "ema"] = "raw",
     trust_pickle: bool = False,
+    allow_missing: bool = False,
     seed: int = 0,
 ) -> tuple[nn.Module, int]:
     """A model without data, in eval mode on the CPU, and the image size it takes (224 where nothing says it)."""
@@ -74,7 +82,7 @@ def bare(
         arguments = {"image_size": image_size or 224, **arguments}
     net = build(Spec(model=model, model_arg=arguments, seed=seed), stored, None)
     if stored is not None:
-        checkpoints.load_into(net, stored)
+        checkpoints.load_into(net, stored, allow_missing=allow_missing, logits=False)
     return net.eval(), int(arguments.get("image_size", size))
 
 
@@ -90,8 +98,10 @@ def _load(spec: Spec, *, module: nn.Module | None = None, label: str = "") -> Su
         stored = checkpoints.read(spec.checkpoint, weights=spec.weights, trust_pickle=spec.trust_pickle)
     images = _images(spec, stored)
     model = module if module is not None else build(spec, stored, images)
-    if stored is not None:
-        checkpoints.load_into(model, stored)
+    if stored is not None and model is not stored.module:
+        stored = checkpoints.load_into(model, stored, allow_missing=spec.allow_missing, logits=spec.logits)
+    if stored is not None and stored.batch_size:
+        _refuse_other_batches(stored, spec, len(images))
     first = next(model.parameters(), None)
     if first is None:
         raise ValueError(f"the model ({type(model).__name__}) has no parameters: there is nothing to measure")
@@ -122,10 +132,12 @@ def beside(subject: Subject, path: Path) -> Subject:
     Raises:
         FileNotFoundError, ValueError: as `load`.
     """
-    stored, spec = checkpoints.read(path), subject.spec or Spec()
+    spec = subject.spec or Spec()
+    stored = checkpoints.read(path, weights=spec.weights, trust_pickle=spec.trust_pickle)
     asked = replace(spec, model="", model_arg={}) if stored.native else spec
     model = build(asked, stored, subject.images)
-    checkpoints.load_into(model, stored)
+    if model is not stored.module:
+        stored = checkpoints.load_into(model, stored, allow_missing=spec.allow_missing, logits=spec.logits)
     model = model.to(subject.device, subject.dtype).eval()
     other = replace(
         subject, model=model, label=checkpoints.label_of(path), checkpoint=stored, spec=replace(asked, checkpoint=path)
@@ -148,15 +160,18 @@ def build(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.Mo
 
 def _built(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.Module:
     name, arguments = spec.model, dict(spec.model_arg)
+    if not name and stored is not None and stored.module is not None:
+        return stored.module
     if not name or (stored and name == stored.model):
-        if stored is None or not stored.native:
-            where = f"{stored.path} holds weights only" if stored else "no checkpoint"
-            raise ValueError(f"{where}; name their architecture with --model NAME or --model file.py:callable")
-        name, arguments = stored.model, {**stored.model_args, **arguments}
+        arguments = {**(stored.model_args if stored else {}), **arguments}
+        name = name or offered(stored)
     if name in models.NAMES:
         if images is not None:
             arguments = {"classes": images.classes, "image_size": images.size, **arguments}
-        return models.build(name, **{"classes": 10, "image_size": 32, **arguments})
+        arguments = {"classes": 10, "image_size": 32, **arguments}
+        if not spec.model and stored is not None:
+            _refuse_absurd(stored, name, arguments)
+        return models.build(name, **arguments)
     if ":" not in name:
         models.build(name, classes=10, image_size=32)  # raises with the near names
     module = guarded(name, partial(named(name), **arguments))
@@ -165,12 +180,55 @@ def _built(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.M
     return module
 
 
+def offered(stored: Checkpoint | None) -> str:
+    """The model that a checkpoint names, to be looked up where the user names none.
+
+    Raises:
+        ValueError: there is no checkpoint, or it names none; or it names code, which is the user's to name.
+    """
+    if stored is None or not stored.native:
+        where = f"{stored.path} holds weights only" if stored else "no checkpoint"
+        said = f" (of {stored.arch}, it says)" if stored and stored.arch else ""
+        raise ValueError(f"{where}{said}; name their architecture with --model NAME or --model file.py:callable")
+    return _no_code(stored, "model", stored.model)
+
+
+def _refuse_absurd(stored: Checkpoint, name: str, arguments: Mapping[str, Any]) -> None:
+    """Refuse a description of a far larger model than the weights beside it, before a byte is reserved for it."""
+    with torch.device("meta"):
+        described = sum(tensor.numel() for tensor in models.build(name, **arguments).state_dict().values())
+    held = sum(tensor.numel() for tensor in stored.state_dict.values())
+    if described > LARGER * held + SMALL:
+        raise ValueError(f"{stored.path} describes a {name} of {described:,} numbers and holds {held:,}; refused")
+
+
+def _no_code(stored: Checkpoint, what: str, name: str) -> str:
+    """A name that a file gives; never one that would be imported and called."""
+    if ":" in name and name.partition(":")[0] not in SOURCES:
+        raise ValueError(
+            f"{stored.path} names code as its {what} ({name}); a checkpoint never runs any: if you trust it, "
+            f"name it yourself with --{what} {name}"
+        )
+    return name
+
+
+def _refuse_other_batches(stored: Checkpoint, spec: Spec, samples: int) -> None:
+    """Refuse mini-batches of another size than the only one that an exported graph takes."""
+    size = stored.batch_size
+    if spec.batch_size != size or samples % size:
+        raise ValueError(
+            f"{stored.path} was exported for mini-batches of exactly {size}, got {samples} samples in mini-batches "
+            f"of {spec.batch_size}; give --batch-size {size} and --samples {max(samples - samples % size, size)}, or "
+            "export it with a dynamic batch dimension"
+        )
+
+
 def _images(spec: Spec, stored: Checkpoint | None) -> Images:
-    name = spec.data or (stored.data.get("name", "") if stored else "")
+    name = spec.data or (_no_code(stored, "data", str(stored.data.get("name", ""))) if stored else "")
     if not name:
         lacking = f"{stored.path} does not say what it was trained on" if stored else "a fresh model comes without data"
         raise ValueError(f"{lacking}; name it with --data NAME|FOLDER|file.py:callable")
-    about = stored.data if stored else {}
+    about = _description(stored) if stored else {}
     return datasets.load(
         name,
         root=spec.data_root,
@@ -180,6 +238,21 @@ def _images(spec: Spec, stored: Checkpoint | None) -> Images:
         mean=tuple(about["mean"]) if about.get("mean") else None,
         std=tuple(about["std"]) if about.get("std") else None,
     )
+
+
+def _description(stored: Checkpoint) -> Mapping[str, Any]:
+    """What a checkpoint says of its images.
+
+    Raises:
+        ValueError: it makes no sense.
+    """
+    size, channels = stored.data.get("size") or 1, [stored.data.get(key) or () for key in ("mean", "std")]
+    sane = isinstance(size, int) and 1 <= size <= MOST_PIXELS
+    for values in channels:
+        sane = sane and isinstance(values, tuple | list) and all(isinstance(v, int | float) for v in values)
+    if not sane:
+        raise ValueError(f"{stored.path} describes images of size {size!r:.40} that cannot be; get it anew")
+    return stored.data
 
 
 def _part(spec: Spec, stored: Checkpoint | None, split: Split, samples: int | str) -> Images:
@@ -192,20 +265,37 @@ def _augmentation(stored: Checkpoint | None) -> Augmentation:
     return Augmentation.of_recipe(stored.recipe)
 
 
+def classifies(subject: Subject) -> bool:
+    """Whether its outputs are logits of the checkpoint's own: no features, and no classifier as it was initialised."""
+    if subject.checkpoint is not None and subject.checkpoint.headless:
+        return False
+    if subject.spec is None or subject.spec.logits:
+        return True
+    try:
+        _fits(replace(subject, spec=replace(subject.spec, logits=True)))
+    except ValueError:
+        return False
+    return True
+
+
 def _fits(subject: Subject) -> None:
     """Refuse a model whose inputs or classes are not those of the data, by one small forward pass."""
     images = subject.images
     assert images is not None
-    inputs, targets = (part[:2] for part in subject.batch(0))
+    few = (subject.checkpoint.batch_size if subject.checkpoint else 0) or 2
+    inputs, targets = (part[:few] for part in subject.batch(0))
     shape = tuple(inputs.shape[1:])
     try:
         with torch.inference_mode():
-            outputs = outputs_of(subject.model, inputs)
+            returned = subject.model(inputs)
     except (RuntimeError, AssertionError, TypeError, IndexError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(
             f"the model refuses inputs of shape {shape} from {images.name} ({reason}); check --data and --image-size"
         ) from error
+    if subject.spec is not None and not subject.spec.logits:
+        return
+    outputs = logits_in(returned)
     if subject.loss_name:
         guarded(f"--loss {subject.loss_name}", lambda: subject.losses(outputs, targets))
         return

@@ -16,6 +16,7 @@ import numpy as np
 import xarray as xr
 
 from landscape import store
+from landscape.within import own
 
 # What the HDF5 dimension-scale convention and netCDF-4 write beside a dataset's own attributes.
 CONVENTION = {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS"} | {
@@ -304,25 +305,24 @@ def _ends(values: np.ndarray) -> Numbers:
 def _file(path: Path) -> Iterator[h5py.File]:
     store.check(path)
     with store.reading(path) as file:
-        yield file
+        try:
+            yield file
+        except store.DAMAGE as error:
+            raise store.damaged(path, error) from error
 
 
 def _groups(file: h5py.File) -> Iterator[tuple[str, h5py.Group]]:
     """`<probe>/<label>-<digest>` groups, by hard links alone."""
-    for probe in _own(file):
+    for probe in own(file):
         if isinstance(file[probe], h5py.Group):
-            for name in _own(file[probe]):
+            for name in own(file[probe]):
                 group = file[probe][name]
                 if isinstance(group, h5py.Group) and "probe" in group.attrs:
                     yield f"{probe}/{name}", group
 
 
-def _own(group: h5py.Group) -> list[str]:
-    return [name for name in group if isinstance(group.get(name, getlink=True), h5py.HardLink)]
-
-
 def _dataset(group: h5py.Group) -> xr.Dataset:
-    found = {name: group[name] for name in _own(group)}
+    found = {name: group[name] for name in own(group)}
     found = {name: item for name, item in found.items() if isinstance(item, h5py.Dataset)}
     # A scale is recognised by its place in the file: HDF5 searches the whole file for the name of an object.
     names = {h5py.h5o.get_info(item.id).addr: name for name, item in found.items()}

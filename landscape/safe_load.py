@@ -1,112 +1,128 @@
-"""The content of a checkpoint file, read without running code from it."""
+"""The tensors of a checkpoint, read without running code from it."""
 
 from __future__ import annotations
 
-import argparse
-import collections
-import contextlib
-import itertools
-import pathlib
-import pickletools
 import re
 import threading
-import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-OPERATIONS = 10_000  # of a pickle, looked at for the names in a refusal
+from landscape.archive import Kind, files_of, header, kind_of, unreadable
+from landscape.outline import HARMLESS, outline, refusal
+
 _allowing = threading.Lock()  # the list of allowed globals belongs to the process
+PROGRAMS = {"script": "TorchScript", "export": "torch.export"}
+
+
+@dataclass(frozen=True)
+class Program:
+    """A model that a file holds with its code.
+
+    Args:
+        module: the model.
+        batch_size: the one it was exported for; 0 for any.
+    """
+
+    module: nn.Module
+    batch_size: int = 0
 
 
 def safe_load(path: Path, *, trust_pickle: bool = False) -> Any:
-    """Tensors and plain data of a file by torch.save or safetensors, on the CPU.
+    """Tensors and plain data of a checkpoint in any of its forms, on the CPU.
 
     Args:
-        path: the file; its suffix tells safetensors.
-        trust_pickle: unpickle arbitrary objects, which runs code from the file.
+        path: a file, an index of shards, or a folder of Hugging Face's. Of TorchScript and torch.export, a `Program`.
+        trust_pickle: unpickle arbitrary objects and load programs, which runs code from the file.
 
     Raises:
+        FileNotFoundError: a shard is not there.
         ValueError: the file is of another kind, is damaged, or would run code; names what it would call.
     """
-    return _load_safetensors(path) if path.suffix == ".safetensors" else _load_torch(path, trust_pickle)
+    files = files_of(path)
+    if len(files) == 1:
+        return _of_file(files[0], trust_pickle)
+    content: dict[str, Any] = {}
+    for file in files:
+        part = _of_file(file, trust_pickle)
+        if not isinstance(part, dict) or content.keys() & part.keys():
+            raise ValueError(f"{file} is no shard: expected a dict of tensors that no other shard holds; get it anew")
+        content |= part
+    return content
 
 
-def _load_safetensors(path: Path) -> dict[str, Tensor]:
+def _of_file(path: Path, trust_pickle: bool) -> Any:
+    kind = kind_of(path)
+    if kind == "safetensors":
+        return _safetensors(path)
+    if kind in PROGRAMS:
+        return _program(path, kind, trust_pickle)
+    return _pickled(path, trust_pickle)
+
+
+def _safetensors(path: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    header(path)  # what it declares, before a byte is reserved for it
     try:
         return load_file(path)
-    except SafetensorError as error:
+    except (SafetensorError, KeyError, ValueError, RuntimeError, OSError) as error:
         raise ValueError(f"{path} is not a readable safetensors file ({error}); it may be truncated") from None
 
 
-def _load_torch(path: Path, trust_pickle: bool) -> Any:
-    try:
-        if trust_pickle:
-            return torch.load(path, map_location="cpu", weights_only=False)
-        with _allowing, torch.serialization.safe_globals(_harmless()):
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a file cut short is an OSError, or whatever its reader stumbles over
-        raise ValueError(_why_unreadable(path, error)) from None
+def _program(path: Path, kind: Kind, trust_pickle: bool) -> Program:
+    """A TorchScript or exported model.
 
-
-def _why_unreadable(path: Path, error: Exception) -> str:
-    wanted = []
-    if zipfile.is_zipfile(path):
-        try:
-            with _allowing, torch.serialization.safe_globals(_harmless()):
-                wanted = torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
-        except Exception:  # a damaged pickle inside: the message below still holds
-            wanted = []
-    text = str(error).strip()
-    named = re.search(r"nsupported (?:global: )?GLOBAL ([\w.]+)", text)
-    if not wanted and named:
-        wanted = [named.group(1)]
-    if not wanted and "pickle protocol" in text:  # a plain pickle, which torch does not look into
-        wanted = _globals_named(path)
-    if wanted:
-        return (
-            f"{path} would run code to load ({', '.join(wanted[:4])}); refused. If the file is your own, save its "
-            "state_dict() alone, or give --trust-pickle"
+    Both are programs, and their own operations open and write files as soon as they run: TorchScript has torch.save
+    and torch.from_file, and torch.export's reader evaluates the sizes in its graph as Python.
+    """
+    if not trust_pickle:
+        raise ValueError(
+            f"{path} is a {PROGRAMS[kind]} program, and running it may read and write files; refused. If the file is "
+            "your own, give --trust-pickle; else save the state_dict() of its model and name that with --model"
         )
-    said = re.search(r"WeightsUnpickler error:\s*(.+)", text) or re.match(r"(.+)", text)  # torch gives advice first
-    reason = said.group(1)[:120] if said else type(error).__name__
-    if not zipfile.is_zipfile(path):  # torch took it for a pickle and stumbled over some byte
-        reason = "neither an archive nor a pickle of tensors, or cut short"
-    return f"{path} is not a readable checkpoint ({reason}); expected a file written by torch.save or safetensors"
+    try:
+        if kind == "script":
+            module = torch.jit.load(path, map_location="cpu")  # type: ignore[no-untyped-call]
+            return Program(module)
+        exported = torch.export.load(path)
+        module = exported.module()
+    except Exception as error:  # readers of programs stumble in many ways
+        raise unreadable(path, f"{PROGRAMS[kind]}: {error}") from None
+    for name in ("train", "eval"):  # the mode is baked into the graph, and asking for one raises
+        module.__dict__.pop(name, None)
+    return Program(module, _fixed_batch(exported))
 
 
-def _globals_named(path: Path) -> list[str]:
-    """Names that a plain pickle would import, read without importing any of them."""
-    names: list[str] = []
-    words: list[str] = []
-    with path.open("rb") as stream, contextlib.suppress(ValueError):
-        for operation, argument, _ in itertools.islice(pickletools.genops(stream), OPERATIONS):
-            if operation.name in ("GLOBAL", "INST"):
-                names.append(str(argument).replace(" ", "."))
-            elif operation.name == "STACK_GLOBAL":
-                names.append(".".join(words[-2:]))
-            elif isinstance(argument, str):
-                words.append(argument)
-    return names
+def _fixed_batch(exported: torch.export.ExportedProgram) -> int:
+    """The number of samples that an exported graph takes, 0 where it takes any."""
+    inputs = set(exported.graph_signature.user_inputs)
+    for node in exported.graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "placeholder" and node.name in inputs and isinstance(value, Tensor) and value.dim():
+            return value.shape[0] if isinstance(value.shape[0], int) else 0
+    return 0
 
 
-def _harmless() -> list[Any]:
-    """Globals that real checkpoints name and that cannot do anything when called."""
-    kinds = [getattr(np.dtypes, name) for name in dir(np.dtypes) if name.endswith("DType")]
-    core = np._core.multiarray if hasattr(np, "_core") else np.core.multiarray  # type: ignore[attr-defined]
-    rebuilt = [core.scalar, core._reconstruct]
-    spelt: list[tuple[Any, str]] = [(f, f"numpy.core.multiarray.{f.__name__}") for f in rebuilt]
-    spelt += [(f, f"numpy._core.multiarray.{f.__name__}") for f in rebuilt]
-    spelt += [(_plain_dict, "collections.defaultdict")]  # torch fills in no other kind of dict
-    plain = [np.ndarray, np.dtype, argparse.Namespace, pathlib.PosixPath]
-    return [*spelt, *plain, collections.Counter, list, dict, set, *kinds]
-
-
-def _plain_dict(*_: object) -> dict[Any, Any]:
-    return {}
+def _pickled(path: Path, trust_pickle: bool) -> Any:
+    if trust_pickle:
+        try:
+            return torch.load(path, map_location="cpu", weights_only=False)
+        except Exception as error:  # a file cut short is an OSError, or whatever its reader stumbles over
+            raise unreadable(path, str(error) or type(error).__name__) from None
+    wanted = outline(path).wanted  # also refuses what declares more than it holds
+    try:
+        with _allowing, torch.serialization.safe_globals([(stand_in, name) for name, stand_in in HARMLESS.items()]):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        text = str(error).strip()
+        named = re.search(r"nsupported (?:global: )?GLOBAL ([\w.]+)", text)
+        wanted = wanted or ((named[1],) if named else ())
+        if wanted:
+            raise refusal(path, wanted) from None
+        said = re.search(r"WeightsUnpickler error:\s*(.+)", text) or re.match(r"(.+)", text)  # torch gives advice first
+        raise unreadable(path, said[1] if said else type(error).__name__) from None

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape import batchnorm, snapshots
+from landscape import archive, batchnorm, snapshots
 from landscape import checkpoint as checkpoints
 from landscape.axes import Span
 from landscape.linalg.directions import Normalize, random_direction
@@ -87,7 +87,7 @@ def sections_of(
             Section("eigen", name, direction, plane.units, identity="eigen")
             for name, direction in zip(plane.names[::-1], plane.directions[::-1], strict=True)  # the largest first
         ]
-    if Path(along).is_dir():
+    if Path(along).is_dir() and not archive.holds_weights(Path(along)):
         return _components(Path(along), weights, count)
     if count > 1:
         raise OptionError(f"--directions {count} has no meaning beside --along {along}, which says how many; drop it")

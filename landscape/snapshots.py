@@ -56,8 +56,7 @@ def of_run(folder: Path) -> list[Snapshot]:
         content = checkpoints.read(file)
         here = {name: tensor.shape for name, tensor in content.state_dict.items()}
         shapes = shapes or here
-        bare = checkpoints.fitted(here, set(shapes))
-        _alike(file, bare, files[0], checkpoints.fitted(shapes, set(bare)))
+        _alike(file, here, files[0], checkpoints.fitted(shapes, set(here)))
         read.append(Snapshot(file, _epoch(content, numbers[file]), checkpoints.weights_sha256(content.state_dict)))
     read.sort(key=lambda snapshot: (snapshot.epoch, snapshot.path.stem == "final"))
     first = {snapshot.sha256: snapshot for snapshot in reversed(read)}
@@ -121,9 +120,9 @@ def combined(
     return sums
 
 
-def place(model: torch.nn.Module, snapshot: Snapshot) -> None:
+def place(model: torch.nn.Module, snapshot: Snapshot, *, allow_missing: bool = False) -> None:
     """Load a snapshot's weights and buffers into the model."""
-    checkpoints.load_into(model, checkpoints.read(snapshot.path))
+    checkpoints.load_into(model, checkpoints.read(snapshot.path), allow_missing=allow_missing)
 
 
 def _alike(file: Path, found: Mapping[str, torch.Size], first: Path, expected: Mapping[str, torch.Size]) -> None:

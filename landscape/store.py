@@ -10,7 +10,9 @@ import contextlib
 import fcntl
 import glob
 import io
+import math
 import os
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -19,12 +21,14 @@ from typing import Any, Self
 import h5py
 import numpy as np
 
-from landscape import answer
+from landscape import answer, within
 from landscape.answer import Arrays, Question, ReduceOf
 from landscape.journal import Busy, Journal, Record
-from landscape.probe import Unit, Values
+from landscape.probe import Plan, Unit, Values
 
 FORMAT = 1
+# As which HDF5 and its readers report bytes that make no sense.
+DAMAGE = (OSError, RuntimeError, KeyError, TypeError, AttributeError, OverflowError, MemoryError, UnicodeError)
 
 
 class Writer:
@@ -203,14 +207,21 @@ def check(path: Path, *, writable: bool = False) -> None:
     try:
         with reading(path) as file:
             version = file.attrs.get("format")
-    except OSError as error:
-        raise ValueError(f"{path} is damaged ({error}); move it away and measure again") from None
+            within.refuse_outside(file, path, links=writable)
+    except DAMAGE as error:
+        raise damaged(path, error) from error
     if not isinstance(version, int | np.integer):
         raise ValueError(f"{path} is not a results file of landscape (no attribute format); give another --out")
     if version > FORMAT:
         raise ValueError(f"{path} has format {version}, this version reads up to {FORMAT}; update landscape")
     if writable and not path.stat().st_mode & 0o222:
         raise PermissionError(f"{path} is read-only; make it writable (chmod u+w), or give another --out")
+
+
+def damaged(path: Path, error: BaseException) -> ValueError:
+    """The error of a file whose bytes make no sense, in one line."""
+    reason = " ".join(str(error).split())[:160] or type(error).__name__
+    return ValueError(f"{path} is damaged ({reason}); move it away and measure again")
 
 
 @contextlib.contextmanager
@@ -279,6 +290,23 @@ def _orphans(path: Path) -> Iterator[Journal]:
 
 def _adopt(file: h5py.File, journal: Journal, reduce_of: ReduceOf) -> None:
     records = journal.records()
-    header = next(records, None)
-    if header is not None:
-        answer.merge(answer.opened(file, answer.question(header)), records, reduce_of)
+    try:
+        header = next(records, None)
+        if header is not None:
+            question = answer.question(header)
+            _refuse_absurd(journal, question.plan)
+            answer.merge(answer.opened(file, question), records, reduce_of)
+    except (LookupError, TypeError, ValueError, RuntimeError, MemoryError, struct.error) as error:
+        raise ValueError(
+            f"{journal.path} is no journal of this version ({type(error).__name__}: {error}); move it away"
+        ) from error
+
+
+def _refuse_absurd(journal: Journal, plan: Plan) -> None:
+    """Refuse a journal whose answer would not fit into the machine."""
+    dims = [(*plan.over, *quantity.dims) for quantity in plan.quantities.values()]
+    dims += [quantity.dims for quantity in plan.summaries.values()]
+    sizes = [math.prod(len(plan.axis(name)) for name in names) for names in dims]
+    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    if 8 * sum(sizes) > room:
+        raise ValueError(f"it declares {8 * sum(sizes):,} bytes, more than this machine takes")

@@ -40,6 +40,10 @@ class Spec:
         weight_decay: coefficient of (1/2)||w||^2 in the objective.
         loss: data term per sample, see `losses_of`; "" is cross-entropy.
         seed: of augmentation and of a freshly built model.
+        weights: the model's own, or their moving average.
+        trust_pickle: read files that run code.
+        allow_missing: weights that the checkpoint lacks stay as they were initialised.
+        logits: the model's outputs are used as logits; else its classifier may be missing.
     """
 
     checkpoint: Path | None = None
@@ -58,6 +62,8 @@ class Spec:
     seed: int = 0
     weights: Literal["raw", "ema"] = "raw"
     trust_pickle: bool = False
+    allow_missing: bool = False
+    logits: bool = True
 
     def __post_init__(self) -> None:
         at_least("batch_size", self.batch_size, 1)
@@ -214,7 +220,7 @@ class Subject:
         return {
             **loss,
             "weights": self._weights(),
-            "model": [type(self.model).__qualname__, _code_sha256(spec.model)],
+            "model": [type(self.model).__qualname__, _code_sha256(spec.model) or self._program_sha256],
             "data": [self._data_sha256, _code_sha256(spec.data)],
             "augmentation": asdict(augmentation) if augmentation else None,
             "spec": {name: known[name] for name in sorted(wanted)},
@@ -268,6 +274,12 @@ class Subject:
             self.__dict__.pop("intact", None)
             self._made["weights"] = found
         return found
+
+    @property
+    def _program_sha256(self) -> str | None:
+        """Of a model that its file holds with its code, the file."""
+        stored = self.checkpoint
+        return stored.sha256 if stored is not None and stored.module is self.model else None
 
     @property
     def _loss_identity(self) -> list[str | None]:

@@ -12,22 +12,29 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = {"landscape": ROOT / "landscape", "landscape.cli": ROOT / "cli", "landscape.plots": ROOT / "plots"}
 
 # part (a module, or a package with all below it) -> parts of the project that it may import, itself always
-STORING = {"probe", "journal", "answer", "store"}
-MODELS = {"probe", "device", "data", "models", "safe_load", "checkpoint", "linalg", "losses", "subject"}
+STORING = {"probe", "journal", "within", "answer", "store"}
+MODELS = {"archive", "probe", "device", "data", "models", "safe_load", "checkpoint", "linalg", "losses", "subject"}
 ALLOWED = {
     "probe": set(),
     "journal": set(),
+    "within": set(),
     "answer": STORING,
     "store": STORING,
-    "results": {"store"},
+    "results": {"store", "within"},
     "plots": {"results", "store", "probe"},
     "linalg": {"probe"},
     "chance": set(),
-    "data": {"chance", "probe"},
+    "data": {"chance", "pickled", "probe"},
     "steady": {"chance", "curvature", "subject"},
     "models": {"probe"},
-    "safe_load": set(),
-    "checkpoint": {"safe_load"},
+    "renamed": set(),
+    "safe_load": {"archive", "outline"},
+    "pickled": set(),
+    "archive": set(),
+    "outline": {"archive", "pickled"},
+    "containers": set(),
+    "fit": {"containers"},
+    "checkpoint": {"archive", "containers", "fit", "renamed", "safe_load"},
     "subject": MODELS,
     "loading": MODELS,
     "dataflow": set(),
@@ -47,6 +54,7 @@ ALLOWED = {
     "prefixes": {"dataflow", "residuals"},
     "probes": {
         *MODELS,
+        "archive",
         "attending",
         "axes",
         "batchnorm",

@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from landscape import checkpoint
+from landscape import archive, checkpoint
 
 KEYS = ["format", "model", "model_args", "state_dict", "data", "recipe", "epoch", "metrics", "seed", "versions"]
 
@@ -76,7 +76,7 @@ def test_what_is_written_is_read(tmp_path: Path, weights: dict[str, Tensor]) -> 
         assert getattr(found, name) == given[name]
     assert found.native
     assert found.versions["torch"] == torch.__version__
-    assert found.sha256 == checkpoint.file_sha256(path)
+    assert found.sha256 == archive.file_sha256(path)
     assert [file.name for file in path.parent.iterdir()] == ["final.pt"]
 
 
@@ -247,7 +247,7 @@ def test_the_moving_average_is_taken_when_asked_for(tmp_path: Path, weights: dic
     found = checkpoint.read(path, weights="ema")
     assert_same(found.state_dict, average)
     assert found.taken == "state_dict_ema"
-    with pytest.raises(ValueError, match=r"has no moving average \(state_dict_ema, model_ema, ema\); drop --weights"):
+    with pytest.raises(ValueError, match=r"has no moving average \(state_dict_ema, model_ema, .*\); drop --weights"):
         checkpoint.read(saved(tmp_path / "none.pth", {"state_dict": weights}), weights="ema")
 
 

@@ -43,6 +43,7 @@ class Attention:
     """
 
     name: ClassVar[str] = "attention"
+    logits: ClassVar[bool] = False
     uses: ClassVar[tuple[str, ...]] = ("batch_size",)
     split: ClassVar[str] = "test"
     batch_size: ClassVar[int] = 128

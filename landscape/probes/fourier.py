@@ -36,6 +36,7 @@ class Fourier:
     """
 
     name: ClassVar[str] = "fourier"
+    logits: ClassVar[bool] = False
     uses: ClassVar[tuple[str, ...]] = ()
     split: ClassVar[str] = "test"
     batch_size: ClassVar[int] = 128

@@ -35,6 +35,7 @@ class ProbeLinear:
     """
 
     name: ClassVar[str] = "probe-linear"
+    logits: ClassVar[bool] = False
     uses: ClassVar[tuple[str, ...]] = ()
     split: ClassVar[str] = "test"
     batch_size: ClassVar[int] = 128

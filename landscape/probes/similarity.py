@@ -29,6 +29,7 @@ class Similarity:
     """
 
     name: ClassVar[str] = "similarity"
+    logits: ClassVar[bool] = False
     uses: ClassVar[tuple[str, ...]] = ("batch_size",)
     split: ClassVar[str] = "test"
     batch_size: ClassVar[int] = 128

@@ -99,11 +99,12 @@ class Trajectory:
     def measure(self, subject: Subject, unit: Unit) -> Values:
         (t,) = unit.index
         found = self._snapshots(subject)
+        lenient = subject.spec is not None and subject.spec.allow_missing
         own = {name: tensor.clone() for name, tensor in subject.model.state_dict().items()}
         try:
-            snapshots.place(subject.model, found[t])
+            snapshots.place(subject.model, found[t], allow_missing=lenient)
             loss, right = (values.numpy() for values in per_sample(subject))
-            snapshots.place(subject.model, found[-1])
+            snapshots.place(subject.model, found[-1], allow_missing=lenient)
             gram, _, _ = self._geometry(subject)
             self._project(subject, t)
             on_plane, right_on_plane = (values.numpy() for values in per_sample(subject))

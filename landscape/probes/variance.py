@@ -28,6 +28,7 @@ class Variance:
     """
 
     name: ClassVar[str] = "variance"
+    logits: ClassVar[bool] = False
     uses: ClassVar[tuple[str, ...]] = ()
     split: ClassVar[str] = "test"
     batch_size: ClassVar[int] = 128

@@ -1,0 +1,132 @@
+"""Which entries of a checkpoint are the weights, and what the file says of the model that they belong to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+T = TypeVar("T")
+Weights = Literal["raw", "ema"]
+
+# In the order in which they are looked for. A teacher is the moving average of its student (DINO, iBOT, DINOv2).
+CONTAINERS: Mapping[str, tuple[str, ...]] = {
+    "raw": ("state_dict", "model_state_dict", "model", "net", "params", "module", "student", "teacher"),
+    "ema": ("state_dict_ema", "model_ema", "ema", "ema_state_dict", "teacher"),
+}
+# Both networks of a method in one dict, (trained, its moving average): MoCo, MoCo v3, BYOL, DINO.
+BRANCHES = (
+    ("encoder_q", "encoder_k"),
+    ("base_encoder", "momentum_encoder"),
+    ("online_network", "target_network"),
+    ("online_encoder", "target_encoder"),
+    ("student", "teacher"),
+)
+FORMAT = 1
+AVERAGED = "n_averaged"  # of torch.optim.swa_utils.AveragedModel
+THE_FILE = "the file itself"
+ARCHITECTURE = re.compile(r"[A-Za-z][\w.\-/]{0,199}")
+EXTRA_STATE = "_extra_state"  # of any kind, by torch's own convention
+
+
+@dataclass(frozen=True)
+class Found(Generic[T]):
+    """The weights in a content.
+
+    Args:
+        weights: name -> tensor.
+        taken: the entry they lay under.
+        others: further entries that hold weights.
+    """
+
+    weights: dict[str, T]
+    taken: str
+    others: tuple[str, ...] = ()
+
+
+def weights_in(content: Any, weights: Weights) -> Found[Any]:
+    """The weights in what a file holds, tensors or their outlines.
+
+    Raises:
+        ValueError: there are none; says in words what was found instead.
+    """
+    if not isinstance(content, Mapping):
+        raise ValueError(f"holds a {type(content).__name__}, expected a dict of tensors (a state dict)")
+    found = [name for name in CONTAINERS[weights] if is_state_dict(content.get(name))]
+    everywhere = dict.fromkeys([*CONTAINERS["raw"], *CONTAINERS["ema"]])
+    others = tuple(name for name in everywhere if name not in found[:1] and is_state_dict(content.get(name)))
+    if found:
+        return Found(_tensors(content[found[0]]), found[0], others)
+    if weights == "ema":
+        raw = _raw(content)
+        if raw is None or not has_average(raw.weights):
+            raise ValueError(f"has no moving average ({', '.join(CONTAINERS['ema'])}); drop --weights ema")
+        return raw
+    whole = _raw(content)
+    if whole is None:
+        raise ValueError(
+            f"holds no weights: expected a dict of tensors or one under {', '.join(CONTAINERS['raw'])}, "
+            f"got the keys {', '.join(str(key)[:40] for key in list(content)[:6])}"
+        )
+    return whole
+
+
+def is_native(content: Any) -> bool:
+    """Whether a content is in this project's own format.
+
+    Raises:
+        ValueError: it is, of a newer version.
+    """
+    if not isinstance(content, Mapping):
+        return False
+    version = content.get("format")
+    if not isinstance(version, int) or not isinstance(content.get("model"), str):
+        return False
+    if version > FORMAT:
+        raise ValueError(f"has format {version}, this version reads up to {FORMAT}; update landscape")
+    return True
+
+
+def has_average(names: Mapping[str, Any]) -> bool:
+    """Whether a state dict is a moving average, or holds one beside the network it averages."""
+    parts = {part for name in names for part in name.split(".")}
+    return AVERAGED in parts or any(average in parts for _, average in BRANCHES)
+
+
+def is_state_dict(value: object) -> bool:
+    """Whether something is names and tensors, at least one."""
+    if not isinstance(value, Mapping) or not value or not all(isinstance(name, str) for name in value):
+        return False
+    tensors = [_is_tensor(item) for name, item in value.items() if not name.endswith(EXTRA_STATE)]
+    return any(tensors) and all(tensors)
+
+
+def architecture_in(content: Any) -> str:
+    """The name of the architecture as the file gives it: timm's `arch`, or `model` of a script's arguments; or "".
+
+    It is a word of the file's: whoever uses it looks it up among known names and never imports it.
+    """
+    if not isinstance(content, Mapping):
+        return ""
+    arguments = content.get("args")
+    arguments = arguments if isinstance(arguments, Mapping) else getattr(arguments, "__dict__", {})
+    hyper = content.get("hyper_parameters")
+    hyper = hyper if isinstance(hyper, Mapping) else {}
+    words = [content.get("arch"), arguments.get("arch"), arguments.get("model"), hyper.get("arch"), hyper.get("model")]
+    return next((word for word in words if isinstance(word, str) and ARCHITECTURE.fullmatch(word)), "")
+
+
+def _raw(content: Mapping[str, Any]) -> Found[Any] | None:
+    for name in CONTAINERS["raw"]:
+        if is_state_dict(content.get(name)):
+            return Found(_tensors(content[name]), name)
+    return Found(_tensors(content), THE_FILE) if is_state_dict(content) else None
+
+
+def _tensors(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in state_dict.items() if _is_tensor(value)}
+
+
+def _is_tensor(value: object) -> bool:
+    return callable(getattr(value, "numel", None)) and hasattr(value, "shape")

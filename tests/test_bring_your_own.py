@@ -1,0 +1,448 @@
+"""Bring your own: one example per form of checkpoint, each a real file, loaded and measured as the table says."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import own
+import pytest
+import torch
+from foreign import torchvision_models
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import landscape
+from landscape import archive, checkpoint, results
+from landscape.cli.main import status
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with `mine.py`, entered."""
+    shutil.copy(own.__file__, tmp_path / "mine.py")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def network(seed: int = 0) -> nn.Module:
+    """The trained network of the examples, batch statistics and all."""
+    torch.manual_seed(seed)
+    net = own.model()
+    for buffer in net.buffers():
+        if buffer.is_floating_point():
+            buffer.add_(torch.rand(buffer.shape))
+    return net.eval()
+
+
+def state(prefix: str = "", seed: int = 0) -> dict[str, Tensor]:
+    return {f"{prefix}{name}": tensor.clone() for name, tensor in network(seed).state_dict().items()}
+
+
+def body(prefix: str, seed: int = 0) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in state(prefix, seed).items() if ".fc." not in f".{name}"}
+
+
+def averaged() -> dict[str, Tensor]:
+    mean = torch.optim.swa_utils.AveragedModel(network())
+    mean.update_parameters(network())
+    return mean.state_dict()
+
+
+def sharded(folder: Path, suffix: str) -> Path:
+    """Two shards and their index, as Hugging Face libraries write them."""
+    folder.mkdir(exist_ok=True)
+    weights = list(state().items())
+    stem = {"safetensors": "model", "bin": "pytorch_model"}[suffix]
+    table = {}
+    for i, part in enumerate((weights[:4], weights[4:])):
+        name = f"{stem}-{i + 1:05d}-of-00002.{suffix}"
+        write = save_file if suffix == "safetensors" else torch.save
+        write(dict(part), folder / name)
+        table |= dict.fromkeys(dict(part), name)
+    index = folder / f"{stem}.{suffix}.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": table}))
+    return index
+
+
+def hugging_face(folder: Path, suffix: str) -> Path:
+    sharded(folder, suffix)
+    (folder / "config.json").write_text(json.dumps({"model_type": "mine"}))
+    (folder / "trainer_state.json").write_text(json.dumps({"epoch": 3.0}))
+    return folder
+
+
+def saved(path: Path, content: object, **how: Any) -> Path:
+    torch.save(content, path, **how)
+    return path
+
+
+AROUND = {"epoch": 7, "args": argparse.Namespace(lr=0.1, output_dir=Path("/runs")), "optimizer": {"lr": 0.1}}
+# form -> how its file is made; all of them hold the same network
+FORMS: dict[str, Callable[[Path], Path]] = {
+    "state dict": lambda folder: saved(folder / "weights.pt", state()),
+    "state dict, legacy": lambda folder: saved(
+        folder / "weights.pth", state(), _use_new_zipfile_serialization=False
+    ),
+    **{
+        f"training dict, {name}": lambda folder, name=name: saved(folder / "last.pt", {**AROUND, name: state()})
+        for name in ("state_dict", "model", "model_state_dict", "net", "params", "module")
+    },
+    "timm": lambda folder: saved(
+        folder / "best.pth.tar", {**AROUND, "arch": "mine", "state_dict": state(), "state_dict_ema": state(seed=1)}
+    ),
+    "DeiT, MAE": lambda folder: saved(
+        folder / "checkpoint.pth", {**AROUND, "model": state(), "model_ema": state(seed=1), "scaler": {}}
+    ),
+    "SWA": lambda folder: saved(folder / "swa.pt", averaged()),
+    "Lightning": lambda folder: saved(
+        folder / "last.ckpt", {"pytorch-lightning_version": "2.5", "epoch": 7, "state_dict": state("net.")}
+    ),
+    "DDP and compile": lambda folder: saved(folder / "ddp.pt", state("module._orig_mod.")),
+    "compile and DDP": lambda folder: saved(folder / "ddp.pt", {"model": state("_orig_mod.module.")}),
+    "part compiled": lambda folder: saved(
+        folder / "part.pt", {name.replace("body.", "body._orig_mod."): t for name, t in state().items()}
+    ),
+    "safetensors": lambda folder: save_file(state(), folder / "model.safetensors") or folder / "model.safetensors",
+    "safetensors, sharded": lambda folder: sharded(folder / "shards", "safetensors"),
+    "Hugging Face folder": lambda folder: hugging_face(folder / "model", "safetensors"),
+    "Hugging Face folder, bin": lambda folder: hugging_face(folder / "model", "bin"),
+}  # fmt: skip
+ASKED = ("--model", "mine.py:model", "--data", "mine.py:data", "--out", "r.h5", "--quiet")
+
+
+def outputs(subject: landscape.Subject) -> Tensor:
+    with torch.inference_mode():
+        return subject.model(subject.batch(0)[0])
+
+
+def expected(subject: landscape.Subject, seed: int = 0) -> Tensor:
+    with torch.inference_mode():
+        return network(seed)(subject.batch(0)[0])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_the_network_that_was_saved(form: str, mine: Path) -> None:
+    path = FORMS[form](mine)
+    subject = landscape.load(path, model="mine.py:model", data="mine.py:data")
+    assert torch.equal(outputs(subject), expected(subject))
+    assert subject.checkpoint is not None
+    assert subject.checkpoint.missing == ()
+    assert len(subject.checkpoint.sha256) == 64
+
+
+@pytest.mark.parametrize(
+    "form", ["state dict, legacy", "SWA", "Lightning", "safetensors, sharded", "Hugging Face folder"]
+)
+def test_a_probe_measures_a_form_and_stores_what_was_taken(form: str, mine: Path) -> None:
+    path = FORMS[form](mine)
+    assert status(["variance", str(path), *ASKED]) == 0
+    ((_, data),) = results.groups("r.h5")
+    taken = {"SWA": "dropped 1 (n_averaged)", "Lightning": "state_dict, without the prefix net."}
+    assert taken.get(form, "the file itself") in data.attrs["weights_taken"]
+    assert data.attrs["checkpoint_sha256"] == archive.sha256_of(path)
+    assert status(["show", str(path)]) == 0
+
+
+def test_the_same_weights_in_another_form_are_the_same_question(mine: Path) -> None:
+    for form in ("state dict", "Lightning", "safetensors", "Hugging Face folder, bin"):
+        assert status(["variance", str(FORMS[form](mine)), *ASKED, "--label", "one"]) == 0
+    assert len(results.groups("r.h5")) == 1
+
+
+@pytest.mark.parametrize("form", ["timm", "DeiT, MAE"])
+def test_the_moving_average_is_taken_on_request(form: str, mine: Path) -> None:
+    path = FORMS[form](mine)
+    subject = landscape.load(path, model="mine.py:model", data="mine.py:data", weights="ema")
+    assert torch.equal(outputs(subject), expected(subject, seed=1))
+    read = checkpoint.read(path)
+    assert (read.taken, read.others) == (
+        ("state_dict", ("state_dict_ema",)) if form == "timm" else ("model", ("model_ema",))
+    )
+
+
+def test_epoch_and_architecture_come_from_the_file(mine: Path) -> None:
+    assert checkpoint.read(FORMS["timm"](mine)).arch == "mine"
+    assert checkpoint.read(FORMS["timm"](mine)).epoch == 7
+    folder = FORMS["Hugging Face folder"](mine)
+    assert (checkpoint.read(folder).arch, checkpoint.read(folder).epoch) == (f"hf:{folder}", 3.0)
+    (folder / "config.json").write_text(json.dumps({"architecture": "vit_tiny_patch16_224"}))
+    assert checkpoint.read(folder).arch == "vit_tiny_patch16_224"
+    arguments = argparse.Namespace(model="deit_tiny_patch16_224")
+    assert checkpoint.read(saved(mine / "a.pt", {"model": state(), "args": arguments})).arch == "deit_tiny_patch16_224"
+    for word in ("os:system", "../x.py:f", "a b", "", 3, None):
+        assert checkpoint.read(saved(mine / "b.pt", {"state_dict": state(), "arch": word})).arch == ""
+    with pytest.raises(ValueError, match=r"holds weights only \(of mine, it says\); name their architecture"):
+        landscape.load(FORMS["timm"](mine), data="mine.py:data")
+
+
+# --- encoders of self-supervised methods: one network trained to contrast, one to fill in masks, in one comparison ---
+
+MLP = {"0.weight": torch.zeros(8, 6), "0.bias": torch.zeros(8), "2.weight": torch.zeros(4, 8)}
+
+
+def under(prefix: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}{name}": tensor for name, tensor in weights.items()}
+
+
+ENCODERS: dict[str, tuple[dict[str, Any], str]] = {
+    "MoCo": (
+        {
+            "arch": "resnet50",
+            "state_dict": {
+                **body("module.encoder_q."), **under("module.encoder_q.fc.", MLP),
+                **body("module.encoder_k.", seed=1), **under("module.encoder_k.fc.", MLP),
+                "module.queue": torch.zeros(4, 9), "module.queue_ptr": torch.zeros(1),
+            },
+        },
+        "raw",
+    ),
+    "MoCo v1": (  # its projection has the name of a classifier, here even of its shape
+        {"state_dict": {**state("module.encoder_q."), **state("module.encoder_k.", seed=1)}}, "raw",
+    ),
+    "MoCo v3": (
+        {
+            "state_dict": {
+                **body("module.base_encoder.", seed=1), **under("module.base_encoder.fc.", MLP),
+                **body("module.momentum_encoder."), **under("module.momentum_encoder.fc.", MLP),
+                **under("module.predictor.", MLP),
+            },
+        },
+        "ema",
+    ),
+    "DINO": (
+        {
+            "student": {**body("module.backbone."), **under("module.head.mlp.", MLP)},
+            "teacher": {**body("backbone.", seed=1), **under("head.mlp.", MLP)},
+        },
+        "raw",
+    ),
+    "DINO, teacher": (
+        {
+            "student": {**body("module.backbone.", seed=1), **under("module.head.mlp.", MLP)},
+            "teacher": {**body("backbone."), **under("head.mlp.", MLP)},
+        },
+        "ema",
+    ),
+    "SimMIM": (
+        {"model": {**body("encoder."), "encoder.mask_token": torch.zeros(1, 1, 6), **under("decoder.", MLP)}}, "raw",
+    ),
+    "MAE": ({"model": {**body(""), "mask_token": torch.zeros(1, 1, 6), **under("decoder_blocks.", MLP)}}, "raw"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ENCODERS)
+def test_an_encoder_is_measured_where_no_logits_are_needed(
+    method: str, mine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content, weights = ENCODERS[method]
+    path = saved(mine / f"{method}.pth", content)
+    words = [*(word for word in ASKED if word != "--quiet"), "--weights", weights]
+    assert status(["variance", str(path), *words]) == 0
+    said = capsys.readouterr().err
+    assert "dropped" in said
+    assert "as initialised 2 (fc.weight, fc.bias)" in said
+    assert "no classifier of the checkpoint's own" in said
+    ((_, data),) = results.groups("r.h5")
+    assert "dropped" in data.attrs["weights_taken"]
+    # what needs logits refuses, in one line, unless it is told to take a fresh classifier
+    assert status(["noise", str(path), *words]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "2 missing keys (fc.weight, fc.bias)" in error
+    assert "--allow-missing" in error
+    subject = landscape.load(path, model="mine.py:model", data="mine.py:data", weights=weights, allow_missing=True)
+    model = subject.model.state_dict()
+    assert all(torch.equal(model[name], tensor) for name, tensor in body("").items())
+
+
+def test_contrastive_and_masked_encoders_stand_in_one_figure(mine: Path) -> None:
+    paths = [str(saved(mine / f"{name}.pth", ENCODERS[name][0])) for name in ("MoCo", "MAE")]
+    assert status(["variance", *paths, *ASKED, "--label", "MoCo", "--label", "MAE"]) == 0
+    assert status(["plot", "r.h5", "--out", "figures", "--quiet"]) == 0
+    assert (mine / "figures" / "variance.png").stat().st_size > 0
+
+
+def test_missing_weights_are_those_of_the_seed_and_stored(mine: Path) -> None:
+    path = saved(mine / "part.pt", body(""))
+    subjects = [
+        landscape.load(path, model="mine.py:model", data="mine.py:data", allow_missing=True, seed=seed)
+        for seed in (0, 0, 1)
+    ]
+    first, again, other = (subject.model.state_dict()["fc.weight"] for subject in subjects)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert status(["noise", str(path), *ASKED, "--allow-missing", "--samples", "8"]) == 0
+    ((_, data),) = results.groups("r.h5")
+    assert json.loads(data.attrs["spec"])["allow_missing"] is True
+    assert "as initialised 2 (fc.weight, fc.bias)" in data.attrs["weights_taken"]
+
+
+# --- programs and pickled modules: the file holds the model itself, and is run on trust alone ---
+
+
+def script(path: Path) -> Path:
+    torch.jit.script(network()).save(path)  # type: ignore[no-untyped-call]
+    return path
+
+
+def exported(path: Path, *, fixed: bool = False) -> Path:
+    batch = None if fixed else ({0: torch.export.Dim("batch")},)
+    torch.export.save(torch.export.export(network(), (torch.randn(4, 3, 8, 8),), dynamic_shapes=batch), path)
+    return path
+
+
+@pytest.mark.filterwarnings("ignore:.*jit.*:DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("make", [script, exported])
+def test_a_program_is_the_model_itself_on_trust(
+    make: Callable[[Path], Path], mine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = make(mine / "program.pt2")
+    data = ("--data", "mine.py:data", "--out", "r.h5", "--quiet")
+    assert status(["line", str(path), *data]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "is a Torch" in error or "is a torch" in error
+    assert "--trust-pickle" in error
+    subject = landscape.load(path, data="mine.py:data", trust_pickle=True)
+    torch.testing.assert_close(outputs(subject), expected(subject))
+    assert status(["line", str(path), *data, "--resolution", "3", "--trust-pickle"]) == 0
+    assert status(["hessian", str(path), *data, "--top", "1", "--batch-size", "16", "--trust-pickle"]) == 0
+    assert landscape.load(path, data="mine.py:data", model="mine.py:model", trust_pickle=True).checkpoint is not None
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_fixed_batch_size_of_an_export_is_said(mine: Path) -> None:
+    path = exported(mine / "fixed.pt2", fixed=True)
+    with pytest.raises(ValueError, match=r"exactly 4, got 16 samples in mini-batches of 128; give --batch-size 4 and"):
+        landscape.load(path, data="mine.py:data", trust_pickle=True)
+    with pytest.raises(ValueError, match=r"give --batch-size 4 and --samples 12"):
+        landscape.load(path, data="mine.py:data", trust_pickle=True, batch_size=4, samples=14)
+    subject = landscape.load(path, data="mine.py:data", trust_pickle=True, batch_size=4)
+    torch.testing.assert_close(outputs(subject), expected(subject))
+
+
+def test_a_pickled_module_is_the_model_itself_on_trust(mine: Path) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 4))
+    path = saved(mine / "whole.pt", net)
+    with pytest.raises(ValueError, match=r"would run code to load \(torch.nn.modules.* --trust-pickle"):
+        landscape.load(path, data="mine.py:data")
+    subject = landscape.load(path, data="mine.py:data", trust_pickle=True)
+    assert torch.equal(outputs(subject), net.eval()(subject.batch(0)[0]))
+    assert subject.checkpoint is not None
+    assert subject.checkpoint.taken == "the pickled module itself"
+
+
+# --- what the libraries themselves write ---
+
+
+def test_a_folder_of_transformers_itself(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "HF_HUB_OFFLINE", "1")
+    if importlib.util.find_spec("torchvision"):
+        torchvision_models()
+    transformers = pytest.importorskip("transformers", exc_type=(ImportError, RuntimeError))
+    sizes = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.ViTConfig(**sizes, image_size=8, patch_size=4, num_labels=4)
+    net = transformers.ViTForImageClassification(config).eval()
+    net.save_pretrained(mine / "vit", max_shard_size="4KB")
+    assert len(list((mine / "vit").glob("*.safetensors"))) > 1
+    (mine / "theirs.py").write_text(
+        "import transformers\n"
+        f"def model(): return transformers.ViTForImageClassification(transformers.ViTConfig(**{sizes!r}, "
+        "image_size=8, patch_size=4, num_labels=4))\n"
+    )
+    subject = landscape.load(mine / "vit", model="theirs.py:model", data="mine.py:data")
+    with torch.inference_mode():
+        assert torch.equal(subject.model(subject.batch(0)[0]).logits, net(subject.batch(0)[0]).logits)
+    base = transformers.ViTModel(config, add_pooling_layer=False)  # the encoder alone lacks the front of every name
+    base.save_pretrained(mine / "base")
+    subject = landscape.load(mine / "base", model="theirs.py:model", data="mine.py:data", logits=False)
+    assert subject.checkpoint is not None
+    assert subject.checkpoint.missing == ("classifier.weight", "classifier.bias")
+
+
+def test_a_checkpoint_of_timm_itself(mine: Path) -> None:
+    torchvision_models()
+    timm = pytest.importorskip("timm", exc_type=(ImportError, RuntimeError))
+    utils = pytest.importorskip("timm.utils", exc_type=(ImportError, RuntimeError))
+    sizes = {"img_size": 8, "patch_size": 4, "embed_dim": 12, "depth": 2, "num_heads": 2, "num_classes": 4}
+    net = timm.create_model("vit_tiny_patch16_224", **sizes).eval()
+    average = utils.ModelEmaV3(net, decay=0.5)
+    saver = utils.CheckpointSaver(
+        net, torch.optim.SGD(net.parameters()), args=argparse.Namespace(model="vit_tiny_patch16_224", lr=0.1),
+        model_ema=average, checkpoint_dir=str(mine), recovery_dir=str(mine),
+    )  # fmt: skip
+    saver.save_checkpoint(epoch=2, metric=0.5)
+    (mine / "theirs.py").write_text(
+        f"import timm\ndef model(): return timm.create_model('vit_tiny_patch16_224', **{sizes!r})\n"
+    )
+    path = next(mine.glob("checkpoint-2.pth.tar"))
+    for weights in ("raw", "ema"):
+        subject = landscape.load(path, model="theirs.py:model", data="mine.py:data", weights=weights)
+        with torch.inference_mode():
+            assert torch.equal(outputs(subject), net(subject.batch(0)[0]))
+    read = checkpoint.read(path)
+    assert (read.arch, read.epoch, read.others) == ("vit_tiny_patch16_224", 2.0, ("state_dict_ema",))
+
+
+# --- large files ---
+
+
+def test_a_file_is_hashed_once_for_a_probe_and_not_for_a_run_of_snapshots(
+    mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, hashed = archive.file_sha256, []
+    monkeypatch.setattr(archive, "file_sha256", lambda path: hashed.append(path) or read(path))
+    path = FORMS["Lightning"](mine)
+    assert status(["variance", str(path), *ASKED]) == 0
+    assert hashed == [path]
+    for epoch in range(3):
+        saved(mine / f"epoch_{epoch}.pth", state(seed=epoch))
+    path.unlink()
+    hashed.clear()
+    assert status(["trajectory", str(mine), *ASKED]) == 0
+    assert len(hashed) == 1  # the last one, which the run is seen from
+
+
+SHOWN = """
+import resource, sys
+from landscape.cli.main import status
+resource.setrlimit(resource.RLIMIT_AS, (900 * 2**20, resource.RLIM_INFINITY))
+code = status(["show", sys.argv[1]])
+sys.exit(2 if "torch" in sys.modules else code)
+"""
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt", ".pth"])
+def test_show_reads_the_outline_alone(suffix: str, mine: Path) -> None:
+    """Of a safetensors file of 1 GB, with room for less, and of the others without torch."""
+    path = mine / f"large{suffix}"
+    if suffix == ".safetensors":
+        shape = [2**14, 2**14]
+        entry = {"dtype": "F32", "shape": shape, "data_offsets": [0, 2**30]}
+        raw = json.dumps({"weight": entry}).encode()
+        with path.open("wb") as stream:
+            stream.write(len(raw).to_bytes(8, "little") + raw)
+            stream.truncate(8 + len(raw) + 2**30)  # a hole: no room on the disk either
+    else:
+        shape = [2**9, 2**9]
+        content = {"state_dict": {"weight": torch.zeros(shape)}}
+        torch.save(content, path, _use_new_zipfile_serialization=suffix == ".pt")
+    ended = subprocess.run([sys.executable, "-c", SHOWN, str(path)], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert f"1 tensors, {shape[0] * shape[1]:,} numbers" in ended.stdout
+
+
+def test_a_plain_pickle_says_what_it_is(mine: Path) -> None:
+    (mine / "weights.pkl").write_bytes(pickle.dumps({"weight": [1.0, 2.0]}))
+    with pytest.raises(ValueError, match=r"is not a readable checkpoint .* expected a file written by torch.save"):
+        checkpoint.read(mine / "weights.pkl")

@@ -1,0 +1,364 @@
+"""The hostile corpus: every file ends in one clear line, runs nothing, writes nothing and takes little."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import hostile
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from landscape import checkpoint, results, store
+from landscape.answer import Question
+from landscape.cli.main import status
+from landscape.data import unpickle
+from landscape.journal import Journal, Record
+from landscape.probe import Plan, Quantity
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+MODEL = """import torch
+def model(): return torch.nn.Linear(4, 300)
+def data(): return torch.ones(8, 4), torch.ones(8).long()
+"""
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, entered, with a model and data beside it."""
+    (tmp_path / "mine.py").write_text(MODEL)
+    (tmp_path / "inside").mkdir()
+    monkeypatch.chdir(tmp_path / "inside")
+    return tmp_path
+
+
+def everything(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if "__pycache__" not in path.parts}
+
+
+def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line with which a command ends."""
+    capsys.readouterr()
+    assert status(words) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert re.fullmatch(r"landscape: .+\n", said.err)
+    assert len(said.err) < 800
+    return said.err
+
+
+@pytest.mark.parametrize("name", hostile.CODE)
+def test_no_checkpoint_runs_code(name: str, study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ran, path = study / "ran", study / name
+    hostile.CODE[name](path, ran)
+    before = everything(study)
+    own = [] if name.startswith("named") else ["--model", "../mine.py:model", "--data", "../mine.py:data"]
+    own += ["--data", "digits"] if name == "named-model.pt" else []
+    error = refused(["trace", str(path), *own, "--out", "r.h5"], capsys)
+    assert str(path) in error
+    assert not ran.exists()
+    assert everything(study) == before
+    if not name.startswith(("named", "script")):
+        error = refused(["show", str(path)], capsys)
+        assert "would run code" in error or "is not a readable checkpoint" in error
+    assert not ran.exists()
+
+
+BOUNDED = """
+import contextlib, io, json, resource, sys, torch
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import hostile
+from landscape import checkpoint
+from landscape.cli.main import status
+folder = Path(sys.argv[2])
+for name, make in hostile.ABSURD.items():
+    make(folder / name)
+limit = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize() + 2 * 2**30
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+resource.setrlimit(resource.RLIMIT_CPU, (120, 120))
+own = ["--model", str(folder / "../mine.py:model"), "--data", str(folder / "../mine.py:data")]
+for name in hostile.ABSURD:
+    for command in ("trace", "show"):
+        words = [command, str(folder / name)]
+        words += ([] if name.startswith("far") else own) + ["--out", str(folder / "r.h5")] if command == "trace" else []
+        error = io.StringIO()
+        with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()):
+            code = status(words)
+        print(json.dumps([name, command, code, error.getvalue()]), flush=True)
+"""
+
+
+def test_absurd_files_are_refused_within_bounds(study: Path) -> None:
+    """In a process that may take 2 GiB and two minutes of processor time for all of them."""
+    folder = study / "corpus"
+    folder.mkdir()
+    words = [sys.executable, "-W", "ignore", "-c", BOUNDED, str(Path(__file__).parent), str(folder)]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    told = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert len(told) == 2 * len(hostile.ABSURD)
+    # what only a look at the tensors tells, and what is fine to show: shapes, and plain data beside the weights
+    shown = {
+        *("expanded.pt", "expanded-far.pt", "meta.pt", "sparse.pt", "pointer.pt", "far-model.pt", "far-images.pt"),
+        *("far-mean.pt", "shape.safetensors", "overflow.safetensors", "negative.safetensors", "dtype.safetensors"),
+    }
+    wrong = [
+        (name, command, code, error)
+        for name, command, code, error in told
+        if not (code == 1 and re.fullmatch(r"landscape: .+\n", error) and "Error:" not in error)
+        and not (command == "show" and name in shown and code == 0)
+        and not (name == "pointer.pt" and code == 0)  # an array of pointers beside good weights is never made
+    ]
+    assert wrong == []
+
+
+# --- damage: cut at every kilobyte, bits turned, noise ---
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".pth", ".safetensors"])
+def test_a_checkpoint_cut_anywhere_is_refused(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"file{suffix}"
+    weights = {f"layer{i}.weight": torch.randn(30, 30) for i in range(12)}
+    if suffix == ".safetensors":
+        save_file(weights, path)
+    else:
+        torch.save(weights, path, _use_new_zipfile_serialization=suffix == ".pt")
+    whole = path.read_bytes()
+    for length in range(0, len(whole), 1024):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match=r"is not a readable|would run code") as caught:
+            checkpoint.read(path)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".pth", ".safetensors"])
+def test_a_checkpoint_with_a_bit_turned_is_read_or_refused(suffix: str, tmp_path: Path) -> None:
+    path, generator = tmp_path / f"file{suffix}", np.random.default_rng(0)
+    weights = {"layer.weight": torch.randn(5, 5), "layer.bias": torch.randn(5)}
+    if suffix == ".safetensors":
+        save_file(weights, path)
+    else:
+        torch.save(weights, path, _use_new_zipfile_serialization=suffix == ".pt")
+    whole = path.read_bytes()
+    outcomes, said = {"read": 0, "refused": 0}, []
+    for position in generator.integers(len(whole), size=150):
+        turned = bytearray(whole)
+        turned[position] ^= 1 << int(generator.integers(8))
+        path.write_bytes(turned)
+        try:
+            checkpoint.read(path)
+            outcomes["read"] += 1
+        except ValueError as error:
+            outcomes["refused"] += 1
+            said.append(str(error))
+    assert said
+    assert not [text for text in said if "\n" in text]
+
+
+def test_noise_is_refused(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    for i, start in enumerate([b"", b"PK\x03\x04", b"\x80\x02", b"\x89HDF\r\n\x1a\n", b"\x80\x04\x95"] * 8):
+        path = tmp_path / f"{i}.pt"
+        path.write_bytes(start + generator.bytes(3000))
+        with pytest.raises(ValueError, match=r"is not a readable checkpoint|would run code"):
+            checkpoint.read(path)
+
+
+# --- results files ---
+
+
+def question(label: str = "net", digest: str = "0123456789", size: int = 3) -> Question:
+    plan = Plan(over={"unit": np.arange(size)}, quantities={"loss": Quantity("loss", "nats")})
+    return Question("variance", label, digest, plan, {"parameters": "{}"})
+
+
+def stored(path: Path) -> Path:
+    """A results file with one answer."""
+    asked = question()
+    with store.Writer(path, asked) as writer:
+        for unit in writer.pending():
+            writer.write(unit, {"loss": 1.0})
+    return path
+
+
+def changed(path: Path, change: Callable[[h5py.Group], object]) -> Path:
+    with h5py.File(stored(path), "r+") as file:
+        change(file["variance/net-0123456789"])
+    return path
+
+
+def virtual(group: h5py.Group, source: Path) -> None:
+    layout = h5py.VirtualLayout(shape=(3,), dtype="f8")
+    layout[:] = h5py.VirtualSource(str(source), "x", shape=(3,))
+    group.create_virtual_dataset("far", layout)
+
+
+REACHING_OUT: dict[str, Callable[[h5py.Group, Path], object]] = {
+    "external": lambda group, secret: group.create_dataset("far", (3,), "f8", external=[(str(secret), 0, 24)]),
+    "virtual": virtual,
+    "rows": lambda group, secret: group.create_dataset("far", (10**12,), "f8", chunks=(1024,)),
+    "bytes": lambda group, secret: group.create_dataset("far", (2**28,), "u1", chunks=(1024,), compression="gzip"),
+}
+
+
+@pytest.mark.parametrize("kind", REACHING_OUT)
+def test_a_results_file_that_reaches_out_is_refused(kind: str, study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    secret = study / "secret"
+    secret.write_bytes(b"s" * 24)
+    path = changed(study / "r.h5", lambda group: REACHING_OUT[kind](group, secret))
+    before = everything(study)
+    for words in (["show", str(path)], ["plot", str(path)], ["report", str(path)], ["export", str(path)]):
+        assert "refused" in refused(words, capsys)
+    with pytest.raises(ValueError, match="refused"):
+        store.Writer(path, question(digest="abcdefabcd"))
+    assert everything(study) == before
+    assert secret.read_bytes() == b"s" * 24
+
+
+def test_links_are_not_followed_and_a_file_with_links_is_not_written(study: Path) -> None:
+    other = stored(study / "other.h5")
+    kept = other.read_bytes()
+    for i, link in enumerate((h5py.ExternalLink(str(other), "/variance"), h5py.SoftLink("/variance"))):
+        path = stored(study / f"r{i}.h5")
+        with h5py.File(path, "r+") as file:
+            file["hessian"] = link
+        assert [name for name, _ in results.groups(path)] == ["variance/net-0123456789"]
+        with pytest.raises(ValueError, match=r"holds a link in place of data \(/hessian\).*give another --out"):
+            store.Writer(path, question(digest="abcdefabcd"))
+    assert other.read_bytes() == kept
+
+
+DAMAGED = """
+import json, sys
+from pathlib import Path
+from landscape import results
+from landscape.cli.files import survives
+path, whole = Path(sys.argv[1]), Path(sys.argv[1]).read_bytes()
+import numpy as np
+generator = np.random.default_rng(0)
+outcomes = {"read": 0, "refused": 0}
+def tried(content):
+    path.write_bytes(content)
+    try:
+        survives(path)
+        results.summary(path)
+        outcomes["read"] += 1
+    except ValueError as error:
+        assert "\\n" not in str(error), error
+        outcomes["refused"] += 1
+for length in range(0, len(whole), 1024):
+    tried(whole[:length])
+cut = dict(outcomes)
+for position in generator.integers(len(whole), size=60):
+    turned = bytearray(whole)
+    turned[position] ^= 1 << int(generator.integers(8))
+    tried(bytes(turned))
+print(json.dumps([cut, outcomes]))
+"""
+
+
+def test_a_damaged_results_file_is_read_or_refused(tmp_path: Path) -> None:
+    path = stored(tmp_path / "r.h5")
+    ended = subprocess.run([sys.executable, "-c", DAMAGED, str(path)], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    cut, outcomes = json.loads(ended.stdout)
+    assert cut["read"] == 0
+    assert sum(outcomes.values()) == cut["refused"] + 60
+
+
+def test_a_journal_cut_anywhere_gives_its_whole_records_and_no_more(tmp_path: Path) -> None:
+    path = tmp_path / "r.h5.journal-0"
+    with Journal(path) as journal:
+        for i in range(40):
+            journal.append(Record({"index": [i]}, {"loss": np.full(20, float(i))}))
+    whole = path.read_bytes()
+    for length in range(0, len(whole), 1024):
+        path.write_bytes(whole[:length])
+        with Journal(path) as journal:
+            found = [record.data["index"][0] for record in journal.records()]
+        assert found == list(range(len(found)))
+        assert len(found) * 200 < length + 1000
+
+
+LOSS = {"loss": {"long_name": "loss", "units": "nats", "dims": [], "dtype": "float64"}}
+EMPTY: dict[str, object] = {"axes": [], "summaries": {}, "about": {}, "labels": {}, "facts": {}, "digest": "1"}
+FAR = {"over": ["a", "b"], "quantities": LOSS, "probe": "variance", "label": "../../x", **EMPTY}
+
+
+@pytest.mark.parametrize(
+    ("data", "arrays"),
+    [
+        ({"question": {}}, {}),
+        ({}, {"x": np.zeros(3)}),
+        ({"question": FAR, "attributes": {}}, {f"axis:{name}": np.zeros(10**6, np.uint8) for name in "ab"}),
+    ],
+)
+def test_a_journal_that_makes_no_sense_is_named(
+    data: dict[str, object], arrays: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    path = stored(tmp_path / "r.h5")
+    kept = path.read_bytes()
+    with Journal(tmp_path / "r.h5.journal-feed") as journal:
+        journal.append(Record(data, arrays))
+    with pytest.raises(ValueError, match=r"r.h5.journal-feed is no journal of this version .*; move it away"):
+        store.settle(path, reduce_of=lambda probe, parameters: None)
+    assert path.read_bytes() == kept
+
+
+LABELS = [
+    *("../../outside", "/etc/x", "a\0b", "..", "\x1b[2J", "$\\frac{$"),
+    *('"><script>alert(1)</script>', "' onload='alert(1)"),
+]
+
+
+def surface(path: Path) -> h5py.File:
+    """A results file with a small surface, open."""
+    names = ("loss", "loss_se", "l2", "accuracy")
+    axis = np.linspace(-1, 1, 3)
+    plan = Plan(over={"x": axis, "y": axis}, quantities={name: Quantity(name) for name in names})
+    with store.Writer(path, Question("surface", "net", "0123456789", plan, {"parameters": "{}"})) as writer:
+        for unit in writer.pending():
+            writer.write(unit, dict.fromkeys(names, 1.0 + unit.at["x"] ** 2 + unit.at["y"]))
+    return h5py.File(path, "r+")
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_a_label_is_text_wherever_it_is_shown(label: str, study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = study / "r.h5"
+    with surface(path) as file:
+        attributes = file["surface/net-0123456789"].attrs
+        attributes["label"] = np.void(label.encode()) if "\0" in label else label
+        attributes["protocol"] = attributes["model"] = attributes["data"] = label.replace("\0", "")
+    before = everything(study)
+    for words in (["show"], ["plot", "--out", "figures"], ["report", "--out", "p.html"], ["export", "--out", "e"]):
+        code = status([words[0], str(path), *words[1:]])
+        said = capsys.readouterr()
+        assert code in (0, 1)
+        assert code == 0 or re.fullmatch(r"landscape: .+", said.err.splitlines()[-1])
+        assert "\x1b" not in said.out + said.err
+    made = everything(study) - before
+    assert made
+    assert all(made_here.is_relative_to(study / "inside") for made_here in made)
+    page = study / "inside" / "p.html"
+    if page.exists():
+        assert "<script>alert" not in page.read_text()
+        assert "onload='alert" not in html.unescape(re.sub(r">[^<]*<", "><", page.read_text()))
+
+
+# --- data ---
+
+
+def test_a_batch_of_images_cannot_ask_for_memory(tmp_path: Path) -> None:
+    path = tmp_path / "test_batch"
+    path.write_bytes(b"\x80\x02]r\xff\xff\xff\x7f.")  # an index into a memo of 2**31 entries
+    with pytest.raises(ValueError, match="holds a list"):
+        unpickle.batch(path)
