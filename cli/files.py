@@ -122,7 +122,7 @@ def show(
 
 def layers(
     checkpoint: Checkpoint = None,
-    model: Annotated[str | None, Option(help="Name, module:callable or file.py:callable.")] = None,
+    model: Annotated[str | None, Option(help="Name, timm:NAME, hf:FOLDER, file.py:callable ...")] = None,
     model_arg: Annotated[list[str], Option(help="KEY=VALUE argument of the model; repeatable.")] = [],  # noqa: B006
     image_size: Annotated[int | None, Option(help="Side of the example image.")] = None,
     layers: Annotated[
@@ -181,7 +181,7 @@ def evaluate(
     split: Annotated[str, Option(help="train or test.")] = "test",
     samples: Annotated[str, Option(help="A number, a share such as 10%, or all.")] = "all",
     batch_size: Annotated[int, Option(help="Samples per mini-batch.")] = 128,
-    model: Annotated[str | None, Option(help="Name, module:callable or file.py:callable.")] = None,
+    model: Annotated[str | None, Option(help="Name, timm:NAME, hf:FOLDER, file.py:callable ...")] = None,
     model_arg: Annotated[list[str], Option(help="KEY=VALUE argument of the model; repeatable.")] = [],  # noqa: B006
     device: Annotated[str, Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
     json: Annotated[bool, Option("--json", help="Print JSON.")] = False,

@@ -41,8 +41,16 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
     "weight_decay": option(float | None, "Coefficient of (1/2) ||w||^2 in the objective.", None, DATA),
     "loss": option(str | None, "cross-entropy, mse, bce, or file.py:callable giving a loss per sample.", None, DATA),
     "image_size": option(int | None, "Side of the images in pixels.", None, DATA),
+    "mean": option(str | None, "Mean of each channel, of pixels in 0 to 1: 0.5,0.5,0.5.", None, DATA),
+    "std": option(str | None, "Standard deviation of each channel, likewise.", None, DATA),
+    "interpolation": option(str | None, "How pictures are resampled: bilinear, bicubic, lanczos ...", None, DATA),
+    "crop": option(str | None, "Share of the shorter side that the crop keeps, or squash.", None, DATA),
     "model": option(
-        str | None, "Name, module:callable or file.py:callable, where the checkpoint does not say.", None, DATA
+        str | None,
+        "Name, timm:NAME, torchvision:NAME, hf:FOLDER, module:callable or file.py:callable, "
+        "where the checkpoint does not say.",
+        None,
+        DATA,
     ),
     "model_arg": option(list[str], "KEY=VALUE argument of the model; repeatable.", [], DATA),
     "weights": option(Literal["raw", "ema"] | None, "The model's weights or their moving average.", None, DATA),
@@ -69,6 +77,10 @@ LOADING = (
     "weight_decay",
     "loss",
     "image_size",
+    "mean",
+    "std",
+    "interpolation",
+    "crop",
     "model",
     "weights",
 )
@@ -147,6 +159,7 @@ def measure_all(
     if label and len(label) != len(paths):
         raise OptionError(f"--label was given {len(label)} times for {len(paths)} checkpoints; give one each")
     given = {key: value for key, value in options.items() if value is not None}
+    given |= {key: numbers(key, given[key]) for key in ("mean", "std") if key in given}
     given |= {"model_arg": key_values(model_arg), "device": device, "seed": seed, "trust_pickle": trust_pickle}
     probes = probes_of(name)
     usual = {key: value for probe in probes for key, value in api.own_defaults(probe).items()}
@@ -198,7 +211,7 @@ def introduce(loaded: Any, *, quiet: bool) -> None:
     from landscape import subject
 
     proof = subject.prove(loaded)
-    source = f"{loaded.checkpoint.path} ({loaded.checkpoint.taken})" if loaded.checkpoint else "freshly built"
+    source = f"{loaded.checkpoint.path} ({loaded.checkpoint.taken})" if loaded.checkpoint else loaded.origin
     say(
         f"{loaded.label}: {source}, {loaded.size / 1e6:.3g} M parameters, {loaded.device}; "
         f"{loaded.protocol}; on {proof.samples} of them loss {proof.loss:.4f}"
@@ -224,6 +237,20 @@ def key_values(words: list[str]) -> dict[str, Any]:
             raise OptionError(f"--model-arg {word} is not understood; ask for KEY=VALUE")
         found[key.replace("-", "_")] = literal(value)
     return found
+
+
+def numbers(name: str, text: str) -> tuple[float, ...]:
+    """Numbers separated by commas.
+
+    Raises:
+        OptionError: one of them is none.
+    """
+    from landscape.probe import OptionError
+
+    try:
+        return tuple(float(word) for word in text.split(","))
+    except ValueError:
+        raise OptionError(f"--{name} {text} is not understood; ask for numbers such as 0.5,0.5,0.5") from None
 
 
 def literal(text: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -17,11 +18,16 @@ from landscape import models
 from landscape.checkpoint import Checkpoint
 from landscape.data.augment import Augmentation
 from landscape.data.images import Batches, Images
-from landscape.data.source import guarded, named
+from landscape.data.preprocessing import Fit, Preprocessing, crop_of
+from landscape.data.source import guarded
 from landscape.device import device as device_of
 from landscape.losses import losses_of
+from landscape.models import sources
+from landscape.models.sources import Wanted
 from landscape.probe import OptionError, at_least
 from landscape.subject import Spec, Split, Subject, count_of, outputs_of
+
+log = logging.getLogger(__name__)
 
 
 def load(checkpoint: Path | str | nn.Module | None = None, *, label: str = "", **options: Any) -> Subject:
@@ -61,11 +67,13 @@ def bare(
     if path is None and not model:
         path = checkpoints.newest()
     stored = checkpoints.read(path) if path else None
-    size = image_size or (stored.data.get("size") if stored else 0) or 224
     arguments = dict(model_arg)
     if model in models.NAMES and not stored:
         arguments = {"image_size": image_size or 224, **arguments}
-    net = build(Spec(model=model, model_arg=arguments), stored, None)
+    spec = _named(Spec(model=model, model_arg=arguments, image_size=image_size), stored)
+    own = _of_source(spec, stored)
+    size = image_size or (stored.data.get("size") if stored else 0) or (own.size if own else 0) or 224
+    net = build(spec, stored, None)
     if stored is not None:
         checkpoints.load_into(net, stored)
     return net.eval(), int(arguments.get("image_size", size))
@@ -81,7 +89,15 @@ def _load(spec: Spec, *, module: nn.Module | None = None, label: str = "") -> Su
     stored = None
     if spec.checkpoint is not None:
         stored = checkpoints.read(spec.checkpoint, weights=spec.weights, trust_pickle=spec.trust_pickle)
-    images = _images(spec, stored)
+    if module is None:
+        spec = _named(spec, stored)
+    prepared = _prepared(spec, stored)
+    images = _images(prepared, stored)
+    if prepared != spec and images.mean:
+        log.info(
+            "images as %s has them: %s", spec.model, Preprocessing(images.size, _fit(prepared), images.mean, images.std)
+        )
+        spec = prepared
     model = module if module is not None else build(spec, stored, images)
     if stored is not None:
         checkpoints.load_into(model, stored)
@@ -152,10 +168,61 @@ def _built(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.M
         return models.build(name, **{"classes": 10, "image_size": 32, **arguments})
     if ":" not in name:
         models.build(name, classes=10, image_size=32)  # raises with the near names
-    module = guarded(name, partial(named(name), **arguments))
-    if not isinstance(module, nn.Module):
-        raise ValueError(f"{name} returned a {type(module).__name__}, expected a torch.nn.Module")
-    return module
+    wanted = Wanted(name, arguments, images.classes if images else None, spec.image_size, weights=stored is None)
+    module = sources.build(wanted)
+    classes = _classes_in(stored, module) if stored and wanted.source else None
+    return sources.build(replace(wanted, classes=classes)) if classes else module
+
+
+def _classes_in(stored: Checkpoint, module: nn.Module) -> int | None:
+    """The classes of a file whose tensors differ from the module's in their number of rows alone; else None."""
+    own = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    found = checkpoints.fitted(stored.state_dict, set(own))
+    pairs = {(tuple(found[name].shape), shape) for name, shape in own.items() if name in found}
+    differing = [(there, here) for there, here in pairs if there != here]
+    rows = {there[:1] for there, _ in differing}
+    alike = all(there[1:] == here[1:] and there and here for there, here in differing)
+    return rows.pop()[0] if len(rows) == 1 and alike else None
+
+
+def _named(spec: Spec, stored: Checkpoint | None) -> Spec:
+    """The spec with the architecture that a foreign checkpoint names, where nothing else names one."""
+    if spec.model or stored is None or stored.native:
+        return spec
+    found = sources.of_architecture(getattr(stored, "arch", ""))
+    if found:
+        log.info("architecture %s, as %s says", found, stored.path)
+    return replace(spec, model=found) if found else spec
+
+
+def _of_source(spec: Spec, stored: Checkpoint | None) -> Preprocessing | None:
+    """What a source says of its network's images; None of networks of the trainer and of callables."""
+    if ":" not in spec.model or (stored is not None and stored.native):
+        return None
+    return sources.preprocessing(Wanted(spec.model, spec.model_arg, image_size=spec.image_size))
+
+
+def _prepared(spec: Spec, stored: Checkpoint | None) -> Spec:
+    """The spec with the preprocessing of its model's source where the options leave it open.
+
+    The crop is for photographs: small images of a named data set come whole unless it is asked for.
+    """
+    own = _of_source(spec, stored)
+    if own is None:
+        return spec
+    crop = "squash" if spec.data in datasets.NAMES else str(own.fit.crop)
+    return replace(
+        spec,
+        image_size=spec.image_size or own.size,
+        mean=spec.mean or own.mean,
+        std=spec.std or own.std,
+        interpolation=spec.interpolation or own.fit.interpolation,
+        crop=spec.crop or crop,
+    )
+
+
+def _fit(spec: Spec) -> Fit:
+    return Fit(spec.interpolation or "bilinear", crop_of(spec.crop) if spec.crop else 1.0)
 
 
 def _images(spec: Spec, stored: Checkpoint | None) -> Images:
@@ -170,8 +237,9 @@ def _images(spec: Spec, stored: Checkpoint | None) -> Images:
         split=spec.split,
         samples=int(spec.samples) if str(spec.samples).isdecimal() else None,
         image_size=spec.image_size or (about.get("size") or None),
-        mean=tuple(about["mean"]) if about.get("mean") else None,
-        std=tuple(about["std"]) if about.get("std") else None,
+        mean=tuple(spec.mean or about.get("mean") or ()),
+        std=tuple(spec.std or about.get("std") or ()),
+        fit=_fit(spec) if spec.interpolation or spec.crop else None,
     )
     wanted = count_of(spec.samples, len(images))
     return replace(images, inputs=images.inputs[:wanted], targets=images.targets[:wanted])

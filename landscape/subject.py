@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from landscape import checkpoint as checkpoints
 from landscape.checkpoint import Checkpoint
 from landscape.data.images import Batches, Images
+from landscape.data.preprocessing import INTERPOLATIONS, Fit, crop_of
 from landscape.data.source import spec_sha256
 from landscape.losses import cross_entropy
-from landscape.probe import OptionError, at_least
+from landscape.models import sources
+from landscape.probe import OptionError, at_least, one_of
 
 Split = Literal["train", "test"]
 T = TypeVar("T")
@@ -39,6 +41,11 @@ class Spec:
         augment: transform by the checkpoint's own recipe, drawn once.
         weight_decay: coefficient of (1/2)||w||^2 in the objective.
         loss: data term per sample, see `losses_of`; "" is cross-entropy.
+        image_size: side of the images; None, as the next four when empty: what checkpoint, source or data say.
+        mean: per channel, of pixels in [0, 1]; goes with `std`.
+        std: likewise.
+        interpolation: how pictures are resampled, see `Fit`.
+        crop: share of the shorter side that the crop keeps, or "squash", see `Fit`.
         seed: of augmentation and of a freshly built model.
     """
 
@@ -54,6 +61,10 @@ class Spec:
     weight_decay: float = 0.0
     loss: str = ""
     image_size: int | None = None
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    interpolation: str = ""
+    crop: str = ""
     device: str = "auto"
     seed: int = 0
     weights: Literal["raw", "ema"] = "raw"
@@ -66,6 +77,14 @@ class Spec:
             raise OptionError(f"--split {self.split} is unknown; ask for train or test")
         if self.image_size is not None:
             at_least("image_size", self.image_size, 1)
+        if len(self.mean) != len(self.std) or not all(value > 0 for value in self.std):
+            raise OptionError(
+                f"--mean {self.mean} --std {self.std} do not fit; ask for both, a number per channel, std above 0"
+            )
+        if self.interpolation:
+            one_of("interpolation", self.interpolation, INTERPOLATIONS)
+        if self.crop:
+            Fit(crop=crop_of(self.crop))
         count_of(self.samples, 100)
 
 
@@ -207,7 +226,7 @@ class Subject:
         return {
             **loss,
             "weights": self._weights(),
-            "model": [type(self.model).__qualname__, _code_sha256(spec.model)],
+            "model": [type(self.model).__qualname__, sources.identity(spec.model, spec.model_arg)],
             "data": [self._data_sha256, _code_sha256(spec.data)],
             "augmentation": asdict(augmentation) if augmentation else None,
             "spec": {name: known[name] for name in sorted(wanted)},
@@ -220,7 +239,7 @@ class Subject:
         return {
             "spec": json.dumps(asdict(spec), default=str),
             "checkpoint_sha256": self.checkpoint.sha256 if self.checkpoint else "",
-            "weights_taken": self.checkpoint.taken if self.checkpoint else "as built",
+            "weights_taken": self.checkpoint.taken if self.checkpoint else self.origin,
             "epoch": self.checkpoint.epoch if self.checkpoint else math.nan,
             "model": spec.model or (self.checkpoint.model if self.checkpoint else type(self.model).__name__),
             "data": images.name if images else "in memory",
@@ -230,6 +249,11 @@ class Subject:
             "parameters_total": self.size,
             "protocol": self.protocol,
         }
+
+    @property
+    def origin(self) -> str:
+        """Where the weights come from in words, without a checkpoint."""
+        return sources.origin(self.spec.model) if self.spec else "as built"
 
     @property
     def protocol(self) -> str:

@@ -13,7 +13,7 @@ FOLDERS = {"landscape": ROOT / "landscape", "landscape.cli": ROOT / "cli", "land
 
 # part (a module, or a package with all below it) -> parts of the project that it may import, itself always
 STORING = {"probe", "journal", "answer", "store"}
-MODELS = {"probe", "device", "data", "models", "safe_load", "checkpoint", "linalg", "losses", "subject"}
+MODELS = {"probe", "device", "data", "hub", "models", "safe_load", "checkpoint", "linalg", "losses", "subject"}
 ALLOWED = {
     "probe": set(),
     "journal": set(),
@@ -23,7 +23,8 @@ ALLOWED = {
     "plots": {"results", "store", "probe"},
     "linalg": {"probe"},
     "data": {"probe"},
-    "models": {"probe"},
+    "hub": set(),
+    "models": {"probe", "data", "hub"},
     "safe_load": set(),
     "checkpoint": {"safe_load"},
     "subject": MODELS,

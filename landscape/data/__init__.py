@@ -12,6 +12,7 @@ import torch
 from landscape.data import cifar, digits, folder, source
 from landscape.data.augment import Augmentation
 from landscape.data.images import Batches, Images, prefix, resized
+from landscape.data.preprocessing import Fit, fitted
 from landscape.probe import OptionError, at_least
 
 __all__ = ["NAMES", "Augmentation", "Batches", "Images", "Split", "load"]
@@ -28,8 +29,9 @@ def load(
     split: Split = "test",
     samples: int | None = None,
     image_size: int | None = None,
-    mean: tuple[float, ...] | None = None,
-    std: tuple[float, ...] | None = None,
+    mean: tuple[float, ...] = (),
+    std: tuple[float, ...] = (),
+    fit: Fit | None = None,
 ) -> Images:
     """A data set in memory: the first `samples` of its fixed order, all of them where it has fewer.
 
@@ -45,6 +47,7 @@ def load(
         image_size: side to which images are resized; tensors from a callable keep their own.
         mean: per channel, of pixels in [0, 1], in place of the data set's own.
         std: goes with `mean`; both apply to uint8 images only, as floating-point inputs count as normalised.
+        fit: how pictures come to their size; None: bilinear, the shorter side to the size.
 
     Raises:
         OptionError: `samples` or `image_size` below 1, an unknown split.
@@ -55,7 +58,7 @@ def load(
         raise OptionError(f"--split {split!r} is unknown; ask for {' or '.join(get_args(Split))}")
     at_least("samples", 1 if samples is None else samples, 1)
     at_least("image_size", 1 if image_size is None else image_size, 1)
-    images = _found(name, root, split, samples, image_size)
+    images = _found(name, root, split, samples, image_size, fit)
     if not mean or not std or images.inputs.dtype != torch.uint8 or images.inputs.ndim != 4:
         return images
     channels = images.inputs.shape[1]
@@ -67,15 +70,17 @@ def load(
     return replace(images, mean=tuple(mean), std=tuple(std))
 
 
-def _found(name: str, root: Path | None, split: Split, samples: int | None, image_size: int | None) -> Images:
-    if name in cifar.RELEASES:
-        return resized(prefix(cifar.load(name, root=root, split=split), samples), image_size)
-    if name == "digits":
-        return resized(prefix(digits.load(split), samples), image_size)
+def _found(
+    name: str, root: Path | None, split: Split, samples: int | None, image_size: int | None, fit: Fit | None
+) -> Images:
+    if name in NAMES:
+        whole = digits.load(split) if name == "digits" else cifar.load(name, root=root, split=split)
+        images = prefix(whole, samples)
+        return fitted(images, image_size or images.size, fit) if fit else resized(images, image_size)
     if Path(name).expanduser().is_dir():
-        return folder.load(name, split=split, samples=samples, image_size=image_size)
+        return folder.load(name, split=split, samples=samples, image_size=image_size, fit=fit)
     if ":" in name:
-        return source.load(name, samples=samples, image_size=image_size)
+        return source.load(name, samples=samples, image_size=image_size, fit=fit)
     if Path(name).expanduser().is_file():
         raise ValueError(f"--data {name} is a file; expected a folder of class folders, or {name}:callable")
     if "/" in name:

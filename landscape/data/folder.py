@@ -12,23 +12,29 @@ import torch
 from PIL import Image
 
 from landscape.data.images import Images, balanced
+from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Fit
 
 SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".webp", ".bmp"))
 SPLITS = {"train": ("train",), "test": ("test", "val")}  # split -> names of its folder, the first that exists
 SMALL = 64  # images up to this side keep their size
 DEFAULT_SIZE = 224
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
-def load(name: str, *, split: Literal["train", "test"], samples: int | None, image_size: int | None) -> Images:
+def load(
+    name: str,
+    *,
+    split: Literal["train", "test"],
+    samples: int | None,
+    image_size: int | None,
+    fit: Fit | None = None,
+) -> Images:
     """The first `samples` images of a folder of class folders, in the class-balanced order.
 
     FOLDER/train and FOLDER/test (or val) follow the split where they hold class folders; else FOLDER itself
     serves both. Classes are the class folders of all parts together, in name order, so that the parts agree
     on them. Shorter side to `image_size` (bilinear, antialiased), then the centre is cropped; images that are
-    that size already are not resampled. Only the chosen images are decoded. Without a size: the images' own
-    if all chosen are square, equal and at most 64 pixels wide, else 224.
+    that size already are not resampled; `fit` says otherwise. Only the chosen images are decoded. Without a
+    size: the images' own if all chosen are square, equal and at most 64 pixels wide, else 224.
 
     Raises:
         FileNotFoundError: there are no class folders, no images, or not this split.
@@ -47,7 +53,7 @@ def load(name: str, *, split: Literal["train", "test"], samples: int | None, ima
     chosen = [paths[row][0] for row in rows]
     size = image_size or _own_size(chosen)
     return Images(
-        inputs=_decoded(chosen, size),
+        inputs=_decoded(chosen, size, fit),
         targets=torch.from_numpy(targets[rows]),
         name=name,
         classes=len(classes),
@@ -86,13 +92,13 @@ def _size(path: Path) -> tuple[int, int]:
         return image.size
 
 
-def _decoded(paths: list[Path], size: int) -> torch.Tensor:
+def _decoded(paths: list[Path], size: int, fit: Fit | None) -> torch.Tensor:
     inputs = np.empty((len(paths), 3, size, size), np.uint8)
 
     def decode(row: int) -> None:
         try:
             with _opened(paths[row]) as image:
-                inputs[row] = pixels(image, size)
+                inputs[row] = fit.pixels(image, size) if fit else pixels(image, size)
         except Exception as error:  # every decoder raises its own kinds
             raise ValueError(_broken(paths[row], error)) from None
 

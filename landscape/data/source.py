@@ -22,6 +22,7 @@ from torch import Tensor
 
 from landscape.data import folder
 from landscape.data.images import Images, balanced
+from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Fit
 
 
 def named(spec: str) -> Callable[..., Any]:
@@ -61,14 +62,14 @@ def spec_sha256(spec: str) -> str | None:
     return hashlib.sha256(_file(spec, place).read_bytes()).hexdigest() if place.endswith(".py") else None
 
 
-def load(spec: str, *, samples: int | None, image_size: int | None) -> Images:
+def load(spec: str, *, samples: int | None, image_size: int | None, fit: Fit | None = None) -> Images:
     """The data that a callable without arguments returns.
 
     A pair `(inputs, targets)` is used as it is: its first rows, in its order. A torch Dataset is read once,
     in order, and served in the class-balanced order; where it lists its `targets`, as image folders do, only
     the chosen items are read. Pictures become uint8 images (`image_size` as for folders, the size rule
-    applied to the first); uint8 images get ImageNet's mean and std; floating-point tensors count as
-    normalised.
+    applied to the first, and `fit`); uint8 images get ImageNet's mean and std; floating-point tensors count
+    as normalised.
 
     Raises:
         FileNotFoundError, ValueError: as `named`; the callable fails, or returns something else.
@@ -82,7 +83,7 @@ def load(spec: str, *, samples: int | None, image_size: int | None) -> Images:
             f"{spec} returned a {type(made).__name__}; expected a torch Dataset with a length, "
             "or a pair of tensors (inputs, targets)"
         )
-    return _materialised(spec, made, samples, image_size)
+    return _materialised(spec, made, samples, image_size, fit)
 
 
 def _pair(spec: str, inputs: Tensor, targets: Tensor, samples: int | None) -> Images:
@@ -94,7 +95,7 @@ def _pair(spec: str, inputs: Tensor, targets: Tensor, samples: int | None) -> Im
     return Images(inputs[:samples], targets[:samples], spec, _classes(spec, targets), _size(inputs))
 
 
-def _materialised(spec: str, dataset: Any, samples: int | None, image_size: int | None) -> Images:
+def _materialised(spec: str, dataset: Any, samples: int | None, image_size: int | None, fit: Fit | None) -> Images:
     if not len(dataset):
         raise ValueError(f"{spec} returned an empty {type(dataset).__name__}; expected at least one item")
     listed = _listed(dataset)
@@ -108,7 +109,7 @@ def _materialised(spec: str, dataset: Any, samples: int | None, image_size: int 
         value = item[0]
         if isinstance(value, Image.Image):
             image_size = image_size or folder.own_size([value.size])
-            value = folder.pixels(value, image_size)
+            value = fit.pixels(value, image_size) if fit else folder.pixels(value, image_size)
         inputs.append(_tensor(f"{spec}: input {row}", value))
         targets.append(_tensor(f"{spec}: target {row}", item[1]))
         shapes, first = ((tuple(inputs[i].shape), tuple(targets[i].shape)) for i in (-1, 0))
@@ -159,7 +160,7 @@ def _normalisation(inputs: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]
     if inputs.dtype != torch.uint8 or inputs.ndim != 4:
         return (), ()
     if inputs.shape[1] == 3:
-        return folder.IMAGENET_MEAN, folder.IMAGENET_STD
+        return IMAGENET_MEAN, IMAGENET_STD
     return (0.5,) * inputs.shape[1], (0.5,) * inputs.shape[1]
 
 
