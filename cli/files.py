@@ -133,21 +133,18 @@ def layers(
     debug: Annotated[bool, Option(help="Show the traceback of an error.")] = False,
 ) -> None:
     """List the layers that probes listen to: name, kind, stage, depth, shape, grid. Needs no data."""
-    import torch
-
     from landscape import loading
     from landscape.cli.probing import key_values
     from landscape.layers import chosen
 
     net, size = loading.bare(checkpoint, model or "", key_values(model_arg), image_size)
-    dtype = next(net.parameters()).dtype
-    example = torch.randn(2, 3, size, size, dtype=dtype)
+    example = loading.example(net, size)
     try:
         found = chosen(net, example, tuple(layers))
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(
-            f"the model refuses images of shape {tuple(example.shape[1:])} ({reason}); "
+            f"the model refuses inputs of shape {tuple(example.shape[1:])} ({reason}); "
             "check --image-size and --model-arg"
         ) from error
     rows = [
@@ -176,36 +173,40 @@ def layers(
 
 def evaluate(
     checkpoint: Checkpoint = None,
-    data: Annotated[str | None, Option(help="NAME, FOLDER or file.py:callable.")] = None,
+    data: Annotated[str | None, Option(help="NAME, FOLDER, file.py:callable or tokens.npy.")] = None,
     data_root: Annotated[Path | None, Option(help="Folder that holds cifar-100-python/ and the like.")] = None,
     split: Annotated[str, Option(help="train or test.")] = "test",
     samples: Annotated[str, Option(help="A number, a share such as 10%, or all.")] = "all",
     batch_size: Annotated[int, Option(help="Samples per mini-batch.")] = 128,
     model: Annotated[str | None, Option(help="Name, timm:NAME, hf:FOLDER, file.py:callable ...")] = None,
     model_arg: Annotated[list[str], Option(help="KEY=VALUE argument of the model; repeatable.")] = [],  # noqa: B006
+    loss: Annotated[str, Option(help="cross-entropy, mse, l1, huber, bce, or file.py:callable.")] = "",
+    image_size: Annotated[int | None, Option(help="Side of the images in pixels.")] = None,
+    block_size: Annotated[int | None, Option(help="Tokens per sequence of a token file.")] = None,
     device: Annotated[str, Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
     json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
     debug: Annotated[bool, Option(help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Loss, accuracy, top-5 accuracy and calibration error of a checkpoint, each with its standard error."""
-    from dataclasses import asdict
-
+    """Loss, accuracy, top-5 and calibration error, of a language model the perplexity, each with its error."""
     from landscape import loading
     from landscape.cli.probing import key_values
-    from landscape.evaluate import evaluate as evaluated
+    from landscape.evaluate import evaluated
 
     loaded = loading.load(
         checkpoint, data=data or "", data_root=data_root, split=split, samples=samples, batch_size=batch_size,
-        model=model or "", model_arg=key_values(model_arg), device=device,
+        model=model or "", model_arg=key_values(model_arg), device=device, loss=loss, image_size=image_size,
+        block_size=block_size,
     )  # fmt: skip
-    found = asdict(evaluated(loaded.model, (loaded.batch(i) for i in range(len(loaded.batches)))))
+    found = evaluated(loaded)
     if json:
         typer.echo(encoding.dumps(found))
         return
     typer.echo(f"{loaded.label}, {loaded.protocol}")
     for name, value in found.items():
         if name != "samples" and not name.endswith("_se"):
-            typer.echo(f"{name:9} {value:.4f} +- {found[f'{name}_se']:.4f}")
+            typer.echo(f"{name:10} {value:.4f} +- {found[f'{name}_se']:.4f}")
+    if "accuracy" not in found:
+        typer.echo(f"accuracy   {loaded.meaning.accuracy or 'none: the targets are no classes'}")
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -31,7 +31,10 @@ def option(kind: Any, help: str, default: Any, panel: str, *flags: str) -> tuple
 # name -> (annotation, default); None means: what the preset, the probe or the checkpoint says
 OPTIONS: dict[str, tuple[Any, Any]] = {
     "data": option(
-        str | None, "NAME, FOLDER or file.py:callable; default: what the checkpoint was trained on.", None, DATA
+        str | None,
+        "NAME, FOLDER, file.py:callable or tokens.npy; default: the checkpoint's own.",
+        None,
+        DATA,
     ),
     "data_root": option(Path | None, "Folder that holds cifar-100-python/ and the like.", None, DATA),
     "split": option(Literal["train", "test"] | None, "Part of the data.", None, DATA),
@@ -39,12 +42,15 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
     "batch_size": option(int | None, "Samples per mini-batch. Default 128, hessian 16.", None, DATA),
     "augment": option(bool | None, "Transform by the checkpoint's own recipe, drawn once.", None, DATA),
     "weight_decay": option(float | None, "Coefficient of (1/2) ||w||^2 in the objective.", None, DATA),
-    "loss": option(str | None, "cross-entropy, mse, bce, or file.py:callable giving a loss per sample.", None, DATA),
+    "loss": option(
+        str | None, "cross-entropy, mse, l1, huber, bce, or file.py:callable: a loss per sample.", None, DATA
+    ),
     "image_size": option(int | None, "Side of the images in pixels.", None, DATA),
     "mean": option(str | None, "Mean of each channel, of pixels in 0 to 1: 0.5,0.5,0.5.", None, DATA),
     "std": option(str | None, "Standard deviation of each channel, likewise.", None, DATA),
     "interpolation": option(str | None, "How pictures are resampled: bilinear, bicubic, lanczos ...", None, DATA),
     "crop": option(str | None, "Share of the shorter side that the crop keeps, or squash.", None, DATA),
+    "block_size": option(int | None, "Tokens per sequence of a token file.", None, DATA),
     "model": option(
         str | None,
         "Name, timm:NAME, torchvision:NAME, hf:FOLDER, module:callable or file.py:callable, "
@@ -81,6 +87,7 @@ LOADING = (
     "std",
     "interpolation",
     "crop",
+    "block_size",
     "model",
     "weights",
 )

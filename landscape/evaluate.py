@@ -1,15 +1,17 @@
-"""How well a network classifies: loss, accuracy, top-5, Brier score, calibration error, with standard errors."""
+"""How well a network does: loss, accuracy, top-5, Brier score, calibration error, with standard errors."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from landscape.subject import outputs_of
+from landscape.losses import cross_entropy
+from landscape.subject import Subject, outputs_of
 
 CALIBRATION_BINS = 10
 
@@ -66,6 +68,28 @@ def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> Eval
         *_mean_and_error(brier),
         *_mean_and_error(ece),
     )
+
+
+def evaluated(subject: Subject) -> dict[str, float]:
+    """What can be said of a subject: of a classifier its `Evaluation`, else the loss, and accuracy where it has one.
+
+    A language model has its perplexity beside the loss, the mean cross-entropy per token: exp(loss), its error by the
+    delta method. Samples are sequences, so that errors are over sequences, whose tokens depend on each other.
+    """
+    targets = subject.batch(0)[1]
+    classes = targets.dim() == 1 and not targets.is_floating_point()
+    soft = targets.dim() == 2 and targets.is_floating_point()
+    if subject.losses is cross_entropy and (classes or soft):
+        return asdict(evaluate(subject.model, (subject.batch(i) for i in range(len(subject.batches)))))
+    loss, right = subject.intact
+    found: dict[str, float] = {"samples": len(loss)}
+    found["loss"], found["loss_se"] = _mean_and_error(loss)
+    if not right.isnan().any():
+        found["accuracy"], found["accuracy_se"] = _mean_and_error(right)
+    if subject.images is not None and subject.images.sequences and subject.losses is cross_entropy:
+        found["perplexity"] = math.exp(found["loss"])
+        found["perplexity_se"] = found["perplexity"] * found["loss_se"]
+    return found
 
 
 def calibration_terms(confidence: Tensor, correct: Tensor, bins: int = CALIBRATION_BINS) -> Tensor:

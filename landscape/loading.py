@@ -10,23 +10,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from landscape import checkpoint as checkpoints
 from landscape import data as datasets
 from landscape import models
 from landscape.checkpoint import Checkpoint
+from landscape.data import tokens
 from landscape.data.augment import Augmentation
 from landscape.data.images import Batches, Images
 from landscape.data.preprocessing import Fit, Preprocessing, crop_of
 from landscape.data.source import guarded
 from landscape.device import device as device_of
-from landscape.losses import losses_of
+from landscape.losses import cross_entropy, losses_of
 from landscape.models import sources
 from landscape.models.sources import Wanted
 from landscape.probe import OptionError, at_least
 from landscape.subject import Spec, Split, Subject, count_of, outputs_of
 
+LONGEST = 1024  # tokens of a sequence, unless --block-size asks for more
 log = logging.getLogger(__name__)
 
 
@@ -79,6 +81,16 @@ def bare(
     return net.eval(), int(arguments.get("image_size", size))
 
 
+def example(model: nn.Module, size: int) -> Tensor:
+    """Two inputs of the kind that a model takes: tokens where its configuration has a vocabulary, else RGB images."""
+    config = getattr(model, "config", None)
+    vocabulary = getattr(config, "vocab_size", None)
+    if isinstance(vocabulary, int):
+        context = getattr(config, "max_position_embeddings", None)
+        return torch.randint(vocabulary, (2, min(16, context) if isinstance(context, int) else 16))
+    return torch.randn(2, 3, size, size, dtype=next(model.parameters()).dtype)
+
+
 def load_spec(spec: Spec) -> Subject:
     """Load a subject again, as in another process."""
     return _load(spec)
@@ -93,7 +105,9 @@ def _load(spec: Spec, *, module: nn.Module | None = None, label: str = "") -> Su
         spec = _named(spec, stored)
     prepared = _prepared(spec, stored)
     images = _images(prepared, stored)
-    if prepared != spec and images.mean:
+    if images.sequences:
+        spec = prepared
+    elif prepared != spec and images.mean:
         log.info(
             "images as %s has them: %s", spec.model, Preprocessing(images.size, _fit(prepared), images.mean, images.std)
         )
@@ -207,6 +221,9 @@ def _prepared(spec: Spec, stored: Checkpoint | None) -> Spec:
 
     The crop is for photographs: small images of a named data set come whole unless it is asked for.
     """
+    if spec.block_size is None and spec.data.endswith(tokens.SUFFIX):
+        length = sources.context(Wanted(spec.model, spec.model_arg))
+        return replace(spec, block_size=min(length, LONGEST)) if length else spec
     own = _of_source(spec, stored)
     if own is None:
         return spec
@@ -240,6 +257,7 @@ def _images(spec: Spec, stored: Checkpoint | None) -> Images:
         mean=tuple(spec.mean or about.get("mean") or ()),
         std=tuple(spec.std or about.get("std") or ()),
         fit=_fit(spec) if spec.interpolation or spec.crop else None,
+        block_size=spec.block_size,
     )
     wanted = count_of(spec.samples, len(images))
     return replace(images, inputs=images.inputs[:wanted], targets=images.targets[:wanted])
@@ -261,14 +279,28 @@ def _fits(subject: Subject) -> None:
     assert images is not None
     inputs, targets = (part[:2] for part in subject.batch(0))
     shape = tuple(inputs.shape[1:])
+    vocabulary = getattr(getattr(subject.model, "config", None), "vocab_size", None)
+    if images.sequences and isinstance(vocabulary, int) and images.classes > vocabulary:
+        raise ValueError(
+            f"{images.name} has tokens up to {images.classes - 1} and the model's vocabulary ends at {vocabulary - 1}; "
+            "measure it on tokens of its own tokenizer"
+        )
     try:
         with torch.inference_mode():
             outputs = outputs_of(subject.model, inputs)
     except (RuntimeError, AssertionError, TypeError, IndexError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(
-            f"the model refuses inputs of shape {shape} from {images.name} ({reason}); check --data and --image-size"
+            f"the model refuses inputs of shape {shape} from {images.name} ({reason}); check --data, "
+            f"{'--block-size' if images.sequences else '--image-size'} and --model-arg"
         ) from error
+    if images.sequences and subject.losses is cross_entropy:
+        if outputs.shape[:-1] != targets.shape or outputs.shape[-1] < images.classes:
+            raise ValueError(
+                f"the model returns {tuple(outputs.shape)} for sequences {tuple(targets.shape)} of tokens up to "
+                f"{images.classes - 1}, expected (samples, tokens, vocabulary); measure a causal language model on them"
+            )
+        return
     if subject.loss_name:
         guarded(f"--loss {subject.loss_name}", lambda: subject.losses(outputs, targets))
         return

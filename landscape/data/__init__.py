@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 
 import torch
 
-from landscape.data import cifar, digits, folder, source
+from landscape.data import cifar, digits, folder, source, tokens
 from landscape.data.augment import Augmentation
 from landscape.data.images import Batches, Images, prefix, resized
 from landscape.data.preprocessing import Fit, fitted
@@ -32,6 +32,7 @@ def load(
     mean: tuple[float, ...] = (),
     std: tuple[float, ...] = (),
     fit: Fit | None = None,
+    block_size: int | None = None,
 ) -> Images:
     """A data set in memory: the first `samples` of its fixed order, all of them where it has fewer.
 
@@ -39,8 +40,8 @@ def load(
     from a callable keeps its own order.
 
     Args:
-        name: `digits`, `cifar10`, `cifar100`, a folder of class folders, `file.py:callable` or
-            `module:callable`.
+        name: `digits`, `cifar10`, `cifar100`, a folder of class folders, `file.py:callable`,
+            `module:callable`, or a token file `.npy`.
         root: the folder that holds the CIFAR folders; else `$LANDSCAPE_DATA`, else `./data`.
         split: "train" or "test"; callables, and folders without such parts, serve the same images for both.
         samples: how many images, None for all.
@@ -48,6 +49,7 @@ def load(
         mean: per channel, of pixels in [0, 1], in place of the data set's own.
         std: goes with `mean`; both apply to uint8 images only, as floating-point inputs count as normalised.
         fit: how pictures come to their size; None: bilinear, the shorter side to the size.
+        block_size: tokens per sequence of a token file.
 
     Raises:
         OptionError: `samples` or `image_size` below 1, an unknown split.
@@ -58,6 +60,8 @@ def load(
         raise OptionError(f"--split {split!r} is unknown; ask for {' or '.join(get_args(Split))}")
     at_least("samples", 1 if samples is None else samples, 1)
     at_least("image_size", 1 if image_size is None else image_size, 1)
+    if name.endswith(tokens.SUFFIX) and Path(name).expanduser().is_file():
+        return tokens.load(name, samples=samples, block_size=block_size)
     images = _found(name, root, split, samples, image_size, fit)
     if not mean or not std or images.inputs.dtype != torch.uint8 or images.inputs.ndim != 4:
         return images
@@ -82,7 +86,7 @@ def _found(
     if ":" in name:
         return source.load(name, samples=samples, image_size=image_size, fit=fit)
     if Path(name).expanduser().is_file():
-        raise ValueError(f"--data {name} is a file; expected a folder of class folders, or {name}:callable")
+        raise ValueError(f"--data {name} is a file; expected a folder, a token file .npy, or {name}:callable")
     if "/" in name:
         raise FileNotFoundError(f"--data {name}: no such folder; expected a folder of class folders")
     near = difflib.get_close_matches(name, NAMES, 1)

@@ -71,6 +71,18 @@ def preprocessing(wanted: Wanted) -> Preprocessing | None:
     return SOURCES[wanted.source][1](wanted) if wanted.source else None
 
 
+def context(wanted: Wanted) -> int | None:
+    """The longest sequence of tokens that a network takes; None where its source does not say.
+
+    Raises:
+        as `build`.
+    """
+    if wanted.source != "hf":
+        return None
+    asked = [wanted.arguments[name] for name in huggingface.CONTEXTS if name in wanted.arguments]
+    return int(asked[0]) if asked else huggingface.context(wanted.name)
+
+
 def identity(spec: str, arguments: Mapping[str, Any]) -> str | None:
     """What pins the architecture of a spec beyond weights and class: the code of a file, a name with its arguments."""
     wanted = Wanted(spec, arguments)
