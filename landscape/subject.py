@@ -19,7 +19,7 @@ from landscape.checkpoint import Checkpoint
 from landscape.data.images import Batches, Images
 from landscape.data.preprocessing import INTERPOLATIONS, Fit, crop_of
 from landscape.data.source import spec_sha256
-from landscape.losses import cross_entropy
+from landscape.losses import Meaning, cross_entropy, meaning_of
 from landscape.models import sources
 from landscape.probe import OptionError, at_least, one_of
 
@@ -45,6 +45,7 @@ class Spec:
         mean: per channel, of pixels in [0, 1]; goes with `std`.
         std: likewise.
         interpolation: how pictures are resampled, see `Fit`.
+        block_size: tokens per sequence of a token file; None: the network's context, at most 1024.
         crop: share of the shorter side that the crop keeps, or "squash", see `Fit`.
         seed: of augmentation and of a freshly built model.
     """
@@ -65,6 +66,7 @@ class Spec:
     std: tuple[float, ...] = ()
     interpolation: str = ""
     crop: str = ""
+    block_size: int | None = None
     device: str = "auto"
     seed: int = 0
     weights: Literal["raw", "ema"] = "raw"
@@ -77,6 +79,8 @@ class Spec:
             raise OptionError(f"--split {self.split} is unknown; ask for train or test")
         if self.image_size is not None:
             at_least("image_size", self.image_size, 1)
+        if self.block_size is not None:
+            at_least("block_size", self.block_size, 1)
         if len(self.mean) != len(self.std) or not all(value > 0 for value in self.std):
             raise OptionError(
                 f"--mean {self.mean} --std {self.std} do not fit; ask for both, a number per channel, std above 0"
@@ -132,6 +136,11 @@ class Subject:
         return self.batches.images if isinstance(self.batches, Batches) else None
 
     @property
+    def meaning(self) -> Meaning:
+        """What loss and accuracy stand for."""
+        return meaning_of(self.losses)
+
+    @property
     def parameters(self) -> dict[str, nn.Parameter]:
         """Trainable parameters by name, tied ones once; as they are now, frozen ones left out."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
@@ -156,6 +165,10 @@ class Subject:
         inputs, targets = self.batches[i]
         inputs = inputs.to(self.device, self.dtype if inputs.is_floating_point() else None)
         return inputs, targets.to(self.device)
+
+    def right(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """What accuracy is the mean of, (N,), see `Meaning`; NaN where the loss knows no right and wrong."""
+        return self.meaning.right(outputs, targets)
 
     def loss(self, i: int) -> Tensor:
         """The data term on mini-batch i: mean over its samples."""
@@ -222,7 +235,9 @@ class Subject:
         wanted = {*uses, *(("batch_size", "seed") if augmentation else ())}
         known = {"batch_size": self.batch_size, "weight_decay": self.weight_decay, "seed": self.seed}
         spec = self.spec or Spec()
-        loss = {} if self.losses is cross_entropy else {"loss": self._loss_identity}
+        loss: dict[str, Any] = {} if self.losses is cross_entropy else {"loss": self._loss_identity}
+        if self.meaning.accuracy:
+            loss["accuracy"] = self.meaning.accuracy
         return {
             **loss,
             "weights": self._weights(),
@@ -263,7 +278,7 @@ class Subject:
         augmented = isinstance(self.batches, Batches) and self.batches.augmentation is not None
         parts = [
             f"{images.name} {spec.split}" if images else "data in memory",
-            f"{len(self)} samples",
+            f"{len(self)} samples" if images is None or not images.sequences else images.sequences,
             f"batch size {self.batch_size}",
             "augmented once" if augmented else "no augmentation",
             f"weight decay {self.weight_decay:g}",
@@ -313,28 +328,22 @@ def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def logits_in(returned: object) -> Tensor:
-    """Logits from what a model returns: a tensor, a tuple, a dict or a dataclass with `.logits`.
+    """Logits from what a model returns.
+
+    The rule: a tensor is the logits; of anything else what is named `logits` (the entry of a dict, the attribute of a
+    dataclass or named tuple); without such a name the first tensor of a tuple or list.
 
     Raises:
         ValueError: there are none.
     """
-    if isinstance(returned, tuple | list):
-        found = returned[0]
-    elif isinstance(returned, Mapping):
-        found = returned.get("logits")
-    else:
-        found = returned if isinstance(returned, Tensor) else getattr(returned, "logits", None)
-    if not isinstance(found, Tensor):
+    if isinstance(returned, Tensor):
+        return returned
+    named = returned.get("logits") if isinstance(returned, Mapping) else getattr(returned, "logits", None)
+    ordered = returned if isinstance(returned, tuple | list) else ()
+    found = next((value for value in (named, *ordered) if isinstance(value, Tensor)), None)
+    if found is None:
         raise ValueError("the model returns no tensor and nothing named logits; wrap it so that it returns logits")
     return found
-
-
-def correct(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Whether each sample's largest logit is at its (largest) target, (N,); NaN where targets are no classes."""
-    if outputs.dim() != 2 or (targets.is_floating_point() and targets.shape != outputs.shape):
-        return torch.full((len(targets),), torch.nan, device=outputs.device)
-    wanted = targets.argmax(dim=1) if targets.is_floating_point() else targets
-    return outputs.argmax(dim=1) == wanted
 
 
 def per_sample(subject: Subject) -> tuple[Tensor, Tensor]:
@@ -344,7 +353,9 @@ def per_sample(subject: Subject) -> tuple[Tensor, Tensor]:
         for i in range(len(subject.batches)):
             inputs, targets = subject.batch(i)
             outputs = outputs_of(subject.model, inputs)
-            rows.append(torch.stack([subject.losses(outputs, targets).double(), correct(outputs, targets).double()]))
+            rows.append(
+                torch.stack([subject.losses(outputs, targets).double(), subject.right(outputs, targets).double()])
+            )
     loss, right = torch.cat(rows, dim=1).cpu()
     return loss, right
 
@@ -354,7 +365,7 @@ class Proof:
     """Loss and accuracy on the first mini-batches: did weights, classes and normalisation meet?
 
     Args:
-        at_chance: accuracy is no better than guessing, within two standard errors.
+        at_chance: the share of right classes is no better than guessing, within two standard errors.
     """
 
     loss: float
@@ -376,7 +387,7 @@ def prove(subject: Subject, samples: int = 256) -> Proof:
             outputs = outputs_of(subject.model, inputs)
             classes = outputs.shape[-1]
             loss.append(subject.losses(outputs, targets).double())
-            right.append(correct(outputs, targets).double())
+            right.append(subject.right(outputs, targets).double())
             if sum(map(len, loss)) >= samples:
                 break
     losses, hits = torch.cat(loss), torch.cat(right)
@@ -387,7 +398,9 @@ def prove(subject: Subject, samples: int = 256) -> Proof:
         )
     accuracy = hits.mean().item()
     margin = 2 * math.sqrt((1 - 1 / classes) / classes / len(hits))
-    return Proof(losses.mean().item(), accuracy, len(hits), accuracy < 1 / classes + margin)
+    return Proof(
+        losses.mean().item(), accuracy, len(hits), not subject.meaning.accuracy and accuracy < 1 / classes + margin
+    )
 
 
 def count_of(samples: int | str, available: int) -> int:
