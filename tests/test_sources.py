@@ -337,6 +337,21 @@ def test_callables_of_files_and_modules_are_sources_too(tmp_path: Path) -> None:
         sources.build(Wanted(f"{file}:text"))
 
 
+def test_code_that_imports_a_torchvision_without_its_operators_is_imported_once_more(tmp_path: Path) -> None:
+    torchvision_models()
+    (tmp_path / "mine.py").write_text(
+        "import sys, torch\n"
+        "if not hasattr(sys, 'cured_once'):\n"
+        "    sys.cured_once = True\n"
+        "    raise RuntimeError('operator torchvision::nms does not exist')\n"
+        "net = torch.nn.Identity\n"
+    )
+    try:
+        assert isinstance(sources.build(Wanted(f"{tmp_path / 'mine.py'}:net")), nn.Identity)
+    finally:
+        del sys.cured_once  # type: ignore[attr-defined]
+
+
 def test_a_library_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     torchvision_models()
     for name, extra in libraries.EXTRAS.items():

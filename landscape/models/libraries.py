@@ -14,6 +14,8 @@ EXTRAS = {"timm": "timm", "torchvision": "torchvision", "transformers": "hf"}
 # The schemas that torchvision registers unguarded although its compiled operators did not load.
 SCHEMAS = ("nms", "qnms")
 
+MISMATCH = "operator torchvision::"  # what the error of such an import names
+
 log = logging.getLogger(__name__)
 _kept: list[torch.library.Library] = []  # dropping a library unregisters its schemas
 
@@ -47,7 +49,7 @@ def _torchvision() -> ModuleType:
     try:
         return importlib.import_module("torchvision")
     except RuntimeError as error:
-        if "operator torchvision::" not in str(error):
+        if MISMATCH not in str(error):
             raise
     for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
         del sys.modules[name]

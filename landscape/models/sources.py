@@ -16,7 +16,7 @@ from landscape.data.preprocessing import Crop, Fit, Preprocessing
 from landscape.data.source import guarded, named, spec_sha256
 from landscape.hub import folder_of
 from landscape.models import huggingface
-from landscape.models.libraries import library
+from landscape.models.libraries import MISMATCH, library
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,14 @@ def _huggingface_preprocessing(wanted: Wanted) -> Preprocessing | None:
 
 
 def _callable(wanted: Wanted) -> Any:
-    return guarded(wanted.spec, partial(named(wanted.spec), **wanted.arguments))
+    try:
+        function = named(wanted.spec)
+    except ValueError as error:
+        if MISMATCH not in str(error):
+            raise
+        library("torchvision")  # the code imports it, or timm: with the cure it can
+        function = named(wanted.spec)
+    return guarded(wanted.spec, partial(function, **wanted.arguments))
 
 
 SOURCES: dict[str, tuple[Callable[[Wanted], nn.Module], Callable[[Wanted], Preprocessing | None]]] = {
