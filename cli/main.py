@@ -7,6 +7,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from itertools import pairwise
 from types import FrameType
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ from typer.core import TyperGroup
 from landscape.cli import exchange, files, network, reproduction, training
 from landscape.cli.probing import command_of
 from landscape.cli.progress import spoken
+from landscape.hub import folder_of
 from landscape.probe import OptionError
 from landscape.probes import FEATURES_HELP, PROBES
 
@@ -33,6 +35,9 @@ class Commands(TyperGroup):
     """Probes listed from a table without importing them; the one that is called gets its options from its dataclass."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        for option, value in pairwise(args):
+            if option == "--model" and value.startswith("hf:"):
+                folder_of(value.removeprefix("hf:"))  # a name that is not here is known before torch is imported
         if args and args[0] in MEASURING:
             single = typer.Typer(add_completion=False)
             _add_probe(single, args[0], command_of(args[0]))

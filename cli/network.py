@@ -9,7 +9,18 @@ from typing import Annotated, Any
 import typer
 
 from landscape.cli.files import table
-from landscape.cli.probing import DATA, LOADING, OPTIONS, OUTPUT, file_of, introduce, key_values, option, with_options
+from landscape.cli.probing import (
+    DATA,
+    LOADING,
+    OPTIONS,
+    OUTPUT,
+    file_of,
+    introduce,
+    key_values,
+    numbers,
+    option,
+    with_options,
+)
 
 CHECKPOINT = (
     Annotated[Path | None, typer.Argument(help="checkpoint, or run folder; default: the newest under ./checkpoints")],
@@ -20,8 +31,6 @@ JSON = option(bool, "Print JSON.", False, OUTPUT, "--json")
 
 def _layers(checkpoint: Path | None, layers: list[str], json: bool, **options: Any) -> None:
     """List the layers that probes listen to: name, kind, stage, depth, shape, grid. Needs no data."""
-    import torch
-
     from landscape import loading
     from landscape.layers import chosen, remarks
 
@@ -35,14 +44,13 @@ def _layers(checkpoint: Path | None, layers: list[str], json: bool, **options: A
         allow_missing=options["allow_missing"],
         seed=options["seed"],
     )
-    dtype = next(net.parameters()).dtype
-    example = torch.randn(2, 3, size, size, dtype=dtype)
+    example = loading.example(net, size)
     try:
         found = chosen(net, example, tuple(layers))
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(
-            f"the model refuses images of shape {tuple(example.shape[1:])} ({reason}); "
+            f"the model refuses inputs of shape {tuple(example.shape[1:])} ({reason}); "
             "check --image-size and --model-arg"
         ) from error
     rows = [
@@ -64,29 +72,26 @@ def _layers(checkpoint: Path | None, layers: list[str], json: bool, **options: A
 
 
 def _evaluate(checkpoint: Path | None, passes: int, json: bool, **options: Any) -> None:
-    """Loss, accuracy, top-5 accuracy and calibration error of a checkpoint, each with its standard error."""
-    from dataclasses import asdict
-
+    """Loss, accuracy, top-5 and calibration error, of a language model the perplexity, each with its error."""
     from landscape import loading
-    from landscape.evaluate import evaluate, evaluate_loss
+    from landscape.evaluate import evaluated
 
     given = {key: options[key] for key in (*LOADING, "data_root") if options.get(key) is not None}
+    given |= {key: numbers(key, given[key]) for key in ("mean", "std") if key in given}
     given |= {"model_arg": key_values(options["model_arg"])}
     given |= {name: options[name] for name in ("trust_pickle", "allow_missing")}
     loaded = loading.load(file_of(checkpoint), device=options["device"], seed=options["seed"], **given)
     introduce(loaded, quiet=options["quiet"])
-    if loaded.loss_name in ("", "cross-entropy"):
-        batches = (loaded.batch(i) for i in range(len(loaded.batches)))
-        found = asdict(evaluate(loaded.model, batches, passes=passes, seed=options["seed"]))
-    else:
-        found = evaluate_loss(loaded)
+    found = evaluated(loaded, passes=passes)
     if json:
         typer.echo(encoding.dumps(found))
         return
     typer.echo(f"{loaded.label}, {loaded.protocol}")
     for name, value in found.items():
         if name != "samples" and not name.endswith("_se"):
-            typer.echo(f"{name:9} {value:.4f} +- {found[f'{name}_se']:.4f}")
+            typer.echo(f"{name:10} {value:.4f} +- {found[f'{name}_se']:.4f}")
+    if "accuracy" not in found:
+        typer.echo(f"accuracy   {loaded.meaning.accuracy or 'none: the targets are no classes'}")
 
 
 def _command(function: Any, own: dict[str, tuple[Any, Any]], shared: tuple[str, ...]) -> Any:
@@ -118,7 +123,8 @@ evaluate = _command(
         "json": JSON,
     },
     (
-        *("data", "data_root", "split", "batch_size", "augment", "loss", "image_size"),
+        *("data", "data_root", "split", "batch_size", "augment", "loss", "image_size", "block_size"),
+        *("mean", "std", "interpolation", "crop"),
         *("model", "model_arg", "weights", "allow_missing", "trust_pickle", "device", "seed", "quiet", "debug"),
     ),
 )

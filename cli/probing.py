@@ -32,8 +32,8 @@ def option(kind: Any, help: str, default: Any, panel: str, *flags: str) -> tuple
 OPTIONS: dict[str, tuple[Any, Any]] = {
     "data": option(
         str | None,
-        "NAME, FOLDER, FILE.npz, FILE.parquet, X.npy,Y.npy or file.py:callable; default: what the checkpoint was "
-        "trained on.",
+        "NAME, FOLDER, FILE.npz, FILE.parquet, X.npy,Y.npy, tokens.npy or file.py:callable; default: what the "
+        "checkpoint was trained on.",
         None,
         DATA,
     ),
@@ -43,10 +43,21 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
     "batch_size": option(int | None, "Samples per mini-batch. Default 128, hessian 16.", None, DATA),
     "augment": option(bool | None, "Transform by the checkpoint's own recipe, drawn once.", None, DATA),
     "weight_decay": option(float | None, "Coefficient of (1/2) ||w||^2 in the objective.", None, DATA),
-    "loss": option(str | None, "cross-entropy, mse, bce, or file.py:callable giving a loss per sample.", None, DATA),
+    "loss": option(
+        str | None, "cross-entropy, mse, l1, huber, bce, or file.py:callable: a loss per sample.", None, DATA
+    ),
     "image_size": option(int | None, "Side of the images in pixels.", None, DATA),
+    "mean": option(str | None, "Mean of each channel, of pixels in 0 to 1: 0.5,0.5,0.5.", None, DATA),
+    "std": option(str | None, "Standard deviation of each channel, likewise.", None, DATA),
+    "interpolation": option(str | None, "How pictures are resampled: bilinear, bicubic, lanczos ...", None, DATA),
+    "crop": option(str | None, "Share of the shorter side that the crop keeps, or squash.", None, DATA),
+    "block_size": option(int | None, "Tokens per sequence of a token file.", None, DATA),
     "model": option(
-        str | None, "Name, module:callable or file.py:callable, where the checkpoint does not say.", None, DATA
+        str | None,
+        "Name, timm:NAME, torchvision:NAME, hf:FOLDER, module:callable or file.py:callable, "
+        "where the checkpoint does not say.",
+        None,
+        DATA,
     ),
     "model_arg": option(list[str], "KEY=VALUE argument of the model; repeatable.", [], DATA),
     "weights": option(Literal["raw", "ema"] | None, "The model's weights or their moving average.", None, DATA),
@@ -76,6 +87,11 @@ LOADING = (
     "weight_decay",
     "loss",
     "image_size",
+    "mean",
+    "std",
+    "interpolation",
+    "crop",
+    "block_size",
     "model",
     "weights",
 )
@@ -160,6 +176,7 @@ def measure_all(
     if label and len(label) != len(paths):
         raise OptionError(f"--label was given {len(label)} times for {len(paths)} checkpoints; give one each")
     given = {key: value for key, value in options.items() if value is not None}
+    given |= {key: numbers(key, given[key]) for key in ("mean", "std") if key in given}
     given |= {"model_arg": key_values(model_arg), "device": device, "seed": seed}
     given |= {"trust_pickle": trust_pickle, "allow_missing": allow_missing}
     probes = probes_of(name)
@@ -233,11 +250,12 @@ def introduce(loaded: Any, *, quiet: bool) -> None:
         ValueError: the model's outputs are not finite.
     """
     from landscape import loading, proof
+    from landscape.models.sources import AS_BUILT
 
     stored = loaded.checkpoint
     about = f"{loaded.size / 1e6:.3g} M parameters, {loaded.device}; {loaded.protocol}"
     if not loading.classifies(loaded):
-        source = f"{stored.path} ({stored.taken})" if stored is not None else "as built"
+        source = f"{stored.path} ({stored.taken})" if stored is not None else loaded.origin
         say(
             f"{loaded.label}: {source}, {about}; no classifier of the checkpoint's own: loss and accuracy say nothing",
             quiet=quiet,
@@ -247,8 +265,10 @@ def introduce(loaded: Any, *, quiet: bool) -> None:
     if stored is not None:
         source = f"{stored.path} ({stored.taken})" + (", initial weights" if stored.epoch == 0 else "")
         warning = proof.doubt(found, epoch=stored.epoch, own=stored.metrics.get("accuracy"))
+    elif loaded.origin != AS_BUILT:
+        source, warning = loaded.origin, proof.doubt(found)
     else:  # a callable may bring trained weights of its own
-        source, warning = "freshly initialised" if found.at_chance else "no checkpoint, weights as built", ""
+        source, warning = "freshly initialised" if found.at_chance else f"no checkpoint, weights {AS_BUILT}", ""
     say(
         f"{loaded.label}: {source}, {about}; on {found.samples} of them loss {found.loss:.4f}"
         + (f", accuracy {found.accuracy:.4f}" if math.isfinite(found.accuracy) else ""),
@@ -269,6 +289,20 @@ def key_values(words: list[str]) -> dict[str, Any]:
             raise OptionError(f"--model-arg {word} is not understood; ask for KEY=VALUE")
         found[key.replace("-", "_")] = literal(value)
     return found
+
+
+def numbers(name: str, text: str) -> tuple[float, ...]:
+    """Numbers separated by commas.
+
+    Raises:
+        OptionError: one of them is none.
+    """
+    from landscape.probe import OptionError
+
+    try:
+        return tuple(float(word) for word in text.split(","))
+    except ValueError:
+        raise OptionError(f"--{name} {text} is not understood; ask for numbers such as 0.5,0.5,0.5") from None
 
 
 def literal(text: str) -> Any:

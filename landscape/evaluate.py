@@ -1,18 +1,18 @@
-"""How well a network classifies: loss, accuracy, top-5, Brier score, calibration error, with standard errors."""
+"""How well a network does: loss, accuracy, top-5, Brier score, calibration error, with standard errors."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from landscape.probe import at_least, derived_seed
-from landscape.proof import are_classes
-from landscape.subject import Subject, correct, outputs_of
+from landscape.losses import cross_entropy
+from landscape.probe import OptionError, at_least, derived_seed
+from landscape.subject import Subject, outputs_of
 
 CALIBRATION_BINS = 10
 
@@ -81,23 +81,31 @@ def evaluate(
     )
 
 
-def evaluate_loss(subject: Subject) -> dict[str, float]:
-    """Mean of the subject's own loss with its standard error, and accuracy where the targets are classes.
+def evaluated(subject: Subject, *, passes: int = 1) -> dict[str, float]:
+    """What can be said of a subject: of a classifier its `Evaluation`, else the loss, and accuracy where it has one.
 
-    For losses other than cross-entropy, of which no probabilities follow.
+    A language model has its perplexity beside the loss, the mean cross-entropy per token: exp(loss), its error by the
+    delta method. Samples are sequences, so that errors are over sequences, whose tokens depend on each other.
+
+    Raises:
+        OptionError: several passes of something else than a classifier; ValueError: as `evaluate`.
     """
-    losses, right = [], []
-    with torch.inference_mode():
-        for i in range(len(subject.batches)):
-            inputs, targets = subject.batch(i)
-            outputs = outputs_of(subject.model, inputs)
-            losses.append(subject.losses(outputs, targets).double())
-            if are_classes(outputs, targets):
-                right.append(correct(outputs, targets).double())
-    found: dict[str, float] = {"samples": sum(map(len, losses))}
-    found |= dict(zip(("loss", "loss_se"), _mean_and_error(torch.cat(losses).cpu()), strict=True))
-    if len(right) == len(losses):
-        found |= dict(zip(("accuracy", "accuracy_se"), _mean_and_error(torch.cat(right).cpu()), strict=True))
+    targets = subject.batch(0)[1]
+    classes = targets.dim() == 1 and not targets.is_floating_point()
+    soft = targets.dim() == 2 and targets.is_floating_point()
+    if subject.losses is cross_entropy and (classes or soft):
+        batches = (subject.batch(i) for i in range(len(subject.batches)))
+        return asdict(evaluate(subject.model, batches, passes=passes, seed=subject.seed))
+    if passes != 1:
+        raise OptionError(f"--passes {passes} averages the probabilities of a classifier; leave it out here")
+    loss, right = subject.intact
+    found: dict[str, float] = {"samples": len(loss)}
+    found["loss"], found["loss_se"] = _mean_and_error(loss)
+    if not right.isnan().any():
+        found["accuracy"], found["accuracy_se"] = _mean_and_error(right)
+    if subject.images is not None and subject.images.sequences and subject.losses is cross_entropy:
+        found["perplexity"] = math.exp(found["loss"])
+        found["perplexity_se"] = found["perplexity"] * found["loss_se"]
     return found
 
 

@@ -16,7 +16,7 @@ from landscape.between import Between
 from landscape.forward import Forward, Manner
 from landscape.linalg.vector import inner
 from landscape.plane import Plane
-from landscape.subject import Subject, correct
+from landscape.subject import Subject
 
 L2Definition = Literal["squared", "park2022"]
 PLAIN = Manner()
@@ -120,7 +120,7 @@ class Evaluator:
             outputs, targets = self._forward(i)
             losses = self._subject.losses(outputs, targets).double()
             rise = losses - at_origin[i]
-            right = correct(outputs, targets).sum()
+            right = self._subject.right(outputs, targets).sum()
             sums += torch.stack([losses.sum(), losses.square().sum(), right, rise.sum(), rise.square().sum()])
             samples += len(targets)
             if i & (i + 1) == 0 and self._far_above(sums, samples):  # after 1, 2, 4, 8, ... mini-batches

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -9,23 +10,30 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from landscape import checkpoint as checkpoints
 from landscape import data as datasets
 from landscape import models
 from landscape.checkpoint import Checkpoint
+from landscape.data import tokens
 from landscape.data.augment import Augmentation
 from landscape.data.images import Batches, Images
-from landscape.data.source import guarded, named
+from landscape.data.preprocessing import Fit, Preprocessing, crop_of
+from landscape.data.source import guarded
 from landscape.device import device as device_of
-from landscape.losses import losses_of
+from landscape.losses import cross_entropy, losses_of
+from landscape.models import sources
+from landscape.models.sources import Wanted
 from landscape.probe import OptionError, at_least
 from landscape.subject import Spec, Split, Subject, logits_in
 
 MOST_PIXELS = 8192  # side of an image that a checkpoint may ask for
 LARGER, SMALL = 16, 10**6  # a described model may be so many times its weights, and so many numbers larger
 SOURCES = ("timm", "torchvision")  # of names in front of a colon, those that look a model up in a table
+
+LONGEST = 1024  # tokens of a sequence, unless --block-size asks for more
+log = logging.getLogger(__name__)
 
 
 def load(checkpoint: Path | str | nn.Module | None = None, *, label: str = "", **options: Any) -> Subject:
@@ -76,14 +84,26 @@ def bare(
     if path is None and not model:
         path = checkpoints.newest()
     stored = checkpoints.read(path, weights=weights, trust_pickle=trust_pickle) if path else None
-    size = image_size or (stored.data.get("size") if stored else 0) or 224
     arguments = dict(model_arg)
     if model in models.NAMES and not stored:
         arguments = {"image_size": image_size or 224, **arguments}
-    net = build(Spec(model=model, model_arg=arguments, seed=seed), stored, None)
+    spec = _named(Spec(model=model, model_arg=arguments, image_size=image_size, seed=seed), stored)
+    own = _of_source(spec, stored)
+    size = image_size or (stored.data.get("size") if stored else 0) or (own.size if own else 0) or 224
+    net = build(spec, stored, None)
     if stored is not None:
         checkpoints.load_into(net, stored, allow_missing=allow_missing, logits=False)
     return net.eval(), int(arguments.get("image_size", size))
+
+
+def example(model: nn.Module, size: int) -> Tensor:
+    """Two inputs of the kind that a model takes: tokens where its configuration has a vocabulary, else RGB images."""
+    config = getattr(model, "config", None)
+    vocabulary = getattr(config, "vocab_size", None)
+    if isinstance(vocabulary, int):
+        context = getattr(config, "max_position_embeddings", None)
+        return torch.randint(vocabulary, (2, min(16, context) if isinstance(context, int) else 16))
+    return torch.randn(2, 3, size, size, dtype=next(model.parameters()).dtype)
 
 
 def load_spec(spec: Spec) -> Subject:
@@ -96,7 +116,17 @@ def _load(spec: Spec, *, module: nn.Module | None = None, label: str = "") -> Su
     stored = None
     if spec.checkpoint is not None:
         stored = checkpoints.read(spec.checkpoint, weights=spec.weights, trust_pickle=spec.trust_pickle)
-    images = _images(spec, stored)
+    if module is None:
+        spec = _named(spec, stored)
+    prepared = _prepared(spec, stored)
+    images = _images(prepared, stored)
+    if images.sequences:
+        spec = prepared
+    elif prepared != spec and images.mean:
+        log.info(
+            "images as %s has them: %s", spec.model, Preprocessing(images.size, _fit(prepared), images.mean, images.std)
+        )
+        spec = prepared
     model = module if module is not None else build(spec, stored, images)
     if stored is not None and model is not stored.module:
         stored = checkpoints.load_into(model, stored, allow_missing=spec.allow_missing, logits=spec.logits)
@@ -174,10 +204,65 @@ def _built(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.M
         return models.build(name, **arguments)
     if ":" not in name:
         models.build(name, classes=10, image_size=32)  # raises with the near names
-    module = guarded(name, partial(named(name), **arguments))
-    if not isinstance(module, nn.Module):
-        raise ValueError(f"{name} returned a {type(module).__name__}, expected a torch.nn.Module")
-    return module
+    wanted = Wanted(name, arguments, images.classes if images else None, spec.image_size, weights=stored is None)
+    module = sources.build(wanted)
+    classes = _classes_in(stored, module) if stored and wanted.source else None
+    return sources.build(replace(wanted, classes=classes)) if classes else module
+
+
+def _classes_in(stored: Checkpoint, module: nn.Module) -> int | None:
+    """The classes of a file whose tensors differ from the module's in their number of rows alone; else None."""
+    own = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    found = checkpoints.fitted(stored.state_dict, set(own))
+    pairs = {(tuple(found[name].shape), shape) for name, shape in own.items() if name in found}
+    differing = [(there, here) for there, here in pairs if there != here]
+    rows = {there[:1] for there, _ in differing}
+    alike = all(there[1:] == here[1:] and there and here for there, here in differing)
+    return rows.pop()[0] if len(rows) == 1 and alike else None
+
+
+def _named(spec: Spec, stored: Checkpoint | None) -> Spec:
+    """The spec with the architecture that a foreign checkpoint names, where nothing else names one."""
+    if spec.model or stored is None or stored.native:
+        return spec
+    whole = stored.path.is_dir() and stored.arch.startswith("hf:")  # a folder that says all by itself
+    found = stored.arch if whole else sources.of_architecture(stored.arch)
+    if found:
+        log.info("architecture %s, as %s says", found, stored.path)
+    return replace(spec, model=found) if found else spec
+
+
+def _of_source(spec: Spec, stored: Checkpoint | None) -> Preprocessing | None:
+    """What a source says of its network's images; None of networks of the trainer and of callables."""
+    if ":" not in spec.model or (stored is not None and stored.native):
+        return None
+    return sources.preprocessing(Wanted(spec.model, spec.model_arg, image_size=spec.image_size))
+
+
+def _prepared(spec: Spec, stored: Checkpoint | None) -> Spec:
+    """The spec with the preprocessing of its model's source where the options leave it open.
+
+    The crop is for photographs: small images of a named data set come whole unless it is asked for.
+    """
+    if spec.block_size is None and spec.data.endswith(tokens.SUFFIX):
+        length = sources.context(Wanted(spec.model, spec.model_arg))
+        return replace(spec, block_size=min(length, LONGEST)) if length else spec
+    own = _of_source(spec, stored)
+    if own is None:
+        return spec
+    crop = "squash" if spec.data in datasets.NAMES else str(own.fit.crop)
+    return replace(
+        spec,
+        image_size=spec.image_size or own.size,
+        mean=spec.mean or own.mean,
+        std=spec.std or own.std,
+        interpolation=spec.interpolation or own.fit.interpolation,
+        crop=spec.crop or crop,
+    )
+
+
+def _fit(spec: Spec) -> Fit:
+    return Fit(spec.interpolation or "bilinear", crop_of(spec.crop) if spec.crop else 1.0)
 
 
 def offered(stored: Checkpoint | None) -> str:
@@ -235,8 +320,10 @@ def _images(spec: Spec, stored: Checkpoint | None) -> Images:
         split=spec.split,
         samples=spec.samples,
         image_size=spec.image_size or (about.get("size") or None),
-        mean=tuple(about["mean"]) if about.get("mean") else None,
-        std=tuple(about["std"]) if about.get("std") else None,
+        mean=tuple(spec.mean or about.get("mean") or ()),
+        std=tuple(spec.std or about.get("std") or ()),
+        fit=_fit(spec) if spec.interpolation or spec.crop else None,
+        block_size=spec.block_size,
     )
 
 
@@ -285,17 +372,31 @@ def _fits(subject: Subject) -> None:
     few = (subject.checkpoint.batch_size if subject.checkpoint else 0) or 2
     inputs, targets = (part[:few] for part in subject.batch(0))
     shape = tuple(inputs.shape[1:])
+    vocabulary = getattr(getattr(subject.model, "config", None), "vocab_size", None)
+    if images.sequences and isinstance(vocabulary, int) and images.classes > vocabulary:
+        raise ValueError(
+            f"{images.name} has tokens up to {images.classes - 1} and the model's vocabulary ends at {vocabulary - 1}; "
+            "measure it on tokens of its own tokenizer"
+        )
     try:
         with torch.inference_mode():
             returned = subject.model(inputs)
     except (RuntimeError, AssertionError, TypeError, IndexError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(
-            f"the model refuses inputs of shape {shape} from {images.name} ({reason}); check --data and --image-size"
+            f"the model refuses inputs of shape {shape} from {images.name} ({reason}); check --data, "
+            f"{'--block-size' if images.sequences else '--image-size'} and --model-arg"
         ) from error
     if subject.spec is not None and not subject.spec.logits:
         return
     outputs = logits_in(returned)
+    if images.sequences and subject.losses is cross_entropy:
+        if outputs.shape[:-1] != targets.shape or outputs.shape[-1] < images.classes:
+            raise ValueError(
+                f"the model returns {tuple(outputs.shape)} for sequences {tuple(targets.shape)} of tokens up to "
+                f"{images.classes - 1}, expected (samples, tokens, vocabulary); measure a causal language model on them"
+            )
+        return
     if subject.loss_name:
         guarded(f"--loss {subject.loss_name}", lambda: subject.losses(outputs, targets))
         return

@@ -8,28 +8,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.losses import CLASSIFICATION, Meaning
 from landscape.probe import Quantity, Values
-from landscape.subject import Subject, correct, outputs_of
+from landscape.subject import Subject, outputs_of
 
 
-def quantities() -> dict[str, Quantity]:
+def quantities(meaning: Meaning = CLASSIFICATION) -> dict[str, Quantity]:
     """What is stored of one mini-batch."""
     return {
         "samples": Quantity("samples in the mini-batch"),
-        "accuracy_drop_sum": Quantity("sum over samples of accuracy before - after"),
-        "accuracy_drop_square_sum": Quantity("sum over samples of its square"),
-        "loss_increase_sum": Quantity("sum over samples of loss after - before", "nats"),
-        "loss_increase_square_sum": Quantity("sum over samples of its square", "nats^2"),
+        "accuracy_drop_sum": meaning.of_accuracy("sum over samples of accuracy before - after"),
+        "accuracy_drop_square_sum": meaning.of_accuracy("sum over samples of the squared accuracy before - after"),
+        "loss_increase_sum": Quantity("sum over samples of loss after - before", meaning.units),
+        "loss_increase_square_sum": Quantity("sum over samples of its square", f"{meaning.units}^2"),
     }
 
 
-def summaries(axis: str) -> dict[str, Quantity]:
+def summaries(axis: str, meaning: Meaning = CLASSIFICATION) -> dict[str, Quantity]:
     """What follows from it along an axis."""
     return {
-        "accuracy_drop": Quantity("accuracy before - after", dims=(axis,)),
-        "accuracy_drop_se": Quantity("its standard error over samples", dims=(axis,)),
-        "loss_increase": Quantity("loss after - before", "nats", (axis,)),
-        "loss_increase_se": Quantity("its standard error over samples", "nats", (axis,)),
+        "accuracy_drop": meaning.of_accuracy("accuracy before - after", (axis,)),
+        "accuracy_drop_se": meaning.of_accuracy("its standard error over samples", (axis,)),
+        "loss_increase": Quantity("loss after - before", meaning.units, (axis,)),
+        "loss_increase_se": Quantity("its standard error over samples", meaning.units, (axis,)),
     }
 
 
@@ -61,7 +62,7 @@ def first_row(subject: Subject, batch: int) -> int:
 def evaluated(subject: Subject, inputs: Tensor, targets: Tensor) -> Tensor:
     """Loss and correctness of every sample of a mini-batch, (2, n) float64, on the device."""
     outputs = outputs_of(subject.model, inputs)
-    return torch.stack([subject.losses(outputs, targets).double(), correct(outputs, targets).double()])
+    return torch.stack([subject.losses(outputs, targets).double(), subject.right(outputs, targets).double()])
 
 
 def reduced(data: Mapping[str, np.ndarray], batches: int) -> Values:

@@ -10,9 +10,10 @@ import torch
 from scipy.special import bdtrc
 from torch import Tensor
 
-from landscape.subject import Subject, correct, outputs_of
+from landscape.subject import Subject, outputs_of
 
 LEVEL = 0.01  # of the test against guessing
+INPUTS = 256 * 3 * 64 * 64  # numbers that pass through the model
 SURE = 1e-6  # of what is named as the likely cause
 
 
@@ -21,7 +22,7 @@ class Proof:
     """Loss and accuracy of the first mini-batches, and whether guessing would do as well.
 
     Args:
-        accuracy: NaN where the targets are no classes.
+        accuracy: what the loss counts as right, NaN where it knows no right and wrong.
         classes: outputs of the model.
         chance: probability that guessing one of the classes is right as often or more often, by the binomial
             distribution; NaN without an accuracy.
@@ -42,21 +43,22 @@ class Proof:
 
 
 def prove(subject: Subject, samples: int = 256) -> Proof:
-    """Evaluate the first mini-batches, as many as hold so many samples.
+    """Evaluate the first mini-batches, as many as hold so many samples; of large images fewer, 64 at least.
 
     Raises:
         ValueError: no output is finite.
     """
     loss, right, predicted, wanted = [], [], [], []
     classes, moments = 2, ""
+    samples = max(min(64, samples), min(samples, INPUTS // subject.batches[0][0][0].numel()))
     with torch.inference_mode():
         for i in range(len(subject.batches)):
             inputs, targets = subject.batch(i)
             outputs = outputs_of(subject.model, inputs)
             classes = outputs.shape[-1]
             loss.append(subject.losses(outputs, targets).double())
-            if are_classes(outputs, targets):
-                right.append(correct(outputs, targets).double())
+            right.append(subject.right(outputs, targets).double())
+            if not subject.meaning.accuracy and are_classes(outputs, targets):
                 predicted.append(outputs.argmax(dim=1))
                 wanted.append(targets.argmax(dim=1) if targets.is_floating_point() else targets)
             moments = moments or _unusual(inputs)
@@ -68,16 +70,17 @@ def prove(subject: Subject, samples: int = 256) -> Proof:
             f"the model's loss is {losses[0].item()} on all of the first {len(losses)} samples; "
             "check the weights for non-finite values and the normalisation of the data"
         )
-    proof = Proof(losses.mean().item(), math.nan, len(losses), classes, math.nan)
-    if len(right) < len(loss):
+    hit = torch.cat(right)
+    proof = Proof(losses.mean().item(), hit.mean().item(), len(losses), classes, math.nan)
+    if len(predicted) < len(loss):
         return proof
-    hits = int(torch.cat(right).sum().item())
+    hits = int(hit.sum().item())
     chance = guessed(hits, len(losses), classes)
     cause = ""
     if chance >= LEVEL:
         taken, classes_of = torch.cat(predicted).cpu().numpy(), torch.cat(wanted).cpu().numpy()
         cause = order_of(taken, classes_of, classes) or moments or _one_class(taken)
-    return replace(proof, accuracy=hits / len(losses), chance=chance, cause=cause)
+    return replace(proof, chance=chance, cause=cause)
 
 
 def doubt(proof: Proof, *, epoch: float = math.nan, own: float | None = None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,10 @@ def renamed(model: Any, folder: Path) -> dict[str, Tensor]:
     Raises:
         ValueError: the library cannot read it.
     """
-    from transformers.utils import logging
+    from transformers.utils import logging as telling
 
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # what is missing is said by us
+    before = telling.get_verbosity()
+    telling.set_verbosity(logging.ERROR)  # what is missing is said by us
     try:
         with torch.random.fork_rng(devices=[]):  # the library initialises what it does not find
             found, told = type(model).from_pretrained(
@@ -39,7 +40,7 @@ def renamed(model: Any, folder: Path) -> dict[str, Tensor]:
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ValueError(f"{folder} cannot be read by transformers ({str(error).strip().splitlines()[0]})") from None
     finally:
-        logging.set_verbosity(before)
+        telling.set_verbosity(before)
     fresh = {
         entry if isinstance(entry, str) else entry[0]
         for key in ("missing_keys", "mismatched_keys")

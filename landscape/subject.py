@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from landscape import checkpoint as checkpoints
 from landscape.checkpoint import Checkpoint
 from landscape.data.images import Batches, Images, count_of
+from landscape.data.preprocessing import INTERPOLATIONS, Fit, crop_of
 from landscape.data.source import spec_sha256
-from landscape.losses import cross_entropy
-from landscape.probe import OptionError, at_least
+from landscape.losses import Meaning, cross_entropy, meaning_of
+from landscape.models import sources
+from landscape.probe import OptionError, at_least, one_of
 
 Split = Literal["train", "test"]
 T = TypeVar("T")
@@ -39,6 +41,12 @@ class Spec:
         augment: transform by the checkpoint's own recipe, drawn once.
         weight_decay: coefficient of (1/2)||w||^2 in the objective.
         loss: data term per sample, see `losses_of`; "" is cross-entropy.
+        image_size: side of the images; None, as the next four when empty: what checkpoint, source or data say.
+        mean: per channel, of pixels in [0, 1]; goes with `std`.
+        std: likewise.
+        interpolation: how pictures are resampled, see `Fit`.
+        block_size: tokens per sequence of a token file; None: the network's context, at most 1024.
+        crop: share of the shorter side that the crop keeps, or "squash", see `Fit`.
         seed: of augmentation and of a freshly built model.
         weights: the model's own, or their moving average.
         trust_pickle: read files that run code.
@@ -58,6 +66,11 @@ class Spec:
     weight_decay: float = 0.0
     loss: str = ""
     image_size: int | None = None
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    interpolation: str = ""
+    crop: str = ""
+    block_size: int | None = None
     device: str = "auto"
     seed: int = 0
     weights: Literal["raw", "ema"] = "raw"
@@ -72,6 +85,16 @@ class Spec:
             raise OptionError(f"--split {self.split} is unknown; ask for train or test")
         if self.image_size is not None:
             at_least("image_size", self.image_size, 1)
+        if self.block_size is not None:
+            at_least("block_size", self.block_size, 1)
+        if len(self.mean) != len(self.std) or not all(value > 0 for value in self.std):
+            raise OptionError(
+                f"--mean {self.mean} --std {self.std} do not fit; ask for both, a number per channel, std above 0"
+            )
+        if self.interpolation:
+            one_of("interpolation", self.interpolation, INTERPOLATIONS)
+        if self.crop:
+            Fit(crop=crop_of(self.crop))
         count_of(self.samples, 100)
 
 
@@ -126,6 +149,11 @@ class Subject:
         return self.batches.images if isinstance(self.batches, Batches) else None
 
     @property
+    def meaning(self) -> Meaning:
+        """What loss and accuracy stand for."""
+        return meaning_of(self.losses)
+
+    @property
     def parameters(self) -> dict[str, nn.Parameter]:
         """Trainable parameters by name, tied ones once; as they are now, frozen ones left out."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
@@ -150,6 +178,10 @@ class Subject:
         inputs, targets = self.batches[i]
         inputs = inputs.to(self.device, self.dtype if inputs.is_floating_point() else None)
         return inputs, targets.to(self.device)
+
+    def right(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """What accuracy is the mean of, (N,), see `Meaning`; NaN where the loss knows no right and wrong."""
+        return self.meaning.right(outputs, targets)
 
     def loss(self, i: int) -> Tensor:
         """The data term on mini-batch i: mean over its samples."""
@@ -216,11 +248,16 @@ class Subject:
         wanted = {*uses, *(("batch_size", "seed") if augmentation else ())}
         known = {"batch_size": self.batch_size, "weight_decay": self.weight_decay, "seed": self.seed}
         spec = self.spec or Spec()
-        loss = {} if self.losses is cross_entropy else {"loss": self._loss_identity}
+        loss: dict[str, Any] = {} if self.losses is cross_entropy else {"loss": self._loss_identity}
+        if self.meaning.accuracy:
+            loss["accuracy"] = self.meaning.accuracy
         return {
             **loss,
             "weights": self._weights(),
-            "model": [type(self.model).__qualname__, _code_sha256(spec.model) or self._program_sha256],
+            "model": [
+                type(self.model).__qualname__,
+                sources.identity(spec.model, spec.model_arg) or self._program_sha256,
+            ],
             "data": [self._data_sha256, _code_sha256(spec.data)],
             "augmentation": asdict(augmentation) if augmentation else None,
             "spec": {name: known[name] for name in sorted(wanted)},
@@ -233,7 +270,7 @@ class Subject:
         return {
             "spec": json.dumps(asdict(spec), default=str),
             "checkpoint_sha256": self.checkpoint.sha256 if self.checkpoint else "",
-            "weights_taken": self.checkpoint.taken if self.checkpoint else "as built",
+            "weights_taken": self.checkpoint.taken if self.checkpoint else self.origin,
             "epoch": self.checkpoint.epoch if self.checkpoint else math.nan,
             "model": spec.model or (self.checkpoint.model if self.checkpoint else type(self.model).__name__),
             "data": images.name if images else "in memory",
@@ -245,6 +282,11 @@ class Subject:
         }
 
     @property
+    def origin(self) -> str:
+        """Where the weights come from in words, without a checkpoint."""
+        return sources.origin(self.spec.model) if self.spec else sources.AS_BUILT
+
+    @property
     def protocol(self) -> str:
         """One line that has to stand beside every number."""
         spec = self.spec or Spec()
@@ -252,7 +294,7 @@ class Subject:
         augmented = isinstance(self.batches, Batches) and self.batches.augmentation is not None
         parts = [
             f"{images.name} {spec.split}" if images else "data in memory",
-            f"{len(self)} samples",
+            f"{len(self)} samples" if images is None or not images.sequences else images.sequences,
             f"batch size {self.batch_size}",
             "augmented once" if augmented else "no augmentation",
             f"weight decay {self.weight_decay:g}",
@@ -317,28 +359,22 @@ def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def logits_in(returned: object) -> Tensor:
-    """Logits from what a model returns: a tensor, a tuple, a dict or a dataclass with `.logits`.
+    """Logits from what a model returns.
+
+    The rule: a tensor is the logits; of anything else what is named `logits` (the entry of a dict, the attribute of a
+    dataclass or named tuple); without such a name the first tensor of a tuple or list.
 
     Raises:
         ValueError: there are none.
     """
-    if isinstance(returned, tuple | list):
-        found = returned[0]
-    elif isinstance(returned, Mapping):
-        found = returned.get("logits")
-    else:
-        found = returned if isinstance(returned, Tensor) else getattr(returned, "logits", None)
-    if not isinstance(found, Tensor):
+    if isinstance(returned, Tensor):
+        return returned
+    named = returned.get("logits") if isinstance(returned, Mapping) else getattr(returned, "logits", None)
+    ordered = returned if isinstance(returned, tuple | list) else ()
+    found = next((value for value in (named, *ordered) if isinstance(value, Tensor)), None)
+    if found is None:
         raise ValueError("the model returns no tensor and nothing named logits; wrap it so that it returns logits")
     return found
-
-
-def correct(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Whether each sample's largest logit is at its (largest) target, (N,); NaN where targets are no classes."""
-    if outputs.dim() != 2 or (targets.is_floating_point() and targets.shape != outputs.shape):
-        return torch.full((len(targets),), torch.nan, device=outputs.device)
-    wanted = targets.argmax(dim=1) if targets.is_floating_point() else targets
-    return outputs.argmax(dim=1) == wanted
 
 
 def per_sample(subject: Subject) -> tuple[Tensor, Tensor]:
@@ -348,6 +384,8 @@ def per_sample(subject: Subject) -> tuple[Tensor, Tensor]:
         for i in range(len(subject.batches)):
             inputs, targets = subject.batch(i)
             outputs = outputs_of(subject.model, inputs)
-            rows.append(torch.stack([subject.losses(outputs, targets).double(), correct(outputs, targets).double()]))
+            rows.append(
+                torch.stack([subject.losses(outputs, targets).double(), subject.right(outputs, targets).double()])
+            )
     loss, right = torch.cat(rows, dim=1).cpu()
     return loss, right

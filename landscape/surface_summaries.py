@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,9 +36,10 @@ OF_MANNER: Mapping[str, Quantity] = {
 }
 
 
-def quantities(*, preview: bool, plain: bool) -> dict[str, Quantity]:
-    """What `of` fills in, and beside it for a preview."""
-    return {**QUANTITIES, **(OF_PREVIEW if preview else {}), **({} if plain else OF_MANNER)}
+def quantities(*, preview: bool, plain: bool, units: str = "nats") -> dict[str, Quantity]:
+    """What `of` fills in, and beside it for a preview; `units` are the loss's."""
+    own = {name: replace(q, units=units) if q.units == "nats" else q for name, q in QUANTITIES.items()}
+    return {**own, **(OF_PREVIEW if preview else {}), **({} if plain else OF_MANNER)}
 
 
 def of(data: Mapping[str, np.ndarray]) -> dict[str, Any]:

@@ -45,6 +45,11 @@ class Look:
         return Line2D([], [], color=self.color, marker=self.marker, linestyle=self.line, label=self.label)
 
 
+def loss_units(answers: Sequence[xr.Dataset]) -> str:
+    """Units of the losses of some answers, for an axis that they share."""
+    return " / ".join(dict.fromkeys(str(data["loss"].attrs.get("units", "nats")) for data in answers if "loss" in data))
+
+
 def look(data: xr.Dataset) -> Look:
     """The look of one answer by itself."""
     return looks([data])[0]

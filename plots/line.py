@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from landscape.plots import style
-from landscape.plots.appearance import LINES, Color, Line, Look, names, plain
+from landscape.plots.appearance import LINES, Color, Line, Look, loss_units, names, plain
 from landscape.plots.appearance import look as look_of
 
 MEANING = (
@@ -54,7 +54,12 @@ def line(
         else:
             for k, (value, error) in enumerate(zip(values, errors, strict=True)):
                 _band(ax, t, value, BAND * error, look, lines[k % len(lines)])
-        ax.set(xlabel=_axis(data), ylabel="loss (nats)" if name == "loss" else name)
+        if not np.isfinite(values).any():
+            says = data[name].attrs.get("long_name", name)
+            ax.text(
+                0.5, 0.5, says, transform=ax.transAxes, ha="center", va="center", color="0.5", fontsize=7, wrap=True
+            )
+        ax.set(xlabel=_axis(data), ylabel=f"loss ({loss_units([data])})" if name == "loss" else name)
     _barriers(data, axes[0], look)
     return axes
 

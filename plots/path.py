@@ -15,7 +15,7 @@ from matplotlib.colors import BoundaryNorm
 from matplotlib.figure import Figure
 
 from landscape.plots import style
-from landscape.plots.appearance import Look, plain
+from landscape.plots.appearance import Look, loss_units, plain
 from landscape.plots.surface import cells, steps
 
 MEANING = (
@@ -79,7 +79,8 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         ax.set_title(style.fitted(look.label, 0.8 * width / columns, style.RC["axes.titlesize"]))
     figure.colorbar(
         ScalarMappable(BoundaryNorm(levels, COLORS.N, extend="both"), COLORS), ax=list(grid.flat[: len(answers)]),
-        label="loss (nats)", aspect=30, pad=0.02, ticks=levels, format="%.3g", spacing="uniform", extend="both",
+        label=f"loss ({loss_units(answers)})", aspect=30, pad=0.02, ticks=levels, format="%.3g", spacing="uniform",
+        extend="both",
     )  # fmt: skip
     return figure
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from landscape.plots import style
-from landscape.plots.appearance import Look, plain
+from landscape.plots.appearance import Look, loss_units, plain
 from landscape.plots.surface import axis_label, steps
 from landscape.plots.surface import surface as contours
 
@@ -57,7 +57,7 @@ def saddle(data: xr.Dataset, axes: tuple[Axes, Axes]) -> tuple[Axes, Axes]:
         sections.set_ylim(seen.min() - margin, seen.max() + margin)
     for ax in axes:
         ax.locator_params(axis="x", nbins=5)  # small ranges have long labels
-    sections.set(xlabel="distance along the eigenvector (weight)", ylabel="loss (nats)")
+    sections.set(xlabel="distance along the eigenvector (weight)", ylabel=f"loss ({loss_units([data])})")
     return axes
 
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from landscape.plots import style
-from landscape.plots.appearance import Look, plain
+from landscape.plots.appearance import Look, loss_units, plain
 
 MEANING = (
     "The loss on a plane through the trained weights (cross), in steps that all panels share: wider contours "
@@ -67,8 +67,8 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     for data, ax in zip(answers, axes, strict=True):
         surface(data, ax, levels=levels)
     style.outer(axes, alike=alike(answers))
-    figure.colorbar(ScalarMappable(_norm(levels), COLORS), ax=axes, label="loss (nats)", aspect=30, pad=0.02,
-                    ticks=levels, format="%.3g", spacing="uniform", extend="both")  # fmt: skip
+    figure.colorbar(ScalarMappable(_norm(levels), COLORS), ax=axes, label=f"loss ({loss_units(answers)})",
+                    aspect=30, pad=0.02, ticks=levels, format="%.3g", spacing="uniform", extend="both")  # fmt: skip
     return figure
 
 

@@ -12,7 +12,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from landscape.plots import style
-from landscape.plots.appearance import Look
+from landscape.plots.appearance import Look, loss_units
 from landscape.plots.surface import cells
 
 MEANING = (
@@ -58,7 +58,8 @@ def surface_3d(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = 
 def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One mesh per answer on a common vertical scale."""
     span = heights(answers)
-    note = f"Vertical axis and colour: loss from {span[0]:.3g} to {span[1]:.3g} nats; cells above are left out."
+    scale = f"loss from {span[0]:.3g} to {span[1]:.3g} {loss_units(answers)}"
+    note = f"Vertical axis and colour: {scale}; cells above are left out."
     figure, axes = style.panels(answers, looks, aspect=0.8, share=False, projection="3d", note=note)
     for data, ax in zip(answers, axes, strict=True):
         surface_3d(data, ax, span=span)

@@ -13,7 +13,7 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
 from landscape.plots import style
-from landscape.plots.appearance import Look
+from landscape.plots.appearance import Look, loss_units
 from landscape.plots.surface import alike, axis_label
 
 MEANING = (
@@ -52,7 +52,7 @@ def surface_heat(data: xr.Dataset, ax: Axes, *, norm: Normalize | None = None) -
 
 def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel per answer and one colour bar."""
-    return panels_of(answers, looks, surface_heat, scale(answers), "loss (nats)", "")
+    return panels_of(answers, looks, surface_heat, scale(answers), f"loss ({loss_units(answers)})", "")
 
 
 def panels_of(

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from landscape.plots import style
-from landscape.plots.appearance import Look
+from landscape.plots.appearance import Look, loss_units
 from landscape.plots.appearance import look as look_of
 
 MEANING = (
@@ -41,7 +41,8 @@ def surface_height(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shif
     if not known.any():
         ax.text(0.5, 0.5, "too few points yet", transform=ax.transAxes, ha="center", color="0.5", fontsize=7)
     ax.set(
-        xlabel=f"distance from the weights ({data['x'].attrs.get('units', '1')})", ylabel="mean rise of the loss (nats)"
+        xlabel=f"distance from the weights ({data['x'].attrs.get('units', '1')})",
+        ylabel=f"mean rise of the loss ({loss_units([data])})",
     )
     return ax
 

@@ -12,14 +12,14 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from landscape.plots import style
-from landscape.plots.appearance import Look
+from landscape.plots.appearance import Look, loss_units
 from landscape.plots.surface import axis_label, cells
 from landscape.plots.surface_heat import nice
 
 MEANING = (
     "The same losses as in the contours, as a relief on a logarithmic vertical axis, with contours on its floor and "
     "one scale for all panels. Slopes here are relative changes of the loss, so a steep wall near the floor may be a "
-    "small step in nats."
+    "small step of the loss."
 )
 COLORS = matplotlib.colormaps["viridis"]
 
@@ -71,7 +71,7 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One relief per answer on a common vertical scale."""
     span = heights(answers)
     named = "; ".join(dict.fromkeys(f"x: {axis_label(d, 'x')}, y: {axis_label(d, 'y')}" for d in answers))
-    note = f"Upwards: loss (nats), up to {span[1]:.3g}; {named}."
+    note = f"Upwards: loss ({loss_units(answers)}), up to {span[1]:.3g}; {named}."
     figure, axes = style.panels(answers, looks, aspect=0.9, share=False, projection="3d", note=note)
     for data, ax in zip(answers, axes, strict=True):
         surface_relief(data, ax, span=span)

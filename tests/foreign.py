@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
+import importlib.util
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-_kept_alive: list[torch.library.Library] = []  # dropping a library unregisters its operators
+from landscape.models.libraries import library
 
 
 def torchvision_models() -> Any:
-    """torchvision.models; beside a CPU torch two operator schemas are missing that no classifier needs."""
-    try:
-        return pytest.importorskip("torchvision.models")
-    except RuntimeError as error:
-        if "operator torchvision::" not in str(error):
-            raise
-    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-        del sys.modules[name]
-    library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
-    for operator in ("nms", "qnms"):
-        schema = f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-        library.define(schema)  # type: ignore[no-untyped-call]
-    _kept_alive.append(library)
-    return importlib.import_module("torchvision.models")
+    """torchvision.models, also beside a torch that its compiled operators do not fit."""
+    if importlib.util.find_spec("torchvision") is None:
+        pytest.skip("torchvision is not installed")
+    return library("torchvision").models
 
 
 class Encoder(nn.Module):

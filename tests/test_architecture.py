@@ -13,7 +13,19 @@ FOLDERS = {"landscape": ROOT / "landscape", "landscape.cli": ROOT / "cli", "land
 
 # part (a module, or a package with all below it) -> parts of the project that it may import, itself always
 STORING = {"probe", "journal", "within", "answer", "store"}
-MODELS = {"archive", "probe", "device", "data", "models", "safe_load", "checkpoint", "linalg", "losses", "subject"}
+MODELS = {
+    "archive",
+    "checkpoint",
+    "data",
+    "device",
+    "hub",
+    "linalg",
+    "losses",
+    "models",
+    "probe",
+    "safe_load",
+    "subject",
+}
 ALLOWED = {
     "probe": set(),
     "journal": set(),
@@ -26,7 +38,8 @@ ALLOWED = {
     "chance": set(),
     "data": {"chance", "pickled", "probe"},
     "steady": {"chance", "curvature", "subject"},
-    "models": {"probe"},
+    "hub": set(),
+    "models": {"probe", "data", "hub"},
     "renamed": set(),
     "safe_load": {"archive", "outline"},
     "pickled": set(),

@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from landscape import curvature as module
 from landscape import results
 from landscape.curvature import CODES, WORTH_TRACING, Curvature, Hvp, Operator, curvature
+from landscape.linalg import culprit
 from landscape.linalg.hessian import HessianProduct
 from landscape.linalg.vector import random_unit
 from landscape.probes.hessian import Hessian
@@ -286,3 +287,8 @@ def test_weights_written_after_a_trace_are_those_that_count(kind: Hvp, tmp_path:
         for name, p in list(module_.named_parameters(recurse=False)):
             setattr(module_, name, nn.Parameter(p.detach() / 1.5))
     assert largest(kind) == pytest.approx(before, rel=1e-6)
+
+
+def test_a_layer_without_a_second_derivative_is_named_behind_others_that_work_in_place() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Hardswish(inplace=True), nn.Hardsigmoid(inplace=True))
+    assert culprit.once_differentiable(model, lambda: model(torch.randn(2, 3))) == "2 (Hardsigmoid)"

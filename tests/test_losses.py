@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,12 +15,14 @@ from analytic import answer
 from torch import Tensor, nn
 
 import landscape
-from landscape.losses import NAMES, losses_of
-from landscape.probe import OptionError
+from landscape.evaluate import evaluated
+from landscape.losses import CLASSIFICATION, MEANINGS, NAMES, losses_of
+from landscape.plots import draw
+from landscape.probe import OptionError, Quantity
 from landscape.probes.hessian import Hessian
 from landscape.proof import prove
 from landscape.run import digest
-from landscape.subject import Subject
+from landscape.subject import Subject, logits_in
 
 REGRESSION = """
 import torch
@@ -63,6 +68,10 @@ def test_named_losses_are_their_formulas() -> None:
     np.testing.assert_allclose(NAMES["bce"](outputs, targets), bce, rtol=1e-12)
     np.testing.assert_allclose(NAMES["mse"](outputs, targets), ((outputs.numpy() - t) ** 2).mean(axis=1), rtol=1e-12)
     np.testing.assert_allclose(NAMES["mse"](outputs[:, :1], targets[:, 0]), [0.25, 0.0], rtol=1e-12)
+    error = np.abs(outputs.numpy() - t)
+    np.testing.assert_allclose(NAMES["l1"](outputs, targets), error.mean(axis=1), rtol=1e-12)
+    huber = np.where(error <= 1, error**2 / 2, error - 0.5).mean(axis=1)
+    np.testing.assert_allclose(NAMES["huber"](outputs, targets), huber, rtol=1e-12)
     log_sum = np.log(np.exp(outputs.numpy()).sum(axis=1))
     expected = log_sum - outputs.numpy()[[0, 1], [2, 1]]
     np.testing.assert_allclose(NAMES["cross-entropy"](outputs, torch.tensor([2, 1])), expected, rtol=1e-12)
@@ -93,6 +102,95 @@ def test_a_loss_of_ones_own_enters_the_objective_the_protocol_and_the_question(f
     assert digest(Hessian(), _loaded(moved, f"{moved}:huber")) == before
     moved.write_text(REGRESSION + "# edited\n")
     assert digest(Hessian(), _loaded(file, f"{moved}:huber")) != before
+
+
+@pytest.mark.parametrize("name", ["mse", "l1", "huber", "bce"])
+def test_targets_of_another_size_are_refused_instead_of_repeated(name: str) -> None:
+    with pytest.raises(ValueError, match=r"returns \(4, 3\) for targets \(4,\), expected a number for each"):
+        NAMES[name](torch.zeros(4, 3), torch.zeros(4))
+
+
+def test_cross_entropy_of_a_sequence_is_the_mean_over_its_tokens() -> None:
+    torch.manual_seed(0)
+    logits, targets = torch.randn(3, 5, 7, dtype=torch.float64), torch.randint(7, (3, 5))
+    shifted = np.exp(logits.numpy())
+    chances = np.take_along_axis(shifted / shifted.sum(axis=2, keepdims=True), targets.numpy()[..., None], axis=2)
+    np.testing.assert_allclose(
+        NAMES["cross-entropy"](logits, targets), -np.log(chances[..., 0]).mean(axis=1), rtol=1e-12
+    )
+    right = CLASSIFICATION.right(logits, targets)
+    np.testing.assert_allclose(right, (logits.numpy().argmax(axis=2) == targets.numpy()).mean(axis=1))
+
+
+def test_accuracy_means_what_its_loss_says() -> None:
+    outputs = torch.tensor([[0.5, -1.0, 2.0], [-1.0, 3.0, -2.0]])
+    labels = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    assert MEANINGS[NAMES["bce"]].right(outputs, labels).tolist() == pytest.approx([2 / 3, 1.0])
+    assert CLASSIFICATION.right(outputs, torch.tensor([2, 0])).tolist() == [True, False]
+    assert CLASSIFICATION.right(outputs, labels).tolist() == [False, True]
+    for name in ("mse", "l1", "huber"):
+        assert MEANINGS[NAMES[name]].right(outputs, labels).isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("loss", "units"), [("mse", "squared error"), ("l1", "absolute error"), ("huber", "Huber loss")]
+)
+def test_a_regression_has_its_own_units_and_no_accuracy(file: Path, tmp_path: Path, loss: str, units: str) -> None:
+    subject = _loaded(file, loss)
+    found = landscape.measure("surface", subject, out=tmp_path / "r.h5", resolution=3)
+    assert {found[name].attrs["units"] for name in ("loss", "loss_se", "rise_se", "height", "persistence")} == {units}
+    assert found["accuracy"].attrs["units"] == "undefined"
+    assert "a regression has no classes" in found["accuracy"].attrs["long_name"]
+    assert np.isnan(found["accuracy"]).all()
+    line = landscape.measure("line", subject, out=tmp_path / "r.h5", resolution=3)
+    assert line["loss"].attrs["units"] == units
+    spectrum = landscape.measure("hessian", subject, out=tmp_path / "r.h5", top=1)
+    assert spectrum["loss"].attrs["units"] == units
+    assert set(evaluated(subject)) == {"samples", "loss", "loss_se"}
+    for path in draw(tmp_path / "r.h5", tmp_path):
+        assert path.stat().st_size > 0
+
+
+def test_a_loss_of_unknown_units_is_not_called_nats(file: Path, tmp_path: Path) -> None:
+    found = landscape.measure("surface", _loaded(file, f"{file}:huber"), out=tmp_path / "r.h5", resolution=3)
+    assert found["loss"].attrs["units"] == "loss"
+
+
+def test_classification_keeps_its_units_and_its_question() -> None:
+    model, batches = nn.Linear(3, 2), [(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))]
+    plain, named = Subject(model, batches), Subject(model, batches, losses=losses_of("cross-entropy"))
+    assert plain.meaning.units == "nats"
+    assert plain.meaning.of_accuracy("accuracy") == Quantity("accuracy")
+    assert "accuracy" not in plain.identity(())
+    assert digest(Hessian(), plain) == digest(Hessian(), named)
+
+
+@dataclass
+class Answer:
+    logits: Tensor
+    hidden: Tensor | None = None
+
+
+@dataclass
+class Regressed:
+    value: Tensor
+
+
+class Pair(NamedTuple):
+    auxiliary: Tensor
+    logits: Tensor
+
+
+def test_logits_are_found_by_one_rule() -> None:
+    logits, other = torch.ones(2, 3), torch.zeros(2, 3)
+    for returned in (
+        logits, (logits, other), [logits], (None, logits, other), {"hidden": other, "logits": logits},
+        Answer(logits, other), Pair(other, logits), SimpleNamespace(logits=logits),
+    ):  # fmt: skip
+        assert logits_in(returned) is logits
+    for nothing in ({"out": logits}, Regressed(logits), (), None, "logits", {"loss": 1.0}):
+        with pytest.raises(ValueError, match="nothing named logits; wrap it so that it returns logits"):
+            logits_in(nothing)
 
 
 def test_functions_made_in_python_are_told_apart() -> None:
@@ -131,5 +229,5 @@ def test_a_loss_that_cannot_be_used_is_refused_in_one_line(
 
 
 def test_an_unknown_name_is_a_usage_error() -> None:
-    with pytest.raises(OptionError, match="--loss crossentropy is unknown; ask for cross-entropy, mse, bce, or file"):
+    with pytest.raises(OptionError, match="--loss crossentropy is unknown; ask for cross-entropy, mse, l1, huber, bce"):
         losses_of("crossentropy")

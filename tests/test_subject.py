@@ -301,6 +301,12 @@ def test_an_augmentation_is_drawn_once_per_seed(tmp_path: Path) -> None:
 # --- the proof ---
 
 
+def test_a_proof_takes_fewer_large_images() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 128 * 128, 2))
+    images, targets = torch.zeros(16, 3, 128, 128), torch.zeros(16, dtype=torch.long)
+    assert prove(Subject(model, [(images, targets)] * 6)).samples == 64
+
+
 def test_the_proof_is_loss_and_accuracy_of_the_first_batches() -> None:
     subject = digits(samples="all", batch_size=100)
     proof = prove(subject)

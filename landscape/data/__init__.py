@@ -9,9 +9,10 @@ from typing import Literal, TypeAlias, get_args
 
 import torch
 
-from landscape.data import arrays, cifar, corrupted, digits, folder, parquet, source
+from landscape.data import arrays, cifar, corrupted, digits, folder, parquet, source, tokens
 from landscape.data.augment import Augmentation
 from landscape.data.images import Batches, Images, Samples, count_of, prefix, resized
+from landscape.data.preprocessing import Fit, fitted
 from landscape.probe import OptionError, at_least
 
 __all__ = ["NAMES", "Augmentation", "Batches", "Images", "Split", "load"]
@@ -19,7 +20,7 @@ __all__ = ["NAMES", "Augmentation", "Batches", "Images", "Split", "load"]
 NAMES = ("digits", *cifar.RELEASES)
 FORMS = (
     "a folder of class folders, FILE.parquet or a folder of them, FILE.npz, X.npy,Y.npy, "
-    "file.py:callable or module:callable"
+    "file.py:callable, module:callable, or a token file .npy"
 )
 
 Split: TypeAlias = Literal["train", "test"]
@@ -32,8 +33,10 @@ def load(
     split: Split = "test",
     samples: Samples = None,
     image_size: int | None = None,
-    mean: tuple[float, ...] | None = None,
-    std: tuple[float, ...] | None = None,
+    mean: tuple[float, ...] = (),
+    std: tuple[float, ...] = (),
+    fit: Fit | None = None,
+    block_size: int | None = None,
 ) -> Images:
     """A data set in memory: the first `samples` of its fixed order, all of them where it has fewer.
 
@@ -43,13 +46,15 @@ def load(
     Args:
         name: `digits`, `cifar10`, `cifar100`, `cifar10-c:CORRUPTION:SEVERITY`, a folder of class folders, of
             parquet shards or of a pair of `.npy` files, `FILE.parquet`, `FILE.npz`, `X.npy,Y.npy`,
-            `file.py:callable` or `module:callable`.
+            `file.py:callable`, `module:callable`, or a token file `.npy`.
         root: the folder that holds the CIFAR folders; else `$LANDSCAPE_DATA`, else `./data`.
         split: "train" or "test"; callables, and folders without such parts, serve the same images for both.
         samples: how many images: a number, a share such as "10%", None or "all" for all.
         image_size: side to which images are resized; tensors from a callable keep their own.
         mean: per channel, of pixels in [0, 1], in place of the data set's own.
         std: goes with `mean`; both apply to uint8 images only, as floating-point inputs count as normalised.
+        fit: how pictures come to their size; None: bilinear, the shorter side to the size.
+        block_size: tokens per sequence of a token file.
 
     Raises:
         OptionError: `samples` or `image_size` below 1, an unknown split.
@@ -60,7 +65,9 @@ def load(
         raise OptionError(f"--split {split!r} is unknown; ask for {' or '.join(get_args(Split))}")
     count_of(samples, 100)
     at_least("image_size", 1 if image_size is None else image_size, 1)
-    images = _found(name, root, split, samples, image_size)
+    if name.endswith(tokens.SUFFIX) and not arrays.files(name) and Path(name).expanduser().is_file():
+        return tokens.load(name, samples=samples, block_size=block_size)
+    images = _found(name, root, split, samples, image_size, fit)
     if not mean or not std or images.inputs.dtype != torch.uint8 or images.inputs.ndim != 4:
         return images
     channels = images.inputs.shape[1]
@@ -72,22 +79,25 @@ def load(
     return replace(images, mean=tuple(mean), std=tuple(std))
 
 
-def _found(name: str, root: Path | None, split: Split, samples: Samples, image_size: int | None) -> Images:
+def _found(
+    name: str, root: Path | None, split: Split, samples: Samples, image_size: int | None, fit: Fit | None
+) -> Images:
     path = Path(name).expanduser()
     if name in cifar.RELEASES:
-        return resized(prefix(cifar.load(name, root=root, split=split), samples), image_size)
+        return _sized(prefix(cifar.load(name, root=root, split=split), samples), image_size, fit)
     if name == "digits":
-        return resized(prefix(digits.load(split), samples), image_size)
+        return _sized(prefix(digits.load(split), samples), image_size, fit)
     if corrupted.knows(name):
-        return resized(corrupted.load(name, root=root, split=split, samples=samples), image_size)
+        return _sized(corrupted.load(name, root=root, split=split, samples=samples), image_size, fit)
     if path.suffix == ".npz" or arrays.files(name) or (path.is_dir() and arrays.found(path, split)):
-        return arrays.load(name, split=split, samples=samples, image_size=image_size)
+        images = arrays.load(name, split=split, samples=samples)
+        return _sized(images, image_size, fit) if images.mean else images
     if path.suffix == ".parquet" or (path.is_dir() and parquet.found(path)):
-        return parquet.load(name, split=split, samples=samples, image_size=image_size)
+        return parquet.load(name, split=split, samples=samples, image_size=image_size, fit=fit)
     if path.is_dir():
-        return folder.load(name, split=split, samples=samples, image_size=image_size)
+        return folder.load(name, split=split, samples=samples, image_size=image_size, fit=fit)
     if ":" in name:
-        return source.load(name, samples=samples, image_size=image_size)
+        return source.load(name, samples=samples, image_size=image_size, fit=fit)
     if path.is_file():
         raise ValueError(f"--data {name} is a file; expected {FORMS}")
     if "/" in name:
@@ -95,3 +105,10 @@ def _found(name: str, root: Path | None, split: Split, samples: Samples, image_s
     near = difflib.get_close_matches(name, NAMES, 1)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise ValueError(f"--data {name!r} is unknown; expected {', '.join(NAMES)}, {FORMS}{hint}")
+
+
+def _sized(images: Images, image_size: int | None, fit: Fit | None) -> Images:
+    """uint8 images at the size asked for, as pictures come to it where that is said."""
+    if fit is None or not images.size or images.inputs.shape[1] != 3:
+        return resized(images, image_size)
+    return fitted(images, image_size or images.size, fit)

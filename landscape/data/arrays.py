@@ -15,7 +15,7 @@ from numpy.lib import format as npy
 
 from landscape.data import memory
 from landscape.data.folder import SPLITS
-from landscape.data.images import Images, Samples, chosen, count_of, resized
+from landscape.data.images import Images, Samples, chosen, count_of
 from landscape.data.objects import classes_in, normalisation, side
 
 Split = Literal["train", "test"]
@@ -37,7 +37,7 @@ def found(folder: Path, split: Split) -> Path | None:
     return next((place for place in (*parts, folder) if _pair_in(_stems(place), split)), None)
 
 
-def load(name: str, *, split: Split, samples: Samples, image_size: int | None) -> Images:
+def load(name: str, *, split: Split, samples: Samples) -> Images:
     """Inputs and targets from arrays; the files stay on disk, and only the chosen rows are read of `.npy`.
 
     Class numbers (N,) or (N, 1) give the class-balanced order; other targets leave the rows in their order. uint8
@@ -60,10 +60,10 @@ def load(name: str, *, split: Split, samples: Samples, image_size: int | None) -
         names = _pair_in(stems, split) if place else None
         assert names is not None
         x, y = (_mapped(stems[stem]) for stem in names)
-    return _images(name, x, y, samples, image_size)
+    return _images(name, x, y, samples)
 
 
-def _images(name: str, x: np.ndarray, y: np.ndarray, samples: Samples, image_size: int | None) -> Images:
+def _images(name: str, x: np.ndarray, y: np.ndarray, samples: Samples) -> Images:
     if not x.ndim or not y.ndim or len(x) != len(y) or not len(x):
         raise ValueError(
             f"{name} holds inputs {x.shape} and targets {y.shape}; expected the same number of rows in both"
@@ -79,8 +79,7 @@ def _images(name: str, x: np.ndarray, y: np.ndarray, samples: Samples, image_siz
     wanted = _native(labels)
     targets = torch.from_numpy(wanted.astype(np.int64) if wanted.dtype.kind in "ui" else wanted)
     mean, std = normalisation(inputs)
-    images = Images(inputs, targets[rows], name, classes_in(name, targets), side(inputs), mean, std)
-    return resized(images, image_size) if mean else images
+    return Images(inputs, targets[rows], name, classes_in(name, targets), side(inputs), mean, std)
 
 
 def _channels_first(name: str, x: np.ndarray) -> np.ndarray:

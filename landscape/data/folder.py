@@ -13,19 +13,28 @@ import torch
 
 from landscape.data import decode
 from landscape.data.images import Images, Samples, chosen
+from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Fit
 
 SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".webp", ".bmp"))
 SPLITS = {"train": ("train",), "test": ("test", "val")}  # split -> names of its folder, the first that exists
 
 
-def load(name: str, *, split: Literal["train", "test"], samples: Samples, image_size: int | None) -> Images:
+def load(
+    name: str,
+    *,
+    split: Literal["train", "test"],
+    samples: Samples,
+    image_size: int | None,
+    fit: Fit | None = None,
+) -> Images:
     """The first `samples` images of a folder of class folders, in the class-balanced order.
 
     FOLDER/train and FOLDER/test (or val) follow the split where they hold class folders; else FOLDER itself
     serves both. Classes are the class folders of all parts together, in name order, so that the parts agree
     on them. Shorter side to `image_size` (bilinear, antialiased), then the centre is cropped; images that are
-    that size already are not resampled. Files are listed without being opened, and only the chosen images are
-    decoded. Without a size: the images' own if all chosen are square, equal and at most 64 pixels wide, else 224.
+    that size already are not resampled; `fit` says otherwise. Files are listed without being opened, and only the
+    chosen images are decoded. Without a size: the images' own if all chosen are square, equal and at most 64 pixels
+    wide, else 224.
 
     Raises:
         FileNotFoundError: there are no class folders, no images, or not this split.
@@ -49,15 +58,15 @@ def load(name: str, *, split: Literal["train", "test"], samples: Samples, image_
     paths = [f"{entries[i]}/{listed[i][row - starts[i]]}" for i, row in zip(places, rows, strict=True)]
     size = image_size or decode.own_size(_sizes(paths))
     pictures = (decode.Picture(i, path, path) for i, path in enumerate(paths))
-    inputs = decode.decoded(pictures, name=name, count=len(paths), of=len(targets), size=size)
+    inputs = decode.decoded(pictures, name=name, count=len(paths), of=len(targets), size=size, fit=fit)
     return Images(
         inputs=torch.from_numpy(inputs),
         targets=torch.from_numpy(targets[rows]),
         name=name,
         classes=len(classes),
         size=size,
-        mean=decode.IMAGENET_MEAN,
-        std=decode.IMAGENET_STD,
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
     )
 
 

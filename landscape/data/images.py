@@ -45,6 +45,12 @@ class Images:
     def __len__(self) -> int:
         return len(self.inputs)
 
+    @property
+    def sequences(self) -> str:
+        """In words, how many sequences of how many tokens these are; "" for anything else."""
+        tokens = self.inputs.dim() == 2 and not self.inputs.is_floating_point() and self.targets.dim() == 2
+        return f"{len(self)} sequences of {self.inputs.shape[1]} tokens" if tokens else ""
+
     def to(self, device: torch.device | str) -> Images:
         """The same images on another device."""
         return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, RandomSampler, Subset
 from landscape import chance
 from landscape.data import decode
 from landscape.data.images import Images, Samples, balanced, chosen, count_of
+from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Fit
 from landscape.data.resident import Resident
 from landscape.probe import derived_seed
 
@@ -29,7 +30,7 @@ _END = object()
 _log = logging.getLogger(__name__)
 
 
-def images_of(name: str, made: Any, *, samples: Samples, image_size: int | None) -> Images:
+def images_of(name: str, made: Any, *, samples: Samples, image_size: int | None, fit: Fit | None = None) -> Images:
     """What a callable of the user's returned, as resident samples.
 
     A pair of tensors `(inputs, targets)` is used as it is: its first rows, in its order. A Dataset with a length is
@@ -38,8 +39,8 @@ def images_of(name: str, made: Any, *, samples: Samples, image_size: int | None)
     item that is another one when read again all the same is refused. A DataLoader, or anything else that can be
     iterated, is read once: its first samples, in its order. A sample is a tuple of input and target (what follows is
     ignored) or a dict with names of `INPUTS` and `TARGETS`. Pictures become uint8 images (`image_size` as for folders,
-    the size rule applied to the first); uint8 images get ImageNet's mean and std; floating-point tensors count as
-    normalised.
+    the size rule applied to the first, and `fit`); uint8 images get ImageNet's mean and std; floating-point tensors
+    count as normalised.
 
     Raises:
         ValueError: it is something else, fails, holds nothing, or does not fit into memory.
@@ -49,9 +50,9 @@ def images_of(name: str, made: Any, *, samples: Samples, image_size: int | None)
     plain = isinstance(made, dict | str | tuple)
     batched = isinstance(made, DataLoader) or (hasattr(made, "dataset") and not hasattr(made, "__getitem__"))
     if not plain and not batched and hasattr(made, "__len__") and hasattr(made, "__getitem__"):
-        return _materialised(name, made, samples, image_size)
+        return _materialised(name, made, samples, image_size, fit)
     if not plain and hasattr(made, "__iter__"):
-        return _streamed(name, made, samples, image_size, batched=batched)
+        return _streamed(name, made, samples, image_size, fit, batched=batched)
     raise ValueError(
         f"{name} returned a {type(made).__name__}; expected a torch Dataset or DataLoader, "
         "or a pair of tensors (inputs, targets)"
@@ -68,7 +69,7 @@ def _pair(name: str, inputs: Tensor, targets: Tensor, samples: Samples) -> Image
     return Images(inputs[:count], targets[:count], name, classes_in(name, targets), side(inputs))
 
 
-def _materialised(name: str, dataset: Any, samples: Samples, image_size: int | None) -> Images:
+def _materialised(name: str, dataset: Any, samples: Samples, image_size: int | None, fit: Fit | None) -> Images:
     if not len(dataset):
         raise ValueError(f"{name} returned an empty {type(dataset).__name__}; expected at least one item")
     listed = _listed(dataset)
@@ -79,7 +80,7 @@ def _materialised(name: str, dataset: Any, samples: Samples, image_size: int | N
         item, random = _item(name, dataset, row)
         drawn = drawn or random
         value, target = _parts(f"{name}: item {row}", item)
-        value, image_size = _decoded(f"{name}: item {row}", value, image_size)
+        value, image_size = _decoded(f"{name}: item {row}", value, image_size, fit)
         one, wanted = _tensor(f"{name}: input {row}", value), _tensor(f"{name}: target {row}", target)
         if inputs.count and (one.shape, wanted.shape) != (inputs.shape, targets.shape):
             shapes, first = ((tuple(x.shape), tuple(y.shape)) for x, y in ((one, wanted), (inputs, targets)))
@@ -88,7 +89,7 @@ def _materialised(name: str, dataset: Any, samples: Samples, image_size: int | N
         targets.append(wanted[None])
     for row, before in zip(order[:AGAIN].tolist(), inputs.tensor, strict=False):
         value, _ = _parts(f"{name}: item {row}", _item(name, dataset, row)[0])
-        again = _tensor(f"{name}: input {row}", _decoded(f"{name}: item {row}", value, image_size)[0])
+        again = _tensor(f"{name}: input {row}", _decoded(f"{name}: item {row}", value, image_size, fit)[0])
         if not torch.equal(again.nan_to_num(), before.nan_to_num()):
             raise ValueError(
                 f"{name}: item {row} is another one when it is read again, expected the same; switch its random "
@@ -113,7 +114,9 @@ def _item(name: str, dataset: Any, row: int) -> tuple[Any, bool]:
         return item, before != chance.states()
 
 
-def _streamed(name: str, stream: Any, samples: Samples, image_size: int | None, *, batched: bool) -> Images:
+def _streamed(
+    name: str, stream: Any, samples: Samples, image_size: int | None, fit: Fit | None, *, batched: bool
+) -> Images:
     total = _length(stream, batched)
     if total is None and str(samples).endswith("%"):
         raise ValueError(f"{name} gives a {type(stream).__name__} without a length; ask for a number with --samples")
@@ -127,7 +130,7 @@ def _streamed(name: str, stream: Any, samples: Samples, image_size: int | None, 
             what = f"{name}: {'batch' if batched else 'item'} {i}"
             value, target = _parts(what, item)
             if not batched:
-                value, image_size = _decoded(what, value, image_size)
+                value, image_size = _decoded(what, value, image_size, fit)
             parts = [_tensor(f"{what}: input", value), _tensor(f"{what}: target", target)]
             for part, kept in zip(parts, (inputs, targets), strict=True):
                 left = None if wanted is None else wanted - kept.count
@@ -184,14 +187,14 @@ def _parts(what: str, item: Any) -> tuple[Any, Any]:
     return item[0], item[1]
 
 
-def _decoded(what: str, value: Any, image_size: int | None) -> tuple[Any, int | None]:
+def _decoded(what: str, value: Any, image_size: int | None, fit: Fit | None) -> tuple[Any, int | None]:
     """A picture, also an encoded one as `datasets` gives it, as pixels; and the size that all are to have."""
     if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
         value = decode.opened(value["bytes"], what)
     if not isinstance(value, Image.Image):
         return value, image_size
     size = image_size or decode.own_size([value.size])
-    return guarded(what, partial(decode.pixels, value, size)), size
+    return guarded(what, partial(decode.pixels, value, size, fit)), size
 
 
 def _listed(dataset: Any) -> np.ndarray | None:
@@ -259,7 +262,7 @@ def normalisation(inputs: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]
     if inputs.dtype != torch.uint8 or inputs.ndim != 4:
         return (), ()
     if inputs.shape[1] == 3:
-        return decode.IMAGENET_MEAN, decode.IMAGENET_STD
+        return IMAGENET_MEAN, IMAGENET_STD
     return (0.5,) * inputs.shape[1], (0.5,) * inputs.shape[1]
 
 

@@ -15,6 +15,7 @@ import torch
 from landscape.data import decode
 from landscape.data.images import Images, Samples, chosen
 from landscape.data.objects import INPUTS, TARGETS
+from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Fit
 
 SPLITS = {"train": ("train",), "test": ("test", "validation", "valid", "val")}  # the first that has labels
 SPLIT_OF = re.compile(r"(train|test|validation|valid|val)(?![a-z])")
@@ -34,7 +35,14 @@ def found(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.parquet")) or sorted(folder.glob("data/*.parquet"))
 
 
-def load(name: str, *, split: Literal["train", "test"], samples: Samples, image_size: int | None) -> Images:
+def load(
+    name: str,
+    *,
+    split: Literal["train", "test"],
+    samples: Samples,
+    image_size: int | None,
+    fit: Fit | None = None,
+) -> Images:
     """The first `samples` images of one parquet file, or of the shards in a folder, in the class-balanced order.
 
     Shards named train-*, test-*, validation-* follow the split (test: the validation shards where there are no test
@@ -61,7 +69,7 @@ def load(name: str, *, split: Literal["train", "test"], samples: Samples, image_
     size = image_size or decode.own_size(_sizes(parts[at], columns, rows))
     inputs = decode.decoded(
         (decode.Picture(*row) for row in _pictures(parts[at], columns, rows)),
-        name=name, count=len(rows), of=len(targets), size=size,
+        name=name, count=len(rows), of=len(targets), size=size, fit=fit,
     )  # fmt: skip
     return Images(
         inputs=torch.from_numpy(inputs),
@@ -69,8 +77,8 @@ def load(name: str, *, split: Literal["train", "test"], samples: Samples, image_
         name=name,
         classes=classes,
         size=size,
-        mean=decode.IMAGENET_MEAN,
-        std=decode.IMAGENET_STD,
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
     )
 
 

@@ -17,6 +17,7 @@ from landscape import chance
 from landscape.data import objects
 from landscape.data.images import Images, Samples
 from landscape.data.objects import guarded as guarded
+from landscape.data.preprocessing import Fit
 from landscape.probe import derived_seed
 
 
@@ -57,7 +58,7 @@ def spec_sha256(spec: str) -> str | None:
     return hashlib.sha256(_file(spec, place).read_bytes()).hexdigest() if place.endswith(".py") else None
 
 
-def load(spec: str, *, samples: Samples, image_size: int | None) -> Images:
+def load(spec: str, *, samples: Samples, image_size: int | None, fit: Fit | None = None) -> Images:
     """The data that a callable without arguments returns, see `objects.images_of`.
 
     What it draws at random it draws from a fixed seed, the same in every process.
@@ -68,7 +69,7 @@ def load(spec: str, *, samples: Samples, image_size: int | None) -> Images:
     function = named(spec)
     with chance.fixed(derived_seed(0, "data")):
         made = guarded(spec, function)
-    return objects.images_of(spec, made, samples=samples, image_size=image_size)
+    return objects.images_of(spec, made, samples=samples, image_size=image_size, fit=fit)
 
 
 def _split(spec: str) -> tuple[str, str]:

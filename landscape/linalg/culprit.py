@@ -53,7 +53,7 @@ def _twice(module: nn.Module, given: tuple[Any, ...], options: dict[str, Any]) -
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return value
         leaves.append(value.detach().clone().requires_grad_())
-        return leaves[-1]
+        return leaves[-1].clone()  # which a module may write to in place
 
     with torch.enable_grad(), contextlib.suppress(StopIteration):
         returned = module(*map(leaf, given), **{name: leaf(value) for name, value in options.items()})

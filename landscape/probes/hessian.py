@@ -152,7 +152,7 @@ class Hessian:
             "smallest": Quantity("algebraically smallest eigenvalue", units),
             "largest_residual": Quantity("residual of the largest eigenvalue", units),
             "smallest_residual": Quantity("residual of the smallest eigenvalue", units),
-            "loss": Quantity(f"loss of the {whole}", "nats"),
+            "loss": Quantity(f"loss of the {whole}", subject.meaning.units),
             "matvecs": Quantity(f"matrix products spent, each with the {whole}"),
             "nodes": Quantity("Lanczos nodes: Ritz values of the start vector's quadrature", units, ("node",)),
             "weights": Quantity("their weights: the spectral density that the start vector saw", dims=("node",)),

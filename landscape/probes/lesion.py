@@ -65,8 +65,8 @@ class Lesion:
                 **labels([group.layer for group in groups], "unit"),
                 "rule": (Quantity("what was done", dims=("unit",)), rules),
             },
-            quantities=paired.quantities(),
-            summaries=paired.summaries("unit"),
+            quantities=paired.quantities(subject.meaning),
+            summaries=paired.summaries("unit", subject.meaning),
             about={"batch": Quantity("mini-batch"), "unit": Quantity("removed unit")},
             facts={"intact_loss": loss.mean().item(), "intact_accuracy": right.mean().item()},
         )

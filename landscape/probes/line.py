@@ -96,14 +96,17 @@ class Line:
         refuse_unsteady(subject)
         found = self._sections(subject)
         self._interpolates(found)  # refuses what does not go together
-        pair, per_line = found[0].kind == "checkpoints", ("direction",)
-        paired = {name: Quantity(about, "nats" if name == "excess" else "1") for name, about in PAIRED.items()}
+        pair, per_line, meaning = found[0].kind == "checkpoints", ("direction",), subject.meaning
+        paired = {
+            name: Quantity(about, meaning.units) if name == "excess" else meaning.of_accuracy(about)
+            for name, about in PAIRED.items()
+        }
         barriers = {
-            "barrier": Quantity("largest excess of the loss between the ends", "nats", per_line),
-            "barrier_se": Quantity("standard error of the barrier over samples", "nats", per_line),
+            "barrier": Quantity("largest excess of the loss between the ends", meaning.units, per_line),
+            "barrier_se": Quantity("standard error of the barrier over samples", meaning.units, per_line),
             "barrier_at": Quantity("where the barrier is", found[0].units, per_line),
-            "accuracy_barrier": Quantity("largest deficit of the accuracy between the ends", dims=per_line),
-            "accuracy_barrier_se": Quantity("standard error of the accuracy barrier over samples", dims=per_line),
+            "accuracy_barrier": meaning.of_accuracy("largest deficit of the accuracy between the ends", per_line),
+            "accuracy_barrier_se": meaning.of_accuracy("standard error of the accuracy barrier over samples", per_line),
         }
         errors = {f"{name}_se": Quantity(f"standard error of the {q.long_name}", q.units) for name, q in paired.items()}
         return Plan(
@@ -114,16 +117,16 @@ class Line:
                 **(self._other_ends(subject, found) if pair else {}),
             },
             quantities={
-                "loss": Quantity("loss", "nats"),
-                "loss_se": Quantity("standard error of the loss over samples", "nats"),
+                "loss": Quantity("loss", meaning.units),
+                "loss_se": Quantity("standard error of the loss over samples", meaning.units),
                 "l2": Quantity("half the squared norm of the weights"),
-                "accuracy": Quantity("accuracy"),
-                "accuracy_se": Quantity("standard error of the accuracy over samples"),
+                "accuracy": meaning.of_accuracy("accuracy"),
+                "accuracy_se": meaning.of_accuracy("standard error of the accuracy over samples"),
                 **({**paired, **errors} if pair else {}),
             },
             summaries={
-                "loss_mean": Quantity("mean loss over the directions", "nats", ("t",)),
-                "loss_spread": Quantity("standard deviation of the loss over the directions", "nats", ("t",)),
+                "loss_mean": Quantity("mean loss over the directions", meaning.units, ("t",)),
+                "loss_spread": Quantity("standard deviation of the loss over the directions", meaning.units, ("t",)),
                 **(barriers if pair else {}),
             },
             about={"direction": Quantity("direction"), "t": Quantity("position on the line", found[0].units)},

@@ -74,11 +74,11 @@ class Noise:
             over={"batch": np.arange(len(subject.batches)), "band": centres},
             labels={"frequencies": (Quantity("frequencies of the images in the band", dims=("band",)), held)},
             quantities={
-                **paired.quantities(),
+                **paired.quantities(subject.meaning),
                 "noise_square_sum": Quantity("sum over samples of the mean square of the noise", "input^2"),
             },
             summaries={
-                **paired.summaries("band"),
+                **paired.summaries("band", subject.meaning),
                 "noise_rms": Quantity("root mean square of the noise per pixel", "input", ("band",)),
             },
             about={"batch": Quantity("mini-batch"), "band": Quantity("centre of the band", "pi")},

@@ -194,4 +194,6 @@ def _shares(targets: Tensor) -> Tensor:
         if targets.ndim != 2:
             raise ValueError("probe-linear needs classes, the data have real targets; measure it on labelled data")
         return targets.double()
+    if targets.ndim != 1:
+        raise ValueError("probe-linear needs a class per sample, the data have several targets; measure it on images")
     return F.one_hot(targets.long()).double()

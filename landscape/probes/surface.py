@@ -17,6 +17,7 @@ from landscape.batchnorm import recalibration
 from landscape.evaluator import Evaluator, L2Definition
 from landscape.forward import Manner, MemoryFormat, Precision
 from landscape.linalg.directions import POSITIONS, Normalize
+from landscape.losses import CLASSIFICATION, Meaning
 from landscape.plane import Plane, plane_of
 from landscape.probe import OptionError, Plan, Quantity, Stage, Unit, Values, at_least, one_of, regular_expression
 from landscape.steady import refuse_unsteady
@@ -199,8 +200,10 @@ class Surface:
                   **({"snapshot": path} if len(path) else {})},
             labels={"derivative": (Quantity("second derivative", dims=("term",)), np.array(["xx", "xy", "yy"])),
                     **(where if len(path) else {})},
-            quantities=self._quantities(),
-            summaries=summaries.quantities(preview=self.preview, plain=self.manner == Manner()),
+            quantities=self._quantities(subject.meaning),
+            summaries=summaries.quantities(
+                preview=self.preview, plain=self.manner == Manner(), units=subject.meaning.units
+            ),
             about={
                 "x": Quantity(plane.names[0], plane.units),
                 "y": Quantity(plane.names[1], plane.units),
@@ -214,14 +217,16 @@ class Surface:
                    "statistics": self._statistics(plane)},
         )  # fmt: skip
 
-    def _quantities(self) -> dict[str, Quantity]:
+    def _quantities(self, meaning: Meaning = CLASSIFICATION) -> dict[str, Quantity]:
         squared = self.l2_definition == "squared"
         found = {
-            "loss": Quantity("loss", "nats"),
-            "loss_se": Quantity("standard error of the loss over samples", "nats"),
-            "rise_se": Quantity("standard error of the loss minus the checkpoint's, paired over samples", "nats"),
+            "loss": Quantity("loss", meaning.units),
+            "loss_se": Quantity("standard error of the loss over samples", meaning.units),
+            "rise_se": Quantity(
+                "standard error of the loss minus the checkpoint's, paired over samples", meaning.units
+            ),
             "l2": Quantity("half the squared norm of the weights" if squared else "sum of the norms of the tensors"),
-            "accuracy": Quantity("accuracy"),
+            "accuracy": meaning.of_accuracy("accuracy"),
         }
         if self.preview:
             found["evaluated"] = Quantity("1 where the loss was evaluated, 0 where it is interpolated")

@@ -61,7 +61,7 @@ class Trace:
                 "batch_trace": Quantity("trace of the Hessian of the mini-batch", trace),
                 "batch_trace_se": Quantity("its standard error over random vectors", trace),
                 "samples": Quantity("samples in the mini-batch"),
-                "loss": Quantity("loss of the mini-batch", "nats"),
+                "loss": Quantity("loss of the mini-batch", subject.meaning.units),
                 "matvecs": Quantity("Hessian products spent"),
                 "hvp": Quantity(HOW),
             },

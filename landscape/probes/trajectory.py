@@ -60,7 +60,7 @@ class Trajectory:
         found = self._snapshots(subject)
         snapshots.difference(checkpoints.read(found[-1].path), subject.parameters)  # refuses another architecture
         count = np.arange(len(found))
-        per_snapshot = ("snapshot",)
+        per_snapshot, meaning = ("snapshot",), subject.meaning
         epochs = np.array([snapshot.epoch for snapshot in found])
         names = np.array([snapshot.path.stem for snapshot in found])
         return Plan(
@@ -72,14 +72,14 @@ class Trajectory:
             },
             quantities={
                 "gram": Quantity("inner product with another snapshot, from the final weights", "weight^2", ("other",)),
-                "loss": Quantity("loss", "nats"),
-                "loss_se": Quantity("standard error of the loss over samples", "nats"),
-                "accuracy": Quantity("accuracy"),
-                "plane_loss": Quantity("loss on the principal plane, at the snapshot's place on it", "nats"),
-                "plane_loss_se": Quantity("standard error of the loss on the plane over samples", "nats"),
-                "plane_accuracy": Quantity("accuracy on the principal plane, at the snapshot's place on it"),
-                "plane_excess": Quantity("loss on the plane minus the snapshot's own", "nats"),
-                "plane_excess_se": Quantity("standard error of that difference over samples", "nats"),
+                "loss": Quantity("loss", meaning.units),
+                "loss_se": Quantity("standard error of the loss over samples", meaning.units),
+                "accuracy": meaning.of_accuracy("accuracy"),
+                "plane_loss": Quantity("loss on the principal plane, at the snapshot's place on it", meaning.units),
+                "plane_loss_se": Quantity("standard error of the loss on the plane over samples", meaning.units),
+                "plane_accuracy": meaning.of_accuracy("accuracy on the principal plane, at the snapshot's place on it"),
+                "plane_excess": Quantity("loss on the plane minus the snapshot's own", meaning.units),
+                "plane_excess_se": Quantity("standard error of that difference over samples", meaning.units),
             },
             summaries={
                 "radius": Quantity("distance from the final weights, relative to the start's", dims=per_snapshot),

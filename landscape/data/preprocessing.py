@@ -1,0 +1,101 @@
+"""What a network's maker does to a picture before the network sees it: size, crop, interpolation, mean and std."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+from PIL import Image
+
+from landscape.data.images import Images
+from landscape.probe import OptionError, one_of
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+INTERPOLATIONS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
+
+Crop: TypeAlias = float | Literal["squash"]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a picture comes to its size, as the libraries' own transforms have it, to the pixel.
+
+    Args:
+        interpolation: Pillow's, by name; it antialiases when it shrinks.
+        crop: the shorter side becomes size / crop, rounded down, and the centre is cropped; "squash" scales both
+            sides to the size and crops nothing.
+    """
+
+    interpolation: str = "bilinear"
+    crop: Crop = 1.0
+
+    def __post_init__(self) -> None:
+        one_of("interpolation", self.interpolation, INTERPOLATIONS)
+        if self.crop != "squash" and not 0 < self.crop <= 1:
+            raise OptionError(f"--crop {self.crop} is out of range; ask for a share above 0, at most 1, or squash")
+
+    def pixels(self, image: Image.Image, size: int) -> np.ndarray:
+        """A picture as (3, size, size) uint8."""
+        image = image.convert("RGB")
+        resample = Image.Resampling[self.interpolation.upper()]
+        if self.crop == "squash":
+            image = image.resize((size, size), resample)
+        else:
+            short = math.floor(size / self.crop + 1e-6)  # of 224 / (224 / 232), say
+            width, height = (
+                short if side == min(image.size) else int(short * side / min(image.size)) for side in image.size
+            )
+            left, top = round((width - size) / 2), round((height - size) / 2)
+            image = image.resize((width, height), resample).crop((left, top, left + size, top + size))
+        return np.asarray(image).transpose(2, 0, 1)
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What a network expects of its images.
+
+    Args:
+        size: side of the images.
+        fit: how they come to it.
+        mean: per channel, of pixels in [0, 1].
+        std: likewise.
+    """
+
+    size: int
+    fit: Fit = Fit()
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+
+    def __str__(self) -> str:
+        crop = self.fit.crop if self.fit.crop == "squash" else f"crop {self.fit.crop:.4g}"
+        mean, std = (" ".join(f"{value:.4g}" for value in values) for values in (self.mean, self.std))
+        return f"{self.size} px, {crop}, {self.fit.interpolation}, mean {mean}, std {std}"
+
+
+def crop_of(text: str) -> Crop:
+    """A crop as an option says it: a share, or `squash`.
+
+    Raises:
+        OptionError: it is neither.
+    """
+    if text == "squash":
+        return "squash"
+    try:
+        return float(text)
+    except ValueError:
+        raise OptionError(f"--crop {text} is not understood; ask for a share such as 0.875, or squash") from None
+
+
+def fitted(images: Images, size: int, fit: Fit) -> Images:
+    """uint8 images (N, 3, H, W) at another size, brought to it as pictures are; untouched where nothing changes."""
+    if images.inputs.shape[-2:] == (size, size) and fit.crop in (1.0, "squash"):
+        return images
+    pictures = images.inputs.permute(0, 2, 3, 1).numpy()
+    with ThreadPoolExecutor() as pool:
+        found = list(pool.map(lambda picture: fit.pixels(Image.fromarray(picture), size), pictures))
+    return replace(images, inputs=torch.from_numpy(np.stack(found)), size=size)

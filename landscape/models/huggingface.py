@@ -1,0 +1,179 @@
+"""Networks of transformers from a local folder with `config.json`, with or without weights; never from the network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from torch import nn
+
+from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Crop, Fit, Preprocessing
+from landscape.data.source import guarded
+from landscape.hub import folder_of
+from landscape.models.libraries import library
+
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+CONTEXTS = ("n_positions", "max_position_embeddings", "max_sequence_length", "n_ctx")
+SQUASHED_FROM = 384  # ConvNeXt's processor crops below this size and squashes from it on
+
+
+def weights_in(folder: Path) -> bool:
+    """Whether a folder holds weights beside its configuration."""
+    return any((folder / name).is_file() for name in WEIGHTS)
+
+
+def build(
+    name: str, arguments: Mapping[str, Any], *, classes: int | None, image_size: int | None, weights: bool
+) -> nn.Module:
+    """A network as its `config.json` describes it.
+
+    Its class is the one that the configuration names; a bare encoder's, or an unnamed one, becomes the image
+    classifier or the causal language model of its kind.
+
+    Args:
+        name: the folder.
+        arguments: entries of the configuration to override.
+        classes: for a folder without weights that does not say how many.
+        image_size: in place of the configuration's.
+        weights: load those of the folder, all of them; in single precision.
+
+    Raises:
+        FileNotFoundError, ValueError: see the message.
+    """
+    folder = folder_of(name)
+    content = _json(folder / "config.json")
+    transformers = library("transformers")
+    weights = weights and weights_in(folder)
+    given = dict(arguments)
+    if classes and not weights and not {"id2label", "num_labels"} & {*content, *given}:
+        given["num_labels"] = classes
+    if image_size and isinstance(content.get("image_size"), int) and not weights:
+        given.setdefault("image_size", image_size)
+    with _silent(transformers):
+        config = guarded(f"hf:{name}", lambda: _config(transformers, folder, given))
+        kind = _kind(transformers, config, folder)
+        if not weights:
+            return guarded(f"hf:{name}", lambda: kind(config))  # type: ignore[no-any-return]
+        model, report = guarded(
+            f"hf:{name}",
+            lambda: kind.from_pretrained(
+                folder, config=config, local_files_only=True, trust_remote_code=False, output_loading_info=True
+            ),
+        )
+    lacking = [*report["missing_keys"], *(str(entry) for entry in report["mismatched_keys"])]
+    if lacking:
+        first = ", ".join(map(str, lacking[:3]))
+        raise ValueError(
+            f"the weights in {folder} do not fill {kind.__name__}: {len(lacking)} missing or of another shape "
+            f"({first}); give weights with a head of their own"
+        )
+    return model  # type: ignore[no-any-return]
+
+
+def preprocessing(name: str, image_size: int | None) -> Preprocessing | None:
+    """What `preprocessor_config.json` says; where there is none, the configuration's size and ImageNet's rest.
+
+    None for a network without images.
+
+    Raises:
+        FileNotFoundError, ValueError: as `folder_of`.
+    """
+    folder = folder_of(name)
+    config, path = _json(folder / "config.json"), folder / "preprocessor_config.json"
+    own = _json(path) if path.is_file() else {}
+    if not own and "image_size" not in config and "num_channels" not in config:
+        return None
+    size, crop = _size_and_crop(own, config)
+    plain = own.get("do_normalize") is False
+    mean, std = ((0.0,) * 3, (1.0,) * 3) if plain else (own.get("image_mean"), own.get("image_std"))
+    resample = own.get("resample")
+    interpolation = Image.Resampling(resample).name.lower() if isinstance(resample, int) else "bilinear"
+    return Preprocessing(
+        image_size or size, Fit(interpolation, crop), tuple(mean or IMAGENET_MEAN), tuple(std or IMAGENET_STD)
+    )
+
+
+def context(name: str) -> int | None:
+    """The longest sequence of tokens that a language model takes; None where its configuration does not say.
+
+    Raises:
+        FileNotFoundError, ValueError: as `folder_of`.
+    """
+    config = _json(folder_of(name) / "config.json")
+    return next((int(config[key]) for key in CONTEXTS if isinstance(config.get(key), int)), None)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as JSON ({error}); repair it") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}, expected an object")
+    return content
+
+
+def _config(transformers: Any, folder: Path, given: Mapping[str, Any]) -> Any:
+    config, unused = transformers.AutoConfig.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False, return_unused_kwargs=True, **given
+    )
+    if unused:
+        raise ValueError(f"{type(config).__name__} has no entry {', '.join(unused)}")
+    if hasattr(config, "use_cache"):
+        config.use_cache = False  # keys and values of a whole sequence are never needed again
+    return config
+
+
+def _kind(transformers: Any, config: Any, folder: Path) -> Any:
+    """The class of a network: that which the configuration names, else a classifier or a language model."""
+    named = [getattr(transformers, name, None) for name in getattr(config, "architectures", None) or ()]
+    for kind in named:
+        if kind is not None and kind.__name__.endswith(("Classification", "CausalLM", "LMHeadModel")):
+            return kind
+    for auto in (transformers.AutoModelForImageClassification, transformers.AutoModelForCausalLM):
+        if type(config) in auto._model_mapping:
+            return auto._model_mapping[type(config)]
+    raise ValueError(
+        f"{folder} describes a {type(config).__name__}, for which transformers has neither an image classifier nor a "
+        "causal language model; wrap it in a function: --model file.py:callable"
+    )
+
+
+@contextmanager
+def _silent(transformers: Any) -> Iterator[None]:
+    """Without the library's own bars and tables: what is wrong is said in one line."""
+    logging = transformers.utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _size_and_crop(own: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[int, Crop]:
+    """Side and crop from the shapes that `size` and `crop_size` take in processors' configurations."""
+    wanted = own.get("size", config.get("image_size", 224))
+    cropped = own.get("crop_size")
+    final = cropped.get("height") if isinstance(cropped, Mapping) else cropped
+    if isinstance(wanted, list):
+        wanted = wanted[0]
+    if isinstance(wanted, Mapping) and "shortest_edge" in wanted:
+        short = int(wanted["shortest_edge"])
+        if "crop_pct" in own:  # ConvNeXt's: the size is that after the crop
+            return short, float(own["crop_pct"]) if short < SQUASHED_FROM else "squash"
+        if own.get("do_center_crop", final is not None) and final:
+            return int(final), min(1.0, int(final) / short)
+        return short, 1.0
+    if isinstance(wanted, Mapping):
+        wanted = wanted.get("height", 224)
+    if own.get("do_center_crop") and final and own.get("do_resize") is not False:
+        return int(final), "squash" if int(final) == int(wanted) else min(1.0, int(final) / int(wanted))
+    return int(wanted), "squash"

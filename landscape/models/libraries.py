@@ -1,0 +1,63 @@
+"""Optional libraries of networks, imported on use: timm, torchvision, transformers."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import sys
+from types import ModuleType
+
+import torch
+
+EXTRAS = {"timm": "timm", "torchvision": "torchvision", "transformers": "hf"}
+# The schemas that torchvision registers unguarded although its compiled operators did not load.
+SCHEMAS = ("nms", "qnms")
+
+MISMATCH = "operator torchvision::"  # what the error of such an import names
+
+log = logging.getLogger(__name__)
+_kept: list[torch.library.Library] = []  # dropping a library unregisters its schemas
+
+
+def library(name: str) -> ModuleType:
+    """A library by its import name; torchvision first, which the others import.
+
+    Raises:
+        ValueError: it is not installed, or cannot be imported.
+    """
+    try:
+        if name != "torchvision" and importlib.util.find_spec("torchvision") is not None:
+            _torchvision()
+        return _torchvision() if name == "torchvision" else importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise ValueError(f"{name} cannot be imported ({error}); install what it needs") from error
+        extra = f"landscape-probes[{EXTRAS[name]}]"
+        raise ValueError(f"{name} is not installed; install it: pip install '{extra}'") from None
+    except (ImportError, RuntimeError) as error:
+        release = f"the release for torch {torch.__version__}"
+        raise ValueError(f"{name} cannot be imported ({error}); install {release}") from error
+
+
+def _torchvision() -> ModuleType:
+    """torchvision, also where its compiled operators were built for another torch.
+
+    Then its import fails on a missing operator of detection models. Two schemas without kernels let it pass; they are
+    defined only after the ordinary import has failed so, as beside operators that load they would clash.
+    """
+    try:
+        return importlib.import_module("torchvision")
+    except RuntimeError as error:
+        if MISMATCH not in str(error):
+            raise
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        del sys.modules[name]
+    if not _kept:
+        _kept.append(torch.library.Library("torchvision", "FRAGMENT"))  # type: ignore[no-untyped-call]
+        for operator in SCHEMAS:
+            schema = f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+            _kept[0].define(schema)  # type: ignore[no-untyped-call]
+    found = importlib.import_module("torchvision")
+    log.info("torchvision's compiled operators do not match this torch: classification models work, detection does not")
+    return found
