@@ -84,7 +84,10 @@ def write(
         "format": FORMAT,
         "model": model,
         "model_args": dict(model_args),
-        "state_dict": {name: tensor.detach().cpu().clone() for name, tensor in state_dict.items()},
+        "state_dict": {
+            name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+            for name, tensor in state_dict.items()
+        },
         "data": dict(data),
         "recipe": dict(recipe),
         "epoch": float(epoch),

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from landscape import checkpoint
+from landscape.recipes import EARLIER
 
 FINAL = "final.pt"
 INIT = "init.pt"
@@ -64,6 +65,17 @@ def refuse_another_run(folder: Path, identity: Identity) -> None:
         _same(folder, Identity(**state["identity"]), identity)
 
 
+def recorded_recipe(folder: Path) -> dict[str, Any] | None:
+    """The recipe of the run in the folder, with the fields that recipes did not have in its time; None if empty."""
+    state = read_state(folder)
+    if state is not None:
+        return {**EARLIER, **state["identity"]["recipe"]}
+    for name in (FINAL, INIT):
+        if (folder / name).exists():
+            return {**EARLIER, **checkpoint.read(folder / name).recipe}
+    return None
+
+
 def write_state(folder: Path, identity: Identity, state: Mapping[str, Any]) -> None:
     """Replace what the run resumes from, atomically."""
     checkpoint.save_atomically({"identity": asdict(identity), **state}, folder / RESUME)
@@ -109,7 +121,7 @@ def tidy(folder: Path) -> None:
 
 
 def _same(folder: Path, found: Identity, asked: Identity) -> None:
-    there, here = _flat(asdict(found)), _flat(asdict(asked))
+    there, here = _flat({**asdict(found), "recipe": {**EARLIER, **found.recipe}}), _flat(asdict(asked))
     differing = [name for name in {**here, **there} if there.get(name) != here.get(name)]
     if differing:
         shown = ", ".join(f"{name} {there.get(name)} there, {here.get(name)} asked for" for name in differing[:3])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from landscape.run_folder import (
     Identity,
     newest_snapshot,
     read_state,
+    recorded_recipe,
     refuse_another_run,
     tidy,
     write_metrics,
@@ -39,6 +40,7 @@ from landscape.run_folder import (
     write_state,
 )
 from landscape.training_set import asked_size, splits
+from landscape.tuning import settled
 
 SNAPSHOTS = 10  # `epoch_NNN.pt` in a run, where the spacing is not asked for
 
@@ -112,12 +114,16 @@ def train(
         raise ValueError(f"{data} gives ready tensors, RandAugment needs uint8 images; take --recipe cifar-noaug")
     channels, size = training.inputs.shape[1:3]
     recipe = at_size(recipe, size)
+    recorded = recorded_recipe(out)
+    if recorded is not None and recipe.memory_format == "auto":
+        recipe = replace(recipe, memory_format=recorded["memory_format"])  # as the run began
     arguments: dict[str, Any] = {"classes": training.classes, "image_size": size}
     if channels != 3:
         arguments["channels"] = channels
     if takes_drop_path and recipe.drop_path:
         arguments["drop_path"] = recipe.drop_path
     arguments |= {name: value for name, value in given.items() if name != "image_size"}  # the size is set
+    recipe = settled(recipe, model, arguments)
     identity = Identity(
         model=model,
         model_args=arguments,
@@ -130,6 +136,7 @@ def train(
         with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
             torch.manual_seed(seed)
             network = models.build(model, **identity.model_args).to(place)
+            network.to(memory_format=_layout(recipe))  # type: ignore[call-overload]  # typed for tensors of four axes
             tests = Batches(testing.to(place), recipe.batch_size)
             schedule = Schedule.of_recipe(recipe, len(training))
             run = _Run(network, optimizer(network, recipe), training.to(place), tests, recipe, schedule, identity, out)
@@ -213,6 +220,7 @@ def _updates(run: _Run, epoch: int) -> Iterator[tuple[Tensor, int]]:
     generator = torch.Generator().manual_seed(derived_seed(seed, "order", epoch))
     order = torch.randperm(len(images), generator=generator).to(device)
     run.network.train()
+    forward = torch.compile(run.network) if recipe.compile else run.network
     for i in range(run.schedule.per_epoch):
         for group in run.descent.param_groups:
             group["lr"] = run.schedule.rate((epoch - 1) * run.schedule.per_epoch + i)
@@ -225,7 +233,7 @@ def _updates(run: _Run, epoch: int) -> Iterator[tuple[Tensor, int]]:
         )
         torch.manual_seed(derived_seed(seed, "dropout", epoch, i))
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            logits = run.network(images.normalised(inputs))
+            logits = forward(images.normalised(inputs).contiguous(memory_format=_layout(recipe)))
         loss = F.cross_entropy(logits.float(), targets)  # from log-softmax, in fp32; soft targets too
         run.descent.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -258,6 +266,10 @@ def _diverged(run: _Run, step: int, loss: float) -> ValueError:
         f"the loss became {loss} at epoch {epoch + 1}, step {within + 1}; {kept}; "
         f"lower --lr (now {run.recipe.lr}) and give the new run another --name or --out"
     )
+
+
+def _layout(recipe: Recipe) -> torch.memory_format:
+    return torch.channels_last if recipe.memory_format == "channels_last" else torch.contiguous_format
 
 
 def _bf16(recipe: Recipe, device: torch.device) -> bool:

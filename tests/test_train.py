@@ -17,7 +17,7 @@ from landscape.data.augment import Augmentation
 from landscape.device import device
 from landscape.evaluate import evaluate
 from landscape.probe import OptionError, derived_seed
-from landscape.recipes import Recipe, recipe
+from landscape.recipes import EARLIER, Recipe, recipe
 from landscape.train import Progress, train
 from landscape.training_set import balanced_rows, splits
 
@@ -258,6 +258,48 @@ def test_bytes_are_normalised_and_the_checkpoint_stores_the_crop_in_pixels(sourc
     found = checkpoint.read(final)
     assert found.recipe["crop"] == 2  # 8 at 32 pixels
     assert len(found.data["mean"]) == 3
+
+
+def test_channels_last_changes_a_run_by_rounding_alone(source: str, tmp_path: Path) -> None:
+    given = {"model_args": {"blocks": (1, 1), "width": 4}, "seed": 1}
+    paths = [
+        train("resnet_demo", source, recipe=short(2, memory_format=name), out=tmp_path / name, **given)
+        for name in ("contiguous", "channels_last")
+    ]
+    one, other = (checkpoint.read(path).state_dict for path in paths)
+    assert all(tensor.is_contiguous() for tensor in other.values())
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "expected"),
+    [("vit_demo", SMALL, "contiguous"), ("resnet_demo", {"blocks": (1, 1), "width": 4}, "channels_last")],
+)
+def test_the_memory_format_that_was_used_is_stored(
+    source: str, tmp_path: Path, model: str, arguments: dict[str, object], expected: str
+) -> None:
+    final = train(model, source, recipe=short(0), out=tmp_path / "run", model_args=arguments)
+    assert checkpoint.read(final).recipe["memory_format"] == expected
+
+
+def test_a_run_from_before_a_field_goes_on_as_it_began(source: str, tmp_path: Path) -> None:
+    """Recipes had no memory format once: such a run is contiguous, also where a new one would not be."""
+    given = {"model_args": {"blocks": (1, 1), "width": 4}}
+    whole, old = tmp_path / "whole", tmp_path / "old"
+    train("resnet_demo", source, recipe=short(2, memory_format="contiguous"), out=whole, **given)
+    with pytest.raises(KeyboardInterrupt):
+        train(
+            "resnet_demo", source, recipe=short(2, memory_format="contiguous"), out=old, report=stop_after(1), **given
+        )
+    for path in old.glob("*.pt"):
+        content = torch.load(path, weights_only=True)
+        for field in EARLIER:
+            del (content["identity"]["recipe"] if path.name == "resume.pt" else content["recipe"])[field]
+        torch.save(content, path)
+    assert weights(train("resnet_demo", source, recipe=short(2), out=old, **given)) == weights(whole / "final.pt")
+    with pytest.raises(ValueError, match="memory_format contiguous there, channels_last asked for"):
+        train("resnet_demo", source, recipe=short(2, memory_format="channels_last"), out=old, **given)
 
 
 def test_bf16_keeps_fp32_weights(source: str, tmp_path: Path) -> None:
