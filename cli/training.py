@@ -29,6 +29,18 @@ def train(
     warmup: Annotated[float | None, Option(help="Epochs of linear warm-up; at most a fifth of the run.")] = None,
     snapshots: Annotated[int, Option(help="Write epoch_NNN.pt every N epochs; 0: about ten a run.")] = 0,
     fraction: Annotated[float, Option(help="Class-balanced share of the training split.")] = 1.0,
+    set: Annotated[
+        list[str], Option(help="FIELD=VALUE of the recipe, any of them; repeatable.", metavar="FIELD=VALUE")
+    ] = [],  # noqa: B006
+    accumulate: Annotated[int | None, Option(help="Mini-batches whose gradients make one update.")] = None,
+    ema: Annotated[float | None, Option(help="Decay of a moving average of the weights: final_ema.pt.")] = None,
+    precision: Annotated[str | None, Option(help="auto (bf16 on a GPU that has it), fp32 or bf16.")] = None,
+    channels_last: Annotated[
+        bool | None, Option("--channels-last/--no-channels-last", help="Default: where most weights are convolutions'.")
+    ] = None,
+    compile: Annotated[bool, Option("--compile", help="Train with torch.compile.")] = False,
+    tune: Annotated[bool, Option("--tune", help="Choose channels last and compile by a short trial.")] = False,
+    sync_bn: Annotated[bool, Option("--sync-bn", help="Batch norm over all processes of torchrun.")] = False,
     name: Annotated[str, Option(help="Added to the run folder's name.")] = "",
     seed: Annotated[int, Option(help="Seed of weights, order and augmentation.")] = 0,
     device: Annotated[str, Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
@@ -38,15 +50,20 @@ def train(
 ) -> None:
     """Train a model and leave its snapshots; a killed run goes on where it stopped."""
     from landscape.cli.probing import key_values
+    from landscape.recipes import parsed
 
-    given = {
+    formats = {True: "channels_last", False: "contiguous", None: None}
+    named = {
         "epochs": epochs, "batch_size": batch_size, "lr": lr, "weight_decay": weight_decay, "mixup": mixup,
         "label_smoothing": label_smoothing, "cutmix": cutmix, "drop_path": drop_path, "warmup": warmup,
+        "accumulate": accumulate, "ema": ema, "precision": precision, "memory_format": formats[channels_last],
+        "compile": compile or None, "sync_bn": sync_bn or None,
     }  # fmt: skip
+    given = {**parsed(set), **{field: value for field, value in named.items() if value is not None}}
     run_training(
         model, data, given, recipe=recipe, out=out or Path("checkpoints") / run_name(model, data, name),
         data_root=data_root, model_args=key_values(model_arg), snapshots=snapshots, fraction=fraction, seed=seed,
-        device=device, quiet=quiet,
+        device=device, tune=tune, quiet=quiet,
     )  # fmt: skip
 
 
@@ -80,6 +97,10 @@ def run_training(
     metrics = checkpoint.read(final).metrics
     state = "already trained" if existed else "trained"
     say(f"{state}: {final}, loss {metrics['loss']:.4f}, accuracy {metrics['accuracy']:.4f}", quiet=quiet)
+    averaged = final.with_name("final_ema.pt")
+    if averaged.exists():
+        metrics = checkpoint.read(averaged).metrics
+        say(f"its moving average: {averaged}, accuracy {metrics['accuracy']:.4f}", quiet=quiet)
     return final
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from landscape import checkpoint
 from landscape.recipes import EARLIER
 
 FINAL = "final.pt"
+FINAL_EMA = "final_ema.pt"
 INIT = "init.pt"
 WARMUP = "warmup.pt"
 RESUME = "resume.pt"
@@ -32,6 +35,35 @@ class Identity:
     data: Mapping[str, Any]
     recipe: Mapping[str, Any]
     seed: int
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep other processes from training in the folder, which is made, and removed if it stays empty.
+
+    The lock is the system's and on the folder itself: it ends with the process and leaves no file.
+
+    Raises:
+        RuntimeError: another process holds it.
+    """
+    new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # where a file system has no locks
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RuntimeError(
+                    f"{folder} is being trained in by another process; wait for it, or give this run another --name "
+                    "or --out"
+                ) from None
+        yield
+    finally:
+        if new:
+            with suppress(OSError):
+                folder.rmdir()
+        os.close(handle)
 
 
 def write_snapshot(

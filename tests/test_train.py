@@ -20,6 +20,7 @@ from landscape.probe import OptionError, derived_seed
 from landscape.recipes import EARLIER, Recipe, recipe
 from landscape.train import Progress, train
 from landscape.training_set import balanced_rows, splits
+from landscape.tuning import seconds
 
 SMALL = {"dim": 8, "depth": 2, "heads": 2}
 SOURCE = """
@@ -117,6 +118,7 @@ def test_no_epochs_leave_the_seeded_initial_weights_twice(source: str, tmp_path:
     [
         ("vit_demo", SMALL, {"mixup": 1.0, "cutmix": 0.8, "drop_path": 0.5}),
         ("resnet_demo", {"blocks": (1, 1), "width": 4}, {"optimizer": "sgd", "label_smoothing": 0.1}),
+        ("resnet_demo", {"blocks": (1, 1), "width": 4}, {"ema": 0.9, "accumulate": 2, "batch_size": 4}),
     ],
 )
 @pytest.mark.parametrize("stop", [1, 2, 4])
@@ -300,6 +302,60 @@ def test_a_run_from_before_a_field_goes_on_as_it_began(source: str, tmp_path: Pa
     assert weights(train("resnet_demo", source, recipe=short(2), out=old, **given)) == weights(whole / "final.pt")
     with pytest.raises(ValueError, match="memory_format contiguous there, channels_last asked for"):
         train("resnet_demo", source, recipe=short(2, memory_format="channels_last"), out=old, **given)
+
+
+@pytest.mark.parametrize(("batch_size", "accumulate"), [(8, 2), (4, 4), (16, 1)])
+def test_accumulated_gradients_are_those_of_the_larger_batch(
+    source: str, tmp_path: Path, batch_size: int, accumulate: int
+) -> None:
+    """22 samples: an update of 16 and one of 6, which makes at most three parts of two. No batch norm, no dropout."""
+    given = {"model_args": SMALL, "seed": 2}
+    mixing = {"mixup": 1.0, "cutmix": 0.8, "label_smoothing": 0.1, "optimizer": "sgd", "lr": 0.1}
+    whole = train("vit_demo", source, recipe=short(2, **{**mixing, "batch_size": 16}), out=tmp_path / "whole", **given)
+    asked = short(2, **{**mixing, "batch_size": batch_size, "accumulate": accumulate})
+    parts = train("vit_demo", source, recipe=asked, out=tmp_path / "parts", **given)
+    one, other = (checkpoint.read(path).state_dict for path in (whole, parts))
+    begun = checkpoint.read(whole.with_name("init.pt")).state_dict
+    for name in one:
+        torch.testing.assert_close(other[name], one[name], rtol=1e-5, atol=1e-6)
+    assert max((one[name] - begun[name]).abs().max().item() for name in one) > 1e-2
+    assert [row["train_loss"][:6] for row in rows(whole.parent)] == [
+        row["train_loss"][:6] for row in rows(parts.parent)
+    ]
+
+
+def test_a_second_run_in_the_same_folder_ends_in_one_line(source: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    given = {"recipe": short(1), "out": out, "model_args": SMALL}
+
+    def again(progress: Progress) -> None:
+        train("vit_demo", source, **given)
+
+    with pytest.raises(RuntimeError, match=r"run is being trained in by another process; .*--name or --out"):
+        train("vit_demo", source, report=again, **given)
+    assert weights(train("vit_demo", source, **given))  # the lock ended with the run
+
+
+def test_a_trial_chooses_a_memory_format_once(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {"contiguous": 1.0, "channels_last": 2.0}
+    monkeypatch.setattr("landscape.tuning.seconds", lambda recipe, *others: times[recipe.memory_format])
+    out, given = tmp_path / "run", {"model_args": {"blocks": (1, 1), "width": 4}, "tune": True}
+    with pytest.raises(KeyboardInterrupt):
+        train("resnet_demo", source, recipe=short(2), out=out, report=stop_after(1), **given)
+    assert checkpoint.read(out / "init.pt").recipe["memory_format"] == "contiguous"
+    times["contiguous"] = 3.0  # another choice today, and the run goes on as it began
+    final = train("resnet_demo", source, recipe=short(2), out=out, **given)
+    assert checkpoint.read(final).recipe["memory_format"] == "contiguous"
+    other = train("resnet_demo", source, recipe=short(0), out=tmp_path / "other", **given)
+    assert checkpoint.read(other).recipe["memory_format"] == "channels_last"
+
+
+def test_a_trial_takes_time_and_leaves_the_global_generator_alone(source: str) -> None:
+    training, _ = splits(source, root=None)
+    state = torch.get_rng_state()
+    taken = seconds(short(memory_format="contiguous"), "vit_demo", {"classes": 3, "image_size": 8, **SMALL}, training)
+    assert taken > 0
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_bf16_keeps_fp32_weights(source: str, tmp_path: Path) -> None:
