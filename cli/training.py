@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from landscape.cli.progress import say
+from landscape.cli.progress import foremost, say
 
 Option = typer.Option
 
@@ -40,6 +40,8 @@ def train(
     ] = None,
     compile: Annotated[bool, Option("--compile", help="Train with torch.compile.")] = False,
     tune: Annotated[bool, Option("--tune", help="Choose channels last and compile by a short trial.")] = False,
+    deterministic: Annotated[bool, Option("--deterministic", help="Deterministic algorithms alone.")] = False,
+    tensorboard: Annotated[bool, Option("--tensorboard", help="Event files in the run folder too.")] = False,
     sync_bn: Annotated[bool, Option("--sync-bn", help="Batch norm over all processes of torchrun.")] = False,
     name: Annotated[str, Option(help="Added to the run folder's name.")] = "",
     seed: Annotated[int, Option(help="Seed of weights, order and augmentation.")] = 0,
@@ -63,7 +65,7 @@ def train(
     run_training(
         model, data, given, recipe=recipe, out=out or Path("checkpoints") / run_name(model, data, name),
         data_root=data_root, model_args=key_values(model_arg), snapshots=snapshots, fraction=fraction, seed=seed,
-        device=device, tune=tune, quiet=quiet,
+        device=device, tune=tune, deterministic=deterministic, tensorboard=tensorboard, quiet=quiet,
     )  # fmt: skip
 
 
@@ -74,16 +76,22 @@ def run_name(model: str, data: str, name: str = "") -> str:
 
 
 def run_training(
-    model: str, data: str, given: dict[str, Any], *, recipe: str | None, out: Path, quiet: bool, **options: Any
-) -> Path:
-    """Train with a line per epoch; the path of `final.pt`."""
+    model: str, data: str, given: dict[str, Any], *, recipe: str | None, out: Path, quiet: bool,
+    tensorboard: bool = False, **options: Any,
+) -> Path:  # fmt: skip
+    """Train with a line per epoch and a figure at the end; the path of `final.pt`."""
     from landscape import recipes
+    from landscape.board import Board
     from landscape.train import Progress
     from landscape.train import train as trained
 
     chosen = recipes.recipe(recipe or recipes.default_recipe(model), **given)
 
+    board = Board(out) if tensorboard else None
+
     def report(done: Progress) -> None:
+        if board is not None:
+            board(done)
         say(
             f"{out.name} epoch {done.epoch}/{done.epochs} train loss {done.train_loss:.4f} "
             f"loss {done.loss:.4f} accuracy {done.accuracy:.4f} {done.seconds:.1f} s",
@@ -101,6 +109,10 @@ def run_training(
     if averaged.exists():
         metrics = checkpoint.read(averaged).metrics
         say(f"its moving average: {averaged}, accuracy {metrics['accuracy']:.4f}", quiet=quiet)
+    if foremost() and (out / "metrics.csv").exists():
+        from landscape import plots
+
+        plots.draw_run(out, out)
     return final
 
 

@@ -19,9 +19,10 @@ class Synchronised(nn.BatchNorm2d):
         """(batch, channel, height, width) to the same."""
         if not self.training or self.running_mean is None or self.running_var is None:
             return super().forward(x)
-        count = _summed(torch.full((), x.numel() / x.shape[1], device=x.device))
-        mean = _summed(x.float().sum((0, 2, 3))) / count
-        centred = x.float() - mean[:, None, None]
+        wide = x if x.dtype == torch.float64 else x.float()
+        count = _summed(torch.full((), x.numel() / x.shape[1], dtype=wide.dtype, device=x.device))
+        mean = _summed(wide.sum((0, 2, 3))) / count
+        centred = wide - mean[:, None, None]
         variance = _summed(centred.square().sum((0, 2, 3))) / count
         with torch.no_grad():
             share = self.momentum or 0.0

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from landscape import models
 from landscape.data.images import Batches
+from landscape.determinism import deterministic as reproducing
 from landscape.evaluate import evaluate
 from landscape.probe import OptionError, at_least
 from landscape.processes import device_of, team
@@ -81,6 +82,7 @@ def train(
     seed: int = 0,
     device: str = "auto",
     tune: bool = False,
+    deterministic: bool = False,
     report: Callable[[Progress], None] | None = None,
 ) -> Path:
     """Train a model, or finish a run that was stopped, and return the path of its `final.pt`.
@@ -104,6 +106,7 @@ def train(
         device: see `landscape.device.device`.
         tune: choose the memory format, and on a GPU the compilation, by a short trial of this machine; what it chose
             is stored in the recipe, and used again when the run is resumed.
+        deterministic: use deterministic algorithms alone, see `landscape.determinism`.
         report: called after every finished epoch, when its files are written.
 
     Raises:
@@ -117,6 +120,7 @@ def train(
     recipe, given = checked(recipe), dict(model_args or {})
     takes_drop_path = "drop_path" in models.accepts(model)  # an unknown name ends here, before any data is read
     with ExitStack() as stack:
+        stack.enter_context(reproducing(deterministic))
         processes = stack.enter_context(team())
         place = device_of(device, processes)
         if recipe.batch_size < processes.size:

@@ -122,8 +122,9 @@ def _gradient(training: Training, inputs: Tensor, targets: Tensor) -> Tensor:
     """Leave the gradient of the mean loss in the parameters; return this process's share of that loss."""
     recipe, team, rows = training.recipe, training.team, len(inputs)
     least = min(2, max(1, recipe.batch_size // team.size))  # rows of a part: batch norm needs two
-    parts = team.size * max(1, min(recipe.accumulate, rows // (team.size * least)))
-    own = range(team.rank, parts, team.size)
+    count = max(1, min(recipe.accumulate, rows // (team.size * least)))
+    parts = count * team.size
+    own = range(team.rank * count, (team.rank + 1) * count)  # part p holds rows p, p + parts, p + 2 parts, ...
     shares = []
     for p in own:
         x = inputs[p::parts].contiguous(memory_format=_layout(recipe))
