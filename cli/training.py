@@ -28,6 +28,7 @@ def train(
     drop_path: Annotated[float | None, Option(help="Rate of stochastic depth at the last block.")] = None,
     warmup: Annotated[float | None, Option(help="Epochs of linear warm-up; at most a fifth of the run.")] = None,
     snapshots: Annotated[int, Option(help="Write epoch_NNN.pt every N epochs; 0: about ten a run.")] = 0,
+    snapshot_dtype: Annotated[str, Option(help="fp32, or fp16: intermediate snapshots of half the size.")] = "fp32",
     fraction: Annotated[float, Option(help="Class-balanced share of the training split.")] = 1.0,
     set: Annotated[
         list[str], Option(help="FIELD=VALUE of the recipe, any of them; repeatable.", metavar="FIELD=VALUE")
@@ -65,7 +66,8 @@ def train(
     run_training(
         model, data, given, recipe=recipe, out=out or Path("checkpoints") / run_name(model, data, name),
         data_root=data_root, model_args=key_values(model_arg), snapshots=snapshots, fraction=fraction, seed=seed,
-        device=device, tune=tune, deterministic=deterministic, tensorboard=tensorboard, quiet=quiet,
+        snapshot_dtype=snapshot_dtype, device=device, tune=tune, deterministic=deterministic, tensorboard=tensorboard,
+        quiet=quiet,
     )  # fmt: skip
 
 
@@ -100,6 +102,8 @@ def run_training(
 
     existed = (out / "final.pt").exists()
     final = trained(model, data, recipe=chosen, out=out, report=report, **options)
+    if not foremost():
+        return final
     from landscape import checkpoint
 
     metrics = checkpoint.read(final).metrics
@@ -109,17 +113,27 @@ def run_training(
     if averaged.exists():
         metrics = checkpoint.read(averaged).metrics
         say(f"its moving average: {averaged}, accuracy {metrics['accuracy']:.4f}", quiet=quiet)
-    if foremost() and (out / "metrics.csv").exists():
+    if (out / "metrics.csv").exists():
         from landscape import plots
 
         plots.draw_run(out, out)
     return final
 
 
-def models() -> None:
+def models(
+    build_up: Annotated[
+        str | None, Option(help="An AlterNet: its placements of 0, 1, 2, ... MSAs, as the paper builds it up.")
+    ] = None,
+    debug: Annotated[bool, Option(help="Show the traceback of an error.")] = False,
+) -> None:
     """List the models that `train` makes, with their parameters."""
     from landscape import models as known
 
+    if build_up is not None:
+        for count, placed in enumerate(known.build_up(build_up)):
+            words = ",".join(map(str, placed))
+            typer.echo(f"{count} MSA  --model-arg msa={words}  {known.summary(build_up, msa=placed)}")
+        return
     width = max(map(len, known.NAMES))
     for name in known.NAMES:
         typer.echo(f"{name:{width}}  {known.summary(name)}")

@@ -149,6 +149,8 @@ def read(
     if native and content["format"] > FORMAT:
         raise ValueError(f"{path} has format {content['format']}, this version reads up to {FORMAT}; update landscape")
     state_dict, taken = _weights_in(content, path, weights)
+    if native:  # half precision is how a snapshot may be stored, not what it computes in
+        state_dict = {n: t.float() if t.dtype == torch.float16 else t for n, t in state_dict.items()}
     if not native:
         epoch = content.get("epoch", float("nan"))
         number = float(epoch) if isinstance(epoch, int | float) else float("nan")

@@ -22,7 +22,7 @@ from landscape import models
 from landscape.data.images import Batches
 from landscape.determinism import deterministic as reproducing
 from landscape.evaluate import evaluate
-from landscape.probe import OptionError, at_least
+from landscape.probe import OptionError, at_least, one_of
 from landscape.processes import device_of, team
 from landscape.recipes import Recipe, at_size, checked
 from landscape.run_folder import (
@@ -31,6 +31,7 @@ from landscape.run_folder import (
     INIT,
     WARMUP,
     Identity,
+    halved,
     held,
     newest_snapshot,
     read_state,
@@ -78,6 +79,7 @@ def train(
     data_root: Path | None = None,
     model_args: Mapping[str, Any] | None = None,
     snapshots: int = 0,
+    snapshot_dtype: str = "fp32",
     fraction: float = 1.0,
     seed: int = 0,
     device: str = "auto",
@@ -101,6 +103,7 @@ def train(
         model_args: arguments of the model; classes and channels come from the data, and so does image_size unless
             the data is a folder of images to be resized.
         snapshots: epochs between two `epoch_NNN.pt`; 0 makes about ten in a run.
+        snapshot_dtype: "fp16" stores the `epoch_NNN.pt` but the last in half precision; they load as fp32.
         fraction: share of the training samples, the same share of every class.
         seed: of the weights, the order, the augmentation and the dropout.
         device: see `landscape.device.device`.
@@ -115,6 +118,7 @@ def train(
         RuntimeError: another process is training in the folder.
     """
     at_least("snapshots", snapshots, 0)
+    one_of("snapshot_dtype", snapshot_dtype, ("fp32", "fp16"))
     if not 0 < fraction <= 1:
         raise OptionError(f"--fraction {fraction} is out of range; ask for more than 0 and at most 1")
     recipe, given = checked(recipe), dict(model_args or {})
@@ -140,9 +144,11 @@ def train(
             arguments["drop_path"] = recipe.drop_path
         arguments |= {name: value for name, value in given.items() if name != "image_size"}  # the size is set
         recorded = processes.first(lambda: recorded_recipe(out))
-        if recorded is not None and recipe.memory_format == "auto":  # as the run began
-            recipe = replace(recipe, memory_format=recorded["memory_format"])
-            recipe = replace(recipe, compile=recorded["compile"]) if tune else recipe
+        if recorded is not None:  # it goes on as it began
+            if recipe.memory_format == "auto":
+                recipe = replace(recipe, memory_format=recorded["memory_format"])
+            if tune:
+                recipe = replace(recipe, compile=recorded["compile"])
         elif tune:
             recipe = processes.first(lambda: tuned(recipe, model, arguments, training.to(place)))
         recipe = settled(recipe, model, arguments)
@@ -164,6 +170,7 @@ def train(
                 identity,
                 out,
                 spacing=snapshots or math.ceil(recipe.epochs / SNAPSHOTS),
+                snapshot_dtype=snapshot_dtype,
             )
             _train(run, report)
         processes.first(lambda: tidy(out))  # here too after a kill between the last two writes
@@ -172,13 +179,14 @@ def train(
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """A training and the folder it leaves its snapshots in, `spacing` epochs apart."""
+    """A training and the folder it leaves its snapshots in, `spacing` epochs apart, in a precision."""
 
     training: Training
     tests: Batches
     identity: Identity
     out: Path
     spacing: int
+    snapshot_dtype: str
 
 
 def _train(run: _Run, report: Callable[[Progress], None] | None) -> None:
@@ -210,7 +218,7 @@ def _finish(
     step = epoch * schedule.per_epoch
     metrics = _metrics(run, step)
     if epoch % run.spacing == 0:
-        _snapshot(run, f"epoch_{epoch:03d}.pt", step, metrics)
+        _intermediate(run, epoch, step, metrics)
     seconds = time.perf_counter() - began
     progress = Progress(epoch, epochs, train_loss, seconds=seconds, lr=schedule.rate(step - 1), **metrics)
     history.append(asdict(progress))
@@ -220,13 +228,25 @@ def _finish(
         report(progress)
 
 
+def _intermediate(run: _Run, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
+    """Write a snapshot between the warm-up and the end; in half precision with the loss of its rounded weights."""
+    name = f"epoch_{epoch:03d}.pt"
+    if run.snapshot_dtype == "fp32" or epoch == run.training.recipe.epochs:
+        _snapshot(run, name, step, metrics)
+    elif not (run.out / name).exists():
+        rounded = copy.deepcopy(run.training.network)
+        weights = halved(rounded.state_dict())
+        rounded.load_state_dict(weights)
+        _snapshot(run, name, step, _metrics(run, step, rounded), weights)
+
+
 def _finals(run: _Run, history: list[dict[str, float]]) -> None:
     """Write the trained weights, `final.pt` last: where it is, all is."""
     steps = run.training.schedule.steps
     if run.training.average is not None:
         averaged = copy.deepcopy(run.training.network)
         averaged.load_state_dict(run.training.average.state_dict)
-        _snapshot(run, FINAL_EMA, steps, _metrics(run, steps, averaged), averaged)
+        _snapshot(run, FINAL_EMA, steps, _metrics(run, steps, averaged), averaged.state_dict())
     metrics = {name: history[-1][name] for name in ("loss", "accuracy")} if history else _metrics(run, steps)
     _snapshot(run, FINAL, steps, metrics)
 
@@ -265,11 +285,13 @@ def _metrics(run: _Run, step: int, network: nn.Module | None = None) -> dict[str
     return {"loss": evaluation.loss, "accuracy": evaluation.accuracy}
 
 
-def _snapshot(run: _Run, name: str, step: int, metrics: Mapping[str, float], network: nn.Module | None = None) -> None:
+def _snapshot(
+    run: _Run, name: str, step: int, metrics: Mapping[str, float], weights: Mapping[str, Tensor] | None = None
+) -> None:
     path = run.out / name
     if not path.exists():
         epoch = step / run.training.schedule.per_epoch
-        weights = (network or run.training.network).state_dict()
+        weights = run.training.network.state_dict() if weights is None else weights
         write_snapshot(path, run.identity, weights, epoch=epoch, metrics=metrics)
 
 

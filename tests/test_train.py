@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import csv
+import errno
 import math
+import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import IO
 
 import pytest
 import torch
@@ -18,6 +21,7 @@ from landscape.device import device
 from landscape.evaluate import evaluate
 from landscape.probe import OptionError, derived_seed
 from landscape.recipes import EARLIER, Recipe, recipe
+from landscape.snapshots import of_run
 from landscape.train import Progress, train
 from landscape.training_set import balanced_rows, splits
 from landscape.tuning import seconds
@@ -358,6 +362,65 @@ def test_a_trial_takes_time_and_leaves_the_global_generator_alone(source: str) -
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_half_precision_is_for_snapshots_between_the_warm_up_and_the_end(source: str, tmp_path: Path) -> None:
+    given = {"recipe": short(3, ema=0.5), "model_args": {"blocks": (1, 1), "width": 4}, "snapshots": 1}
+    full, half = tmp_path / "full", tmp_path / "half"
+    train("resnet_demo", source, out=full, **given)
+    train("resnet_demo", source, out=half, snapshot_dtype="fp16", **given)
+    assert names(half) == names(full)
+    same = {path.name for path in full.glob("*.pt") if weights(path) == weights(half / path.name)}
+    assert same == {"init.pt", "warmup.pt", "epoch_003.pt", "final.pt", "final_ema.pt"}  # training went on unrounded
+    assert rows(half) == rows(full)
+    for name in ("epoch_001.pt", "epoch_002.pt"):
+        stored = torch.load(half / name, weights_only=True)["state_dict"]
+        exact, found = checkpoint.read(full / name), checkpoint.read(half / name)
+        for key, tensor in exact.state_dict.items():
+            assert stored[key].dtype == (torch.float16 if tensor.ndim >= 2 else tensor.dtype)
+            assert found.state_dict[key].dtype == tensor.dtype
+            assert torch.equal(found.state_dict[key], tensor.half().float() if tensor.ndim >= 2 else tensor)
+        network = models.build(found.model, **found.model_args)
+        checkpoint.load_into(network, found)
+        _, testing = splits(source, root=None)
+        measured = evaluate(network, [(testing.inputs, testing.targets)])
+        assert found.metrics["loss"] == pytest.approx(measured.loss, rel=1e-6)
+        assert found.metrics["loss"] != exact.metrics["loss"]
+    assert [snapshot.epoch for snapshot in of_run(half)] == pytest.approx([0, 0.6667, 1, 2, 3], abs=1e-3)
+
+
+def test_what_half_precision_cannot_hold_stays() -> None:
+    found = run_folder.halved(
+        {"wide": torch.full((2, 2), 1e5), "weight": torch.ones(2, 2), "count": torch.tensor(70000)}
+    )
+    assert {name: tensor.dtype for name, tensor in found.items()} == {
+        "wide": torch.float32, "weight": torch.float16, "count": torch.int64,
+    }  # fmt: skip
+
+
+def test_a_full_disk_leaves_the_last_snapshot_and_a_run_that_goes_on(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    given = {"recipe": short(3), "model_args": SMALL, "snapshots": 1}
+    train("vit_demo", source, out=whole, **given)
+    save = torch.save
+
+    def full(content: dict[str, object], stream: IO[bytes]) -> None:
+        if content.get("epoch") == 2.0:
+            stream.write(b"half a file")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(content, stream)
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match=r"^cannot write .*epoch_002\.pt: No space left on device; free some space"):
+        train("vit_demo", source, out=out, **given)
+    assert names(out) == {"init.pt", "warmup.pt", "epoch_001.pt", "metrics.csv", "resume.pt"}
+    assert weights(out / "epoch_001.pt") == weights(whole / "epoch_001.pt")
+    assert len(rows(out)) == 1
+    monkeypatch.undo()
+    assert weights(train("vit_demo", source, out=out, **given)) == weights(whole / "final.pt")
+    assert names(out) == names(whole)
+
+
 def test_bf16_keeps_fp32_weights(source: str, tmp_path: Path) -> None:
     given = {"model_args": SMALL}
     half = train("vit_demo", source, recipe=short(1, precision="bf16"), out=tmp_path / "bf16", **given)
@@ -395,6 +458,8 @@ def test_a_damaged_resume_state_is_named(source: str, tmp_path: Path) -> None:
         ({"fraction": 0.0}, OptionError, "--fraction 0.0"),
         ({"fraction": 0.01}, ValueError, "raise --fraction"),
         ({"snapshots": -1}, OptionError, "--snapshots -1"),
+        ({"snapshot_dtype": "fp8"}, OptionError, "--snapshot-dtype fp8 is unknown; ask for one of fp32, fp16"),
+        ({"model_args": {**SMALL, "patch": 3}}, ValueError, "patch=3 does not divide .* ask for one of 1, 2, 4, 8"),
         ({"device": "tpu"}, OptionError, "--device tpu"),
         ({"model_args": {"classes": 5}}, ValueError, "classes=5: the data decides"),
         ({"model_args": {"image_size": "big"}}, ValueError, "image_size=big is no size"),
