@@ -114,7 +114,7 @@ def build_up(name: str) -> list[tuple[int, ...]]:
     return [alternet.build_up(msa, count) for count in range(sum(msa) + 1)]
 
 
-def summary(name: str, **arguments: object) -> str:
+def summary(name: str, **arguments: Any) -> str:
     """One line on a network: its family, what sets it apart, and its size on CIFAR-100.
 
     Args:
