@@ -18,10 +18,11 @@ from landscape.cli.progress import say
 HASHED = 2**28  # bytes of a checkpoint up to which `show` reads all of it for its digest
 Option = typer.Option
 File = Annotated[Path, typer.Argument(help="results file")]
+Drawable = Annotated[Path, typer.Argument(help="results file, or the folder of a training run")]
 
 
 def plot(
-    file: File = Path("results.h5"),
+    file: Drawable = Path("results.h5"),
     out: Annotated[Path, Option(help="Folder for the figures.")] = Path("figures"),
     format: Annotated[str, Option(help="Any of png, pdf, svg, separated by commas.")] = "png",
     eigenvalues: Annotated[
@@ -30,7 +31,13 @@ def plot(
     quiet: Annotated[bool, Option(help="Say nothing but errors.")] = False,
     debug: Annotated[bool, Option(help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Draw every figure that the results allow."""
+    """Draw every figure that the results allow; of a run folder its loss and accuracy."""
+    if file.is_dir():
+        from landscape import plots
+
+        for path in plots.draw_run(file, out, formats_of(format)):
+            typer.echo(path)
+        return
     for path in drawn(file, out, formats_of(format), eigenvalues=range_of(eigenvalues), quiet=quiet):
         typer.echo(path)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -64,9 +65,14 @@ class Progress:
             say(f"{self._what} {finished}/{total}, {100 * finished / total:.0f} %, {rate:.3g}/s, about {left} left")
 
 
+def foremost() -> bool:
+    """Whether this process speaks and draws: alone, or the first that `torchrun` started."""
+    return "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("RANK", "0") == "0"
+
+
 def say(text: str, *, quiet: bool = False) -> None:
     """One line for the human, on stderr."""
-    if not quiet:
+    if not quiet and foremost():
         print(text, file=sys.stderr, flush=True)
 
 

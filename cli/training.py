@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from landscape.cli.progress import say
+from landscape.cli.progress import foremost, say
 
 Option = typer.Option
 
@@ -28,7 +28,22 @@ def train(
     drop_path: Annotated[float | None, Option(help="Rate of stochastic depth at the last block.")] = None,
     warmup: Annotated[float | None, Option(help="Epochs of linear warm-up; at most a fifth of the run.")] = None,
     snapshots: Annotated[int, Option(help="Write epoch_NNN.pt every N epochs; 0: about ten a run.")] = 0,
+    snapshot_dtype: Annotated[str, Option(help="fp32, or fp16: intermediate snapshots of half the size.")] = "fp32",
     fraction: Annotated[float, Option(help="Class-balanced share of the training split.")] = 1.0,
+    set: Annotated[
+        list[str], Option(help="FIELD=VALUE of the recipe, any of them; repeatable.", metavar="FIELD=VALUE")
+    ] = [],  # noqa: B006
+    accumulate: Annotated[int | None, Option(help="Mini-batches whose gradients make one update.")] = None,
+    ema: Annotated[float | None, Option(help="Decay of a moving average of the weights: final_ema.pt.")] = None,
+    precision: Annotated[str | None, Option(help="auto (bf16 on a GPU that has it), fp32 or bf16.")] = None,
+    channels_last: Annotated[
+        bool | None, Option("--channels-last/--no-channels-last", help="Default: where most weights are convolutions'.")
+    ] = None,
+    compile: Annotated[bool, Option("--compile", help="Train with torch.compile.")] = False,
+    tune: Annotated[bool, Option("--tune", help="Choose channels last and compile by a short trial.")] = False,
+    deterministic: Annotated[bool, Option("--deterministic", help="Deterministic algorithms alone.")] = False,
+    tensorboard: Annotated[bool, Option("--tensorboard", help="Event files in the run folder too.")] = False,
+    sync_bn: Annotated[bool, Option("--sync-bn", help="Batch norm over all processes of torchrun.")] = False,
     name: Annotated[str, Option(help="Added to the run folder's name.")] = "",
     seed: Annotated[int, Option(help="Seed of weights, order and augmentation.")] = 0,
     device: Annotated[str, Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
@@ -38,15 +53,21 @@ def train(
 ) -> None:
     """Train a model and leave its snapshots; a killed run goes on where it stopped."""
     from landscape.cli.probing import key_values
+    from landscape.recipes import parsed
 
-    given = {
+    formats = {True: "channels_last", False: "contiguous", None: None}
+    named = {
         "epochs": epochs, "batch_size": batch_size, "lr": lr, "weight_decay": weight_decay, "mixup": mixup,
         "label_smoothing": label_smoothing, "cutmix": cutmix, "drop_path": drop_path, "warmup": warmup,
+        "accumulate": accumulate, "ema": ema, "precision": precision, "memory_format": formats[channels_last],
+        "compile": compile or None, "sync_bn": sync_bn or None,
     }  # fmt: skip
+    given = {**parsed(set), **{field: value for field, value in named.items() if value is not None}}
     run_training(
         model, data, given, recipe=recipe, out=out or Path("checkpoints") / run_name(model, data, name),
         data_root=data_root, model_args=key_values(model_arg), snapshots=snapshots, fraction=fraction, seed=seed,
-        device=device, quiet=quiet,
+        snapshot_dtype=snapshot_dtype, device=device, tune=tune, deterministic=deterministic, tensorboard=tensorboard,
+        quiet=quiet,
     )  # fmt: skip
 
 
@@ -57,16 +78,22 @@ def run_name(model: str, data: str, name: str = "") -> str:
 
 
 def run_training(
-    model: str, data: str, given: dict[str, Any], *, recipe: str | None, out: Path, quiet: bool, **options: Any
-) -> Path:
-    """Train with a line per epoch; the path of `final.pt`."""
+    model: str, data: str, given: dict[str, Any], *, recipe: str | None, out: Path, quiet: bool,
+    tensorboard: bool = False, **options: Any,
+) -> Path:  # fmt: skip
+    """Train with a line per epoch and a figure at the end; the path of `final.pt`."""
     from landscape import recipes
+    from landscape.board import Board
     from landscape.train import Progress
     from landscape.train import train as trained
 
     chosen = recipes.recipe(recipe or recipes.default_recipe(model), **given)
 
+    board = Board(out) if tensorboard else None
+
     def report(done: Progress) -> None:
+        if board is not None:
+            board(done)
         say(
             f"{out.name} epoch {done.epoch}/{done.epochs} train loss {done.train_loss:.4f} "
             f"loss {done.loss:.4f} accuracy {done.accuracy:.4f} {done.seconds:.1f} s",
@@ -75,18 +102,38 @@ def run_training(
 
     existed = (out / "final.pt").exists()
     final = trained(model, data, recipe=chosen, out=out, report=report, **options)
+    if not foremost():
+        return final
     from landscape import checkpoint
 
     metrics = checkpoint.read(final).metrics
     state = "already trained" if existed else "trained"
     say(f"{state}: {final}, loss {metrics['loss']:.4f}, accuracy {metrics['accuracy']:.4f}", quiet=quiet)
+    averaged = final.with_name("final_ema.pt")
+    if averaged.exists():
+        metrics = checkpoint.read(averaged).metrics
+        say(f"its moving average: {averaged}, accuracy {metrics['accuracy']:.4f}", quiet=quiet)
+    if (out / "metrics.csv").exists():
+        from landscape import plots
+
+        plots.draw_run(out, out)
     return final
 
 
-def models() -> None:
+def models(
+    build_up: Annotated[
+        str | None, Option(help="An AlterNet: its placements of 0, 1, 2, ... MSAs, as the paper builds it up.")
+    ] = None,
+    debug: Annotated[bool, Option(help="Show the traceback of an error.")] = False,
+) -> None:
     """List the models that `train` makes, with their parameters."""
     from landscape import models as known
 
+    if build_up is not None:
+        for count, placed in enumerate(known.build_up(build_up)):
+            words = ",".join(map(str, placed))
+            typer.echo(f"{count} MSA  --model-arg msa={words}  {known.summary(build_up, msa=placed)}")
+        return
     width = max(map(len, known.NAMES))
     for name in known.NAMES:
         typer.echo(f"{name:{width}}  {known.summary(name)}")

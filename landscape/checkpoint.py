@@ -109,7 +109,10 @@ def write(
         "format": FORMAT,
         "model": model,
         "model_args": dict(model_args),
-        "state_dict": {name: tensor.detach().cpu().clone() for name, tensor in state_dict.items()},
+        "state_dict": {
+            name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+            for name, tensor in state_dict.items()
+        },
         "data": dict(data),
         "recipe": dict(recipe),
         "epoch": float(epoch),
@@ -170,9 +173,12 @@ def read(path: Path | str, *, weights: Weights = "raw", trust_pickle: bool = Fal
     if not native:
         arch, epoch = _about(path, content)
         return replace(plain, arch=arch, epoch=epoch)
+    # half precision is how a snapshot may be stored, not what it computes in
+    single = {name: t.float() if t.dtype == torch.float16 else t for name, t in found.weights.items()}
     try:
         return replace(
             plain,
+            state_dict=single,
             model=content["model"],
             model_args=dict(content["model_args"]),
             data=dict(content["data"]),

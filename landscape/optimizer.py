@@ -54,10 +54,13 @@ class Schedule:
     steps: int
 
     @classmethod
-    def of_recipe(cls, recipe: Recipe, samples: int) -> Schedule:
-        """The schedule on so many samples; a last smaller batch counts where batch norm can take it (two or more)."""
-        whole, left = divmod(samples, recipe.batch_size)
-        per_epoch = whole + (left >= 2)
+    def of_recipe(cls, recipe: Recipe, samples: int, *, processes: int = 1) -> Schedule:
+        """The schedule on so many samples; a last smaller batch counts where batch norm can take it.
+
+        Which needs two rows in each process.
+        """
+        whole, left = divmod(samples, recipe.batch_size * recipe.accumulate)
+        per_epoch = whole + (left >= 2 * processes)
         warmup = max(1, round(recipe.warmup * per_epoch)) if recipe.warmup else 0
         return cls(recipe.lr, per_epoch, warmup, recipe.epochs * per_epoch)
 

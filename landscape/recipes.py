@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Literal, TypeAlias
 
 from landscape.probe import OptionError
 
 Value: TypeAlias = float | int | str | bool
 
+FORMATS = ("contiguous", "channels_last")
+TRUTH = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+KINDS: Mapping[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
 TRANSFORMERS = ("vit", "localvit", "swin", "pit", "mixer")  # families trained with `cifar-vit` unless told
 
 
@@ -34,6 +37,13 @@ class Recipe:
             checkpoint stores the pixels that were used.
         drop_path: stochastic depth of the last block, rising linearly from the first.
         precision: "auto" is bf16 autocast on a GPU that has it, fp32 elsewhere.
+        memory_format: "auto" is channels_last where most weights are convolutions', whose steps it makes about a
+            third faster and changes by rounding alone; a checkpoint stores the one that was used.
+        compile: by `torch.compile`; worth its start of about a minute on a GPU.
+        accumulate: mini-batches whose gradients add up to one update, which is that of a batch so many times larger.
+            Batch norm still sees one mini-batch at a time.
+        ema: decay of the moving average of the weights, 0 for none (`ema.Average`).
+        sync_bn: batch norm over the samples of all processes; of one process it changes nothing.
     """
 
     name: str = "cifar-vit"
@@ -56,7 +66,21 @@ class Recipe:
     flip: bool = True
     drop_path: float = 0.1
     precision: Literal["auto", "fp32", "bf16"] = "auto"
+    memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
+    compile: bool = False
+    accumulate: int = 1
+    ema: float = 0.0
+    sync_bn: bool = False
 
+
+# What a run did before a recipe had the field.
+EARLIER: Mapping[str, Value] = {
+    "memory_format": "contiguous",
+    "compile": False,
+    "accumulate": 1,
+    "ema": 0.0,
+    "sync_bn": False,
+}
 
 RECIPES: Mapping[str, Recipe] = {
     # Tuned on digits, where large shifts and mirror images cost a small ViT most: 95 % and more for every demo model.
@@ -119,6 +143,28 @@ def recipe(name: str, **overrides: Value | None) -> Recipe:
     return checked(changed)
 
 
+def parsed(assignments: Sequence[str]) -> dict[str, Value]:
+    """Overrides of a recipe from words such as `clip=1` and `flip=false`.
+
+    Raises:
+        OptionError: one is no `FIELD=VALUE`, there is no such field, or its value is of another kind.
+    """
+    kinds: dict[str, type] = {name: type(value) for name, value in asdict(Recipe()).items() if name != "name"}
+    found: dict[str, Value] = {}
+    for words in assignments:
+        field, equals, value = words.partition("=")
+        field = field.strip().replace("-", "_")
+        if not equals:
+            raise OptionError(f"--set {words} is no assignment; ask for FIELD=VALUE, for example --set clip=1")
+        if field not in kinds:
+            raise OptionError(f"--set {field}: a recipe has no such field; expected {_nearest(field, list(kinds))}")
+        try:
+            found[field] = TRUTH[value.lower()] if kinds[field] is bool else kinds[field](value)
+        except (KeyError, ValueError):
+            raise OptionError(f"--set {field}={value} is out of range; ask for {KINDS[kinds[field]]}") from None
+    return found
+
+
 def checked(recipe: Recipe) -> Recipe:
     """The same recipe, every field of which is in its range.
 
@@ -145,6 +191,9 @@ def checked(recipe: Recipe) -> Recipe:
         ("crop", 0 <= r.crop <= 32, "0 (none) to 32 pixels of a 32-pixel image"),
         ("drop_path", 0 <= r.drop_path < 1, "at least 0 and less than 1"),
         ("precision", r.precision in ("auto", "fp32", "bf16"), "auto, fp32 or bf16"),
+        ("accumulate", r.accumulate >= 1 and r.accumulate == int(r.accumulate), "a whole number, 1 or more"),
+        ("ema", 0 <= r.ema < 1, "0 (none) to less than 1"),
+        ("memory_format", r.memory_format in ("auto", *FORMATS), "auto, contiguous or channels_last"),
     )
     for name, holds, expected in expectations:
         if not holds:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,10 @@ import torch
 from torch import Tensor
 
 from landscape import checkpoint
+from landscape.recipes import EARLIER
 
 FINAL = "final.pt"
+FINAL_EMA = "final_ema.pt"
 INIT = "init.pt"
 WARMUP = "warmup.pt"
 RESUME = "resume.pt"
@@ -33,6 +37,35 @@ class Identity:
     seed: int
 
 
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep other processes from training in the folder, which is made, and removed if it stays empty.
+
+    The lock is the system's and on the folder itself: it ends with the process and leaves no file.
+
+    Raises:
+        RuntimeError: another process holds it.
+    """
+    new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # where a file system has no locks
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RuntimeError(
+                    f"{folder} is being trained in by another process; wait for it, or give this run another --name "
+                    "or --out"
+                ) from None
+        yield
+    finally:
+        if new:
+            with suppress(OSError):
+                folder.rmdir()
+        os.close(handle)
+
+
 def write_snapshot(
     path: Path,
     identity: Identity,
@@ -43,6 +76,18 @@ def write_snapshot(
 ) -> None:
     """Write one checkpoint of the run, atomically."""
     checkpoint.write(path, **asdict(identity), state_dict=state_dict, epoch=epoch, metrics=metrics)
+
+
+def halved(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same weights with every matrix and kernel in half precision: half the bytes on disk.
+
+    Biases, norms and statistics are few, and stay; so does what half precision cannot hold (beyond 65,504).
+    """
+    found = {}
+    for name, tensor in state_dict.items():
+        half = tensor.half() if tensor.is_floating_point() and tensor.ndim >= 2 else tensor
+        found[name] = half if bool(half.isfinite().all()) else tensor
+    return found
 
 
 def refuse_another_run(folder: Path, identity: Identity) -> None:
@@ -62,6 +107,17 @@ def refuse_another_run(folder: Path, identity: Identity) -> None:
     state = read_state(folder)
     if state is not None:
         _same(folder, Identity(**state["identity"]), identity)
+
+
+def recorded_recipe(folder: Path) -> dict[str, Any] | None:
+    """The recipe of the run in the folder, with the fields that recipes did not have in its time; None if empty."""
+    state = read_state(folder)
+    if state is not None:
+        return {**EARLIER, **state["identity"]["recipe"]}
+    for name in (FINAL, INIT):
+        if (folder / name).exists():
+            return {**EARLIER, **checkpoint.read(folder / name).recipe}
+    return None
 
 
 def write_state(folder: Path, identity: Identity, state: Mapping[str, Any]) -> None:
@@ -109,7 +165,7 @@ def tidy(folder: Path) -> None:
 
 
 def _same(folder: Path, found: Identity, asked: Identity) -> None:
-    there, here = _flat(asdict(found)), _flat(asdict(asked))
+    there, here = _flat({**asdict(found), "recipe": {**EARLIER, **found.recipe}}), _flat(asdict(asked))
     differing = [name for name in {**here, **there} if there.get(name) != here.get(name)]
     if differing:
         shown = ", ".join(f"{name} {there.get(name)} there, {here.get(name)} asked for" for name in differing[:3])

@@ -17,7 +17,7 @@ from landscape.checkpoint import Checkpoint
 from landscape.linalg.vector import inner
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".safetensors")
-NOT_SNAPSHOTS = ("resume",)
+NOT_SNAPSHOTS = ("resume", "final_ema")  # the moving average is no place on the path
 PLACES = "epochs?|ep|steps?|iterations?|iter"  # words in file names that a snapshot's number follows
 NUMBER = r"\d+(?:\.\d+)?"
 GRAM_BYTES = 2**30  # of snapshots held at once

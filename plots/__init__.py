@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -153,6 +154,31 @@ def draw(
     return written
 
 
+def draw_run(folder: Path, out: Path, formats: Sequence[str] = ("png",)) -> list[Path]:
+    """Draw loss and accuracy of a training run from its `metrics.csv`; returns the files written, `curves.*`.
+
+    Raises:
+        FileNotFoundError: the folder has none.
+        ValueError: it is no table of a run.
+    """
+    from landscape.plots import curves
+
+    file = folder / "metrics.csv"
+    if not file.exists():
+        raise FileNotFoundError(
+            f"no metrics.csv in {folder}; give a results file, or the folder of a run: landscape train"
+        )
+    try:
+        lines = list(csv.DictReader(file.read_text().splitlines()))
+        run = {name: np.array([float(line[name]) for line in lines]) for name in (*curves.NEEDS, "seconds")}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{file} is no table of a training run ({error}); train again, or delete it") from None
+    if not lines:
+        raise ValueError(f"{file} holds no finished epoch yet; wait for the first")
+    out.mkdir(parents=True, exist_ok=True)
+    return _written("curves", lambda: curves.page(run, folder.resolve().name), out, formats)
+
+
 def left_out(path: Path | str) -> list[str]:
     """Groups that appear in no figure: nothing of them is finished, or no figure draws their probe."""
     return _left_out(results.groups(path))
@@ -174,10 +200,14 @@ def _save(
     folder: Path,
     formats: Sequence[str],
 ) -> list[Path]:
+    return _written(figure, lambda: page(answers, looks), folder, formats)
+
+
+def _written(figure: str, page: Callable[[], Any], folder: Path, formats: Sequence[str]) -> list[Path]:
     paths = [folder / f"{figure}.{name}" for name in formats]
     with matplotlib.rc_context(style.RC), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a label in any script is welcome
-        drawn = page(answers, looks)
+        drawn = page()
         for path, name in zip(paths, formats, strict=True):
             drawn.savefig(path, format=name, metadata=_METADATA[name])
     return paths

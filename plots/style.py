@@ -52,6 +52,7 @@ def page(
     width: float = PAGE,
     legend: Sequence[Line2D | Patch] = (),
     note: str = "",
+    caption: str = "",
 ) -> Figure:
     """An empty figure with the protocol, a note and a legend under the space for its axes.
 
@@ -64,15 +65,17 @@ def page(
         width: of the figure, in inches.
         legend: labelled entries, in as many columns as fit.
         note: a sentence after the protocol.
+        caption: in place of the protocol, where no answers are drawn.
     """
     # A digit of DejaVu Sans is 0.64 em wide, running text 0.55: the estimate is on the safe side.
-    caption = textwrap.wrap(f"{protocol(answers, looks)} {note}".strip(), int(72 * width / (0.56 * SMALL)))
+    said = f"{caption or protocol(answers, looks)} {note}".strip()
+    under = textwrap.wrap(said, int(72 * width / (0.56 * SMALL)))
     size = RC["legend.fontsize"]
     labels = [fitted(str(entry.get_label()), width - 0.5, size) for entry in legend]
     longest = max(map(len, labels), default=0)
     columns = max(1, min(len(labels), int(72 * width / (0.6 * size * (longest + 8)))))
     rows = math.ceil(len(labels) / columns) + sum(label.count("\n") for label in labels)
-    caption_height = len(caption) * LINE + 0.06
+    caption_height = len(under) * LINE + 0.06
     legend_height = rows * LEGEND_LINE + (0.12 if legend else 0.0)
     total = height + caption_height + legend_height
     figure = Figure(figsize=(width, total), layout="compressed")
@@ -80,7 +83,7 @@ def page(
     bottom = (caption_height + legend_height) / total
     figure.get_layout_engine().set(rect=(0.0, bottom, 1.0, 1.0 - bottom))  # type: ignore[union-attr, call-arg]
     figure.text(
-        0.5, 0.03 / total, "\n".join(caption), ha="center", va="bottom", fontsize=SMALL, color="0.3", linespacing=1.2
+        0.5, 0.03 / total, "\n".join(under), ha="center", va="bottom", fontsize=SMALL, color="0.3", linespacing=1.2
     )
     if legend:
         figure.legend(

@@ -127,7 +127,7 @@ def test_smoothing_is_its_definition_at_every_position() -> None:
     assert found.max() <= 10
 
 
-@pytest.mark.parametrize("name", ["resnet_demo", "preresnet_demo"])
+@pytest.mark.parametrize("name", ["resnet_demo", "preresnet_demo", "alternet_demo"])
 def test_smoothing_ends_every_stage_and_changes_no_parameter(name: str) -> None:
     plain, smooth = _small(name), _small(name, smoothing=True)
     assert plain.state_dict().keys() == smooth.state_dict().keys()
@@ -136,9 +136,11 @@ def test_smoothing_ends_every_stage_and_changes_no_parameter(name: str) -> None:
     assert sum(isinstance(module, Smoothing) for module in smooth.modules()) == 3
 
 
-@pytest.mark.parametrize("name", ["resnet_demo", "preresnet_demo", "resnet50", "preresnet50"])
+@pytest.mark.parametrize("name", ["resnet_demo", "preresnet_demo", "resnet50", "preresnet50", "alternet_demo"])
 def test_dropout_is_on_at_test_time_before_the_last_convolution_and_averages_probabilities(name: str) -> None:
     sizes: dict[str, Any] = {"blocks": (1, 1), "width": 8}
+    if name == "alternet_demo":
+        sizes |= {"blocks": (1, 2), "msa": (0, 1), "heads": (1, 2)}
     model = _small(name, 8, **sizes, mc_dropout=0.3).eval()
     images = torch.randn(2, 3, 8, 8)
     last = "conv3" if name.endswith("50") else "conv2"

@@ -322,6 +322,39 @@ def test_drop_path_rates_rise_to_the_last_block() -> None:
     assert rates == pytest.approx(drop_path_rates(0.1, 6))
 
 
+TINY: dict[str, dict[str, Any]] = {
+    "vit_ti": {"dim": 12, "depth": 3, "heads": 3},
+    "localvit_ti": {"dim": 12, "depth": 3},
+    "swin_ti": {"dim": 12, "depths": (1, 2), "heads": (2, 4)},
+    "pit_ti": {"depths": (1, 2), "heads": (1, 2), "head_dim": 8},
+    "mixer_ti": {"dim": 12, "depth": 3, "token_hidden": 7, "channel_hidden": 9},
+    "resnet18": {"blocks": (1, 2), "width": 8},
+    "resnext50": {"blocks": (1, 2), "width": 16, "groups": 4, "width_per_group": 4},
+    "preresnet18": {"blocks": (1, 2), "width": 8},
+    "alternet18": {"blocks": (1, 2), "msa": (0, 1), "heads": (1, 2), "width": 8, "head_dim": 8},
+}
+
+
+def test_every_family_has_drop_path() -> None:
+    families = {type(_on_meta(name, 3, 16, **arguments)) for name, arguments in TINY.items()}
+    assert families == {models.MODELS[name].func for name in models.NAMES}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_drop_path_is_applied_in_every_block_at_a_rate_that_rises_linearly(name: str) -> None:
+    """With one block alone in training mode, and no norm, the output changes where the rate is not 0 and only there."""
+    model = models.build(name, classes=3, image_size=16, drop_path=0.9, **TINY[name]).eval()
+    blocks = [module for module in model.modules() if hasattr(module, "rate")]
+    assert [block.rate for block in blocks] == pytest.approx([0.0, 0.45, 0.9])
+    images = torch.randn(16, 3, 16, 16)
+    with torch.no_grad():
+        still = model(images)
+        for block in blocks:
+            block.training = True  # of the block itself, not of the norms in it
+            assert torch.equal(model(images), still) == (block.rate == 0)
+            block.training = False
+
+
 # Names and arguments
 
 
@@ -342,6 +375,26 @@ def test_arguments_may_come_as_words_and_lists() -> None:
     assert shapes(msa="0,1,3,2", window="2", drop_path="0.1", bottleneck="false") == exact
     assert shapes(msa=[0, 1, 3, 2], window=2, bottleneck="False") == exact
     assert shapes(msa="(0, 1, 3, 2)", window=2, bottleneck=0) == exact
+
+
+def test_an_alternet_is_built_up_from_the_end_of_the_last_stage() -> None:
+    placements = [(0, 0, 0, 0), (0, 0, 0, 1), (0, 0, 0, 2), (0, 0, 1, 2), (0, 1, 1, 2)]
+    assert models.build_up("alternet50") == placements
+    assert alternet.build_up((0, 1, 3, 2), 4) == (0, 0, 2, 2)
+    counts = []
+    for count, placed in enumerate(placements):
+        model = _on_meta("alternet50", 100, 32, msa=placed)
+        attended = [name for name, module in model.named_modules() if isinstance(module, alternet.MSABlock)]
+        assert len(attended) == count
+        counts.append(_count(model))
+    assert counts == sorted(counts)
+    assert counts[-1] == 33_012_840
+    assert attended == ["layer2.3", "layer3.5", "layer4.1", "layer4.3"]
+    assert "msa 0-0-0-1" in models.summary("alternet50", msa=(0, 0, 0, 1))
+    with pytest.raises(ValueError, match=r"count=5 is out of range; msa=\(0, 1, 1, 2\) is built up by 0 to 4 MSAs"):
+        alternet.build_up((0, 1, 1, 2), 5)
+    with pytest.raises(ValueError, match="vit_ti is no AlterNet; ask for one of alternet18"):
+        models.build_up("vit_ti")
 
 
 def test_models_accept_what_they_say() -> None:

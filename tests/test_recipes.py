@@ -11,7 +11,7 @@ from torch import nn
 
 from landscape.optimizer import Schedule, optimizer, parameter_groups
 from landscape.probe import OptionError
-from landscape.recipes import RECIPES, Recipe, at_size, checked, default_recipe, recipe
+from landscape.recipes import RECIPES, Recipe, at_size, checked, default_recipe, parsed, recipe
 
 
 @pytest.mark.parametrize("name", ["cifar-vit", "cifar-cnn"])
@@ -87,6 +87,9 @@ def test_default_warmup_is_at_most_a_fifth_of_the_run(epochs: int, warmup: float
         ("drop_path", 1.0),
         ("optimizer", "adam"),
         ("precision", "fp16"),
+        ("memory_format", "channels_first"),
+        ("accumulate", 0),
+        ("ema", 1.0),
     ],
 )
 def test_values_out_of_range_are_refused_by_option_name(field: str, value: float | str) -> None:
@@ -99,6 +102,33 @@ def test_unknown_names_are_answered_with_near_ones() -> None:
         recipe("cifar-vti")
     with pytest.raises(OptionError, match="expected one of batch_size"):
         recipe("demo", batchsize=3)
+
+
+def test_words_set_any_field() -> None:
+    words = ["clip=1", "flip=no", "batch-size=7", "optimizer=sgd", "randaugment_std = 0.5", "precision=bf16"]
+    found = parsed(words)
+    assert found == {
+        "clip": 1.0, "flip": False, "batch_size": 7, "optimizer": "sgd", "randaugment_std": 0.5, "precision": "bf16",
+    }  # fmt: skip
+    assert isinstance(found["clip"], float)
+    every = [f"{f.name}={getattr(RECIPES['demo'], f.name)}" for f in fields(Recipe) if f.name != "name"]
+    assert recipe("demo", **parsed(every)) == RECIPES["demo"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("cilp=1", "--set cilp: a recipe has no such field; expected one of clip"),
+        ("name=mine", "--set name: a recipe has no such field"),
+        ("clip", "--set clip is no assignment; ask for FIELD=VALUE"),
+        ("flip=maybe", "--set flip=maybe is out of range; ask for true or false"),
+        ("batch_size=1.5", "ask for a whole number"),
+        ("lr=fast", "ask for a number"),
+    ],
+)
+def test_words_that_set_nothing_are_explained(words: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        parsed([words])
 
 
 def test_crop_scales_with_the_image() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import csv
+import errno
 import math
+import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import IO
 
 import pytest
 import torch
@@ -17,9 +20,11 @@ from landscape.data.augment import Augmentation
 from landscape.device import device
 from landscape.evaluate import evaluate
 from landscape.probe import OptionError, derived_seed
-from landscape.recipes import Recipe, recipe
+from landscape.recipes import EARLIER, Recipe, recipe
+from landscape.snapshots import of_run
 from landscape.train import Progress, train
 from landscape.training_set import balanced_rows, splits
+from landscape.tuning import seconds
 
 SMALL = {"dim": 8, "depth": 2, "heads": 2}
 SOURCE = """
@@ -117,6 +122,7 @@ def test_no_epochs_leave_the_seeded_initial_weights_twice(source: str, tmp_path:
     [
         ("vit_demo", SMALL, {"mixup": 1.0, "cutmix": 0.8, "drop_path": 0.5}),
         ("resnet_demo", {"blocks": (1, 1), "width": 4}, {"optimizer": "sgd", "label_smoothing": 0.1}),
+        ("resnet_demo", {"blocks": (1, 1), "width": 4}, {"ema": 0.9, "accumulate": 2, "batch_size": 4}),
     ],
 )
 @pytest.mark.parametrize("stop", [1, 2, 4])
@@ -260,6 +266,161 @@ def test_bytes_are_normalised_and_the_checkpoint_stores_the_crop_in_pixels(sourc
     assert len(found.data["mean"]) == 3
 
 
+def test_channels_last_changes_a_run_by_rounding_alone(source: str, tmp_path: Path) -> None:
+    given = {"model_args": {"blocks": (1, 1), "width": 4}, "seed": 1}
+    paths = [
+        train("resnet_demo", source, recipe=short(2, memory_format=name), out=tmp_path / name, **given)
+        for name in ("contiguous", "channels_last")
+    ]
+    one, other = (checkpoint.read(path).state_dict for path in paths)
+    assert all(tensor.is_contiguous() for tensor in other.values())
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "expected"),
+    [("vit_demo", SMALL, "contiguous"), ("resnet_demo", {"blocks": (1, 1), "width": 4}, "channels_last")],
+)
+def test_the_memory_format_that_was_used_is_stored(
+    source: str, tmp_path: Path, model: str, arguments: dict[str, object], expected: str
+) -> None:
+    final = train(model, source, recipe=short(0), out=tmp_path / "run", model_args=arguments)
+    assert checkpoint.read(final).recipe["memory_format"] == expected
+
+
+def test_a_run_from_before_a_field_goes_on_as_it_began(source: str, tmp_path: Path) -> None:
+    """Recipes had no memory format once: such a run is contiguous, also where a new one would not be."""
+    given = {"model_args": {"blocks": (1, 1), "width": 4}}
+    whole, old = tmp_path / "whole", tmp_path / "old"
+    train("resnet_demo", source, recipe=short(2, memory_format="contiguous"), out=whole, **given)
+    with pytest.raises(KeyboardInterrupt):
+        train(
+            "resnet_demo", source, recipe=short(2, memory_format="contiguous"), out=old, report=stop_after(1), **given
+        )
+    for path in old.glob("*.pt"):
+        content = torch.load(path, weights_only=True)
+        for field in EARLIER:
+            del (content["identity"]["recipe"] if path.name == "resume.pt" else content["recipe"])[field]
+        torch.save(content, path)
+    assert weights(train("resnet_demo", source, recipe=short(2), out=old, **given)) == weights(whole / "final.pt")
+    with pytest.raises(ValueError, match="memory_format contiguous there, channels_last asked for"):
+        train("resnet_demo", source, recipe=short(2, memory_format="channels_last"), out=old, **given)
+
+
+@pytest.mark.parametrize(("batch_size", "accumulate"), [(8, 2), (4, 4), (16, 1)])
+def test_accumulated_gradients_are_those_of_the_larger_batch(
+    source: str, tmp_path: Path, batch_size: int, accumulate: int
+) -> None:
+    """22 samples: an update of 16 and one of 6, which makes at most three parts of two. No batch norm, no dropout."""
+    given = {"model_args": SMALL, "seed": 2}
+    mixing = {"mixup": 1.0, "cutmix": 0.8, "label_smoothing": 0.1, "optimizer": "sgd", "lr": 0.1}
+    whole = train("vit_demo", source, recipe=short(2, **{**mixing, "batch_size": 16}), out=tmp_path / "whole", **given)
+    asked = short(2, **{**mixing, "batch_size": batch_size, "accumulate": accumulate})
+    parts = train("vit_demo", source, recipe=asked, out=tmp_path / "parts", **given)
+    one, other = (checkpoint.read(path).state_dict for path in (whole, parts))
+    begun = checkpoint.read(whole.with_name("init.pt")).state_dict
+    for name in one:
+        torch.testing.assert_close(other[name], one[name], rtol=1e-5, atol=1e-6)
+    assert max((one[name] - begun[name]).abs().max().item() for name in one) > 1e-2
+    assert [row["train_loss"][:6] for row in rows(whole.parent)] == [
+        row["train_loss"][:6] for row in rows(parts.parent)
+    ]
+
+
+def test_a_second_run_in_the_same_folder_ends_in_one_line(source: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    given = {"recipe": short(1), "out": out, "model_args": SMALL}
+
+    def again(progress: Progress) -> None:
+        train("vit_demo", source, **given)
+
+    with pytest.raises(RuntimeError, match=r"run is being trained in by another process; .*--name or --out"):
+        train("vit_demo", source, report=again, **given)
+    assert weights(train("vit_demo", source, **given))  # the lock ended with the run
+
+
+def test_a_trial_chooses_a_memory_format_once(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {"contiguous": 1.0, "channels_last": 2.0}
+    monkeypatch.setattr("landscape.tuning.seconds", lambda recipe, *others: times[recipe.memory_format])
+    out, given = tmp_path / "run", {"model_args": {"blocks": (1, 1), "width": 4}, "tune": True}
+    with pytest.raises(KeyboardInterrupt):
+        train("resnet_demo", source, recipe=short(2), out=out, report=stop_after(1), **given)
+    assert checkpoint.read(out / "init.pt").recipe["memory_format"] == "contiguous"
+    times["contiguous"] = 3.0  # another choice today, and the run goes on as it began
+    final = train("resnet_demo", source, recipe=short(2), out=out, **given)
+    assert checkpoint.read(final).recipe["memory_format"] == "contiguous"
+    other = train("resnet_demo", source, recipe=short(0), out=tmp_path / "other", **given)
+    assert checkpoint.read(other).recipe["memory_format"] == "channels_last"
+
+
+def test_a_trial_takes_time_and_leaves_the_global_generator_alone(source: str) -> None:
+    training, _ = splits(source, root=None)
+    state = torch.get_rng_state()
+    taken = seconds(short(memory_format="contiguous"), "vit_demo", {"classes": 3, "image_size": 8, **SMALL}, training)
+    assert taken > 0
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_half_precision_is_for_snapshots_between_the_warm_up_and_the_end(source: str, tmp_path: Path) -> None:
+    given = {"recipe": short(3, ema=0.5), "model_args": {"blocks": (1, 1), "width": 4}, "snapshots": 1}
+    full, half = tmp_path / "full", tmp_path / "half"
+    train("resnet_demo", source, out=full, **given)
+    train("resnet_demo", source, out=half, snapshot_dtype="fp16", **given)
+    assert names(half) == names(full)
+    same = {path.name for path in full.glob("*.pt") if weights(path) == weights(half / path.name)}
+    assert same == {"init.pt", "warmup.pt", "epoch_003.pt", "final.pt", "final_ema.pt"}  # training went on unrounded
+    assert rows(half) == rows(full)
+    for name in ("epoch_001.pt", "epoch_002.pt"):
+        stored = torch.load(half / name, weights_only=True)["state_dict"]
+        exact, found = checkpoint.read(full / name), checkpoint.read(half / name)
+        for key, tensor in exact.state_dict.items():
+            assert stored[key].dtype == (torch.float16 if tensor.ndim >= 2 else tensor.dtype)
+            assert found.state_dict[key].dtype == tensor.dtype
+            assert torch.equal(found.state_dict[key], tensor.half().float() if tensor.ndim >= 2 else tensor)
+        network = models.build(found.model, **found.model_args)
+        checkpoint.load_into(network, found)
+        _, testing = splits(source, root=None)
+        measured = evaluate(network, [(testing.inputs, testing.targets)])
+        assert found.metrics["loss"] == pytest.approx(measured.loss, rel=1e-6)
+        assert found.metrics["loss"] != exact.metrics["loss"]
+    assert [snapshot.epoch for snapshot in of_run(half)] == pytest.approx([0, 0.6667, 1, 2, 3], abs=1e-3)
+
+
+def test_what_half_precision_cannot_hold_stays() -> None:
+    found = run_folder.halved(
+        {"wide": torch.full((2, 2), 1e5), "weight": torch.ones(2, 2), "count": torch.tensor(70000)}
+    )
+    assert {name: tensor.dtype for name, tensor in found.items()} == {
+        "wide": torch.float32, "weight": torch.float16, "count": torch.int64,
+    }  # fmt: skip
+
+
+def test_a_full_disk_leaves_the_last_snapshot_and_a_run_that_goes_on(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    given = {"recipe": short(3), "model_args": SMALL, "snapshots": 1}
+    train("vit_demo", source, out=whole, **given)
+    save = torch.save
+
+    def full(content: dict[str, object], stream: IO[bytes]) -> None:
+        if content.get("epoch") == 2.0:
+            stream.write(b"half a file")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(content, stream)
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match=r"^cannot write .*epoch_002\.pt: No space left on device; free some space"):
+        train("vit_demo", source, out=out, **given)
+    assert names(out) == {"init.pt", "warmup.pt", "epoch_001.pt", "metrics.csv", "resume.pt"}
+    assert weights(out / "epoch_001.pt") == weights(whole / "epoch_001.pt")
+    assert len(rows(out)) == 1
+    monkeypatch.undo()
+    assert weights(train("vit_demo", source, out=out, **given)) == weights(whole / "final.pt")
+    assert names(out) == names(whole)
+
+
 def test_bf16_keeps_fp32_weights(source: str, tmp_path: Path) -> None:
     given = {"model_args": SMALL}
     half = train("vit_demo", source, recipe=short(1, precision="bf16"), out=tmp_path / "bf16", **given)
@@ -297,6 +458,8 @@ def test_a_damaged_resume_state_is_named(source: str, tmp_path: Path) -> None:
         ({"fraction": 0.0}, OptionError, "--fraction 0.0"),
         ({"fraction": 0.01}, ValueError, "raise --fraction"),
         ({"snapshots": -1}, OptionError, "--snapshots -1"),
+        ({"snapshot_dtype": "fp8"}, OptionError, "--snapshot-dtype fp8 is unknown; ask for one of fp32, fp16"),
+        ({"model_args": {**SMALL, "patch": 3}}, ValueError, "patch=3 does not divide .* ask for one of 1, 2, 4, 8"),
         ({"device": "tpu"}, OptionError, "--device tpu"),
         ({"model_args": {"classes": 5}}, ValueError, "classes=5: the data decides"),
         ({"model_args": {"image_size": "big"}}, ValueError, "image_size=big is no size"),

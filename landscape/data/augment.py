@@ -115,7 +115,7 @@ class Augmentation:
 def cropped(inputs: Tensor, padding: int, generator: Generator) -> Tensor:
     """Each image at a random place of its zero-padded self, at its own size."""
     n, _, height, width = inputs.shape
-    offset = torch.randint(2 * padding + 1, (2, n), generator=generator).to(inputs.device)
+    offset = torch.randint(2 * padding + 1, (2, n), generator=generator).to(inputs.device, non_blocking=True)
     padded = F.pad(inputs, (padding,) * 4)
     windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # (image, channel, y, x, height, width), a view
     return windows[torch.arange(n, device=inputs.device), :, offset[0], offset[1]]
@@ -124,7 +124,7 @@ def cropped(inputs: Tensor, padding: int, generator: Generator) -> Tensor:
 def flipped(inputs: Tensor, generator: Generator) -> Tensor:
     """Each image mirrored left and right with probability 1/2."""
     mirror = torch.rand(len(inputs), generator=generator) < 0.5
-    return torch.where(mirror.to(inputs.device)[:, None, None, None], inputs.flip(-1), inputs)
+    return torch.where(mirror.to(inputs.device, non_blocking=True)[:, None, None, None], inputs.flip(-1), inputs)
 
 
 def smoothed(targets: Tensor, classes: int, smoothing: float) -> Tensor:

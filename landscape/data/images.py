@@ -64,8 +64,10 @@ class Images:
         """Inputs x (N, C, H, W) in 0..255 as float32 (x / 255 - mean) / std; x itself without a mean."""
         if not self.mean:
             return inputs
-        mean = torch.tensor(self.mean, device=inputs.device).view(-1, 1, 1)
-        std = torch.tensor(self.std, device=inputs.device).view(-1, 1, 1)
+        # Not made on the device: a GPU would finish all its work before it takes them.
+        mean, std = (
+            torch.tensor(values).view(-1, 1, 1).to(inputs.device, non_blocking=True) for values in (self.mean, self.std)
+        )
         return (inputs.to(torch.float32) / 255 - mean) / std
 
     def sha256(self) -> str:

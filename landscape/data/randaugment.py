@@ -49,8 +49,8 @@ def randaugment(inputs: Tensor, generator: Generator, *, magnitude: float, layer
         for k, operate in enumerate(OPERATIONS):
             chosen = torch.nonzero(applied & (operation == k)).flatten()  # on the CPU: no wait for a device
             if len(chosen):
-                rows = chosen.to(inputs.device)
-                inputs[rows] = operate(inputs[rows], level[chosen].to(inputs.device))
+                rows = chosen.to(inputs.device, non_blocking=True)
+                inputs[rows] = operate(inputs[rows], level[chosen].to(inputs.device, non_blocking=True))
     return inputs
 
 
@@ -208,8 +208,9 @@ def _displaced(
     across: tuple[float, float, float] = (0, 0, 0),
     down: tuple[float, float, float] = (0, 0, 0),
 ) -> Tensor:
-    identity = torch.tensor(((1.0, 0, 0), (0, 1, 0)), device=x.device)
-    return _moved(x, identity + level.view(-1, 1, 1) * torch.tensor((across, down), device=x.device))
+    identity = torch.eye(2, 3, device=x.device)
+    change = torch.tensor((across, down)).to(x.device, non_blocking=True)
+    return _moved(x, identity + level.view(-1, 1, 1) * change)
 
 
 def _moved(x: Tensor, matrix: Tensor) -> Tensor:
@@ -223,7 +224,7 @@ def _moved(x: Tensor, matrix: Tensor) -> Tensor:
     )
     points = torch.stack((across, down, torch.ones_like(across)), -1)  # (H, W, 3)
     read = torch.einsum("nij,hwj->nhwi", matrix, points)
-    extent = torch.tensor((width, height), device=x.device)
+    extent = torch.tensor((width, height)).to(x.device, non_blocking=True)
     grid = 2 * read / extent - 1
     sampled = F.grid_sample(x.float(), grid, padding_mode="border", align_corners=False)
     inside = ((read >= 0) & (read < extent)).all(-1).unsqueeze(1)

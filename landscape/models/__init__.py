@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 import torch
 from torch import nn
 
+from landscape.models import alternet
 from landscape.models.alternet import AlterNet
 from landscape.models.arguments import converted, whole
 from landscape.models.localvit import LocalViT
@@ -20,7 +21,7 @@ from landscape.models.resnet import SMALL, ResNet
 from landscape.models.swin import Swin
 from landscape.models.vit import ViT
 
-__all__ = ["NAMES", "accepts", "build", "summary"]
+__all__ = ["NAMES", "accepts", "build", "build_up", "summary"]
 
 MODELS: Mapping[str, partial[Any]] = {
     "vit_ti": partial(ViT, dim=192, depth=12, heads=3),
@@ -100,16 +101,33 @@ def accepts(name: str) -> tuple[str, ...]:
     return tuple(argument for argument in _kinds(name) if argument not in SIZES)
 
 
-def summary(name: str) -> str:
+def build_up(name: str) -> list[tuple[int, ...]]:
+    """The MSA placements of an AlterNet with 0, 1, 2, ... of its MSAs, from the last stage backward.
+
+    Raises:
+        ValueError: there is no such network, or it is no AlterNet.
+    """
+    _check_name(name)
+    msa = MODELS[name].keywords.get("msa")
+    if msa is None:
+        raise ValueError(f"{name} is no AlterNet; ask for one of {', '.join(n for n in NAMES if 'alternet' in n)}")
+    return [alternet.build_up(msa, count) for count in range(sum(msa) + 1)]
+
+
+def summary(name: str, **arguments: Any) -> str:
     """One line on a network: its family, what sets it apart, and its size on CIFAR-100.
+
+    Args:
+        name: one of `NAMES`.
+        arguments: in place of the network's own, see `build`.
 
     Raises:
         ValueError: there is no such network.
     """
     with torch.device("meta"):  # shapes without values: nothing is allocated or drawn
-        model = build(name, classes=100, image_size=32)
+        model = build(name, classes=100, image_size=32, **arguments)
     count = sum(parameter.numel() for parameter in model.parameters())
-    words = [_spelt(argument, value) for argument, value in MODELS[name].keywords.items()]
+    words = [_spelt(argument, value) for argument, value in {**MODELS[name].keywords, **arguments}.items()]
     return f"{type(model).__name__}, {', '.join(words)}: {count / 1e6:.2f} M parameters (32 px, 100 classes)"
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from landscape.models.drop_path import drop_path, drop_path_rates
 from landscape.models.preresnet import Block
 from landscape.models.resnet import EXPANSION, SMALL, conv, initialise, stem, strides
+from landscape.models.smoothing import Smoothing
 
 
 class AlterNet(nn.Module):
@@ -27,6 +28,8 @@ class AlterNet(nn.Module):
         bottleneck: bottleneck convolution blocks, and MSA blocks that work on a quarter of the channels.
         width: channels of the stem and planes of the first stage.
         drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
+        mc_dropout: rate of dropout before the last convolution of every convolution block, on at test time too.
+        smoothing: a smoothing block at the end of every stage.
 
     Raises:
         ValueError: the per-stage arguments differ in length, a stage has too few blocks for its MSAs, or the
@@ -47,6 +50,8 @@ class AlterNet(nn.Module):
         bottleneck: bool = False,
         width: int = 64,
         drop_path: float = 0.0,
+        mc_dropout: float = 0.0,
+        smoothing: bool = False,
     ) -> None:
         super().__init__()
         _check_stages(blocks, msa, heads)
@@ -67,8 +72,10 @@ class AlterNet(nn.Module):
                     side = min(window, sizes[i])
                     stack.append(MSABlock(inputs, planes, side, heads[i], head_dim, next(rates)))
                 else:
-                    stack.append(Block(inputs, planes, stride, bottleneck, next(rates)))
+                    stack.append(Block(inputs, planes, stride, bottleneck, next(rates), mc_dropout))
                     inputs = planes * EXPANSION if bottleneck else planes
+            if smoothing:
+                stack.append(Smoothing())
             self.add_module(stage, nn.Sequential(*stack))
         self.bn = nn.BatchNorm2d(inputs)
         self.relu = nn.ReLU()
@@ -159,6 +166,24 @@ class WindowAttention(nn.Module):
 def placement(blocks: int, msa: int) -> list[bool]:
     """Which blocks of a stage are MSAs: n - 2m convolutions, then m pairs (convolution, MSA)."""
     return [False] * (blocks - 2 * msa) + [False, True] * msa
+
+
+def build_up(msa: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """The placement with the last `count` MSAs of `msa`, which is how the paper builds a network up (Sec. 4).
+
+    MSAs replace convolution blocks from the end of the last stage backward; a stage that has all of its own passes on
+    to the one before. (0, 1, 1, 2) grows by (0, 0, 0, 1), (0, 0, 0, 2), (0, 0, 1, 2) from a pre-activation ResNet.
+
+    Raises:
+        ValueError: there are not so many.
+    """
+    if not 0 <= count <= sum(msa):
+        raise ValueError(f"count={count} is out of range; msa={msa} is built up by 0 to {sum(msa)} MSAs")
+    placed = []
+    for most in reversed(msa):
+        placed.append(min(most, count))
+        count -= placed[-1]
+    return tuple(reversed(placed))
 
 
 def map_sizes(image_size: int, stages: int) -> list[int]:

@@ -1,0 +1,145 @@
+"""What a training step costs: a plain loop with per-image transforms, the bare step on resident data, and the trainer.
+
+    python benchmarks/train.py [--data-root DIR] [--rounds 9] [--steps 4] [--threads 1] [--batch-size 96] [--wall]
+
+Demo networks on CIFAR-10. `per image` is the loop of tutorials: a data set that decodes nothing but crops, mirrors,
+converts and normalises one image at a time with Pillow, torch's `DataLoader` in the same process, default layout and
+optimiser. `bare` does forward, backward, clipping and the fused optimiser on one prepared mini-batch in the memory
+format that the trainer chooses. `trainer` is what `landscape train` runs, by its recipe: shuffled, augmented, mixed.
+Every round runs each column once, so that what else the machine does falls on all; ratios are medians over rounds, in
+process time (or `--wall`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+from landscape import models
+from landscape.data.images import Images
+from landscape.recipes import recipe
+from landscape.training_set import splits
+from landscape.tuning import settled
+from landscape.updates import Training, updates
+
+CASES = (("resnet_demo", "demo"), ("vit_demo", "demo"), ("resnet_demo", "cifar-cnn"), ("vit_demo", "cifar-vit"))
+PADDING = 4
+
+
+class PerImage(Dataset[tuple[Tensor, int]]):
+    """Random crop, mirror, to tensor, normalise: what torchvision's transforms do, without their overhead."""
+
+    def __init__(self, images: Images) -> None:
+        self.pictures = [Image.fromarray(image) for image in images.inputs.permute(0, 2, 3, 1).numpy()]
+        self.targets = images.targets.tolist()
+        self.mean, self.std = (torch.tensor(v).view(-1, 1, 1) for v in (images.mean, images.std))
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        size = self.pictures[i].width
+        left, top = torch.randint(2 * PADDING + 1, (2,)).tolist()
+        image = ImageOps.expand(self.pictures[i], PADDING).crop((left, top, left + size, top + size))
+        if torch.rand(()) < 0.5:
+            image = ImageOps.mirror(image)
+        tensor = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float().div(255)
+        return tensor.sub_(self.mean).div_(self.std), self.targets[i]
+
+
+def per_image(network: nn.Module, images: Images, batch_size: int) -> Iterator[None]:
+    loader = DataLoader(PerImage(images), batch_size, shuffle=True, drop_last=True)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, weight_decay=0.05)
+    while True:
+        for inputs, targets in loader:
+            loss = F.cross_entropy(network(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+            optimizer.step()
+            yield
+
+
+def bare(training: Training, batch_size: int) -> Iterator[None]:
+    layout = torch.channels_last if training.recipe.memory_format == "channels_last" else torch.contiguous_format
+    inputs = training.images.normalised(training.images.inputs[:batch_size]).contiguous(memory_format=layout)
+    targets = training.images.targets[:batch_size]
+    training.network.train()
+    while True:
+        loss = F.cross_entropy(training.network(inputs), targets)
+        training.descent.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(training.network.parameters(), 1.0)
+        training.descent.step()
+        yield
+
+
+def trainer(training: Training) -> Iterator[None]:
+    for epoch in itertools.count(1):
+        for _ in updates(training, epoch):
+            yield
+
+
+def seconds(steps: Iterator[None], count: int, clock: Callable[[], float]) -> float:
+    start = clock()
+    for _ in range(count):
+        next(steps)
+    return clock() - start
+
+
+def measure(model: str, name: str, images: Images, arguments: argparse.Namespace) -> dict[str, list[float]]:
+    sizes = {"classes": images.classes, "image_size": images.size}
+    chosen = settled(recipe(name, batch_size=arguments.batch_size, epochs=1000), model, sizes)
+    made = [models.build(model, **sizes) for _ in range(3)]
+    columns = {
+        "per image": per_image(made[0].train(), images, arguments.batch_size),
+        "bare": bare(Training.of(made[1], images, chosen, seed=0), arguments.batch_size),
+        "trainer": trainer(Training.of(made[2], images, chosen, seed=0)),
+    }
+    clock = time.perf_counter if arguments.wall else time.process_time
+    for steps in columns.values():
+        seconds(steps, 2, clock)
+    found: dict[str, list[float]] = {column: [] for column in columns}
+    for _ in range(arguments.rounds):
+        for column, steps in columns.items():
+            found[column].append(seconds(steps, arguments.steps, clock) / arguments.steps)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-root", type=Path)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--batch-size", type=int, default=96)
+    parser.add_argument("--wall", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(0)
+    images, _ = splits("cifar10", root=arguments.data_root, fraction=0.1)
+    print("| network | recipe | per image, images/s | bare | trainer | trainer / per image | trainer / bare |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for model, name in CASES:
+        found = measure(model, name, images, arguments)
+        rates = [f"{arguments.batch_size / statistics.median(found[column]):.0f}" for column in found]
+        ratios = [
+            statistics.median(other / own for other, own in zip(found[column], found["trainer"], strict=True))
+            for column in ("per image", "bare")
+        ]
+        print(f"| {model} | {name} | {' | '.join(rates)} | {ratios[0]:.2f} | {ratios[1]:.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Loss, accuracy and learning rate of one training run over its epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from landscape.plots import style
+from landscape.plots.appearance import plain
+
+MEANING = (
+    "Mean loss over the training samples as they were trained on (augmented, mixed, smoothed, while the weights move), "
+    "and loss and accuracy on the test split after each epoch. The two losses are of different samples: their distance "
+    "is not the generalisation gap."
+)
+TRAIN, TEST = "0.5", "tab:blue"
+NEEDS = ("epoch", "epochs", "train_loss", "loss", "accuracy", "lr")
+
+
+def curves(run: Mapping[str, np.ndarray], axes: Sequence[Axes]) -> Sequence[Axes]:
+    """Draw one run, finished or not.
+
+    Args:
+        run: the columns of its `metrics.csv`.
+        axes: three.
+    """
+    epoch = run["epoch"]
+    marker = "o" if len(epoch) < 25 else ""
+    axes[0].plot(epoch, run["train_loss"], color=TRAIN, marker=marker)
+    axes[0].plot(epoch, run["loss"], color=TEST, marker=marker)
+    axes[0].set_ylabel("loss")
+    axes[1].plot(epoch, run["accuracy"], color=TEST, marker=marker)
+    axes[1].set_ylabel("test accuracy")
+    axes[2].plot(epoch, run["lr"], color="0.3", marker=marker)
+    axes[2].set_ylabel("learning rate")
+    axes[2].set_ylim(bottom=0.0)
+    axes[2].ticklabel_format(axis="y", scilimits=(-2, 3), useMathText=True)
+    for ax in axes:
+        ax.set_xlabel("epoch")
+        ax.set_xlim(0, 1.02 * max(run["epochs"][-1], 1))
+        ax.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+    return axes
+
+
+def page(run: Mapping[str, np.ndarray], name: str) -> Figure:
+    """The figure of one run."""
+    done, of = int(run["epoch"][-1]), int(run["epochs"][-1])
+    best = int(np.argmax(run["accuracy"]))
+    said = (
+        f"{plain(name)}: {done} of {of} epochs, test accuracy {run['accuracy'][-1]:.4f}, at its highest "
+        f"{run['accuracy'][best]:.4f} (epoch {int(run['epoch'][best])}), {run['seconds'].sum() / 60:.1f} min. "
+        "The train loss is of samples as they were trained on: augmented, mixed, smoothed. The rate is that of an "
+        "epoch's last update."
+    )
+    legend = [Line2D([], [], color=TRAIN, label="train"), Line2D([], [], color=TEST, label="test")]
+    figure = style.page([], [], height=1.9, legend=legend, caption=said)
+    curves(run, figure.subplots(1, 3))
+    return figure
