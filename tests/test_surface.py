@@ -513,3 +513,7 @@ def test_batches_that_change_or_only_pass_by_are_refused() -> None:
 
     with pytest.raises(ValueError, match=r"batches \(Fresh\) gives others when it is read again"):
         Subject(model, Fresh(batches_of((4,), (5,), 3))).identity(())
+
+
+def test_batch_norm_is_frozen_unless_there_are_checkpoints_to_interpolate_between() -> None:
+    assert (Surface().bn, Surface(plane="eigen").bn, Surface(plane="A.pt,B.pt").bn) == ("frozen", "frozen", "auto")

@@ -103,6 +103,8 @@ class Surface:
             trial.duration(self.budget)
         if self.range:
             spans(str(self.range))
+        if self.bn == "auto" and "," not in self.plane:  # one checkpoint: nothing to interpolate between
+            object.__setattr__(self, "bn", "frozen")
         if self.bn not in batchnorm.INTERPOLATING:
             recalibration(self.bn)
         if self.bn == "interpolate" and "," not in self.plane:
