@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 Option = typer.Option
 TABLE = "CLAIMS.md"
+RULE = (
+    "A claim holds if the 95 % interval of Student's t over seeds lies on the claimed side of zero, fails if it lies "
+    "on the other, and cannot be told else: small networks, shortly trained, decide little."
+)
 
 
 def reproduce(
@@ -87,10 +91,11 @@ def _trained(
     device: str, out: Path, quiet: bool,
 ) -> Path:  # fmt: skip
     """The run folder of one network."""
+    share = float(f"{fraction * network.images:.6g}")  # 0.2 x 0.2 is 0.04
     return run_training(
         network.model, data, {"epochs": max(1, round(epochs * network.epochs))}, recipe="demo",
         out=out / "checkpoints" / f"{name}-s{seed}", data_root=data_root, model_args=network.model_args,
-        fraction=fraction * network.images, seed=seed, device=device, quiet=quiet,
+        fraction=share, seed=seed, device=device, quiet=quiet,
     ).parent  # fmt: skip
 
 
@@ -98,10 +103,15 @@ def _asked(
     question: Question, folder: Path, data_root: Path | None, device: str, results: Path, label: str
 ) -> xr.Dataset:
     """The answer of one network, from the results file where it is there already."""
+    import xarray as xr
+
     from landscape import api, loading
+    from landscape import checkpoint as checkpoints
 
     options: dict[str, Any] = {"data_root": data_root, "device": device, **question.options}
     checkpoint = folder / question.snapshot
+    if question.probe == "metrics":
+        return xr.Dataset(checkpoints.read(checkpoint).metrics)
     if question.probe == "evaluate":
         return _evaluated(loading.load(checkpoint, **{k: v for k, v in options.items() if k != "passes"}), options)
     name = label if question.snapshot == "final.pt" else f"{label}-{checkpoint.stem}"
@@ -130,9 +140,8 @@ def _protocol(
     lines = [
         "# Claims of the papers, measured anew",
         "",
-        f"Last output of `landscape reproduce`. {data}, {seeds} seeds, {fraction:g} of the training images, {epochs} "
-        "epochs, recipe demo. A claim holds if the 95 % interval of Student's t over seeds lies on the claimed side of "
-        "zero, fails if it lies on the other, and cannot be told else: small networks, shortly trained, decide little.",
+        f"Last output of `landscape reproduce`. {data}, seeds 0 to {seeds - 1}, {fraction:g} of the training images, "
+        f"{epochs} epochs, recipe demo. {RULE}",
         "",
         "| network | model | parameters | images | epochs | accuracy, mean ± standard error over seeds |",
         "| --- | --- | --- | --- | --- | --- |",

@@ -44,7 +44,10 @@ class Network:
 
 @dataclass(frozen=True)
 class Question:
-    """What a network is asked: a probe with its options, at one snapshot; "evaluate" is no probe but `evaluate`."""
+    """What a network is asked, at one snapshot: a probe with its options; "evaluate", on the test split; or "metrics".
+
+    The metrics are those that the trainer stored, on the whole test split.
+    """
 
     probe: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -128,7 +131,7 @@ QUESTIONS: Mapping[str, Question] = {
     "variance": Question("variance", {"samples": 512}),
     "lesion": Question("lesion", {"samples": 1024}),
     "noise": Question("noise", {"samples": 1024}),
-    "accuracy": Question("evaluate", {"samples": "all"}),
+    "accuracy": Question("metrics"),
     "ensemble": Question("evaluate", {"samples": 2048, "passes": 16}),
 }
 
