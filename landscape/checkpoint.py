@@ -256,7 +256,8 @@ def load_into(
         found = fit(given, wanted)
 
     def may_miss(name: str) -> bool:
-        return allow_missing or (not logits and of_a_head(name))
+        # the counter that batch norm has kept since PyTorch 0.4.1, and that no forward pass in eval mode reads
+        return allow_missing or name.endswith("num_batches_tracked") or (not logits and of_a_head(name))
 
     differing = [name for name, own in found.names.items() if given[own].shape != wanted[name].shape]
     lacking = [name for name in found.missing if not may_miss(name)]
@@ -268,6 +269,13 @@ def load_into(
                 f"{checkpoint.path} does not fit the model: {name} is {tuple(given[found.names[name]].shape)} in the "
                 f"file and {tuple(wanted[name].shape)} in the model; check --model-arg (classes, image_size), or leave "
                 "such weights as initialised with --allow-missing"
+            )
+    for name, own in found.names.items():
+        if wanted[name].is_floating_point() and not given[own].is_floating_point():
+            raise ValueError(
+                f"{checkpoint.path} has {own} as {str(given[own].dtype).removeprefix('torch.')} and the model as "
+                f"{str(wanted[name].dtype).removeprefix('torch.')}: quantized weights lack their scales here; "
+                "save them in floating point"
             )
     found = found.without(differing)
     if not found.names:
