@@ -254,6 +254,9 @@ def load_into(
     if (found.missing or found.unexpected) and checkpoint.path.is_dir() and of_transformers(model):
         given = renamed(model, checkpoint.path)
         found = fit(given, wanted)
+    tied = _tied(wanted)
+    missing = [name for name in found.missing if not tied[name] & found.names.keys()]
+    found = replace(found, missing=tuple(missing))
 
     def may_miss(name: str) -> bool:
         # the counter that batch norm has kept since PyTorch 0.4.1, and that no forward pass in eval mode reads
@@ -283,6 +286,14 @@ def load_into(
     model.load_state_dict({name: given[own] for name, own in found.names.items()}, strict=False)
     taken = ", ".join(filter(None, (checkpoint.taken, found.words)))
     return replace(checkpoint, taken=taken, missing=found.missing)
+
+
+def _tied(weights: Mapping[str, Tensor]) -> dict[str, set[str]]:
+    """Of every weight the names that share its numbers: a file may hold one of them alone, as safetensors must."""
+    places: dict[tuple[int, torch.Size, tuple[int, ...]], set[str]] = {}
+    for name, tensor in weights.items():
+        places.setdefault((tensor.data_ptr() or id(tensor), tensor.shape, tensor.stride()), set()).add(name)
+    return {name: names for names in places.values() for name in names}
 
 
 def _misfit(found: Fit, wanted: int) -> str:
