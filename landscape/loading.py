@@ -407,7 +407,7 @@ def _fits(subject: Subject) -> None:
     if targets.dim() != 1 or targets.is_floating_point():
         return
     classes = outputs.shape[1]
-    named_set = bool(images.mean)
+    named_set = bool(images.mean) and not images.counted
     if (named_set and images.classes != classes) or images.classes > classes:
         raise ValueError(
             f"the model has {classes} classes and {images.name} has {images.classes}; "
