@@ -467,6 +467,22 @@ def test_a_pickled_module_finds_its_class_where_the_command_runs(mine: Path) -> 
         landscape.load(mine / "whole.pt", data="elsewhere.py:data", trust_pickle=True, device="cpu")
 
 
+def test_options_that_change_nothing_are_named(mine: Path, caplog: pytest.LogCaptureFixture) -> None:
+    options = {"model": "mine.py:model", "data": "mine.py:data", "device": "cpu"}
+    landscape.load(None, image_size=8, **options)
+    assert "changes nothing" not in caplog.text
+    landscape.load(None, mean=(0.5,) * 3, std=(0.5,) * 3, image_size=16, block_size=4, **options)
+    said = "note: --block-size, --image-size, --mean, --std changes nothing: mine.py:data has float32 inputs, used as"
+    assert said in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_the_layers_of_a_script_are_refused_in_one_line(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.jit.script(network()).save("script.pt")
+    assert status(["features", "script.pt", "--trust-pickle", "--data", "mine.py:data", "--quiet"]) == 1
+    assert "a TorchScript program has no modules to listen to; save" in capsys.readouterr().err
+
+
 def test_a_plain_pickle_says_what_it_is(mine: Path) -> None:
     (mine / "weights.pkl").write_bytes(pickle.dumps({"weight": [1.0, 2.0]}))
     with pytest.raises(ValueError, match=r"is not a readable checkpoint .* expected a file written by torch.save"):
