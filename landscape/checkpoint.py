@@ -254,9 +254,13 @@ def load_into(
     if (found.missing or found.unexpected) and checkpoint.path.is_dir() and of_transformers(model):
         given = renamed(model, checkpoint.path)
         found = fit(given, wanted)
+    tied = _tied(wanted)
+    missing = [name for name in found.missing if not tied[name] & found.names.keys()]
+    found = replace(found, missing=tuple(missing))
 
     def may_miss(name: str) -> bool:
-        return allow_missing or (not logits and of_a_head(name))
+        # the counter that batch norm has kept since PyTorch 0.4.1, and that no forward pass in eval mode reads
+        return allow_missing or name.endswith("num_batches_tracked") or (not logits and of_a_head(name))
 
     differing = [name for name, own in found.names.items() if given[own].shape != wanted[name].shape]
     lacking = [name for name in found.missing if not may_miss(name)]
@@ -269,12 +273,27 @@ def load_into(
                 f"file and {tuple(wanted[name].shape)} in the model; check --model-arg (classes, image_size), or leave "
                 "such weights as initialised with --allow-missing"
             )
+    for name, own in found.names.items():
+        if wanted[name].is_floating_point() and not given[own].is_floating_point():
+            raise ValueError(
+                f"{checkpoint.path} has {own} as {str(given[own].dtype).removeprefix('torch.')} and the model as "
+                f"{str(wanted[name].dtype).removeprefix('torch.')}: quantized weights lack their scales here; "
+                "save them in floating point"
+            )
     found = found.without(differing)
     if not found.names:
         raise ValueError(f"{checkpoint.path} has none of the model's {len(wanted)} weights; give another --model")
     model.load_state_dict({name: given[own] for name, own in found.names.items()}, strict=False)
     taken = ", ".join(filter(None, (checkpoint.taken, found.words)))
     return replace(checkpoint, taken=taken, missing=found.missing)
+
+
+def _tied(weights: Mapping[str, Tensor]) -> dict[str, set[str]]:
+    """Of every weight the names that share its numbers: a file may hold one of them alone, as safetensors must."""
+    places: dict[tuple[int, torch.Size, tuple[int, ...]], set[str]] = {}
+    for name, tensor in weights.items():
+        places.setdefault((tensor.data_ptr() or id(tensor), tensor.shape, tensor.stride()), set()).add(name)
+    return {name: names for names in places.values() for name in names}
 
 
 def _misfit(found: Fit, wanted: int) -> str:

@@ -101,7 +101,15 @@ def record(model: nn.Module, inputs: Tensor) -> Flow:
 
     Tensor identities are followed through Python, so any module works that does not leave torch; compiled and scripted
     parts appear as single operations.
+
+    Raises:
+        ValueError: the whole model is a script.
     """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError(
+            "a TorchScript program has no modules to listen to; save the state_dict() of its model and name that with "
+            "--model"
+        )
     recorder = _Recorder()
     handles = []
     for name, module in model.named_modules():

@@ -118,7 +118,7 @@ def _load(spec: Spec, *, module: nn.Module | None = None, label: str = "") -> Su
         stored = checkpoints.read(spec.checkpoint, weights=spec.weights, trust_pickle=spec.trust_pickle)
     if module is None:
         spec = _named(spec, stored)
-    prepared = _prepared(spec, stored)
+    asked, prepared = spec, _prepared(spec, stored)
     images = _images(prepared, stored)
     if images.sequences:
         spec = prepared
@@ -127,6 +127,7 @@ def _load(spec: Spec, *, module: nn.Module | None = None, label: str = "") -> Su
             "images as %s has them: %s", spec.model, Preprocessing(images.size, _fit(prepared), images.mean, images.std)
         )
         spec = prepared
+    _say_unused(asked, images)
     model = module if module is not None else build(spec, stored, images)
     if stored is not None and model is not stored.module:
         stored = checkpoints.load_into(model, stored, allow_missing=spec.allow_missing, logits=spec.logits)
@@ -327,6 +328,19 @@ def _images(spec: Spec, stored: Checkpoint | None) -> Images:
     )
 
 
+def _say_unused(spec: Spec, images: Images) -> None:
+    """Say which of the options that were given do nothing on such data."""
+    names: tuple[str, ...] = () if images.sequences else ("block_size",)
+    if images.sequences or images.inputs.dtype != torch.uint8:
+        names += ("image_size", "mean", "std", "interpolation", "crop")
+    unused = [f"--{name.replace('_', '-')}" for name in names if getattr(spec, name)]
+    if images.size and spec.image_size == images.size:
+        unused = [name for name in unused if name != "--image-size"]
+    if unused:
+        kind = "token numbers" if images.sequences else f"{str(images.inputs.dtype).removeprefix('torch.')} inputs"
+        log.warning("note: %s changes nothing: %s has %s, used as they are", ", ".join(unused), images.name, kind)
+
+
 def _description(stored: Checkpoint) -> Mapping[str, Any]:
     """What a checkpoint says of its images.
 
@@ -407,7 +421,7 @@ def _fits(subject: Subject) -> None:
     if targets.dim() != 1 or targets.is_floating_point():
         return
     classes = outputs.shape[1]
-    named_set = bool(images.mean)
+    named_set = bool(images.mean) and not images.counted
     if (named_set and images.classes != classes) or images.classes > classes:
         raise ValueError(
             f"the model has {classes} classes and {images.name} has {images.classes}; "

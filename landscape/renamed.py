@@ -29,8 +29,9 @@ def renamed(model: Any, folder: Path) -> dict[str, Tensor]:
     """
     from transformers.utils import logging as telling
 
-    before = telling.get_verbosity()
+    before, bars = telling.get_verbosity(), telling.is_progress_bar_enabled()
     telling.set_verbosity(logging.ERROR)  # what is missing is said by us
+    telling.disable_progress_bar()
     try:
         with torch.random.fork_rng(devices=[]):  # the library initialises what it does not find
             found, told = type(model).from_pretrained(
@@ -41,6 +42,8 @@ def renamed(model: Any, folder: Path) -> dict[str, Tensor]:
         raise ValueError(f"{folder} cannot be read by transformers ({str(error).strip().splitlines()[0]})") from None
     finally:
         telling.set_verbosity(before)
+        if bars:
+            telling.enable_progress_bar()
     fresh = {
         entry if isinstance(entry, str) else entry[0]
         for key in ("missing_keys", "mismatched_keys")

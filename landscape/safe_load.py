@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape.archive import Kind, files_of, header, kind_of, unreadable
+from landscape.data.source import on_path
 from landscape.outline import HARMLESS, outline, refusal
 
 _allowing = threading.Lock()  # the list of allowed globals belongs to the process
@@ -111,7 +112,13 @@ def _fixed_batch(exported: torch.export.ExportedProgram) -> int:
 def _pickled(path: Path, trust_pickle: bool) -> Any:
     if trust_pickle:
         try:
-            return torch.load(path, map_location="cpu", weights_only=False)
+            with on_path(Path.cwd()):  # where the class of a pickled module is defined, as often as not
+                return torch.load(path, map_location="cpu", weights_only=False)
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                f"{path} needs the code of its model, and there is {str(error)[0].lower()}{str(error)[1:]}; run in the "
+                "folder that has it, or save the state_dict() of the model and name that with --model"
+            ) from None
         except Exception as error:  # a file cut short is an OSError, or whatever its reader stumbles over
             raise unreadable(path, str(error) or type(error).__name__) from None
     wanted = outline(path).wanted  # also refuses what declares more than it holds

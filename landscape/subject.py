@@ -256,7 +256,7 @@ class Subject:
             "weights": self._weights(),
             "model": [
                 type(self.model).__qualname__,
-                sources.identity(spec.model, spec.model_arg) or self._program_sha256,
+                self._architecture or self._program_sha256,
             ],
             "data": [self._data_sha256, _code_sha256(spec.data)],
             "augmentation": asdict(augmentation) if augmentation else None,
@@ -316,6 +316,15 @@ class Subject:
             self.__dict__.pop("intact", None)
             self._made["weights"] = found
         return found
+
+    @property
+    def _architecture(self) -> str | None:
+        """What pins the model beyond weights and class, whether the user or the checkpoint names it."""
+        spec, stored = self.spec or Spec(), self.checkpoint
+        own = stored is not None and stored.native and spec.model in ("", stored.model)
+        if stored is None or not own:
+            return sources.identity(spec.model, spec.model_arg)
+        return sources.identity(stored.model, {**stored.model_args, **spec.model_arg})
 
     @property
     def _program_sha256(self) -> str | None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import landscape
 from landscape.data import load, memory
 from landscape.data.images import balanced
 
@@ -161,3 +162,15 @@ def test_damaged_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(FileNotFoundError, match=r"there is no file gone\.npz"):
         load("gone.npz")
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_class_of_which_there_is_no_sample_is_no_other_data_set(tmp_path: Path) -> None:
+    name = written(tmp_path, "npz", np.zeros((6, 8, 8, 3), np.uint8), np.arange(6) % 3)
+    (tmp_path / "mine.py").write_text(
+        "from torch.nn import Flatten, Linear, Sequential\n"
+        "def model(classes=4): return Sequential(Flatten(), Linear(192, classes))\n"
+    )
+    spec = f"{tmp_path / 'mine.py'}:model"
+    assert len(landscape.load(None, model=spec, data=name, device="cpu")) == 6
+    with pytest.raises(ValueError, match=r"the model has 2 classes and .* has 3"):
+        landscape.load(None, model=spec, model_arg={"classes": 2}, data=name, device="cpu")

@@ -442,6 +442,47 @@ def test_show_reads_the_outline_alone(suffix: str, mine: Path) -> None:
     assert f"1 tensors, {shape[0] * shape[1]:,} numbers" in ended.stdout
 
 
+def test_a_file_from_before_batch_norm_counted_its_batches_fits(mine: Path) -> None:
+    torch.save({name: t for name, t in state().items() if "num_batches_tracked" not in name}, "old.pt")
+    loaded = landscape.load(mine / "old.pt", model="mine.py:model", data="mine.py:data", device="cpu")
+    assert torch.equal(loaded.model(loaded.batch(0)[0]), network()(loaded.batch(0)[0]))
+
+
+def test_whole_numbers_do_not_pass_for_weights(mine: Path) -> None:
+    torch.save({name: (100 * t).to(torch.int8) for name, t in state().items()}, "int8.pt")
+    with pytest.raises(ValueError, match=r"int8.pt has stem.weight as int8 and the model as float32: quantized"):
+        landscape.load(mine / "int8.pt", model="mine.py:model", data="mine.py:data", device="cpu")
+
+
+def test_a_pickled_module_finds_its_class_where_the_command_runs(mine: Path) -> None:
+    script = "import torch, mine\ntorch.save(mine.model(), 'whole.pt')"
+    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": "."})
+    try:
+        loaded = landscape.load(mine / "whole.pt", data="mine.py:data", trust_pickle=True, device="cpu")
+        assert type(loaded.model).__module__ == "mine"
+    finally:
+        sys.modules.pop("mine", None)
+    (mine / "mine.py").rename(mine / "elsewhere.py")
+    with pytest.raises(ValueError, match="needs the code of its model, and there is no module named 'mine'; run in"):
+        landscape.load(mine / "whole.pt", data="elsewhere.py:data", trust_pickle=True, device="cpu")
+
+
+def test_options_that_change_nothing_are_named(mine: Path, caplog: pytest.LogCaptureFixture) -> None:
+    options = {"model": "mine.py:model", "data": "mine.py:data", "device": "cpu"}
+    landscape.load(None, image_size=8, **options)
+    assert "changes nothing" not in caplog.text
+    landscape.load(None, mean=(0.5,) * 3, std=(0.5,) * 3, image_size=16, block_size=4, **options)
+    said = "note: --block-size, --image-size, --mean, --std changes nothing: mine.py:data has float32 inputs, used as"
+    assert said in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_the_layers_of_a_script_are_refused_in_one_line(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.jit.script(network()).save("script.pt")
+    assert status(["features", "script.pt", "--trust-pickle", "--data", "mine.py:data", "--quiet"]) == 1
+    assert "a TorchScript program has no modules to listen to; save" in capsys.readouterr().err
+
+
 def test_a_plain_pickle_says_what_it_is(mine: Path) -> None:
     (mine / "weights.pkl").write_bytes(pickle.dumps({"weight": [1.0, 2.0]}))
     with pytest.raises(ValueError, match=r"is not a readable checkpoint .* expected a file written by torch.save"):

@@ -193,6 +193,20 @@ def test_probes_of_the_loss_run_on_it(folder: Path, tokens: Path, tmp_path: Path
     assert path["loss"].values[-1] == pytest.approx(last.loss(0).item(), rel=1e-6)
 
 
+def test_a_file_of_weights_may_leave_out_those_that_are_tied(
+    folder: Path, tokens: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    subject = _loaded(folder, tokens)
+    subject.model.save_pretrained(tmp_path / "saved")  # type: ignore[operator]
+    for path in (tmp_path / "saved" / "model.safetensors", tmp_path / "saved"):
+        capfd.readouterr()
+        loaded = landscape.load(path, model=f"hf:{folder}", data=str(tokens), device="cpu")
+        assert "Loading weights" not in capfd.readouterr().err
+        assert loaded.checkpoint is not None
+        assert not loaded.checkpoint.missing
+        assert loaded.loss(0).item() == pytest.approx(subject.loss(0).item(), rel=1e-6)
+
+
 def test_tokens_of_another_vocabulary_are_refused(folder: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "tokens.npy", np.arange(40))
     with pytest.raises(ValueError, match="tokens up to 36 and the model's vocabulary ends at 10"):

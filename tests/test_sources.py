@@ -18,7 +18,7 @@ from torch import nn
 
 import landscape
 from landscape import checkpoint as checkpoints
-from landscape import loading
+from landscape import loading, models
 from landscape.data.preprocessing import Fit
 from landscape.models import libraries, sources
 from landscape.models.sources import Wanted
@@ -168,6 +168,37 @@ def test_preprocessing_is_overridden_by_options_stored_and_part_of_the_question(
     assert len(questions) == 4
     said = {name: stored[name] for name in ("interpolation", "crop")}
     assert digest(Hessian(), loaded(**said)) in questions
+
+
+def test_arguments_that_no_weight_shows_are_part_of_the_question(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import torch\ndef model(scale=1):\n    net = torch.nn.Linear(4, 3)\n    net.scale = scale\n    return net\n"
+        "def data():\n    return torch.ones(6, 4), torch.arange(6) % 3\n"
+    )
+    spec = f"{tmp_path / 'mine.py'}:model"
+    data = f"{tmp_path / 'mine.py'}:data"
+    found = [
+        digest(Hessian(), landscape.load(None, model=spec, model_arg=arguments, data=data, device="cpu"))
+        for arguments in ({}, {"scale": 2}, {"scale": 3}, {"scale": 3})
+    ]
+    assert len(set(found)) == 3
+    assert found[2] == found[3]
+
+
+def test_a_neighbourhood_is_part_of_the_question_of_a_checkpoint(tmp_path: Path) -> None:
+    sizes = {"classes": 10, "image_size": 16}
+    state = models.build("localvit_ti", depth=1, **sizes).state_dict()  # type: ignore[arg-type]
+    found = []
+    for k in (3, 5):
+        arguments = {**sizes, "depth": 1, "neighbourhood": k}
+        about = {"data": {"name": "digits"}, "recipe": {}, "epoch": 0, "metrics": {}, "seed": 0}
+        checkpoints.write(tmp_path / f"{k}.pt", model="localvit_ti", model_args=arguments, state_dict=state, **about)  # type: ignore[arg-type]
+        torch.save(state, tmp_path / "bare.pt")
+        found.append(landscape.load(tmp_path / f"{k}.pt", samples=16, device="cpu"))
+        named = {"model": "localvit_ti", "model_arg": {"depth": 1, "neighbourhood": k}, "data": "digits"}
+        bare = landscape.load(tmp_path / "bare.pt", samples=16, device="cpu", **named)  # type: ignore[arg-type]
+        assert digest(Hessian(), bare) == digest(Hessian(), found[-1])
+    assert digest(Hessian(), found[0]) != digest(Hessian(), found[1])
 
 
 @pytest.mark.parametrize(

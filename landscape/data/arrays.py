@@ -79,7 +79,8 @@ def _images(name: str, x: np.ndarray, y: np.ndarray, samples: Samples) -> Images
     wanted = _native(labels)
     targets = torch.from_numpy(wanted.astype(np.int64) if wanted.dtype.kind in "ui" else wanted)
     mean, std = normalisation(inputs)
-    return Images(inputs, targets[rows], name, classes_in(name, targets), side(inputs), mean, std)
+    classes = classes_in(name, targets)
+    return Images(inputs, targets[rows], name, classes, side(inputs), mean, std, counted=True)
 
 
 def _channels_first(name: str, x: np.ndarray) -> np.ndarray:

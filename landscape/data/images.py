@@ -32,6 +32,7 @@ class Images:
         size: H of square images, else 0.
         mean: per channel, of inputs in [0, 1]; empty: inputs are used as they are.
         std: likewise.
+        counted: `classes` is one more than the largest class number that there is; the data may have more.
     """
 
     inputs: Tensor
@@ -41,6 +42,7 @@ class Images:
     size: int
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    counted: bool = False
 
     def __len__(self) -> int:
         return len(self.inputs)

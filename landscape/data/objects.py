@@ -227,7 +227,7 @@ def _named_classes(dataset: Any) -> int:
 def _images(name: str, inputs: Tensor, targets: Tensor, counts: list[int]) -> Images:
     mean, std = normalisation(inputs)
     classes = max(classes_in(name, targets), *counts)
-    return Images(inputs, targets, name, classes, side(inputs), mean, std)
+    return Images(inputs, targets, name, classes, side(inputs), mean, std, counted=not counts[0])
 
 
 def _tensor(what: str, value: Any) -> Tensor:

@@ -33,11 +33,11 @@ def named(spec: str) -> Callable[..., Any]:
     """
     place, attribute = _split(spec)
     if not place.endswith(".py"):
-        with _on_path(Path.cwd()):
+        with on_path(Path.cwd()):
             module = guarded(spec, lambda: importlib.import_module(place))
     else:
         path = _file(spec, place)
-        with _on_path(path.parent):
+        with on_path(path.parent):
             module = guarded(spec, lambda: _from_file(path))
     found = getattr(module, attribute, None)
     if not callable(found):
@@ -106,7 +106,8 @@ def _from_file(path: Path) -> ModuleType:
 
 
 @contextmanager
-def _on_path(place: Path) -> Iterator[None]:
+def on_path(place: Path) -> Iterator[None]:
+    """A folder in front of the places where modules are looked for."""
     sys.path.insert(0, str(place))
     try:
         yield

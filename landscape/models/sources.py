@@ -15,7 +15,7 @@ from torch import nn
 from landscape.data.preprocessing import Crop, Fit, Preprocessing
 from landscape.data.source import guarded, named, spec_sha256
 from landscape.hub import folder_of
-from landscape.models import huggingface
+from landscape.models import SIZES, huggingface
 from landscape.models.libraries import MISMATCH, library
 
 AS_BUILT = "as built"  # where weights come from that no file brought
@@ -86,14 +86,23 @@ def context(wanted: Wanted) -> int | None:
 
 
 def identity(spec: str, arguments: Mapping[str, Any]) -> str | None:
-    """What pins the architecture of a spec beyond weights and class: the code of a file, a name with its arguments."""
+    """What pins the architecture of a spec beyond weights and class: the code of a file, a name, and its arguments.
+
+    Arguments count although most of them show in the weights' shapes: a stride, an epsilon or a neighbourhood does not.
+    Of the trainer's networks the sizes of images and classes do show, in the weights or in the data.
+    """
     wanted = Wanted(spec, arguments)
-    if not wanted.source:
-        return spec_sha256(spec) if ":" in spec else None
+    known: str | None = spec
     if wanted.source == "hf":
         config = (folder_of(wanted.name) / "config.json").read_bytes()
-        spec = f"hf:{hashlib.sha256(config).hexdigest()}"
-    return f"{spec} {json.dumps(dict(arguments), sort_keys=True, default=str)}" if arguments else spec
+        known = f"hf:{hashlib.sha256(config).hexdigest()}"
+    elif not wanted.source:
+        known = spec_sha256(spec) if ":" in spec else None
+        if ":" not in spec:
+            arguments = {name: value for name, value in arguments.items() if name not in SIZES}
+    if not arguments:
+        return known
+    return f"{known or ''} {json.dumps(dict(arguments), sort_keys=True, default=str)}".lstrip()
 
 
 def origin(spec: str) -> str:
