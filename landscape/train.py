@@ -147,7 +147,7 @@ def train(
         if recorded is not None:  # it goes on as it began
             if recipe.memory_format == "auto":
                 recipe = replace(recipe, memory_format=recorded["memory_format"])
-            if tune:
+            if tune and not recipe.compile:
                 recipe = replace(recipe, compile=recorded["compile"])
         elif tune:
             recipe = processes.first(lambda: tuned(recipe, model, arguments, training.to(place)))

@@ -24,7 +24,7 @@ from landscape.recipes import EARLIER, Recipe, recipe
 from landscape.snapshots import of_run
 from landscape.train import Progress, train
 from landscape.training_set import balanced_rows, splits
-from landscape.tuning import seconds
+from landscape.tuning import seconds, tuned
 
 SMALL = {"dim": 8, "depth": 2, "heads": 2}
 SOURCE = """
@@ -352,6 +352,23 @@ def test_a_trial_chooses_a_memory_format_once(source: str, tmp_path: Path, monke
     assert checkpoint.read(final).recipe["memory_format"] == "contiguous"
     other = train("resnet_demo", source, recipe=short(0), out=tmp_path / "other", **given)
     assert checkpoint.read(other).recipe["memory_format"] == "channels_last"
+
+
+def test_a_trial_leaves_a_format_that_was_asked_for(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the compilation; so the same command resumes the run."""
+    times = {("contiguous", False): 1.0, ("contiguous", True): 2.0, ("channels_last", False): 3.0}
+    monkeypatch.setattr(
+        "landscape.tuning.seconds", lambda recipe, *others: times.get((recipe.memory_format, recipe.compile), 4.0)
+    )
+    training, _ = splits(source, root=None)
+    asked = short(memory_format="channels_last", compile=True)
+    assert tuned(asked, "resnet_demo", {"classes": 3, "image_size": 8}, training) == asked
+    given = {"model_args": {"blocks": (1, 1), "width": 4}, "tune": True, "out": tmp_path / "run"}
+    for _ in range(2):
+        final = train("resnet_demo", source, recipe=short(0, memory_format="channels_last"), **given)
+        assert checkpoint.read(final).recipe["memory_format"] == "channels_last"
 
 
 def test_a_trial_takes_time_and_leaves_the_global_generator_alone(source: str) -> None:
