@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from landscape.cli.progress import foremost, say
+from landscape.probe import OptionError
 
 Option = typer.Option
 
@@ -72,7 +73,13 @@ def train(
 
 
 def run_name(model: str, data: str, name: str = "") -> str:
-    """`<model>-<data>[-<name>]`, a folder or file standing for itself by its last part."""
+    """`<model>-<data>[-<name>]`, a folder or file standing for itself by its last part.
+
+    Raises:
+        OptionError: the name is a path.
+    """
+    if "/" in name:
+        raise OptionError(f"--name {name} is a path; ask for a word, or give the run folder as --out")
     short = Path(data.rpartition(":")[0] or data).stem if "/" in data or ":" in data else data
     return "-".join(part for part in (model, short, name) if part)
 

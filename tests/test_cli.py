@@ -388,6 +388,13 @@ def test_help_costs_no_torch() -> None:
     assert "hessian" in done.stdout
 
 
+def test_a_run_s_name_is_no_path(command: Command) -> None:
+    code, _, err = command("train", "vit_demo", "--data", "digits", "--epochs", "0", "--name", "../a")
+    assert code == 2
+    assert one_line(err)
+    assert "--name ../a is a path" in err
+
+
 def test_plot_draws_without_torch(command: Command, trained: Path, tmp_path: Path) -> None:
     out = tmp_path / "r.h5"
     assert command("variance", "--samples", "16", "--out", out)[0] == 0
