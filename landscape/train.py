@@ -133,6 +133,11 @@ def train(
             )
         processes.first(lambda: stack.enter_context(held(out)))
         training, testing = splits(data, root=data_root, image_size=asked_size(given), fraction=fraction)
+        if len(training) < 2 * processes.size:
+            raise ValueError(
+                f"{data} leaves {len(training)} samples to {processes.size} processes, expected at least two each; "
+                "raise --fraction, or start fewer"
+            )
         if recipe.randaugment and training.inputs.dtype != torch.uint8:
             raise ValueError(f"{data} gives ready tensors, RandAugment needs uint8 images; take --recipe cifar-noaug")
         channels, size = training.inputs.shape[1:3]

@@ -7,9 +7,10 @@ import errno
 import math
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from landscape.data.augment import Augmentation
 from landscape.device import device
 from landscape.evaluate import evaluate
 from landscape.probe import OptionError, derived_seed
+from landscape.processes import Team
 from landscape.recipes import EARLIER, Recipe, recipe
 from landscape.snapshots import of_run
 from landscape.train import Progress, train
@@ -492,6 +494,19 @@ def test_silly_values_are_refused_before_anything_is_written(
     given = {"model": "vit_demo", "data": source, "recipe": short(1), "out": tmp_path / "run", **changes}
     with pytest.raises(error, match=message):
         train(**given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_processes_without_samples_are_refused(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three samples are no update of two processes, each of which needs two."""
+
+    class Two(Team):
+        def first(self, work: Callable[[], Any]) -> Any:
+            return work()
+
+    monkeypatch.setattr("landscape.train.team", lambda: nullcontext(Two(0, 2)))
+    with pytest.raises(ValueError, match="leaves 3 samples to 2 processes, expected at least two each"):
+        train("vit_demo", source, recipe=short(1), out=tmp_path / "run", model_args=SMALL, fraction=3 / 22)
     assert not (tmp_path / "run").exists()
 
 
