@@ -440,6 +440,23 @@ def test_a_full_disk_leaves_the_last_snapshot_and_a_run_that_goes_on(
     assert names(out) == names(whole)
 
 
+def test_a_table_that_cannot_be_written_is_named_and_the_old_one_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_folder.write_metrics(tmp_path, [{"epoch": 1}], ["epoch"])
+    write = Path.write_text
+
+    def full(path: Path, text: str) -> int:
+        write(path, text[:3])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match=r"^cannot write .*metrics\.csv: No space left on device; free some space"):
+        run_folder.write_metrics(tmp_path, [{"epoch": 1}, {"epoch": 2}], ["epoch"])
+    assert names(tmp_path) == {"metrics.csv"}
+    assert (tmp_path / "metrics.csv").read_text() == "epoch\n1\n"
+
+
 def test_bf16_keeps_fp32_weights(source: str, tmp_path: Path) -> None:
     given = {"model_args": SMALL}
     half = train("vit_demo", source, recipe=short(1, precision="bf16"), out=tmp_path / "bf16", **given)
