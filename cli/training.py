@@ -113,13 +113,13 @@ def run_training(
         return final
     from landscape import checkpoint
 
-    metrics = checkpoint.read(final).metrics
-    state = "already trained" if existed else "trained"
-    say(f"{state}: {final}, loss {metrics['loss']:.4f}, accuracy {metrics['accuracy']:.4f}", quiet=quiet)
     averaged = final.with_name("final_ema.pt")
     if averaged.exists():
         metrics = checkpoint.read(averaged).metrics
-        say(f"its moving average: {averaged}, accuracy {metrics['accuracy']:.4f}", quiet=quiet)
+        say(f"moving average: {averaged}, loss {metrics['loss']:.4f}, accuracy {metrics['accuracy']:.4f}", quiet=quiet)
+    metrics = checkpoint.read(final).metrics  # the last line is that of final.pt, also for scripts
+    state = "already trained" if existed else "trained"
+    say(f"{state}: {final}, loss {metrics['loss']:.4f}, accuracy {metrics['accuracy']:.4f}", quiet=quiet)
     if (out / "metrics.csv").exists():
         from landscape import plots
 
