@@ -86,7 +86,8 @@ def _evaluate(checkpoint: Path | None, passes: int, json: bool, **options: Any) 
     if json:
         typer.echo(encoding.dumps(found))
         return
-    typer.echo(f"{loaded.label}, {loaded.protocol}")
+    averaged = f", probabilities of {passes} passes averaged" if passes > 1 else ""
+    typer.echo(f"{loaded.label}, {loaded.protocol}{averaged}")
     for name, value in found.items():
         if name != "samples" and not name.endswith("_se"):
             typer.echo(f"{name:10} {value:.4f} +- {found[f'{name}_se']:.4f}")

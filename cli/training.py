@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from landscape.cli.progress import foremost, say
+from landscape.probe import OptionError
 
 Option = typer.Option
 
@@ -72,7 +73,13 @@ def train(
 
 
 def run_name(model: str, data: str, name: str = "") -> str:
-    """`<model>-<data>[-<name>]`, a folder or file standing for itself by its last part."""
+    """`<model>-<data>[-<name>]`, a folder or file standing for itself by its last part.
+
+    Raises:
+        OptionError: the name is a path.
+    """
+    if "/" in name:
+        raise OptionError(f"--name {name} is a path; ask for a word, or give the run folder as --out")
     short = Path(data.rpartition(":")[0] or data).stem if "/" in data or ":" in data else data
     return "-".join(part for part in (model, short, name) if part)
 
@@ -106,13 +113,13 @@ def run_training(
         return final
     from landscape import checkpoint
 
-    metrics = checkpoint.read(final).metrics
-    state = "already trained" if existed else "trained"
-    say(f"{state}: {final}, loss {metrics['loss']:.4f}, accuracy {metrics['accuracy']:.4f}", quiet=quiet)
     averaged = final.with_name("final_ema.pt")
     if averaged.exists():
         metrics = checkpoint.read(averaged).metrics
-        say(f"its moving average: {averaged}, accuracy {metrics['accuracy']:.4f}", quiet=quiet)
+        say(f"moving average: {averaged}, loss {metrics['loss']:.4f}, accuracy {metrics['accuracy']:.4f}", quiet=quiet)
+    metrics = checkpoint.read(final).metrics  # the last line is that of final.pt, also for scripts
+    state = "already trained" if existed else "trained"
+    say(f"{state}: {final}, loss {metrics['loss']:.4f}, accuracy {metrics['accuracy']:.4f}", quiet=quiet)
     if (out / "metrics.csv").exists():
         from landscape import plots
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -15,6 +16,7 @@ from landscape.probe import OptionError, at_least, derived_seed
 from landscape.subject import Subject, outputs_of
 
 CALIBRATION_BINS = 10
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,16 @@ def evaluate(
     at_least("passes", passes, 1)
     mode = model.training
     model.eval()
+    parts: list[Tensor] = []
+    drawn = False
     with torch.no_grad():
-        parts = [
-            _per_sample(_averaged(model, inputs, passes, derived_seed(seed, "passes", i)), targets)
-            for i, (inputs, targets) in enumerate(batches)
-        ]
+        for i, (inputs, targets) in enumerate(batches):
+            outputs = _passes(model, inputs, passes, derived_seed(seed, "passes", i))
+            drawn = drawn or any(not torch.equal(one, outputs[0]) for one in outputs[1:])
+            parts.append(_per_sample(_averaged(outputs), targets))
     model.train(mode)
+    if passes > 1 and parts and not drawn:
+        _log.warning("the %d passes are equal: this network draws nothing at test time, one pass says the same", passes)
     if not parts:
         raise ValueError("got no batches to evaluate on, expected at least one; ask for more samples")
     # Copied to the host once, here: a copy per batch would make a GPU wait.
@@ -122,14 +128,21 @@ def calibration_terms(confidence: Tensor, correct: Tensor, bins: int = CALIBRATI
     return sign[bin_of] * gap
 
 
-def _averaged(model: nn.Module, inputs: Tensor, passes: int, seed: int) -> Tensor:
-    """Logits, or of several passes the logarithm of their mean probabilities: logits of just these."""
+def _passes(model: nn.Module, inputs: Tensor, passes: int, seed: int) -> list[Tensor]:
+    """Logits of every pass; of several, with random numbers of their own."""
     if passes == 1:
-        return outputs_of(model, inputs)
+        return [outputs_of(model, inputs)]
     with torch.random.fork_rng(devices=[inputs.device] if inputs.is_cuda else []):
         torch.manual_seed(seed)
-        logarithms = [outputs_of(model, inputs).double().log_softmax(dim=1) for _ in range(passes)]
-    return torch.stack(logarithms).logsumexp(dim=0) - math.log(passes)
+        return [outputs_of(model, inputs) for _ in range(passes)]
+
+
+def _averaged(outputs: list[Tensor]) -> Tensor:
+    """Logits, or of several passes the logarithm of their mean probabilities: logits of just these."""
+    if len(outputs) == 1:
+        return outputs[0]
+    logarithms = [logits.double().log_softmax(dim=1) for logits in outputs]
+    return torch.stack(logarithms).logsumexp(dim=0) - math.log(len(outputs))
 
 
 def _per_sample(logits: Tensor, targets: Tensor) -> Tensor:

@@ -142,14 +142,23 @@ def read_state(folder: Path) -> dict[str, Any] | None:
 
 
 def write_metrics(folder: Path, rows: Sequence[Mapping[str, float]], columns: Sequence[str]) -> None:
-    """Replace `metrics.csv`, atomically: one line per finished epoch."""
+    """Replace `metrics.csv`, atomically: one line per finished epoch.
+
+    Raises:
+        OSError: the disk is full, say; the previous table stays.
+    """
     text = io.StringIO()
     table = csv.DictWriter(text, columns, lineterminator="\n")
     table.writeheader()
     table.writerows(rows)
     partial = folder / f".{METRICS}.partial"
-    partial.write_text(text.getvalue())
-    os.replace(partial, folder / METRICS)
+    try:
+        partial.write_text(text.getvalue())
+        os.replace(partial, folder / METRICS)
+    except OSError as error:
+        raise OSError(f"cannot write {folder / METRICS}: {error.strerror}; free some space, then run again") from error
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def newest_snapshot(folder: Path) -> Path | None:

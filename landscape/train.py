@@ -133,6 +133,11 @@ def train(
             )
         processes.first(lambda: stack.enter_context(held(out)))
         training, testing = splits(data, root=data_root, image_size=asked_size(given), fraction=fraction)
+        if len(training) < 2 * processes.size:
+            raise ValueError(
+                f"{data} leaves {len(training)} samples to {processes.size} processes, expected at least two each; "
+                "raise --fraction, or start fewer"
+            )
         if recipe.randaugment and training.inputs.dtype != torch.uint8:
             raise ValueError(f"{data} gives ready tensors, RandAugment needs uint8 images; take --recipe cifar-noaug")
         channels, size = training.inputs.shape[1:3]
@@ -147,7 +152,7 @@ def train(
         if recorded is not None:  # it goes on as it began
             if recipe.memory_format == "auto":
                 recipe = replace(recipe, memory_format=recorded["memory_format"])
-            if tune:
+            if tune and not recipe.compile:
                 recipe = replace(recipe, compile=recorded["compile"])
         elif tune:
             recipe = processes.first(lambda: tuned(recipe, model, arguments, training.to(place)))

@@ -39,12 +39,14 @@ def mostly_convolutions(network: nn.Module) -> bool:
 def tuned(recipe: Recipe, model: str, arguments: Mapping[str, Any], images: Images) -> Recipe:
     """The recipe with the memory format, and on a GPU the compilation, whose updates pass a short trial fastest.
 
-    The settled recipe stays where nothing is clearly faster. Precision is left alone: it changes more than rounding.
+    The settled recipe stays where nothing is clearly faster. A format or a compilation that was asked for stays as it
+    is, and so does the precision, which changes more than rounding.
     """
+    formats = FORMATS if recipe.memory_format == "auto" else (recipe.memory_format,)
     best = settled(recipe, model, arguments)
     tried = {best: seconds(best, model, arguments, images)}
-    for name in FORMATS:
-        for compiled in {recipe.compile, images.inputs.is_cuda}:
+    for name in formats:
+        for compiled in {recipe.compile, recipe.compile or images.inputs.is_cuda}:
             other = replace(best, memory_format=name, compile=compiled)  # type: ignore[arg-type]  # one of its words
             if other not in tried:
                 tried[other] = seconds(other, model, arguments, images)

@@ -388,6 +388,21 @@ def test_help_costs_no_torch() -> None:
     assert "hessian" in done.stdout
 
 
+def test_the_last_line_of_a_training_is_the_accuracy_of_its_final_weights(command: Command, tmp_path: Path) -> None:
+    words = ("train", "vit_demo", "--data", "digits", "--epochs", "0", "--ema", "0.9", "--out", tmp_path / "run")
+    code, _, err = command(*words)
+    assert code == 0
+    assert "final_ema.pt" in err
+    assert "final.pt, loss " in err.splitlines()[-1]
+
+
+def test_a_run_s_name_is_no_path(command: Command) -> None:
+    code, _, err = command("train", "vit_demo", "--data", "digits", "--epochs", "0", "--name", "../a")
+    assert code == 2
+    assert one_line(err)
+    assert "--name ../a is a path" in err
+
+
 def test_plot_draws_without_torch(command: Command, trained: Path, tmp_path: Path) -> None:
     out = tmp_path / "r.h5"
     assert command("variance", "--samples", "16", "--out", out)[0] == 0

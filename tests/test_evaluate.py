@@ -146,6 +146,13 @@ def test_probabilities_of_several_passes_are_averaged() -> None:
     assert evaluate(model, batches, passes=3, seed=6) != found
 
 
+def test_equal_passes_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    evaluate(nn.Identity(), batches(count=8), passes=3)
+    assert caplog.messages == [
+        "the 3 passes are equal: this network draws nothing at test time, one pass says the same"
+    ]
+
+
 def test_passes_of_a_network_that_draws_nothing_change_nothing() -> None:
     batches = [(torch.randn(6, 4).double(), torch.randint(4, (6,)))]
     one, three = (evaluate(nn.Identity(), batches, passes=passes) for passes in (1, 3))

@@ -207,7 +207,7 @@ def test_a_neighbourhood_is_k_by_k_cut_at_the_borders(k: int, grid: tuple[int, i
 
 
 def test_a_full_neighbourhood_is_global_attention_and_a_small_one_is_not() -> None:
-    whole = _spread(_small("localvit_ti", neighbourhood=None))
+    whole = _spread(_small("localvit_ti", neighbourhood="none"))
     images = _images()
     for k, equal in ((7, True), (9, True), (5, False)):  # a grid of 4 x 4: offsets up to 3
         model = _small("localvit_ti", neighbourhood=k).double().eval()
@@ -397,6 +397,7 @@ def test_timm_pit_weights_give_its_logits() -> None:
         ("resnet18", 32, {"head": "cls"}, "head=cls is not known; ask for one of gap, bn-gap, mlp"),
         ("resnet18", 32, {"mc_dropout": 1.0}, "mc_dropout=1.0 is out of range"),
         ("localvit_ti", 32, {"neighbourhood": 0}, "neighbourhood=0 is out of range"),
+        ("localvit_ti", 32, {"neighbourhood": "global"}, "ask for a whole number, at least 1, or none"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(

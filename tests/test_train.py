@@ -7,9 +7,10 @@ import errno
 import math
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 import torch
@@ -20,11 +21,12 @@ from landscape.data.augment import Augmentation
 from landscape.device import device
 from landscape.evaluate import evaluate
 from landscape.probe import OptionError, derived_seed
+from landscape.processes import Team
 from landscape.recipes import EARLIER, Recipe, recipe
 from landscape.snapshots import of_run
 from landscape.train import Progress, train
 from landscape.training_set import balanced_rows, splits
-from landscape.tuning import seconds
+from landscape.tuning import seconds, tuned
 
 SMALL = {"dim": 8, "depth": 2, "heads": 2}
 SOURCE = """
@@ -354,6 +356,23 @@ def test_a_trial_chooses_a_memory_format_once(source: str, tmp_path: Path, monke
     assert checkpoint.read(other).recipe["memory_format"] == "channels_last"
 
 
+def test_a_trial_leaves_a_format_that_was_asked_for(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the compilation; so the same command resumes the run."""
+    times = {("contiguous", False): 1.0, ("contiguous", True): 2.0, ("channels_last", False): 3.0}
+    monkeypatch.setattr(
+        "landscape.tuning.seconds", lambda recipe, *others: times.get((recipe.memory_format, recipe.compile), 4.0)
+    )
+    training, _ = splits(source, root=None)
+    asked = short(memory_format="channels_last", compile=True)
+    assert tuned(asked, "resnet_demo", {"classes": 3, "image_size": 8}, training) == asked
+    given = {"model_args": {"blocks": (1, 1), "width": 4}, "tune": True, "out": tmp_path / "run"}
+    for _ in range(2):
+        final = train("resnet_demo", source, recipe=short(0, memory_format="channels_last"), **given)
+        assert checkpoint.read(final).recipe["memory_format"] == "channels_last"
+
+
 def test_a_trial_takes_time_and_leaves_the_global_generator_alone(source: str) -> None:
     training, _ = splits(source, root=None)
     state = torch.get_rng_state()
@@ -421,6 +440,23 @@ def test_a_full_disk_leaves_the_last_snapshot_and_a_run_that_goes_on(
     assert names(out) == names(whole)
 
 
+def test_a_table_that_cannot_be_written_is_named_and_the_old_one_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_folder.write_metrics(tmp_path, [{"epoch": 1}], ["epoch"])
+    write = Path.write_text
+
+    def full(path: Path, text: str) -> int:
+        write(path, text[:3])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match=r"^cannot write .*metrics\.csv: No space left on device; free some space"):
+        run_folder.write_metrics(tmp_path, [{"epoch": 1}, {"epoch": 2}], ["epoch"])
+    assert names(tmp_path) == {"metrics.csv"}
+    assert (tmp_path / "metrics.csv").read_text() == "epoch\n1\n"
+
+
 def test_bf16_keeps_fp32_weights(source: str, tmp_path: Path) -> None:
     given = {"model_args": SMALL}
     half = train("vit_demo", source, recipe=short(1, precision="bf16"), out=tmp_path / "bf16", **given)
@@ -475,6 +511,19 @@ def test_silly_values_are_refused_before_anything_is_written(
     given = {"model": "vit_demo", "data": source, "recipe": short(1), "out": tmp_path / "run", **changes}
     with pytest.raises(error, match=message):
         train(**given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_processes_without_samples_are_refused(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three samples are no update of two processes, each of which needs two."""
+
+    class Two(Team):
+        def first(self, work: Callable[[], Any]) -> Any:
+            return work()
+
+    monkeypatch.setattr("landscape.train.team", lambda: nullcontext(Two(0, 2)))
+    with pytest.raises(ValueError, match="leaves 3 samples to 2 processes, expected at least two each"):
+        train("vit_demo", source, recipe=short(1), out=tmp_path / "run", model_args=SMALL, fraction=3 / 22)
     assert not (tmp_path / "run").exists()
 
 

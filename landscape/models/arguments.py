@@ -15,7 +15,7 @@ def converted(name: str, value: object, kind: Any) -> object:
 
     Args:
         name: of the argument, for messages.
-        value: as given: of the right type, or its words ("4", "0,1,1,2", "true"), or a list.
+        value: as given: of the right type, or its words ("4", "0,1,1,2", "true", "none"), or a list.
         kind: the annotation: `int`, `float` (always a rate in [0, 1)), `bool`, `tuple[int, ...]`, a `Literal`
             of words, or one of them `| None`.
 
@@ -23,9 +23,13 @@ def converted(name: str, value: object, kind: Any) -> object:
         OptionError: naming the argument, what was got and what is expected.
     """
     if type(None) in get_args(kind):
-        if value is None:
+        if value is None or str(value).lower() == "none":
             return None
         kind = next(member for member in get_args(kind) if member is not type(None))
+        try:
+            return converted(name, value, kind)
+        except OptionError as error:
+            raise OptionError(f"{error}, or none") from None
     if get_origin(kind) is Literal:
         return _choice(name, value, get_args(kind))
     if get_origin(kind) is tuple:
