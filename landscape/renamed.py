@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,7 @@ def renamed(model: Any, folder: Path) -> dict[str, Tensor]:
     Raises:
         ValueError: the library cannot read it.
     """
-    from transformers.utils import logging as telling
-
+    telling: Any = import_module("transformers.utils.logging")
     before, bars = telling.get_verbosity(), telling.is_progress_bar_enabled()
     telling.set_verbosity(logging.ERROR)  # what is missing is said by us
     telling.disable_progress_bar()
