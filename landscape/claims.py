@@ -252,7 +252,8 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "less-data", "With less data a ViT has more negative eigenvalues", "HowViT, question 1",
-        "NEP, a fifth of the images - all, end of warm-up (312 updates, 500)", "figure only", 1, _pair("small", "vit", "early spectrum"),
+        "NEP, a fifth of the images - all, end of warm-up (312 updates, 500)", "figure only", 1,
+        _pair("small", "vit", "early spectrum"),
         _between("small", "vit", "early spectrum", lambda data: scalar(data, "nep")),
     ),
     Claim(
