@@ -54,15 +54,15 @@ class Progress:
 
     def __call__(self, finished: int, total: int) -> None:
         now = time.monotonic()
-        if self._first is None:
-            self._first = finished - 1  # what an earlier run had done
+        if self._first is None:  # the clock starts here: before the first unit, directions and the like were made
+            self._first, self._start = finished, now
         rate = (finished - self._first) / max(now - self._start, 1e-9)
         if self._bar is not None:
-            self._bar.update(self._task, completed=finished, total=total, rate=f"{rate:.3g}/s")
+            self._bar.update(self._task, completed=finished, total=total, rate=f"{rate:.3g}/s" if rate else "")
         elif not self._quiet and now - self._spoke >= LINE_SECONDS:
             self._spoke = now
-            left = duration((total - finished) / rate)
-            say(f"{self._what} {finished}/{total}, {100 * finished / total:.0f} %, {rate:.3g}/s, about {left} left")
+            speed = f", {rate:.3g}/s, about {duration((total - finished) / rate)} left" if rate else ""
+            say(f"{self._what} {finished}/{total}, {100 * finished / total:.0f} %{speed}")
 
 
 def foremost() -> bool:

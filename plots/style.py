@@ -172,8 +172,12 @@ def fitted(text: str, width: float, size: float, lines: int = 3) -> str:
 def protocol(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> str:
     """Under what protocol the answers were measured: once if all share it, else by label."""
     labels: dict[str, list[str]] = {}
+    treated = any(data.attrs.get("statistics", "frozen") != "frozen" for data in answers)
     for data, look in zip(answers, looks, strict=True):
-        labels.setdefault(plain(str(data.attrs.get("protocol", "") or "protocol not stored")), []).append(look.label)
+        said = str(data.attrs.get("protocol", "") or "protocol not stored")
+        if treated and "statistics" in data.attrs:
+            said += f", batch-norm statistics {data.attrs['statistics']}"
+        labels.setdefault(plain(said), []).append(look.label)
     if len(labels) == 1:
         return f"{next(iter(labels))}."
     return "; ".join(f"{', '.join(found)}: {said}" for said, found in labels.items()) + "."

@@ -9,7 +9,14 @@ from analytic import answer, passage
 from torch import Tensor
 
 from landscape.linalg import parts
-from landscape.linalg.fourier import diagonal_frequencies, frequencies, relative_log_amplitude
+from landscape.linalg.fourier import (
+    diagonal,
+    diagonal_alone,
+    diagonal_frequencies,
+    frequencies,
+    half_spectrum,
+    relative_log_amplitude,
+)
 from landscape.probe import OptionError
 from landscape.probes.fourier import Fourier
 
@@ -197,3 +204,8 @@ def test_a_batch_in_parts_is_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, values in answer(probe, subject).items():
         if "delta" in name or name == "spectrum":
             np.testing.assert_allclose(values, whole[name], rtol=1e-12, atol=1e-12)
+
+
+def test_maps_that_hardly_vary_around_a_large_mean_keep_their_high_frequencies() -> None:
+    maps = (100 + 0.01 * _noise(4, 3, 32, 32)).float()
+    np.testing.assert_allclose(diagonal_alone(maps), diagonal(half_spectrum(maps.double()), 32), atol=0.05)

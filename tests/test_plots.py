@@ -435,6 +435,8 @@ def test_the_path_lies_over_its_plane_with_the_end_as_a_star(study: Path) -> Non
     assert [text.get_text() for text in ax.texts] == [f"epoch {t}" for t in range(4)]
     ax = FIGURES["path"].draw(data.assign(path_x=data["path_x"] * 1e-3, path_y=data["path_y"] * 1e-3), ax)
     assert [text.get_text() for text in ax.texts[4:]] == ["epoch 0"]  # names that would touch are left out
+    for text in ax.texts:  # away from the nearer edge
+        assert text.get_horizontalalignment() == ("right" if text.xy[0] > sum(ax.get_xlim()) / 2 else "left")  # type: ignore[attr-defined]
 
 
 def test_the_plane_of_a_run_stands_beside_the_snapshots_own_losses(study: Path) -> None:
@@ -450,6 +452,18 @@ def test_a_caption_lists_protocols_that_differ() -> None:
     styles = appearance.looks(data)
     assert style.protocol(data, styles) == "train: digits train; test: digits test."
     assert style.protocol(data[:1], styles[:1]) == "digits train."
+
+
+def test_a_caption_says_how_batch_norm_was_treated_where_it_was_not_left_alone() -> None:
+    attributes = {"protocol": "digits", "plane": "checkpoints"}
+    data = [
+        xr.Dataset(attrs={**attributes, "label": name, "statistics": how})
+        for name, how in (("one", "frozen"), ("two", "interpolated between the checkpoints"))
+    ]
+    styles = appearance.looks(data)
+    assert style.protocol(data[:1], styles[:1]) == "digits."
+    treated = "digits, batch-norm statistics interpolated between the checkpoints"
+    assert style.protocol(data, styles) == f"one: digits, batch-norm statistics frozen; two: {treated}."
 
 
 @pytest.mark.parametrize("count", [1, 8])

@@ -30,6 +30,7 @@ from landscape.axes import spans, through_checkpoints, ticks
 from landscape.between import Between
 from landscape.linalg.directions import Normalize
 from landscape.linalg.relief import height
+from landscape.losses import cross_entropy
 from landscape.plane import plane_of
 from landscape.probe import OptionError, Probe
 from landscape.probes.line import Line
@@ -517,3 +518,12 @@ def test_batches_that_change_or_only_pass_by_are_refused() -> None:
 
 def test_batch_norm_is_frozen_unless_there_are_checkpoints_to_interpolate_between() -> None:
     assert (Surface().bn, Surface(plane="eigen").bn, Surface(plane="A.pt,B.pt").bn) == ("frozen", "frozen", "auto")
+
+
+def test_losses_of_checkpoints_have_the_units_of_the_loss_asked_for(tmp_path: Path) -> None:
+    subject, _, word = _three(tmp_path)
+    other = replace(subject, losses=lambda outputs, targets: cross_entropy(outputs, targets).square())
+    plan = Surface(resolution=3, plane=word).plan(other)
+    assert {plan.labels[name][0].units for name in ("path_loss", "path_excess")} == {"loss"}
+    plan = Line(resolution=3, along=word.split(",")[0]).plan(other)
+    assert {plan.labels[name][0].units for name in ("end_loss", "end_excess")} == {"loss"}

@@ -76,11 +76,13 @@ def diagonal_alone(maps: Tensor) -> Tensor:
     image, channel, row, _ = twice.stride()
     shifted = twice.as_strided((*maps.shape[:2], width, width), (image, channel, row - 1, 1), width)
     sums = shifted.sum(dim=-2)  # (N, C, s)
+    level = sums.mean(dim=-1, keepdim=True)  # taken off: frequency zero alone has it, the others would drown in it
     place = torch.arange(width, device=maps.device)
     steps = place[:, None] * place[: (width + 1) // 2] % width  # (s, bin)
     angle = steps.double() * (2 * torch.pi / width)
     waves = torch.cat([angle.cos(), angle.sin()], dim=1).to(maps.dtype)
-    real, imaginary = (sums @ waves).chunk(2, dim=-1)
+    real, imaginary = ((sums - level) @ waves).chunk(2, dim=-1)
+    real[..., :1] += width * level
     return (real.square() + imaginary.square()).sqrt_().add_(FLOOR).log_()
 
 

@@ -222,10 +222,10 @@ class Line:
             for section, itself, there in zip(found, own, here, strict=True):
                 said = f"{section.name.removeprefix('towards ')} has the loss {there:.4g} here, {itself:.4g} by itself"
                 _log.info("line: batch-norm statistics %s; %s", self._statistics(found), said)
-        per_line = ("direction",)
+        per_line, units = ("direction",), subject.meaning.units
         return {
-            "end_loss": (Quantity("loss of the other checkpoint itself", "nats", per_line), own),
-            "end_excess": (Quantity("loss at its end minus its own", "nats", per_line), here - own),
+            "end_loss": (Quantity("loss of the other checkpoint itself", units, per_line), own),
+            "end_excess": (Quantity("loss at its end minus its own", units, per_line), here - own),
         }
 
     def _at(self, t: float, subject: Subject, along: Along, ends: Mapping[float, Samples]) -> Values:

@@ -323,10 +323,10 @@ class Surface:
         )
         treated = f"batch-norm statistics {self._statistics(plane)}; " if any(plane.ends) else ""
         _log.info("surface: %sloss at the checkpoints: %s", treated, said)
-        per_snapshot = ("snapshot",)
+        per_snapshot, units = ("snapshot",), subject.meaning.units
         return {
-            "path_loss": (Quantity("loss of the checkpoint itself", "nats", per_snapshot), own),
-            "path_excess": (Quantity("loss on the plane minus the checkpoint's own", "nats", per_snapshot), here - own),
+            "path_loss": (Quantity("loss of the checkpoint itself", units, per_snapshot), own),
+            "path_excess": (Quantity("loss on the plane minus the checkpoint's own", units, per_snapshot), here - own),
         }
 
 
