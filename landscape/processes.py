@@ -65,6 +65,7 @@ def team() -> Iterator[Team]:
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     try:
         yield Team(dist.get_rank(), dist.get_world_size())
+        dist.barrier()  # leave together: who closes a connection that the other still uses ends it by an abort
     finally:
         dist.destroy_process_group()
 

@@ -41,7 +41,7 @@ ALLOWED = {
     "hub": set(),
     "models": {"probe", "data", "hub"},
     "renamed": set(),
-    "safe_load": {"archive", "outline"},
+    "safe_load": {"archive", "data", "outline"},
     "pickled": set(),
     "archive": set(),
     "outline": {"archive", "pickled"},

@@ -227,7 +227,7 @@ def test_the_batch_size_belongs_to_the_question_only_where_batch_norm_is_refresh
         (
             ("layers", "--model", "torch.nn:Linear", "--model-arg", "in_features=5", "--model-arg", "out_features=2"),
             1,
-            "refuses images",
+            "refuses inputs",
         ),
         (("fourier", "--augment", "--model", "vit_demo", "--data", "digits", "--nonsense"), 2, "nonsense"),
         (("trajectory",), 1, "at least two"),
