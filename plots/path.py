@@ -56,7 +56,8 @@ def path(data: xr.Dataset, ax: Axes, *, levels: np.ndarray | None = None) -> Axe
         right = along[i] > (x[0] + x[-1]) / 2  # names stay within the axes
         ax.annotate(
             _name(data, i), (along[i], across[i]), xytext=(-3 if right else 3, 4), textcoords="offset points",
-            ha="right" if right else "left", fontsize=5.5, color="w", path_effects=[patheffects.withStroke(linewidth=1.5, foreground="k")],
+            ha="right" if right else "left", fontsize=5.5, color="w",
+            path_effects=[patheffects.withStroke(linewidth=1.5, foreground="k")],
         )  # fmt: skip
     ax.set(xlim=(x[0], x[-1]), ylim=(y[0], y[-1]))
     for name, label in (("x", ax.set_xlabel), ("y", ax.set_ylabel)):
