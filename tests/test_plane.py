@@ -329,7 +329,7 @@ def test_within_a_row_nothing_waits_for_the_device(recalibrate: int, monkeypatch
 
 
 class _Reads(TorchDispatchMode):
-    """Counts what makes the host wait: numbers read from a tensor, and tensors brought over."""
+    """Counts what makes the host wait: numbers read from a tensor, sizes that depend on one, tensors brought over."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -343,7 +343,9 @@ class _Reads(TorchDispatchMode):
         return read
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func.overloadpacket in (aten._local_scalar_dense, aten.item, aten.is_nonzero)
+        packet = func.overloadpacket
+        self.count += packet in (aten._local_scalar_dense, aten.item, aten.is_nonzero, aten.nonzero, aten.masked_select)
+        self.count += packet is aten.index and any(i is not None and i.dtype == torch.bool for i in args[1])
         return func(*args, **(kwargs or {}))
 
 
