@@ -64,7 +64,7 @@ def diagonal(spectrum: Tensor, width: int) -> Tensor:
 
 
 def diagonal_alone(maps: Tensor) -> Tensor:
-    """The same without the rest of the spectrum, of square maps in a third of the time on a CPU.
+    """The same without the rest of the spectrum, of square maps, small ones in half the time on a CPU.
 
     F(k, k) = sum_s exp(-2 pi i k s / n) D_s, where D_s is the sum over the positions with y + x = s modulo n.
     """
@@ -72,17 +72,18 @@ def diagonal_alone(maps: Tensor) -> Tensor:
     if height != width:
         return diagonal(half_spectrum(maps), width)
     maps = maps.float() if maps.dtype != torch.float64 else maps
+    level = maps.mean(dim=(-2, -1), keepdim=True)  # frequency zero alone has it, the others would drown in it
+    maps = maps - level
     twice = torch.cat([maps, maps], dim=-1).contiguous()  # (N, C, y, 2 n): row y, from place n - y on, is x = s - y
     image, channel, row, _ = twice.stride()
     shifted = twice.as_strided((*maps.shape[:2], width, width), (image, channel, row - 1, 1), width)
     sums = shifted.sum(dim=-2)  # (N, C, s)
-    level = sums.mean(dim=-1, keepdim=True)  # taken off: frequency zero alone has it, the others would drown in it
     place = torch.arange(width, device=maps.device)
     steps = place[:, None] * place[: (width + 1) // 2] % width  # (s, bin)
     angle = steps.double() * (2 * torch.pi / width)
     waves = torch.cat([angle.cos(), angle.sin()], dim=1).to(maps.dtype)
-    real, imaginary = ((sums - level) @ waves).chunk(2, dim=-1)
-    real[..., :1] += width * level
+    real, imaginary = (sums @ waves).chunk(2, dim=-1)
+    real[..., :1] += height * width * level[..., 0]
     return (real.square() + imaginary.square()).sqrt_().add_(FLOOR).log_()
 
 
