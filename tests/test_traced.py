@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
 import torch
 from analytic import attention_net, batches_of, convolution_net, dense_hessian, same_state, state, tanh_net
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from landscape import models
 from landscape.curvature import Hvp, curvature
+from landscape.linalg import matmul
 from landscape.linalg.hessian import hessian_product
 from landscape.linalg.traced import TracedHessian, trace
 from landscape.linalg.vector import random_unit
@@ -134,3 +136,36 @@ class Branching(nn.Module):
 def test_a_model_that_branches_on_values_is_refused_by_name_of_the_reason() -> None:
     with pytest.raises(ValueError, match="the model cannot be traced"):
         _traced(Subject(Branching().double(), batches_of((4,), (6,), 3)))
+
+
+@pytest.mark.parametrize("activation", [nn.GELU, nn.SiLU, nn.Mish, nn.ELU, nn.Softplus, nn.Hardswish])
+def test_the_costly_part_of_an_activation_is_computed_once(activation: type[nn.Module]) -> None:
+    """Only its product with what moves is left to every product; the numbers are those of the kept graph."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 9), activation(), nn.Linear(9, 3)).double()
+    subject = Subject(model, batches_of((3, 2, 2), (4, 4), 3))
+
+    _assert_as_kept(subject, "traced")
+    (x, y), parameters = subject.batch(0), subject.parameters
+    graph = trace(model, subject.losses, parameters, x, y)._each
+    assert isinstance(graph, fx.GraphModule)
+    assert not [node.target for node in graph.graph.nodes if "_backward" in str(node.target)]
+
+
+def test_large_matrices_in_single_precision_have_the_products_of_double(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever oneDNN is, it multiplies them, transposed ones and those of a bias among them."""
+    monkeypatch.setattr(matmul, "_wide", torch.backends.mkldnn.is_available)
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(128, 160), nn.Tanh(), nn.Linear(160, 128), nn.Tanh(), nn.Linear(128, 3)
+    )
+    batches = batches_of((2, 8, 8), (128, 128), 3)
+    double = Subject(copy.deepcopy(model).double(), batches)
+    subject = Subject(model, [(x.float(), y) for x, y in batches])
+    vector = _vector(subject.size)
+
+    expected = curvature(double, double.parameters, "kept", batches=2).product(1)
+    hvps: tuple[Hvp, ...] = ("traced", "compiled")
+    for kind in hvps:
+        found = curvature(subject, subject.parameters, kind, batches=2).product(1)
+        torch.testing.assert_close(found(vector.float()).double(), expected(vector), rtol=1e-4, atol=1e-6)

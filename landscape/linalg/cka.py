@@ -8,8 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from landscape.linalg.matmul import matmul
 from landscape.linalg.parts import parts
 
+NUMBERS = 2**19  # of the features in one product
+FEW = 8
 ROWS = 32  # of a kernel at a time: a symmetric product in fewer operations
 LEAST = 4  # samples of a mini-batch: the estimator divides by n (n - 3)
 
@@ -18,17 +21,17 @@ def centred_kernel(features: Tensor) -> Tensor:
     """The U-centred linear kernel of one layer's features, (n, n) float64 with a diagonal of zeros.
 
     K - row mean - column mean + mean, the means without the diagonal (Szekely & Rizzo 2014). It does not see a shift of
-    all samples, which is therefore taken off first: what is left has no large numbers to cancel.
+    all samples: the mean of a few is taken off first, so that what is left has no large numbers to cancel.
 
     Args:
         features: (sample, ...), flattened; at least `LEAST` samples.
     """
     n, flat = len(features), features.flatten(1)
     kernel = torch.zeros(n, n, dtype=torch.float64, device=features.device)
-    for part in parts(flat.T):  # some features at a time, all samples of them
-        part = (part - part.mean(dim=1, keepdim=True)).T
+    for columns in parts(flat.T, NUMBERS):  # some features at a time, all samples of them
+        part = columns.T - columns[:, :FEW].mean(dim=1)
         for row in range(0, n, ROWS):  # the lower half
-            kernel[row:, row : row + ROWS] += part[row:] @ part[row : row + ROWS].T
+            kernel[row:, row : row + ROWS] += matmul(part[row:], part[row : row + ROWS].T)
     kernel = kernel.tril(-1)
     kernel = kernel + kernel.T
     rows = kernel.sum(dim=1) / (n - 2)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.linalg.matmul import matmul
+
 FLOOR = 1e-6  # added to amplitudes before the logarithm
+WAVES = 48  # positions a side: beyond, a transform costs less than a product with every wave
 
 
 def diagonal_frequencies(height: int, width: int) -> np.ndarray:
@@ -31,8 +36,11 @@ def half_spectrum(maps: Tensor) -> Tensor:
 
 def log_amplitude(spectrum: Tensor) -> Tensor:
     """ln(|FFT2(z)| + 1e-6), before any averaging."""
-    # By the parts of the complex numbers: three times as fast as their abs() on a CPU.
-    return (spectrum.real.square() + spectrum.imag.square()).sqrt_().add_(FLOOR).log_()
+    if spectrum.device.type != "cpu":
+        return spectrum.abs().add_(FLOOR).log_()
+    amplitude = np.abs(spectrum.numpy())  # on a CPU several times as fast as torch's abs and log
+    amplitude += FLOOR
+    return torch.from_numpy(np.log(amplitude, out=amplitude))
 
 
 def diagonal(spectrum: Tensor, width: int) -> Tensor:
@@ -64,27 +72,30 @@ def diagonal(spectrum: Tensor, width: int) -> Tensor:
 
 
 def diagonal_alone(maps: Tensor) -> Tensor:
-    """The same without the rest of the spectrum, of square maps, small ones in half the time on a CPU.
+    """The same without the rest of the spectrum, of square maps up to `WAVES` wide in less than half the time.
 
-    F(k, k) = sum_s exp(-2 pi i k s / n) D_s, where D_s is the sum over the positions with y + x = s modulo n.
+    F(k, k) = sum_{y, x} exp(-2 pi i k (y + x) / n) z(y, x): a product with one matrix of waves for all maps.
     """
     height, width = maps.shape[-2:]
-    if height != width:
+    if height != width or width > WAVES:
         return diagonal(half_spectrum(maps), width)
     maps = maps.float() if maps.dtype != torch.float64 else maps
-    level = maps.mean(dim=(-2, -1), keepdim=True)  # frequency zero alone has it, the others would drown in it
-    maps = maps - level
-    twice = torch.cat([maps, maps], dim=-1).contiguous()  # (N, C, y, 2 n): row y, from place n - y on, is x = s - y
-    image, channel, row, _ = twice.stride()
-    shifted = twice.as_strided((*maps.shape[:2], width, width), (image, channel, row - 1, 1), width)
-    sums = shifted.sum(dim=-2)  # (N, C, s)
-    place = torch.arange(width, device=maps.device)
-    steps = place[:, None] * place[: (width + 1) // 2] % width  # (s, bin)
-    angle = steps.double() * (2 * torch.pi / width)
-    waves = torch.cat([angle.cos(), angle.sin()], dim=1).to(maps.dtype)
-    real, imaginary = (sums @ waves).chunk(2, dim=-1)
+    # Frequency zero alone has the level of a map, the others would drown in it; that of its first rows is near enough.
+    level = maps[..., :8, :].mean(dim=(-2, -1), keepdim=True)
+    varying = (maps - level).flatten(0, 1).flatten(1)
+    found = matmul(varying, _waves(width, maps.device, maps.dtype)).reshape(*maps.shape[:2], -1)
+    real, imaginary = found.chunk(2, dim=-1)
     real[..., :1] += height * width * level[..., 0]
-    return (real.square() + imaginary.square()).sqrt_().add_(FLOOR).log_()
+    return log_amplitude(torch.complex(real, imaginary))
+
+
+@functools.lru_cache(maxsize=8)
+def _waves(width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Cosines and sines of the half diagonal's frequencies at every position, (n n, 2 bins)."""
+    place = torch.arange(width, device=device)
+    sums = (place[:, None] + place).flatten()
+    angle = (sums[:, None] * place[: (width + 1) // 2] % width).double() * (2 * torch.pi / width)
+    return torch.cat([angle.cos(), angle.sin()], dim=1).to(dtype)
 
 
 def relative_log_amplitude(maps: Tensor) -> Tensor:

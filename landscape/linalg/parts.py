@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-NUMBERS = {"cpu": 2**18}  # of a part; elsewhere many more, where small kernels cost more than memory does
-ELSEWHERE = 2**26
+NUMBERS = 2**18  # of a part on a CPU
+ELSEWHERE = 2**26  # many more, where small kernels cost more than memory does
 
 
-def parts(maps: Tensor) -> tuple[Tensor, ...]:
-    """A batch (N, ...) in consecutive parts of whole images."""
+def parts(maps: Tensor, numbers: int | None = None) -> tuple[Tensor, ...]:
+    """A batch (N, ...) in consecutive parts of whole images, of so many numbers on a CPU."""
     each = max(1, maps[0].numel()) if len(maps) else 1
-    found: tuple[Tensor, ...] = torch.split(maps, max(1, NUMBERS.get(maps.device.type, ELSEWHERE) // each))
+    most = (numbers or NUMBERS) if maps.device.type == "cpu" else ELSEWHERE
+    found: tuple[Tensor, ...] = torch.split(maps, max(1, most // each))
     return found

@@ -7,19 +7,28 @@ Tracing derivatives first and compiling the result is the order that works: comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._decomp import get_decompositions
+from torch._ops import OpOverload
 from torch.func import functional_call, grad_and_value, jvp
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from landscape.linalg.hessian import differentiable_attention
+from landscape.linalg.matmul import widen
 from landscape.linalg.vector import flat, unflat
 
 Losses = Callable[[object, Tensor], Tensor]  # (what the model returns, targets) -> losses per sample (N,)
 Graph = Callable[..., Sequence[Tensor]]
+# Derivatives f'(x) g in one operation, whose costly part f'(x) does not depend on the vector once they are two.
+SPLITTABLE = [
+    getattr(torch.ops.aten, f"{name}_backward")
+    for name in ("elu", "gelu", "hardswish", "mish", "sigmoid", "silu", "softplus", "tanh")
+]
 
 
 @dataclass(frozen=True)
@@ -164,14 +173,20 @@ def trace(
         function = torch.vmap(product, in_dims=(None,) * len(names) + (0,) * (2 + len(names)))
     try:
         with differentiable_attention():
-            graph = make_fx(function)(*detached, *example, *vectors)
+            graph = make_fx(function, _halves())(*detached, *example, *vectors)
     except Exception as error:
         raise ValueError(f"the model cannot be traced ({str(error).strip().splitlines()[0]})") from error
-    if together:
-        _reshape(graph)
+    _reshape(graph)
     once, each = split(graph, vectors=len(names))
     run = torch.compile(each, fullgraph=True, dynamic=False) if compiled else each
     return TracedHessian(dict(parameters), (inputs.shape, targets.shape), layout, together, once, run)
+
+
+def _halves() -> dict[OpOverload, Callable[..., Any]]:
+    """Derivatives as two operations each."""
+    return {
+        operation: way for operation, way in get_decompositions(SPLITTABLE).items() if isinstance(operation, OpOverload)
+    }
 
 
 def _laid_out(tensor: Tensor, layout: torch.memory_format) -> Tensor:
@@ -180,7 +195,7 @@ def _laid_out(tensor: Tensor, layout: torch.memory_format) -> Tensor:
 
 
 def _reshape(graph: fx.GraphModule) -> None:
-    """Views become reshapes: what was a view of one mini-batch need not be one of several."""
+    """Views become reshapes: of several mini-batches, or of a transposed product, a copy may be needed."""
     views = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
     for node in graph.graph.nodes:
         if node.op == "call_function" and node.target in views:
@@ -197,10 +212,8 @@ def split(whole: fx.GraphModule, *, vectors: int) -> tuple[fx.GraphModule, fx.Gr
     nodes = whole.graph.nodes
     whole.graph.eliminate_dead_code()
     inputs = [node for node in nodes if node.op == "placeholder"]
-    dependent = set(inputs[-vectors:])
-    for node in nodes:
-        if any(argument in dependent for argument in node.all_input_nodes):
-            dependent.add(node)
+    widen(whole.graph, _dependent(whole.graph, inputs[-vectors:]))
+    dependent = _dependent(whole.graph, inputs[-vectors:])
     (output,) = (node for node in nodes if node.op == "output")
     results = list(output.args[0])
     kept = [n for n in nodes if n not in dependent and any(user in dependent for user in n.users if user is not output)]
@@ -224,3 +237,12 @@ def split(whole: fx.GraphModule, *, vectors: int) -> tuple[fx.GraphModule, fx.Gr
     each.output([seen[node] for node in results[1:]])
     each.eliminate_dead_code()
     return fx.GraphModule(whole, once), fx.GraphModule(whole, each)
+
+
+def _dependent(graph: fx.Graph, sources: Iterable[fx.Node]) -> set[fx.Node]:
+    """The sources and all that is computed from them."""
+    found = set(sources)
+    for node in graph.nodes:
+        if any(argument in found for argument in node.all_input_nodes):
+            found.add(node)
+    return found
