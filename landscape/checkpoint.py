@@ -26,6 +26,8 @@ from landscape.safe_load import Program, safe_load
 
 EXPANSION = 16  # most that tensors may be larger than their file, by sharing memory
 SLACK = 2**26  # bytes below which that does not matter
+FINAL = "final.pt"  # the last weights of a run of the trainer
+FINAL_EMA = "final_ema.pt"  # beside them their moving average, a checkpoint of its own
 T = TypeVar("T")
 
 
@@ -148,7 +150,8 @@ def read(path: Path | str, *, weights: Weights = "raw", trust_pickle: bool = Fal
     Args:
         path: a file of torch.save, of TorchScript, torch.export or safetensors; an index of shards; or a folder of
             Hugging Face's.
-        weights: "raw" takes the model itself, "ema" its moving average where the file has one.
+        weights: "raw" takes the model itself, "ema" its moving average where the file has one; of a run's `final.pt`
+            the checkpoint `final_ema.pt` beside it.
         trust_pickle: unpickle arbitrary objects and load programs. Runs code from the file: only for files of your own.
 
     Raises:
@@ -165,9 +168,13 @@ def read(path: Path | str, *, weights: Weights = "raw", trust_pickle: bool = Fal
         return _of_module(path, content)
     try:
         native = is_native(content)
-        found = weights_in(content, weights)
+        averaged = native and weights == "ema" and path.name == FINAL and path.with_name(FINAL_EMA).exists()
+        found = weights_in(content, "raw" if averaged else weights)
     except ValueError as error:
         raise ValueError(f"{path} {error}") from None
+    if averaged:
+        average = read(path.with_name(FINAL_EMA))
+        return replace(average, taken=f"{average.taken}, the moving average beside {FINAL}")
     _refuse_absurd(path, found.weights)
     plain = Checkpoint(path, found.weights, taken=found.taken, others=found.others, weights=weights)
     if not native:
@@ -330,10 +337,10 @@ def newest(root: Path = Path("checkpoints")) -> Path:
     Raises:
         FileNotFoundError: there is none; says how to make one.
     """
-    files = sorted(root.glob("**/final.pt"), key=lambda file: file.stat().st_mtime)
+    files = sorted(root.glob(f"**/{FINAL}"), key=lambda file: file.stat().st_mtime)
     if not files:
         raise FileNotFoundError(
-            f"no checkpoint given and no final.pt under {root}/; "
+            f"no checkpoint given and no {FINAL} under {root}/; "
             "name one, or make one: landscape train vit_demo --data digits"
         )
     return files[-1]
@@ -344,9 +351,9 @@ def label_of(path: Path) -> str:
     folder = path.resolve().parent.name
     if path.is_dir() or path.name in archive.IN_FOLDER:
         return path.resolve().name if path.is_dir() else folder
-    if path.name == "final.pt":
+    if path.name == FINAL:
         return folder
-    if re.fullmatch(r"init|warmup|epoch_\d+", path.stem):
+    if path.name == FINAL_EMA or re.fullmatch(r"init|warmup|epoch_\d+", path.stem):
         return f"{folder}-{path.stem}"
     return path.stem
 

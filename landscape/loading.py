@@ -140,7 +140,7 @@ def _load(spec: Spec, *, module: nn.Module | None = None, label: str = "") -> Su
     if first.dtype in (torch.float16, torch.bfloat16):
         model = model.float()
     augmentation = _augmentation(stored) if spec.augment else None
-    default = checkpoints.label_of(spec.checkpoint) if spec.checkpoint else spec.model.rpartition("/")[2] or "model"
+    default = checkpoints.label_of(stored.path) if stored else spec.model.rpartition("/")[2] or "model"
     subject = Subject(
         model=model,
         batches=Batches(images.to(device), spec.batch_size, augmentation, spec.seed),
@@ -171,7 +171,11 @@ def beside(subject: Subject, path: Path) -> Subject:
         stored = checkpoints.load_into(model, stored, allow_missing=spec.allow_missing, logits=spec.logits)
     model = model.to(subject.device, subject.dtype).eval()
     other = replace(
-        subject, model=model, label=checkpoints.label_of(path), checkpoint=stored, spec=replace(asked, checkpoint=path)
+        subject,
+        model=model,
+        label=checkpoints.label_of(stored.path),
+        checkpoint=stored,
+        spec=replace(asked, checkpoint=path),
     )
     if other.images is not None:
         _fits(other)

@@ -18,8 +18,8 @@ from torch import Tensor
 from landscape import checkpoint
 from landscape.recipes import EARLIER
 
-FINAL = "final.pt"
-FINAL_EMA = "final_ema.pt"
+FINAL = checkpoint.FINAL
+FINAL_EMA = checkpoint.FINAL_EMA
 INIT = "init.pt"
 WARMUP = "warmup.pt"
 RESUME = "resume.pt"

@@ -72,7 +72,7 @@ def of_run(folder: Path) -> list[Snapshot]:
 
 def last(folder: Path) -> Path:
     """The checkpoint a run folder stands for: its `final.pt`, else its last snapshot."""
-    final = folder / "final.pt"
+    final = folder / checkpoints.FINAL
     return final if final.exists() else of_run(folder)[-1].path
 
 

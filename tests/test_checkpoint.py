@@ -459,6 +459,7 @@ def test_the_newest_final_is_found_below_a_folder(tmp_path: Path) -> None:
         ("checkpoints/vit_demo-digits/epoch_012.pt", "vit_demo-digits-epoch_012"),
         ("checkpoints/vit_demo-digits/init.pt", "vit_demo-digits-init"),
         ("checkpoints/vit_demo-digits/warmup.pt", "vit_demo-digits-warmup"),
+        ("checkpoints/vit_demo-digits/final_ema.pt", "vit_demo-digits-final_ema"),
         ("downloads/deit_tiny.pth", "deit_tiny"),
     ],
 )

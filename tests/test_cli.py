@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -509,6 +510,30 @@ def test_layers_takes_run_folders_and_files_that_are_trusted(command: Command, t
     assert (code, json.loads(trusted)) == (0, json.loads(text))
     code, _, err = command(*words, "--trust-pickle", "--weights", "ema")
     assert (code, "has no moving average" in err) == (1, True)
+
+
+def test_the_moving_average_of_a_run_is_taken_from_beside_its_final_weights(command: Command, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree("checkpoints/resnet_demo-digits", run)
+    content = torch.load(run / "final.pt", weights_only=True)
+    content["state_dict"]["conv1.weight"] += 1.0
+    words = ("--samples", "16")
+    code, _, err = command("evaluate", run, *words, "--weights", "ema")
+    assert (code, "final.pt has no moving average" in err) == (1, True)
+    torch.save(content, run / "final_ema.pt")
+    wanted = command("evaluate", run / "final_ema.pt", *words)[1]
+    assert wanted != command("evaluate", run, *words)[1]
+    for given in (run, run / "final.pt"):
+        code, out, err = command("evaluate", given, *words, "--weights", "ema")
+        assert (code, out) == (0, wanted)
+        assert f"run-final_ema: {run / 'final_ema.pt'} (state_dict, the moving average beside final.pt), init" in err
+    code, _, err = command("variance", run / "init.pt", *words, "--weights", "ema", "--out", tmp_path / "r.h5")
+    assert (code, "init.pt has no moving average" in err) == (1, True)
+    groups = set()
+    for given in ((run, "--weights", "ema"), (run / "final_ema.pt",)):
+        assert command("variance", *given, *words, "--out", tmp_path / "r.h5")[0] == 0
+        groups.update(landscape.open(tmp_path / "r.h5")["variance"].children)
+    assert len(groups) == 1  # the same question
 
 
 def test_workers_give_the_same_file_as_one_process(trained: Path, tmp_path: Path) -> None:
