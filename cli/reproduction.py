@@ -23,15 +23,18 @@ Option = typer.Option
 TABLE = "CLAIMS.md"
 RULE = (
     "A claim holds if the 95 % interval of Student's t over seeds lies on the claimed side of zero, fails if it lies "
-    "on the other, and cannot be told else: small networks, shortly trained, decide little."
+    "on the other, and cannot be told else, as with fewer than three seeds: small networks, shortly trained, decide "
+    "little."
 )
 
 
 def reproduce(
     data: Annotated[str, Option(help="NAME, FOLDER or file.py:callable.")] = "cifar10",
     data_root: Annotated[Path | None, Option(help="Folder that holds cifar-100-python/ and the like.")] = None,
-    claim: Annotated[list[str], Option(help="Only this claim; repeatable. See landscape/claims.py.")] = [],  # noqa: B006
-    seeds: Annotated[int, Option(help="Networks of each kind, with seeds 0, 1, ...")] = 3,
+    claim: Annotated[
+        list[str], Option(help="Only this claim, into CLAIMS-NAME.md; repeatable. See landscape/claims.py.")
+    ] = [],  # noqa: B006
+    seeds: Annotated[int, Option(help="Networks of each kind, seeds 0, 1, ...; fewer than 3 decide nothing.")] = 3,
     fraction: Annotated[float, Option(help="Class-balanced share of the training split.")] = 0.2,
     epochs: Annotated[int, Option(help="Of the main networks; those compared among themselves are shorter.")] = 8,
     measure: Annotated[bool, Option(help="Ask the networks; without, they are trained only.")] = True,
@@ -49,6 +52,7 @@ def reproduce(
     at_least("seeds", seeds, 1)
     at_least("epochs", epochs, 1)
     claims = _chosen(claim)
+    file = out / _file_of(claims)
     studies: list[Answers] = []
     needs = list(dict.fromkeys(need for one in claims for need in one.needs))
     networks = {name: NETWORKS[name] for name in dict.fromkeys(network for network, _ in needs)}
@@ -70,9 +74,9 @@ def reproduce(
         studies.append(answers)
         found = findings(claims, studies)
         about = _protocol(networks, out, data=data, seeds=seed + 1, fraction=fraction, epochs=epochs)
-        _written(out / TABLE, about + "\n" + table(found) + "\n" + _tally(found))
+        _written(file, about + "\n" + table(found) + "\n" + _tally(found))
     if measure:
-        typer.echo((out / TABLE).read_text(), nl=False)
+        typer.echo(file.read_text(), nl=False)
 
 
 def _chosen(names: Sequence[str]) -> list[Claim]:
@@ -84,6 +88,13 @@ def _chosen(names: Sequence[str]) -> list[Claim]:
             near = difflib.get_close_matches(name, known, 3) or list(known)
             raise OptionError(f"--claim {name} is unknown; ask for {', '.join(near)}")
     return [one for name, one in known.items() if not names or name in names]
+
+
+def _file_of(claims: Sequence[Claim]) -> str:
+    """The name of their table: some claims have one of their own, so that the table of all stays."""
+    from landscape.claims import CLAIMS
+
+    return TABLE if len(claims) == len(CLAIMS) else f"CLAIMS-{'+'.join(one.name for one in claims)}.md"
 
 
 def _trained(
@@ -105,28 +116,26 @@ def _asked(
     """The answer of one network, from the results file where it is there already."""
     import xarray as xr
 
-    from landscape import api, loading
+    from landscape import api
     from landscape import checkpoint as checkpoints
 
     options: dict[str, Any] = {"data_root": data_root, "device": device, **question.options}
     checkpoint = folder / question.snapshot
     if question.probe == "metrics":
         return xr.Dataset(checkpoints.read(checkpoint).metrics)
-    if question.probe == "evaluate":
-        return _evaluated(loading.load(checkpoint, **{k: v for k, v in options.items() if k != "passes"}), options)
     name = label if question.snapshot == "final.pt" else f"{label}-{checkpoint.stem}"
+    if question.probe == "evaluate":
+        return _evaluated(checkpoint, results, name, **options)
     return api.measure(question.probe, checkpoint, out=results, label=name, **options)
 
 
-def _evaluated(subject: Any, options: Mapping[str, Any]) -> xr.Dataset:
-    from dataclasses import asdict
+def _evaluated(checkpoint: Path, out: Path, label: str, *, passes: int, **options: Any) -> xr.Dataset:
+    from landscape import loading, results
+    from landscape.evaluate import Stored
+    from landscape.run import run
 
-    import xarray as xr
-
-    from landscape.evaluate import evaluate
-
-    batches = (subject.batch(i) for i in range(len(subject.batches)))
-    return xr.Dataset(asdict(evaluate(subject.model, batches, passes=options.get("passes", 1))))
+    outcome = run(Stored(passes), loading.load(checkpoint, label=label, **options), out)
+    return dict(results.groups(out))[outcome.group].sel(passes=passes)
 
 
 def _protocol(

@@ -17,6 +17,7 @@ import xarray as xr
 from scipy import stats
 
 CONFIDENCE = 0.95
+LEAST_SEEDS = 3  # for a verdict: an interval from two may be narrow, or none, by chance
 HEIGHT_RADIUS, HIGH, MIDDLE = 0.5, 0.9, 0.3  # radius on the plane; centres of two noise bands, in units of pi
 EQUAL_FREQUENCY = 1e-3  # bands are looked up by their centre
 
@@ -103,8 +104,11 @@ class Finding:
 
     @property
     def verdict(self) -> Verdict:
-        """Holds or fails where the whole interval has the claimed sign or the other; else nobody can tell."""
-        if not abs(self.mean) > self.half_width:
+        """Holds or fails where the whole interval has the claimed sign or the other; else nobody can tell.
+
+        Nor from fewer than `LEAST_SEEDS` numbers.
+        """
+        if len(self.numbers) < LEAST_SEEDS or not abs(self.mean) > self.half_width:
             return "cannot tell"
         return "holds" if math.copysign(1, self.mean) == self.claim.claimed else "fails"
 

@@ -5,17 +5,26 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from landscape.losses import cross_entropy
-from landscape.probe import OptionError, at_least, derived_seed
+from landscape.probe import OptionError, Plan, Quantity, Unit, Values, at_least, derived_seed
 from landscape.subject import Subject, outputs_of
 
 CALIBRATION_BINS = 10
+STORED = {
+    "loss": Quantity("cross-entropy", "nats"),
+    "accuracy": Quantity("share of right classes"),
+    "top5": Quantity("share with the right class among the first five"),
+    "brier": Quantity("Brier score"),
+    "ece": Quantity("expected calibration error"),
+}
 _log = logging.getLogger(__name__)
 
 
@@ -41,6 +50,31 @@ class Evaluation:
     brier_se: float
     ece: float
     ece_se: float
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The `Evaluation` of a classifier as a question to a results file, with one unit: all samples at once.
+
+    No command of its own measures it; `landscape reproduce` does.
+    """
+
+    name: ClassVar[str] = "evaluate"
+    uses: ClassVar[tuple[str, ...]] = ("batch_size", "seed")  # of which the passes draw
+
+    passes: int = 1
+
+    def plan(self, subject: Subject) -> Plan:
+        errors = {f"{name}_se": replace(what, long_name="its standard error") for name, what in STORED.items()}
+        return Plan(
+            over={"passes": np.array([self.passes])},
+            quantities={"samples": Quantity("samples"), **STORED, **errors},
+            about={"passes": Quantity("passes whose probabilities are averaged")},
+        )
+
+    def measure(self, subject: Subject, unit: Unit) -> Values:
+        batches = (subject.batch(i) for i in range(len(subject.batches)))
+        return asdict(evaluate(subject.model, batches, passes=self.passes, seed=subject.seed))
 
 
 def evaluate(

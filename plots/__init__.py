@@ -140,7 +140,7 @@ def draw(
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file, expected a folder for the figures; give another --out")
     for group in _left_out(found):
-        _log.info("nothing to draw yet in %s", group)
+        _log.info("no figure of %s yet", group)
     everyone = [data for _, data in found]
     written = []
     for figure in FIGURES.values():

@@ -10,6 +10,8 @@ import pytest
 import xarray as xr
 from scipy import stats
 
+import landscape
+from landscape import evaluate, results
 from landscape.claims import (
     CLAIMS,
     NETWORKS,
@@ -17,6 +19,7 @@ from landscape.claims import (
     Answers,
     Claim,
     Finding,
+    Question,
     findings,
     first_against_rest,
     steps,
@@ -66,6 +69,7 @@ def test_the_interval_is_student_s_over_seeds() -> None:
         ([-1.0, -1.1, -0.9], -1, "holds"),
         ([1.0, -1.1, 0.9], 1, "cannot tell"),
         ([1.0], 1, "cannot tell"),
+        ([1.0, 1.0], 1, "cannot tell"),
         ([], 1, "cannot tell"),
         ([1.0, math.nan, 1.0], 1, "cannot tell"),
         ([0.0, 0.0, 0.0], 1, "cannot tell"),
@@ -150,7 +154,8 @@ def test_claims_are_reproduced_from_training_to_the_table(
     assert status(command) == 0
     first, said = capsys.readouterr()
     assert "preresnet, seed 1: accuracy in" in said
-    assert (tmp_path / "CLAIMS.md").read_text() == first
+    assert (tmp_path / "CLAIMS-rhythm+alternet.md").read_text() == first
+    assert not (tmp_path / "CLAIMS.md").exists()  # that of all claims
     assert "| 0 ± 0 | 0, 0 | **cannot tell** |" in first  # equal networks from equal seeds
     assert "AlterNet is above the CNN" in first
     assert "In all: " in first
@@ -158,6 +163,21 @@ def test_claims_are_reproduced_from_training_to_the_table(
     second, said = capsys.readouterr()
     assert second == first
     assert "already trained" in said
+
+
+def test_answers_of_ensembles_are_stored_like_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NETWORKS, "smoothing", NETWORKS["dropout"])  # type: ignore[index]
+    few = Question("evaluate", {"samples": 64, "passes": 2})
+    monkeypatch.setitem(QUESTIONS, "ensemble", few)  # type: ignore[index]
+    command = ["reproduce", "--data", "digits", "--claim", "smoothing", "--seeds", "1", "--epochs", "1"]
+    command += ["--fraction", "0.05", "--out", str(tmp_path), "--quiet"]
+    assert status(command) == 0
+    ((_, stored),) = results.find(tmp_path / "results.h5", "evaluate")  # equal networks from equal seeds
+    subject = landscape.load(tmp_path / "checkpoints/dropout-s0/final.pt", samples=64)
+    wanted = evaluate.evaluate(subject.model, list(subject.batches), passes=2)
+    assert stored["loss"].sel(passes=2).item() == wanted.loss
+    monkeypatch.setattr(evaluate, "evaluate", None)
+    assert status(command) == 0  # again, without measuring
 
 
 def test_an_unknown_claim_is_a_usage_error_that_names_near_ones(capsys: pytest.CaptureFixture[str]) -> None:
