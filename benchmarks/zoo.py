@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 import landscape
-from landscape import results
+from landscape import headlines
 from landscape.models.libraries import library
 from landscape.probes import PROBES
 from landscape.subject import Subject
@@ -143,7 +143,7 @@ def cell(probe: str, subject: Subject, out: Path, options: dict[str, Any]) -> st
         return f"refused: {' '.join(str(error).split())}"
     if not (found["done"] == 1).all():
         return "FAILED: unfinished"
-    numbers = results.HEADLINES[probe](found)
+    numbers = headlines.HEADLINES[probe](found)
     shown = [f"{name} {value:.3g}" for name, value in numbers.items() if isinstance(value, float)]
     return shown[0] if shown else "ok"
 

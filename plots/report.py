@@ -10,7 +10,7 @@ from pathlib import Path
 
 import xarray as xr
 
-from landscape import results
+from landscape import headlines, results
 from landscape.plots import FIGURES
 
 Cell = str | int | float
@@ -21,7 +21,7 @@ COLUMNS: Mapping[str, Sequence[tuple[str, str]]] = {
     "accuracy": (("lesion", "intact accuracy"), ("surface", "accuracy")),
     "NEP": (("hessian", "nep"),),
     "APE": (("hessian", "ape"),),
-    "height": (("surface", f"height at {results.HEIGHT_RADIUS:g}"),),
+    "height": (("surface", f"height at {headlines.HEIGHT_RADIUS:g}"),),
     "high freq. first": (("fourier", "shallowest"),),
     "high freq. last": (("fourier", "deepest"),),
     "drop": (("lesion", "largest drop"),),
@@ -29,9 +29,9 @@ COLUMNS: Mapping[str, Sequence[tuple[str, str]]] = {
 LEGEND = (
     "Accuracy: of the intact network of the lesion study (by default on test data), else at the centre of the "
     "surface (by default on training data). NEP: share of negative Hessian eigenvalues; APE: mean of the positive "
-    f"ones. Height: mean rise of the loss at radius {results.HEIGHT_RADIUS:g} of the surface. High frequency: relative "
-    "log amplitude at the highest frequency of the first and of the last layer. Drop: largest accuracy drop when one "
-    "unit is removed. An empty cell was not measured."
+    f"ones. Height: mean rise of the loss at radius {headlines.HEIGHT_RADIUS:g} of the surface. High frequency: "
+    "relative log amplitude at the highest frequency of the first and of the last layer. Drop: largest accuracy drop "
+    "when one unit is removed. An empty cell was not measured."
 )
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
@@ -85,7 +85,7 @@ def summary_table(path: Path | str) -> list[Row]:
     answers: dict[str, dict[str, xr.Dataset]] = {}
     for name, data in results.by_checkpoint(results.groups(path)):
         found = answers.setdefault(str(data.attrs.get("label", "")), {})
-        if results.numbers(data):
+        if headlines.numbers(data):
             found[name.partition("/")[0]] = data
     return [_row(label, found) for label, found in answers.items()]
 
@@ -107,7 +107,7 @@ def shown(value: Cell) -> str:
 
 
 def _row(label: str, answers: Mapping[str, xr.Dataset]) -> Row:
-    numbers = {probe: results.numbers(data) for probe, data in answers.items()}
+    numbers = {probe: headlines.numbers(data) for probe, data in answers.items()}
     models = (str(data.attrs.get("model", "")) for data in answers.values())
     row: Row = {"checkpoint": label, "model": next(filter(None, models), "")}
     for column, sources in COLUMNS.items():

@@ -18,7 +18,7 @@ from scipy.interpolate import RegularGridInterpolator
 from torch import nn
 
 import landscape
-from landscape import models, plots, results
+from landscape import headlines, models, plots, results
 from landscape.cli.main import status
 from landscape.exchange import importing, paraview, published, tomgoldstein
 from landscape.exchange.exporting import export
@@ -327,7 +327,7 @@ def test_the_published_surfaces_have_their_published_numbers(
     assert place == pytest.approx((-0.1, 0.0), abs=1e-12)
     assert int(np.isinf(data["loss"]).sum()) == lost
     assert data["non_finite"].item() == pytest.approx(lost / 441)
-    numbers = results.numbers(data)
+    numbers = headlines.numbers(data)
     assert (numbers["least objective"], numbers["at"]) == (pytest.approx(objective, abs=5e-4), "(0, 0)")
 
 

@@ -12,7 +12,7 @@ import pytest
 import synthetic
 import xarray as xr
 
-from landscape import results
+from landscape import headlines, results
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_summary_counts_units_and_says_what_was_found(study: Path) -> None:
     assert (row["done"], row["units"], row["finished"], row["model"]) == (309, 441, "", "vit_ti")
     assert row["digest"] == "0000000000"
     assert "loss 0.2," in row["headline"]  # the centre, 0.2 + 6 tanh(0)
-    lesion = results.numbers(dict(results.groups(study))["lesion/vit_ti-cifar100-0000000005"])
+    lesion = headlines.numbers(dict(results.groups(study))["lesion/vit_ti-cifar100-0000000005"])
     assert lesion["at"] == "stages.0.0.stem"
     assert lesion["largest drop"] == pytest.approx(0.25 + 0.03 - 0.005)
     assert lesion["intact accuracy"] == 0.75
@@ -106,18 +106,18 @@ def test_summary_counts_units_and_says_what_was_found(study: Path) -> None:
 def test_the_hessian_headline_is_the_share_of_negative_values(study: Path) -> None:
     for name, data in results.find(study, probe="hessian"):
         values = data["eigenvalue"].values[data["done"].values == 1]
-        assert results.numbers(data)["nep"] == pytest.approx((values < 0).mean())
+        assert headlines.numbers(data)["nep"] == pytest.approx((values < 0).mean())
         assert results.headline(study, name).startswith(f"nep {(values < 0).mean():.4g}, ape ")
 
 
 def test_noise_in_bands_without_a_frequency_alone_names_them() -> None:
     data = xr.Dataset({"accuracy_drop": ("band", [np.nan])}, {"band": [0.05]}, {"empty_bands": "0.05"})
-    assert results.noise(data) == {"bands without a frequency": "0.05"}
+    assert headlines.noise(data) == {"bands without a frequency": "0.05"}
 
 
 def test_a_probe_without_a_headline_of_its_own_gives_its_scalars() -> None:
     data = xr.Dataset({"trace": 3.0, "missing": np.nan, "row": ("x", [1.0])}, attrs={"probe": "another"})
-    assert results.numbers(data) == {"trace": 3.0}
+    assert headlines.numbers(data) == {"trace": 3.0}
 
 
 def test_an_unknown_group_is_refused_in_one_line(study: Path) -> None:

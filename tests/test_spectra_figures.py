@@ -13,7 +13,7 @@ import xarray as xr
 from analytic import answer, quadratic, symmetric, tanh_net
 from matplotlib.figure import Figure
 
-from landscape import plots, results
+from landscape import headlines, plots, results
 from landscape.plots import hessian_density, hessian_layers, hessian_loss, hessian_phases, saddle
 from landscape.plots.density import grain_of
 from landscape.probe import OptionError
@@ -142,20 +142,20 @@ class TestHeadline:
 
     def test_mini_batches_that_are_not_finite_are_named(self) -> None:
         data = _summary({"eigenvalue": [[1.0, 2.0], [np.nan, np.nan], [np.nan, np.nan]]}, done=[1, 1, 0])
-        assert results.numbers(data)["not finite"] == "mini-batch 1"
+        assert headlines.numbers(data)["not finite"] == "mini-batch 1"
 
     def test_values_that_are_not_converged_are_counted_and_named(self) -> None:
         converged = [[1, 1], [1, 0], [0, 0]]
         data = _summary({"eigenvalue": [[1.0, 2.0]] * 3, "converged": converged}, done=[1, 1, 1])
-        assert results.numbers(data)["not converged"] == "3 of 6 values, mini-batches 1, 2"
+        assert headlines.numbers(data)["not converged"] == "3 of 6 values, mini-batches 1, 2"
 
     def test_nothing_is_said_where_all_is_well(self) -> None:
         data = _summary({"eigenvalue": [[1.0, 2.0]] * 2, "converged": [[1, 1]] * 2}, done=[1, 1])
-        assert results.numbers(data) == {}
+        assert headlines.numbers(data) == {}
 
     def test_per_layer_the_sharpest_is_named(self, file: Path) -> None:
         data = _stored(file, layers=True)
-        found = results.numbers(data)
+        found = headlines.numbers(data)
         flat = data["eigenvalue"].values
         assert found["largest"] == np.nanmax(flat)
         assert found["in"] == str(data["name"].values[int(np.nanmax(flat, axis=(0, 2)).argmax())])
@@ -171,7 +171,7 @@ def test_a_search_that_is_cut_short_is_named_in_the_summary() -> None:
     found = answer(Hessian(top=3, tol=1e-9, max_products=5), subject)
     names = ("eigenvalue", "converged")
     data = _summary({name: found[name] for name in names}, done=[1, 1])
-    assert results.numbers(data)["not converged"] == "6 of 6 values, mini-batches 0, 1"
+    assert headlines.numbers(data)["not converged"] == "6 of 6 values, mini-batches 0, 1"
 
 
 def test_the_saddle_view_has_the_quadratic_model_over_the_loss(tmp_path: Path) -> None:

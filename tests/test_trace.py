@@ -23,7 +23,7 @@ from analytic import (
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from landscape import results
+from landscape import headlines
 from landscape.linalg.trace import TraceEstimate, exact, hutch_plus_plus, hutchinson, xtrace
 from landscape.plots import style, trace
 from landscape.plots.appearance import Look
@@ -195,7 +195,7 @@ def test_a_mini_batch_that_is_not_finite_is_stored_as_such_and_named() -> None:
     np.testing.assert_allclose(found["batch_trace"], [3.875, np.nan, 11.625])
     assert found["trace"] == pytest.approx(7.75)
     data = xr.Dataset({k: ("batch", found[k]) for k in ("batch_trace", "done")}, attrs={"probe": "trace"})
-    assert results.numbers(data) == {"mini-batches not finite": 1}
+    assert headlines.numbers(data) == {"mini-batches not finite": 1}
 
 
 def test_a_unit_gives_the_same_numbers_alone_and_leaves_the_model_as_found() -> None:
