@@ -23,6 +23,8 @@ EQUAL_FREQUENCY = 1e-3  # bands are looked up by their centre
 
 Need: TypeAlias = tuple[str, str]  # a network and a question put to it, by their names
 Answers: TypeAlias = Mapping[Need, xr.Dataset]
+Value: TypeAlias = Callable[[xr.Dataset], float]
+Decided: TypeAlias = tuple[tuple[Need, ...], Callable[[Answers], float]]  # `needs` and `of` of a claim
 Verdict: TypeAlias = Literal["holds", "fails", "cannot tell"]
 
 
@@ -166,13 +168,19 @@ def table(found: Sequence[Finding]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _between(one: str, other: str, question: str, value: Callable[[xr.Dataset], float]) -> Callable[[Answers], float]:
+def _alone(network: str, question: str, value: Value) -> Decided:
+    """The value of one network."""
+    return ((network, question),), lambda answers: value(answers[network, question])
+
+
+def _between(one: str, other: str, question: str, value: Value) -> Decided:
     """The value of one network less that of another."""
-    return lambda answers: value(answers[one, question]) - value(answers[other, question])
+    needs = ((one, question), (other, question))
+    return needs, lambda answers: value(answers[one, question]) - value(answers[other, question])
 
 
-def _log_ratio(one: str, other: str, question: str, name: str) -> Callable[[Answers], float]:
-    return lambda answers: math.log(scalar(answers[one, question], name) / scalar(answers[other, question], name))
+def _log_ratio(one: str, other: str, question: str, name: str) -> Decided:
+    return _between(one, other, question, lambda data: math.log(scalar(data, name)))
 
 
 def scalar(data: xr.Dataset, name: str) -> float:
@@ -229,103 +237,96 @@ def _ends(answers: Answers) -> float:
     return float(np.mean(differences)) if differences else math.nan
 
 
-def _pair(one: str, other: str, question: str) -> tuple[Need, ...]:
-    return ((one, question), (other, question))
-
-
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         "flatter", "A ViT's loss surface is flatter than a ResNet's", "HowViT, question 1",
         "height at radius 0.5, ViT - ResNet, nats", "1.98 - 3.03 = -1.05 (their published surfaces)", -1,
-        _pair("vit", "resnet", "surface"), _between("vit", "resnet", "surface", height),
+        *_between("vit", "resnet", "surface", height),
     ),
     Claim(
         "sharpness", "A ViT's positive Hessian eigenvalues are smaller", "HowViT, question 1",
         "ln(APE of the ViT / APE of the ResNet)", "figure only", -1,
-        _pair("vit", "resnet", "spectrum"), _log_ratio("vit", "resnet", "spectrum", "ape"),
+        *_log_ratio("vit", "resnet", "spectrum", "ape"),
     ),
     Claim(
         "early-sharpness", "... and so they are at the end of warm-up", "HowViT, question 1",
         "ln(APE of the ViT / APE of the ResNet), end of warm-up", "figure only", -1,
-        _pair("vit", "resnet", "early spectrum"), _log_ratio("vit", "resnet", "early spectrum", "ape"),
+        *_log_ratio("vit", "resnet", "early spectrum", "ape"),
     ),
     Claim(
         "negative", "A ViT has more negative Hessian eigenvalues early in training", "HowViT, question 1",
-        "NEP, ViT - ResNet, end of warm-up", "figure only", 1, _pair("vit", "resnet", "early spectrum"),
-        _between("vit", "resnet", "early spectrum", lambda data: scalar(data, "nep")),
+        "NEP, ViT - ResNet, end of warm-up", "figure only", 1,
+        *_between("vit", "resnet", "early spectrum", lambda data: scalar(data, "nep")),
     ),
     Claim(
         "less-data", "With less data a ViT has more negative eigenvalues", "HowViT, question 1",
         "NEP, a fifth of the images - all, end of warm-up (312 updates, 500)", "figure only", 1,
-        _pair("small", "vit", "early spectrum"),
-        _between("small", "vit", "early spectrum", lambda data: scalar(data, "nep")),
+        *_between("small", "vit", "early spectrum", lambda data: scalar(data, "nep")),
     ),
     Claim(
         "locality", "Local attention has fewer negative eigenvalues than global", "HowViT, question 1",
-        "NEP, 3 x 3 - global, end of warm-up", "figure only", -1, _pair("k3", "global", "early spectrum"),
-        _between("k3", "global", "early spectrum", lambda data: scalar(data, "nep")),
+        "NEP, 3 x 3 - global, end of warm-up", "figure only", -1,
+        *_between("k3", "global", "early spectrum", lambda data: scalar(data, "nep")),
     ),
     Claim(
         "low-pass", "Self-attentions are low-pass filters", "HowViT, question 2",
         "change of DeltaLogA at the highest frequency across an MSA of the ViT, nats", "figure only", -1,
-        (("vit", "fourier"),), lambda answers: _sharpness(answers["vit", "fourier"], ["msa"]),
+        *_alone("vit", "fourier", lambda data: _sharpness(data, ["msa"])),
     ),
     Claim(
         "low-pass-alternet", "... in a network of convolutions too", "HowViT, question 2",
-        "the same across an MSA of the AlterNet, nats", "figure only", -1, (("alternet", "fourier"),),
-        lambda answers: _sharpness(answers["alternet", "fourier"], ["msa"]),
+        "the same across an MSA of the AlterNet, nats", "figure only", -1,
+        *_alone("alternet", "fourier", lambda data: _sharpness(data, ["msa"])),
     ),
     Claim(
         "high-pass", "Convolutions are high-pass filters", "HowViT, question 2",
-        "the same across a convolutional block of the ResNet, nats", "figure only", 1, (("resnet", "fourier"),),
-        lambda answers: _sharpness(answers["resnet", "fourier"], ["conv"]),
+        "the same across a convolutional block of the ResNet, nats", "figure only", 1,
+        *_alone("resnet", "fourier", lambda data: _sharpness(data, ["conv"])),
     ),
     Claim(
         "high-pass-mlp", "MLPs of a ViT amplify high frequencies", "HowViT, question 2",
-        "the same across an MLP of the ViT, nats", "figure only", 1, (("vit", "fourier"),),
-        lambda answers: _sharpness(answers["vit", "fourier"], ["mlp"]),
+        "the same across an MLP of the ViT, nats", "figure only", 1,
+        *_alone("vit", "fourier", lambda data: _sharpness(data, ["mlp"])),
     ),
     Claim(
         "variance", "Self-attentions reduce the variance of feature maps", "HowViT, question 2",
-        "change of ln variance across an MSA of the ViT", "figure only", -1, (("vit", "variance"),),
-        lambda answers: _spread(answers["vit", "variance"], ["msa"]),
+        "change of ln variance across an MSA of the ViT", "figure only", -1,
+        *_alone("vit", "variance", lambda data: _spread(data, ["msa"])),
     ),
     Claim(
         "variance-conv", "Convolutions and MLPs increase it", "HowViT, question 2",
         "change of ln variance across a convolutional block of the ResNet", "figure only", 1,
-        (("resnet", "variance"),), lambda answers: _spread(answers["resnet", "variance"], ["conv"]),
+        *_alone("resnet", "variance", lambda data: _spread(data, ["conv"])),
     ),
     Claim(
         "rhythm", "Early convolutions of a stage matter most", "HowViT, question 3",
-        "accuracy drop, first unit of a stage - its others, ResNet", "figure only", 1, (("resnet", "lesion"),),
-        lambda answers: first_against_rest(answers["resnet", "lesion"]),
+        "accuracy drop, first unit of a stage - its others, ResNet", "figure only", 1,
+        *_alone("resnet", "lesion", first_against_rest),
     ),
     Claim(
         "ends", "At the end of a stage attention matters more than convolution", "HowViT, question 3",
         "accuracy drop, last unit of a stage, AlterNet - its CNN", "figure only", 1,
-        _pair("alternet", "preresnet", "lesion"), _ends,
+        (("alternet", "lesion"), ("preresnet", "lesion")), _ends,
     ),
     Claim(
         "noise", "A ViT is robust to high-frequency noise where a ResNet is not", "HowViT, question 2",
         "accuracy drop at 0.9 pi, ViT - ResNet", "0.048 - 0.154 = -0.106 (ImageNet)", -1,
-        _pair("vit", "resnet", "noise"), _between("vit", "resnet", "noise", lambda data: band(data, HIGH)),
+        *_between("vit", "resnet", "noise", lambda data: band(data, HIGH)),
     ),
     Claim(
         "noise-contrast", "... and suffers from low frequencies instead", "HowViT, question 2",
         "accuracy drop at 0.9 pi less that at 0.3 pi, ViT - ResNet",
-        "(0.048 - 0.149) - (0.154 - 0.127) = -0.128 (ImageNet)", -1, _pair("vit", "resnet", "noise"),
-        _between("vit", "resnet", "noise", lambda data: band(data, HIGH) - band(data, MIDDLE)),
+        "(0.048 - 0.149) - (0.154 - 0.127) = -0.128 (ImageNet)", -1,
+        *_between("vit", "resnet", "noise", lambda data: band(data, HIGH) - band(data, MIDDLE)),
     ),
     Claim(
         "alternet", "AlterNet is above the CNN it is built from", "HowViT, question 3",
         "accuracy, AlterNet - its CNN", "0.8402 - 0.8248 = 0.0154 (CIFAR-100, 50 layers)", 1,
-        _pair("alternet", "preresnet", "accuracy"),
-        _between("alternet", "preresnet", "accuracy", lambda data: scalar(data, "accuracy")),
+        *_between("alternet", "preresnet", "accuracy", lambda data: scalar(data, "accuracy")),
     ),
     Claim(
         "smoothing", "Spatial smoothing improves MC dropout", "Blurs",
         "NLL of 16 averaged passes, with smoothing - without, nats", "figure only", -1,
-        _pair("smoothing", "dropout", "ensemble"),
-        _between("smoothing", "dropout", "ensemble", lambda data: scalar(data, "loss")),
+        *_between("smoothing", "dropout", "ensemble", lambda data: scalar(data, "loss")),
     ),
 )  # fmt: skip
