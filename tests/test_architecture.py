@@ -40,7 +40,7 @@ ALLOWED = {
     "data": {"chance", "pickled", "probe"},
     "steady": {"chance", "curvature", "subject"},
     "hub": set(),
-    "models": {"probe", "data", "hub"},
+    "models": {"archive", "probe", "data", "hub"},
     "renamed": set(),
     "safe_load": {"archive", "data", "outline"},
     "pickled": set(),

@@ -327,7 +327,7 @@ def test_a_folder_of_something_else_is_refused(transformers: Any, tmp_path: Path
     with pytest.raises(ValueError, match="neither an image classifier nor a causal language model"):
         sources.build(Wanted(f"hf:{tmp_path}"))
     (tmp_path / "config.json").write_text("[1")
-    with pytest.raises(ValueError, match="cannot be read as JSON"):
+    with pytest.raises(ValueError, match="is no readable JSON"):
         sources.build(Wanted(f"hf:{tmp_path}"))
 
 

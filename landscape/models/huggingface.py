@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,19 +10,14 @@ from typing import Any
 from PIL import Image
 from torch import nn
 
+from landscape.archive import holds_weights, json_of
 from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Crop, Fit, Preprocessing
 from landscape.data.source import guarded
 from landscape.hub import folder_of
 from landscape.models.libraries import library
 
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 CONTEXTS = ("n_positions", "max_position_embeddings", "max_sequence_length", "n_ctx")
 SQUASHED_FROM = 384  # ConvNeXt's processor crops below this size and squashes from it on
-
-
-def weights_in(folder: Path) -> bool:
-    """Whether a folder holds weights beside its configuration."""
-    return any((folder / name).is_file() for name in WEIGHTS)
 
 
 def build(
@@ -45,9 +39,9 @@ def build(
         FileNotFoundError, ValueError: see the message.
     """
     folder = folder_of(name)
-    content = _json(folder / "config.json")
+    content = json_of(folder / "config.json")
     transformers = library("transformers")
-    weights = weights and weights_in(folder)
+    weights = weights and holds_weights(folder)
     given = dict(arguments)
     if classes and not weights and not {"id2label", "num_labels"} & {*content, *given}:
         given["num_labels"] = classes
@@ -83,8 +77,8 @@ def preprocessing(name: str, image_size: int | None) -> Preprocessing | None:
         FileNotFoundError, ValueError: as `folder_of`.
     """
     folder = folder_of(name)
-    config, path = _json(folder / "config.json"), folder / "preprocessor_config.json"
-    own = _json(path) if path.is_file() else {}
+    config, path = json_of(folder / "config.json"), folder / "preprocessor_config.json"
+    own = json_of(path) if path.is_file() else {}
     if not own and "image_size" not in config and "num_channels" not in config:
         return None
     size, crop = _size_and_crop(own, config)
@@ -103,18 +97,8 @@ def context(name: str) -> int | None:
     Raises:
         FileNotFoundError, ValueError: as `folder_of`.
     """
-    config = _json(folder_of(name) / "config.json")
+    config = json_of(folder_of(name) / "config.json")
     return next((int(config[key]) for key in CONTEXTS if isinstance(config.get(key), int)), None)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read as JSON ({error}); repair it") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}, expected an object")
-    return content
 
 
 def _config(transformers: Any, folder: Path, given: Mapping[str, Any]) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from landscape import archive
 from landscape.data.preprocessing import Crop, Fit, Preprocessing
 from landscape.data.source import guarded, named, spec_sha256
 from landscape.hub import folder_of
@@ -110,7 +111,7 @@ def origin(spec: str) -> str:
     wanted = Wanted(spec)
     if wanted.source == "hf":
         folder = folder_of(wanted.name)
-        if huggingface.weights_in(folder):
+        if archive.holds_weights(folder):
             return f"weights of {folder}"
     return AS_BUILT
 
