@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import matplotlib
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
@@ -12,15 +11,13 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from landscape.plots.appearance import Look
-from landscape.plots.surface import axis_label
-from landscape.plots.surface_heat import panels_of, scale
+from landscape.plots.surface_heat import cells, panels_of, scale
 
 MEANING = (
     "The standard error of the loss over samples as a share of the loss, on one colour scale for all panels: where it "
     "is large, more samples are needed before the surface says anything. All points share their samples, so the shape "
     "of a surface is known better than its level, and errors between training runs are not in it."
 )
-COLORS = matplotlib.colormaps["viridis"]
 
 
 def surface_error(data: xr.Dataset, ax: Axes, *, norm: Normalize | None = None) -> Axes:
@@ -31,15 +28,9 @@ def surface_error(data: xr.Dataset, ax: Axes, *, norm: Normalize | None = None) 
         ax: where to draw.
         norm: of the colours; default: from the data.
     """
-    x, y = data["x"].values, data["y"].values
-    ax.set_facecolor("0.88")
-    shown = np.ma.masked_invalid(relative(data)["relative"].transpose("y", "x").values)
-    norm = norm or scale([relative(data)], "relative")
-    ax.pcolormesh(x, y, shown, cmap=COLORS, norm=norm, shading="nearest", rasterized=True)
+    shares = relative(data)
+    cells(ax, shares, "relative", norm or scale([shares], "relative"))
     ax.plot(0.0, 0.0, "+", color="w", markersize=5, markeredgewidth=1)
-    ax.set(xlabel=axis_label(data, "x"), ylabel=axis_label(data, "y"))
-    if 1 / 3 < np.ptp(x) / np.ptp(y) < 3:
-        ax.set_aspect("equal")
     return ax
 
 

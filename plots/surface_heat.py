@@ -33,21 +33,26 @@ def surface_heat(data: xr.Dataset, ax: Axes, *, norm: Normalize | None = None) -
         ax: where to draw.
         norm: of the colours; default: from the data.
     """
+    cells(ax, data, "loss", norm or scale([data]))
     x, y = data["x"].values, data["y"].values
-    loss = data["loss"].transpose("y", "x").values
-    ax.set_facecolor("0.88")
-    shown = np.ma.masked_invalid(loss)
-    ax.pcolormesh(x, y, shown, cmap=COLORS, norm=norm or scale([data]), shading="nearest", rasterized=True)
     if "evaluated" in data:
         _mark(ax, x, y, data["evaluated"].transpose("y", "x").values == 1, ".", "w")
     if "n" in data:
         n = data["n"].transpose("y", "x").values
         _mark(ax, x, y, n < np.nanmax(n, initial=0), "x", "0.9")
     ax.plot(0.0, 0.0, "+", color="w", markersize=5, markeredgewidth=1)
+    return ax
+
+
+def cells(ax: Axes, data: xr.Dataset, quantity: str, norm: Normalize) -> None:
+    """One cell per grid point, labelled; those without a finite value stay grey."""
+    x, y = data["x"].values, data["y"].values
+    shown = np.ma.masked_invalid(data[quantity].transpose("y", "x").values)
+    ax.set_facecolor("0.88")
+    ax.pcolormesh(x, y, shown, cmap=COLORS, norm=norm, shading="nearest", rasterized=True)
     ax.set(xlabel=axis_label(data, "x"), ylabel=axis_label(data, "y"))
     if 1 / 3 < np.ptp(x) / np.ptp(y) < 3:
         ax.set_aspect("equal")
-    return ax
 
 
 def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
