@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
 
 import numpy as np
 import pytest
@@ -22,16 +21,8 @@ import torch
 from landscape.data import cifar, load
 from landscape.data.images import balanced
 
+pytestmark = pytest.mark.usefixtures("no_network")
 REAL = Path(os.environ.get("LANDSCAPE_TEST_DATA") or Path(__file__).parents[1] / "../shared/data")
-
-
-@pytest.fixture(autouse=True)
-def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise URLError("tests have no network")
-
-    monkeypatch.setattr(urllib.request, "urlopen", refuse)
-    monkeypatch.delenv("LANDSCAPE_DATA", raising=False)
 
 
 def cifar_rows(count: int, classes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

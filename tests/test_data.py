@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import urllib.request
 from dataclasses import replace
-from urllib.error import URLError
 
 import numpy as np
 import pytest
@@ -15,14 +13,7 @@ from landscape.data.augment import Augmentation
 from landscape.data.images import balanced, keys, resized, shuffled
 from landscape.probe import OptionError
 
-
-@pytest.fixture(autouse=True)
-def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise URLError("tests have no network")
-
-    monkeypatch.setattr(urllib.request, "urlopen", refuse)
-    monkeypatch.delenv("LANDSCAPE_DATA", raising=False)
+pytestmark = pytest.mark.usefixtures("no_network")
 
 
 def random_images(count: int, classes: int = 3, size: int = 6) -> Images:
