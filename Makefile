@@ -10,7 +10,8 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest
 
-# The reference checkpoints of checkpoints.md: an hour and a half on two cores, from LANDSCAPE_DATA or ./data.
+# The second table of checkpoints.md, nine networks of three seeds (the first table has a command a line): an hour and a
+# half on two cores, from LANDSCAPE_DATA or ./data.
 checkpoints: $(STAMP)
 	$(BIN)/landscape reproduce --no-measure --out .
 
