@@ -12,7 +12,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from landscape.plots.appearance import Look
-from landscape.plots.surface import axis_label
+from landscape.plots.surface import axis_label, places
 from landscape.plots.surface_heat import panels_of, scale
 
 MEANING = (
@@ -36,8 +36,9 @@ def surface_error(data: xr.Dataset, ax: Axes, *, norm: Normalize | None = None) 
     shown = np.ma.masked_invalid(relative(data)["relative"].transpose("y", "x").values)
     norm = norm or scale([relative(data)], "relative")
     ax.pcolormesh(x, y, shown, cmap=COLORS, norm=norm, shading="nearest", rasterized=True)
-    ax.plot(0.0, 0.0, "+", color="w", markersize=5, markeredgewidth=1)
-    ax.set(xlabel=axis_label(data, "x"), ylabel=axis_label(data, "y"))
+    limits = {"xlim": ax.get_xlim(), "ylim": ax.get_ylim()}  # of the cells, whatever lies beyond
+    places(data, ax)
+    ax.set(xlabel=axis_label(data, "x"), ylabel=axis_label(data, "y"), **limits)
     if 1 / 3 < np.ptp(x) / np.ptp(y) < 3:
         ax.set_aspect("equal")
     return ax
