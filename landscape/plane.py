@@ -250,5 +250,5 @@ def _run_plane(subject: Subject, weights: Mapping[str, Tensor], run: Path) -> Pl
         "run", (first, second), (shares[0], shares[1]), "weight",
         spans=((float(x_low), float(x_high)), (float(y_low), float(y_high))),
         identity=[snapshot.sha256 for snapshot in found], path=path,
-        path_names=tuple(f"epoch {s.epoch:g}" if math.isfinite(s.epoch) else s.path.stem for s in found),
+        path_names=tuple(f"epoch {round(s.epoch, 2):g}" if math.isfinite(s.epoch) else s.path.stem for s in found),
     )  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 
 from landscape import batchnorm, preview, trial
 from landscape import surface_summaries as summaries
-from landscape.axes import Span, pair, spans, through_checkpoints, ticks
+from landscape.axes import Span, pair, spans, through_centre, through_checkpoints, ticks
 from landscape.batchnorm import recalibration
 from landscape.evaluator import Evaluator, L2Definition
 from landscape.forward import Manner, MemoryFormat, Precision
@@ -181,7 +181,8 @@ class Surface:
         nx, ny = self._grid
         if plane.kind == "eigen" and not self.range:
             _log.info("surface: --range %g:%g,%g:%g by the curvature of either axis", x_low, x_high, y_low, y_high)
-        if (nx % 2 == 0 or ny % 2 == 0) and plane.kind != "checkpoints":
+        through = plane.kind == "checkpoints" or (plane.kind == "run" and not self.range)
+        if (nx % 2 == 0 or ny % 2 == 0) and not through:
             _log.warning("note: --resolution %s has no point at the centre; odd numbers have one", self.resolution)
         path = np.arange(plane.path.shape[1])
         where = {
@@ -291,7 +292,6 @@ class Surface:
         if self.range:
             return spans(self.range)
         if plane.kind == "checkpoints":
-            nx, ny = self._grid
             return through_checkpoints(nx), through_checkpoints(ny)
         return plane.spans
 
@@ -333,3 +333,6 @@ class Surface:
 def control(index: tuple[int, ...], shape: tuple[int, int]) -> bool:
     """Whether a unit is one of the 5 x 5 even points at which a fast manner is compared with the plain one."""
     return all(i in np.linspace(0, n - 1, 5).round() for i, n in zip(index, shape, strict=True))
+        nx, ny = self._grid
+        if plane.kind == "run":
+            return through_centre(plane.spans[0], nx), through_centre(plane.spans[1], ny)
