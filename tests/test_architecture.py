@@ -71,6 +71,7 @@ ALLOWED = {
         "attending",
         "axes",
         "batchnorm",
+        "cost",
         "curvature",
         "dataflow",
         "evaluator",
