@@ -201,6 +201,8 @@ def measure_all(
         if loaded.device.type == "cpu" and workers == 1:
             _settle_threads(loaded)
         _remark(questions[0], loaded, quiet=quiet)
+        if len(questions) > 1:
+            say(f"{name}: {len(questions)} in turn, each told for itself and with its share of any budget", quiet=quiet)
         for together in questions:
             with _executor(workers) as executor:
                 _measure(

@@ -26,6 +26,14 @@ def through_checkpoints(count: int) -> Span:
     return -before / between, (count - 1 - before) / between
 
 
+def through_centre(span: Span, count: int) -> Span:
+    """A range around 0 moved by half a step at most, so that 0 is among its ticks."""
+    low, high = span
+    step = (high - low) / (count - 1)
+    before = min(max(round(-low / step), 0), count - 1)
+    return -before * step, (count - 1 - before) * step
+
+
 def pair(text: str, kind: type, name: str) -> tuple[Any, Any]:
     """`N` or `NX,NY`."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from landscape import checkpoint as checkpoints
-from landscape import snapshots
+from landscape import cost, snapshots
 from landscape.axes import Span
 from landscape.curvature import Curvature, over_all_samples
 from landscape.exchange import tomgoldstein
@@ -21,9 +22,11 @@ from landscape.linalg.directions import Normalize, orthogonal_to, random_directi
 from landscape.linalg.lanczos import lanczos
 from landscape.linalg.principal import principal
 from landscape.linalg.vector import flat, inner, random_unit, unflat
+from landscape.probe import duration
 from landscape.spectra import memory
 from landscape.subject import Subject
 
+_log = logging.getLogger(__name__)
 SHARE = 0.02  # of the loss: further out, the loss of trained networks follows its curvature no more
 
 
@@ -113,6 +116,9 @@ def plane_of(
 
 def _eigen_plane(subject: Subject, seed: int) -> Plane:
     """Unit eigenvectors of the smallest and the largest Hessian eigenvalue of the loss over all samples."""
+    if _log.isEnabledFor(logging.INFO):
+        seconds = cost.PRODUCTS * len(subject) * cost.product(subject)
+        _log.info("Hessian eigenvectors first: some %d products, about %s", cost.PRODUCTS, duration(seconds))
     parameters = list(subject.parameters.values())
     product = over_all_samples(subject, Curvature(replace(subject, weight_decay=0.0), subject.parameters, "kept"))
     start = random_unit(subject.size, seed, device=subject.device, dtype=subject.dtype)
@@ -250,5 +256,5 @@ def _run_plane(subject: Subject, weights: Mapping[str, Tensor], run: Path) -> Pl
         "run", (first, second), (shares[0], shares[1]), "weight",
         spans=((float(x_low), float(x_high)), (float(y_low), float(y_high))),
         identity=[snapshot.sha256 for snapshot in found], path=path,
-        path_names=tuple(f"epoch {s.epoch:g}" if math.isfinite(s.epoch) else s.path.stem for s in found),
+        path_names=tuple(f"epoch {round(s.epoch, 2):g}" if math.isfinite(s.epoch) else s.path.stem for s in found),
     )  # fmt: skip

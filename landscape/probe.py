@@ -123,7 +123,7 @@ class Probe(Protocol):
     digest of the question where they name files. `stage(arrays) -> Stage | None` measures in stages: it has to follow
     from stored arrays alone, so that a stopped run goes on as it would have; None measures all units at once.
     `trial(subject) -> choices` makes choices that depend on the machine, stored and used again; `settled(subject,
-    choices)` gives probe and subject with them. `estimate(subject, units)` gives the seconds that units will take.
+    choices)` gives probe and subject with them. `estimate(subject, units, workers)` says in words how long units take.
 
     `uses` names the fields of the subject's `Spec` that can change this probe's numbers beyond weights and data:
     they enter the digest of the question.

@@ -21,7 +21,7 @@ from landscape import store
 from landscape.answer import Arrays, Question, Reduce
 from landscape.checkpoint import versions
 from landscape.loading import load_spec
-from landscape.probe import Plan, Probe, Stage, Sweeping, Unit, Values, duration, sweep
+from landscape.probe import Plan, Probe, Stage, Sweeping, Unit, Values, sweep
 from landscape.probes import PROBES, probe_class
 from landscape.subject import Spec, Subject
 
@@ -166,8 +166,7 @@ def _announce(probe: Probe, subject: Subject, units: int, workers: int) -> None:
     """Say how long it will take, where the probe can tell before it starts."""
     estimate = getattr(probe, "estimate", None)
     if estimate is not None and units and _log.isEnabledFor(logging.INFO):
-        seconds = estimate(subject, units) / workers
-        _log.info("%s: %d units, about %s", probe.name, units, duration(seconds))
+        _log.info("%s: %d units, %s", probe.name, units, estimate(subject, units, workers))
 
 
 def _by_stages(

@@ -84,9 +84,9 @@ def sections_of(
     if along == "eigen":
         plane = plane_of(subject, "eigen", normalize=normalize, ignore=ignore, seed=seed)
         return [
-            Section("eigen", name, direction, plane.units, identity="eigen")
-            for name, direction in zip(plane.names[::-1], plane.directions[::-1], strict=True)  # the largest first
-        ]
+            Section("eigen", name, direction, plane.units, span, identity="eigen")
+            for name, direction, span in list(zip(plane.names, plane.directions, plane.spans, strict=True))[::-1]
+        ]  # the largest first
     if Path(along).is_dir() and not archive.holds_weights(Path(along)):
         return _components(Path(along), weights, count)
     if count > 1:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from landscape.forward import Manner, quickest, seconds
+from landscape.cost import Grid, Work, rates
+from landscape.forward import Manner, quickest
 from landscape.probe import OptionError
 from landscape.subject import Subject
 
 FEWEST_POINTS, FEWEST_SAMPLES = 11, 64  # per axis, and in all: below, a surface says nothing
+PLANNED = (
+    0.9  # of a budget: rates are of half a second, and on a shared machine those of the next minutes may be others
+)
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-Grid = tuple[int, int]
 _log = logging.getLogger(__name__)
 
 
@@ -32,44 +37,43 @@ def duration(text: str) -> float:
     return found
 
 
-def estimate(subject: Subject, manner: Manner, *, points: int, recalibrate: int = 0) -> float:
-    """Seconds for so many points: a timed mini-batch of the full size, times all there are."""
-    passes = len(subject) / min(subject.batch_size, len(subject)) + recalibrate
-    return points * passes * seconds(subject, manner)
-
-
 def chosen(
     subject: Subject,
     manner: Manner,
     *,
     grid: Grid,
-    points: Callable[[Grid], int],
-    recalibrate: int = 0,
+    work: Work,
     tune: bool = False,
     budget: str = "",
 ) -> dict[str, Any]:
     """The choices by name, each of which could have been given as an option.
 
+    What the trial itself takes is part of the budget, the compilation of a model within it.
+
     Args:
         subject: all samples that may be used.
         manner: of the forward passes.
         grid: the finest that may be used.
-        points: how many of a grid's points are evaluated.
-        recalibrate: mini-batches that refresh batch norm at every point.
+        work: what a run consists of.
         tune: choose batch size and memory format.
         budget: time that resolution and samples have to fit.
 
     Raises:
         ValueError: even the coarsest surface takes longer than the budget.
     """
+    start = time.monotonic()
     found: dict[str, Any] = {}
     if tune:
         size, manner = quickest(subject, manner)
         found |= {"batch_size": size, "memory_format": manner.memory_format}
         subject = subject.rebatched(size)
     if budget:
-        per_pass = estimate(subject, manner, points=1, recalibrate=recalibrate)
-        grid, samples = fitted(grid, len(subject), points, per_pass / len(subject), duration(budget), budget)
+        timing = time.monotonic()
+        timed = rates(subject, manner, work)
+        now = time.monotonic()
+        again = now - timing - timed.compilation  # by the estimate that follows
+        left = PLANNED * duration(budget) - (now - start) - again
+        grid, samples = fitted(grid, len(subject), work.points, partial(timed.total, work), left, budget)
         if subject.images is None and samples < len(subject):
             raise ValueError(f"--budget {budget} needs fewer samples than the {len(subject)} in memory; give fewer")
         found |= {"resolution": ",".join(map(str, grid)), "samples": samples}
@@ -78,7 +82,12 @@ def chosen(
 
 
 def fitted(
-    grid: Grid, samples: int, points: Callable[[Grid], int], per_sample: float, limit: float, words: str
+    grid: Grid,
+    samples: int,
+    points: Callable[[Grid], int],
+    seconds: Callable[[Grid, int], float],
+    limit: float,
+    words: str,
 ) -> tuple[Grid, int]:
     """Resolution and samples whose cost is within the limit, both lowered alike, odd resolutions staying odd.
 
@@ -86,19 +95,15 @@ def fitted(
         grid: the finest.
         samples: the most.
         points: how many of a grid's points are evaluated.
-        per_sample: seconds for one sample at one point.
+        seconds: what so many points and samples take in all.
         limit: seconds in all.
         words: how the limit was given.
 
     Raises:
         ValueError: it cannot be met.
     """
-
-    def cost(grid: Grid, samples: int) -> float:
-        return points(grid) * samples * per_sample
-
     fewest, finest, most = min(FEWEST_SAMPLES, samples), grid, samples
-    while cost(grid, samples) > limit:
+    while seconds(grid, samples) > limit:
         coarser = tuple(n - 2 if n - 2 >= FEWEST_POINTS else n for n in grid)
         helps = points((coarser[0], coarser[1])) < points(grid)  # not where a preview takes as many of either
         if samples > fewest and (not helps or samples / most >= points(grid) / points(finest)):
@@ -108,6 +113,6 @@ def fitted(
         else:
             raise ValueError(
                 f"--budget {words} is too short: {grid[0]} x {grid[1]} points on {samples} samples take about "
-                f"{math.ceil(cost(grid, samples))} s; give more time, or --preview"
+                f"{math.ceil(seconds(grid, samples))} s; give more time, or --preview"
             )
     return grid, samples

@@ -60,6 +60,7 @@ def line(
                 0.5, 0.5, says, transform=ax.transAxes, ha="center", va="center", color="0.5", fontsize=7, wrap=True
             )
         ax.set(xlabel=_axis(data), ylabel=f"loss ({loss_units([data])})" if name == "loss" else name)
+        ax.locator_params(axis="x", nbins=6)  # small ranges have long labels
     _barriers(data, axes[0], look)
     return axes
 

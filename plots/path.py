@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from landscape.plots import style
 from landscape.plots.appearance import Look, loss_units, plain
-from landscape.plots.surface import cells, steps
+from landscape.plots.surface import axis_label, cells, named, steps
 
 MEANING = (
     "Snapshots of a run projected onto the plane that holds most of its path (or the checkpoints that span a plane), "
@@ -53,15 +53,10 @@ def path(data: xr.Dataset, ax: Axes, *, levels: np.ndarray | None = None) -> Axe
             linewidth=1.0 if joined else 0.0, path_effects=outline if joined else None)  # fmt: skip
     ax.plot(0.0, 0.0, "*", color="w", markersize=9, markeredgecolor="k", markeredgewidth=0.5)
     for i in _named(along / np.ptp(x), across / np.ptp(y)):
-        right = along[i] > (x[0] + x[-1]) / 2  # names stay within the axes
-        ax.annotate(
-            _name(data, i), (along[i], across[i]), xytext=(-3 if right else 3, 4), textcoords="offset points",
-            ha="right" if right else "left", fontsize=5.5, color="w",
-            path_effects=[patheffects.withStroke(linewidth=1.5, foreground="k")],
-        )  # fmt: skip
+        named(ax, data, float(along[i]), float(across[i]), _name(data, i))
     ax.set(xlim=(x[0], x[-1]), ylim=(y[0], y[-1]))
     for name, label in (("x", ax.set_xlabel), ("y", ax.set_ylabel)):
-        label(style.fitted(plain(str(data[name].attrs.get("long_name", name))), 0.35 * style.PAGE, 7), fontsize=7)
+        label(style.fitted(axis_label(data, name), 0.35 * style.PAGE, 7), fontsize=7)
     return ax
 
 

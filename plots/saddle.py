@@ -50,7 +50,8 @@ def saddle(data: xr.Dataset, axes: tuple[Axes, Axes]) -> tuple[Axes, Axes]:
         sections.plot(at, values, color=color)
         sections.fill_between(at, values - 2 * errors, values + 2 * errors, color=color, alpha=0.2, linewidth=0)
         sections.plot(fine, fit, "--", color=color, linewidth=0.8)
-    seen = np.concatenate([loss[:, j], loss[i]])
+    drawn, half = np.concatenate([loss[:, j], loss[i]]), 2 * np.concatenate([error[:, j], error[i]])
+    seen = np.concatenate([drawn, drawn - half, drawn + half])
     seen = seen[np.isfinite(seen)]
     if seen.size:
         margin = 0.1 * max(float(np.ptp(seen)), 1e-9)

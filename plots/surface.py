@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import matplotlib
 import numpy as np
 import xarray as xr
+from matplotlib import patheffects
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import BoundaryNorm
@@ -26,6 +27,7 @@ MEANING = (
 
 NBSP = "\u00a0"  # keeps units on one line where labels are broken
 COLORS = matplotlib.colormaps["viridis"]
+FEWEST = 3  # contours that a panel should have
 
 
 def surface(data: xr.Dataset, ax: Axes, *, levels: np.ndarray | None = None) -> Axes:
@@ -51,7 +53,7 @@ def surface(data: xr.Dataset, ax: Axes, *, levels: np.ndarray | None = None) -> 
             ax.clabel(lines, levels=within[::2], fontsize=5, fmt="%.3g", inline_spacing=2)
     rows, columns = np.nonzero((data["done"].transpose("y", "x").values == 1) & ~np.isfinite(loss))
     ax.plot(x[columns], y[rows], ".", color="0.4", markersize=1.5, label="loss not finite")
-    _places(data, ax)
+    places(data, ax)
     ax.set(xlabel=axis_label(data, "x"), ylabel=axis_label(data, "y"), xlim=(x[0], x[-1]), ylim=(y[0], y[-1]))
     if 1 / 3 < np.ptp(x) / np.ptp(y) < 3:
         ax.set_aspect("equal")
@@ -75,12 +77,16 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 def steps(answers: Sequence[xr.Dataset]) -> np.ndarray:
     """Contour levels that fit all answers: even, or steps like 1, 2, 5 where the loss spans orders of magnitude.
 
-    The upper end is a quantile: a few cells at the corners may be larger by orders of magnitude.
+    Such steps too where even ones would leave a flat answer beside a steep one without contours. The upper end is a
+    quantile: a few cells at the corners may be larger by orders of magnitude.
     """
-    values = np.concatenate([data["loss"].values[np.isfinite(data["loss"].values)] for data in answers])
+    each = [data["loss"].values[np.isfinite(data["loss"].values)] for data in answers]
+    values = np.concatenate(each)
     low, high = float(values.min()), float(np.quantile(values, 0.9))
-    if high <= 20 * max(low, 0.0):
-        return np.unique(MaxNLocator(12).tick_values(low, high if high > low else low + 1.0))
+    even = np.unique(MaxNLocator(12).tick_values(low, high if high > low else low + 1.0))
+    crossed = [((even > found.min()) & (even < found.max())).sum() for found in each if found.size]
+    if high <= 20 * max(low, 0.0) and (high <= 4 * low or min(crossed) >= FEWEST):
+        return even
     low = max(low, 1e-3 * high)
     decades = np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)) + 1)
     within = (1.0, 2.0, 5.0) if high > 300 * low else (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
@@ -99,12 +105,24 @@ def _norm(levels: np.ndarray) -> BoundaryNorm:
     return BoundaryNorm(levels, COLORS.N, extend="both")
 
 
-def _places(data: xr.Dataset, ax: Axes) -> None:
+def places(data: xr.Dataset, ax: Axes) -> None:
     """The checkpoint itself at the origin; on a plane of a run the path of training, of checkpoints the others."""
     if "path_x" in data:
-        joined = 0.0 if data.attrs.get("plane") == "checkpoints" else 0.8
-        ax.plot(data["path_x"], data["path_y"], color="w", marker="o", markersize=2, linewidth=joined, clip_on=True)
+        along, across = data["path_x"].values, data["path_y"].values
+        others = data.attrs.get("plane") == "checkpoints"
+        ax.plot(along, across, color="w", marker="o", markersize=2, linewidth=0.0 if others else 0.8, clip_on=True)
+        for i in range(len(along)) if others and "path_name" in data else ():
+            named(ax, data, float(along[i]), float(across[i]), plain(str(data["path_name"].values[i])))
     ax.plot(0.0, 0.0, "+", color="w", markersize=5, markeredgewidth=1)
+
+
+def named(ax: Axes, data: xr.Dataset, x: float, y: float, name: str) -> None:
+    """A name beside a point, on the side where the axes have room for it."""
+    right = x > (data["x"].values[0] + data["x"].values[-1]) / 2
+    ax.annotate(
+        name, (x, y), xytext=(-3 if right else 3, 4), textcoords="offset points", ha="right" if right else "left",
+        fontsize=5.5, color="w", path_effects=[patheffects.withStroke(linewidth=1.5, foreground="k")],
+    )  # fmt: skip
 
 
 def alike(answers: Sequence[xr.Dataset]) -> bool:

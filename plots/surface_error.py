@@ -30,7 +30,6 @@ def surface_error(data: xr.Dataset, ax: Axes, *, norm: Normalize | None = None) 
     """
     shares = relative(data)
     cells(ax, shares, "relative", norm or scale([shares], "relative"))
-    ax.plot(0.0, 0.0, "+", color="w", markersize=5, markeredgewidth=1)
     return ax
 
 

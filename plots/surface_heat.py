@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from landscape.plots import style
 from landscape.plots.appearance import Look, loss_units
-from landscape.plots.surface import alike, axis_label
+from landscape.plots.surface import alike, axis_label, places
 
 MEANING = (
     "The loss of every grid point, unsmoothed, on one logarithmic colour scale for all panels: equal steps of colour "
@@ -40,7 +40,6 @@ def surface_heat(data: xr.Dataset, ax: Axes, *, norm: Normalize | None = None) -
     if "n" in data:
         n = data["n"].transpose("y", "x").values
         _mark(ax, x, y, n < np.nanmax(n, initial=0), "x", "0.9")
-    ax.plot(0.0, 0.0, "+", color="w", markersize=5, markeredgewidth=1)
     return ax
 
 
@@ -50,7 +49,9 @@ def cells(ax: Axes, data: xr.Dataset, quantity: str, norm: Normalize) -> None:
     shown = np.ma.masked_invalid(data[quantity].transpose("y", "x").values)
     ax.set_facecolor("0.88")
     ax.pcolormesh(x, y, shown, cmap=COLORS, norm=norm, shading="nearest", rasterized=True)
-    ax.set(xlabel=axis_label(data, "x"), ylabel=axis_label(data, "y"))
+    limits = {"xlim": ax.get_xlim(), "ylim": ax.get_ylim()}  # of the cells, whatever lies beyond
+    places(data, ax)
+    ax.set(xlabel=axis_label(data, "x"), ylabel=axis_label(data, "y"), **limits)
     if 1 / 3 < np.ptp(x) / np.ptp(y) < 3:
         ax.set_aspect("equal")
 

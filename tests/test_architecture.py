@@ -73,6 +73,7 @@ ALLOWED = {
         "attending",
         "axes",
         "batchnorm",
+        "cost",
         "curvature",
         "dataflow",
         "evaluator",

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from landscape import batchnorm, models
 from landscape.linalg.directions import POSITIONS, random_direction
+from landscape.plane import reach
 from landscape.probe import OptionError
 from landscape.probes.line import Line
 from landscape.probes.surface import Surface
@@ -208,6 +209,16 @@ def test_eigenvectors_curve_by_the_two_ends_of_the_spectrum() -> None:
     np.testing.assert_allclose(found["loss"][:, 0], [8 / 8, -2 / 8], rtol=1e-3)
     assert ["largest" in name for name in found["name"]] == [True, False]
     np.testing.assert_allclose(found["norm"], 1.0, rtol=1e-6)
+
+
+def test_a_line_along_eigenvectors_is_as_wide_as_the_flatter_curvature_asks() -> None:
+    offset = torch.tensor([[1.0, 4.0]])  # a loss of 4 at the saddle
+    subject = quadratic(symmetric([200.0, 3.0, 1.0, -5.0]), weight=torch.zeros(1, 4), batches=(offset,))
+    probe = Line(along="eigen", resolution=3)
+    t = probe.plan(subject).over["t"]
+    assert t == pytest.approx([-reach(4.0, 0.0, -5.0), 0.0, reach(4.0, 0.0, -5.0)])
+    assert probe.identity(subject)["range"] == "by curvature"
+    assert Line(along="eigen", resolution=3, range="1").plan(subject).over["t"].tolist() == [-1.0, 0.0, 1.0]
 
 
 def test_the_first_component_of_a_straight_run_passes_through_its_snapshots(tmp_path: Path) -> None:

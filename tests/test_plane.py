@@ -111,6 +111,20 @@ def test_the_plane_of_a_run_of_three_passes_through_each_of_them(tmp_path: Path,
         assert points.max() < high
 
 
+@pytest.mark.parametrize("resolution", ["5", "8,15"])
+def test_the_grid_of_a_run_holds_the_checkpoint_itself(resolution: str, tmp_path: Path) -> None:
+    subject = attention_net()
+    run = _run(tmp_path / "run", [_shifted(subject, _random_move(subject, k)) for k in range(3)])
+    probe = Surface(plane=str(run), resolution=resolution)
+    grid, spans = probe.plan(subject).over, _plane(subject, str(run)).spans
+    for ticks, (low, high) in zip(grid.values(), spans, strict=True):
+        assert (ticks == 0.0).sum() == 1
+        assert ticks[-1] - ticks[0] == pytest.approx(high - low)
+        assert abs(ticks[0] - low) <= 0.5 * (ticks[1] - ticks[0]) * (1 + 1e-9)
+    asked = replace(probe, range="-3:4").plan(subject).over["x"]
+    assert (asked[0], asked[-1]) == (-3.0, 4.0)
+
+
 def test_a_run_of_two_snapshots_spans_no_plane(tmp_path: Path) -> None:
     subject = attention_net()
     run = _run(tmp_path / "run", [dict(state(subject.model)), _shifted(subject, _random_move(subject, 1))])

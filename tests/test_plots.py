@@ -294,6 +294,13 @@ def test_contour_levels_follow_the_span_of_the_loss() -> None:
     assert len(levels(1.0)) > 1  # one value is no span
 
 
+def test_a_flat_surface_beside_a_steep_one_has_contours_too() -> None:
+    steep, flat = (xr.Dataset({"loss": ("x", np.linspace(0.8, high, 50))}) for high in (15.0, 3.5))
+    even, shared = surface.steps([steep]), surface.steps([steep, flat])
+    assert np.ptp(np.diff(even)) == pytest.approx(0.0, abs=1e-9)
+    assert ((shared > 0.8) & (shared < 3.5)).sum() >= 3 > ((even > 0.8) & (even < 3.5)).sum()
+
+
 def test_lesion_bars_are_the_stored_drops_coloured_by_kind(study: Path) -> None:
     data = answer(study, "lesion")
     ax = lesion.lesion(data, Figure().subplots())
@@ -547,11 +554,24 @@ def test_a_heat_map_shows_what_was_evaluated_and_what_was_left_early(study: Path
     n = xr.where(data["x"] > 0.55, 64.0, 128.0) * xr.ones_like(evaluated)
     ax = Figure().add_subplot()
     surface_heat.surface_heat(data.assign(evaluated=evaluated, n=n), ax)
-    dots, crosses, _ = ax.lines
+    dots, crosses, *_ = ax.lines
     assert len(np.asarray(dots.get_xdata())) == int(evaluated.sum())
     assert all(x + y > 0 for x, y in zip(np.asarray(dots.get_xdata()), np.asarray(dots.get_ydata()), strict=True))
     assert np.asarray(crosses.get_xdata()).min() > 0.55
     assert len(np.asarray(crosses.get_xdata())) == int((n < 128).sum())
+
+
+@pytest.mark.parametrize("name", ["surface", "surface_heat", "surface_error"])
+def test_a_plane_through_checkpoints_marks_and_names_the_others(study: Path, name: str) -> None:
+    names = ["", "sgd", "adam", "far", "off"][: answer(study, "surface").sizes["snapshot"]]
+    data = answer(study, "surface").assign(path_name=("snapshot", names)).assign_attrs(plane="checkpoints")
+    data["path_x"][-1] = 100.0  # where the grid does not reach
+    ax = FIGURES[name].draw(data, Figure().subplots())
+    assert [text.get_text() for text in ax.texts if text.get_text() in names and text.get_text()] == names[1:]
+    points = next(line for line in ax.lines if len(np.asarray(line.get_xdata())) == len(names))
+    np.testing.assert_array_equal(points.get_xydata(), np.stack([data["path_x"], data["path_y"]], axis=1))
+    assert points.get_linewidth() == 0.0  # nobody went from one to the other
+    assert ax.get_xlim()[1] < 2 * data["x"].values[-1]
 
 
 @pytest.mark.parametrize("probe", ["surface", "surface_heat"])

@@ -190,3 +190,14 @@ def test_the_saddle_view_has_the_quadratic_model_over_the_loss(tmp_path: Path) -
         assert len(line.get_xdata()) > 100
     assert "saddle" in [drawn.stem for drawn in plots.draw(path, tmp_path / "figures")]
     assert saddle.select([data, data.drop_attrs()]) == [0]
+
+
+def test_the_saddle_view_shows_its_band_whole() -> None:
+    at, rise = np.linspace(-1.0, 1.0, 5), np.array([0.0, 3.0, 0.0, np.nan, np.inf])
+    loss = np.where(at[:, None] ** 2 > 0.9, np.inf, 1.0) + 0.0 * at[None, :]
+    facts = {"model_loss": 1.0, "slope_x": 0.0, "slope_y": 0.0, "curvature_x": 0.1, "curvature_y": 0.1}
+    quantities = {"loss": loss, "rise_se": np.broadcast_to(rise, (5, 5)), "done": np.ones((5, 5))}
+    data = xr.Dataset({name: (("x", "y"), values) for name, values in quantities.items()}, {"x": at, "y": at}, facts)
+    _, sections = saddle.saddle(data, tuple(Figure().subplots(1, 2)))
+    low, high = sections.get_ylim()
+    assert (low, high) == pytest.approx((-5.0 - 1.2, 7.0 + 1.2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import pytest
 import torch
 from analytic import answer, attention_net, convolution_net, same_state, state
 
-from landscape import forward, loading, results, store
+from landscape import cost, forward, loading, results, store
+from landscape.cost import PRODUCTS, Rates, Work
 from landscape.forward import Forward, Manner, quickest
+from landscape.plane import Plane, plane_of
 from landscape.probe import OptionError
 from landscape.probes.surface import Surface, control
 from landscape.run import run
@@ -22,6 +25,11 @@ from landscape.trial import chosen, duration, fitted
 
 def product(grid: tuple[int, int]) -> int:
     return grid[0] * grid[1]
+
+
+def each(grid: tuple[int, int], samples: int) -> float:
+    """A millisecond per sample and point."""
+    return product(grid) * samples * 1e-3
 
 
 @pytest.fixture
@@ -44,8 +52,8 @@ def test_what_is_no_time_is_a_usage_error(text: str) -> None:
 
 @pytest.mark.parametrize("limit", [20.0, 60.0, 500.0, 1e4])
 def test_a_budget_is_met_and_not_by_much_less(limit: float) -> None:
-    grid, samples = fitted((51, 51), 1024, product, 1e-3, limit, "")
-    cost = product(grid) * samples * 1e-3
+    grid, samples = fitted((51, 51), 1024, product, each, limit, "")
+    cost = each(grid, samples)
     assert cost <= limit
     assert cost > 0.8 * min(limit, 51 * 51 * 1.024)
     assert all(n % 2 == 1 and 11 <= n <= 51 for n in grid)
@@ -54,19 +62,77 @@ def test_a_budget_is_met_and_not_by_much_less(limit: float) -> None:
 
 def test_a_budget_that_nothing_meets_says_what_would() -> None:
     with pytest.raises(ValueError, match=r"--budget 1s is too short: 11 x 11 points on 64 samples take about 8 s"):
-        fitted((51, 51), 1024, product, 1e-3, 1.0, "1s")
+        fitted((51, 51), 1024, product, each, 1.0, "1s")
 
 
 def test_a_budget_counts_the_points_of_a_preview() -> None:
-    few, many = (fitted((51, 51), 1024, points, 1e-3, 200.0, "") for points in (lambda grid: 340, product))
+    def preview(grid: tuple[int, int]) -> int:
+        return 340
+
+    few, many = (
+        fitted((51, 51), 1024, points, partial(Rates(1e-3).total, Work(points)), 200.0, "")
+        for points in (preview, product)
+    )
     assert few[0] == (51, 51)
     assert few[1] > many[1]
 
 
+def test_a_run_costs_all_its_passes_and_not_its_points_alone() -> None:
+    rates = Rates(forward=1.0, plain=10.0, refresh=100.0, product=1000.0)
+    points, origin = 6 * 1.0 * 7, 1.0 * 7
+    assert rates.total(Work(product), (2, 3), 7) == points + origin + 7 * 100.0
+    assert replace(rates, refresh=0.0, compilation=5.0).total(Work(product), (2, 3), 7) == 49.0 + 5.0
+    assert replace(rates, refresh=0.0).total(Work(product, controls=lambda grid: 4), (2, 3), 7) == 49.0 + 4 * 10.0 * 7
+    assert replace(rates, refresh=0.0).total(Work(product, corners=3), (2, 3), 7) == 49.0 + 3 * 10.0 * 7
+    assert replace(rates, refresh=0.0).total(Work(product, eigen=True), (2, 3), 7) == 49.0 + PRODUCTS * 1000.0 * 7
+
+
+def test_only_what_a_surface_does_is_timed_and_the_model_is_left_alone() -> None:
+    subject = convolution_net(sizes=(8, 5))
+    kept = state(subject.model)
+    plain = cost.rates(subject, Manner(), Surface()._work(subject))
+    assert (plain.plain, plain.refresh, plain.product) == (0.0, 0.0, 0.0)
+    fast = Surface(precision="bf16", bn="recalibrate:2", plane="eigen")
+    found = cost.rates(subject, fast.manner, fast._work(subject))
+    assert min(found.forward, found.plain, found.refresh, found.product) > 0
+    assert same_state(subject.model, kept)
+
+
+def test_a_preview_says_that_it_may_need_every_point(digits: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("landscape.probes.surface.rates", lambda subject, manner, work: Rates(1 / 256))
+    probe = Surface(resolution="51", preview=True)
+    expected = "about 6 min, or 43 min if interpolation errs and all are evaluated"
+    assert probe.estimate(digits, 2601) == expected
+    assert Surface(resolution="11", cap=3.0).estimate(digits, 121) == "at most 2 min"
+
+
+def test_pairs_of_directions_share_a_budget_and_a_trial(digits: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    budgets = []
+    monkeypatch.setattr("landscape.trial.chosen", lambda *_, budget, **__: budgets.append(budget) or {"samples": 64})
+    variants = Surface(directions=3, budget="1m").variants()
+    assert [probe.trial(digits) for probe in variants] == [{"samples": 64}] * 3
+    assert budgets == ["20s"]
+
+
+def test_a_budget_for_eigenvectors_seeks_them_once_and_of_the_samples_it_leaves(
+    digits: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sought: list[int] = []
+
+    def plane(subject: Subject, *args: Any, **options: Any) -> Plane:
+        sought.append(len(subject))
+        return replace(plane_of(subject, "random", **options), kind="eigen")
+
+    monkeypatch.setattr("landscape.probes.surface.plane_of", plane)
+    monkeypatch.setattr(Surface, "trial", lambda self, subject: {"samples": 64} if self.budget else {})
+    run(Surface(plane="eigen", resolution="3", budget="1m"), digits, tmp_path / "results.h5")
+    assert sought == [64]
+
+
 def test_samples_in_memory_as_they_are_cannot_be_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("landscape.trial.estimate", lambda subject, manner, points, recalibrate: 1.0 * points)
+    monkeypatch.setattr("landscape.trial.rates", lambda subject, manner, work: Rates(1 / 400))
     with pytest.raises(ValueError, match="needs fewer samples than the 400 in memory"):
-        chosen(attention_net(sizes=(400,)), Manner(), grid=(11, 11), points=product, budget="1m")
+        chosen(attention_net(sizes=(400,)), Manner(), grid=(11, 11), work=Work(product), budget="1m")
 
 
 def test_a_choice_is_recorded_and_used_again(digits: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,8 +177,8 @@ def test_the_quickest_way_is_taken_only_if_it_is_clearly_quicker(
 
 def test_a_trial_measures_and_estimates(digits: Subject) -> None:
     assert forward.seconds(digits, Manner()) > 0
-    assert Surface(resolution="21").estimate(digits, 441) > 0
-    found = chosen(digits, Manner(), grid=(51, 51), points=product, tune=True, budget="2h")
+    assert Surface(resolution="21").estimate(digits, 441).startswith("about ")
+    found = chosen(digits, Manner(), grid=(51, 51), work=Work(product), tune=True, budget="2h")
     assert set(found) == {"batch_size", "memory_format", "resolution", "samples"}
 
 

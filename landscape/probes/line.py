@@ -52,7 +52,7 @@ class Line:
         str, "random, eigen (both ends of the Hessian), B.pt (another checkpoint), RUN_DIR or DIRECTIONS.h5"
     ] = "random"
     resolution: Annotated[int, "points per line; the checkpoints themselves are added where they fall between"] = 51
-    range: Annotated[str, "R or LOW:HIGH; default 1, 0:1 between checkpoints, or what a run needs"] = ""
+    range: Annotated[str, "R or LOW:HIGH; default 1, 0:1 between checkpoints, or what curvature or a run needs"] = ""
     directions: Annotated[int, "how many random directions, or principal components of a run"] = 1
     normalize: Annotated[Normalize, "length of random directions: per filter, per layer, none, or as published"] = (
         "filter"
@@ -88,7 +88,7 @@ class Line:
             **asdict(self),
             **batchnorm.dependence(subject, self._recalibrate),
             "along": [section.identity for section in found],
-            "range": self._range(found),
+            "range": "by curvature" if found[0].kind == "eigen" and not self.range else self._range(found),
             "bn": "interpolate" if self._interpolates(found) else self.bn.replace("auto", "frozen"),
         }
 
@@ -96,6 +96,8 @@ class Line:
         refuse_unsteady(subject)
         found = self._sections(subject)
         self._interpolates(found)  # refuses what does not go together
+        if found[0].kind == "eigen" and not self.range:
+            _log.info("line: --range %g:%g by the curvature of the flatter direction", *self._range(found))
         pair, per_line, meaning = found[0].kind == "checkpoints", ("direction",), subject.meaning
         paired = {
             name: Quantity(about, meaning.units) if name == "excess" else meaning.of_accuracy(about)

@@ -12,14 +12,26 @@ import numpy as np
 
 from landscape import batchnorm, preview, trial
 from landscape import surface_summaries as summaries
-from landscape.axes import Span, pair, spans, through_checkpoints, ticks
+from landscape.axes import Span, pair, spans, through_centre, through_checkpoints, ticks
 from landscape.batchnorm import recalibration
+from landscape.cost import Work, rates
 from landscape.evaluator import Evaluator, L2Definition
 from landscape.forward import Manner, MemoryFormat, Precision
 from landscape.linalg.directions import POSITIONS, Normalize
 from landscape.losses import CLASSIFICATION, Meaning
 from landscape.plane import Plane, plane_of
-from landscape.probe import OptionError, Plan, Quantity, Stage, Unit, Values, at_least, one_of, regular_expression
+from landscape.probe import (
+    OptionError,
+    Plan,
+    Quantity,
+    Stage,
+    Unit,
+    Values,
+    at_least,
+    duration,
+    one_of,
+    regular_expression,
+)
 from landscape.steady import refuse_unsteady
 from landscape.subject import Subject
 
@@ -76,7 +88,9 @@ class Surface:
     memory_format: Annotated[MemoryFormat, "channels_last is often faster for convolutions"] = "contiguous"
     compile: Annotated[bool, "compile the model first, which takes up to a minute"] = False
     tune: Annotated[bool, "choose batch size and memory format by a short trial, recorded with the answer"] = False
-    budget: Annotated[str, "time such as 90s, 30m or 2h: lower resolution and samples until they fit"] = ""
+    budget: Annotated[str, "time after loading such as 90s, 30m or 2h: lower resolution and samples until they fit"] = (
+        ""
+    )
     seed: Annotated[int, "seed of the random directions"] = 0
 
     def __post_init__(self) -> None:
@@ -120,17 +134,25 @@ class Surface:
         return Manner(self.precision, self.memory_format, self.compile)
 
     def variants(self) -> list[Surface]:
-        """One surface per pair of directions."""
-        return [replace(self, seed=self.seed + k, directions=1) for k in range(self.directions)]
+        """One surface per pair of directions, which share the budget."""
+        budget = self.budget
+        if budget and self.directions > 1:
+            budget = f"{trial.duration(budget) / self.directions:g}s"
+        return [replace(self, seed=self.seed + k, directions=1, budget=budget) for k in range(self.directions)]
 
     def trial(self, subject: Subject) -> dict[str, Any]:
-        """What `tune` and `budget` leave to a trial, chosen on this machine; empty where nothing is."""
+        """What `tune` and `budget` leave to a trial, chosen on this machine; empty where nothing is.
+
+        Once for all pairs of directions, so that their grids are one.
+        """
         if not (self.tune or self.budget):
             return {}
-        return trial.chosen(
-            subject, self.manner, grid=self._grid, points=self._evaluations, recalibrate=self._recalibrate,
-            tune=self.tune, budget=self.budget,
-        )  # fmt: skip
+        return subject.once(
+            ("trial", replace(self, seed=0)),
+            lambda: trial.chosen(
+                subject, self.manner, grid=self._grid, work=self._work(subject), tune=self.tune, budget=self.budget
+            ),
+        )
 
     def settled(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Surface, Subject]:
         """The question, and the subject, with the choices of a trial: those that could have been given outright."""
@@ -140,10 +162,32 @@ class Surface:
             choices.get("batch_size", subject.batch_size)
         )
 
-    def estimate(self, subject: Subject, units: int) -> float:
-        """Seconds that so many units take, from a timed mini-batch."""
-        points = min(units, self._evaluations(self._grid))
-        return trial.estimate(subject, self.manner, points=points, recalibrate=self._recalibrate)
+    def estimate(self, subject: Subject, units: int, workers: int = 1) -> str:
+        """How long so many units take, the directions made before, in words."""
+        work, samples = replace(self._work(subject), corners=0), len(subject)
+        found = rates(subject, self.manner, replace(work, eigen=work.eigen and workers > 1))  # each seeks its own
+
+        def taken(points: int) -> str:
+            controls = work.controls(self._grid) * points / math.prod(self._grid)
+            each = math.ceil(points / workers), math.ceil(controls / workers)
+            return duration(found.before(work, samples) + found.during(*each, samples))
+
+        points = min(units, work.points(self._grid))
+        said = f"{'at most' if self.cap is not None else 'about'} {taken(points)}"
+        return said if points == units else f"{said}, or {taken(units)} if interpolation errs and all are evaluated"
+
+    def _work(self, subject: Subject) -> Work:
+        corners = 0
+        if "," in self.plane:  # the origin and three corners, of the checkpoints themselves and as treated
+            corners = 4 if self.bn in batchnorm.INTERPOLATING else 8
+        fast = self.manner != Manner()
+        return Work(
+            points=self._evaluations,
+            controls=lambda grid: math.prod(len(_controlled(n)) for n in grid) if fast else 0,
+            recalibrate=self._recalibrate,
+            corners=corners,
+            eigen=self.plane == "eigen",
+        )
 
     @property
     def _grid(self) -> tuple[int, int]:
@@ -157,7 +201,13 @@ class Surface:
 
         Parameters that came later enter where they are not at their defaults, so that older answers stay found.
         """
-        plane = self._plane(subject)
+        known: dict[str, Any]
+        if self.plane == "eigen":  # without looking for the eigenvectors, which a budget may want of fewer samples
+            known = {"range": spans(self.range) if self.range else "by curvature", "plane": "eigen", "bn": self.bn}
+        else:
+            plane = self._plane(subject)
+            bn = "interpolate" if self._interpolates(plane) else "frozen" if self._recalibrate == 0 else self.bn
+            known = {"range": self._range(plane), "plane": plane.identity, "bn": bn}
         plain = Surface()
         later = {name: getattr(self, name) for name in LATER if getattr(self, name) != getattr(plain, name)}
         if not self.preview:
@@ -169,9 +219,7 @@ class Surface:
             **batchnorm.dependence(subject, self._recalibrate),
             **({} if self.cap is None else {"batch_size": subject.batch_size}),
             "resolution": self._grid,
-            "range": "by curvature" if plane.kind == "eigen" and not self.range else self._range(plane),
-            "plane": plane.identity,
-            "bn": "interpolate" if self._interpolates(plane) else "frozen" if self._recalibrate == 0 else self.bn,
+            **known,
         }
 
     def plan(self, subject: Subject) -> Plan:
@@ -181,7 +229,8 @@ class Surface:
         nx, ny = self._grid
         if plane.kind == "eigen" and not self.range:
             _log.info("surface: --range %g:%g,%g:%g by the curvature of either axis", x_low, x_high, y_low, y_high)
-        if (nx % 2 == 0 or ny % 2 == 0) and plane.kind != "checkpoints":
+        through = plane.kind == "checkpoints" or (plane.kind == "run" and not self.range)
+        if (nx % 2 == 0 or ny % 2 == 0) and not through:
             _log.warning("note: --resolution %s has no point at the centre; odd numbers have one", self.resolution)
         path = np.arange(plane.path.shape[1])
         where = {
@@ -290,9 +339,11 @@ class Surface:
     def _range(self, plane: Plane) -> tuple[Span, Span]:
         if self.range:
             return spans(self.range)
+        nx, ny = self._grid
         if plane.kind == "checkpoints":
-            nx, ny = self._grid
             return through_checkpoints(nx), through_checkpoints(ny)
+        if plane.kind == "run":
+            return through_centre(plane.spans[0], nx), through_centre(plane.spans[1], ny)
         return plane.spans
 
     @property
@@ -332,4 +383,8 @@ class Surface:
 
 def control(index: tuple[int, ...], shape: tuple[int, int]) -> bool:
     """Whether a unit is one of the 5 x 5 even points at which a fast manner is compared with the plain one."""
-    return all(i in np.linspace(0, n - 1, 5).round() for i, n in zip(index, shape, strict=True))
+    return all(i in _controlled(n) for i, n in zip(index, shape, strict=True))
+
+
+def _controlled(count: int) -> set[int]:
+    return set(np.linspace(0, count - 1, 5).round().astype(int).tolist())
