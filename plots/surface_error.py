@@ -11,6 +11,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from landscape.plots.appearance import Look
+from landscape.plots.surface import places
 from landscape.plots.surface_heat import cells, panels_of, scale
 
 MEANING = (
@@ -30,6 +31,7 @@ def surface_error(data: xr.Dataset, ax: Axes, *, norm: Normalize | None = None) 
     """
     shares = relative(data)
     cells(ax, shares, "relative", norm or scale([shares], "relative"))
+    places(data, ax)
     return ax
 
 

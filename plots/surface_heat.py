@@ -40,6 +40,7 @@ def surface_heat(data: xr.Dataset, ax: Axes, *, norm: Normalize | None = None) -
     if "n" in data:
         n = data["n"].transpose("y", "x").values
         _mark(ax, x, y, n < np.nanmax(n, initial=0), "x", "0.9")
+    places(data, ax)
     return ax
 
 
@@ -49,8 +50,7 @@ def cells(ax: Axes, data: xr.Dataset, quantity: str, norm: Normalize) -> None:
     shown = np.ma.masked_invalid(data[quantity].transpose("y", "x").values)
     ax.set_facecolor("0.88")
     ax.pcolormesh(x, y, shown, cmap=COLORS, norm=norm, shading="nearest", rasterized=True)
-    limits = {"xlim": ax.get_xlim(), "ylim": ax.get_ylim()}  # of the cells, whatever lies beyond
-    places(data, ax)
+    limits = {"xlim": ax.get_xlim(), "ylim": ax.get_ylim()}  # of the cells, whatever is drawn beyond them
     ax.set(xlabel=axis_label(data, "x"), ylabel=axis_label(data, "y"), **limits)
     if 1 / 3 < np.ptp(x) / np.ptp(y) < 3:
         ax.set_aspect("equal")
