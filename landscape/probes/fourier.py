@@ -128,33 +128,32 @@ class Fourier:
         sums = {name: zeros(name) for name in plan.quantities if name != "samples"}
 
         def receive(position: int, tensor: Tensor) -> None:
-            for first, part in enumerate(parts(found[position].maps(tensor))):
-                for name, values in self._sums(part).items():
-                    shape: tuple[slice, ...] = tuple(slice(n) for n in values.shape)
-                    place = sums[name][position][shape]
-                    place.copy_(place + values if first else values)
+            measured = [self._measured(part) for part in parts(found[position].maps(tensor))]
+            images = torch.cat([delta for delta, _ in measured])
+            totals = {"delta_sum": images.sum(dim=0), "delta_square_sum": images.square().sum(dim=0)}
+            totals |= {name: torch.stack([more[name] for _, more in measured]).sum(dim=0) for name in measured[0][1]}
+            for name, values in totals.items():
+                sums[name][position][tuple(slice(n) for n in values.shape)] = values
 
         def values() -> Values:
             return {"samples": samples, **{name: value.cpu().numpy() for name, value in sums.items()}}
 
         return Listener(found, receive, values)
 
-    def _sums(self, maps: Tensor) -> dict[str, Tensor]:
-        """What some images of one layer, (N, C, H, W), add to the stored sums."""
+    def _measured(self, maps: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Of some images of one layer, (N, C, H, W): Delta log amplitude per image, (N, bins), and sums over them."""
+        sums: dict[str, Tensor] = {}
         if self.spectrum == "full":
             spectrum = half_spectrum(maps)
             found = diagonal(spectrum, maps.shape[-1])
+            sums["spectrum_sum"] = log_amplitude(spectrum).mean(dim=1).sum(dim=0, dtype=torch.float64)
         else:
             found = diagonal_alone(maps)
         delta = found - found[..., :1]  # (N, C, bins)
-        of_images = delta.mean(dim=1, dtype=torch.float64)
-        sums = {"delta_sum": of_images.sum(dim=0), "delta_square_sum": of_images.square().sum(dim=0)}
-        if self.spectrum == "full":
-            sums["spectrum_sum"] = log_amplitude(spectrum).mean(dim=1).sum(dim=0, dtype=torch.float64)
         if self.per_channel:
             sums["channel_sum"] = delta.sum(dim=0, dtype=torch.float64)
             sums["channel_square_sum"] = delta.double().square().sum(dim=0)
-        return sums
+        return delta.mean(dim=1, dtype=torch.float64), sums
 
     def _whole(self, layers: Sequence[Layer]) -> Plan:
         """What the spectrum of all frequencies adds to the plan."""
