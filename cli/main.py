@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from landscape.cli import exchange, files, network, reproduction, training
+from landscape.cli.heap import keep_freed
 from landscape.cli.probing import command_of
 from landscape.cli.progress import spoken
 from landscape.hub import folder_of
@@ -91,6 +92,7 @@ def landscape(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
+    keep_freed()
     sys.exit(status(sys.argv[1:] if arguments is None else arguments))
 
 

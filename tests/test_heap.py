@@ -1,0 +1,43 @@
+"""Freed memory that stays with the process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from landscape.cli.heap import KEPT
+
+ALLOCATE = """
+import resource, sys, torch
+from landscape.cli.heap import keep_freed
+if "keep" in sys.argv:
+    keep_freed()
+def work():
+    return [torch.ones(1_000_000) for _ in range(20)] and None
+work()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    work()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("GLIBC_TUNABLES", *(name for name, _, _ in KEPT))}
+
+
+def _faults(*arguments: str, **environment: str) -> int:
+    """Pages that the system hands out while the same tensors are made again and again."""
+    command = [sys.executable, "-c", ALLOCATE, *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, env=ENVIRONMENT | environment)
+    return int(run.stdout)
+
+
+@pytest.mark.skipif(not os.confstr_names.get("CS_GNU_LIBC_VERSION"), reason="glibc's business")
+def test_tensors_of_a_pass_take_the_memory_of_the_last_one() -> None:
+    assert _faults("keep") < _faults() / 10
+
+
+@pytest.mark.skipif(not os.confstr_names.get("CS_GNU_LIBC_VERSION"), reason="glibc's business")
+def test_a_choice_of_the_user_stands() -> None:
+    assert _faults("keep", MALLOC_TRIM_THRESHOLD_="131072") > 10 * _faults("keep")
