@@ -140,7 +140,7 @@ def trace(
         targets: likewise.
         channels_last: keep images and kernels channels last, which convolutions on CPUs like.
         together: as many mini-batches in one product, which fills a device that one of them leaves idle.
-        compiled: compile the part that runs per product, in 30 to 100 s; worth it from about a hundred mini-batches.
+        compiled: compile the part that runs per product, in 5 to 60 s; worth it from about a hundred mini-batches.
 
     Raises:
         ValueError: the model cannot be traced (it branches on values, or has no forward derivative).
