@@ -41,24 +41,31 @@ def surface_height(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shif
     if not known.any():
         ax.text(0.5, 0.5, "too few points yet", transform=ax.transAxes, ha="center", color="0.5", fontsize=7)
     ax.set(
-        xlabel=f"distance from the weights ({data['x'].attrs.get('units', '1')})",
+        xlabel=f"distance from the weights ({_units(data)})",
         ylabel=f"mean rise of the loss ({loss_units([data])})",
     )
     return ax
 
 
 def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """All answers in one figure, logarithmic where all heights are positive."""
-    legend = [look.sample() for look in looks]
-    figure = style.page(answers, looks, height=2.5, legend=legend)
-    ax = figure.subplots()
+    """All answers, one panel per unit of distance, logarithmic where all heights are positive."""
+    figure = style.page(answers, looks, height=2.5, legend=[look.sample() for look in looks])
+    units = list(dict.fromkeys(_units(data) for data in answers))
+    panels = figure.subplots(1, len(units), sharey=True, squeeze=False)[0]
     for i, (data, look) in enumerate(zip(answers, looks, strict=True)):
+        ax = panels[units.index(_units(data))]
         surface_height(data, ax, look=replace(look, label="_"), shift=0.012 * (i - (len(answers) - 1) / 2))
     heights = np.concatenate([data["height"].values for data in answers])
     heights = heights[np.isfinite(heights)]
-    if heights.size and (heights > 0).all():
+    for ax in panels if heights.size and (heights > 0).all() else ():
         ax.set(xscale="log", yscale="log")
         radii = answers[0]["radius"].values
         ax.set_xticks(radii, [f"{radius:g}" for radius in radii])
         ax.minorticks_off()
+    for ax in panels[1:]:
+        ax.set_ylabel("")
     return figure
+
+
+def _units(data: xr.Dataset) -> str:
+    return str(data["x"].attrs.get("units", "1"))

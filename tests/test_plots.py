@@ -624,3 +624,13 @@ def test_ticks_of_a_narrow_logarithmic_scale_are_round_and_few(low: float, high:
     ticks = surface_heat.nice(low, high)
     assert 2 <= len(ticks) <= 12
     assert low <= ticks.min() <= ticks.max() <= high
+
+
+def test_heights_of_planes_with_other_units_have_a_panel_of_their_own(study: Path) -> None:
+    data = answer(study, "surface")
+    other = data.assign_coords(x=data["x"].assign_attrs(units="share of the way"))
+    answers = [data, other, data]
+    figure = surface_height.page(answers, appearance.looks(answers))
+    labels = [ax.get_xlabel() for ax in figure.axes]
+    assert labels == ["distance from the weights (filter norm)", "distance from the weights (share of the way)"]
+    assert [len(ax.containers) for ax in figure.axes] == [2, 1]
