@@ -80,12 +80,11 @@ def diagonal_alone(maps: Tensor) -> Tensor:
     if height != width or width > WAVES:
         return diagonal(half_spectrum(maps), width)
     maps = maps.float() if maps.dtype != torch.float64 else maps
-    # Frequency zero alone has the level of a map, the others would drown in it; that of its first rows is near enough.
-    level = maps[..., :8, :].mean(dim=(-2, -1), keepdim=True)
+    level = maps.mean(dim=(-2, -1), keepdim=True)  # frequency zero alone has it, the others would drown in it
     varying = (maps - level).flatten(0, 1).flatten(1)
     found = matmul(varying, _waves(width, maps.device, maps.dtype)).reshape(*maps.shape[:2], -1)
     real, imaginary = found.chunk(2, dim=-1)
-    real[..., :1] += height * width * level[..., 0]
+    real[..., :1] = height * width * level[..., 0]
     return log_amplitude(torch.complex(real, imaginary))
 
 
