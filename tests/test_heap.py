@@ -16,10 +16,11 @@ from landscape.cli.heap import keep_freed
 if "keep" in sys.argv:
     keep_freed()
 def work():
-    return [torch.ones(1_000_000) for _ in range(20)] and None
-work()
+    return [torch.ones(12_000_000) for _ in range(3)] and None
+for _ in range(3):
+    work()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(10):
+for _ in range(40):
     work()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
@@ -35,9 +36,9 @@ def _faults(*arguments: str, **environment: str) -> int:
 
 @pytest.mark.skipif(not os.confstr_names.get("CS_GNU_LIBC_VERSION"), reason="glibc's business")
 def test_tensors_of_a_pass_take_the_memory_of_the_last_one() -> None:
-    assert _faults("keep") < _faults() / 10
+    assert _faults("keep") < _faults() / 5  # the heap grows a little at first
 
 
 @pytest.mark.skipif(not os.confstr_names.get("CS_GNU_LIBC_VERSION"), reason="glibc's business")
 def test_a_choice_of_the_user_stands() -> None:
-    assert _faults("keep", MALLOC_TRIM_THRESHOLD_="131072") > 10 * _faults("keep")
+    assert _faults("keep", MALLOC_TRIM_THRESHOLD_="131072") > 5 * _faults("keep")
