@@ -93,7 +93,13 @@ def landscape(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     keep_freed()
-    sys.exit(status(sys.argv[1:] if arguments is None else arguments))
+    code = status(sys.argv[1:] if arguments is None else arguments)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
+        # Of a group of processes: all is written, and threads of a closed connection may abort an orderly end.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def status(arguments: Sequence[str]) -> int:
