@@ -182,6 +182,14 @@ def test_the_eigen_plane_is_that_of_all_samples_weighted_alike() -> None:
         assert evaluator.at(0.0, 1.0)["loss"] == pytest.approx(8.0, rel=1e-3)
 
 
+@pytest.mark.parametrize("kind", ["eigen", "random"])
+def test_batch_norm_left_to_itself_is_the_question_of_frozen_statistics(kind: str) -> None:
+    subject = quadratic(symmetric([3.0, -1.0, 0.5]))
+    asked, frozen = (Surface(plane=kind, bn=bn).identity(subject) for bn in ("auto", "frozen"))
+    assert asked == frozen
+    assert asked["bn"] == "frozen"
+
+
 def test_curvature_that_is_not_finite_spans_no_plane() -> None:
     with pytest.raises(ValueError, match="--plane eigen needs finite curvature"):
         _plane(quadratic(torch.full((3, 3), torch.nan).double()), "eigen")
