@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch import _inductor as inductor
 from torch._decomp import get_decompositions
 from torch._ops import OpOverload
 from torch.func import functional_call, grad_and_value, jvp
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from landscape.linalg.hessian import differentiable_attention
+from landscape.linalg.hessian import differentiable_attention, out_of_memory
 from landscape.linalg.matmul import widen
 from landscape.linalg.vector import flat, unflat
 
@@ -140,10 +141,11 @@ def trace(
         targets: likewise.
         channels_last: keep images and kernels channels last, which convolutions on CPUs like.
         together: as many mini-batches in one product, which fills a device that one of them leaves idle.
-        compiled: compile the part that runs per product, in 5 to 60 s; worth it from about a hundred mini-batches.
+        compiled: compile both parts, in 5 to 60 s; worth it from about a hundred mini-batches.
 
     Raises:
-        ValueError: the model cannot be traced (it branches on values, or has no forward derivative).
+        ValueError: the model cannot be traced (it branches on values, or has no forward derivative), or its graph
+            cannot be compiled (there is no compiler).
     """
     names = list(parameters)
     layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -164,7 +166,7 @@ def trace(
         value, tangent = primal[1], tangents[0]
         return [value, *(tangent[name] for name in names)]
 
-    vectors = [torch.zeros_like(p) for p in detached]
+    vectors = unflat(inputs.new_zeros(sum(p.numel() for p in detached), dtype=detached[0].dtype), detached)
     example: tuple[Tensor, Tensor] = (inputs, targets)
     function: Callable[..., list[Tensor]] = product
     if together:
@@ -178,8 +180,27 @@ def trace(
         raise ValueError(f"the model cannot be traced ({str(error).strip().splitlines()[0]})") from error
     _reshape(graph)
     once, each = split(graph, vectors=len(names))
-    run = torch.compile(each, fullgraph=True, dynamic=False) if compiled else each
-    return TracedHessian(dict(parameters), (inputs.shape, targets.shape), layout, together, once, run)
+    parts = _compiled(once, each, [*detached, *example], vectors) if compiled else (once, each)
+    return TracedHessian(dict(parameters), (inputs.shape, targets.shape), layout, together, *parts)
+
+
+def _compiled(
+    once: fx.GraphModule, each: fx.GraphModule, given: Sequence[Tensor], vectors: Sequence[Tensor]
+) -> tuple[Graph, Graph]:
+    """Both graphs as machine code, for tensors laid out as these.
+
+    They are lists of operations already, so that nothing has to look at Python code for them, least of all per call.
+    """
+    try:
+        with torch.no_grad():
+            first = inductor.compile(once, [*given])
+            _, *kept = first(*given)
+            return first, inductor.compile(each, [*kept, *vectors])
+    except RuntimeError as error:
+        if out_of_memory(error):
+            raise
+        why = str(error).strip().partition("\n")[0]
+        raise ValueError(f"the Hessian products cannot be compiled ({why}); choose another --hvp") from error
 
 
 def _halves() -> dict[OpOverload, Callable[..., Any]]:
