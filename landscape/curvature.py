@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import Literal, get_args
@@ -19,12 +20,14 @@ from landscape.linalg.culprit import once_differentiable
 from landscape.linalg.divided import Cut, Divided, Product
 from landscape.linalg.ggn import fisher_product, gauss_newton_product
 from landscape.linalg.hessian import differentiable_attention, hessian_product
+from landscape.linalg.kinks import Held, bends, sides
 from landscape.linalg.traced import JointProduct, TracedHessian, trace
 from landscape.linalg.vector import random_unit
 from landscape.subject import Subject, logits_in, outputs_of
 
 Operator = Literal["hessian", "ggn", "fisher"]
 Hvp = Literal["auto", "kept", "traced", "traced-channels-last", "compiled", "together"]
+Kinks = Literal["double", "single"]
 CODES: tuple[str, ...] = get_args(Hvp)[1:]  # what is stored per mini-batch is the position in this list
 HOW = f"how products were made: {', '.join(f'{i} {kind}' for i, kind in enumerate(CODES))}"
 WORTH_TRACING = 32  # mini-batches: below that a trace of some seconds does not pay
@@ -46,12 +49,14 @@ class Curvature:
         parameters: by which, name -> tensor.
         kind: how.
         operator: of which matrix: Hessian, Gauss-Newton or empirical Fisher.
+        holds: units stay on those sides of their kinks that double precision finds.
     """
 
     subject: Subject
     parameters: Mapping[str, Tensor]
     kind: str
     operator: Operator = "hessian"
+    holds: bool = False
     _traced: TracedHessian | None = None
     _cut: Cut = field(default_factory=Cut)
 
@@ -74,14 +79,15 @@ class Curvature:
 
         whole = None
         if self._traced is not None and not self.together and self._fits(i):
-            whole = partial(self._traced.at, inputs, targets, shift=self.subject.weight_decay)
+            whole = partial(self._from_trace, self._traced, inputs, targets)
         return Divided(make, len(targets), self._cut, explain=lambda error: self._named(error, inputs), whole=whole)
 
     def joint(self, batches: Sequence[int]) -> JointProduct:
         """The matrices of several mini-batches at once, `together` of them."""
         assert self._traced is not None
         pairs = [self.subject.batch(i) for i in batches]
-        return self._traced.at_all(pairs, shift=self.subject.weight_decay)
+        held = [self._sides(inputs) for inputs, _ in pairs] if self.holds else []
+        return self._traced.at_all(pairs, sides=held, shift=self.subject.weight_decay)
 
     def fits_together(self, batches: Sequence[int]) -> bool:
         """Whether `joint` can take these."""
@@ -91,10 +97,21 @@ class Curvature:
         inputs, targets = self.subject.batches[i]
         return self._traced is not None and (inputs.shape, targets.shape) == self._traced.shape
 
+    def _sides(self, inputs: Tensor) -> list[Tensor]:
+        return sides(self.subject.model, inputs) if self.holds else []
+
+    def _from_trace(self, traced: TracedHessian, inputs: Tensor, targets: Tensor) -> Product:
+        return traced.at(inputs, targets, sides=self._sides(inputs), shift=self.subject.weight_decay)
+
     def _plain(self, inputs: Tensor, targets: Tensor) -> Product:
         subject, shift = self.subject, self.subject.weight_decay
         parameters = list(self.parameters.values())
-        outputs = partial(outputs_of, subject.model, inputs)
+        held = Held(self._sides(inputs)) if self.holds else contextlib.nullcontext()
+
+        def outputs() -> Tensor:
+            with held:
+                return outputs_of(subject.model, inputs)
+
         if self.operator == "hessian":
             return hessian_product(lambda: subject.losses(outputs(), targets).mean(), parameters, shift=shift)
         if self.operator == "ggn":
@@ -121,27 +138,44 @@ def curvature(
     *,
     batches: int,
     operator: Operator = "hessian",
+    kinks: Kinks = "single",
     joint: bool = True,
 ) -> Curvature:
     """Prepare products for a number of mini-batches; those of another matrix than the Hessian keep the plain graph.
 
     `auto` keeps the plain graph for a few mini-batches; for more it traces the model and takes what a trial of three
-    products shows to be the fastest. Without `joint` the caller has no use for several mini-batches at once.
+    products shows to be the fastest. Without `joint` the caller has no use for several mini-batches at once. The sides
+    of kinks in `double` precision cost a forward pass in it for each product prepared.
 
     Raises:
         ValueError: the kind asked for does not work with this model, or it is being trained.
     """
     refuse_training(subject.model)
-    if operator != "hessian":
-        return Curvature(subject, parameters, "kept", operator)
+    holds = kinks == "double" and subject.once("decidable kinks", lambda: _decidable(subject))
+    plain = Curvature(subject, parameters, "kept", operator, holds)
     tensors = tuple(map(id, parameters.values()))  # a model whose weights were replaced is traced anew
-    if hvp == "auto" and batches >= WORTH_TRACING:
-        return subject.once(
-            ("curvature", tensors, "auto", joint), lambda: _fastest(subject, parameters, batches, joint)
-        )
-    if hvp in ("auto", "kept"):
-        return Curvature(subject, parameters, "kept")
-    return subject.once(("curvature", tensors, hvp), lambda: _traced(subject, parameters, hvp))
+    if operator == "hessian" and hvp == "auto" and batches >= WORTH_TRACING:
+        return subject.once(("curvature", tensors, "auto", holds, joint), lambda: _fastest(plain, batches, joint))
+    if operator != "hessian" or hvp in ("auto", "kept"):
+        return plain
+    return subject.once(("curvature", tensors, hvp, holds), lambda: _traced(plain, hvp))
+
+
+def _decidable(subject: Subject) -> bool:
+    """Whether the network has kinks in single precision, and runs in double too."""
+    if subject.dtype != torch.float32 or subject.device.type == "mps":
+        return False
+    one = subject.batch(0)[0][:1]
+    if not bends(subject.model, one):
+        return False
+    try:
+        with torch.no_grad(), Held(sides(subject.model, one)):
+            subject.model(one)
+    except Exception as error:  # whatever a model's own code raises
+        why = str(error).strip().partition("\n")[0]
+        log.info("kinks are left as single precision has them: the model does not run in double (%s)", why)
+        return False
+    return True
 
 
 def refuse_training(model: nn.Module) -> None:
@@ -189,12 +223,13 @@ def over_all_samples(
     return product
 
 
-def _fastest(subject: Subject, parameters: Mapping[str, Tensor], batches: int, joint: bool) -> Curvature:
+def _fastest(plain: Curvature, batches: int, joint: bool) -> Curvature:
     """The way that a trial shows to be the fastest; unless clearly slower, the one that usually is."""
+    subject = plain.subject
     kinds: list[Hvp] = ["traced-channels-last" if convolves(subject.model) else "traced"]
     if joint and subject.device.type != "cpu" and batches >= 2 * TOGETHER:
         kinds.insert(0, "together")
-    candidates = {"kept": Curvature(subject, parameters, "kept")}
+    candidates = {"kept": plain}
     seconds = {"kept": _trial(candidates["kept"])}
     for kind in kinds:
         _try(kind, candidates, seconds)
@@ -220,7 +255,8 @@ def _try(kind: Hvp, candidates: dict[str, Curvature], seconds: dict[str, float])
     """Add a way with its time, if it works with this model."""
     plain = candidates["kept"]
     try:
-        made = curvature(plain.subject, plain.parameters, kind, batches=0)
+        kinks: Kinks = "double" if plain.holds else "single"
+        made = curvature(plain.subject, plain.parameters, kind, batches=0, kinks=kinks)
         seconds[kind] = _trial(made)
     except (ValueError, RuntimeError) as error:
         log.info("no %s Hessian products: %s", kind, str(error).partition("\n")[0])
@@ -228,17 +264,21 @@ def _try(kind: Hvp, candidates: dict[str, Curvature], seconds: dict[str, float])
     candidates[kind] = made
 
 
-def _traced(subject: Subject, parameters: Mapping[str, Tensor], kind: Hvp) -> Curvature:
+def _traced(plain: Curvature, kind: Hvp) -> Curvature:
+    subject = plain.subject
+
     def losses(returned: object, targets: Tensor) -> Tensor:
         return subject.losses(logits_in(returned), targets)
 
     channels_last = kind == "traced-channels-last" or (kind == "compiled" and convolves(subject.model))
+    inputs, targets = subject.batch(0)
     traced = trace(
-        subject.model, losses, parameters, *subject.batch(0),
+        subject.model, losses, plain.parameters, inputs, targets,
+        sides=sides(subject.model, inputs) if plain.holds else (),
         channels_last=channels_last, compiled=kind == "compiled",
         together=TOGETHER if kind == "together" else 0,
     )  # fmt: skip
-    return Curvature(subject, parameters, kind, _traced=traced)
+    return replace(plain, kind=kind, _traced=traced, _cut=Cut())
 
 
 def _trial(candidate: Curvature) -> float:

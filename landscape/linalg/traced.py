@@ -7,6 +7,7 @@ Tracing derivatives first and compiling the result is the order that works: comp
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from torch.func import functional_call, grad_and_value, jvp
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from landscape.linalg.hessian import differentiable_attention, out_of_memory
+from landscape.linalg.kinks import Held
 from landscape.linalg.matmul import widen
 from landscape.linalg.vector import flat, unflat
 
@@ -52,21 +54,35 @@ class TracedHessian:
     _once: Graph
     _each: Graph
 
-    def at_all(self, batches: Sequence[tuple[Tensor, Tensor]], *, shift: float = 0.0) -> JointProduct:
+    def at_all(
+        self,
+        batches: Sequence[tuple[Tensor, Tensor]],
+        *,
+        sides: Sequence[Sequence[Tensor]] = (),
+        shift: float = 0.0,
+    ) -> JointProduct:
         """Run the part that does not depend on the vectors, for several mini-batches at once.
 
         Args:
             batches: as many as were traced together, each of the shape traced.
-            shift: as in `at`.
+            sides: of each of them, as in `at`.
+            shift: likewise.
         """
         weights = self._weights()
         inputs, targets = (torch.stack(tensors) for tensors in zip(*batches, strict=True))
+        held = [torch.stack(tensors) for tensors in zip(*sides, strict=True)]
         with torch.no_grad():
-            values, *kept = self._once(*weights, inputs, targets)
+            values, *kept = self._once(*weights, inputs, targets, *held)
         return JointProduct(values.tolist(), weights, shift, kept, self._each)
 
-    def at(self, inputs: Tensor, targets: Tensor, *, shift: float = 0.0) -> TracedProduct:
+    def at(self, inputs: Tensor, targets: Tensor, *, sides: Sequence[Tensor] = (), shift: float = 0.0) -> TracedProduct:
         """Run the part that does not depend on the vector.
+
+        Args:
+            inputs: of the mini-batch.
+            targets: likewise.
+            sides: of its kinks, see `kinks.sides`; as many as were traced.
+            shift: added to the diagonal: the Hessian of shift * (1/2) ||w||^2.
 
         Raises:
             ValueError: the mini-batch has another shape than the one traced.
@@ -74,9 +90,9 @@ class TracedHessian:
         if (inputs.shape, targets.shape) != self.shape:
             raise ValueError(f"the graph was traced for {self.shape}, got {(inputs.shape, targets.shape)}")
         weights = self._weights()
-        inputs = _laid_out(inputs, self.layout)
+        inputs, *held = (_laid_out(tensor, self.layout) for tensor in (inputs, *sides))
         with torch.no_grad():
-            value, *kept = self._once(*weights, inputs, targets)
+            value, *kept = self._once(*weights, inputs, targets, *held)
         return TracedProduct(value.item(), weights, shift, kept, self._each)
 
     def _weights(self) -> list[Tensor]:
@@ -127,6 +143,7 @@ def trace(
     inputs: Tensor,
     targets: Tensor,
     *,
+    sides: Sequence[Tensor] = (),
     channels_last: bool = False,
     compiled: bool = False,
     together: int = 0,
@@ -139,6 +156,7 @@ def trace(
         parameters: those differentiated by.
         inputs: an example of the shape.
         targets: likewise.
+        sides: of their kinks, if these are to be held; every mini-batch then has to bring its own.
         channels_last: keep images and kernels channels last, which convolutions on CPUs like.
         together: as many mini-batches in one product, which fills a device that one of them leaves idle.
         compiled: compile both parts, in 5 to 60 s; worth it from about a hundred mini-batches.
@@ -150,29 +168,31 @@ def trace(
     names = list(parameters)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     detached = [_laid_out(p, layout) for p in parameters.values()]
-    inputs = _laid_out(inputs, layout)
+    inputs, *sides = (_laid_out(tensor, layout) for tensor in (inputs, *sides))
 
-    def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return losses(functional_call(model, weights, (x,)), y).mean()
+    def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor, held: Sequence[Tensor]) -> Tensor:
+        with Held(held) if held else contextlib.nullcontext():
+            returned = functional_call(model, weights, (x,))
+        return losses(returned, y).mean()
 
     def product(*arguments: Tensor) -> list[Tensor]:
-        weights, (x, y) = arguments[: len(names)], arguments[len(names) : len(names) + 2]
-        vector = dict(zip(names, arguments[len(names) + 2 :], strict=True))
+        weights, (x, y, *held) = arguments[: len(names)], arguments[len(names) : -len(names)]
+        vector = dict(zip(names, arguments[-len(names) :], strict=True))
 
         def gradient(w: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-            return grad_and_value(loss)(w, x, y)
+            return grad_and_value(loss)(w, x, y, held)
 
         primal, tangents = jvp(gradient, (dict(zip(names, weights, strict=True)),), (vector,))[:2]
         value, tangent = primal[1], tangents[0]
         return [value, *(tangent[name] for name in names)]
 
     vectors = unflat(inputs.new_zeros(sum(p.numel() for p in detached), dtype=detached[0].dtype), detached)
-    example: tuple[Tensor, Tensor] = (inputs, targets)
+    example: list[Tensor] = [inputs, targets, *sides]
     function: Callable[..., list[Tensor]] = product
     if together:
         vectors = [p.new_zeros(together, *p.shape) for p in detached]
-        example = (torch.stack([inputs] * together), torch.stack([targets] * together))
-        function = torch.vmap(product, in_dims=(None,) * len(names) + (0,) * (2 + len(names)))
+        example = [torch.stack([tensor] * together) for tensor in example]
+        function = torch.vmap(product, in_dims=(None,) * len(names) + (0,) * (len(example) + len(names)))
     try:
         with differentiable_attention():
             graph = make_fx(function, _halves())(*detached, *example, *vectors)

@@ -1,0 +1,216 @@
+"""Units within rounding of a kink: single precision has them on another side than double, unless they are held."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from analytic import answer, attention_net, same_state, state
+from torch import Tensor, nn
+from torch.func import functional_call, jacrev
+
+from landscape import curvature as module
+from landscape.curvature import Hvp, Operator, curvature
+from landscape.linalg.kinks import Held, bends, sides
+from landscape.linalg.vector import random_unit
+from landscape.probes.hessian import Hessian
+from landscape.subject import Subject
+
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # by torch's forward mode
+
+ORDERS = torch.tensor(list(itertools.permutations((1.0, 1e-9, -1.0))))  # of whose sum rounding leaves 0, mostly
+
+
+class Cancelling(nn.Module):
+    """Units whose inputs are 1e-9 from a number, towards zero, of which single precision sees the number itself."""
+
+    def __init__(self, bend: Callable[[Tensor], Tensor], *, near: float = 0.0) -> None:
+        super().__init__()
+        self.units, self.bend, self.near = nn.Linear(3, 6, bias=False), bend, near
+        self.out = nn.Linear(6, 3)
+        with torch.no_grad():
+            self.units.weight.copy_(-ORDERS if near > 0 else ORDERS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.out(self.bend(self.units(x) + self.near))
+        return y
+
+
+def in_place(x: Tensor) -> Tensor:
+    F.relu_(x)  # what it returns is not looked at
+    return x
+
+
+def cancelling(bend: Callable[[Tensor], Tensor] = F.relu) -> Subject:
+    torch.manual_seed(0)
+    model = Cancelling(bend).eval()
+    batches = [(torch.ones(4, 3), torch.tensor([0, 1, 2, 0])), (torch.ones(4, 3), torch.tensor([2, 2, 1, 0]))]
+    return Subject(model, batches)
+
+
+def in_double(subject: Subject) -> Subject:
+    batches = [(x.double(), y) for x, y in subject.batches]
+    return Subject(copy.deepcopy(subject.model).double(), batches)
+
+
+HVPS: list[Hvp] = ["kept", "traced", "traced-channels-last", "compiled"]
+
+
+@pytest.mark.parametrize("hvp", HVPS)
+def test_products_are_those_of_double_precision_in_every_way(hvp: Hvp) -> None:
+    subject = cancelling()
+    double = in_double(subject)
+    vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float32)
+    exact = curvature(double, double.parameters, "kept", batches=2).product(1)(vector.double())
+    held = curvature(subject, subject.parameters, hvp, batches=2, kinks="double").product(1)(vector)
+    left = curvature(subject, subject.parameters, hvp, batches=2, kinks="single").product(1)(vector)
+    torch.testing.assert_close(held.double(), exact, rtol=1e-5, atol=1e-6)
+    assert (left - exact).norm() > 0.05 * exact.norm()
+
+
+def test_products_of_several_mini_batches_at_once_are_those_of_double_precision() -> None:
+    subject = cancelling()
+    double = in_double(subject)
+    vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float32)
+    exact = [curvature(double, double.parameters, "kept", batches=2).product(i)(vector.double()) for i in (0, 1)]
+    joint = curvature(subject, subject.parameters, "together", batches=2, kinks="double")
+    rows = joint.joint([0, 1] * (joint.together // 2))(vector.expand(joint.together, -1))
+    torch.testing.assert_close(rows[:2].double(), torch.stack(exact), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("operator", ["ggn", "fisher"])
+def test_other_matrices_are_those_of_double_precision(operator: Operator) -> None:
+    subject = cancelling()
+    double = in_double(subject)
+    vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float32)
+    exact = curvature(double, double.parameters, "kept", batches=1, operator=operator).product(0)(vector.double())
+    held = curvature(subject, subject.parameters, "kept", batches=1, operator=operator, kinks="double")
+    torch.testing.assert_close(held.product(0)(vector).double(), exact, rtol=1e-5, atol=1e-6)
+
+
+def test_a_part_of_a_mini_batch_has_its_own_sides() -> None:
+    subject = cancelling()
+    held = curvature(subject, subject.parameters, "kept", batches=1, kinks="double")
+    vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float32)
+    whole = held.product(0)(vector)
+    held._cut.parts = 2
+    torch.testing.assert_close(held.product(0)(vector), whole, rtol=1e-5, atol=1e-6)
+
+
+BENDS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
+    "relu": (F.relu, 0.0),
+    "ReLU": (nn.ReLU(), 0.0),
+    "ReLU in place": (nn.ReLU(inplace=True), 0.0),
+    "torch.relu": (torch.relu, 0.0),
+    "tensor.relu_": (lambda x: x.relu_(), 0.0),
+    "in place, unread": (in_place, 0.0),
+    "leaky": (nn.LeakyReLU(0.2), 0.0),
+    "relu6": (F.relu6, 0.0),
+    "ReLU6 at its upper end": (nn.ReLU6(), 6.0),
+    "hardtanh": (nn.Hardtanh(), -1.0),
+    "hardtanh by position": (lambda x: F.hardtanh(x, -3.0, 1.0), 1.0),
+    "max pooling": (lambda x: F.max_pool2d(torch.stack([0 * x, x], -1)[:, None], (1, 2)).flatten(1), 0.0),
+}
+
+
+@pytest.mark.parametrize("name", BENDS)
+def test_every_bend_has_the_slopes_of_double_precision(name: str) -> None:
+    bend, near = BENDS[name]
+    torch.manual_seed(0)
+    model = Cancelling(bend, near=near).eval()
+    doubled = copy.deepcopy(model).double()
+    x = torch.cat([torch.ones(2, 3), torch.randn(3, 3)])
+    decided = sides(model, x)
+
+    def slopes(network: nn.Module, inputs: Tensor, *, hold: bool) -> dict[str, Tensor]:
+        def outputs(weights: dict[str, Tensor]) -> Tensor:
+            if not hold:
+                return functional_call(network, weights, (inputs,))  # type: ignore[no-any-return]
+            with Held(decided):
+                return functional_call(network, weights, (inputs,))  # type: ignore[no-any-return]
+
+        return jacrev(outputs)(dict(network.named_parameters()))  # type: ignore[no-any-return]
+
+    exact = slopes(doubled, x.double(), hold=False)
+    held, left = slopes(model, x, hold=True), slopes(model, x, hold=False)
+    for weight in exact:
+        torch.testing.assert_close(held[weight].double(), exact[weight], rtol=1e-5, atol=1e-5)
+    assert (left["units.weight"] - exact["units.weight"]).abs().max() > 0.01
+
+
+def test_where_nothing_is_near_a_kink_not_a_bit_changes() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU6(), nn.MaxPool2d(2), nn.Flatten(), nn.LazyLinear(3)).eval()
+    x = 10 * torch.randn(5, 2, 8, 8)
+    plain = model(x)
+    with Held(sides(model, x)):
+        assert torch.equal(model(x), plain)
+
+
+def test_the_model_stays_as_it_was() -> None:
+    class Counting(Cancelling):
+        def __init__(self) -> None:
+            super().__init__(F.relu)
+            self.register_buffer("passes", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            assert isinstance(self.passes, Tensor)
+            self.passes += 1
+            return super().forward(x)
+
+    model = Counting().eval()
+    before, random = state(model), torch.get_rng_state()
+    sides(model, torch.ones(4, 3))
+    assert same_state(model, before)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(p.grad is None and p.dtype == torch.float32 for p in model.parameters())
+
+
+def test_a_smooth_network_has_no_pass_in_double_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = attention_net()
+    subject.model.float()
+    subject = Subject(subject.model, [(x.float(), y) for x, y in subject.batches])
+    assert not bends(subject.model, subject.batch(0)[0])
+    monkeypatch.setattr(module, "sides", lambda *_: pytest.fail("a pass in double precision"))
+    assert not curvature(subject, subject.parameters, "kept", batches=1, kinks="double").holds
+
+
+def test_a_network_that_does_not_run_in_double_precision_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    class Single(Cancelling):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) @ torch.eye(3)
+
+    subject = cancelling()
+    single = replace(subject, model=Single(F.relu).eval())
+    with caplog.at_level(logging.INFO, logger="landscape"):
+        assert not curvature(single, single.parameters, "kept", batches=1, kinks="double").holds
+    assert "the model does not run in double" in caplog.text
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+def test_a_pass_with_other_kinks_is_refused(more: int) -> None:
+    model = Cancelling(F.relu).eval()
+    decided = sides(model, torch.ones(4, 3))
+    with pytest.raises(ValueError, match="fewer" if more > 0 else "more"), Held(decided + decided if more > 0 else []):
+        model(torch.ones(4, 3))
+
+
+def test_the_probe_holds_them_and_another_precision_is_another_question() -> None:
+    subject = cancelling()
+    double = in_double(subject)
+    questions = {
+        "held": (Hessian(top=2), subject),
+        "left": (Hessian(top=2, kinks="single"), subject),
+        "exact": (Hessian(top=2), double),
+    }
+    values = {name: answer(probe, of)["eigenvalue"] for name, (probe, of) in questions.items()}
+    assert values["held"] == pytest.approx(values["exact"], rel=1e-5)
+    assert values["left"] != pytest.approx(values["exact"], rel=1e-2)
+    assert "kinks" not in Hessian().identity(subject)
+    assert Hessian(kinks="single").identity(subject)["kinks"] == "single"
