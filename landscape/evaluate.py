@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
@@ -80,7 +81,7 @@ class Stored:
 def evaluate(
     model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], *, passes: int = 1, seed: int = 0
 ) -> Evaluation:
-    """Evaluate a classifier in eval mode, leaving it in the mode it was in. `passes` passes over the batches.
+    """Evaluate a classifier in eval mode, leaving every module in the mode it was in.
 
     Args:
         model: (N, ...) -> logits (N, classes), or what holds them, see `logits_in`.
@@ -94,16 +95,13 @@ def evaluate(
         ValueError: there is no batch, or its targets are no classes.
     """
     at_least("passes", passes, 1)
-    mode = model.training
-    model.eval()
     parts: list[Tensor] = []
     drawn = False
-    with torch.no_grad():
+    with torch.no_grad(), _evaluating(model):
         for i, (inputs, targets) in enumerate(batches):
             outputs = _passes(model, inputs, passes, derived_seed(seed, "passes", i))
             drawn = drawn or any(not torch.equal(one, outputs[0]) for one in outputs[1:])
             parts.append(_per_sample(_averaged(outputs), targets))
-    model.train(mode)
     if passes > 1 and parts and not drawn:
         _log.warning("the %d passes are equal: this network draws nothing at test time, one pass says the same", passes)
     if not parts:
@@ -160,6 +158,17 @@ def calibration_terms(confidence: Tensor, correct: Tensor, bins: int = CALIBRATI
     gap = confidence - correct
     sign = torch.zeros(bins, dtype=gap.dtype).index_add_(0, bin_of, gap).sign()
     return sign[bin_of] * gap
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def _passes(model: nn.Module, inputs: Tensor, passes: int, seed: int) -> list[Tensor]:

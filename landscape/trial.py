@@ -15,9 +15,7 @@ from landscape.probe import OptionError
 from landscape.subject import Subject
 
 FEWEST_POINTS, FEWEST_SAMPLES = 11, 64  # per axis, and in all: below, a surface says nothing
-PLANNED = (
-    0.9  # of a budget: rates are of half a second, and on a shared machine those of the next minutes may be others
-)
+PLANNED = 0.9  # of a budget: rates timed for half a second are not those of the next minutes on a shared machine
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _log = logging.getLogger(__name__)
 

@@ -71,10 +71,12 @@ def test_the_batching_changes_nothing() -> None:
     assert whole.ece == pytest.approx(parts.ece, rel=1e-14)
 
 
-def test_it_runs_in_eval_mode_and_restores_the_mode() -> None:
-    model = nn.Dropout(0.9)
+def test_it_runs_in_eval_mode_and_restores_that_of_every_module() -> None:
+    model = nn.Sequential(nn.Dropout(0.9), nn.Dropout(0.9).eval())
     assert evaluate(model, batches()).loss == evaluate(nn.Identity(), batches()).loss
-    assert model.training
+    with pytest.raises(ValueError, match="expected classes"):
+        evaluate(model, [(torch.zeros(2, 3), torch.zeros(2, 5))])
+    assert [module.training for module in model.modules()] == [True, True, False]
 
 
 def test_one_sample_has_no_standard_error() -> None:
