@@ -208,12 +208,12 @@ def test_a_download_happens_once_and_keeps_the_wanted_files_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     urls = served(monkeypatch, cifar100_members())
-    root = tmp_path / "new/root"
+    root = tmp_path / "made/here"
     train, test = load("cifar100", root=root, split="train"), load("cifar100", root=root)
     assert urls == ["https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"]
     assert train.sha256() == test.sha256()
     everything = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert everything == {f"new/root/cifar-100-python/{file}" for file in ("train", "test", "meta")}
+    assert everything == {f"made/here/cifar-100-python/{file}" for file in ("train", "test", "meta")}
 
 
 @pytest.mark.parametrize("fault", ["checksum", "missing", "link"])
