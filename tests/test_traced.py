@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from landscape import models
 from landscape.curvature import Hvp, curvature
 from landscape.linalg import matmul
 from landscape.linalg.hessian import hessian_product
+from landscape.linalg.joined import join
 from landscape.linalg.traced import TracedHessian, trace
 from landscape.linalg.vector import random_unit
 from landscape.subject import Subject
@@ -150,6 +152,35 @@ def test_the_costly_part_of_an_activation_is_computed_once(activation: type[nn.M
     graph = trace(model, subject.losses, parameters, x, y)._each
     assert isinstance(graph, fx.GraphModule)
     assert not [node.target for node in graph.graph.nodes if "_backward" in str(node.target)]
+
+
+def test_sums_of_two_convolutions_are_one() -> None:
+    """Of all but the first, whose input stands still: once along the network and once back."""
+    subject = _demo("resnet_demo")
+    traced = curvature(subject, subject.parameters, "traced", batches=2)._traced
+    assert traced is not None
+    assert isinstance(traced._each, fx.GraphModule)
+    convolutions = sum(isinstance(module, nn.Conv2d) for module in subject.model.modules())
+    cats = [node for node in traced._each.graph.nodes if node.target is torch.ops.aten.cat.default]
+    assert len(cats) == 2 * 2 * (convolutions - 1)
+    assert join(traced._each.graph) == 0
+
+
+@pytest.mark.parametrize("options", [{"groups": 4}, {"stride": 2, "padding": 1}, {"dilation": 2}, {"bias": False}])
+def test_convolutions_of_every_geometry_have_the_products_of_the_kept_graph(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 1), nn.Tanh(), nn.Conv2d(4, 8, 3, **options), nn.Tanh(), nn.ConvTranspose2d(8, 4, 2), nn.Tanh(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3),
+    ).double().eval()  # fmt: skip
+    subject = Subject(model, batches_of((3, 8, 8), (4, 4), 3))
+    vector = _vector(subject.size)
+    kept, *others = (
+        curvature(subject, subject.parameters, hvp, batches=2).product(1)(vector)
+        for hvp in ("kept", "traced", "traced-channels-last")
+    )
+    for found in others:
+        torch.testing.assert_close(found, kept, rtol=1e-10, atol=1e-13)
 
 
 def test_large_matrices_in_single_precision_have_the_products_of_double(monkeypatch: pytest.MonkeyPatch) -> None:

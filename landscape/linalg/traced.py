@@ -21,6 +21,7 @@ from torch.func import functional_call, grad_and_value, jvp
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from landscape.linalg.hessian import differentiable_attention, out_of_memory
+from landscape.linalg.joined import join
 from landscape.linalg.kinks import Held
 from landscape.linalg.matmul import widen
 from landscape.linalg.vector import flat, unflat
@@ -200,6 +201,8 @@ def trace(
         raise ValueError(f"the model cannot be traced ({str(error).strip().splitlines()[0]})") from error
     _reshape(graph)
     once, each = split(graph, vectors=len(names))
+    join(each.graph)
+    each.recompile()
     parts = _compiled(once, each, [*detached, *example], vectors) if compiled else (once, each)
     return TracedHessian(dict(parameters), (inputs.shape, targets.shape), layout, together, *parts)
 
