@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from landscape.linalg.culprit import once_differentiable
 from landscape.linalg.divided import Cut, Divided, Product
 from landscape.linalg.ggn import fisher_product, gauss_newton_product
-from landscape.linalg.hessian import differentiable_attention, hessian_product
-from landscape.linalg.kinks import Held, bends, sides
+from landscape.linalg.hessian import differentiable_attention, hessian_product, out_of_memory
+from landscape.linalg.kinks import Held, bends, refuse_another, sides
 from landscape.linalg.traced import JointProduct, TracedHessian, trace
-from landscape.linalg.vector import random_unit
+from landscape.linalg.vector import length, random_unit
 from landscape.subject import Subject, logits_in, outputs_of
 
 Operator = Literal["hessian", "ggn", "fisher"]
@@ -34,9 +34,12 @@ WORTH_TRACING = 32  # mini-batches: below that a trace of some seconds does not 
 WORTH_COMPILING = 500.0  # seconds of products: below that a compilation of half a minute to two does not
 PRODUCTS = 16  # per mini-batch, for that estimate
 TOGETHER = 8  # mini-batches per product
+WHOLE = slice(None)
+AGREES = 0.1  # relative difference of products made in two ways: a unit on another side of its kink made 0.03
 TRIAL = 3  # products per candidate
 CLEARLY = 1.2  # how many times faster another way than the expected one has to be
 
+Last = dict[tuple[int, int | None, int | None], list[Tensor]]  # mini-batch, part of it -> sides of its kinks
 log = logging.getLogger(__name__)
 
 
@@ -50,6 +53,7 @@ class Curvature:
         kind: how.
         operator: of which matrix: Hessian, Gauss-Newton or empirical Fisher.
         holds: units stay on those sides of their kinks that double precision finds.
+        last: where those of the last mini-batch are kept for other curvatures of the same subject.
     """
 
     subject: Subject
@@ -57,6 +61,7 @@ class Curvature:
     kind: str
     operator: Operator = "hessian"
     holds: bool = False
+    last: Last | None = None
     _traced: TracedHessian | None = None
     _cut: Cut = field(default_factory=Cut)
 
@@ -75,18 +80,18 @@ class Curvature:
         inputs, targets = self.subject.batch(i)
 
         def make(part: slice) -> Product:
-            return self._plain(inputs[part], targets[part])
+            return self._plain(i, part)
 
         whole = None
         if self._traced is not None and not self.together and self._fits(i):
-            whole = partial(self._from_trace, self._traced, inputs, targets)
+            whole = partial(self._from_trace, self._traced, i)
         return Divided(make, len(targets), self._cut, explain=lambda error: self._named(error, inputs), whole=whole)
 
     def joint(self, batches: Sequence[int]) -> JointProduct:
         """The matrices of several mini-batches at once, `together` of them."""
         assert self._traced is not None
         pairs = [self.subject.batch(i) for i in batches]
-        held = [self._sides(inputs) for inputs, _ in pairs] if self.holds else []
+        held = [self._sides(i) for i in batches] if self.holds else []
         return self._traced.at_all(pairs, sides=held, shift=self.subject.weight_decay)
 
     def fits_together(self, batches: Sequence[int]) -> bool:
@@ -94,19 +99,29 @@ class Curvature:
         return 0 < self.together == len(batches) and all(self._fits(i) for i in batches)
 
     def _fits(self, i: int) -> bool:
-        inputs, targets = self.subject.batches[i]
-        return self._traced is not None and (inputs.shape, targets.shape) == self._traced.shape
+        return self._traced is not None and self._traced.suits(*self.subject.batch(i))
 
-    def _sides(self, inputs: Tensor) -> list[Tensor]:
-        return sides(self.subject.model, inputs) if self.holds else []
+    def _sides(self, i: int, part: slice = WHOLE) -> list[Tensor]:
+        """Of the kinks of some samples; they are kept for the next curvature only where several share `last`."""
+        key = (i, part.start, part.stop)
+        if self.last is not None and key in self.last:
+            return self.last[key]
+        found = sides(self.subject.model, self.subject.batch(i)[0][part])
+        if self.last is not None:
+            self.last.clear()
+            self.last[key] = found
+        return found
 
-    def _from_trace(self, traced: TracedHessian, inputs: Tensor, targets: Tensor) -> Product:
-        return traced.at(inputs, targets, sides=self._sides(inputs), shift=self.subject.weight_decay)
+    def _from_trace(self, traced: TracedHessian, i: int) -> Product:
+        inputs, targets = self.subject.batch(i)
+        held = self._sides(i) if self.holds else []
+        return traced.at(inputs, targets, sides=held, shift=self.subject.weight_decay)
 
-    def _plain(self, inputs: Tensor, targets: Tensor) -> Product:
+    def _plain(self, i: int, part: slice) -> Product:
         subject, shift = self.subject, self.subject.weight_decay
+        inputs, targets = (tensor[part] for tensor in subject.batch(i))
         parameters = list(self.parameters.values())
-        held = Held(self._sides(inputs)) if self.holds else contextlib.nullcontext()
+        held = Held(self._sides(i, part)) if self.holds else contextlib.nullcontext()
 
         def outputs() -> Tensor:
             with held:
@@ -162,18 +177,19 @@ def curvature(
 
 
 def _decidable(subject: Subject) -> bool:
-    """Whether the network has kinks in single precision, and runs in double too."""
+    """Whether the network has kinks in single precision, and is the same function in double."""
     if subject.dtype != torch.float32 or subject.device.type == "mps":
         return False
-    one = subject.batch(0)[0][:1]
-    if not bends(subject.model, one):
-        return False
+    inputs, _ = subject.batch(0)
     try:
-        with torch.no_grad(), Held(sides(subject.model, one)):
-            subject.model(one)
+        if not bends(subject.model, inputs):
+            return False
+        refuse_another(subject.model, inputs, sides(subject.model, inputs))
     except Exception as error:  # whatever a model's own code raises
+        if isinstance(error, RuntimeError | MemoryError) and out_of_memory(error):
+            return True  # parts of the mini-batch may fit
         why = str(error).strip().partition("\n")[0]
-        log.info("kinks are left as single precision has them: the model does not run in double (%s)", why)
+        log.info("kinks are left as single precision has them: the model cannot be followed in double (%s)", why)
         return False
     return True
 
@@ -274,11 +290,36 @@ def _traced(plain: Curvature, kind: Hvp) -> Curvature:
     inputs, targets = subject.batch(0)
     traced = trace(
         subject.model, losses, plain.parameters, inputs, targets,
-        sides=sides(subject.model, inputs) if plain.holds else (),
+        sides=plain._sides(0) if plain.holds else (),
         channels_last=channels_last, compiled=kind == "compiled",
         together=TOGETHER if kind == "together" else 0,
     )  # fmt: skip
-    return replace(plain, kind=kind, _traced=traced, _cut=Cut())
+    found = replace(plain, kind=kind, _traced=traced, _cut=Cut())
+    _refuse_different(found, plain)
+    return found
+
+
+def _refuse_different(found: Curvature, plain: Curvature) -> None:
+    """Refuse a trace whose product is another than that of the plain graph, where that works and is finite.
+
+    What is compiled on its way, such as TorchScript, may be recorded wrongly.
+    """
+    size = sum(p.numel() for p in plain.parameters.values())
+    vector = random_unit(size, 0, device=plain.subject.device, dtype=plain.subject.dtype)
+    try:
+        expected = plain.product(0)(vector)
+    except ValueError:
+        return
+    if found.together:
+        product = found.joint([0] * found.together)(vector.expand(found.together, -1))[0]
+    else:
+        product = found.product(0)(vector)
+    wrong, whole = length(product - expected).item(), length(expected).item()
+    if math.isfinite(whole) and not wrong <= AGREES * whole:
+        raise ValueError(
+            f"the model cannot be traced (a Hessian product of length {whole:.3g} would be wrong by {wrong:.3g}); "
+            "ask for --hvp kept"
+        )
 
 
 def _trial(candidate: Curvature) -> float:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from analytic import answer, attention_net, same_state, state
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
+from torch.utils.checkpoint import checkpoint
 
 from landscape import curvature as module
 from landscape.curvature import Hvp, Operator, curvature
@@ -22,7 +23,10 @@ from landscape.linalg.vector import random_unit
 from landscape.probes.hessian import Hessian
 from landscape.subject import Subject
 
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # by torch's forward mode
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),  # by torch's forward mode
+    pytest.mark.filterwarnings("ignore:There is a performance drop"),  # of rows of a Jacobian
+]
 
 ORDERS = torch.tensor(list(itertools.permutations((1.0, 1e-9, -1.0))))  # of whose sum rounding leaves 0, mostly
 
@@ -115,6 +119,18 @@ BENDS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "ReLU6 at its upper end": (nn.ReLU6(), 6.0),
     "hardtanh": (nn.Hardtanh(), -1.0),
     "hardtanh by position": (lambda x: F.hardtanh(x, -3.0, 1.0), 1.0),
+    "prelu": (nn.PReLU(), 0.0),
+    "rrelu": (nn.RReLU().eval(), 0.0),
+    "elu": (nn.ELU(2.0), 0.0),
+    "threshold": (nn.Threshold(0.0, -2.0), 0.0),
+    "abs": (torch.abs, 0.0),
+    "clamp": (lambda x: x.clamp(-9.0, 0.0), 0.0),
+    "one-dimensional max pooling": (lambda x: F.max_pool1d(torch.stack([0 * x, x], -1), 2).flatten(1), 0.0),
+    "adaptive max pooling": (lambda x: nn.AdaptiveMaxPool2d(1)(torch.stack([0 * x, x], -1)[..., None])[..., 0, 0], 0.0),
+    "max pooling with positions": (
+        lambda x: F.max_pool2d(torch.stack([0 * x, x], -1)[:, None], (1, 2), return_indices=True)[0].flatten(1),
+        0.0,
+    ),
     "max pooling": (lambda x: F.max_pool2d(torch.stack([0 * x, x], -1)[:, None], (1, 2)).flatten(1), 0.0),
 }
 
@@ -190,7 +206,7 @@ def test_a_network_that_does_not_run_in_double_precision_says_so(caplog: pytest.
     single = replace(subject, model=Single(F.relu).eval())
     with caplog.at_level(logging.INFO, logger="landscape"):
         assert not curvature(single, single.parameters, "kept", batches=1, kinks="double").holds
-    assert "the model does not run in double" in caplog.text
+    assert "the model cannot be followed in double" in caplog.text
 
 
 @pytest.mark.parametrize("more", [-1, 1])
@@ -214,3 +230,83 @@ def test_the_probe_holds_them_and_another_precision_is_another_question() -> Non
     assert values["left"] != pytest.approx(values["exact"], rel=1e-2)
     assert "kinks" not in Hessian().identity(subject)
     assert Hessian(kinks="single").identity(subject)["kinks"] == "single"
+
+
+def holds(model: nn.Module, inputs: Tensor) -> bool:
+    subject = Subject(model.eval(), [(inputs, torch.arange(len(inputs)) % 3)])
+    return curvature(subject, subject.parameters, "kept", batches=1, kinks="double").holds
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 3)
+
+
+class Noisy(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=x.dtype)  # double draws another
+        y: Tensor = self.b(F.relu(self.a(x + noise)))
+        return y
+
+
+class Recomputing(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.b(checkpoint(lambda z: F.relu(self.a(z)), x, use_reentrant=False))
+        return y
+
+
+class Mapping(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.b(torch.vmap(lambda row: F.relu(self.a(row)))(x))
+        return y
+
+
+class Shaped(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.b(F.relu(self.a(x.view(2, -1, 8))).view(-1, 16))  # not for one sample
+        return y
+
+
+@pytest.mark.parametrize(("network", "held"), [(Noisy, False), (Recomputing, False), (Mapping, False), (Shaped, True)])
+def test_what_cannot_be_followed_in_double_precision_is_left(network: Callable[[], nn.Module], *, held: bool) -> None:
+    assert holds(network(), torch.randn(6, 8)) is held
+
+
+def test_caches_that_a_model_builds_stay_in_single_precision() -> None:
+    class Caching(Net):
+        cache: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.cache is None or len(self.cache) != len(x):
+                self.cache = torch.linspace(0, 1, len(x)).to(x)[:, None]
+            y: Tensor = self.b(F.relu(self.a(x))) * (1 + self.cache)
+            return y
+
+    model = Caching()
+    assert holds(model, torch.randn(6, 8))
+    assert model.cache is not None
+    assert model.cache.dtype == torch.float32
+
+
+def test_infinite_inputs_have_no_kink() -> None:
+    x = torch.tensor([-torch.inf, -1.0, 1.0, torch.inf])
+    model = nn.Sequential(nn.ReLU6())
+    with Held(sides(model, x)):
+        assert torch.equal(model(x), torch.tensor([0.0, 0.0, 1.0, 6.0]))
+
+
+def test_layers_of_a_mini_batch_share_its_pass_in_double_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = 0
+
+    def counted(*arguments: object) -> list[Tensor]:
+        nonlocal passes
+        passes += 1
+        return sides(*arguments)  # type: ignore[arg-type]
+
+    subject = cancelling()
+    curvature(subject, subject.parameters, "kept", batches=1, kinks="double")  # looks once whether it can
+    monkeypatch.setattr(module, "sides", counted)
+    answer(Hessian(top=1, per_layer=True), subject)
+    assert passes == len(subject.batches)

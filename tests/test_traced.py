@@ -154,6 +154,30 @@ def test_the_costly_part_of_an_activation_is_computed_once(activation: type[nn.M
     assert not [node.target for node in graph.graph.nodes if "_backward" in str(node.target)]
 
 
+def test_mini_batches_of_another_dtype_or_layout_have_the_products_of_the_kept_graph() -> None:
+    """A compiled graph looks at memory, not at what is in it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 3)).eval()
+    (x, _), targets = batches_of((4,), (6,), 3)[0], torch.randn(6, 3)
+    x = x.float()
+    batches = [(x, targets), (x.t().contiguous().t(), targets.t().contiguous().t()), (x, targets.double())]
+    subject = Subject(model, batches, losses=lambda z, y: (z - y).square().mean(1))
+    vector = torch.stack([_vector(subject.size).float()] * 2, dim=1)[:, 0]
+    hvps: tuple[Hvp, ...] = ("traced", "compiled")
+    for hvp in hvps:
+        for i in range(3):
+            kept, found = (curvature(subject, subject.parameters, kind, batches=3).product(i) for kind in ("kept", hvp))
+            torch.testing.assert_close(found(vector), kept(vector), rtol=1e-4, atol=1e-6)
+
+
+def test_a_trace_that_is_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = tanh_net()
+    right = TracedHessian.at
+    monkeypatch.setattr(TracedHessian, "at", lambda self, x, y, **_: right(self, x, y, shift=1.0))
+    with pytest.raises(ValueError, match="would be wrong by"):
+        curvature(subject, subject.parameters, "traced", batches=2)
+
+
 def test_sums_of_two_convolutions_are_one() -> None:
     """Of all but the first, whose input stands still: once along the network and once back."""
     subject = _demo("resnet_demo")

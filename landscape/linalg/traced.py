@@ -28,6 +28,7 @@ from landscape.linalg.vector import flat, unflat
 
 Losses = Callable[[object, Tensor], Tensor]  # (what the model returns, targets) -> losses per sample (N,)
 Graph = Callable[..., Sequence[Tensor]]
+Shape = tuple[torch.Size, torch.dtype, torch.Size, torch.dtype]  # of inputs and of targets
 # Derivatives f'(x) g in one operation, whose costly part f'(x) does not depend on the vector once they are two.
 SPLITTABLE = [
     getattr(torch.ops.aten, f"{name}_backward")
@@ -43,13 +44,13 @@ class TracedHessian:
 
     Args:
         parameters: the tensors differentiated by, by name.
-        shape: of inputs and targets: what the trace is valid for.
+        shape: of inputs and targets, with their dtypes: what the trace is valid for.
         layout: memory format of the inputs.
         together: mini-batches per product; 0 for one without an axis of its own.
     """
 
     parameters: Mapping[str, Tensor]
-    shape: tuple[torch.Size, torch.Size]
+    shape: Shape
     layout: torch.memory_format
     together: int
     _once: Graph
@@ -88,13 +89,17 @@ class TracedHessian:
         Raises:
             ValueError: the mini-batch has another shape than the one traced.
         """
-        if (inputs.shape, targets.shape) != self.shape:
-            raise ValueError(f"the graph was traced for {self.shape}, got {(inputs.shape, targets.shape)}")
+        if not self.suits(inputs, targets):
+            raise ValueError(f"the graph was traced for {self.shape}, got {_shape(inputs, targets)}")
         weights = self._weights()
-        inputs, *held = (_laid_out(tensor, self.layout) for tensor in (inputs, *sides))
+        inputs, targets, *held = (_laid_out(tensor, self.layout) for tensor in (inputs, targets, *sides))
         with torch.no_grad():
             value, *kept = self._once(*weights, inputs, targets, *held)
         return TracedProduct(value.item(), weights, shift, kept, self._each)
+
+    def suits(self, inputs: Tensor, targets: Tensor) -> bool:
+        """Whether the trace is valid for a mini-batch."""
+        return _shape(inputs, targets) == self.shape
 
     def _weights(self) -> list[Tensor]:
         return [_laid_out(p, self.layout) for p in self.parameters.values()]
@@ -113,7 +118,7 @@ class TracedProduct:
     def __call__(self, vector: Tensor) -> Tensor:
         """H v, (n,)."""
         with torch.no_grad():
-            product = flat(self._each(*self._kept, *unflat(vector, self.parameters)))
+            product = flat(self._each(*self._kept, *unflat(vector.contiguous(), self.parameters)))
         return product.add_(vector, alpha=self.shift) if self.shift else product
 
 
@@ -169,7 +174,7 @@ def trace(
     names = list(parameters)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     detached = [_laid_out(p, layout) for p in parameters.values()]
-    inputs, *sides = (_laid_out(tensor, layout) for tensor in (inputs, *sides))
+    inputs, targets, *sides = (_laid_out(tensor, layout) for tensor in (inputs, targets, *sides))
 
     def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor, held: Sequence[Tensor]) -> Tensor:
         with Held(held) if held else contextlib.nullcontext():
@@ -204,7 +209,7 @@ def trace(
     join(each.graph)
     each.recompile()
     parts = _compiled(once, each, [*detached, *example], vectors) if compiled else (once, each)
-    return TracedHessian(dict(parameters), (inputs.shape, targets.shape), layout, together, *parts)
+    return TracedHessian(dict(parameters), _shape(inputs, targets), layout, together, *parts)
 
 
 def _compiled(
@@ -233,9 +238,13 @@ def _halves() -> dict[OpOverload, Callable[..., Any]]:
     }
 
 
+def _shape(inputs: Tensor, targets: Tensor) -> Shape:
+    return inputs.shape, inputs.dtype, targets.shape, targets.dtype
+
+
 def _laid_out(tensor: Tensor, layout: torch.memory_format) -> Tensor:
-    """Without a graph; images and kernels in a memory format."""
-    return tensor.detach().contiguous(memory_format=layout) if tensor.dim() == 4 else tensor.detach()
+    """Without a graph and contiguous; images and kernels in a memory format."""
+    return tensor.detach().contiguous(memory_format=layout if tensor.dim() == 4 else torch.contiguous_format)
 
 
 def _reshape(graph: fx.GraphModule) -> None:

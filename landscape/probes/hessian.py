@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.curvature import CODES, HOW, Curvature, Hvp, Kinks, Operator, curvature, over_all_samples
+from landscape.curvature import CODES, HOW, Curvature, Hvp, Kinks, Last, Operator, curvature, over_all_samples
 from landscape.linalg.lanczos import ROUNDING, Spectrum, Which
 from landscape.linalg.power_iteration import power_iteration
 from landscape.linalg.sharpness import summaries
@@ -234,6 +234,9 @@ class Hessian:
             curvature(subject, parameters, hvp, batches=passes, operator=self.operator, kinks=self._kinks)
             for parameters in (self._groups(subject).values() if self.per_layer else [self._parameters(subject)])
         ]
+        if self.per_layer:  # the layers of a mini-batch come one after the other, and have their kinks in common
+            last: Last = {}
+            curved = [replace(one, last=last) for one in curved]
         if not curved[0].together or self.scope == "dataset":
             for unit in units:
                 yield self._alone(subject, curved[unit.index[1] if self.per_layer else 0], unit)
