@@ -56,10 +56,10 @@ class Hessian:
     changing it: mini-batches, a last smaller one too, weigh by their samples. A product then passes over all of them
     and rebuilds each graph, one more gradient.
 
-    `kinks` double puts the units of a ReLU (leaky, ReLU6, hardtanh, max pooling) on those sides of their kinks that a
-    forward pass in double precision finds, so that eigenvalues are the same, to 1e-5, on every device; single leaves
-    units within rounding of zero where they come to lie, which was seen to change an eigenvalue by 1e-3. A mean over
-    all samples leaves them there.
+    `kinks` double puts units of a ReLU, its relatives and max pooling on those sides of their kinks that a forward pass
+    in double precision finds, so that eigenvalues are the same, to 1e-5, on every device; single leaves units within
+    rounding of a kink where they come to lie, which was seen to change an eigenvalue by 1e-3. A mean over all samples
+    leaves them there, as does, and says so, a model that is another function in double precision or cannot run in it.
     """
 
     name: ClassVar[str] = "hessian"
