@@ -11,6 +11,7 @@ from analytic import symmetric
 from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor
 
+from landscape.linalg import basis
 from landscape.linalg.lanczos import Spectrum, Which, lanczos
 from landscape.linalg.vector import random_unit
 
@@ -277,3 +278,23 @@ def test_a_value_of_the_other_sign_that_is_still_growing_is_waited_for() -> None
         if not np.allclose(sorted(found.values), sorted(sorted(values, key=abs)[-5:]), atol=1e-3):
             wrong.append(seed)
     assert wrong == []
+
+
+@pytest.mark.parametrize("storage", [None, torch.float16])
+def test_a_basis_in_several_blocks_is_that_in_one(storage: torch.dtype | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, vector, *rows = torch.randn(25, 300, generator=torch.Generator().manual_seed(0))
+    found = []
+    for growth in (32, 5):
+        monkeypatch.setattr(basis, "GROWTH", growth)
+        held = basis.Basis(start, 22, storage)
+        for row in rows[:21]:
+            beside = held.orthogonal(row)
+            held.append(beside / beside.norm())
+        coefficients = np.linalg.qr(np.vander(np.linspace(-1, 1, 22), 7))[0]
+        before = held.combinations(coefficients)
+        held.keep(coefficients)
+        held.append(held.orthogonal(rows[21]) / held.orthogonal(rows[21]).norm())
+        assert len(held) == 8
+        found.append((before, held.orthogonal(vector), held.last(), held.combinations(np.eye(8))))
+    for one, several in zip(*found, strict=True):
+        torch.testing.assert_close(several, one, rtol=1e-3 if storage else 1e-5, atol=1e-3 if storage else 1e-5)

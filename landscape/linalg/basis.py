@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 from landscape.linalg.vector import length
 
 GROWTH = 32  # rows reserved at once
-BLOCK = 2**20  # columns converted at once where rows are stored in another precision
+BLOCK = 2**22  # entries converted at once: as much for many rows as for few, so that freed memory fits again
 
 
 class Basis:
@@ -30,8 +31,9 @@ class Basis:
         self._dtype, self._storage = start.dtype, storage or start.dtype
         self.exact = self._storage == self._dtype
         self._scale = 1.0 if self.exact else math.sqrt(start.numel())
-        self._room = room
-        self._rows = torch.empty(min(room, GROWTH), start.numel(), dtype=self._storage, device=start.device)
+        self._room, self._size = room, start.numel()
+        self._device = start.device
+        self._blocks: list[Tensor] = []  # of GROWTH rows each: nothing has to be copied where one more is needed
         self._count = 0
         self.append(start / length(start).to(start.dtype))
 
@@ -40,16 +42,16 @@ class Basis:
 
     def last(self) -> Tensor:
         """The newest row, (n,): what was stored of it."""
-        row = self._rows[self._count - 1]
+        row = self._row(self._count - 1)
         return row if self.exact else row.to(self._dtype).div_(self._scale)
 
     def append(self, row: Tensor) -> None:
         """Store one more row, (n,)."""
-        if self._count == len(self._rows):
-            more = self._rows.new_empty(min(GROWTH, self._room - self._count), self._rows.shape[1])
-            self._rows = torch.cat([self._rows, more])
-        self._rows[self._count] = row if self.exact else row * self._scale
+        if self._count == GROWTH * len(self._blocks):
+            rows = min(GROWTH, self._room - self._count)
+            self._blocks.append(torch.empty(rows, self._size, dtype=self._storage, device=self._device))
         self._count += 1
+        self._row(self._count - 1).copy_(row if self.exact else row * self._scale)
 
     def orthogonal(self, vector: Tensor) -> Tensor:
         """What of a vector lies beside all rows, by two passes of classical Gram-Schmidt, (n,)."""
@@ -59,32 +61,55 @@ class Basis:
 
     def combinations(self, coefficients: np.ndarray) -> Tensor:
         """Combinations of the rows, (k, n), from coefficients (rows, k)."""
-        weights = torch.from_numpy(np.ascontiguousarray(coefficients.T)).to(self._rows.device, self._dtype)
+        weights = self._weights(coefficients)
         if self.exact:
-            return weights @ self._rows[: self._count]
+            parts = [weights[:, at : at + GROWTH] @ rows for at, rows in self._filled()]
+            return functools.reduce(torch.add, parts)
         return torch.stack([self._combined(row) for row in weights])
 
     def keep(self, coefficients: np.ndarray) -> None:
-        """Replace the rows by combinations of them, in place and block by block: no second basis is needed."""
-        weights = torch.from_numpy(np.ascontiguousarray(coefficients.T)).to(self._rows.device, self._dtype)
-        held, kept = self._count, len(weights)
-        for at in range(0, self._rows.shape[1], BLOCK):
-            columns = self._rows[:held, at : at + BLOCK]
-            self._rows[:kept, at : at + BLOCK] = (weights @ columns.to(self._dtype)).to(self._storage)
-        self._count = kept
+        """Replace the rows by combinations of them, in place and some columns at a time: no second basis is needed."""
+        weights = self._weights(coefficients)
+        width = max(1, BLOCK // self._count)
+        for at in range(0, self._size, width):
+            columns = torch.cat([rows[:, at : at + width] for _, rows in self._filled()])
+            kept = (weights @ columns.to(self._dtype)).to(self._storage)
+            for k, row in enumerate(kept):
+                self._row(k)[at : at + width] = row
+        self._count = len(weights)
+
+    def _row(self, i: int) -> Tensor:
+        return self._blocks[i // GROWTH][i % GROWTH]
+
+    def _filled(self) -> list[tuple[int, Tensor]]:
+        """The rows that are in use, with the number of the first of each block."""
+        starts = range(0, self._count, GROWTH)
+        return [(at, block[: self._count - at]) for at, block in zip(starts, self._blocks, strict=False)]
+
+    def _weights(self, coefficients: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(coefficients.T)).to(self._device, self._dtype)
 
     def _inner(self, vector: Tensor) -> Tensor:
-        rows = self._rows[: self._count]
         if self.exact:
-            return rows @ vector
-        products = [
-            rows[:, at : at + BLOCK].to(self._dtype) @ vector[at : at + BLOCK] for at in range(0, len(vector), BLOCK)
-        ]
-        return torch.stack(products).sum(dim=0).div_(self._scale)
+            return torch.cat([rows @ vector for _, rows in self._filled()])
+        return torch.cat([_inner_of(rows, vector) for _, rows in self._filled()]).div_(self._scale)
 
     def _combined(self, weights: Tensor) -> Tensor:
-        rows = self._rows[: self._count]
-        if self.exact:
-            return rows.T @ weights
-        blocks = [rows[:, at : at + BLOCK].to(self._dtype).T @ weights for at in range(0, rows.shape[1], BLOCK)]
-        return torch.cat(blocks).div_(self._scale)
+        combine = torch.mv if self.exact else _combined_of
+        parts = [combine(rows.T, weights[at : at + GROWTH]) for at, rows in self._filled()]
+        found = functools.reduce(torch.add, parts)
+        return found if self.exact else found.div_(self._scale)
+
+
+def _inner_of(rows: Tensor, vector: Tensor) -> Tensor:
+    """Products of rows with a vector in the precision of the vector, some columns at a time."""
+    width = max(1, BLOCK // len(rows))
+    pieces = zip(torch.split(rows, width, dim=1), torch.split(vector, width), strict=True)
+    parts = [part.to(vector.dtype) @ x for part, x in pieces]
+    return torch.stack(parts).sum(dim=0)
+
+
+def _combined_of(columns: Tensor, weights: Tensor) -> Tensor:
+    """Combinations of columns (n, rows) in the precision of the weights, some entries at a time."""
+    width = max(1, BLOCK // len(weights))
+    return torch.cat([part.to(weights.dtype) @ weights for part in torch.split(columns, width)])
