@@ -315,9 +315,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("hessian.jsonl"))
     parser.add_argument("--memory", action="store_true", help="only the peak memory, a process per engine")
     torch.set_num_threads(1)
-    keep_freed()  # as the command does, here for all engines
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     arguments = parser.parse_args()
+    if not arguments.memory:  # where it would be counted
+        keep_freed()  # as the command does, here for all engines
     print(memory(arguments) if arguments.memory else table(measure(arguments)))
 
 
