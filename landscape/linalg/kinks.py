@@ -121,9 +121,9 @@ def _in_double(model: nn.Module) -> nn.Module:
     doubled: dict[int, Any] = {}
     for tensor in tensors:
         if tensor.is_floating_point():
-            made = tensor.detach().double().clone() if tensor.dtype == torch.float64 else tensor.detach().double()
-            is_weight = isinstance(tensor, nn.Parameter)
-            doubled[id(tensor)] = nn.Parameter(made, requires_grad=False) if is_weight else made
+            made = tensor.detach().to(torch.float64, copy=True)
+            weight = isinstance(tensor, nn.Parameter)
+            doubled[id(tensor)] = nn.Parameter(made, requires_grad=False) if weight else made
     return copy.deepcopy(model, doubled)
 
 
