@@ -54,8 +54,9 @@ def in_place(x: Tensor) -> Tensor:
 def cancelling(bend: Callable[[Tensor], Tensor] = F.relu) -> Subject:
     torch.manual_seed(0)
     model = Cancelling(bend).eval()
-    batches = [(torch.ones(4, 3), torch.tensor([0, 1, 2, 0])), (torch.ones(4, 3), torch.tensor([2, 2, 1, 0]))]
-    return Subject(model, batches)
+    inputs = torch.ones(4, 3)
+    inputs[3] = torch.tensor([-1.0, 0.5, 2.0])  # on other sides than the first samples
+    return Subject(model, [(inputs, torch.tensor([0, 1, 2, 0])), (inputs, torch.tensor([2, 2, 1, 0]))])
 
 
 def in_double(subject: Subject) -> Subject:

@@ -1,8 +1,8 @@
 """On which side of its kinks a network is: decided in double precision, and held in single.
 
 The Hessian of a ReLU network jumps where the input of a unit passes zero. Single precision puts a unit that is within
-rounding of zero on either side, another one in every library and on every device: an eigenvalue of a mini-batch was
-seen to change by 1e-3 of its size for one unit among two million. Once they are decided in double precision, all ways
+rounding of zero on either side, another one for every order of its sums: an eigenvalue of a mini-batch was seen to
+change by 1e-3 of its size for one unit among two million. Once they are decided in double precision, all ways
 of computing it are those of one and the same function.
 """
 

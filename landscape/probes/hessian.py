@@ -57,9 +57,10 @@ class Hessian:
     and rebuilds each graph, one more gradient.
 
     `kinks` double puts units of a ReLU, its relatives and max pooling on those sides of their kinks that a forward pass
-    in double precision finds, so that eigenvalues are the same, to 1e-5, on every device; single leaves units within
-    rounding of a kink where they come to lie, which was seen to change an eigenvalue by 1e-3. A mean over all samples
-    leaves them there, as does, and says so, a model that is another function in double precision or cannot run in it.
+    in double precision finds, so that every way of making products has the same eigenvalues, to 1e-5; single leaves
+    units within rounding of a kink where they come to lie, which was seen to change an eigenvalue by 1e-3. A mean over
+    all samples leaves them there, as does, and says so, a model that is another function in double precision or cannot
+    run in it.
     """
 
     name: ClassVar[str] = "hessian"
