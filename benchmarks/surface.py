@@ -21,6 +21,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,8 @@ def losscape(subject: Subject) -> Tool:
     batches = [subject.batch(i) for i in range(len(subject.batches))]
 
     def run() -> object:
-        with contextlib.redirect_stdout(io.StringIO()):
+        # It leaves a picture in the folder that it runs in.
+        with contextlib.redirect_stdout(io.StringIO()), TemporaryDirectory() as folder, contextlib.chdir(folder):
             return create_3D_losscape(
                 subject.model, batches, num_batches=len(batches), num_points=SIDE, save_only=True, output_h5=False
             )
