@@ -28,9 +28,9 @@ from torch import Tensor
 
 from landscape import models
 from landscape.api import configured_together
-from landscape.features import listening, one_pass
-from landscape.layers import layers_of
-from landscape.subject import Subject
+from landscape.layers.forward_hooks import listening, one_pass
+from landscape.layers.selection import layers_of
+from landscape.subject.subject import Subject
 
 NETWORKS = {
     "resnet 0.27 M": ("resnet_demo", {"blocks": (3, 3, 3), "width": 16}),

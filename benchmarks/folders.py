@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from landscape.data import decode, folder
-from landscape.data.images import chosen
+from landscape.data import image_folder
+from landscape.data.decoding import Picture, decoded, pixels
+from landscape.data.sampling import chosen
 
 CLASSES = 1000
 SIZE = 224
@@ -45,8 +46,8 @@ def listing(root: Path, files: int, rounds: int) -> None:
         (root / f"n{number:08}" / f"n{number:08}_{i}.JPEG").touch()
 
     def listed() -> None:
-        entries = [f"{root}/{entry}" for entry in folder._folders(root)]
-        assert sum(len(folder._pictures(entry)) for entry in entries) == files
+        entries = [f"{root}/{entry}" for entry in image_folder._folders(root)]
+        assert sum(len(image_folder._pictures(entry)) for entry in entries) == files
 
     print(f"list {files:,} files in {CLASSES:,} folders: {best(listed, rounds):.2f} s")
     print(f"choose 1,024 of them, class-balanced: {best(lambda: chosen(numbers, 1024), rounds):.2f} s")
@@ -65,12 +66,12 @@ def decoding(root: Path, count: int, rounds: int) -> None:
         inputs = np.empty((count, 3, SIZE, SIZE), np.uint8)
         for i, path in enumerate(paths):
             with Image.open(path) as image:
-                inputs[i] = decode.pixels(image, SIZE)
+                inputs[i] = pixels(image, SIZE)
         return inputs
 
     def threaded(threads: int) -> np.ndarray:
-        pictures = (decode.Picture(i, path, path) for i, path in enumerate(paths))
-        return decode.decoded(pictures, name="pictures", count=count, of=count, size=SIZE, threads=threads)
+        pictures = (Picture(i, path, path) for i, path in enumerate(paths))
+        return decoded(pictures, name="pictures", count=count, of=count, size=SIZE, threads=threads)
 
     ways: dict[str, Callable[[], np.ndarray]] = {"plain loop": plain}
     ways |= {f"{threads} threads": lambda threads=threads: threaded(threads) for threads in (1, 2, 4, 6)}

@@ -36,13 +36,13 @@ import torch
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 import landscape
-from landscape.batchnorm import refresh
-from landscape.cli.heap import keep_freed
-from landscape.curvature import Curvature, Hvp, convolves, curvature
-from landscape.linalg.hessian import differentiable_attention, hessian_product
-from landscape.linalg.lanczos import lanczos
-from landscape.linalg.vector import random_unit
-from landscape.subject import Subject, outputs_of
+from landscape.cli.process_setup import keep_freed
+from landscape.curvature.hessian_product import differentiable_attention, hessian_product
+from landscape.curvature.lanczos import lanczos
+from landscape.curvature.operator import Curvature, Hvp, convolves, curvature
+from landscape.curvature.vectors import random_unit
+from landscape.subject.batchnorm import refresh
+from landscape.subject.subject import Subject, outputs_of
 
 TOP = 5
 Row = dict[str, Any]

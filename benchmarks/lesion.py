@@ -18,12 +18,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from landscape import models
-from landscape.lesions import removed
-from landscape.prefixes import Kept, Prefix, advanced, resumed
+from landscape.layers.partial_forward import Kept, Prefix, advanced, resumed
+from landscape.layers.unit_removal import removed
 from landscape.probe import Values
 from landscape.probes import lesion
 from landscape.probes.lesion import Lesion
-from landscape.subject import Subject, outputs_of, per_sample
+from landscape.subject.subject import Subject, outputs_of, per_sample
 
 MODELS = ("resnet_demo", "vit_demo", "alternet_demo", "resnet18", "preresnet50", "alternet50", "vit_ti")
 

@@ -30,13 +30,14 @@ import torch.nn.functional as F
 from torch import nn
 
 import landscape
-from landscape import models, preview
-from landscape.axes import ticks
-from landscape.evaluator import Evaluator
-from landscape.linalg.directions import POSITIONS
-from landscape.plane import plane_of
+from landscape import models
 from landscape.probes.surface import Surface
-from landscape.subject import Subject
+from landscape.subject.subject import Subject
+from landscape.weight_space import adaptive_sampling
+from landscape.weight_space.coordinates import ticks
+from landscape.weight_space.directions import POSITIONS
+from landscape.weight_space.plane_evaluator import Evaluator
+from landscape.weight_space.planes import plane_of
 
 SIDE = 3  # 3 x 3 points per turn
 LARGE = ["ours, exact fp32", "ours, bf16, channels last"]  # on more images: overhead is what tells others apart
@@ -223,11 +224,14 @@ def deviation(subject: Subject, **options: Any) -> str:
 def previewed(subject: Subject, full: dict[str, np.ndarray], tolerance: float) -> str:
     """A preview of a fully known grid: its points, its own bound, the true errors of what it interpolates."""
     axes, loss, evaluated = (full["x"], full["y"]), full["loss"], np.zeros(full["loss"].shape, dtype=bool)
-    while len((step := preview.step(axes, loss, evaluated, tolerance=tolerance, seed=0)).points) and not step.fallback:
+    while (
+        len((step := adaptive_sampling.step(axes, loss, evaluated, tolerance=tolerance, seed=0)).points)
+        and not step.fallback
+    ):
         evaluated.ravel()[step.points] = True
     if step.fallback:
         return f"| {subject.label} | {loss.size} | {step.error:.1%} | falls back: {step.fallback} | | |"
-    found = preview.filled(axes, {"loss": np.where(evaluated, loss, np.nan)}, evaluated)["loss"]
+    found = adaptive_sampling.filled(axes, {"loss": np.where(evaluated, loss, np.nan)}, evaluated)["loss"]
     error = np.abs(found / loss - 1)[~evaluated]
     return (
         f"| {subject.label} | {evaluated.sum()} of {loss.size} | {step.error:.1%} | {np.median(error):.2%} "

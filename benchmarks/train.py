@@ -27,11 +27,11 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from landscape import models
-from landscape.data.images import Images
-from landscape.recipes import recipe
-from landscape.training_set import splits
-from landscape.tuning import settled
-from landscape.updates import Training, updates
+from landscape.data.dataset import Images
+from landscape.training.recipes import recipe
+from landscape.training.training_set import splits
+from landscape.training.tuning import settled
+from landscape.training.updates import Training, updates
 
 CASES = (("resnet_demo", "demo"), ("vit_demo", "demo"), ("resnet_demo", "cifar-cnn"), ("vit_demo", "cifar-vit"))
 PADDING = 4

@@ -23,10 +23,10 @@ import numpy as np
 import torch
 
 import landscape
-from landscape import headlines
 from landscape.models.libraries import library
 from landscape.probes import PROBES
-from landscape.subject import Subject
+from landscape.results import headlines
+from landscape.subject.subject import Subject
 
 TINY = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 96}
 TOKENS = 16

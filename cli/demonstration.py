@@ -12,7 +12,7 @@ from landscape.cli.files import drawn
 from landscape.cli.probing import OPTIONS, measure_all, probes_of
 from landscape.cli.progress import say
 from landscape.cli.training import run_name, run_training
-from landscape.probe import duration
+from landscape.options import duration
 from landscape.probes import FEATURES, PROBES
 
 MODELS = ("vit_demo", "resnet_demo", "alternet_demo")
@@ -31,7 +31,8 @@ def _settle_threads() -> None:
     """Choose the number of threads by training steps of the kind that follows."""
     import torch
 
-    from landscape import models, threads
+    from landscape import models
+    from landscape.cli import threads
 
     model, images = models.build(MODELS[-1], classes=10, image_size=16), torch.randn(32, 3, 16, 16)
     threads.settle(lambda: model(images).sum().backward())

@@ -25,22 +25,25 @@ def import_(
     debug: Annotated[bool, Option(help="Show the traceback of an error.")] = False,
 ) -> None:
     """Take surfaces of tomgoldstein/loss-landscape (HDF5) or of how-do-vits-work (CSV) into a results file."""
-    from landscape import results, store
     from landscape.exchange import importing
-    from landscape.probe import OptionError
+    from landscape.options import OptionError
+    from landscape.results import hdf5_file, reader
+    from landscape.run import reduce_of
 
     if label and len(label) != len(files):
         raise OptionError(f"--label was given {len(label)} times for {len(files)} files; give one each")
     if path is not None and len(files) != 1:
         raise OptionError(f"--path belongs to one surface, {len(files)} files were given; import them one by one")
-    store.check(out, writable=True)
+    hdf5_file.check(out, writable=True)
     for file in files:
         importing.read(file, course=path)  # all of them, before the first is stored
     for i, file in enumerate(files):
         name = label[i] if label else ""
-        for found in importing.import_file(file, out, label=name, weight_decay=weight_decay, course=path):
+        for found in importing.import_file(
+            file, out, label=name, weight_decay=weight_decay, course=path, reduce_of=reduce_of
+        ):
             said = f"{found.measured} of {found.units} points" if found.measured else "was there already"
-            say(f"{found.group} in {out}: {said}. {results.headline(out, found.group)}", quiet=quiet)
+            say(f"{found.group} in {out}: {said}. {reader.headline(out, found.group)}", quiet=quiet)
 
 
 def export(
@@ -53,7 +56,7 @@ def export(
 ) -> None:
     """Write surfaces, lines and paths for other tools: ParaView (vtp, vtk), tomgoldstein/loss-landscape (HDF5), CSV."""
     from landscape.exchange import exporting
-    from landscape.probe import OptionError
+    from landscape.options import OptionError
 
     survives(file)
     formats = [part.strip().lower() for part in format.split(",")]

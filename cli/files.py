@@ -63,7 +63,7 @@ def range_of(text: str) -> tuple[float, float] | None:
     Raises:
         OptionError: it is something else.
     """
-    from landscape.probe import OptionError
+    from landscape.options import OptionError
 
     if not text:
         return None
@@ -102,7 +102,7 @@ def drawn(
 
 def formats_of(text: str) -> tuple[str, ...]:
     """`png,pdf` as a tuple."""
-    from landscape.probe import OptionError
+    from landscape.options import OptionError
 
     formats = tuple(part.strip().lower() for part in text.split(","))
     unknown = [part for part in formats if part not in ("png", "pdf", "svg")]
@@ -117,11 +117,11 @@ def show(
     debug: Annotated[bool, Option(help="Show the traceback of an error.")] = False,
 ) -> None:
     """Tell what a checkpoint or a results file holds."""
-    from landscape import archive
+    from landscape.checkpoints import file_formats
 
     if not file.exists():
         raise FileNotFoundError(f"no file at {file}; give a checkpoint or a results file")
-    if file.is_dir() and not archive.holds_weights(file):
+    if file.is_dir() and not file_formats.holds_weights(file):
         raise ValueError(f"{file} is a folder; give a checkpoint in it, or a results file")
     rows = _results(file) if file.is_file() and _is_hdf5(file) else _checkpoint(file)
     if json:
@@ -158,13 +158,13 @@ def survives(file: Path) -> None:
     """
     if not file.is_file() or "torch" in sys.modules or threading.active_count() > 1:
         return
-    from landscape import results
+    from landscape.results import reader
 
     child = os.fork()
     if not child:
         with contextlib.suppress(BaseException):  # the parent comes to the same error and says it
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            results.summary(file)
+            reader.summary(file)
         os._exit(0)
     _, ended = os.waitpid(child, 0)
     if os.WIFSIGNALED(ended):
@@ -177,24 +177,24 @@ def _is_hdf5(file: Path) -> bool:
 
 
 def _results(file: Path) -> list[dict[str, Any]]:
-    from landscape import results
+    from landscape.results import reader
 
     survives(file)
-    return results.summary(file)
+    return reader.summary(file)
 
 
 def _checkpoint(file: Path) -> dict[str, Any]:
     """From the outline alone: no tensor is loaded, and torch is not imported."""
-    from landscape import archive, containers
-    from landscape.outline import outline, refusal
+    from landscape.checkpoints import containers, file_formats
+    from landscape.checkpoints.outline import outline, refusal
 
-    files = archive.files_of(file)
+    files = file_formats.files_of(file)
     size = sum(part.stat().st_size for part in files)
     rows = {
         "file": str(file),
-        "sha256": archive.sha256_of(file) if size <= HASHED else f"not computed of {size:,} bytes; sha256sum does",
+        "sha256": file_formats.sha256_of(file) if size <= HASHED else f"not computed of {size:,} bytes; sha256sum does",
     }
-    kind = archive.kind_of(files[0])
+    kind = file_formats.kind_of(files[0])
     if kind in ("script", "export"):
         return rows | {"weights": f"in a {kind} program, which runs code to load: give probes --trust-pickle"}
     found = outline(file)

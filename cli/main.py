@@ -14,12 +14,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from landscape.checkpoints.huggingface_cache import folder_of
 from landscape.cli import exchange, files, network, reproduction, training
-from landscape.cli.heap import keep_freed
 from landscape.cli.probing import command_of
+from landscape.cli.process_setup import keep_freed
 from landscape.cli.progress import spoken
-from landscape.hub import folder_of
-from landscape.probe import OptionError
+from landscape.options import OptionError
 from landscape.probes import FEATURES_HELP, PROBES
 
 # OpenMP threads wait for each other by spinning, by default for milliseconds, and starve each other as soon as anything

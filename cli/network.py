@@ -31,8 +31,8 @@ JSON = option(bool, "Print JSON.", False, OUTPUT, "--json")
 
 def _layers(checkpoint: Path | None, layers: list[str], json: bool, **options: Any) -> None:
     """List the layers that probes listen to: name, kind, stage, depth, shape, grid. Needs no data."""
-    from landscape import loading
-    from landscape.layers import chosen, remarks
+    from landscape.layers.selection import chosen, remarks
+    from landscape.subject import loading
 
     net, size = loading.bare(
         file_of(checkpoint),
@@ -73,8 +73,8 @@ def _layers(checkpoint: Path | None, layers: list[str], json: bool, **options: A
 
 def _evaluate(checkpoint: Path | None, passes: int, json: bool, **options: Any) -> None:
     """Loss, accuracy, top-5 and calibration error, of a language model the perplexity, each with its error."""
-    from landscape import loading
-    from landscape.evaluate import evaluated
+    from landscape.subject import loading
+    from landscape.subject.evaluation import evaluated
 
     given = {key: options[key] for key in (*LOADING, "data_root") if options.get(key) is not None}
     given |= {key: numbers(key, given[key]) for key in ("mean", "std") if key in given}

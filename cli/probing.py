@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from landscape.cli.progress import Progress, say
-from landscape.probe import duration
+from landscape.options import duration
 from landscape.probes import FEATURES
 
 SMALL = 8_000_000  # samples per mini-batch times parameters, below which threads cost more than they bring
@@ -169,8 +169,10 @@ def measure_all(
     **options: Any,
 ) -> None:
     """Measure one checkpoint after the other into one file."""
-    from landscape import api, loading, store
-    from landscape.probe import OptionError, at_least
+    from landscape import api
+    from landscape.options import OptionError, at_least
+    from landscape.results import hdf5_file
+    from landscape.subject import loading
 
     at_least("workers", workers, 1)
     if label and len(label) != len(paths):
@@ -189,7 +191,7 @@ def measure_all(
     else:
         one, rest = api.configured(name, {**api.preset_of(name, preset), **changed, **given})
         questions = [[variant] for variant in api.variants(one)]
-    store.check(out, writable=True)
+    hdf5_file.check(out, writable=True)
     for path in paths:  # the last one too, before the first takes its hour
         if path is not None and not path.exists():
             raise FileNotFoundError(f"no checkpoint at {path}; give an existing file or a run's folder")
@@ -212,16 +214,16 @@ def measure_all(
 
 def file_of(checkpoint: Path | None) -> Path | None:
     """The checkpoint that a path stands for: of a run's folder the last."""
-    from landscape import archive, snapshots
+    from landscape.checkpoints import file_formats, snapshots
 
-    if checkpoint is None or not checkpoint.is_dir() or archive.holds_weights(checkpoint):
+    if checkpoint is None or not checkpoint.is_dir() or file_formats.holds_weights(checkpoint):
         return checkpoint
     return snapshots.last(checkpoint)
 
 
 def _remark(probes: list[Any], loaded: Any, *, quiet: bool) -> None:
     """Say how the layers were found, where that is not as usual."""
-    from landscape.layers import layers_of, remarks
+    from landscape.layers.selection import layers_of, remarks
 
     if all(getattr(probe, "layers", None) == () for probe in probes):
         try:
@@ -236,7 +238,7 @@ def _settle_threads(loaded: Any) -> None:
     """Choose the number of threads by forward passes of the first mini-batch."""
     import torch
 
-    from landscape import threads
+    from landscape.cli import threads
 
     if len(loaded.batch(0)[1]) * loaded.size < SMALL and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # by rule, not by trial: the last bits of a resumed run are those of a straight one
@@ -251,8 +253,8 @@ def introduce(loaded: Any, *, quiet: bool) -> None:
     Raises:
         ValueError: the model's outputs are not finite.
     """
-    from landscape import loading, proof
-    from landscape.models.sources import AS_BUILT
+    from landscape.models.providers import AS_BUILT
+    from landscape.subject import loading, sanity_check
 
     stored = loaded.checkpoint
     about = f"{loaded.size / 1e6:.3g} M parameters, {loaded.device}; {loaded.protocol}"
@@ -263,12 +265,12 @@ def introduce(loaded: Any, *, quiet: bool) -> None:
             quiet=quiet,
         )
         return
-    found = proof.prove(loaded)
+    found = sanity_check.prove(loaded)
     if stored is not None:
         source = f"{stored.path} ({stored.taken})" + (", initial weights" if stored.epoch == 0 else "")
-        warning = proof.doubt(found, epoch=stored.epoch, own=stored.metrics.get("accuracy"))
+        warning = sanity_check.doubt(found, epoch=stored.epoch, own=stored.metrics.get("accuracy"))
     elif loaded.origin != AS_BUILT:
-        source, warning = loaded.origin, proof.doubt(found)
+        source, warning = loaded.origin, sanity_check.doubt(found)
     else:  # a callable may bring trained weights of its own
         source, warning = "freshly initialised" if found.at_chance else f"no checkpoint, weights {AS_BUILT}", ""
     say(
@@ -282,7 +284,7 @@ def introduce(loaded: Any, *, quiet: bool) -> None:
 
 def key_values(words: list[str]) -> dict[str, Any]:
     """`KEY=VALUE` words as a dict; numbers, booleans and comma lists become what they look like."""
-    from landscape.probe import OptionError
+    from landscape.options import OptionError
 
     found = {}
     for word in words:
@@ -299,7 +301,7 @@ def numbers(name: str, text: str) -> tuple[float, ...]:
     Raises:
         OptionError: one of them is none.
     """
-    from landscape.probe import OptionError
+    from landscape.options import OptionError
 
     try:
         return tuple(float(word) for word in text.split(","))
@@ -345,9 +347,9 @@ def _measure(
     """One probe, or several from one pass."""
     import time
 
-    from landscape import results
+    from landscape.results import reader
     from landscape.run import run
-    from landscape.together import fitting, run_together
+    from landscape.shared_pass import fitting, run_together
 
     start = time.monotonic()
     how: dict[str, Any] = {"executor": executor, "workers": workers, "overwrite": overwrite}
@@ -362,7 +364,7 @@ def _measure(
             outcomes = [run(probes[0], loaded, out, report=progress, **how)]
     took = duration(time.monotonic() - start)
     for outcome in outcomes:
-        headline = results.headline(out, outcome.group)
+        headline = reader.headline(out, outcome.group)
         if outcome.measured == 0:
             say(f"already measured: {outcome.group} in {out}; --overwrite measures again. {headline}", quiet=quiet)
         else:

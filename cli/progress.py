@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
-from landscape.probe import duration
+from landscape.options import duration
 
 LINE_SECONDS = 30.0
 

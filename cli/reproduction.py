@@ -12,12 +12,12 @@ import typer
 
 from landscape.cli.progress import say
 from landscape.cli.training import run_training
-from landscape.probe import OptionError, at_least, duration
+from landscape.options import OptionError, at_least, duration
 
 if TYPE_CHECKING:
     import xarray as xr
 
-    from landscape.claims import Answers, Claim, Finding, Network, Question
+    from landscape.cli.claims import Answers, Claim, Finding, Network, Question
 
 Option = typer.Option
 TABLE = "CLAIMS.md"
@@ -47,7 +47,7 @@ def reproduce(
 
     On the CPU this takes some two hours with three seeds; whatever is finished is kept and not done again.
     """
-    from landscape.claims import NETWORKS, QUESTIONS, findings, table
+    from landscape.cli.claims import NETWORKS, QUESTIONS, findings, table
 
     at_least("seeds", seeds, 1)
     at_least("epochs", epochs, 1)
@@ -80,7 +80,7 @@ def reproduce(
 
 
 def _chosen(names: Sequence[str]) -> list[Claim]:
-    from landscape.claims import CLAIMS
+    from landscape.cli.claims import CLAIMS
 
     known = {one.name: one for one in CLAIMS}
     for name in names:
@@ -92,7 +92,7 @@ def _chosen(names: Sequence[str]) -> list[Claim]:
 
 def _file_of(claims: Sequence[Claim]) -> str:
     """The name of their table: some claims have one of their own, so that the table of all stays."""
-    from landscape.claims import CLAIMS
+    from landscape.cli.claims import CLAIMS
 
     return TABLE if len(claims) == len(CLAIMS) else f"CLAIMS-{'+'.join(one.name for one in claims)}.md"
 
@@ -117,7 +117,7 @@ def _asked(
     import xarray as xr
 
     from landscape import api
-    from landscape import checkpoint as checkpoints
+    from landscape.checkpoints import checkpoint as checkpoints
 
     options: dict[str, Any] = {"data_root": data_root, "device": device, **question.options}
     checkpoint = folder / question.snapshot
@@ -130,12 +130,13 @@ def _asked(
 
 
 def _evaluated(checkpoint: Path, out: Path, label: str, *, passes: int, **options: Any) -> xr.Dataset:
-    from landscape import loading, results
-    from landscape.evaluate import Stored
+    from landscape.results import reader
     from landscape.run import run
+    from landscape.subject import loading
+    from landscape.subject.evaluation import Stored
 
     outcome = run(Stored(passes), loading.load(checkpoint, label=label, **options), out)
-    return dict(results.groups(out))[outcome.group].sel(passes=passes)
+    return dict(reader.groups(out))[outcome.group].sel(passes=passes)
 
 
 def _protocol(
@@ -144,7 +145,7 @@ def _protocol(
     """What was done, in words, with the networks and how good they are."""
     import numpy as np
 
-    from landscape import checkpoint
+    from landscape.checkpoints import checkpoint as checkpoints
 
     lines = [
         "# Claims of the papers, measured anew",
@@ -156,7 +157,7 @@ def _protocol(
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for name, network in networks.items():
-        runs = [checkpoint.read(out / "checkpoints" / f"{name}-s{seed}" / "final.pt") for seed in range(seeds)]
+        runs = [checkpoints.read(out / "checkpoints" / f"{name}-s{seed}" / "final.pt") for seed in range(seeds)]
         accuracy = np.array([run.metrics["accuracy"] for run in runs])
         error = f" ± {accuracy.std(ddof=1) / seeds**0.5:.4f}" if seeds > 1 else ""
         size = sum(tensor.numel() for key, tensor in runs[0].state_dict.items() if not _statistic(key))

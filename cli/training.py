@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from landscape.cli.progress import foremost, say
-from landscape.probe import OptionError
+from landscape.options import OptionError
 
 Option = typer.Option
 
@@ -54,7 +54,7 @@ def train(
 ) -> None:
     """Train a model and leave its snapshots; a killed run goes on where it stopped."""
     from landscape.cli.probing import key_values
-    from landscape.recipes import parsed
+    from landscape.training.recipes import parsed
 
     formats = {True: "channels_last", False: "contiguous", None: None}
     named = {
@@ -89,10 +89,10 @@ def run_training(
     tensorboard: bool = False, **options: Any,
 ) -> Path:  # fmt: skip
     """Train with a line per epoch and a figure at the end; the path of `final.pt`."""
-    from landscape import recipes
-    from landscape.board import Board
-    from landscape.train import Progress
-    from landscape.train import train as trained
+    from landscape.cli.tensorboard import Board
+    from landscape.training import recipes
+    from landscape.training.train import Progress
+    from landscape.training.train import train as trained
 
     chosen = recipes.recipe(recipe or recipes.default_recipe(model), **given)
 
@@ -111,7 +111,7 @@ def run_training(
     final = trained(model, data, recipe=chosen, out=out, report=report, **options)
     if not foremost():
         return final
-    from landscape import checkpoint
+    from landscape.checkpoints import checkpoint
 
     averaged = final.with_name("final_ema.pt")
     if averaged.exists():

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from landscape.api import measure
-    from landscape.loading import load
-    from landscape.results import open
-    from landscape.subject import Subject
+    from landscape.results.reader import open
+    from landscape.subject.loading import load
+    from landscape.subject.subject import Subject
 
 __all__ = ["Subject", "load", "measure", "open"]
 
-_HOME = {"Subject": "subject", "load": "loading", "measure": "api", "open": "results"}
+_HOME = {"Subject": "subject.subject", "load": "subject.loading", "measure": "api", "open": "results.reader"}
 
 
 def __getattr__(name: str) -> Any:

@@ -9,13 +9,14 @@ from typing import Any, cast
 
 import xarray as xr
 
-from landscape import results
-from landscape.loading import load
-from landscape.probe import OptionError, Probe
+from landscape.options import OptionError
+from landscape.probe import Probe
 from landscape.probes import FEATURES, probe_class
+from landscape.results import reader
 from landscape.run import Report, run
-from landscape.subject import Spec, Subject
-from landscape.together import Listening, fitting, run_together
+from landscape.shared_pass import Listening, fitting, run_together
+from landscape.subject.loading import load
+from landscape.subject.subject import Spec, Subject
 
 
 def measure(
@@ -57,7 +58,7 @@ def measure(
         loaded = load(subject, label=label, **{**defaults(probe), **rest})
     for variant in variants(made):
         outcome = run(variant, loaded, Path(out), label=label, overwrite=overwrite, report=report)
-    return dict(results.groups(Path(out)))[outcome.group]
+    return dict(reader.groups(Path(out)))[outcome.group]
 
 
 def features(
@@ -88,7 +89,7 @@ def features(
         loaded = load(subject, label=label, **{**defaults(probes[0]), **rest})
     fit, _ = fitting(made, loaded)
     outcomes = run_together(fit, loaded, Path(out), label=label, overwrite=overwrite, report=report)
-    stored = dict(results.groups(Path(out)))
+    stored = dict(reader.groups(Path(out)))
     return {probe.name: stored[outcome.group] for probe, outcome in zip(fit, outcomes, strict=True)}
 
 

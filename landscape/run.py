@@ -12,38 +12,24 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Executor, Future, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from landscape import store
-from landscape.answer import Arrays, Question, Reduce
-from landscape.checkpoint import versions
-from landscape.loading import load_spec
 from landscape.probe import Plan, Probe, Stage, Sweeping, Unit, Values, sweep
 from landscape.probes import PROBES, probe_class
-from landscape.subject import Spec, Subject
+from landscape.results import group as groups
+from landscape.results.group import Arrays, Outcome, Question, Reduce, safe
+from landscape.results.versions import versions
+from landscape.results.writer import Writer, discard, settle
+from landscape.subject.loading import load_spec
+from landscape.subject.subject import Spec, Subject
 
 MERGE_SECONDS = 60.0
 Report = Callable[[int, int], None]  # finished units, all units
 Measured = Callable[[list[Unit]], Generator[tuple[Unit, Values]]]
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Where the answer lies and how much of it this run measured.
-
-    Args:
-        group: of the results file.
-        units: in the whole question.
-        measured: by this run; 0 when the question had been answered before.
-    """
-
-    group: str
-    units: int
-    measured: int
 
 
 def run(
@@ -78,14 +64,14 @@ def run(
         subject = as_stored(probe, subject, path)
     asked = question(probe, subject, label or subject.label, choice)
     if overwrite:
-        store.discard(path, asked)
-    with store.Writer(path, asked, reduce_of=reduce_of) as writer:
+        discard(path, asked)
+    with Writer(path, asked, reduce_of=reduce_of) as writer:
         pending = writer.pending()
         total = math.prod(asked.plan.shape)
         done, merged = total - len(pending), time.monotonic()
         _announce(probe, subject, len(pending), workers)
         answers = partial(measured, probe, subject, executor=executor, workers=workers)
-        results = _by_stages(probe, asked.plan, store.read_group(path, writer.group), pending, answers)
+        results = _by_stages(probe, asked.plan, groups.read_group(path, writer.group), pending, answers)
         with contextlib.closing(results):  # an interrupt restores the model now, not when its traceback is forgotten
             for unit, values in results:
                 writer.write(unit, values)
@@ -121,11 +107,6 @@ def digest(probe: Probe, subject: Subject) -> str:
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:10]
 
 
-def safe(label: str) -> str:
-    """A label as it may stand in a group's name."""
-    return "".join(c if c.isalnum() or c in "._+-" else "_" for c in label).strip(".") or "checkpoint"
-
-
 def reduce_of(name: str, parameters: Mapping[str, Any]) -> Reduce | None:
     """The reduction that belongs to a stored group; none for a probe that this version does not have."""
     if name not in PROBES:
@@ -136,11 +117,11 @@ def reduce_of(name: str, parameters: Mapping[str, Any]) -> Reduce | None:
 
 def as_stored(probe: Probe, subject: Subject, path: Path) -> Subject:
     """The subject with the batch size of a half-finished answer, so that it resumes where batch size is free."""
-    store.settle(path, reduce_of=reduce_of)
-    group = store.stored(path, probe.name, digest(probe, subject))
+    settle(path, reduce_of=reduce_of)
+    group = groups.stored(path, probe.name, digest(probe, subject))
     if group is None or "batch_size" in probe.uses:
         return subject
-    return subject.rebatched(store.attribute(path, group, "batch_size"))
+    return subject.rebatched(groups.attribute(path, group, "batch_size"))
 
 
 def _settled(probe: Probe, subject: Subject, path: Path, *, overwrite: bool) -> tuple[Probe, Subject, dict[str, str]]:
@@ -153,9 +134,9 @@ def _settled(probe: Probe, subject: Subject, path: Path, *, overwrite: bool) -> 
     if trial is None:
         return probe, subject, {}
     undecided = digest(probe, subject)
-    store.settle(path, reduce_of=reduce_of)
-    group = None if overwrite else store.chosen(path, probe.name, undecided)
-    choices = json.loads(store.attribute(path, group, "choices")) if group else trial(subject)
+    settle(path, reduce_of=reduce_of)
+    group = None if overwrite else groups.chosen(path, probe.name, undecided)
+    choices = json.loads(groups.attribute(path, group, "choices")) if group else trial(subject)
     if not choices:
         return probe, subject, {}
     probe, subject = probe.settled(subject, choices)  # type: ignore[attr-defined]

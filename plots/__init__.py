@@ -16,10 +16,10 @@ import matplotlib
 import numpy as np
 import xarray as xr
 
-from landscape import results
+from landscape.options import OptionError
 from landscape.plots import style
 from landscape.plots.appearance import Look, looks
-from landscape.probe import OptionError
+from landscape.results import reader
 
 FORMATS = ("png", "pdf", "svg")
 # No time of writing in the files: equal figures are equal files.
@@ -136,7 +136,7 @@ def draw(
     for name in probes or ():
         if name not in known:
             raise OptionError(f"there is no figure of a probe {name}; ask for {', '.join(sorted(known))}")
-    found, folder = results.by_checkpoint(results.groups(path)), Path(out)
+    found, folder = reader.by_checkpoint(reader.groups(path)), Path(out)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file, expected a folder for the figures; give another --out")
     for group in _left_out(found):
@@ -181,7 +181,7 @@ def draw_run(folder: Path, out: Path, formats: Sequence[str] = ("png",)) -> list
 
 def left_out(path: Path | str) -> list[str]:
     """Groups that appear in no figure: nothing of them is finished, or no figure draws their probe."""
-    return _left_out(results.groups(path))
+    return _left_out(reader.groups(path))
 
 
 def _left_out(found: Sequence[tuple[str, xr.Dataset]]) -> list[str]:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import xarray as xr
 
-from landscape import headlines, results
 from landscape.plots import FIGURES
+from landscape.results import headlines, reader
 
 Cell = str | int | float
 Row = dict[str, Cell]
@@ -57,7 +57,7 @@ def report(path: Path | str, out: Path | str, figures: Sequence[Path]) -> Path:
     path, out = Path(path), Path(out)
     if out.is_dir():
         raise ValueError(f"{out} is a folder, expected a file for the page, such as {out / 'report.html'}")
-    found = results.groups(path)
+    found = reader.groups(path)
     images = {figure.stem: figure for figure in sorted(figures) if figure.suffix in MEDIA}
     order = [*(name for name in FIGURES if name in images), *(name for name in images if name not in FIGURES)]
     title = html.escape(f"Loss landscape: {path.name}")
@@ -69,7 +69,7 @@ def report(path: Path | str, out: Path | str, figures: Sequence[Path]) -> Path:
         f"<p>{html.escape(LEGEND)}</p>",
         *(_section(images[name], found) for name in order),
         "<h2>Everything in the file</h2>",
-        _table(results.summary(path)),
+        _table(reader.summary(path)),
         "</body>\n</html>\n",
     ]
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def summary_table(path: Path | str) -> list[Row]:
     In the order of the study. Of several answers of one probe to one label the newest counts.
     """
     answers: dict[str, dict[str, xr.Dataset]] = {}
-    for name, data in results.by_checkpoint(results.groups(path)):
+    for name, data in reader.by_checkpoint(reader.groups(path)):
         found = answers.setdefault(str(data.attrs.get("label", "")), {})
         if headlines.numbers(data):
             found[name.partition("/")[0]] = data

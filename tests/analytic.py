@@ -12,9 +12,9 @@ from torch.func import functional_call, grad, jacrev
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from landscape import models
-from landscape.linalg.vector import flat, unflat
+from landscape.curvature.vectors import flat, unflat
 from landscape.probe import Probe, sweep
-from landscape.subject import Subject
+from landscape.subject.subject import Subject
 
 Batch = tuple[Tensor, Tensor]
 

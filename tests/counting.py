@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from landscape.answer import Question, Reduce
 from landscape.probe import Plan, Quantity, Unit, Values
-from landscape.store import Writer
+from landscape.results.group import Question, Reduce
+from landscape.results.writer import Writer
 
 
 def question(*, digest: str = "0123456789", label: str = "toy", shape: tuple[int, int] = (40, 25)) -> Question:

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from landscape import paired, store
-from landscape.answer import Question
 from landscape.probe import Plan, Quantity, Unit, Values
+from landscape.results.group import Question
+from landscape.results.writer import Writer
 from landscape.run import reduce_of
+from landscape.subject import sample_statistics
 
 Measure = Callable[[Unit], Values]
 PROBES = (
@@ -89,7 +90,7 @@ def write(
                 "protocol": "cifar100 test, 1024 samples, batch size 128, no augmentation, weight decay 0, seed 0",
             }
             question = Question(probe, network.label, f"{number:05x}{PROBES.index(probe):05x}", plan, attributes)
-            with store.Writer(path, question, reduce_of=reduce_of) as writer:
+            with Writer(path, question, reduce_of=reduce_of) as writer:
                 for unit in first(list(plan.units()), share):
                     writer.write(unit, measure(unit))
     return path
@@ -308,8 +309,8 @@ def lesion(network: Network) -> tuple[Plan, Measure]:
             **labels(network, "unit"),
             "rule": (Quantity("what was done", dims=("unit",)), np.array(["zero"] * units)),
         },
-        quantities=paired.quantities(),
-        summaries=paired.summaries("unit"),
+        quantities=sample_statistics.quantities(),
+        summaries=sample_statistics.summaries("unit"),
         facts={"intact_loss": 0.9, "intact_accuracy": 0.75},
     )
 
@@ -327,8 +328,8 @@ def noise(network: Network) -> tuple[Plan, Measure]:
     plan = Plan(
         over={"batch": np.arange(8), "band": bands},
         labels={"frequencies": (Quantity("frequencies", dims=("band",)), np.arange(9))},
-        quantities={**paired.quantities(), "noise_square_sum": Quantity("sum of the mean square")},
-        summaries={**paired.summaries("band"), "noise_rms": Quantity("rms", dims=("band",))},
+        quantities={**sample_statistics.quantities(), "noise_square_sum": Quantity("sum of the mean square")},
+        summaries={**sample_statistics.summaries("band"), "noise_rms": Quantity("rms", dims=("band",))},
         facts={"intact_loss": 0.9, "intact_accuracy": 0.75, "empty_bands": "0.2"},
     )
 

@@ -13,8 +13,9 @@ import xarray as xr
 from torch import nn
 
 import landscape
-from landscape import checkpoint, models
-from landscape.probe import OptionError
+from landscape import models
+from landscape.checkpoints import checkpoint
+from landscape.options import OptionError
 
 ARGUMENTS: dict[str, Any] = {"classes": 10, "image_size": 16, "blocks": (1, 1), "width": 8}
 FEW: dict[str, Any] = {"samples": 16, "batch_size": 8}

@@ -14,12 +14,12 @@ from foreign import Encoder
 from torch import Tensor, nn
 
 from landscape import models
-from landscape.attending import Maps, attending, of_queries_and_keys
-from landscape.layers import discover
-from landscape.linalg import attention as metrics
-from landscape.probe import OptionError
+from landscape.layers import attention_statistics as metrics
+from landscape.layers.attention_maps import Maps, attending, of_queries_and_keys
+from landscape.layers.selection import discover
+from landscape.options import OptionError
 from landscape.probes.attention import Attention
-from landscape.subject import Subject
+from landscape.subject.subject import Subject
 
 CPU = torch.device("cpu")
 
@@ -313,7 +313,7 @@ def test_parts_of_a_batch_make_the_same_whole(monkeypatch: pytest.MonkeyPatch) -
         maps = real(*args, **kwargs)
         return Maps(maps.rows, maps.each, 1, maps.device, maps.part)  # one image at a time
 
-    monkeypatch.setattr("landscape.attending.of_queries_and_keys", frugal)
+    monkeypatch.setattr("landscape.layers.attention_maps.of_queries_and_keys", frugal)
     monkeypatch.setattr(frugal, "__signature__", __import__("inspect").signature(real), raising=False)
     for name, values in answer(Attention(), subject).items():
         if name in ("distance", "mutual_information", "entropy", "head_cosine"):

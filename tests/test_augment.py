@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 
 from landscape.data import randaugment as ra
 from landscape.data.augment import Augmentation, beta, cropped, flipped, smoothed
-from landscape.probe import OptionError
+from landscape.options import OptionError
 
 ALL = Augmentation(crop=2, flip=True, randaugment=9, mixup=1.0, cutmix=0.8, label_smoothing=0.1)
 

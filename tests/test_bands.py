@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from landscape.linalg.bands import passed, ring, signs
+from landscape.layers.fourier import passed, ring, signs
 
 SIZES = [(8, 8), (9, 9), (12, 7), (5, 16), (1, 4)]
 

@@ -22,8 +22,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import landscape
-from landscape import archive, checkpoint, results
+from landscape.checkpoints import checkpoint, file_formats
 from landscape.cli.main import status
+from landscape.results import reader
 
 
 @pytest.fixture
@@ -146,17 +147,17 @@ def test_every_form_gives_the_network_that_was_saved(form: str, mine: Path) -> N
 def test_a_probe_measures_a_form_and_stores_what_was_taken(form: str, mine: Path) -> None:
     path = FORMS[form](mine)
     assert status(["variance", str(path), *ASKED]) == 0
-    ((_, data),) = results.groups("r.h5")
+    ((_, data),) = reader.groups("r.h5")
     taken = {"SWA": "dropped 1 (n_averaged)", "Lightning": "state_dict, without the prefix net."}
     assert taken.get(form, "the file itself") in data.attrs["weights_taken"]
-    assert data.attrs["checkpoint_sha256"] == archive.sha256_of(path)
+    assert data.attrs["checkpoint_sha256"] == file_formats.sha256_of(path)
     assert status(["show", str(path)]) == 0
 
 
 def test_the_same_weights_in_another_form_are_the_same_question(mine: Path) -> None:
     for form in ("state dict", "Lightning", "safetensors", "Hugging Face folder, bin"):
         assert status(["variance", str(FORMS[form](mine)), *ASKED, "--label", "one"]) == 0
-    assert len(results.groups("r.h5")) == 1
+    assert len(reader.groups("r.h5")) == 1
 
 
 @pytest.mark.parametrize("form", ["timm", "DeiT, MAE"])
@@ -252,7 +253,7 @@ def test_an_encoder_is_measured_where_no_logits_are_needed(
     assert "dropped" in said
     assert "as initialised 2 (fc.weight, fc.bias)" in said
     assert "no classifier of the checkpoint's own" in said
-    ((_, data),) = results.groups("r.h5")
+    ((_, data),) = reader.groups("r.h5")
     assert "dropped" in data.attrs["weights_taken"]
     # what needs logits refuses, in one line, unless it is told to take a fresh classifier
     assert status(["noise", str(path), *words]) == 1
@@ -282,7 +283,7 @@ def test_missing_weights_are_those_of_the_seed_and_stored(mine: Path) -> None:
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert status(["noise", str(path), *ASKED, "--allow-missing", "--samples", "8"]) == 0
-    ((_, data),) = results.groups("r.h5")
+    ((_, data),) = reader.groups("r.h5")
     assert json.loads(data.attrs["spec"])["allow_missing"] is True
     assert "as initialised 2 (fc.weight, fc.bias)" in data.attrs["weights_taken"]
 
@@ -400,8 +401,8 @@ def test_a_checkpoint_of_timm_itself(mine: Path) -> None:
 def test_a_file_is_hashed_once_for_a_probe_and_not_for_a_run_of_snapshots(
     mine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, hashed = archive.file_sha256, []
-    monkeypatch.setattr(archive, "file_sha256", lambda path: hashed.append(path) or read(path))
+    read, hashed = file_formats.file_sha256, []
+    monkeypatch.setattr(file_formats, "file_sha256", lambda path: hashed.append(path) or read(path))
     path = FORMS["Lightning"](mine)
     assert status(["variance", str(path), *ASKED]) == 0
     assert hashed == [path]

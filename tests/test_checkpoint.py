@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from landscape import archive, checkpoint
+from landscape.checkpoints import checkpoint, file_formats
 
 KEYS = ["format", "model", "model_args", "state_dict", "data", "recipe", "epoch", "metrics", "seed", "versions"]
 
@@ -76,7 +76,7 @@ def test_what_is_written_is_read(tmp_path: Path, weights: dict[str, Tensor]) -> 
         assert getattr(found, name) == given[name]
     assert found.native
     assert found.versions["torch"] == torch.__version__
-    assert found.sha256 == archive.file_sha256(path)
+    assert found.sha256 == file_formats.file_sha256(path)
     assert [file.name for file in path.parent.iterdir()] == ["final.pt"]
 
 
@@ -109,7 +109,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
 FULL = """
 import resource, sys, torch
 from pathlib import Path
-from landscape import checkpoint
+from landscape.checkpoints import checkpoint
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
 try:
     checkpoint.save_atomically({"weights": torch.zeros(100_000)}, Path(sys.argv[1]))

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from landscape.data import cifar, load
-from landscape.data.images import balanced
+from landscape.data.sampling import balanced
 
 pytestmark = pytest.mark.usefixtures("no_network")
 REAL = Path(os.environ.get("LANDSCAPE_TEST_DATA") or Path(__file__).parents[1] / "../shared/data")

@@ -11,8 +11,7 @@ import xarray as xr
 from scipy import stats
 
 import landscape
-from landscape import evaluate, results
-from landscape.claims import (
+from landscape.cli.claims import (
     CLAIMS,
     NETWORKS,
     QUESTIONS,
@@ -26,6 +25,8 @@ from landscape.claims import (
     table,
 )
 from landscape.cli.main import status
+from landscape.results import reader
+from landscape.subject import evaluation
 
 BY_NAME = {claim.name: claim for claim in CLAIMS}
 
@@ -172,11 +173,11 @@ def test_answers_of_ensembles_are_stored_like_the_others(tmp_path: Path, monkeyp
     command = ["reproduce", "--data", "digits", "--claim", "smoothing", "--seeds", "1", "--epochs", "1"]
     command += ["--fraction", "0.05", "--out", str(tmp_path), "--quiet"]
     assert status(command) == 0
-    ((_, stored),) = results.find(tmp_path / "results.h5", "evaluate")  # equal networks from equal seeds
+    ((_, stored),) = reader.find(tmp_path / "results.h5", "evaluate")  # equal networks from equal seeds
     subject = landscape.load(tmp_path / "checkpoints/dropout-s0/final.pt", samples=64)
-    wanted = evaluate.evaluate(subject.model, list(subject.batches), passes=2)
+    wanted = evaluation.evaluate(subject.model, list(subject.batches), passes=2)
     assert stored["loss"].sel(passes=2).item() == wanted.loss
-    monkeypatch.setattr(evaluate, "evaluate", None)
+    monkeypatch.setattr(evaluation, "evaluate", None)
     assert status(command) == 0  # again, without measuring
 
 

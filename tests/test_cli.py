@@ -21,10 +21,10 @@ import pytest
 import torch
 
 import landscape
-from landscape import results
 from landscape.cli.main import status
 from landscape.cli.probing import key_values
 from landscape.cli.progress import duration
+from landscape.results import reader
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -117,7 +117,7 @@ def test_a_folder_of_any_checkpoints_is_a_run(command: Command, tmp_path: Path) 
     words = (*mine, "--label", "one", "--label", "two", "--out", tmp_path / "r.h5", "--quiet")
     assert command("trajectory", tmp_path / "one", tmp_path / "two", *words)[0] == 0
     for name in ("one", "two"):
-        ((_, data),) = results.find(tmp_path / "r.h5", "trajectory", name)
+        ((_, data),) = reader.find(tmp_path / "r.h5", "trajectory", name)
         assert data["epoch"].values.tolist() == [2.0, 10.0, 30.0]
         assert (data["radius"].values[0], data["angle"].values[0], data["radius"].values[-1]) == (1.0, 0.0, 0.0)
     plane = ("--plane", tmp_path / "one", "--resolution", "3", "--out", tmp_path / "r.h5", "--quiet")
@@ -146,7 +146,7 @@ def test_a_line_to_another_checkpoint_says_its_barrier(command: Command, tmp_pat
     code, _, err = command("line", "--along", tmp_path / "other.pt", *words)
     assert code == 0
     assert "barrier" in err
-    ((_, data),) = results.find(tmp_path / "r.h5", "line")
+    ((_, data),) = reader.find(tmp_path / "r.h5", "line")
     between = (data["loss"] - (1 - data["t"]) * data["loss"].sel(t=0) - data["t"] * data["loss"].sel(t=1)).max().item()
     assert data["barrier"].item() == pytest.approx(between, abs=1e-9)
     assert command("line", "--along", tmp_path / "other.pt", *words)[2].count("already measured") == 1

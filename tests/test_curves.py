@@ -93,8 +93,8 @@ def test_events_hold_every_epoch(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from landscape.board import Board
-    from landscape.train import Progress
+    from landscape.cli.tensorboard import Board
+    from landscape.training.train import Progress
 
     board = Board(tmp_path)
     for epoch in (1, 2):

@@ -10,8 +10,9 @@ import torch
 
 from landscape.data import Batches, Images, digits, load
 from landscape.data.augment import Augmentation
-from landscape.data.images import balanced, keys, resized, shuffled
-from landscape.probe import OptionError
+from landscape.data.dataset import resized
+from landscape.data.sampling import balanced, keys, shuffled
+from landscape.options import OptionError
 
 pytestmark = pytest.mark.usefixtures("no_network")
 

@@ -22,12 +22,12 @@ from analytic import (
 from matplotlib.figure import Figure
 from scipy.stats import wasserstein_distance
 
-from landscape.curvature import over_all_samples
+from landscape.curvature.operator import over_all_samples
+from landscape.options import OptionError
 from landscape.plots import density
-from landscape.probe import OptionError
 from landscape.probes.density import Density
 from landscape.probes.trace import Trace
-from landscape.subject import Subject
+from landscape.subject.subject import Subject
 
 NETWORKS = (tanh_net, convolution_net, attention_net)
 SPECTRUM = [30.0, 20.0, -10.0, 5.0, *np.linspace(-0.1, 0.3, 96)]

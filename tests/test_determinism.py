@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from landscape.determinism import deterministic
+from landscape.training.determinism import deterministic
 
 
 def test_an_operation_without_a_deterministic_algorithm_is_named_in_one_line() -> None:

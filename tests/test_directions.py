@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from landscape import models
-from landscape.linalg.directions import POSITIONS, Normalize, drawn, normalised, random_direction
+from landscape.weight_space.directions import POSITIONS, Normalize, drawn, normalised, random_direction
 
 
 @pytest.fixture

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from landscape import checkpoint
-from landscape.ema import Average
-from landscape.evaluate import evaluate
-from landscape.loading import bare
-from landscape.recipes import recipe
-from landscape.snapshots import of_run
-from landscape.train import train
-from landscape.training_set import splits
+from landscape.checkpoints import checkpoint
+from landscape.checkpoints.snapshots import of_run
+from landscape.subject.evaluation import evaluate
+from landscape.subject.loading import bare
+from landscape.training.ema import Average
+from landscape.training.recipes import recipe
+from landscape.training.train import train
+from landscape.training.training_set import splits
 
 
 def test_the_average_is_its_recursion() -> None:

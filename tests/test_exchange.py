@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +19,25 @@ from scipy.interpolate import RegularGridInterpolator
 from torch import nn
 
 import landscape
-from landscape import headlines, models, plots, results
+from landscape import models, plots
 from landscape.cli.main import status
-from landscape.exchange import importing, paraview, published, tomgoldstein
+from landscape.exchange import importing, paraview, park2022_csv, tomgoldstein
 from landscape.exchange.exporting import export
 from landscape.exchange.grid import Course, Grid, grid_of
-from landscape.plane import plane_of
 from landscape.probes.line import Line
 from landscape.probes.surface import Surface
 from landscape.probes.trajectory import Trajectory
-from landscape.run import run
-from landscape.subject import Subject
+from landscape.results import headlines
+from landscape.results import reader as results_reader
+from landscape.run import reduce_of, run
+from landscape.subject.subject import Subject
+from landscape.weight_space.planes import plane_of
 
 PUBLISHED = Path(os.environ.get("LANDSCAPE_TEST_DATA") or Path(__file__).parents[1] / "../shared/data")
 RESNET, VIT = "cifar100_resnet_dnn_50_losslandscape", "cifar100_vit_ti_losslandscape"
 X, Y = np.linspace(-1, 1, 5), np.linspace(-2, 1, 4)
+
+imported = partial(importing.import_file, reduce_of=reduce_of)
 
 
 def loss_at(x: float, y: float) -> float:
@@ -64,14 +69,19 @@ def published_csv(path: Path, **changed: float) -> Path:
     lines = []
     for y in Y:
         for x in X:
-            row = dict.fromkeys(published.COLUMNS, 0.25) | {"x": x, "y": y, "NLL": loss_at(x, y), "l2": 2000 + 40 * x}
+            row = dict.fromkeys(park2022_csv.COLUMNS, 0.25) | {
+                "x": x,
+                "y": y,
+                "NLL": loss_at(x, y),
+                "l2": 2000 + 40 * x,
+            }
             lines.append(",".join(str(float(value)) for value in {**row, "acc": 0.5 + x / 10, **changed}.values()))
     path.write_bytes(("\r\n".join(lines) + "\r\n").encode())
     return path
 
 
 def only(path: Path, probe: str = "surface") -> Any:
-    ((_, data),) = results.find(path, probe)
+    ((_, data),) = results_reader.find(path, probe)
     return data
 
 
@@ -81,7 +91,7 @@ def only(path: Path, probe: str = "surface") -> Any:
 @pytest.mark.parametrize("shape", [(5, 5), (5, 4), (3, 7)])
 def test_every_value_comes_to_its_own_coordinates(tmp_path: Path, shape: tuple[int, int]) -> None:
     x, y = np.linspace(-1, 1, shape[0]), np.linspace(-2, 1, shape[1])
-    importing.import_file(made_by_its_tool(tmp_path / "s.h5", x=x, y=y), tmp_path / "r.h5", label="theirs")
+    imported(made_by_its_tool(tmp_path / "s.h5", x=x, y=y), tmp_path / "r.h5", label="theirs")
     data = only(tmp_path / "r.h5")
     np.testing.assert_allclose(data["loss"].transpose("x", "y"), [[loss_at(a, b) for b in y] for a in x])
     np.testing.assert_allclose(data["accuracy"].transpose("x", "y"), [[(90 - 5 * a + b) / 100 for b in y] for a in x])
@@ -92,7 +102,7 @@ def test_every_value_comes_to_its_own_coordinates(tmp_path: Path, shape: tuple[i
 
 
 def test_points_that_were_not_evaluated_are_not_finished(tmp_path: Path) -> None:
-    importing.import_file(made_by_its_tool(tmp_path / "s.h5", filled=7), tmp_path / "r.h5")
+    imported(made_by_its_tool(tmp_path / "s.h5", filled=7), tmp_path / "r.h5")
     data = only(tmp_path / "r.h5")
     assert int(data["done"].sum()) == 7
     assert np.isnan(data["loss"].values[data["done"].values == 0]).all()
@@ -101,7 +111,7 @@ def test_points_that_were_not_evaluated_are_not_finished(tmp_path: Path) -> None
 
 
 def test_a_file_without_y_is_a_line(tmp_path: Path) -> None:
-    importing.import_file(made_by_its_tool(tmp_path / "s.h5", y=None), tmp_path / "r.h5")
+    imported(made_by_its_tool(tmp_path / "s.h5", y=None), tmp_path / "r.h5")
     data = only(tmp_path / "r.h5", "line")
     np.testing.assert_allclose(data["loss"].sel(direction=0), [loss_at(x, 0.0) for x in X])
     np.testing.assert_array_equal(data["t"], X)
@@ -113,8 +123,8 @@ def test_both_splits_and_eigenvalues_are_taken(tmp_path: Path) -> None:
     with h5py.File(path, "r+") as file:
         file["test_loss"], file["test_acc"] = file["train_loss"][()] + 1, file["train_acc"][()]
         file["min_eig"], file["max_eig"] = -file["train_loss"][()], file["train_loss"][()]
-    importing.import_file(path, tmp_path / "r.h5")
-    train, test = (data for _, data in sorted(results.find(tmp_path / "r.h5"), key=lambda item: -len(item[1])))
+    imported(path, tmp_path / "r.h5")
+    train, test = (data for _, data in sorted(results_reader.find(tmp_path / "r.h5"), key=lambda item: -len(item[1])))
     assert [train.attrs["label"], test.attrs["label"]] == ["s-train", "s-test"]
     np.testing.assert_array_equal(test["loss"], train["loss"] + 1)
     np.testing.assert_array_equal(train["min_eig"], -train["loss"])
@@ -123,14 +133,14 @@ def test_both_splits_and_eigenvalues_are_taken(tmp_path: Path) -> None:
 
 def test_descending_coordinates_and_an_almost_zero_are_put_right(tmp_path: Path) -> None:
     x = np.array([1.0, 0.5, 1e-17, -0.5, -1.0])
-    importing.import_file(made_by_its_tool(tmp_path / "s.h5", x=x), tmp_path / "r.h5")
+    imported(made_by_its_tool(tmp_path / "s.h5", x=x), tmp_path / "r.h5")
     data = only(tmp_path / "r.h5")
     assert data["x"].values.tolist() == [-1.0, -0.5, 0.0, 0.5, 1.0]
     np.testing.assert_allclose(data["loss"].transpose("x", "y"), [[loss_at(a, b) for b in Y] for a in data["x"]])
 
 
 def test_a_surface_written_for_that_tool_is_drawn_by_it_and_reads_back(tmp_path: Path) -> None:
-    importing.import_file(made_by_its_tool(tmp_path / "s.h5", filled=13), tmp_path / "r.h5")
+    imported(made_by_its_tool(tmp_path / "s.h5", filled=13), tmp_path / "r.h5")
     (written,) = export(tmp_path / "r.h5", tmp_path / "out", ["tomgoldstein"])
     with h5py.File(written) as file:
         assert {"dir_file", "xcoordinates", "ycoordinates", "train_loss", "train_acc"} == set(file)
@@ -247,7 +257,7 @@ def test_directions_of_another_model_name_the_first_that_does_not_fit(tmp_path: 
 
 def test_columns_come_under_their_names_and_go_back_byte_for_byte(tmp_path: Path) -> None:
     source = published_csv(tmp_path / "vit.csv")
-    importing.import_file(source, tmp_path / "r.h5")
+    imported(source, tmp_path / "r.h5")
     data = only(tmp_path / "r.h5")
     np.testing.assert_array_equal(data["loss"].transpose("x", "y"), [[loss_at(x, y) for y in Y] for x in X])
     np.testing.assert_array_equal(data["l2"].transpose("x", "y"), [[2000 + 40 * x] * len(Y) for x in X])
@@ -260,7 +270,7 @@ def test_columns_come_under_their_names_and_go_back_byte_for_byte(tmp_path: Path
 
 def test_the_weight_decay_of_the_objective_can_be_given(tmp_path: Path) -> None:
     for decay in (0.0, 0.1):
-        importing.import_file(published_csv(tmp_path / "v.csv"), tmp_path / f"{decay}.h5", weight_decay=decay)
+        imported(published_csv(tmp_path / "v.csv"), tmp_path / f"{decay}.h5", weight_decay=decay)
         data = only(tmp_path / f"{decay}.h5")
         np.testing.assert_array_equal(data["objective"], data["loss"] + decay * data["l2"])
 
@@ -271,14 +281,14 @@ def test_a_csv_of_our_own_surface_leaves_out_what_has_another_definition(tmp_pat
     run(Surface(resolution="3"), attention_net(), path, label="ours")
     for label, known in {"park": True, "ours": False}.items():
         (file,) = export(path, tmp_path, ["csv"], label=label)
-        grid, data = published.read_surface(file), only_of(path, label)
+        grid, data = park2022_csv.read_surface(file), only_of(path, label)
         np.testing.assert_array_equal(grid.values["loss"], data["loss"])
         assert np.isfinite(grid.values["l2"]).all() == known
         assert np.isnan(grid.values["brier"]).all()
 
 
 def only_of(path: Path, label: str) -> Any:
-    ((_, data),) = results.find(path, "surface", label)
+    ((_, data),) = results_reader.find(path, "surface", label)
     return data
 
 
@@ -287,7 +297,7 @@ def only_of(path: Path, label: str) -> Any:
     [
         ("", "is empty"),
         ("1,2,3\n", "has 3 columns in line 1, expected the 19 of a published surface: x, y, l1"),
-        (",".join(published.COLUMNS) + "\n", "has no number in line 1 .*expected no header"),
+        (",".join(park2022_csv.COLUMNS) + "\n", "has no number in line 1 .*expected no header"),
         (",".join(["1"] * 19) + "\n", "has 1 x 1 points, expected a grid"),
         ("\n".join(",".join([x, y, *["1"] * 17]) for x, y in ("00", "01", "10", "11", "00")), "has a point twice"),
     ],
@@ -295,7 +305,7 @@ def only_of(path: Path, label: str) -> Any:
 def test_what_is_no_published_surface_is_refused(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "s.csv").write_text(text)
     with pytest.raises(ValueError, match=said):
-        importing.import_file(tmp_path / "s.csv", tmp_path / "r.h5")
+        imported(tmp_path / "s.csv", tmp_path / "r.h5")
     assert not (tmp_path / "r.h5").exists()
 
 
@@ -306,7 +316,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("the published surfaces are not here; name their folder in LANDSCAPE_TEST_DATA")
     out = tmp_path_factory.mktemp("published") / "r.h5"
     for file in files:
-        importing.import_file(file, out)
+        imported(file, out)
     return out
 
 
@@ -422,10 +432,10 @@ def projection(path: Path, x: Sequence[float], y: Sequence[float]) -> Path:
 def test_a_path_comes_over_its_surface_and_goes_back(tmp_path: Path) -> None:
     x, y = [0.9, 0.4, 0.0, 5.0], [0.5, 0.5, 0.0, 0.0]
     path = projection(tmp_path / "s_proj.h5", x, y)
-    (outcome,) = importing.import_file(made_by_its_tool(tmp_path / "s.h5"), tmp_path / "r.h5", course=path)
-    (bare,) = importing.import_file(tmp_path / "s.h5", tmp_path / "r.h5")
+    (outcome,) = imported(made_by_its_tool(tmp_path / "s.h5"), tmp_path / "r.h5", course=path)
+    (bare,) = imported(tmp_path / "s.h5", tmp_path / "r.h5")
     assert outcome.group != bare.group
-    data = dict(results.groups(tmp_path / "r.h5"))[outcome.group]
+    data = dict(results_reader.groups(tmp_path / "r.h5"))[outcome.group]
     assert (data["path_x"].values.tolist(), data["path_y"].values.tolist()) == (x, y)
     assert "path" in [file.stem for file in plots.draw(tmp_path / "r.h5", tmp_path / "figures")]
     written = export(tmp_path / "r.h5", tmp_path / "out", ["tomgoldstein", "vtp"])

@@ -11,10 +11,10 @@ from foreign import torchvision_models
 from torch import Tensor, nn
 
 from landscape import models
-from landscape.layers import discover
-from landscape.lesions import removals, removed
+from landscape.layers.selection import discover
+from landscape.layers.unit_removal import removals, removed
 from landscape.models import localvit, mixer, swin
-from landscape.models.smoothing import Smoothing, averaged
+from landscape.models.blocks import Smoothing, averaged
 
 COUNTS: list[tuple[str, int, int, dict[str, object], int]] = [
     *(("localvit_ti", 100, 32, {"neighbourhood": k}, 5_372_836) for k in (3, 4, 5, 7, None)),

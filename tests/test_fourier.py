@@ -8,8 +8,8 @@ import torch
 from analytic import answer, passage
 from torch import Tensor
 
-from landscape.linalg import parts
-from landscape.linalg.fourier import (
+from landscape.layers import map_blocks
+from landscape.layers.fourier import (
     diagonal,
     diagonal_alone,
     diagonal_frequencies,
@@ -17,7 +17,7 @@ from landscape.linalg.fourier import (
     half_spectrum,
     relative_log_amplitude,
 )
-from landscape.probe import OptionError
+from landscape.options import OptionError
 from landscape.probes.fourier import Fourier
 
 WHITE = np.log(2) / 2  # E ln|complex normal| - E ln|real normal| of one variance: zero frequency alone is real
@@ -200,7 +200,7 @@ def test_a_batch_in_parts_is_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = passage(_noise(7, 3, 8, 8))
     probe = Fourier(layers=("maps", "tokens"), per_channel=True)
     whole = answer(probe, subject)
-    monkeypatch.setattr(parts, "NUMBERS", 2 * 3 * 64)
+    monkeypatch.setattr(map_blocks, "NUMBERS", 2 * 3 * 64)
     for name, values in answer(probe, subject).items():
         if "delta" in name or name == "spectrum":
             np.testing.assert_allclose(values, whole[name], rtol=1e-12, atol=1e-12)

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from landscape.cli.heap import KEPT
+from landscape.cli.process_setup import KEPT
 
 ALLOCATE = """
 import resource, sys, torch
-from landscape.cli.heap import keep_freed
+from landscape.cli.process_setup import keep_freed
 if "keep" in sys.argv:
     keep_freed()
 def work():

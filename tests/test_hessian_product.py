@@ -23,10 +23,10 @@ from analytic import (
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from landscape.linalg.hessian import HessianProduct, hessian_product
-from landscape.linalg.lanczos import lanczos
-from landscape.linalg.vector import random_unit, unflat
-from landscape.subject import Subject
+from landscape.curvature.hessian_product import HessianProduct, hessian_product
+from landscape.curvature.lanczos import lanczos
+from landscape.curvature.vectors import random_unit, unflat
+from landscape.subject.subject import Subject
 
 NETWORKS: dict[str, Callable[[], Subject]] = {
     "tanh": tanh_net,

@@ -17,12 +17,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from landscape import checkpoint, results, store
-from landscape.answer import Question
+from landscape.checkpoints import checkpoint
 from landscape.cli.main import status
-from landscape.data import unpickle
-from landscape.journal import Journal, Record
+from landscape.data import cifar
 from landscape.probe import Plan, Quantity
+from landscape.results import reader
+from landscape.results.group import Question
+from landscape.results.journal import Journal, Record
+from landscape.results.writer import Writer, settle
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 MODEL = """import torch
@@ -77,7 +79,7 @@ import contextlib, io, json, resource, sys, torch
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import hostile
-from landscape import checkpoint
+from landscape.checkpoints import checkpoint
 from landscape.cli.main import status
 folder = Path(sys.argv[2])
 for name, make in hostile.ABSURD.items():
@@ -184,7 +186,7 @@ def question(label: str = "net", digest: str = "0123456789", size: int = 3) -> Q
 def stored(path: Path) -> Path:
     """A results file with one answer."""
     asked = question()
-    with store.Writer(path, asked) as writer:
+    with Writer(path, asked) as writer:
         for unit in writer.pending():
             writer.write(unit, {"loss": 1.0})
     return path
@@ -219,7 +221,7 @@ def test_a_results_file_that_reaches_out_is_refused(kind: str, study: Path, caps
     for words in (["show", str(path)], ["plot", str(path)], ["report", str(path)], ["export", str(path)]):
         assert "refused" in refused(words, capsys)
     with pytest.raises(ValueError, match="refused"):
-        store.Writer(path, question(digest="abcdefabcd"))
+        Writer(path, question(digest="abcdefabcd"))
     assert everything(study) == before
     assert secret.read_bytes() == b"s" * 24
 
@@ -231,16 +233,16 @@ def test_links_are_not_followed_and_a_file_with_links_is_not_written(study: Path
         path = stored(study / f"r{i}.h5")
         with h5py.File(path, "r+") as file:
             file["hessian"] = link
-        assert [name for name, _ in results.groups(path)] == ["variance/net-0123456789"]
+        assert [name for name, _ in reader.groups(path)] == ["variance/net-0123456789"]
         with pytest.raises(ValueError, match=r"holds a link in place of data \(/hessian\).*give another --out"):
-            store.Writer(path, question(digest="abcdefabcd"))
+            Writer(path, question(digest="abcdefabcd"))
     assert other.read_bytes() == kept
 
 
 DAMAGED = """
 import json, sys
 from pathlib import Path
-from landscape import results
+from landscape.results import reader
 from landscape.cli.files import survives
 path, whole = Path(sys.argv[1]), Path(sys.argv[1]).read_bytes()
 import numpy as np
@@ -250,7 +252,7 @@ def tried(content):
     path.write_bytes(content)
     try:
         survives(path)
-        results.summary(path)
+        reader.summary(path)
         outcomes["read"] += 1
     except ValueError as error:
         assert "\\n" not in str(error), error
@@ -310,7 +312,7 @@ def test_a_journal_that_makes_no_sense_is_named(
     with Journal(tmp_path / "r.h5.journal-feed") as journal:
         journal.append(Record(data, arrays))
     with pytest.raises(ValueError, match=r"r.h5.journal-feed is no journal of this version .*; move it away"):
-        store.settle(path, reduce_of=lambda probe, parameters: None)
+        settle(path, reduce_of=lambda probe, parameters: None)
     assert path.read_bytes() == kept
 
 
@@ -325,7 +327,7 @@ def surface(path: Path) -> h5py.File:
     names = ("loss", "loss_se", "l2", "accuracy")
     axis = np.linspace(-1, 1, 3)
     plan = Plan(over={"x": axis, "y": axis}, quantities={name: Quantity(name) for name in names})
-    with store.Writer(path, Question("surface", "net", "0123456789", plan, {"parameters": "{}"})) as writer:
+    with Writer(path, Question("surface", "net", "0123456789", plan, {"parameters": "{}"})) as writer:
         for unit in writer.pending():
             writer.write(unit, dict.fromkeys(names, 1.0 + unit.at["x"] ** 2 + unit.at["y"]))
     return h5py.File(path, "r+")
@@ -361,4 +363,4 @@ def test_a_batch_of_images_cannot_ask_for_memory(tmp_path: Path) -> None:
     path = tmp_path / "test_batch"
     path.write_bytes(b"\x80\x02]r\xff\xff\xff\x7f.")  # an index into a memo of 2**31 entries
     with pytest.raises(ValueError, match="holds a list"):
-        unpickle.batch(path)
+        cifar.read_batch(path)

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from landscape.journal import MAGIC, Busy, Journal, Record
+from landscape.results.journal import MAGIC, Busy, Journal, Record
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from landscape.journal import Journal, Record
+from landscape.results.journal import Journal, Record
 with Journal(Path(sys.argv[1])) as journal:
     journal.append(Record({"index": [0]}, {}))
     print("held", flush=True)

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 from torch.utils.checkpoint import checkpoint
 
-from landscape import curvature as module
-from landscape.curvature import Hvp, Operator, curvature
-from landscape.linalg.kinks import Held, bends, sides
-from landscape.linalg.vector import random_unit
+from landscape.curvature import operator as module
+from landscape.curvature.kinks import Held, bends, sides
+from landscape.curvature.operator import Hvp, Operator, curvature
+from landscape.curvature.vectors import random_unit
 from landscape.probes.hessian import Hessian
-from landscape.subject import Subject
+from landscape.subject.subject import Subject
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),  # by torch's forward mode

@@ -11,9 +11,9 @@ from analytic import symmetric
 from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor
 
-from landscape.linalg import basis
-from landscape.linalg.lanczos import Spectrum, Which, lanczos
-from landscape.linalg.vector import random_unit
+from landscape.curvature import krylov_basis
+from landscape.curvature.lanczos import Spectrum, Which, lanczos
+from landscape.curvature.vectors import random_unit
 
 DECAYING = [3.0 / (1 + i) ** 2 for i in range(20)]
 SPECTRA: dict[str, list[float]] = {
@@ -285,8 +285,8 @@ def test_a_basis_in_several_blocks_is_that_in_one(storage: torch.dtype | None, m
     start, vector, *rows = torch.randn(25, 300, generator=torch.Generator().manual_seed(0))
     found = []
     for growth in (32, 5):
-        monkeypatch.setattr(basis, "GROWTH", growth)
-        held = basis.Basis(start, 22, storage)
+        monkeypatch.setattr(krylov_basis, "GROWTH", growth)
+        held = krylov_basis.Basis(start, 22, storage)
         for row in rows[:21]:
             beside = held.orthogonal(row)
             held.append(beside / beside.norm())

@@ -16,15 +16,15 @@ from foreign import torchvision_models
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import landscape
-from landscape import loading
 from landscape.data import load as load_data
-from landscape.evaluate import evaluated
-from landscape.layers import discover
-from landscape.models import sources
-from landscape.models.sources import Wanted
-from landscape.probe import OptionError
+from landscape.layers.selection import discover
+from landscape.models import providers
+from landscape.models.providers import Wanted
+from landscape.options import OptionError
 from landscape.probes.hessian import Hessian
-from landscape.subject import Subject, outputs_of
+from landscape.subject import loading
+from landscape.subject.evaluation import evaluated
+from landscape.subject.subject import Subject, outputs_of
 
 VOCABULARY, CONTEXT = 11, 6
 KINDS: dict[str, dict[str, Any]] = {
@@ -229,6 +229,6 @@ def test_its_layers_are_listed_without_data(folder: Path) -> None:
 
 def test_an_argument_of_the_configuration_sets_the_context(folder: Path, tokens: Path) -> None:
     name = "n_positions" if folder.name.startswith("GPT2") else "max_position_embeddings"
-    assert sources.context(Wanted(f"hf:{folder}", {name: 5})) == 5
+    assert providers.context(Wanted(f"hf:{folder}", {name: 5})) == 5
     subject = _loaded(folder, tokens, model_arg={name: 5})
     assert outputs_of(subject.model, subject.batch(0)[0]).shape == (10, 5, VOCABULARY)

@@ -12,14 +12,14 @@ from foreign import Encoder, Functional, Plain, Reshaped, Squeeze, torchvision_m
 from torch import Tensor, nn
 
 from landscape import models
-from landscape.features import listening
-from landscape.layers import Layer, chosen, discover, labels, spatial_layers
+from landscape.layers.forward_hooks import listening
+from landscape.layers.residual_blocks import Tap
+from landscape.layers.selection import Layer, chosen, discover, labels, spatial_layers
 from landscape.models.alternet import AlterNet
 from landscape.models.preresnet import PreResNet
 from landscape.models.resnet import ResNet
 from landscape.models.vit import ViT
-from landscape.residuals import Tap
-from landscape.subject import Subject
+from landscape.subject.subject import Subject
 
 Row = tuple[str, str, int, bool, tuple[int, int]]  # name, kind, stage, reduces, grid
 

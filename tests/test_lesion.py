@@ -18,15 +18,15 @@ from foreign import Encoder, Squeeze, torchvision_models
 from torch import Tensor, nn
 
 from landscape import models
-from landscape.layers import discover
-from landscape.lesions import Removal, removals, removed, stages
+from landscape.layers.selection import discover
+from landscape.layers.unit_removal import Removal, removals, removed, stages
 from landscape.models import preresnet, resnet
 from landscape.models.preresnet import PreResNet
 from landscape.models.resnet import ResNet
 from landscape.models.vit import ViT
-from landscape.probe import OptionError
+from landscape.options import OptionError
 from landscape.probes.lesion import Lesion
-from landscape.subject import Subject, per_sample
+from landscape.subject.subject import Subject, per_sample
 
 
 def _model(name: str, size: int = 8, **arguments: Any) -> nn.Module:

@@ -12,14 +12,15 @@ import torch
 from analytic import answer, attention_net, batches_of, convolution_net, quadratic, same_state, state, symmetric
 from torch import Tensor
 
-from landscape import batchnorm, models
-from landscape.linalg.directions import POSITIONS, random_direction
-from landscape.plane import reach
-from landscape.probe import OptionError
+from landscape import models
+from landscape.options import OptionError
 from landscape.probes.line import Line
 from landscape.probes.surface import Surface
-from landscape.section import Along, sections_of
-from landscape.subject import Subject, per_sample
+from landscape.subject import batchnorm
+from landscape.subject.subject import Subject, per_sample
+from landscape.weight_space.directions import POSITIONS, random_direction
+from landscape.weight_space.lines import Along, sections_of
+from landscape.weight_space.planes import reach
 
 SAMPLES = torch.tensor([[1.0, 0.0], [2.0, 0.5], [0.5, -1.0], [3.0, 0.0], [-0.5, 0.2]])  # scale, offset
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from landscape.linalg.logistic import PENALTIES, TOLERANCE, gradient, logistic
+from landscape.layers.logistic import PENALTIES, TOLERANCE, gradient, logistic
 
 
 def _data(samples: int = 90, features: int = 5, classes: int = 3) -> tuple[Tensor, Tensor]:

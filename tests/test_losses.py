@@ -15,14 +15,15 @@ from analytic import answer
 from torch import Tensor, nn
 
 import landscape
-from landscape.evaluate import evaluated
-from landscape.losses import CLASSIFICATION, MEANINGS, NAMES, losses_of
+from landscape.options import OptionError
 from landscape.plots import draw
-from landscape.probe import OptionError, Quantity
+from landscape.probe import Quantity
 from landscape.probes.hessian import Hessian
-from landscape.proof import prove
 from landscape.run import digest
-from landscape.subject import Subject, logits_in
+from landscape.subject.evaluation import evaluated
+from landscape.subject.losses import CLASSIFICATION, MEANINGS, NAMES, losses_of
+from landscape.subject.sanity_check import prove
+from landscape.subject.subject import Subject, logits_in
 
 REGRESSION = """
 import torch

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from landscape.data import memory
-from landscape.data.resident import Resident
+from landscape.data.memory import Resident
 
 MEMINFO = "MemTotal:       24000 kB\nMemFree:    1000 kB\nMemAvailable:   16000 kB\n"
 

@@ -14,8 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from landscape import models
 from landscape.models import alternet, preresnet, resnet, vit
-from landscape.models.drop_path import drop_path, drop_path_rates
-from landscape.probe import OptionError
+from landscape.models.blocks import drop_path, drop_path_rates
+from landscape.options import OptionError
 
 DEMOS = ("vit_demo", "resnet_demo", "preresnet_demo", "alternet_demo")
 COUNTS: list[tuple[str, int, int, dict[str, object], int]] = [

@@ -11,9 +11,10 @@ import torch
 from analytic import answer, batches_of, convolution_net, rebatched, same_state, state
 from torch import Tensor, nn
 
-from landscape.probe import OptionError, derived_seed
+from landscape.options import OptionError
+from landscape.probe import derived_seed
 from landscape.probes.noise import Noise
-from landscape.subject import Subject, per_sample
+from landscape.subject.subject import Subject, per_sample
 
 
 class Kept(nn.Module):

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from landscape.data import load
-from landscape.data.images import balanced
+from landscape.data.sampling import balanced
 
 PIXELS = np.random.default_rng(0).integers(256, size=(30, 8, 8, 3), dtype=np.uint8)
 LABELS = np.repeat(np.arange(3), 10)

@@ -9,9 +9,9 @@ import torch
 from analytic import answer, passage
 from foreign import Encoder
 
-from landscape.layers import chosen
-from landscape.patterns import Pattern, expanded, parsed
-from landscape.probe import OptionError
+from landscape.layers.patterns import Pattern, expanded, parsed
+from landscape.layers.selection import chosen
+from landscape.options import OptionError
 from landscape.probes.variance import Variance
 
 

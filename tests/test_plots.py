@@ -19,7 +19,8 @@ from matplotlib.colors import LogNorm, to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
 
-from landscape import plots, results
+from landscape import plots
+from landscape.options import OptionError
 from landscape.plots import (
     FIGURES,
     appearance,
@@ -33,7 +34,7 @@ from landscape.plots import (
     surface_heat,
     surface_height,
 )
-from landscape.probe import OptionError
+from landscape.results import reader
 
 VIT = synthetic.NETWORKS[0].label
 SPECIAL = {"hessian_phases", "hessian_layers", "saddle"}  # of some answers only: tests of their own
@@ -51,7 +52,7 @@ def drawn(study: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def answer(study: Path, probe: str, label: str = VIT) -> xr.Dataset:
-    ((_, data),) = results.find(study, probe=probe, label=label)
+    ((_, data),) = reader.find(study, probe=probe, label=label)
     return data
 
 

@@ -13,13 +13,14 @@ from foreign import Encoder
 from torch import Tensor, nn
 
 import landscape
-from landscape.data.images import Batches, Images, shuffled
-from landscape.linalg import logistic
-from landscape.linalg.ridge import chosen
-from landscape.probe import OptionError
+from landscape.data.dataset import Batches, Images
+from landscape.data.sampling import shuffled
+from landscape.layers import logistic
+from landscape.layers.linear_classifier import chosen
+from landscape.options import OptionError
 from landscape.probes.probe_linear import ProbeLinear
 from landscape.run import digest
-from landscape.subject import Spec, Split, Subject
+from landscape.subject.subject import Spec, Split, Subject
 
 PROBE = ProbeLinear(layers=("maps", "squared", "mean"))
 

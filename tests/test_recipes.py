@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from landscape.optimizer import Schedule, optimizer, parameter_groups
-from landscape.probe import OptionError
-from landscape.recipes import RECIPES, Recipe, at_size, checked, default_recipe, parsed, recipe
+from landscape.options import OptionError
+from landscape.training.optimizer import Schedule, optimizer, parameter_groups
+from landscape.training.recipes import RECIPES, Recipe, at_size, checked, default_recipe, parsed, recipe
 
 
 @pytest.mark.parametrize("name", ["cifar-vit", "cifar-cnn"])

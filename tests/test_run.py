@@ -20,11 +20,15 @@ import torch
 from analytic import attention_net
 from torch import nn
 
-from landscape import checkpoint, loading, models, store, subject
-from landscape.answer import Arrays, Question
+from landscape import models
+from landscape.checkpoints import checkpoint
 from landscape.probe import Plan, Probe, Quantity
 from landscape.probes import probe_class
-from landscape.run import Outcome, digest, question, run, safe
+from landscape.results import group as groups
+from landscape.results.group import Arrays, Outcome, Question, safe
+from landscape.results.writer import Writer
+from landscape.run import digest, question, run
+from landscape.subject import loading, subject
 
 SMALL: dict[str, dict[str, Any]] = {  # the questions, as small as they get
     "surface": {"resolution": "3"},
@@ -109,7 +113,7 @@ def small(name: str, **parameters: Any) -> Probe:
 
 
 def answer(path: Path, outcome: Outcome) -> Arrays:
-    return store.read_group(path, outcome.group)
+    return groups.read_group(path, outcome.group)
 
 
 def assert_same(found: Arrays, wanted: Arrays) -> None:
@@ -168,10 +172,10 @@ def test_stopped_and_resumed_equals_uninterrupted(name: str, folder: Path, tmp_p
         run(probe, one, path, report=stop_after(1))
     assert caught.traceback  # and still the model is as it was
     assert checkpoint.weights_sha256(one.model.state_dict()) == weights
-    group = store.stored(path, probe.name, digest(probe, one))
+    group = groups.stored(path, probe.name, digest(probe, one))
     assert group is not None
-    assert store.read_group(path, group)["done"].sum() == 1
-    assert store.attribute(path, group, "finished") == ""
+    assert groups.read_group(path, group)["done"].sum() == 1
+    assert groups.attribute(path, group, "finished") == ""
     outcome = run(probe, fitting(name, folder), path)
     assert outcome.measured == outcome.units - 1
     assert_same(answer(path, outcome), whole)
@@ -232,7 +236,7 @@ def test_threads_share_no_switch_of_the_attention_kernels(tmp_path: Path, execut
 KILLED = """
 import sys, torch
 from pathlib import Path
-from landscape import loading
+from landscape.subject import loading
 from landscape.probes.surface import Surface
 from landscape.run import run
 torch.set_num_threads(1)
@@ -288,7 +292,7 @@ def test_a_half_finished_answer_resumes_with_its_own_batch_size(folder: Path, tm
 def test_a_question_that_lost_its_file_resumes_from_its_journal(folder: Path, tmp_path: Path) -> None:
     probe, path = small("variance"), tmp_path / "results.h5"
     asked = question(probe, loaded(folder), "mine")
-    writer = store.Writer(path, asked)
+    writer = Writer(path, asked)
     for unit in writer.pending()[:3]:
         writer.write(unit, probe.measure(loaded(folder), unit))
     writer._journal.__exit__(None, None, None)  # as a kill leaves it
@@ -542,11 +546,11 @@ def test_a_worker_that_dies_is_one_line(folder: Path, tmp_path: Path, long_dead:
 def test_a_journal_of_an_unknown_probe_is_adopted_without_its_summaries(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "results.h5"
     plan = Plan(over={"i": np.arange(3)}, quantities={"v": Quantity("v")}, summaries={"sum": Quantity("sum of v")})
-    writer = store.Writer(path, Question("foreign", "toy", "f" * 10, plan, {"parameters": "{}"}))
+    writer = Writer(path, Question("foreign", "toy", "f" * 10, plan, {"parameters": "{}"}))
     writer.write(plan.unit((1,)), {"v": 2.0})
     writer._journal.__exit__(None, None, None)
     run(small("variance"), loaded(folder), path)
-    found = store.read_group(path, "foreign/toy-ffffffffff")
+    found = groups.read_group(path, "foreign/toy-ffffffffff")
     np.testing.assert_array_equal(found["v"], [np.nan, 2.0, np.nan])
     assert np.isnan(found["sum"])
 
@@ -561,9 +565,9 @@ def test_weights_changed_in_place_are_measured_anew(name: str, tmp_path: Path) -
 
     probe, used = probe_class(name)(**SMALL[name]), attention_net(sizes=(6, 6))
     run(probe, used, tmp_path / "used.h5")
-    groups = [run(probe, changed(used), tmp_path / "used.h5").group]
-    groups.append(run(probe, changed(attention_net(sizes=(6, 6))), tmp_path / "fresh.h5").group)
-    assert groups[0] == groups[1]
-    again, fresh = (store.read_group(tmp_path / file, groups[0]) for file in ("used.h5", "fresh.h5"))
+    answers = [run(probe, changed(used), tmp_path / "used.h5").group]
+    answers.append(run(probe, changed(attention_net(sizes=(6, 6))), tmp_path / "fresh.h5").group)
+    assert answers[0] == answers[1]
+    again, fresh = (groups.read_group(tmp_path / file, answers[0]) for file in ("used.h5", "fresh.h5"))
     for key, values in fresh.items():
         np.testing.assert_array_equal(again[key], values)

@@ -13,10 +13,11 @@ from analytic import answer, passage
 from test_run import ARGUMENTS, save
 from torch import Tensor
 
-from landscape import loading, models
-from landscape.linalg.cka import centred_kernel, hsic, hsic_of_itself
+from landscape import models
+from landscape.layers.cka import centred_kernel, hsic, hsic_of_itself
 from landscape.probes.similarity import Similarity
 from landscape.run import digest
+from landscape.subject import loading
 
 PROBE = Similarity(layers=("maps", "pooled", "tokens"))
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from landscape import checkpoint, snapshots
+from landscape.checkpoints import checkpoint, snapshots
+from landscape.weight_space import weight_differences
 
 
 def state(seed: float, width: int = 3) -> dict[str, Tensor]:
@@ -155,11 +156,11 @@ def test_differences_and_their_inner_products(tmp_path: Path) -> None:
     weights = state(2)
     found = snapshots.of_run(tmp_path)
     flat = np.stack([np.concatenate([(state(t)[n] - weights[n]).double().ravel() for n in weights]) for t in range(3)])
-    difference = snapshots.difference(checkpoint.read(found[0].path), weights)
+    difference = weight_differences.difference(checkpoint.read(found[0].path), weights)
     np.testing.assert_allclose(np.concatenate([d.ravel() for d in difference.values()]), flat[0], rtol=1e-6)
-    np.testing.assert_allclose(snapshots.gram(found, weights), flat @ flat.T, rtol=1e-5, atol=1e-12)
-    np.testing.assert_array_equal(snapshots.gram(found, weights)[2], np.zeros(3))
-    sums = snapshots.combined(found, weights, np.array([[0.5, 2.0, 7.0], [1.0, 0.0, 0.0]]))
+    np.testing.assert_allclose(weight_differences.gram(found, weights), flat @ flat.T, rtol=1e-5, atol=1e-12)
+    np.testing.assert_array_equal(weight_differences.gram(found, weights)[2], np.zeros(3))
+    sums = weight_differences.combined(found, weights, np.array([[0.5, 2.0, 7.0], [1.0, 0.0, 0.0]]))
     expected = np.array([[0.5, 2.0, 7.0], [1.0, 0.0, 0.0]]) @ flat
     np.testing.assert_allclose([np.concatenate([d.ravel() for d in s.values()]) for s in sums], expected, rtol=1e-5)
 
@@ -171,19 +172,19 @@ def test_inner_products_do_not_depend_on_how_many_snapshots_are_held_at_once(
     for epoch in range(5):
         ours(tmp_path / f"epoch_{epoch}.pt", epoch=epoch)
     found, weights = snapshots.of_run(tmp_path), state(4)
-    whole = snapshots.gram(found, weights)
+    whole = weight_differences.gram(found, weights)
     assert whole[:4, :4].all()
-    monkeypatch.setattr(snapshots, "GRAM_BYTES", held * sum(4 * w.numel() for w in weights.values()))
-    np.testing.assert_array_equal(snapshots.gram(found, weights), whole)
+    monkeypatch.setattr(weight_differences, "GRAM_BYTES", held * sum(4 * w.numel() for w in weights.values()))
+    np.testing.assert_array_equal(weight_differences.gram(found, weights), whole)
 
 
 def test_another_architecture_is_named(tmp_path: Path) -> None:
     torch.save(state(1, width=4), tmp_path / "wide.pt")
     with pytest.raises(ValueError, match=r"wide.pt is of another architecture: weight is \(4, 2\), expected \(3, 2\)"):
-        snapshots.difference(checkpoint.read(tmp_path / "wide.pt"), state(0))
+        weight_differences.difference(checkpoint.read(tmp_path / "wide.pt"), state(0))
     torch.save({"weight": torch.zeros(3, 2)}, tmp_path / "less.pt")
     with pytest.raises(ValueError, match=r"less.pt is of another architecture: bias is missing, expected \(3,\)"):
-        snapshots.difference(checkpoint.read(tmp_path / "less.pt"), state(0))
+        weight_differences.difference(checkpoint.read(tmp_path / "less.pt"), state(0))
 
 
 def test_placing_a_snapshot_brings_its_buffers_too(tmp_path: Path) -> None:

@@ -13,14 +13,15 @@ import xarray as xr
 from analytic import answer, quadratic, symmetric, tanh_net
 from matplotlib.figure import Figure
 
-from landscape import headlines, plots, results
+from landscape import plots
+from landscape.options import OptionError
 from landscape.plots import hessian_density, hessian_layers, hessian_loss, hessian_phases, saddle
 from landscape.plots.density import grain_of
-from landscape.probe import OptionError
 from landscape.probes.hessian import Hessian
 from landscape.probes.surface import Surface
+from landscape.results import headlines, reader
 from landscape.run import run
-from landscape.subject import Subject
+from landscape.subject.subject import Subject
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def _snapshots(epochs: list[float], *, folder: str = "runs/a", protocol: str = "
 
 
 def _stored(file: Path, *, layers: bool) -> xr.Dataset:
-    return next(data for _, data in results.find(file, "hessian") if ("group" in data.dims) == layers)
+    return next(data for _, data in reader.find(file, "hessian") if ("group" in data.dims) == layers)
 
 
 def test_each_answer_is_drawn_by_the_figures_that_are_about_it(file: Path, tmp_path: Path) -> None:
@@ -179,7 +180,7 @@ def test_the_saddle_view_has_the_quadratic_model_over_the_loss(tmp_path: Path) -
     subject = quadratic(matrix, batches=[torch.tensor([[1.0, 0.5]] * 4), torch.tensor([[1.0, 0.2]] * 2)])
     path = tmp_path / "results.h5"
     run(Surface(resolution="7", plane="eigen"), subject, path, label="bowl")
-    ((_, data),) = results.find(path, "surface")
+    ((_, data),) = reader.find(path, "surface")
     assert (data.attrs["curvature_x"], data.attrs["curvature_y"]) == pytest.approx((-3.0, 6.0), abs=1e-6)
     fitted = saddle.model(data, data["x"].values[:, None], data["y"].values[None, :])
     np.testing.assert_allclose(fitted, data["loss"].transpose("x", "y"), atol=1e-5)  # a quadratic is its own model

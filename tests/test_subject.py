@@ -14,13 +14,14 @@ import torch
 from analytic import tanh_net
 from torch import Tensor, nn
 
-from landscape import checkpoint, models
+from landscape import models
+from landscape.checkpoints import checkpoint
 from landscape.data import load as load_data
-from landscape.loading import load, load_spec
-from landscape.losses import cross_entropy
-from landscape.probe import OptionError
-from landscape.proof import prove
-from landscape.subject import Spec, Subject
+from landscape.options import OptionError
+from landscape.subject.loading import load, load_spec
+from landscape.subject.losses import cross_entropy
+from landscape.subject.sanity_check import prove
+from landscape.subject.subject import Spec, Subject
 
 
 @dataclasses.dataclass

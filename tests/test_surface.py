@@ -26,16 +26,17 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from landscape import models
-from landscape.axes import spans, through_checkpoints, ticks
-from landscape.between import Between
-from landscape.linalg.directions import Normalize
-from landscape.linalg.relief import height
-from landscape.losses import cross_entropy
-from landscape.plane import plane_of
-from landscape.probe import OptionError, Probe
+from landscape.options import OptionError
+from landscape.probe import Probe
 from landscape.probes.line import Line
 from landscape.probes.surface import Surface
-from landscape.subject import Subject, per_sample
+from landscape.results.surface_summary import height
+from landscape.subject.losses import cross_entropy
+from landscape.subject.subject import Subject, per_sample
+from landscape.weight_space.coordinates import spans, through_checkpoints, ticks
+from landscape.weight_space.directions import Normalize
+from landscape.weight_space.planes import plane_of
+from landscape.weight_space.weights_in_place import Between
 
 CURVATURES = [4.0, 3.0, 2.5, 1.0, -1.5, -2.0]
 

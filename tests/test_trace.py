@@ -23,13 +23,13 @@ from analytic import (
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from landscape import headlines
-from landscape.linalg.trace import TraceEstimate, exact, hutch_plus_plus, hutchinson, xtrace
+from landscape.curvature.trace_estimators import TraceEstimate, exact, hutch_plus_plus, hutchinson, xtrace
+from landscape.options import OptionError
 from landscape.plots import style, trace
 from landscape.plots.appearance import Look
-from landscape.probe import OptionError
 from landscape.probes.trace import METHODS, Method, Trace
-from landscape.subject import Subject
+from landscape.results import headlines
+from landscape.subject.subject import Subject
 
 Estimator = Callable[..., TraceEstimate]
 ESTIMATORS: Sequence[Estimator] = (hutchinson, hutch_plus_plus, xtrace)

@@ -16,17 +16,20 @@ import pytest
 import torch
 from scipy.special import logsumexp
 
-from landscape import checkpoint, models, run_folder
+from landscape import models
+from landscape.checkpoints import checkpoint
+from landscape.checkpoints.snapshots import of_run
 from landscape.data.augment import Augmentation
-from landscape.device import device
-from landscape.evaluate import evaluate
-from landscape.probe import OptionError, derived_seed
-from landscape.processes import Team
-from landscape.recipes import EARLIER, Recipe, recipe
-from landscape.snapshots import of_run
-from landscape.train import Progress, train
-from landscape.training_set import balanced_rows, splits
-from landscape.tuning import seconds, tuned
+from landscape.options import OptionError
+from landscape.probe import derived_seed
+from landscape.subject.device import device
+from landscape.subject.evaluation import evaluate
+from landscape.training import run_folder
+from landscape.training.distributed import Team
+from landscape.training.recipes import EARLIER, Recipe, recipe
+from landscape.training.train import Progress, train
+from landscape.training.training_set import balanced_rows, splits
+from landscape.training.tuning import seconds, tuned
 
 SMALL = {"dim": 8, "depth": 2, "heads": 2}
 SOURCE = """
@@ -165,7 +168,7 @@ def test_a_kill_at_any_write_loses_nothing(
                 raise KeyboardInterrupt
             write(*args, **named)
 
-        monkeypatch.setattr(f"landscape.train.{victim}", once_too_often)
+        monkeypatch.setattr(f"landscape.training.train.{victim}", once_too_often)
         try:
             train("vit_demo", source, out=killed, **given)
         except KeyboardInterrupt:
@@ -344,7 +347,7 @@ def test_a_second_run_in_the_same_folder_ends_in_one_line(source: str, tmp_path:
 
 def test_a_trial_chooses_a_memory_format_once(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     times = {"contiguous": 1.0, "channels_last": 2.0}
-    monkeypatch.setattr("landscape.tuning.seconds", lambda recipe, *others: times[recipe.memory_format])
+    monkeypatch.setattr("landscape.training.tuning.seconds", lambda recipe, *others: times[recipe.memory_format])
     out, given = tmp_path / "run", {"model_args": {"blocks": (1, 1), "width": 4}, "tune": True}
     with pytest.raises(KeyboardInterrupt):
         train("resnet_demo", source, recipe=short(2), out=out, report=stop_after(1), **given)
@@ -362,7 +365,8 @@ def test_a_trial_leaves_a_format_that_was_asked_for(
     """And the compilation; so the same command resumes the run."""
     times = {("contiguous", False): 1.0, ("contiguous", True): 2.0, ("channels_last", False): 3.0}
     monkeypatch.setattr(
-        "landscape.tuning.seconds", lambda recipe, *others: times.get((recipe.memory_format, recipe.compile), 4.0)
+        "landscape.training.tuning.seconds",
+        lambda recipe, *others: times.get((recipe.memory_format, recipe.compile), 4.0),
     )
     training, _ = splits(source, root=None)
     asked = short(memory_format="channels_last", compile=True)
@@ -521,7 +525,7 @@ def test_processes_without_samples_are_refused(source: str, tmp_path: Path, monk
         def first(self, work: Callable[[], Any]) -> Any:
             return work()
 
-    monkeypatch.setattr("landscape.train.team", lambda: nullcontext(Two(0, 2)))
+    monkeypatch.setattr("landscape.training.train.team", lambda: nullcontext(Two(0, 2)))
     with pytest.raises(ValueError, match="leaves 3 samples to 2 processes, expected at least two each"):
         train("vit_demo", source, recipe=short(1), out=tmp_path / "run", model_args=SMALL, fraction=3 / 22)
     assert not (tmp_path / "run").exists()

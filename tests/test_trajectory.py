@@ -12,11 +12,11 @@ import torch
 from analytic import answer, batches_of, convolution_net, quadratic, same_state, state
 from torch import Tensor
 
-from landscape import batchnorm
-from landscape.evaluator import Evaluator
-from landscape.plane import plane_of
 from landscape.probes.trajectory import Trajectory
-from landscape.subject import Subject, per_sample
+from landscape.subject import batchnorm
+from landscape.subject.subject import Subject, per_sample
+from landscape.weight_space.plane_evaluator import Evaluator
+from landscape.weight_space.planes import plane_of
 
 
 def _point(*coordinates: float) -> Tensor:

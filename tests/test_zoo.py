@@ -12,10 +12,10 @@ from analytic import answer
 from zoo import ZOO
 
 from landscape.api import configured_together
-from landscape.layers import Layer, discover
+from landscape.layers.selection import Layer, discover
 from landscape.probes import FEATURES
-from landscape.subject import Subject
-from landscape.together import fitting
+from landscape.shared_pass import fitting
+from landscape.subject.subject import Subject
 
 # name, kind, stage (r: reduces the map), grid + prefix tokens; of self-attentions: heads, grid or window
 EXPECTED = {

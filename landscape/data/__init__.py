@@ -9,11 +9,12 @@ from typing import Literal, TypeAlias, get_args
 
 import torch
 
-from landscape.data import arrays, cifar, corrupted, digits, folder, parquet, source, tokens
+from landscape.data import cifar, cifar_c, digits, image_folder, numpy_files, parquet, tokens, torch_dataset
 from landscape.data.augment import Augmentation
-from landscape.data.images import Batches, Images, Samples, count_of, prefix, resized
+from landscape.data.dataset import Batches, Images, prefix, resized
 from landscape.data.preprocessing import Fit, fitted
-from landscape.probe import OptionError, at_least
+from landscape.data.sampling import Samples, count_of
+from landscape.options import OptionError, at_least
 
 __all__ = ["NAMES", "Augmentation", "Batches", "Images", "Split", "load"]
 
@@ -65,7 +66,7 @@ def load(
         raise OptionError(f"--split {split!r} is unknown; ask for {' or '.join(get_args(Split))}")
     count_of(samples, 100)
     at_least("image_size", 1 if image_size is None else image_size, 1)
-    if name.endswith(tokens.SUFFIX) and not arrays.files(name) and Path(name).expanduser().is_file():
+    if name.endswith(tokens.SUFFIX) and not numpy_files.files(name) and Path(name).expanduser().is_file():
         return tokens.load(name, samples=samples, block_size=block_size)
     images = _found(name, root, split, samples, image_size, fit)
     if not mean or not std or images.inputs.dtype != torch.uint8 or images.inputs.ndim != 4:
@@ -87,17 +88,17 @@ def _found(
         return _sized(prefix(cifar.load(name, root=root, split=split), samples), image_size, fit)
     if name == "digits":
         return _sized(prefix(digits.load(split), samples), image_size, fit)
-    if corrupted.knows(name):
-        return _sized(corrupted.load(name, root=root, split=split, samples=samples), image_size, fit)
-    if path.suffix == ".npz" or arrays.files(name) or (path.is_dir() and arrays.found(path, split)):
-        images = arrays.load(name, split=split, samples=samples)
+    if cifar_c.knows(name):
+        return _sized(cifar_c.load(name, root=root, split=split, samples=samples), image_size, fit)
+    if path.suffix == ".npz" or numpy_files.files(name) or (path.is_dir() and numpy_files.found(path, split)):
+        images = numpy_files.load(name, split=split, samples=samples)
         return _sized(images, image_size, fit) if images.mean else images
     if path.suffix == ".parquet" or (path.is_dir() and parquet.found(path)):
         return parquet.load(name, split=split, samples=samples, image_size=image_size, fit=fit)
     if path.is_dir():
-        return folder.load(name, split=split, samples=samples, image_size=image_size, fit=fit)
+        return image_folder.load(name, split=split, samples=samples, image_size=image_size, fit=fit)
     if ":" in name:
-        return source.load(name, samples=samples, image_size=image_size, fit=fit)
+        return torch_dataset.load(name, samples=samples, image_size=image_size, fit=fit)
     if path.is_file():
         raise ValueError(f"--data {name} is a file; expected {FORMS}")
     if "/" in name:

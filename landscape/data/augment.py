@@ -13,7 +13,7 @@ from scipy.special import betaincinv
 from torch import Generator, Tensor
 
 from landscape.data.randaugment import STRONGEST, randaugment
-from landscape.probe import OptionError, at_least
+from landscape.options import OptionError, at_least
 
 
 @dataclass(frozen=True)

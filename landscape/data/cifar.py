@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import _codecs
+import hashlib
+import io
 import os
-from collections.abc import Mapping
+import pickle
+import shutil
+import tarfile
+import tempfile
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from landscape.data import download, unpickle
-from landscape.data.images import Images
+from landscape.checkpoints import restricted_unpickler
+from landscape.data.dataset import Images
 
 SITE = "https://www.cs.toronto.edu/~kriz/"
 SHAPE = (3, 32, 32)
@@ -121,11 +129,11 @@ def _parts(release: Release, root: Path, split: str) -> list[tuple[np.ndarray, n
 
 
 def _pickled(path: Path, release: Release) -> tuple[np.ndarray, np.ndarray]:
-    batch = unpickle.batch(path)
-    missing = [key for key in ("data", release.label) if key not in batch]
+    content = read_batch(path)
+    missing = [key for key in ("data", release.label) if key not in content]
     if missing:
         raise ValueError(f"{path} lacks the entry {missing[0]!r}; expected a batch of the official python layout")
-    pixels, labels = batch["data"], batch[release.label]
+    pixels, labels = content["data"], content[release.label]
     if not (isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.shape[1:] == (PIXELS,)):
         raise ValueError(f"{path} holds no images: expected `data` as uint8 rows of {PIXELS}")
     return pixels, _checked(path, pixels, labels, release)
@@ -167,6 +175,90 @@ def _fetch(name: str, release: Release, root: Path, split: str) -> None:
     files = (*release.pickled["train"], *release.pickled["test"], release.meta)
     url = SITE + release.archive
     try:
-        download.unpack(url, md5=release.md5, root=root, folder=release.folder, files=files)
+        unpack(url, md5=release.md5, root=root, folder=release.folder, files=files)
     except (OSError, HTTPException) as error:
         raise FileNotFoundError(f"no {name}: looked in {looked}, and {url} cannot be had ({error}); {advice}") from None
+
+
+# Every name the official files use, in the spellings of numpy 1 and 2, and Python's own for bytes. What
+# stands behind numpy's names is ours.
+ALLOWED: Mapping[str, Callable[..., Any] | str] = {
+    **restricted_unpickler.NUMPY,
+    "numpy.ndarray": "ndarray",
+    "numpy.dtype": lambda code, _align, _copy: restricted_unpickler.Dtype(code).checked(),
+    "_codecs.encode": _codecs.encode,
+}
+
+
+class _Restricted(restricted_unpickler.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if f"{module}.{name}" not in ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for the global {module}.{name}, which is refused")
+        return super().find_class(module, name)
+
+
+def read_batch(path: Path) -> dict[str, Any]:
+    """The dict of one batch file: str keys, arrays as numpy arrays, byte strings of Python 2 as bytes.
+
+    Raises:
+        ValueError: the file is damaged, names a global outside `ALLOWED`, or holds no dict.
+    """
+    try:
+        content = _Restricted(io.BytesIO(path.read_bytes()), ALLOWED, encoding="bytes").load()
+        if not isinstance(content, dict):
+            raise ValueError(f"it holds a {type(content).__name__}")
+        return {
+            restricted_unpickler.text(key): v.value() if isinstance(v, restricted_unpickler.Array) else v
+            for key, v in content.items()
+        }
+    except OSError:
+        raise
+    except Exception as error:  # a damaged pickle raises almost anything
+        reason = str(error) or type(error).__name__
+        raise ValueError(
+            f"{path} is not a CIFAR batch: {reason}; expected a dict of numpy arrays and lists; get the file anew"
+        ) from None
+
+
+TIMEOUT = 3.0  # seconds without an answer: a machine without network should learn that soon
+
+
+def unpack(url: str, *, md5: str, root: Path, folder: str, files: Sequence[str]) -> None:
+    """Download a `.tar.gz` and keep the named regular files as `root/folder`.
+
+    The folder appears complete or not at all. Members are looked up by name and written under names of ours,
+    so that no path inside the archive is ever followed.
+
+    Raises:
+        OSError, http.client.HTTPException: no network, no answer, no space, or no permission to write.
+        ValueError: the archive has another checksum than expected, or lacks a file.
+    """
+    with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder}.", dir=root) as temporary:
+            archive = Path(temporary) / "archive.tar.gz"
+            with archive.open("wb") as stream:
+                shutil.copyfileobj(answer, stream)
+            with archive.open("rb") as stream:
+                found = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+            if found != md5:
+                raise ValueError(f"{url} has the MD5 {found}, expected {md5}; nothing was kept, try again")
+            unpacked = Path(temporary) / folder
+            unpacked.mkdir()
+            _extract(archive, unpacked, [(f"{folder}/{file}", file) for file in files], url)
+            try:
+                unpacked.rename(root / folder)
+            except OSError:  # another process was faster: its folder passed the same check
+                if not all((root / folder / file).exists() for file in files):
+                    raise
+
+
+def _extract(archive: Path, folder: Path, members: Sequence[tuple[str, str]], url: str) -> None:
+    with tarfile.open(archive, "r:gz") as content:
+        regular = {member.name: member for member in content if member.isfile()}
+        for name, file in members:
+            stream = content.extractfile(regular[name]) if name in regular else None
+            if stream is None:
+                raise ValueError(f"{url} lacks the file {name}; expected the official archive")
+            with stream, (folder / file).open("wb") as target:
+                shutil.copyfileobj(stream, target)

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from landscape.data.images import Images, shuffled
+from landscape.data.dataset import Images
+from landscape.data.sampling import shuffled
 
 SIDE = 8
 LEVELS = 16  # pixels count dots of a 4 x 4 block: 0..16

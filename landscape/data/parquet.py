@@ -12,10 +12,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from landscape.data import decode
-from landscape.data.images import Images, Samples, chosen
-from landscape.data.objects import INPUTS, TARGETS
+from landscape.data import decoding
+from landscape.data.dataset import Images
 from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Fit
+from landscape.data.sampling import Samples, chosen
+from landscape.data.torch_dataset import INPUTS, TARGETS
 
 SPLITS = {"train": ("train",), "test": ("test", "validation", "valid", "val")}  # the first that has labels
 SPLIT_OF = re.compile(r"(train|test|validation|valid|val)(?![a-z])")
@@ -66,9 +67,9 @@ def load(
     if not len(targets):
         raise ValueError(f"{name} has no rows for the {split} split; expected at least one image")
     rows = chosen(targets, samples)
-    size = image_size or decode.own_size(_sizes(parts[at], columns, rows))
-    inputs = decode.decoded(
-        (decode.Picture(*row) for row in _pictures(parts[at], columns, rows)),
+    size = image_size or decoding.own_size(_sizes(parts[at], columns, rows))
+    inputs = decoding.decoded(
+        (decoding.Picture(*row) for row in _pictures(parts[at], columns, rows)),
         name=name, count=len(rows), of=len(targets), size=size, fit=fit,
     )  # fmt: skip
     return Images(
@@ -192,7 +193,7 @@ def _pictures(shards: Sequence[Path], columns: Columns, rows: np.ndarray) -> Ite
 
 def _sizes(shards: Sequence[Path], columns: Columns, rows: np.ndarray) -> Iterator[tuple[int, int]]:
     for _, encoded, name in _pictures(shards, columns, rows):
-        with decode.opened(encoded, name) as image:
+        with decoding.opened(encoded, name) as image:
             yield image.size
 
 

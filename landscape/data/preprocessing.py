@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from landscape.data.images import Images
-from landscape.probe import OptionError, one_of
+from landscape.data.dataset import Images
+from landscape.options import OptionError, one_of
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from landscape.data.images import Images, Samples, count_of, shuffled
-from landscape.probe import OptionError, at_least
+from landscape.data.dataset import Images
+from landscape.data.sampling import Samples, count_of, shuffled
+from landscape.options import OptionError, at_least
 
 SUFFIX = ".npy"
 

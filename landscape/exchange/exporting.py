@@ -12,14 +12,14 @@ from typing import TypeVar
 import numpy as np
 import xarray as xr
 
-from landscape import results
-from landscape.exchange import paraview, published, tomgoldstein
+from landscape.exchange import paraview, park2022_csv, tomgoldstein
 from landscape.exchange.grid import Course, Grid, course_of, grid_of, lines_of
+from landscape.results import reader
 
 # format -> (suffix, how it is written)
 WRITERS: Mapping[str, tuple[str, Callable[[Path, Grid], None]]] = {
     "tomgoldstein": (".h5", tomgoldstein.write_surface),
-    "csv": (".csv", published.write_surface),
+    "csv": (".csv", park2022_csv.write_surface),
     "vtp": (".vtp", paraview.write_vtp),
     "vtk": (".vtk", paraview.write_vtk),
 }
@@ -52,7 +52,7 @@ def export(path: Path, out: Path, formats: Sequence[str], *, label: str | None =
     """
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file, expected a folder; give another --out")
-    found = [(name, data) for name, data in _answers(path, label) if results.finished_units(data)]
+    found = [(name, data) for name, data in _answers(path, label) if reader.finished_units(data)]
     parts = [(name, part) for name, data in found for kind in formats for part in _parts(name, data, kind)]
     if not parts:
         labels = sorted({str(data.attrs.get("label", "")) for _, data in _answers(path, None)})
@@ -65,7 +65,7 @@ def export(path: Path, out: Path, formats: Sequence[str], *, label: str | None =
 
 
 def _answers(path: Path, label: str | None) -> list[tuple[str, xr.Dataset]]:
-    return [answer for probe in ("surface", "line", "trajectory") for answer in results.find(path, probe, label)]
+    return [answer for probe in ("surface", "line", "trajectory") for answer in reader.find(path, probe, label)]
 
 
 def _parts(name: str, data: xr.Dataset, kind: str) -> list[Part]:

@@ -12,14 +12,13 @@ from typing import Any
 import h5py
 import numpy as np
 
-from landscape import store
-from landscape.answer import Question
-from landscape.checkpoint import versions
-from landscape.exchange import published, tomgoldstein
+from landscape.exchange import park2022_csv, tomgoldstein
 from landscape.exchange.grid import KNOWN, Grid
 from landscape.probe import Plan, Quantity, Values
-from landscape.run import Outcome, reduce_of, safe
-from landscape.surface_summaries import RADII
+from landscape.results.group import Outcome, Question, ReduceOf, safe
+from landscape.results.surface_summary import RADII
+from landscape.results.versions import versions
+from landscape.results.writer import Writer
 
 SUMMARIES = {
     "surface": {
@@ -35,8 +34,9 @@ def import_file(
     out: Path,
     *,
     label: str = "",
-    weight_decay: float = published.WEIGHT_DECAY,
+    weight_decay: float = park2022_csv.WEIGHT_DECAY,
     course: Path | None = None,
+    reduce_of: ReduceOf,
 ) -> list[Outcome]:
     """Add what a file of another tool holds to a results file; what is there already is left alone.
 
@@ -46,16 +46,17 @@ def import_file(
         label: readable name of the group; default: the file's stem.
         weight_decay: of a CSV's objective.
         course: a projection file of tomgoldstein/loss-landscape, the path of a run over the surface.
+        reduce_of: gives the summaries of a probe, as for `Writer`.
 
     Raises:
         FileNotFoundError, ValueError: there is no such file, or it holds no surface; see the message.
     """
     grids = read(path, weight_decay=weight_decay, course=course)
     named = [f"{label or path.stem}-{grid.name}" if grid.name else label or path.stem for grid in grids]
-    return [_stored(grid, path, out, name) for grid, name in zip(grids, named, strict=True)]
+    return [_stored(grid, path, out, name, reduce_of) for grid, name in zip(grids, named, strict=True)]
 
 
-def read(path: Path, *, weight_decay: float = published.WEIGHT_DECAY, course: Path | None = None) -> list[Grid]:
+def read(path: Path, *, weight_decay: float = park2022_csv.WEIGHT_DECAY, course: Path | None = None) -> list[Grid]:
     """The grids of a file, whatever tool wrote it, with the path of another over them.
 
     Raises:
@@ -80,7 +81,7 @@ def _grids(path: Path, weight_decay: float) -> list[Grid]:
     if not h5py.is_hdf5(path):
         if path.read_bytes()[:1024].count(0):
             raise ValueError(f"{path} is neither HDF5 nor text; expected a surface of another tool (HDF5 or CSV)")
-        return [published.read_surface(path, weight_decay=weight_decay)]
+        return [park2022_csv.read_surface(path, weight_decay=weight_decay)]
     try:
         with h5py.File(path, "r") as file:
             ours = "format" in file.attrs
@@ -91,7 +92,7 @@ def _grids(path: Path, weight_decay: float) -> list[Grid]:
     return tomgoldstein.read_surface(path)
 
 
-def _stored(grid: Grid, path: Path, out: Path, label: str) -> Outcome:
+def _stored(grid: Grid, path: Path, out: Path, label: str, reduce_of: ReduceOf) -> Outcome:
     probe, dims = ("surface", ("x", "y")) if "y" in grid.axes else ("line", ("direction", "t"))
     quantities = {name: KNOWN.get(name, Quantity(name.replace("_", " "))) for name in grid.values}
     attributes: dict[str, Any] = {
@@ -111,7 +112,7 @@ def _stored(grid: Grid, path: Path, out: Path, label: str) -> Outcome:
     )  # fmt: skip
     question = Question(probe, safe(label), _digest(grid), plan, attributes)
     written = 0
-    with store.Writer(out, question, reduce_of=reduce_of) as writer:
+    with Writer(out, question, reduce_of=reduce_of) as writer:
         for unit in writer.pending():
             index = unit.index[-len(grid.axes) :]
             if grid.done[index]:

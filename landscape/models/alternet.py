@@ -6,10 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from landscape.models.drop_path import drop_path, drop_path_rates
+from landscape.models.blocks import Smoothing, drop_path, drop_path_rates
 from landscape.models.preresnet import Block
 from landscape.models.resnet import EXPANSION, SMALL, conv, initialise, stem, strides
-from landscape.models.smoothing import Smoothing
 
 
 class AlterNet(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args, get_origin
 
-from landscape.probe import OptionError
+from landscape.options import OptionError
 
 LEAST = {"msa": 0}  # every other whole number counts something a network cannot do without
 TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}

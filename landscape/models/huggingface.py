@@ -10,10 +10,10 @@ from typing import Any
 from PIL import Image
 from torch import nn
 
-from landscape.archive import holds_weights, json_of
+from landscape.checkpoints.file_formats import holds_weights, json_of
+from landscape.checkpoints.huggingface_cache import folder_of
+from landscape.checkpoints.user_code import guarded
 from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Crop, Fit, Preprocessing
-from landscape.data.source import guarded
-from landscape.hub import folder_of
 from landscape.models.libraries import library
 
 CONTEXTS = ("n_positions", "max_position_embeddings", "max_sequence_length", "n_ctx")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from landscape.models.drop_path import drop_path, drop_path_rates
+from landscape.models.blocks import drop_path, drop_path_rates
 from landscape.models.vit import default_patch, divided
 
 EPSILON = 1e-6  # of layer norms, the paper's

@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from landscape.models.drop_path import drop_path_rates
+from landscape.models.blocks import drop_path_rates
 from landscape.models.resnet import SMALL
 from landscape.models.vit import Block
 

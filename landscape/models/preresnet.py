@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from landscape.models.drop_path import drop_path, drop_path_rates
+from landscape.models.blocks import Smoothing, drop_path, drop_path_rates, mc_dropout
 from landscape.models.resnet import EXPANSION, conv, initialise, stem, strides
-from landscape.models.smoothing import Smoothing, mc_dropout
 
 
 class PreResNet(nn.Module):

@@ -9,9 +9,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from landscape.models.drop_path import drop_path, drop_path_rates
-from landscape.models.heads import Head, pooling
-from landscape.models.smoothing import Smoothing, mc_dropout
+from landscape.models.blocks import Head, Smoothing, drop_path, drop_path_rates, mc_dropout, pooling
 
 EXPANSION = 4  # output channels of a bottleneck over its planes
 SMALL = 64  # px; images up to this size pass the stem at full resolution

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from landscape.models.alternet import relative_index
-from landscape.models.drop_path import drop_path, drop_path_rates
+from landscape.models.blocks import drop_path, drop_path_rates
 from landscape.models.resnet import SMALL
 from landscape.models.vit import divided
 

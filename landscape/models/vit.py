@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from landscape.models.drop_path import drop_path, drop_path_rates
+from landscape.models.blocks import drop_path, drop_path_rates
 
 
 class ViT(nn.Module):

@@ -10,14 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.attending import Maps
-from landscape.features import Listener, one_pass
-from landscape.layers import Layer, labels, layers_of
-from landscape.linalg import attention as metrics
-from landscape.patterns import expanded
-from landscape.probe import Plan, Quantity, Unit, Values, at_least
+from landscape.layers import attention_statistics as metrics
+from landscape.layers.attention_maps import Maps
+from landscape.layers.forward_hooks import Listener, one_pass
+from landscape.layers.patterns import expanded
+from landscape.layers.selection import Layer, labels, layers_of
+from landscape.options import at_least
+from landscape.probe import Plan, Quantity, Unit, Values
 from landscape.probes.fourier import mean_and_error
-from landscape.subject import Subject
+from landscape.subject.subject import Subject
 
 PER_HEAD = {  # quantity: (long name, units)
     "distance": ("attention distance", "pixels"),

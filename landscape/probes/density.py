@@ -10,12 +10,13 @@ from typing import Annotated, Any, ClassVar, get_args
 import numpy as np
 from torch import Tensor
 
-from landscape.curvature import CODES, HOW, Hvp, curvature, over_all_samples
-from landscape.linalg.lanczos import lanczos
-from landscape.linalg.vector import random_unit
-from landscape.probe import Plan, Quantity, Unit, Values, at_least, one_of, regular_expression
-from landscape.selection import matching
-from landscape.subject import Subject
+from landscape.curvature.lanczos import lanczos
+from landscape.curvature.operator import CODES, HOW, Hvp, curvature, over_all_samples
+from landscape.curvature.parameter_selection import matching
+from landscape.curvature.vectors import random_unit
+from landscape.options import at_least, one_of, regular_expression
+from landscape.probe import Plan, Quantity, Unit, Values
+from landscape.subject.subject import Subject
 
 
 @dataclass(frozen=True)

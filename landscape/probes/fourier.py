@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.features import Listener, one_pass
-from landscape.layers import Layer, labels, spatial_layers
-from landscape.linalg.fourier import (
+from landscape.layers.forward_hooks import Listener, one_pass
+from landscape.layers.fourier import (
     diagonal,
     diagonal_alone,
     diagonal_frequencies,
@@ -21,10 +20,12 @@ from landscape.linalg.fourier import (
     log_amplitude,
     whole,
 )
-from landscape.linalg.parts import parts
-from landscape.patterns import expanded
-from landscape.probe import Plan, Quantity, Unit, Values, one_of
-from landscape.subject import Subject
+from landscape.layers.map_blocks import parts
+from landscape.layers.patterns import expanded
+from landscape.layers.selection import Layer, labels, spatial_layers
+from landscape.options import one_of
+from landscape.probe import Plan, Quantity, Unit, Values
+from landscape.subject.subject import Subject
 
 
 @dataclass(frozen=True)

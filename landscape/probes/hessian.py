@@ -10,23 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.curvature import CODES, HOW, Curvature, Hvp, Kinks, Last, Operator, curvature, over_all_samples
-from landscape.linalg.lanczos import ROUNDING, Spectrum, Which
-from landscape.linalg.power_iteration import power_iteration
-from landscape.linalg.sharpness import summaries
-from landscape.probe import (
-    OptionError,
-    Plan,
-    Quantity,
-    Unit,
-    Values,
-    at_least,
-    one_of,
-    regular_expression,
-)
-from landscape.selection import by_module, matching
-from landscape.spectra import Found, Request, spectra, spectrum, start_of, values_of
-from landscape.subject import Subject, logits_in
+from landscape.curvature.lanczos import ROUNDING, Spectrum, Which
+from landscape.curvature.operator import CODES, HOW, Curvature, Hvp, Kinks, Last, Operator, curvature, over_all_samples
+from landscape.curvature.parameter_selection import by_module, matching
+from landscape.curvature.pyhessian_engine import power_iteration
+from landscape.curvature.spectrum import Found, Request, spectra, spectrum, start_of, summaries, values_of
+from landscape.options import OptionError, at_least, one_of, regular_expression
+from landscape.probe import Plan, Quantity, Unit, Values
+from landscape.subject.subject import Subject, logits_in
 
 Scope = Literal["batch", "dataset"]
 Engine = Literal["lanczos", "pyhessian"]

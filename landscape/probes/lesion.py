@@ -12,14 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape import batchnorm, paired
-from landscape.batchnorm import recalibration
-from landscape.dataflow import record
-from landscape.layers import labels, layers_of
-from landscape.lesions import Group, pairs, removals, removed, singles, stages
-from landscape.prefixes import Kept, Prefix, advanced, prefix_of, resumed
-from landscape.probe import OptionError, Plan, Quantity, Unit, Values, regular_expression
-from landscape.subject import Subject, outputs_of
+from landscape.layers.graph import record
+from landscape.layers.partial_forward import Kept, Prefix, advanced, prefix_of, resumed
+from landscape.layers.selection import labels, layers_of
+from landscape.layers.unit_removal import Group, pairs, removals, removed, singles, stages
+from landscape.options import OptionError, regular_expression
+from landscape.probe import Plan, Quantity, Unit, Values
+from landscape.subject import batchnorm, sample_statistics
+from landscape.subject.batchnorm import recalibration
+from landscape.subject.subject import Subject, outputs_of
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ class Lesion:
                 **labels([group.layer for group in groups], "unit"),
                 "rule": (Quantity("what was done", dims=("unit",)), rules),
             },
-            quantities=paired.quantities(subject.meaning),
-            summaries=paired.summaries("unit", subject.meaning),
+            quantities=sample_statistics.quantities(subject.meaning),
+            summaries=sample_statistics.summaries("unit", subject.meaning),
             about={"batch": Quantity("mini-batch"), "unit": Quantity("removed unit")},
             facts={"intact_loss": loss.mean().item(), "intact_accuracy": right.mean().item()},
         )
@@ -91,12 +92,12 @@ class Lesion:
             refresh = _statistics(subject, group, refreshed, known, i)
             without = removed(subject.model, *group.parts)
             with refresh, without, resumed(subject.model, kept), torch.inference_mode():
-                after = paired.evaluated(subject, inputs, targets)
-            yield paired.change(subject, batch, after)
+                after = sample_statistics.evaluated(subject, inputs, targets)
+            yield sample_statistics.change(subject, batch, after)
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """Means over all finished samples and their errors."""
-        return paired.reduced(data, batches=0)
+        return sample_statistics.reduced(data, batches=0)
 
     def _groups(self, subject: Subject) -> list[Group]:
         found = subject.once("removals", lambda: removals(subject.model, layers_of(subject)))

@@ -10,15 +10,16 @@ from typing import Annotated, Any, ClassVar, get_args
 
 import numpy as np
 
-from landscape import batchnorm
-from landscape.axes import spans, ticks
-from landscape.batchnorm import INTERPOLATING, recalibration
-from landscape.linalg.directions import POSITIONS, Normalize
-from landscape.linalg.vector import inner
-from landscape.probe import OptionError, Plan, Quantity, Unit, Values, at_least, one_of, regular_expression
-from landscape.section import Along, Section, sections_of
-from landscape.steady import refuse_unsteady
-from landscape.subject import Subject, per_sample
+from landscape.curvature.vectors import inner
+from landscape.options import OptionError, at_least, one_of, regular_expression
+from landscape.probe import Plan, Quantity, Unit, Values
+from landscape.subject import batchnorm
+from landscape.subject.batchnorm import INTERPOLATING, recalibration
+from landscape.subject.checks import refuse_unsteady
+from landscape.subject.subject import Subject, per_sample
+from landscape.weight_space.coordinates import spans, ticks
+from landscape.weight_space.directions import POSITIONS, Normalize
+from landscape.weight_space.lines import Along, Section, sections_of
 
 _log = logging.getLogger(__name__)
 Samples = tuple[np.ndarray, np.ndarray]  # loss and correctness of every sample

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape import paired
-from landscape.linalg.bands import passed, ring, signs
-from landscape.probe import OptionError, Plan, Quantity, Unit, Values, derived_seed
-from landscape.subject import Subject
+from landscape.layers.fourier import passed, ring, signs
+from landscape.options import OptionError
+from landscape.probe import Plan, Quantity, Unit, Values, derived_seed
+from landscape.subject import sample_statistics
+from landscape.subject.subject import Subject
 
 FIRST, LAST = 0.0, 1.0  # zero frequency and the highest, in units of pi
 
@@ -74,11 +75,11 @@ class Noise:
             over={"batch": np.arange(len(subject.batches)), "band": centres},
             labels={"frequencies": (Quantity("frequencies of the images in the band", dims=("band",)), held)},
             quantities={
-                **paired.quantities(subject.meaning),
+                **sample_statistics.quantities(subject.meaning),
                 "noise_square_sum": Quantity("sum over samples of the mean square of the noise", "input^2"),
             },
             summaries={
-                **paired.summaries("band", subject.meaning),
+                **sample_statistics.summaries("band", subject.meaning),
                 "noise_rms": Quantity("root mean square of the noise per pixel", "input", ("band",)),
             },
             about={"batch": Quantity("mini-batch"), "band": Quantity("centre of the band", "pi")},
@@ -105,7 +106,7 @@ class Noise:
                 spectrum = torch.fft.rfft2(self._signs(subject, batch, inputs))
             values: dict[str, Any]
             if not masks[band].any():
-                values = {**dict.fromkeys(paired.quantities(), np.nan), "samples": len(inputs)}
+                values = {**dict.fromkeys(sample_statistics.quantities(), np.nan), "samples": len(inputs)}
                 yield {**values, "noise_square_sum": np.nan}
                 continue
             noise = self._size * passed(spectrum, masks[band], (inputs.shape[-2], inputs.shape[-1]))
@@ -113,9 +114,9 @@ class Noise:
                 own = torch.linalg.vector_norm(noise, dim=(1, 2, 3), keepdim=True)
                 noise = noise * (norm / own.clamp_min(torch.finfo(noise.dtype).tiny))
             with torch.inference_mode():
-                after = paired.evaluated(subject, inputs + noise, targets)
+                after = sample_statistics.evaluated(subject, inputs + noise, targets)
             square = noise.double().square().mean(dim=(1, 2, 3)).sum().item()
-            yield {**paired.change(subject, batch, after), "noise_square_sum": square}
+            yield {**sample_statistics.change(subject, batch, after), "noise_square_sum": square}
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """Means over all finished images and their errors."""
@@ -123,7 +124,7 @@ class Noise:
         n = np.where(done, data["samples"], 0.0).sum(axis=0)
         with np.errstate(invalid="ignore", divide="ignore"):
             square = np.where(done, data["noise_square_sum"], 0.0).sum(axis=0) / n
-        return {**paired.reduced(data, batches=0), "noise_rms": np.sqrt(square)}
+        return {**sample_statistics.reduced(data, batches=0), "noise_rms": np.sqrt(square)}
 
     @property
     def _size(self) -> float:
@@ -152,7 +153,7 @@ class Noise:
 
     def _signs(self, subject: Subject, batch: int, inputs: Tensor) -> Tensor:
         """Random signs of every image, by its place in the data: the batch size does not change them."""
-        start = paired.first_row(subject, batch)
+        start = sample_statistics.first_row(subject, batch)
         seeds = (derived_seed(self.seed, start + row) for row in range(len(inputs)))
         return torch.stack([signs(tuple(inputs.shape[1:]), seed) for seed in seeds]).to(inputs)
 

@@ -11,13 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from landscape.data.images import count_of, shuffled
-from landscape.features import listening
-from landscape.layers import Layer, labels, layers_of
-from landscape.linalg import logistic
-from landscape.linalg.ridge import chosen
-from landscape.probe import OptionError, Plan, Quantity, Unit, Values, one_of
-from landscape.subject import Subject
+from landscape.data.sampling import count_of, shuffled
+from landscape.layers import logistic
+from landscape.layers.forward_hooks import listening
+from landscape.layers.linear_classifier import chosen
+from landscape.layers.selection import Layer, labels, layers_of
+from landscape.options import OptionError, one_of
+from landscape.probe import Plan, Quantity, Unit, Values
+from landscape.subject.subject import Subject
 
 HELD_OUT = 0.2  # of the samples that are fitted on
 LEAST = 10  # samples to fit on

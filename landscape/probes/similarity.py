@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape import checkpoint, loading, snapshots
-from landscape.features import Listener, one_pass
-from landscape.layers import Layer, labels, layers_of
-from landscape.linalg.cka import LEAST, centred_kernel, hsic, hsic_of_itself
-from landscape.patterns import expanded
+from landscape.checkpoints import checkpoint, snapshots
+from landscape.layers.cka import LEAST, centred_kernel, hsic, hsic_of_itself
+from landscape.layers.forward_hooks import Listener, one_pass
+from landscape.layers.patterns import expanded
+from landscape.layers.selection import Layer, labels, layers_of
 from landscape.probe import Plan, Quantity, Unit, Values
-from landscape.subject import Subject
+from landscape.subject import loading
+from landscape.subject.subject import Subject
 
 
 @dataclass(frozen=True)

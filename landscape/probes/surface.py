@@ -10,30 +10,22 @@ from typing import Annotated, Any, ClassVar, get_args
 
 import numpy as np
 
-from landscape import batchnorm, preview, trial
-from landscape import surface_summaries as summaries
-from landscape.axes import Span, pair, spans, through_centre, through_checkpoints, ticks
-from landscape.batchnorm import recalibration
-from landscape.cost import Work, rates
-from landscape.evaluator import Evaluator, L2Definition
-from landscape.forward import Manner, MemoryFormat, Precision
-from landscape.linalg.directions import POSITIONS, Normalize
-from landscape.losses import CLASSIFICATION, Meaning
-from landscape.plane import Plane, plane_of
-from landscape.probe import (
-    OptionError,
-    Plan,
-    Quantity,
-    Stage,
-    Unit,
-    Values,
-    at_least,
-    duration,
-    one_of,
-    regular_expression,
-)
-from landscape.steady import refuse_unsteady
-from landscape.subject import Subject
+from landscape.options import OptionError, at_least, duration, one_of, regular_expression
+from landscape.probe import Plan, Quantity, Stage, Unit, Values
+from landscape.results import surface_summary as summaries
+from landscape.subject import batchnorm
+from landscape.subject.batchnorm import recalibration
+from landscape.subject.checks import refuse_unsteady
+from landscape.subject.losses import CLASSIFICATION, Meaning
+from landscape.subject.subject import Subject
+from landscape.weight_space import adaptive_sampling
+from landscape.weight_space import budget as budgets
+from landscape.weight_space.coordinates import Span, pair, spans, through_centre, through_checkpoints, ticks
+from landscape.weight_space.cost_model import Work, rates
+from landscape.weight_space.directions import POSITIONS, Normalize
+from landscape.weight_space.forward_mode import Manner, MemoryFormat, Precision
+from landscape.weight_space.plane_evaluator import Evaluator, L2Definition
+from landscape.weight_space.planes import Plane, plane_of
 
 LATER = ("orthogonal", "preview", "tolerance", "cap", "precision", "memory_format", "compile", "tune", "budget")
 _log = logging.getLogger(__name__)
@@ -114,7 +106,7 @@ class Surface:
         if self.cap is not None and not math.isfinite(self.cap):
             raise OptionError(f"--cap {self.cap:g} is out of range; ask for a loss")
         if self.budget:
-            trial.duration(self.budget)
+            budgets.duration(self.budget)
         if self.range:
             spans(str(self.range))
         if self.bn == "auto" and "," not in self.plane:  # one checkpoint: nothing to interpolate between
@@ -137,7 +129,7 @@ class Surface:
         """One surface per pair of directions, which share the budget."""
         budget = self.budget
         if budget and self.directions > 1:
-            budget = f"{trial.duration(budget) / self.directions:g}s"
+            budget = f"{budgets.duration(budget) / self.directions:g}s"
         return [replace(self, seed=self.seed + k, directions=1, budget=budget) for k in range(self.directions)]
 
     def trial(self, subject: Subject) -> dict[str, Any]:
@@ -149,7 +141,7 @@ class Surface:
             return {}
         return subject.once(
             ("trial", replace(self, seed=0)),
-            lambda: trial.chosen(
+            lambda: budgets.chosen(
                 subject, self.manner, grid=self._grid, work=self._work(subject), tune=self.tune, budget=self.budget
             ),
         )
@@ -194,7 +186,7 @@ class Surface:
         return pair(self.resolution, int, "resolution")
 
     def _evaluations(self, grid: tuple[int, int]) -> int:
-        return min(grid[0] * grid[1], preview.DESIGN.total) if self.preview else grid[0] * grid[1]
+        return min(grid[0] * grid[1], adaptive_sampling.DESIGN.total) if self.preview else grid[0] * grid[1]
 
     def identity(self, subject: Subject) -> dict[str, Any]:
         """The parameters as they enter the question: contents instead of paths, numbers instead of their spelling.
@@ -308,21 +300,23 @@ class Surface:
         if not self.preview:
             return None
         axes, evaluated = (data["x"], data["y"]), data["evaluated"] == 1
-        step = preview.step(axes, data["loss"], evaluated, tolerance=self.tolerance, seed=self.seed)
+        step = adaptive_sampling.step(axes, data["loss"], evaluated, tolerance=self.tolerance, seed=self.seed)
         if step.fallback and len(step.points):
             _log.info("preview: every point is evaluated, because %s", step.fallback)
         if len(step.points):
             return Stage([tuple(map(int, np.unravel_index(p, evaluated.shape))) for p in step.points], {})
         kept = {name: data[name] for name in self._quantities() if name not in ("evaluated", "deviates", "n")}
         unknown = {name: np.full(evaluated.shape, np.nan) for name in ("deviates", "n")}
-        return Stage([], {**unknown, **preview.filled(axes, kept, evaluated), "evaluated": np.zeros(evaluated.shape)})
+        return Stage(
+            [], {**unknown, **adaptive_sampling.filled(axes, kept, evaluated), "evaluated": np.zeros(evaluated.shape)}
+        )
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """Summaries of what is finished; those of the whole grid when all of it is."""
         found = summaries.of(data)
         if self.preview:
             axes, evaluated = (data["x"], data["y"]), data["evaluated"] == 1
-            step = preview.step(axes, data["loss"], evaluated, tolerance=self.tolerance, seed=self.seed)
+            step = adaptive_sampling.step(axes, data["loss"], evaluated, tolerance=self.tolerance, seed=self.seed)
             found["hold_out_error"], found["evaluations"] = step.error, float(evaluated.sum())
         return found
 

@@ -9,11 +9,12 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from landscape.curvature import CODES, HOW, Curvature, Hvp, curvature
-from landscape.linalg.trace import TraceEstimate, hutch_plus_plus, hutchinson, xtrace
-from landscape.probe import Plan, Quantity, Unit, Values, at_least, one_of, regular_expression
-from landscape.selection import matching
-from landscape.subject import Subject
+from landscape.curvature.operator import CODES, HOW, Curvature, Hvp, curvature
+from landscape.curvature.parameter_selection import matching
+from landscape.curvature.trace_estimators import TraceEstimate, hutch_plus_plus, hutchinson, xtrace
+from landscape.options import at_least, one_of, regular_expression
+from landscape.probe import Plan, Quantity, Unit, Values
+from landscape.subject.subject import Subject
 
 Method = Literal["xtrace", "hutchinson", "hutch++"]
 METHODS: Mapping[str, Callable[..., TraceEstimate]] = {

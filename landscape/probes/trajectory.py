@@ -11,14 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape import batchnorm, snapshots
-from landscape import checkpoint as checkpoints
-from landscape.batchnorm import recalibration
-from landscape.linalg.principal import Principal, principal
+from landscape.checkpoints import checkpoint as checkpoints
+from landscape.checkpoints import snapshots
+from landscape.checkpoints.snapshots import Snapshot
 from landscape.probe import Plan, Quantity, Unit, Values
-from landscape.snapshots import Snapshot
-from landscape.steady import refuse_unsteady
-from landscape.subject import Subject, per_sample
+from landscape.subject import batchnorm
+from landscape.subject.batchnorm import recalibration
+from landscape.subject.checks import refuse_unsteady
+from landscape.subject.subject import Subject, per_sample
+from landscape.weight_space import weight_differences
+from landscape.weight_space.principal_axes import Principal, principal
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,9 @@ class Trajectory:
     def plan(self, subject: Subject) -> Plan:
         refuse_unsteady(subject)
         found = self._snapshots(subject)
-        snapshots.difference(checkpoints.read(found[-1].path), subject.parameters)  # refuses another architecture
+        weight_differences.difference(
+            checkpoints.read(found[-1].path), subject.parameters
+        )  # refuses another architecture
         count = np.arange(len(found))
         per_snapshot, meaning = ("snapshot",), subject.meaning
         epochs = np.array([snapshot.epoch for snapshot in found])
@@ -141,9 +145,9 @@ class Trajectory:
         def seen() -> tuple[np.ndarray, Principal, list[dict[str, Tensor]]]:
             found = self._snapshots(subject)
             final = {name: p.detach() for name, p in subject.parameters.items()}
-            gram = snapshots.gram(found, final)
+            gram = weight_differences.gram(found, final)
             axes = principal(gram)
-            return gram, axes, snapshots.combined(found, final, axes.coefficients)
+            return gram, axes, weight_differences.combined(found, final, axes.coefficients)
 
         return subject.once(("geometry", self.run), seen)
 

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.features import Listener, one_pass
-from landscape.layers import labels, spatial_layers
-from landscape.linalg.parts import parts
-from landscape.patterns import expanded
+from landscape.layers.forward_hooks import Listener, one_pass
+from landscape.layers.map_blocks import parts
+from landscape.layers.patterns import expanded
+from landscape.layers.selection import labels, spatial_layers
 from landscape.probe import Plan, Quantity, Unit, Values
 from landscape.probes.fourier import mean_and_error
-from landscape.subject import Subject
+from landscape.subject.subject import Subject
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,117 @@
+"""The snapshots of one training run, in order, and the vectors between them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from landscape.checkpoints import checkpoint as checkpoints
+from landscape.checkpoints.checkpoint import Checkpoint
+
+SUFFIXES = (".pt", ".pth", ".ckpt", ".safetensors")
+NOT_SNAPSHOTS = ("resume", "final_ema")  # the moving average is no place on the path
+PLACES = "epochs?|ep|steps?|iterations?|iter"  # words in file names that a snapshot's number follows
+NUMBER = r"\d+(?:\.\d+)?"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One file of a run.
+
+    Args:
+        path: the file.
+        epoch: stored in it (a float, init 0), else the number in its name.
+        sha256: of its weights.
+    """
+
+    path: Path
+    epoch: float
+    sha256: str
+
+
+def of_run(folder: Path) -> list[Snapshot]:
+    """All different snapshots of a run by epoch; files with equal weights count once, the last is w_T.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: fewer than two different snapshots, one of another architecture, or one whose place in the run is
+            unknown.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no run folder at {folder}; give the folder that holds the snapshots")
+    files = sorted(f for f in folder.iterdir() if f.suffix in SUFFIXES and f.stem not in NOT_SNAPSHOTS)
+    numbers = dict(zip(files, _numbers([file.stem for file in files]), strict=True))
+    read: list[Snapshot] = []
+    shapes: dict[str, torch.Size] = {}
+    for file in files:
+        content = checkpoints.read(file)
+        here = {name: tensor.shape for name, tensor in content.state_dict.items()}
+        shapes = shapes or here
+        _alike(file, here, files[0], checkpoints.fitted(shapes, set(here)))
+        read.append(Snapshot(file, _epoch(content, numbers[file]), checkpoints.weights_sha256(content.state_dict)))
+    read.sort(key=lambda snapshot: (snapshot.epoch, snapshot.path.stem == "final"))
+    first = {snapshot.sha256: snapshot for snapshot in reversed(read)}
+    last = read[-1:]  # w_T, also of a run that came back to earlier weights
+    different = [s for s in read if s is first[s.sha256] and s.sha256 != last[0].sha256] + last
+    if len(different) < 2:
+        raise ValueError(
+            f"{folder} holds {len(different)} different snapshots of {', '.join(SUFFIXES)}, expected at least two; "
+            "train with --snapshots 1, or give another folder"
+        )
+    return different
+
+
+def last(folder: Path) -> Path:
+    """The checkpoint a run folder stands for: its `final.pt`, else its last snapshot."""
+    final = folder / checkpoints.FINAL
+    return final if final.exists() else of_run(folder)[-1].path
+
+
+def place(model: torch.nn.Module, snapshot: Snapshot, *, allow_missing: bool = False) -> None:
+    """Load a snapshot's weights and buffers into the model."""
+    checkpoints.load_into(model, checkpoints.read(snapshot.path), allow_missing=allow_missing)
+
+
+def _alike(file: Path, found: Mapping[str, torch.Size], first: Path, expected: Mapping[str, torch.Size]) -> None:
+    """Refuse a snapshot whose tensors are not those of the first; names the first that differs."""
+    for name in [*expected, *(name for name in found if name not in expected)]:
+        if found.get(name) != expected.get(name):
+            got, wanted = (str(tuple(s[name])) if name in s else "absent" for s in (found, expected))
+            raise ValueError(
+                f"{file} is of another architecture than {first.name}: {name} is {got}, expected {wanted}; "
+                "keep checkpoints of one model in a folder"
+            )
+
+
+def _numbers(stems: Sequence[str]) -> list[float | None]:
+    """The number in each file name that says its place: behind a word such as `epoch`, else the last that differs."""
+    named = [re.search(rf"(?:{PLACES})[-_=]?({NUMBER})", stem, re.IGNORECASE) for stem in stems]
+    all_of = [[float(number) for number in re.findall(NUMBER, stem)] for stem in stems]
+    numbered = [numbers for numbers in all_of if numbers]
+    counts = {len(numbers) for numbers in numbered}
+    differing = [
+        i for i in range(counts.pop() if len(counts) == 1 else 0) if len({numbers[i] for numbers in numbered}) > 1
+    ]
+    place = differing[-1] if differing else -1
+    return [
+        float(match[1]) if match else (numbers[place] if numbers else None)
+        for match, numbers in zip(named, all_of, strict=True)
+    ]
+
+
+def _epoch(content: Checkpoint, number: float | None) -> float:
+    if math.isfinite(content.epoch):
+        return content.epoch
+    if number is not None:
+        return number
+    stem = content.path.stem
+    if stem in ("init", "initial"):
+        return 0.0
+    if stem in ("final", "last"):
+        return math.inf
+    raise ValueError(f"{content.path} says no epoch and has no number in its name; rename it, e.g. epoch_010.pt")

@@ -1,0 +1,1 @@
+"""Hessian-vector products, and the spectra, densities and traces that are computed from them."""

@@ -1,0 +1,115 @@
+"""Orthonormal rows in memory that is reserved as they come, perhaps in half precision."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from landscape.curvature.vectors import length
+
+GROWTH = 32  # rows reserved at once
+BLOCK = 2**22  # entries converted at once: as much for many rows as for few, so that freed memory fits again
+
+
+class Basis:
+    """Up to `room` orthonormal rows of length n.
+
+    Rows in half precision are scaled by sqrt(n), so that their entries are about 1 and nothing of them underflows; the
+    arithmetic on them stays that of the vectors given.
+
+    Args:
+        start: the first row is this vector, normalised; its dtype and device are those of the arithmetic.
+        room: most rows ever held.
+        storage: dtype of the rows; None keeps that of `start`.
+    """
+
+    def __init__(self, start: Tensor, room: int, storage: torch.dtype | None = None) -> None:
+        self._dtype, self._storage = start.dtype, storage or start.dtype
+        self.exact = self._storage == self._dtype
+        self._scale = 1.0 if self.exact else math.sqrt(start.numel())
+        self._room, self._size = room, start.numel()
+        self._device = start.device
+        self._blocks: list[Tensor] = []  # of GROWTH rows each: nothing has to be copied where one more is needed
+        self._count = 0
+        self.append(start / length(start).to(start.dtype))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def last(self) -> Tensor:
+        """The newest row, (n,): what was stored of it."""
+        row = self._row(self._count - 1)
+        return row if self.exact else row.to(self._dtype).div_(self._scale)
+
+    def append(self, row: Tensor) -> None:
+        """Store one more row, (n,)."""
+        if self._count == GROWTH * len(self._blocks):
+            rows = min(GROWTH, self._room - self._count)
+            self._blocks.append(torch.empty(rows, self._size, dtype=self._storage, device=self._device))
+        self._count += 1
+        self._row(self._count - 1).copy_(row if self.exact else row * self._scale)
+
+    def orthogonal(self, vector: Tensor) -> Tensor:
+        """What of a vector lies beside all rows, by two passes of classical Gram-Schmidt, (n,)."""
+        for _ in range(2):
+            vector = vector - self._combined(self._inner(vector))
+        return vector
+
+    def combinations(self, coefficients: np.ndarray) -> Tensor:
+        """Combinations of the rows, (k, n), from coefficients (rows, k)."""
+        weights = self._weights(coefficients)
+        if self.exact:
+            parts = [weights[:, at : at + GROWTH] @ rows for at, rows in self._filled()]
+            return functools.reduce(torch.add, parts)
+        return torch.stack([self._combined(row) for row in weights])
+
+    def keep(self, coefficients: np.ndarray) -> None:
+        """Replace the rows by combinations of them, in place and some columns at a time: no second basis is needed."""
+        weights = self._weights(coefficients)
+        width = max(1, BLOCK // self._count)
+        for at in range(0, self._size, width):
+            columns = torch.cat([rows[:, at : at + width] for _, rows in self._filled()])
+            kept = (weights @ columns.to(self._dtype)).to(self._storage)
+            for k, row in enumerate(kept):
+                self._row(k)[at : at + width] = row
+        self._count = len(weights)
+
+    def _row(self, i: int) -> Tensor:
+        return self._blocks[i // GROWTH][i % GROWTH]
+
+    def _filled(self) -> list[tuple[int, Tensor]]:
+        """The rows that are in use, with the number of the first of each block."""
+        starts = range(0, self._count, GROWTH)
+        return [(at, block[: self._count - at]) for at, block in zip(starts, self._blocks, strict=False)]
+
+    def _weights(self, coefficients: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(coefficients.T)).to(self._device, self._dtype)
+
+    def _inner(self, vector: Tensor) -> Tensor:
+        if self.exact:
+            return torch.cat([rows @ vector for _, rows in self._filled()])
+        return torch.cat([_inner_of(rows, vector) for _, rows in self._filled()]).div_(self._scale)
+
+    def _combined(self, weights: Tensor) -> Tensor:
+        combine = torch.mv if self.exact else _combined_of
+        parts = [combine(rows.T, weights[at : at + GROWTH]) for at, rows in self._filled()]
+        found = functools.reduce(torch.add, parts)
+        return found if self.exact else found.div_(self._scale)
+
+
+def _inner_of(rows: Tensor, vector: Tensor) -> Tensor:
+    """Products of rows with a vector in the precision of the vector, some columns at a time."""
+    width = max(1, BLOCK // len(rows))
+    pieces = zip(torch.split(rows, width, dim=1), torch.split(vector, width), strict=True)
+    parts = [part.to(vector.dtype) @ x for part, x in pieces]
+    return torch.stack(parts).sum(dim=0)
+
+
+def _combined_of(columns: Tensor, weights: Tensor) -> Tensor:
+    """Combinations of columns (n, rows) in the precision of the weights, some entries at a time."""
+    width = max(1, BLOCK // len(weights))
+    return torch.cat([part.to(weights.dtype) @ weights for part in torch.split(columns, width)])

@@ -1,0 +1,91 @@
+"""CIFAR-10-C and CIFAR-100-C: the CIFAR test images under common corruptions (Hendrycks & Dietterich 2019)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from landscape.data import cifar
+from landscape.data.dataset import Images
+from landscape.data.sampling import Samples, chosen
+from landscape.options import OptionError
+
+SEVERITIES = 5
+FOLDERS = {"cifar10-c": ("CIFAR-10-C", "cifar10"), "cifar100-c": ("CIFAR-100-C", "cifar100")}
+
+
+def knows(name: str) -> bool:
+    """Whether a name is one of these data sets, with or without what has to follow it."""
+    return name.partition(":")[0] in FOLDERS
+
+
+def load(name: str, *, root: Path | None, split: str, samples: Samples) -> Images:
+    """One corruption at one severity: `cifar10-c:CORRUPTION:SEVERITY`, severity 1 to 5.
+
+    `ROOT/CIFAR-10-C/CORRUPTION.npy` holds the test images once per severity, (5 N, 32, 32, 3) uint8, N 10,000;
+    `labels.npy` their classes (5 N,). Both stay on disk; the chosen rows are read. Row i is the test image i, so that
+    the class-balanced order is that of the clean test split, image by image.
+
+    Raises:
+        OptionError: the severity is out of range, or the train split is asked for, which has no corruptions.
+        FileNotFoundError: there is no such folder or corruption; names those that are there.
+        ValueError: the files do not belong together.
+    """
+    short, corruption, severity = _parsed(name)
+    if split != "test":
+        raise OptionError(f"--data {name} is made of test images; ask for --split test")
+    place, clean = FOLDERS[short]
+    release = cifar.RELEASES[clean]
+    folder = Path(root or os.environ.get("LANDSCAPE_DATA") or "data").expanduser() / place
+    images, labels = _array(folder, corruption, name), _array(folder, "labels", name)
+    each, rest = divmod(len(images), SEVERITIES)
+    if images.dtype != np.uint8 or images.shape[1:] != (32, 32, 3) or rest or labels.shape != (len(images),):
+        raise ValueError(
+            f"{folder}/{corruption}.npy is {images.dtype} {images.shape} and labels.npy {labels.shape}; "
+            f"expected uint8 (50000, 32, 32, 3) and (50000,); get them anew"
+        )
+    of_severity = slice(each * (severity - 1), each * severity)
+    targets = np.array(labels[of_severity], np.int64)
+    if not each or targets.min() < 0 or targets.max() >= release.classes:
+        raise ValueError(f"{folder}/labels.npy has other classes than 0 to {release.classes - 1}; get it anew")
+    rows = chosen(targets, samples)
+    pixels = np.empty((len(rows), 3, 32, 32), np.uint8)
+    for position in np.argsort(rows):  # from the front of the file to its end
+        pixels[position] = images[of_severity][rows[position]].transpose(2, 0, 1)
+    return Images(
+        inputs=torch.from_numpy(pixels),
+        targets=torch.from_numpy(targets[rows]),
+        name=name,
+        classes=release.classes,
+        size=32,
+        mean=release.mean,
+        std=release.std,
+    )
+
+
+def _parsed(name: str) -> tuple[str, str, int]:
+    short, *rest = name.split(":")
+    if len(rest) != 2 or not all(rest):
+        raise OptionError(f"--data {name} is not complete; ask for {short}:CORRUPTION:SEVERITY such as {short}:fog:3")
+    if rest[1] not in map(str, range(1, SEVERITIES + 1)):
+        raise OptionError(f"--data {name}: severity {rest[1]} is out of range; ask for 1 to {SEVERITIES}")
+    return short, rest[0], int(rest[1])
+
+
+def _array(folder: Path, stem: str, name: str) -> Any:
+    path = folder / f"{stem}.npy"
+    if not path.is_file():
+        there = sorted(found.stem for found in folder.glob("*.npy") if found.stem != "labels")
+        known = f"there are {', '.join(there)}" if there else "the folder is missing or empty"
+        raise FileNotFoundError(
+            f"--data {name}: there is no {path} ({known}); "
+            f"unpack {folder.name}.tar under --data-root, or ask for one that is there"
+        )
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path} cannot be read ({error or 'cut short'}); get it anew") from None

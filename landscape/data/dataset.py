@@ -1,0 +1,147 @@
+"""Images in memory and the mini-batches that probes and trainer see."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import overload
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from landscape.data.augment import Augmentation
+from landscape.data.sampling import Samples, chosen
+from landscape.options import at_least
+from landscape.probe import derived_seed
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """A data set as two resident tensors.
+
+    Args:
+        inputs: (N, C, H, W) uint8 for images; else exactly the tensor that a callable gave.
+        targets: (N,) int64, or whatever belonged to the tensor.
+        name: as given to `load`.
+        classes: number of classes, 0 for regression.
+        size: H of square images, else 0.
+        mean: per channel, of inputs in [0, 1]; empty: inputs are used as they are.
+        std: likewise.
+        counted: `classes` is one more than the largest class number that there is; the data may have more.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    name: str
+    classes: int
+    size: int
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    counted: bool = False
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    @property
+    def sequences(self) -> str:
+        """In words, how many sequences of how many tokens these are; "" for anything else."""
+        tokens = self.inputs.dim() == 2 and not self.inputs.is_floating_point() and self.targets.dim() == 2
+        return f"{len(self)} sequences of {self.inputs.shape[1]} tokens" if tokens else ""
+
+    def to(self, device: torch.device | str) -> Images:
+        """The same images on another device."""
+        return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
+
+    def take(self, rows: np.ndarray) -> Images:
+        """The images at the given rows, in their order."""
+        index = torch.from_numpy(rows).to(self.inputs.device)
+        return replace(self, inputs=self.inputs[index], targets=self.targets[index])
+
+    def normalised(self, inputs: Tensor) -> Tensor:
+        """Inputs x (N, C, H, W) in 0..255 as float32 (x / 255 - mean) / std; x itself without a mean."""
+        if not self.mean:
+            return inputs
+        # Not made on the device: a GPU would finish all its work before it takes them.
+        mean, std = (
+            torch.tensor(values).view(-1, 1, 1).to(inputs.device, non_blocking=True) for values in (self.mean, self.std)
+        )
+        return (inputs.to(torch.float32) / 255 - mean) / std
+
+    def sha256(self) -> str:
+        """SHA-256 of all that reaches a model: bytes, shapes and dtypes of both tensors, mean and std."""
+        digest = hashlib.sha256()
+        for tensor in (self.inputs, self.targets):
+            digest.update(f"{tensor.dtype}:{tuple(tensor.shape)};".encode())
+            flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            digest.update(flat.numpy().data)
+        digest.update(f"{self.mean};{self.std}".encode())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Batches(Sequence[tuple[Tensor, Tensor]]):
+    """Mini-batches `(inputs, targets)`: batch i holds rows i*B to (i+1)*B - 1, normalised.
+
+    They lie on the images' device. An augmentation is drawn from (seed, i) at every access: always the same
+    one, never kept in memory, so that every grid point and every matvec sees common random numbers.
+
+    Args:
+        drop_last: leave a last smaller batch out.
+    """
+
+    images: Images
+    batch_size: int
+    augmentation: Augmentation | None = None
+    seed: int = 0
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        at_least("batch_size", self.batch_size, 1)
+
+    def __len__(self) -> int:
+        whole, rest = divmod(len(self.images), self.batch_size)
+        return whole + (rest > 0 and not self.drop_last)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[tuple[Tensor, Tensor]]: ...
+    def __getitem__(self, index: int | slice) -> tuple[Tensor, Tensor] | list[tuple[Tensor, Tensor]]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        i = range(len(self))[index]  # counts negative indices and raises IndexError as lists do
+        rows = slice(i * self.batch_size, (i + 1) * self.batch_size)
+        inputs, targets = self.images.inputs[rows], self.images.targets[rows]
+        if self.augmentation is not None:
+            inputs, targets = self.augmentation(
+                inputs, targets, classes=self.images.classes, seed=derived_seed(self.seed, i)
+            )
+        return self.images.normalised(inputs), targets
+
+
+def prefix(images: Images, samples: Samples) -> Images:
+    """The first `samples` images of the class-balanced order, all of them for None."""
+    return images.take(chosen(images.targets.numpy(), samples))
+
+
+def resized(images: Images, size: int | None, *, block: int = 1024) -> Images:
+    """Square uint8 images of this size: shorter side to it (bilinear, antialiased, rounded), then centre crop.
+
+    Unchanged for None and where they are that size already. `block` images are resampled at a time, which
+    bounds the floating-point copy.
+    """
+    height, width = images.inputs.shape[2:]
+    if size is None or height == width == size:
+        return images
+    scale = size / min(height, width)
+    larger = (max(size, round(height * scale)), max(size, round(width * scale)))
+    top, left = ((side - size) // 2 for side in larger)
+    parts = [
+        F.interpolate(part.float(), size=larger, mode="bilinear", antialias=True).round().to(torch.uint8)
+        for part in torch.split(images.inputs, block)
+    ]
+    cropped = [part[..., top : top + size, left : left + size] for part in parts]
+    return replace(images, inputs=torch.cat(cropped), size=size)

@@ -1,0 +1,114 @@
+"""Image folders: one folder per class, at the scale of ImageNet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from landscape.data import decoding
+from landscape.data.dataset import Images
+from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Fit
+from landscape.data.sampling import Samples, chosen
+
+SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".webp", ".bmp"))
+SPLITS = {"train": ("train",), "test": ("test", "val")}  # split -> names of its folder, the first that exists
+
+
+def load(
+    name: str,
+    *,
+    split: Literal["train", "test"],
+    samples: Samples,
+    image_size: int | None,
+    fit: Fit | None = None,
+) -> Images:
+    """The first `samples` images of a folder of class folders, in the class-balanced order.
+
+    FOLDER/train and FOLDER/test (or val) follow the split where they hold class folders; else FOLDER itself
+    serves both. Classes are the class folders of all parts together, in name order, so that the parts agree
+    on them. Shorter side to `image_size` (bilinear, antialiased), then the centre is cropped; images that are
+    that size already are not resampled; `fit` says otherwise. Files are listed without being opened, and only the
+    chosen images are decoded. Without a size: the images' own if all chosen are square, equal and at most 64 pixels
+    wide, else 224.
+
+    Raises:
+        FileNotFoundError: there are no class folders, no images, or not this split.
+        ValueError: an image cannot be decoded, or the images do not fit into memory.
+    """
+    root = Path(name).expanduser()
+    folder, parts = _part(root, split)
+    classes = sorted({entry for part in parts for entry in _folders(part)})
+    entries = [f"{folder}/{entry}" for entry in _folders(folder)]
+    with ThreadPoolExecutor() as pool:  # on a network's disk every folder is a wait
+        listed = list(pool.map(_pictures, entries))
+    numbers = [classes.index(os.path.basename(entry)) for entry in entries]
+    targets = np.repeat(np.array(numbers, np.int64), [len(files) for files in listed])
+    if not len(targets):
+        raise FileNotFoundError(
+            f"{folder} holds no images in class folders; expected {folder}/CLASS/*.png (or jpg, webp, bmp)"
+        )
+    rows = chosen(targets, samples)
+    starts = np.cumsum([0, *(len(files) for files in listed)])
+    places = np.searchsorted(starts, rows, side="right") - 1  # folder of each chosen row
+    paths = [f"{entries[i]}/{listed[i][row - starts[i]]}" for i, row in zip(places, rows, strict=True)]
+    size = image_size or decoding.own_size(_sizes(paths))
+    pictures = (decoding.Picture(i, path, path) for i, path in enumerate(paths))
+    inputs = decoding.decoded(pictures, name=name, count=len(paths), of=len(targets), size=size, fit=fit)
+    return Images(
+        inputs=torch.from_numpy(inputs),
+        targets=torch.from_numpy(targets[rows]),
+        name=name,
+        classes=len(classes),
+        size=size,
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+    )
+
+
+def _sizes(paths: list[str]) -> Iterator[tuple[int, int]]:
+    for path in paths:
+        with decoding.opened(path, path) as image:
+            yield image.size
+
+
+def _part(root: Path, split: str) -> tuple[Path, list[Path]]:
+    """The folder of this split, and every folder that has a say in the classes."""
+    existing = {part: root / part for names in SPLITS.values() for part in names if _folders(root / part)}
+    if not existing:
+        return root, [root]
+    for part in SPLITS[split]:
+        if part in existing:
+            return existing[part], list(existing.values())
+    raise FileNotFoundError(
+        f"{root} has {', '.join(existing)} but no {' or '.join(SPLITS[split])} for the {split} split; "
+        "give the other --split, or the folder of class folders itself"
+    )
+
+
+def _folders(path: Path) -> list[str]:
+    if not path.is_dir():
+        return []
+    with os.scandir(path) as entries:
+        return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
+
+
+def _pictures(folder: str) -> list[str]:
+    """Paths of all pictures below a folder, relative to it, in name order; linked folders are not entered.
+
+    The directory itself says what is a file: nothing is opened, nor asked about one by one.
+    """
+    with os.scandir(folder) as entries:
+        known = sorted(entries, key=lambda entry: entry.name)
+    found: list[str] = []
+    for entry in known:
+        if entry.is_dir(follow_symlinks=False):
+            found += [f"{entry.name}/{below}" for below in _pictures(entry.path)]
+        elif os.path.splitext(entry.name)[1].lower() in SUFFIXES and entry.is_file():
+            found.append(entry.name)
+    return found

@@ -1,0 +1,179 @@
+"""Arrays of numpy: a `.npz` file, a pair of `.npy` files, or a folder that holds such a pair."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import numpy as np
+import torch
+from numpy.lib import format as npy
+
+from landscape.data import memory
+from landscape.data.dataset import Images
+from landscape.data.image_folder import SPLITS
+from landscape.data.sampling import Samples, chosen, count_of
+from landscape.data.torch_dataset import classes_in, normalisation, side
+
+Split = Literal["train", "test"]
+T = TypeVar("T")
+# Names of inputs and targets in an archive or a folder; also as x_train, train_x and the like.
+PAIRS = (("images", "labels"), ("x", "y"), ("inputs", "targets"), ("data", "labels"), ("arr_0", "arr_1"))
+CHANNELS = (1, 3)
+
+
+def files(name: str) -> tuple[str, str] | None:
+    """The two files of `X.npy,Y.npy`; None where a name has another form."""
+    inputs, comma, targets = name.partition(".npy,")
+    return (f"{inputs}.npy", targets) if comma and targets.endswith(".npy") else None
+
+
+def found(folder: Path, split: Split) -> Path | None:
+    """The folder itself or its part for the split, whichever holds a pair of `.npy` files."""
+    parts = [folder / part for part in SPLITS[split]]
+    return next((place for place in (*parts, folder) if _pair_in(_stems(place), split)), None)
+
+
+def load(name: str, *, split: Split, samples: Samples) -> Images:
+    """Inputs and targets from arrays; the files stay on disk, and only the chosen rows are read of `.npy`.
+
+    Class numbers (N,) or (N, 1) give the class-balanced order; other targets leave the rows in their order. uint8
+    inputs are images (N, H, W, C), (N, C, H, W) or (N, H, W): the last axis holds the channels where it is 1 or 3
+    long and axis 1 is not, else axis 1 does. They get ImageNet's mean and std (0.5 where they are not RGB). Numbers
+    of any other type are taken to be normalised, and are used as they are.
+
+    Raises:
+        FileNotFoundError: there is no such file, or no pair for this split.
+        ValueError: a file is damaged or holds Python objects, or the arrays do not belong together.
+    """
+    pair = files(name)
+    if pair is not None:
+        x, y = (_mapped(Path(file).expanduser()) for file in pair)
+    elif name.endswith(".npz"):
+        x, y = _archived(Path(name).expanduser(), split)
+    else:
+        place = found(Path(name).expanduser(), split)
+        stems = _stems(place) if place else {}
+        names = _pair_in(stems, split) if place else None
+        assert names is not None
+        x, y = (_mapped(stems[stem]) for stem in names)
+    return _images(name, x, y, samples)
+
+
+def _images(name: str, x: np.ndarray, y: np.ndarray, samples: Samples) -> Images:
+    if not x.ndim or not y.ndim or len(x) != len(y) or not len(x):
+        raise ValueError(
+            f"{name} holds inputs {x.shape} and targets {y.shape}; expected the same number of rows in both"
+        )
+    for what, array in (("inputs", x), ("targets", y)):
+        if array.dtype.kind not in "uifb":
+            raise ValueError(f"{name}: the {what} are {array.dtype}; expected numbers")
+    labels = np.asarray(y[:, 0] if y.ndim == 2 and y.shape[1] == 1 and y.dtype.kind in "ui" else y)
+    numbers = labels.ndim == 1 and labels.dtype.kind in "ui"
+    rows = chosen(labels.astype(np.int64), samples) if numbers else np.arange(count_of(samples, len(x)))
+    memory.require(name, len(rows), x.dtype.itemsize * math.prod(x.shape[1:]))
+    inputs = torch.from_numpy(_channels_first(name, _rows(x, rows)))
+    wanted = _native(labels)
+    targets = torch.from_numpy(wanted.astype(np.int64) if wanted.dtype.kind in "ui" else wanted)
+    mean, std = normalisation(inputs)
+    classes = classes_in(name, targets)
+    return Images(inputs, targets[rows], name, classes, side(inputs), mean, std, counted=True)
+
+
+def _channels_first(name: str, x: np.ndarray) -> np.ndarray:
+    if x.dtype != np.uint8:
+        return x
+    if x.ndim == 3:
+        return x[:, None]
+    if x.ndim == 4 and x.shape[3] in CHANNELS and x.shape[1] not in CHANNELS:
+        return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+    if x.ndim == 4 and x.shape[1] in CHANNELS:
+        return x
+    raise ValueError(
+        f"{name} holds uint8 inputs {x.shape}; expected images (N, H, W, C), (N, C, H, W) or (N, H, W) with 1 or 3 "
+        "channels; give anything else as normalised floating-point numbers"
+    )
+
+
+def _rows(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Rows of a memory map, read from the front of the file to its end."""
+    order = np.argsort(rows)
+    taken = np.empty((len(rows), *x.shape[1:]), x.dtype.newbyteorder("="))
+    for position in order:
+        taken[position] = x[rows[position]]
+    return taken
+
+
+def _native(x: np.ndarray) -> np.ndarray:
+    return np.array(x, dtype=x.dtype.newbyteorder("="))  # a copy in memory: torch has no read-only tensors
+
+
+def _mapped(path: Path) -> np.ndarray:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}; expected an array that numpy.save wrote")
+    array = _guarded(path, lambda: np.load(path, mmap_mode="r", allow_pickle=False))
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"{path} is an archive, not an array; name it with the suffix .npz")
+    return array
+
+
+def _archived(path: Path, split: Split) -> tuple[np.ndarray, np.ndarray]:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}; expected an archive that numpy.savez wrote")
+    with _guarded(path, lambda: zipfile.ZipFile(path)) as archive:
+        stems = {member.removesuffix(".npy"): member for member in archive.namelist() if member.endswith(".npy")}
+        names = _pair_in(stems, split)
+        if names is None:
+            pairs = ", ".join(f"{a} and {b}" for a, b in PAIRS)
+            raise ValueError(
+                f"{path} holds {', '.join(stems) or 'no arrays'}; expected inputs and targets named {pairs}, "
+                f"for the {split} split also x_{split} and the like"
+            )
+        x, y = (_guarded(path, partial(_member, path, archive, stems[name])) for name in names)
+    return x, y
+
+
+def _member(path: Path, archive: zipfile.ZipFile, member: str) -> np.ndarray:
+    """One array of an archive, its size known before it is read."""
+    with archive.open(member) as stream:
+        version = npy.read_magic(stream)
+        header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, _, dtype = header(stream)
+    memory.require(f"{path}: {member}", math.prod(shape), dtype.itemsize)
+    with archive.open(member) as stream:
+        return np.asarray(npy.read_array(stream, allow_pickle=False))
+
+
+def _guarded(path: Path, function: Callable[[], T]) -> T:
+    """Numpy stumbles over a damaged file in many ways; each becomes one line."""
+    try:
+        return function()
+    except memory.TooLarge:
+        raise
+    except Exception as error:
+        reason = "it holds Python objects, which are never unpickled" if _pickled(error) else str(error) or "cut short"
+        raise ValueError(f"{path} cannot be read ({reason}); save it anew with numpy.save or numpy.savez") from None
+
+
+def _pickled(error: Exception) -> bool:
+    return any(word in str(error) for word in ("allow_pickle", "pickled", "Python objects"))
+
+
+def _stems(folder: Path) -> dict[str, Path]:
+    return {path.stem: path for path in sorted(folder.glob("*.npy"))} if folder.is_dir() else {}
+
+
+def _pair_in(names: Iterable[str], split: Split) -> tuple[str, str] | None:
+    """Names of inputs and targets among those there are: of this split first, else those of no split."""
+    known = {name.lower(): name for name in names}
+    for part in (*SPLITS[split], ""):
+        for pair in PAIRS:
+            for form in ("{name}_{part}", "{part}_{name}") if part else ("{name}",):
+                words = [form.format(name=name, part=part) for name in pair]
+                if all(word in known for word in words):
+                    return known[words[0]], known[words[1]]
+    return None

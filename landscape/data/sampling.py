@@ -1,0 +1,68 @@
+"""Which samples of a data set are served, and in which fixed order."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeAlias
+
+import numpy as np
+
+from landscape.options import OptionError, at_least
+
+ORDER = 0x9E3779B97F4A7C15  # constant of the fixed order: changing it changes every stored number
+Samples: TypeAlias = int | str | None  # a number, a share such as "10%", or all: "all" or None
+
+
+def keys(rows: np.ndarray) -> np.ndarray:
+    """One pseudo-random uint64 per row number: the output function of SplitMix64 (Steele et al. 2014).
+
+    Spelt out because a library's generator may change its stream with a version, and this order never may. A
+    row's key depends on its number alone, so a truncated data set keeps the order of the full one.
+    """
+    z = (rows.astype(np.uint64) + np.uint64(1)) * np.uint64(ORDER)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def shuffled(count: int) -> np.ndarray:
+    """Rows 0..count-1 in the fixed seeded order."""
+    return np.argsort(keys(np.arange(count)), kind="stable")
+
+
+def balanced(targets: np.ndarray) -> np.ndarray:
+    """Rows in a fixed seeded order of which every prefix is as class-balanced as the data allow.
+
+    Round-robin: round r takes the r-th image (in seeded order) of each class that still has one. Within a
+    round the classes come in seeded order too, so that small batches do not hold neighbouring classes.
+
+    Args:
+        targets: (N,) integers.
+    """
+    rows = shuffled(len(targets))
+    by_class = rows[np.argsort(targets[rows], kind="stable")]
+    _, first, counts = np.unique(targets[by_class], return_index=True, return_counts=True)
+    rounds = np.arange(len(rows)) - np.repeat(first, counts)
+    return by_class[np.lexsort((keys(by_class), rounds))]
+
+
+def chosen(targets: np.ndarray, samples: Samples) -> np.ndarray:
+    """The first `samples` rows of the class-balanced order of `targets` (N,)."""
+    return balanced(targets)[: count_of(samples, len(targets))]
+
+
+def count_of(samples: Samples, available: int) -> int:
+    """How many samples are asked for: a number, a percentage of what there is, or all.
+
+    Raises:
+        OptionError: it is something else, or below 1.
+    """
+    text = "all" if samples is None else str(samples)
+    if text == "all":
+        return available
+    try:
+        count = math.ceil(available * float(text[:-1]) / 100) if text.endswith("%") else int(text)
+    except (ValueError, OverflowError):  # inf% is a number without a ceiling
+        raise OptionError(f"--samples {text} is no number; ask for a number, a share such as 10%, or all") from None
+    at_least("samples", count, 1)
+    return min(count, available)

@@ -1,0 +1,1 @@
+"""Layer discovery, and the statistics of feature maps that the layer probes compute."""

@@ -1,1 +1,0 @@
-"""Linear algebra on the weights and feature maps of a network."""

@@ -1,0 +1,223 @@
+"""Networks of other makers: `timm:NAME`, `torchvision:NAME`, `hf:FOLDER`, `module:callable`, `file.py:callable`."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from landscape.checkpoints import file_formats
+from landscape.checkpoints.huggingface_cache import folder_of
+from landscape.checkpoints.user_code import guarded, named, spec_sha256
+from landscape.data.preprocessing import Crop, Fit, Preprocessing
+from landscape.models import SIZES, huggingface
+from landscape.models.libraries import MISMATCH, library
+
+AS_BUILT = "as built"  # where weights come from that no file brought
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A network as it is asked for.
+
+    Args:
+        spec: `SOURCE:NAME`.
+        arguments: of its constructor, as given.
+        classes: of the data; None takes the library's own number.
+        image_size: as asked for; None takes the library's own.
+        weights: take those that come with it, where a folder has them.
+    """
+
+    spec: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    classes: int | None = None
+    image_size: int | None = None
+    weights: bool = False
+
+    @property
+    def source(self) -> str:
+        """`timm`, `torchvision`, `hf`; "" for a callable."""
+        source = self.spec.partition(":")[0]
+        return source if source in SOURCES else ""
+
+    @property
+    def name(self) -> str:
+        """What the source knows it by."""
+        return self.spec.partition(":")[2] if self.source else self.spec
+
+
+def build(wanted: Wanted) -> nn.Module:
+    """The network, its weights drawn from torch's random state unless it comes with some.
+
+    Raises:
+        ValueError: the source has no such network, or cannot build it; FileNotFoundError: there is no such folder.
+    """
+    maker = SOURCES[wanted.source][0] if wanted.source else _callable
+    module = maker(wanted)
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"{wanted.spec} returned a {type(module).__name__}, expected a torch.nn.Module")
+    return module
+
+
+def preprocessing(wanted: Wanted) -> Preprocessing | None:
+    """What the source says of the images that its network takes; None where it says nothing.
+
+    Raises:
+        as `build`.
+    """
+    return SOURCES[wanted.source][1](wanted) if wanted.source else None
+
+
+def context(wanted: Wanted) -> int | None:
+    """The longest sequence of tokens that a network takes; None where its source does not say.
+
+    Raises:
+        as `build`.
+    """
+    if wanted.source != "hf":
+        return None
+    asked = [wanted.arguments[name] for name in huggingface.CONTEXTS if name in wanted.arguments]
+    return int(asked[0]) if asked else huggingface.context(wanted.name)
+
+
+def identity(spec: str, arguments: Mapping[str, Any]) -> str | None:
+    """What pins the architecture of a spec beyond weights and class: the code of a file, a name, and its arguments.
+
+    Arguments count although most of them show in the weights' shapes: a stride, an epsilon or a neighbourhood does not.
+    Of the trainer's networks the sizes of images and classes do show, in the weights or in the data.
+    """
+    wanted = Wanted(spec, arguments)
+    known: str | None = spec
+    if wanted.source == "hf":
+        config = (folder_of(wanted.name) / "config.json").read_bytes()
+        known = f"hf:{hashlib.sha256(config).hexdigest()}"
+    elif not wanted.source:
+        known = spec_sha256(spec) if ":" in spec else None
+        if ":" not in spec:
+            arguments = {name: value for name, value in arguments.items() if name not in SIZES}
+    if not arguments:
+        return known
+    return f"{known or ''} {json.dumps(dict(arguments), sort_keys=True, default=str)}".lstrip()
+
+
+def origin(spec: str) -> str:
+    """Where a network's weights come from in words, without a checkpoint."""
+    wanted = Wanted(spec)
+    if wanted.source == "hf":
+        folder = folder_of(wanted.name)
+        if file_formats.holds_weights(folder):
+            return f"weights of {folder}"
+    return AS_BUILT
+
+
+def of_architecture(name: str) -> str:
+    """The spec of an architecture that a checkpoint names, as timm's and torchvision's trainers do; "" for none."""
+    if not name:
+        return ""
+    try:
+        if library("timm").is_model(name):
+            return f"timm:{name}"
+    except ValueError:  # not installed
+        pass
+    try:
+        models = library("torchvision").models
+        return f"torchvision:{name}" if name in models.list_models(module=models) else ""
+    except ValueError:
+        return ""
+
+
+def _timm(wanted: Wanted) -> nn.Module:
+    timm = _timm_with(wanted.name)
+    arguments = dict(wanted.arguments)
+    if wanted.classes:
+        arguments = {"num_classes": wanted.classes, **arguments}
+    own = timm.get_pretrained_cfg(wanted.name)
+    if wanted.image_size and own is not None and own.fixed_input_size and wanted.image_size != own.input_size[-1]:
+        arguments = {"img_size": wanted.image_size, **arguments}
+    return guarded(wanted.spec, partial(timm.create_model, wanted.name, pretrained=False, **arguments))  # type: ignore[no-any-return]
+
+
+def _timm_preprocessing(wanted: Wanted) -> Preprocessing | None:
+    own = _timm_with(wanted.name).get_pretrained_cfg(wanted.name)
+    if own is None:
+        return None
+    size = wanted.image_size or wanted.arguments.get("img_size") or own.input_size[-1]
+    crop: Crop = "squash" if own.crop_mode == "squash" else own.crop_pct
+    return Preprocessing(int(_side(size)), Fit(own.interpolation, crop), tuple(own.mean), tuple(own.std))
+
+
+def _timm_with(name: str) -> Any:
+    timm = library("timm")
+    if not timm.is_model(name):
+        raise ValueError(_unknown("timm", name, timm.list_models()))
+    return timm
+
+
+def _torchvision(wanted: Wanted) -> nn.Module:
+    models = _torchvision_with(wanted.name)
+    arguments = dict(wanted.arguments)
+    if wanted.classes:
+        arguments = {"num_classes": wanted.classes, **arguments}
+    if wanted.image_size and wanted.name.startswith("vit_"):  # its positions are a table for one size
+        arguments = {"image_size": wanted.image_size, **arguments}
+    return guarded(wanted.spec, partial(models.get_model, wanted.name, weights=None, **arguments))  # type: ignore[no-any-return]
+
+
+def _torchvision_preprocessing(wanted: Wanted) -> Preprocessing | None:
+    own = _torchvision_with(wanted.name).get_model_weights(wanted.name).DEFAULT.transforms()
+    (size,), (short,) = own.crop_size, own.resize_size
+    size_wanted = wanted.image_size or wanted.arguments.get("image_size") or size
+    return Preprocessing(int(size_wanted), Fit(own.interpolation.value, size / short), tuple(own.mean), tuple(own.std))
+
+
+def _torchvision_with(name: str) -> Any:
+    models = library("torchvision").models
+    known = models.list_models(module=models)
+    if name not in known:
+        raise ValueError(_unknown("torchvision", name, known))
+    return models
+
+
+def _huggingface(wanted: Wanted) -> nn.Module:
+    return huggingface.build(
+        wanted.name, wanted.arguments, classes=wanted.classes, image_size=wanted.image_size, weights=wanted.weights
+    )
+
+
+def _huggingface_preprocessing(wanted: Wanted) -> Preprocessing | None:
+    return huggingface.preprocessing(wanted.name, wanted.image_size or wanted.arguments.get("image_size"))
+
+
+def _callable(wanted: Wanted) -> Any:
+    try:
+        function = named(wanted.spec)
+    except ValueError as error:
+        if MISMATCH not in str(error):
+            raise
+        library("torchvision")  # the code imports it, or timm: with the cure it can
+        function = named(wanted.spec)
+    return guarded(wanted.spec, partial(function, **wanted.arguments))
+
+
+SOURCES: dict[str, tuple[Callable[[Wanted], nn.Module], Callable[[Wanted], Preprocessing | None]]] = {
+    "timm": (_timm, _timm_preprocessing),
+    "torchvision": (_torchvision, _torchvision_preprocessing),
+    "hf": (_huggingface, _huggingface_preprocessing),
+}
+
+
+def _unknown(source: str, name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    near = difflib.get_close_matches(name, names, 3, 0.5) or names[:3]
+    return f"{source} has no model {name!r}; near it: {', '.join(near)} (of {len(names)})"
+
+
+def _side(size: Any) -> Any:
+    """The height of (height, width); a number as it is."""
+    return size[0] if isinstance(size, tuple | list) else size

@@ -1,0 +1,105 @@
+"""What of an HDF5 file lies in the file itself: the rest is not read, and a file that reaches out is not written."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+FORMAT = 1
+# As which HDF5 and its readers report bytes that make no sense.
+DAMAGE = (OSError, RuntimeError, KeyError, TypeError, AttributeError, OverflowError, MemoryError, UnicodeError)
+
+DEPTH = 3  # probe, answer, quantity
+MOST_LINKS = 200_000
+EXPANSION = 16  # most that arrays may be larger than their file, by compression or values that were never written
+SLACK = 2**26  # bytes below which that does not matter
+
+
+def own(group: h5py.Group) -> list[str]:
+    """Names in a group by hard links alone."""
+    return [name for name in group if isinstance(group.get(name, getlink=True), h5py.HardLink)]
+
+
+def refuse_outside(file: h5py.File, path: Path, *, links: bool) -> None:
+    """Refuse arrays whose numbers lie in other files, or are more than the file can hold.
+
+    Args:
+        file: open.
+        path: of the file.
+        links: refuse links too, as before writing, when one would lead the pen elsewhere.
+
+    Raises:
+        ValueError: naming the first of them.
+    """
+    count, total, room = 0, 0, EXPANSION * path.stat().st_size + SLACK
+    groups: list[tuple[h5py.Group, int]] = [(file, 1)]
+    while groups:
+        group, depth = groups.pop()
+        inside = own(group)
+        if links and len(inside) < len(group):
+            name = next(name for name in group if name not in inside)
+            raise ValueError(
+                f"{path} holds a link in place of data ({group.name.rstrip('/')}/{name}), which may lead to another "
+                "file; give another --out, or remove the link"
+            )
+        for name in inside:
+            item, count = group[name], count + 1
+            if isinstance(item, h5py.Group) and depth < DEPTH:
+                groups.append((item, depth + 1))
+            elif isinstance(item, h5py.Dataset):
+                if item.external or item.is_virtual:
+                    raise ValueError(f"{path} keeps the numbers of {item.name} in another file; refused")
+                total += item.nbytes
+        if total > room or count > MOST_LINKS:
+            raise ValueError(
+                f"{path} has {path.stat().st_size:,} bytes and declares arrays of {total:,} bytes; refused"
+            )
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[h5py.File]:
+    """The file open for reading, whoever else has it open.
+
+    Through a stream, because HDF5's own files take locks, or refuse a file that this process has open with other flags
+    (as a lazy `xr.open_dataset` in a notebook does).
+    """
+    with path.open("rb") as stream, h5py.File(stream, "r") as file:
+        yield file
+
+
+def check(path: Path, *, writable: bool = False) -> None:
+    """Refuse a file that this version cannot use, in one line.
+
+    Raises:
+        FileNotFoundError, ValueError, PermissionError: see the message.
+    """
+    if not path.exists():
+        if not writable:
+            raise FileNotFoundError(f"no results file at {path}; run a probe first, for example: landscape surface")
+        return
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder, expected an HDF5 results file")
+    if not h5py.is_hdf5(path):
+        raise ValueError(f"{path} is not an HDF5 file; give another --out, or move it away")
+    try:
+        with reading(path) as file:
+            version = file.attrs.get("format")
+            refuse_outside(file, path, links=writable)
+    except DAMAGE as error:
+        raise damaged(path, error) from error
+    if not isinstance(version, int | np.integer):
+        raise ValueError(f"{path} is not a results file of landscape (no attribute format); give another --out")
+    if version > FORMAT:
+        raise ValueError(f"{path} has format {version}, this version reads up to {FORMAT}; update landscape")
+    if writable and not path.stat().st_mode & 0o222:
+        raise PermissionError(f"{path} is read-only; make it writable (chmod u+w), or give another --out")
+
+
+def damaged(path: Path, error: BaseException) -> ValueError:
+    """The error of a file whose bytes make no sense, in one line."""
+    reason = " ".join(str(error).split())[:160] or type(error).__name__
+    return ValueError(f"{path} is damaged ({reason}); move it away and measure again")

@@ -1,0 +1,156 @@
+"""The read side of a results file: labelled arrays, the same that `xr.open_dataset(..., engine="h5netcdf")` gives.
+
+Read without locks, so that a reader never blocks a writer; a writer replaces the file as a whole, so that a reader
+sees a complete one. Only what the file itself holds is read: links to other files are not followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import xarray as xr
+
+from landscape.results import hdf5_file, headlines
+from landscape.results.hdf5_file import own
+
+# What the HDF5 dimension-scale convention and netCDF-4 write beside a dataset's own attributes.
+CONVENTION = {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS"} | {
+    "_Netcdf4Dimid", "_Netcdf4Coordinates", "_nc3_strict", "_NCProperties"
+}  # fmt: skip
+
+
+def open(path: Path | str) -> xr.DataTree:
+    """The whole file as a tree: `tree["hessian/vit_demo-digits-0123456789"]`.
+
+    Raises:
+        FileNotFoundError, ValueError: there is no such file, or it is no results file; see the message.
+    """
+    path = Path(path)
+    with _file(path) as file:
+        nodes = {name: _dataset(group) for name, group in _groups(file)}
+        return xr.DataTree.from_dict({"/": xr.Dataset(attrs=_attributes(file)), **nodes})
+
+
+def groups(path: Path | str) -> list[tuple[str, xr.Dataset]]:
+    """Every stored answer as (group, dataset), by probe, the oldest first.
+
+    Raises:
+        FileNotFoundError, ValueError: as `open`.
+    """
+    return find(path)
+
+
+def find(path: Path | str, probe: str | None = None, label: str | None = None) -> list[tuple[str, xr.Dataset]]:
+    """The answers of one probe, of one label, or of both, in the order of `groups`; empty where there are none."""
+    with _file(Path(path)) as file:
+        found = [
+            (name, _dataset(group))
+            for name, group in _groups(file)
+            if probe in (None, name.partition("/")[0]) and label in (None, group.attrs.get("label"))
+        ]
+    return sorted(found, key=lambda item: (item[0].partition("/")[0], str(item[1].attrs.get("created", "")), item[0]))
+
+
+def by_checkpoint(found: list[tuple[str, xr.Dataset]]) -> list[tuple[str, xr.Dataset]]:
+    """Checkpoints in the order in which the study came to them, the same in every figure."""
+    first: dict[str, tuple[str, str]] = {}
+    for _, data in found:
+        label, created = (str(data.attrs.get(key, "")) for key in ("label", "created"))
+        first[label] = min(first.get(label, (created, label)), (created, label))
+    return sorted(found, key=lambda item: first[str(item[1].attrs.get("label", ""))])
+
+
+def summary(path: Path | str) -> list[dict[str, Any]]:
+    """One row per stored answer, in the order of `groups`: what it is, how far it got, what it says."""
+    return [
+        {
+            "probe": name.partition("/")[0],
+            "label": str(data.attrs.get("label", "")),
+            "digest": name.rpartition("-")[2],
+            "done": finished_units(data),
+            "units": int(data["done"].size) if "done" in data else 0,
+            "model": str(data.attrs.get("model", "")),
+            "data": str(data.attrs.get("data", "")),
+            "finished": str(data.attrs.get("finished", "")),
+            "headline": headlines.text(headlines.numbers(data)),
+        }
+        for name, data in groups(path)
+    ]
+
+
+def headline(path: Path | str, group: str) -> str:
+    """What one stored answer says, in a line.
+
+    Raises:
+        ValueError: the file holds no such group; FileNotFoundError, ValueError: as `open`.
+    """
+    with _file(Path(path)) as file:
+        if group not in dict(_groups(file)):
+            raise ValueError(f"{path} holds no group {group}; expected one of those that landscape show lists")
+        return headlines.text(headlines.numbers(_dataset(file[group])))
+
+
+def finished_units(data: xr.Dataset) -> int:
+    """How many units of an answer are finished."""
+    return int((data["done"] == 1).sum()) if "done" in data else 0
+
+
+@contextlib.contextmanager
+def _file(path: Path) -> Iterator[h5py.File]:
+    hdf5_file.check(path)
+    with hdf5_file.reading(path) as file:
+        try:
+            yield file
+        except hdf5_file.DAMAGE as error:
+            raise hdf5_file.damaged(path, error) from error
+
+
+def _groups(file: h5py.File) -> Iterator[tuple[str, h5py.Group]]:
+    """`<probe>/<label>-<digest>` groups, by hard links alone."""
+    for probe in own(file):
+        if isinstance(file[probe], h5py.Group):
+            for name in own(file[probe]):
+                group = file[probe][name]
+                if isinstance(group, h5py.Group) and "probe" in group.attrs:
+                    yield f"{probe}/{name}", group
+
+
+def _dataset(group: h5py.Group) -> xr.Dataset:
+    found = {name: group[name] for name in own(group)}
+    found = {name: item for name, item in found.items() if isinstance(item, h5py.Dataset)}
+    # A scale is recognised by its place in the file: HDF5 searches the whole file for the name of an object.
+    names = {h5py.h5o.get_info(item.id).addr: name for name, item in found.items()}
+    variables = {name: (_dims(name, item, names), _array(item), _attributes(item)) for name, item in found.items()}
+    data = xr.Dataset(variables, attrs=_attributes(group))
+    data.encoding["group"] = group.name.strip("/")
+    return data
+
+
+def _dims(own: str, dataset: h5py.Dataset, names: Mapping[int, str]) -> tuple[str, ...]:
+    """Names of the axes: of the attached scales; an axis without one (not written by us) is named after its array."""
+    if dataset.is_scale:
+        return (own,)
+    scales = [[names.get(h5py.h5o.get_info(scale.id).addr) for scale in axis.values()] for axis in dataset.dims]
+    return tuple((found and found[0]) or f"{own}_{i}" for i, found in enumerate(scales))
+
+
+def _array(dataset: h5py.Dataset) -> np.ndarray:
+    if h5py.check_string_dtype(dataset.dtype):
+        return np.asarray(dataset.asstr()[()], dtype=object)
+    return np.asarray(dataset[()])
+
+
+def _attributes(item: h5py.Group | h5py.Dataset) -> dict[str, Any]:
+    return {name: _plain(item.attrs[name]) for name in item.attrs if name not in CONVENTION}
+
+
+def _plain(value: Any) -> Any:
+    """An attribute as Python has it."""
+    if isinstance(value, bytes):
+        return value.decode()
+    return value.item() if isinstance(value, np.generic) else value

@@ -1,0 +1,203 @@
+"""The numbers that stand for a surface, from its stored arrays alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from landscape.probe import Quantity
+
+RADII = (0.1, 0.25, 0.5, 1.0)
+MINIMA = 8  # the most persistent ones are stored
+CLEAR = 2.0  # standard errors that tell a minimum from noise
+QUANTITIES: Mapping[str, Quantity] = {
+    "height": Quantity("mean rise of the loss at a radius", "nats", ("radius",)),
+    "height_se": Quantity("standard error of the height, at most", "nats", ("radius",)),
+    "curvature": Quantity("second derivative of the quadratic fitted at the centre", "nats", ("term",)),
+    "curvature_se": Quantity("standard error of the second derivative, at most", "nats", ("term",)),
+    "non_convex": Quantity("share of inner cells with a negative second derivative in some direction"),
+    "non_finite": Quantity("share of finished cells whose loss is not finite"),
+    "minima": Quantity("number of local minima of the grid"),
+    "clear_minima": Quantity("those deeper than two standard errors, with the lowest"),
+    "persistence": Quantity("rise from a local minimum to where a lower valley begins", "nats", ("minimum",)),
+    "persistence_se": Quantity("standard error of the persistence, at most", "nats", ("minimum",)),
+}
+OF_PREVIEW: Mapping[str, Quantity] = {
+    "hold_out_error": Quantity("greatest relative error of the loss at random hold-outs"),
+    "evaluations": Quantity("points evaluated"),
+}
+OF_MANNER: Mapping[str, Quantity] = {
+    "deviation_95": Quantity("95th percentile of the control points' deviation", "standard errors"),
+    "deviation_max": Quantity("greatest deviation of a control point", "standard errors"),
+}
+
+
+def quantities(*, preview: bool, plain: bool, units: str = "nats") -> dict[str, Quantity]:
+    """What `of` fills in, and beside it for a preview; `units` are the loss's."""
+    own = {name: replace(q, units=units) if q.units == "nats" else q for name, q in QUANTITIES.items()}
+    return {**own, **(OF_PREVIEW if preview else {}), **({} if plain else OF_MANNER)}
+
+
+def of(data: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Summaries: heights and curvature where their cells are finished, the rest when all are."""
+    x, y, finished = data["x"], data["y"], data["done"] == 1
+    loss = np.where(finished, data["loss"], np.nan)
+    rise_se = np.where(finished, data.get("rise_se", np.nan), np.nan)  # an earlier version did not store it
+    heights = np.array([height(x, y, loss, radius, rise_se=rise_se) for radius in data["radius"]])
+    second, second_se = curvature(x, y, loss, rise_se)
+    found: dict[str, Any] = {
+        "height": heights[:, 0], "height_se": heights[:, 1], "curvature": second, "curvature_se": second_se,
+        "non_finite": float((~np.isfinite(loss[finished])).mean()) if finished.any() else np.nan,
+    }  # fmt: skip
+    if finished.all():
+        found |= {"non_convex": non_convex(x, y, loss), **_topology(loss, rise_se)}
+    if "deviates" in data and np.isfinite(data["deviates"]).any():
+        deviates = data["deviates"][np.isfinite(data["deviates"])]
+        found |= {"deviation_95": float(np.quantile(deviates, 0.95)), "deviation_max": float(deviates.max())}
+    return found
+
+
+def _topology(loss: np.ndarray, rise_se: np.ndarray) -> dict[str, Any]:
+    every = minima(loss)
+    inner = [minimum for minimum in every if np.isfinite(minimum.persistence)]
+    errors = [_error(minimum, rise_se) for minimum in inner]
+    depth, depth_se = (np.full(MINIMA, np.nan) for _ in range(2))
+    depth[: len(inner)] = [minimum.persistence for minimum in inner[:MINIMA]]
+    depth_se[: len(inner)] = errors[:MINIMA]
+    clear = sum(minimum.persistence > CLEAR * error for minimum, error in zip(inner, errors, strict=True))
+    return {
+        "minima": float(len(every)), "clear_minima": float(len(every) - len(inner) + clear),
+        "persistence": depth, "persistence_se": depth_se,
+    }  # fmt: skip
+
+
+def _error(minimum: Minimum, rise_se: np.ndarray) -> float:
+    assert minimum.saddle is not None
+    return float(rise_se[minimum.at] + rise_se[minimum.saddle])
+
+
+Estimate = tuple[float, float]  # value, standard error
+UNKNOWN: Estimate = (float("nan"), float("nan"))
+
+
+def height(
+    x: np.ndarray,
+    y: np.ndarray,
+    loss: np.ndarray,
+    radius: float,
+    *,
+    rise_se: np.ndarray | None = None,
+    angles: int = 360,
+) -> Estimate:
+    """Mean over angles of the loss at a radius minus the centre's, bilinear between grid points; NaN outside."""
+    from scipy.interpolate import RegularGridInterpolator
+
+    if min(x[-1], -x[0], y[-1], -y[0]) < radius * (1 - 1e-9):
+        return UNKNOWN
+    theta = np.arange(angles) * (2 * np.pi / angles)
+    circle = radius * np.stack([np.cos(theta), np.sin(theta)], axis=1)
+
+    def mean(values: np.ndarray) -> tuple[float, float]:
+        between = RegularGridInterpolator((x, y), values, bounds_error=False, fill_value=None)
+        return float(np.mean(between(circle))), between((0.0, 0.0)).item()
+
+    with np.errstate(invalid="ignore"):
+        around, centre = mean(loss)
+        error = sum(mean(rise_se)) if rise_se is not None else float("nan")
+        return around - centre, error
+
+
+def curvature(x: np.ndarray, y: np.ndarray, loss: np.ndarray, rise_se: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Second derivatives (xx, xy, yy) of the least-squares quadratic around the centre, with their errors, (3,), (3,).
+
+    Fitted to the 5 x 5 grid points nearest to the origin, all of which must be finite.
+    """
+    unknown = np.full(3, np.nan)
+    if min(len(x), len(y)) < 5 or not (x[0] < 0 < x[-1] and y[0] < 0 < y[-1]):
+        return unknown, unknown
+    rows, columns = (np.sort(np.argsort(np.abs(axis), kind="stable")[:5]) for axis in (x, y))
+    near = np.ix_(rows, columns)
+    a, b = (part.ravel() for part in np.meshgrid(x[rows], y[columns], indexing="ij"))
+    width = max(np.abs(a).max(), np.abs(b).max())  # a well-conditioned fit at any scale
+    a, b = a / width, b / width
+    design = np.stack([np.ones_like(a), a, b, a**2 / 2, a * b, b**2 / 2], axis=1)
+    weights = np.linalg.pinv(design)[3:] / width**2
+    with np.errstate(invalid="ignore"):
+        found, errors = weights @ loss[near].ravel(), np.abs(weights) @ rise_se[near].ravel()
+    return np.where(np.isfinite(found), found, np.nan), np.where(np.isfinite(found), errors, np.nan)
+
+
+def non_convex(x: np.ndarray, y: np.ndarray, loss: np.ndarray) -> float:
+    """Share of inner grid points whose Hessian, by second differences, has a negative eigenvalue.
+
+    Over those whose 3 x 3 points are all finite; NaN if there are none.
+    """
+    if min(loss.shape) < 3:
+        return float("nan")
+    with np.errstate(invalid="ignore", over="ignore"):
+        hx, hy = (x[-1] - x[0]) / (len(x) - 1), (y[-1] - y[0]) / (len(y) - 1)
+        inner = loss[1:-1, 1:-1]
+        xx = (loss[2:, 1:-1] - 2 * inner + loss[:-2, 1:-1]) / hx**2
+        yy = (loss[1:-1, 2:] - 2 * inner + loss[1:-1, :-2]) / hy**2
+        xy = (loss[2:, 2:] - loss[2:, :-2] - loss[:-2, 2:] + loss[:-2, :-2]) / (4 * hx * hy)
+        smallest = (xx + yy) / 2 - np.hypot((xx - yy) / 2, xy)
+        rounding = 1e-13 * np.abs(inner) / min(hx, hy) ** 2  # a straight valley is not bent by it
+    known = np.isfinite(smallest)
+    return float((smallest < -rounding)[known].mean()) if known.any() else float("nan")
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """A local minimum of the grid.
+
+    Args:
+        at: its grid point.
+        saddle: where its valley first meets a lower one; None for the lowest of all.
+        persistence: how much higher the saddle is; infinite for the lowest of all.
+    """
+
+    at: tuple[int, int]
+    saddle: tuple[int, int] | None
+    persistence: float
+
+
+def minima(loss: np.ndarray) -> list[Minimum]:
+    """Local minima by descending persistence: the 0-dimensional homology of the sublevel sets, 4 neighbours a point.
+
+    Points enter by ascending loss; where two valleys meet, the one with the higher bottom ends (Edelsbrunner & Harer
+    2010, chapter VII). Points that are not finite never enter. Plateaus count once.
+    """
+    values, columns = loss.ravel(), loss.shape[1]
+    parent = np.full(values.size, -1)
+    found: list[Minimum] = []
+
+    def bottom(point: int) -> int:
+        while parent[point] != point:
+            parent[point] = parent[parent[point]]
+            point = int(parent[point])
+        return point
+
+    def place(point: int) -> tuple[int, int]:
+        return point // columns, point % columns
+
+    order = np.argsort(values, kind="stable")
+    rank = np.empty(values.size, dtype=int)
+    rank[order] = np.arange(values.size)
+    for point in order[np.isfinite(values[order])].tolist():
+        parent[point] = point
+        i, j = place(point)
+        for di, dj in ((-1, 0), (1, 0), (0, -1), (0, 1)):
+            if 0 <= i + di < loss.shape[0] and 0 <= j + dj < columns:
+                other = point + di * columns + dj
+                if parent[other] >= 0:
+                    low, high = sorted((bottom(point), bottom(other)), key=rank.__getitem__)
+                    if low != high:
+                        parent[high] = low
+                        if values[point] > values[high]:
+                            found.append(Minimum(place(high), place(point), float(values[point] - values[high])))
+    roots = [point for point in range(values.size) if parent[point] == point]
+    found += [Minimum(place(root), None, float("inf")) for root in roots]
+    return sorted(found, key=lambda minimum: (-minimum.persistence, minimum.at))

@@ -1,0 +1,232 @@
+"""The write side of a results file: a journal per running question, merged into the HDF5 file by replacement.
+
+The file itself is never written in place: a copy is extended and replaces it, so that readers see a complete file
+at any moment and a kill loses nothing that a probe had finished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import io
+import math
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import h5py
+import numpy as np
+
+from landscape.probe import Plan, Unit, Values
+from landscape.results import group as groups
+from landscape.results.group import Question, ReduceOf, read_group
+from landscape.results.hdf5_file import FORMAT, check
+from landscape.results.journal import Busy, Journal, Record
+
+
+class Writer:
+    """The only writer of one question: takes finished units, survives kills, merges; a context manager.
+
+    Args:
+        path: the results file.
+        question: what is measured.
+        reduce_of: gives the reduction of a stored group from its probe name and parameters, for summaries.
+
+    Raises:
+        Busy: the same question is being measured by another process.
+        ValueError: the file is no results file, or is of a newer format.
+        PermissionError: it is read-only.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        question: Question,
+        *,
+        reduce_of: ReduceOf = lambda probe, parameters: None,
+    ) -> None:
+        check(path, writable=True)
+        self.path, self.question, self._reduce_of = path, question, reduce_of
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(path):
+            self._journal = _journal(path, question)
+        try:
+            self.merge()  # what an earlier, killed run had finished; and an early word on a file that cannot be written
+        except BaseException:
+            self._journal.__exit__(None, None, None)
+            raise
+
+    def pending(self) -> list[Unit]:
+        """Units not yet done, in order."""
+        done, shape = read_group(self.path, self.group)["done"], self.question.plan.shape
+        if done.shape != shape:
+            raise ValueError(
+                f"{self.group} in {self.path} has units {done.shape}, expected {shape}: another version measured it; "
+                "give --overwrite, or another --out"
+            )
+        return [unit for unit in self.question.plan.units() if not done[unit.index]]
+
+    def write(self, unit: Unit, values: Values) -> None:
+        """Keep one finished unit."""
+        wanted = self.question.plan.quantities
+        if set(values) != set(wanted):
+            raise ValueError(f"{self.question.probe} measured {sorted(values)}, its plan promises {sorted(wanted)}")
+        arrays = {name: np.asarray(values[name], dtype=wanted[name].dtype) for name in wanted}
+        self._journal.append(Record({"index": list(unit.index)}, arrays))
+
+    def merge(self) -> None:
+        """Bring everything finished so far into the file, with summaries, by atomic replacement."""
+        with _lock(self.path), contextlib.ExitStack() as orphans:
+            with _replacement(self.path) as file:
+                group = groups.opened(file, self.question)
+                self.group = group.name.strip("/")
+                groups.merge(group, self._journal.records(), self._reduce_of)
+                adopted = [orphans.enter_context(journal) for journal in _orphans(self.path)]
+                for journal in adopted:
+                    _adopt(file, journal, self._reduce_of)
+            for journal in adopted:  # only now are their units safe in the file
+                journal.remove()
+        self._journal.clear()
+        self._journal.append(groups.header(self.question))
+
+    def close(self) -> None:
+        """Merge and remove the journal."""
+        self.merge()
+        self._journal.remove()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None or not issubclass(kind, OSError):
+                self.close()  # also after an interrupt: finished units are kept
+        finally:
+            self._journal.__exit__(kind, error, trace)
+
+
+def discard(path: Path, question: Question) -> None:
+    """Remove the stored answer to a question (`--overwrite`).
+
+    Raises:
+        Busy: it is being measured by another process.
+        ValueError, PermissionError: as `check`.
+    """
+    check(path, writable=True)
+    if not path.parent.exists():
+        return
+    with _lock(path), _journal(path, question) as journal:
+        if path.exists():
+            with _replacement(path) as file:
+                for name in groups.names(file, question.probe, question.digest):
+                    del file[name]
+        journal.remove()
+
+
+def settle(path: Path, *, reduce_of: ReduceOf) -> None:
+    """Merge what killed processes had finished, so that the file says how far each question got."""
+    check(path, writable=True)
+    if not any(path.parent.glob(_journals(path))):
+        return
+    with _lock(path), contextlib.ExitStack() as orphans:
+        adopted = [orphans.enter_context(journal) for journal in _orphans(path)]
+        if adopted:
+            with _replacement(path) as file:
+                for journal in adopted:
+                    _adopt(file, journal, reduce_of)
+        for journal in adopted:
+            journal.remove()
+
+
+@contextlib.contextmanager
+def _replacement(path: Path) -> Iterator[h5py.File]:
+    """A writable copy of the file that takes its place if the block succeeds; to be called under the file's lock."""
+    # Extended in memory: HDF5 cannot close a file that it cannot write, and says so on stderr from its destructor.
+    content = io.BytesIO(path.read_bytes() if path.exists() else b"")
+    with h5py.File(content, "r+" if path.exists() else "w") as file:
+        file.attrs["format"] = FORMAT
+        yield file
+    temporary = path.with_name(f".{path.name}.merging")  # one name: what a kill leaves behind, the next merge replaces
+    try:
+        with temporary.open("wb") as stream:
+            stream.write(content.getbuffer())
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.chmod(path.stat().st_mode & 0o777 if path.exists() else 0o644)
+        temporary.replace(path)
+    except OSError as error:
+        raise OSError(f"cannot write {path}: {error.strerror}; what was finished is kept in its journal") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Mutual exclusion of merges, by a lock file that leaves no trace.
+
+    Whoever holds it may take a held journal for that of a living writer, not for one that is just being adopted.
+    """
+    name = path.with_name(f"{path.name}.lock")
+    while True:
+        handle = os.open(name, os.O_RDWR | os.O_CREAT, 0o644)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), os.stat(name)):
+                break
+        os.close(handle)
+    try:
+        yield
+    finally:
+        name.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def _journal(path: Path, question: Question) -> Journal:
+    try:
+        return Journal(path.with_name(f"{path.name}.journal-{question.digest}"))
+    except Busy:
+        raise Busy(
+            f"this question ({question.probe}, {question.label}) is being measured into {path} by another process; "
+            "wait for it, or give another --out"
+        ) from None
+
+
+def _journals(path: Path) -> str:
+    return f"{glob.escape(path.name)}.journal-*"
+
+
+def _orphans(path: Path) -> Iterator[Journal]:
+    """Journals beside the file whose writers are gone, locked; those of living writers are left alone."""
+    for name in sorted(path.parent.glob(_journals(path))):
+        with contextlib.suppress(Busy):
+            yield Journal(name)
+
+
+def _adopt(file: h5py.File, journal: Journal, reduce_of: ReduceOf) -> None:
+    records = journal.records()
+    try:
+        header = next(records, None)
+        if header is not None:
+            question = groups.question(header)
+            _refuse_absurd(journal, question.plan)
+            groups.merge(groups.opened(file, question), records, reduce_of)
+    except (LookupError, TypeError, ValueError, RuntimeError, MemoryError, struct.error) as error:
+        raise ValueError(
+            f"{journal.path} is no journal of this version ({type(error).__name__}: {error}); move it away"
+        ) from error
+
+
+def _refuse_absurd(journal: Journal, plan: Plan) -> None:
+    """Refuse a journal whose answer would not fit into the machine."""
+    dims = [(*plan.over, *quantity.dims) for quantity in plan.quantities.values()]
+    dims += [quantity.dims for quantity in plan.summaries.values()]
+    sizes = [math.prod(len(plan.axis(name)) for name in names) for names in dims]
+    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    if 8 * sum(sizes) > room:
+        raise ValueError(f"it declares {8 * sum(sizes):,} bytes, more than this machine takes")

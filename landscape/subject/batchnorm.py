@@ -1,0 +1,66 @@
+"""Batch-norm statistics: kept, refreshed on given data, and put back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from landscape.options import OptionError
+from landscape.subject.subject import Subject
+
+INTERPOLATING = ("auto", "interpolate")  # of `--bn`, where there are checkpoints to interpolate between
+
+
+def recalibration(text: str) -> int:
+    """Number of mini-batches that refresh batch norm at every point; 0 for `frozen`."""
+    kind, _, count = text.partition(":")
+    if kind == "frozen" and not count:
+        return 0
+    if kind == "recalibrate" and count.isdigit() and int(count) > 0:
+        return int(count)
+    raise OptionError(f"--bn {text} is not understood; ask for frozen or recalibrate:K with K mini-batches, at least 1")
+
+
+def statistics(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of all buffers."""
+    return {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+
+def restore(model: nn.Module, kept: dict[str, Tensor]) -> None:
+    """Put the copies back, bit for bit."""
+    for name, buffer in model.named_buffers():
+        buffer.copy_(kept[name])
+
+
+def dependence(subject: Subject, count: int) -> dict[str, int]:
+    """What refreshed statistics depend on beyond weights and data, for a probe's identity; nothing if `count` is 0.
+
+    Raises:
+        ValueError: there are fewer mini-batches than that.
+    """
+    if count > len(subject.batches):
+        raise ValueError(
+            f"--bn recalibrate:{count} exceeds the {len(subject.batches)} mini-batches of the samples; "
+            "raise --samples, or lower --batch-size"
+        )
+    return {"batch_size": subject.batch_size} if count else {}
+
+
+@torch.no_grad()
+def refresh(subject: Subject, count: int) -> None:
+    """Replace running statistics by the plain average over the first `count` mini-batches of the subject."""
+    norms = [module for module in subject.model.modules() if isinstance(module, _BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.train()
+    try:
+        for i in range(count if norms else 0):
+            for norm in norms:
+                norm.momentum = 1.0 / (i + 1)  # as momentum None, which reads a count from the device in every layer
+            subject.model(subject.batch(i)[0])
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+            norm.eval()

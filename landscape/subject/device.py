@@ -1,0 +1,25 @@
+"""The device that a name on the command line stands for."""
+
+from __future__ import annotations
+
+import torch
+
+from landscape.options import OptionError
+
+
+def device(name: str) -> torch.device:
+    """The device called "auto" (a GPU where there is one), "cpu", "cuda" or "cuda:1".
+
+    Raises:
+        OptionError: no device has that name.
+        ValueError: this machine does not have it.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        return torch.device("cuda" if count else "cpu")
+    kind, _, index = name.partition(":")
+    if kind not in ("cpu", "cuda") or not (index.isdigit() or name == kind):
+        raise OptionError(f"--device {name} is unknown; ask for auto, cpu, cuda or cuda:1")
+    if kind == "cuda" and int(index or 0) >= count:
+        raise ValueError(f"--device {name}: this machine has {count} CUDA devices; use --device cpu or auto")
+    return torch.device(name)

@@ -1,0 +1,223 @@
+"""How well a network does: loss, accuracy, top-5, Brier score, calibration error, with standard errors."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from landscape.options import OptionError, at_least
+from landscape.probe import Plan, Quantity, Unit, Values, derived_seed
+from landscape.subject.losses import cross_entropy
+from landscape.subject.subject import Subject, outputs_of
+
+CALIBRATION_BINS = 10
+STORED = {
+    "loss": Quantity("cross-entropy", "nats"),
+    "accuracy": Quantity("share of right classes"),
+    "top5": Quantity("share with the right class among the first five"),
+    "brier": Quantity("Brier score"),
+    "ece": Quantity("expected calibration error"),
+}
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Means over samples and their standard errors, std(ddof=1) / sqrt(samples), NaN for a single sample.
+
+    Args:
+        loss: cross-entropy, i.e. negative log likelihood.
+        accuracy: a fraction, as is `top5` (1 where there are at most five classes).
+        brier: sum over classes of (p - y)^2.
+        ece: expected calibration error (`calibration_terms`); its error takes the sign of each bin's gap as given.
+    """
+
+    samples: int
+    loss: float
+    loss_se: float
+    accuracy: float
+    accuracy_se: float
+    top5: float
+    top5_se: float
+    brier: float
+    brier_se: float
+    ece: float
+    ece_se: float
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The `Evaluation` of a classifier as a question to a results file, with one unit: all samples at once.
+
+    No command of its own measures it; `landscape reproduce` does.
+    """
+
+    name: ClassVar[str] = "evaluate"
+    uses: ClassVar[tuple[str, ...]] = ("batch_size", "seed")  # of which the passes draw
+
+    passes: int = 1
+
+    def plan(self, subject: Subject) -> Plan:
+        errors = {f"{name}_se": replace(what, long_name="its standard error") for name, what in STORED.items()}
+        return Plan(
+            over={"passes": np.array([self.passes])},
+            quantities={"samples": Quantity("samples"), **STORED, **errors},
+            about={"passes": Quantity("passes whose probabilities are averaged")},
+        )
+
+    def measure(self, subject: Subject, unit: Unit) -> Values:
+        batches = (subject.batch(i) for i in range(len(subject.batches)))
+        return asdict(evaluate(subject.model, batches, passes=self.passes, seed=subject.seed))
+
+
+def evaluate(
+    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], *, passes: int = 1, seed: int = 0
+) -> Evaluation:
+    """Evaluate a classifier in eval mode, leaving every module in the mode it was in.
+
+    Args:
+        model: (N, ...) -> logits (N, classes), or what holds them, see `logits_in`.
+        batches: inputs on the model's device and class indices (N,), or shares of the classes (N, classes).
+        passes: of a network that draws at test time (MC dropout, Gal & Ghahramani 2016, arXiv 1506.02142): the
+            probabilities of that many passes are averaged, and the average is evaluated.
+        seed: of what the passes draw.
+
+    Raises:
+        OptionError: there are no passes.
+        ValueError: there is no batch, or its targets are no classes.
+    """
+    at_least("passes", passes, 1)
+    parts: list[Tensor] = []
+    drawn = False
+    with torch.no_grad(), _evaluating(model):
+        for i, (inputs, targets) in enumerate(batches):
+            outputs = _passes(model, inputs, passes, derived_seed(seed, "passes", i))
+            drawn = drawn or any(not torch.equal(one, outputs[0]) for one in outputs[1:])
+            parts.append(_per_sample(_averaged(outputs), targets))
+    if passes > 1 and parts and not drawn:
+        _log.warning("the %d passes are equal: this network draws nothing at test time, one pass says the same", passes)
+    if not parts:
+        raise ValueError("got no batches to evaluate on, expected at least one; ask for more samples")
+    # Copied to the host once, here: a copy per batch would make a GPU wait.
+    loss, correct, top5, brier, confidence = torch.cat(parts, dim=1).cpu()
+    ece = calibration_terms(confidence, correct)
+    return Evaluation(
+        len(loss),
+        *_mean_and_error(loss),
+        *_mean_and_error(correct),
+        *_mean_and_error(top5),
+        *_mean_and_error(brier),
+        *_mean_and_error(ece),
+    )
+
+
+def evaluated(subject: Subject, *, passes: int = 1) -> dict[str, float]:
+    """What can be said of a subject: of a classifier its `Evaluation`, else the loss, and accuracy where it has one.
+
+    A language model has its perplexity beside the loss, the mean cross-entropy per token: exp(loss), its error by the
+    delta method. Samples are sequences, so that errors are over sequences, whose tokens depend on each other.
+
+    Raises:
+        OptionError: several passes of something else than a classifier; ValueError: as `evaluate`.
+    """
+    targets = subject.batch(0)[1]
+    classes = targets.dim() == 1 and not targets.is_floating_point()
+    soft = targets.dim() == 2 and targets.is_floating_point()
+    if subject.losses is cross_entropy and (classes or soft):
+        batches = (subject.batch(i) for i in range(len(subject.batches)))
+        return asdict(evaluate(subject.model, batches, passes=passes, seed=subject.seed))
+    if passes != 1:
+        raise OptionError(f"--passes {passes} averages the probabilities of a classifier; leave it out here")
+    loss, right = subject.intact
+    found: dict[str, float] = {"samples": len(loss)}
+    found["loss"], found["loss_se"] = _mean_and_error(loss)
+    if not right.isnan().any():
+        found["accuracy"], found["accuracy_se"] = _mean_and_error(right)
+    if subject.images is not None and subject.images.sequences and subject.losses is cross_entropy:
+        found["perplexity"] = math.exp(found["loss"])
+        found["perplexity_se"] = found["perplexity"] * found["loss_se"]
+    return found
+
+
+def calibration_terms(confidence: Tensor, correct: Tensor, bins: int = CALIBRATION_BINS) -> Tensor:
+    """Per-sample terms whose mean is the expected calibration error (Guo et al. 2017, equation 3).
+
+    ECE = sum_b (n_b / n) |mean confidence - mean accuracy in bin b| = mean_i s(b_i) (confidence_i - correct_i), with
+    s(b) the sign of bin b's gap. Bin b is [b / bins, (b + 1) / bins); a confidence of exactly 1 is in the last one.
+    """
+    edges = torch.linspace(0, 1, bins + 1, dtype=confidence.dtype)[1:-1]
+    bin_of = torch.bucketize(confidence, edges, right=True)
+    gap = confidence - correct
+    sign = torch.zeros(bins, dtype=gap.dtype).index_add_(0, bin_of, gap).sign()
+    return sign[bin_of] * gap
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _passes(model: nn.Module, inputs: Tensor, passes: int, seed: int) -> list[Tensor]:
+    """Logits of every pass; of several, with random numbers of their own."""
+    if passes == 1:
+        return [outputs_of(model, inputs)]
+    with torch.random.fork_rng(devices=[inputs.device] if inputs.is_cuda else []):
+        torch.manual_seed(seed)
+        return [outputs_of(model, inputs) for _ in range(passes)]
+
+
+def _averaged(outputs: list[Tensor]) -> Tensor:
+    """Logits, or of several passes the logarithm of their mean probabilities: logits of just these."""
+    if len(outputs) == 1:
+        return outputs[0]
+    logarithms = [logits.double().log_softmax(dim=1) for logits in outputs]
+    return torch.stack(logarithms).logsumexp(dim=0) - math.log(len(outputs))
+
+
+def _per_sample(logits: Tensor, targets: Tensor) -> Tensor:
+    """Loss, correct, top-5 correct, Brier score and confidence of every sample, (5, N) in float64."""
+    logits = logits.double()
+    if targets.dim() == 1 and not targets.is_floating_point():
+        loss, shares = F.cross_entropy(logits, targets, reduction="none"), F.one_hot(targets, logits.shape[1])
+    elif targets.shape == logits.shape:  # soft targets: the largest share is the class
+        loss = F.cross_entropy(logits, targets.double(), reduction="none")
+        targets, shares = targets.argmax(dim=1), targets
+    else:
+        raise ValueError(
+            f"got targets {tuple(targets.shape)} {targets.dtype} for logits {tuple(logits.shape)}, expected classes "
+            "(N,) or their shares (N, classes); evaluate a classifier on labelled data"
+        )
+    probabilities = logits.softmax(dim=1)
+    confidence, predicted = probabilities.max(dim=1)
+    top5 = logits.topk(min(5, logits.shape[1]), dim=1).indices
+    brier = (probabilities - shares).square().sum(dim=1)
+    return torch.stack(
+        [
+            loss,
+            (predicted == targets).double(),
+            (top5 == targets[:, None]).any(dim=1).double(),
+            brier,
+            confidence,
+        ]
+    )
+
+
+def _mean_and_error(values: Tensor) -> tuple[float, float]:
+    count = len(values)
+    error = values.std().item() / count**0.5 if count > 1 else float("nan")
+    return values.mean().item(), error

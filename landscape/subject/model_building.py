@@ -1,0 +1,110 @@
+"""The module that a spec or a checkpoint names: built, never imported at a file's word, refused where absurd."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from landscape import models
+from landscape.checkpoints import checkpoint as checkpoints
+from landscape.checkpoints.checkpoint import Checkpoint
+from landscape.data.dataset import Images
+from landscape.models import providers
+from landscape.models.providers import Wanted
+from landscape.subject.subject import Spec
+
+LARGER, SMALL = 16, 10**6  # a described model may be so many times its weights, and so many numbers larger
+SOURCES = ("timm", "torchvision")  # of names in front of a colon, those that look a model up in a table
+log = logging.getLogger(__name__)
+
+
+def build(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.Module:
+    """The module a spec names, freshly initialised from its seed.
+
+    Raises:
+        ValueError: nothing names an architecture, or it does not build.
+    """
+    with torch.random.fork_rng(devices=[]):  # a module's own initialisation draws from the global generator
+        torch.default_generator.manual_seed(spec.seed)
+        return _built(spec, stored, images)
+
+
+def named(spec: Spec, stored: Checkpoint | None) -> Spec:
+    """The spec with the architecture that a foreign checkpoint names, where nothing else names one."""
+    if spec.model or stored is None or stored.native:
+        return spec
+    whole = stored.path.is_dir() and stored.arch.startswith("hf:")  # a folder that says all by itself
+    found = stored.arch if whole else providers.of_architecture(stored.arch)
+    if found:
+        log.info("architecture %s, as %s says", found, stored.path)
+    return replace(spec, model=found) if found else spec
+
+
+def offered(stored: Checkpoint | None) -> str:
+    """The model that a checkpoint names, to be looked up where the user names none.
+
+    Raises:
+        ValueError: there is no checkpoint, or it names none; or it names code, which is the user's to name.
+    """
+    if stored is None or not stored.native:
+        where = f"{stored.path} holds weights only" if stored else "no checkpoint"
+        said = f" (of {stored.arch}, it says)" if stored and stored.arch else ""
+        raise ValueError(f"{where}{said}; name their architecture with --model NAME or --model file.py:callable")
+    return no_code(stored, "model", stored.model)
+
+
+def no_code(stored: Checkpoint, what: str, name: str) -> str:
+    """A name that a file gives; never one that would be imported and called."""
+    if ":" in name and name.partition(":")[0] not in SOURCES:
+        raise ValueError(
+            f"{stored.path} names code as its {what} ({name}); a checkpoint never runs any: if you trust it, "
+            f"name it yourself with --{what} {name}"
+        )
+    return name
+
+
+def _built(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.Module:
+    name, arguments = spec.model, dict(spec.model_arg)
+    if not name and stored is not None and stored.module is not None:
+        return stored.module
+    if not name or (stored and name == stored.model):
+        arguments = {**(stored.model_args if stored else {}), **arguments}
+        name = name or offered(stored)
+    if name in models.NAMES:
+        if images is not None:
+            arguments = {"classes": images.classes, "image_size": images.size, **arguments}
+        arguments = {"classes": 10, "image_size": 32, **arguments}
+        if not spec.model and stored is not None:
+            _refuse_absurd(stored, name, arguments)
+        return models.build(name, **arguments)
+    if ":" not in name:
+        models.build(name, classes=10, image_size=32)  # raises with the near names
+    wanted = Wanted(name, arguments, images.classes if images else None, spec.image_size, weights=stored is None)
+    module = providers.build(wanted)
+    classes = _classes_in(stored, module) if stored and wanted.source else None
+    return providers.build(replace(wanted, classes=classes)) if classes else module
+
+
+def _classes_in(stored: Checkpoint, module: nn.Module) -> int | None:
+    """The classes of a file whose tensors differ from the module's in their number of rows alone; else None."""
+    own = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    found = checkpoints.fitted(stored.state_dict, set(own))
+    pairs = {(tuple(found[name].shape), shape) for name, shape in own.items() if name in found}
+    differing = [(there, here) for there, here in pairs if there != here]
+    rows = {there[:1] for there, _ in differing}
+    alike = all(there[1:] == here[1:] and there and here for there, here in differing)
+    return rows.pop()[0] if len(rows) == 1 and alike else None
+
+
+def _refuse_absurd(stored: Checkpoint, name: str, arguments: Mapping[str, Any]) -> None:
+    """Refuse a description of a far larger model than the weights beside it, before a byte is reserved for it."""
+    with torch.device("meta"):
+        described = sum(tensor.numel() for tensor in models.build(name, **arguments).state_dict().values())
+    held = sum(tensor.numel() for tensor in stored.state_dict.values())
+    if described > LARGER * held + SMALL:
+        raise ValueError(f"{stored.path} describes a {name} of {described:,} numbers and holds {held:,}; refused")

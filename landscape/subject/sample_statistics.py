@@ -1,0 +1,86 @@
+"""What a change costs a network, sample by sample: paired differences, summed per mini-batch and reduced to means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from landscape.probe import Quantity, Values
+from landscape.subject.losses import CLASSIFICATION, Meaning
+from landscape.subject.subject import Subject, outputs_of
+
+
+def quantities(meaning: Meaning = CLASSIFICATION) -> dict[str, Quantity]:
+    """What is stored of one mini-batch."""
+    return {
+        "samples": Quantity("samples in the mini-batch"),
+        "accuracy_drop_sum": meaning.of_accuracy("sum over samples of accuracy before - after"),
+        "accuracy_drop_square_sum": meaning.of_accuracy("sum over samples of the squared accuracy before - after"),
+        "loss_increase_sum": Quantity("sum over samples of loss after - before", meaning.units),
+        "loss_increase_square_sum": Quantity("sum over samples of its square", f"{meaning.units}^2"),
+    }
+
+
+def summaries(axis: str, meaning: Meaning = CLASSIFICATION) -> dict[str, Quantity]:
+    """What follows from it along an axis."""
+    return {
+        "accuracy_drop": meaning.of_accuracy("accuracy before - after", (axis,)),
+        "accuracy_drop_se": meaning.of_accuracy("its standard error over samples", (axis,)),
+        "loss_increase": Quantity("loss after - before", meaning.units, (axis,)),
+        "loss_increase_se": Quantity("its standard error over samples", meaning.units, (axis,)),
+    }
+
+
+def change(subject: Subject, batch: int, after: Tensor) -> Values:
+    """Sums over one mini-batch of the differences from the intact network.
+
+    Args:
+        subject: whose intact losses and hits are compared with.
+        batch: number of the mini-batch.
+        after: loss and correctness of its samples, (2, n) float64.
+    """
+    start = first_row(subject, batch)
+    loss, right = after.cpu()
+    before_loss, before_right = (values[start : start + len(loss)] for values in subject.intact)
+    found: dict[str, float] = {"samples": len(loss)}
+    for name, difference in (("accuracy_drop", before_right - right), ("loss_increase", loss - before_loss)):
+        found[f"{name}_sum"] = difference.sum().item()
+        found[f"{name}_square_sum"] = difference.square().sum().item()
+    return found
+
+
+def first_row(subject: Subject, batch: int) -> int:
+    """Place of a mini-batch's first sample in the data."""
+    if subject.images is not None:
+        return batch * subject.batch_size
+    return sum(len(subject.batches[i][1]) for i in range(batch))
+
+
+def evaluated(subject: Subject, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Loss and correctness of every sample of a mini-batch, (2, n) float64, on the device."""
+    outputs = outputs_of(subject.model, inputs)
+    return torch.stack([subject.losses(outputs, targets).double(), subject.right(outputs, targets).double()])
+
+
+def reduced(data: Mapping[str, np.ndarray], batches: int) -> Values:
+    """Means over all finished samples and their standard errors.
+
+    Args:
+        data: stored arrays.
+        batches: position of the mini-batches among the unit axes.
+    """
+    done = data["done"] == 1
+    n = np.where(done, data["samples"], 0.0).sum(axis=batches)
+    found: dict[str, np.ndarray] = {}
+    with np.errstate(invalid="ignore", divide="ignore"):
+        for name in ("accuracy_drop", "loss_increase"):
+            total, squares = (
+                np.where(done, data[f"{name}_{kind}"], 0.0).sum(axis=batches) for kind in ("sum", "square_sum")
+            )
+            mean = total / n
+            variance = np.clip(squares - n * mean**2, 0.0, None) / (n - 1)
+            found[name], found[f"{name}_se"] = mean, np.sqrt(np.where(n > 1, variance, np.nan) / n)
+    return found

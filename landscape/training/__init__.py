@@ -1,0 +1,1 @@
+"""The bundled trainer: recipes, schedules, snapshots and resumable runs."""

@@ -1,0 +1,75 @@
+"""The optimiser of a recipe: which parameters decay, and the learning rate of every step."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from landscape.training.recipes import Recipe
+
+UNDECAYED = re.compile(r"position|cls_token")
+
+
+def optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """AdamW or SGD with the recipe's weight decay on the parameters that take it."""
+    groups = parameter_groups(model, recipe.weight_decay)
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, fused=True)
+    return torch.optim.AdamW(groups, lr=recipe.lr, fused=True)
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Two groups: the parameters with weight decay, and those without.
+
+    As in timm, biases and norms (at most one dimension), position embeddings, relative position tables and the CLS
+    token do not decay. The `l2` that probes report is another one: it sums over all trainable parameters.
+    """
+    decayed: list[nn.Parameter] = []
+    free: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            (free if parameter.ndim <= 1 or UNDECAYED.search(name) else decayed).append(parameter)
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": free, "weight_decay": 0.0}]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate of every update: linear up to the peak, then half a cosine down to 0.
+
+    Args:
+        peak: the largest rate.
+        per_epoch: updates in an epoch.
+        warmup: updates of the warm-up, the last of which has the peak.
+        steps: updates in all.
+    """
+
+    peak: float
+    per_epoch: int
+    warmup: int
+    steps: int
+
+    @classmethod
+    def of_recipe(cls, recipe: Recipe, samples: int, *, processes: int = 1) -> Schedule:
+        """The schedule on so many samples; a last smaller batch counts where batch norm can take it.
+
+        Which needs two rows in each process.
+        """
+        whole, left = divmod(samples, recipe.batch_size * recipe.accumulate)
+        per_epoch = whole + (left >= 2 * processes)
+        warmup = max(1, round(recipe.warmup * per_epoch)) if recipe.warmup else 0
+        return cls(recipe.lr, per_epoch, warmup, recipe.epochs * per_epoch)
+
+    def rate(self, step: int) -> float:
+        """The rate of update `step` = 0 .. steps - 1.
+
+        peak (step + 1) / warmup in the warm-up, peak (1 + cos(pi (step - warmup) / (steps - warmup))) / 2 after it,
+        which is 0 one step past the last, so that no update is wasted.
+        """
+        if step < self.warmup:
+            return self.peak * (step + 1) / self.warmup
+        return self.peak * (1 + math.cos(math.pi * (step - self.warmup) / (self.steps - self.warmup))) / 2

@@ -1,0 +1,211 @@
+"""Training recipes: every number that decides how a network is trained, under a name."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Literal, TypeAlias
+
+from landscape.options import OptionError
+
+Value: TypeAlias = float | int | str | bool
+
+FORMATS = ("contiguous", "channels_last")
+TRUTH = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+KINDS: Mapping[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
+TRANSFORMERS = ("vit", "localvit", "swin", "pit", "mixer")  # families trained with `cifar-vit` unless told
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a network is trained. The defaults are the CIFAR recipe of Park & Kim (ICLR 2022), for CNNs and ViTs.
+
+    Args:
+        name: the recipe this one started from; its other fields may have been overridden.
+        lr: the peak, reached at the end of the warm-up; half a cosine then takes it to 0.
+        weight_decay: decoupled with adamw, the gradient of (weight_decay / 2) ||w||^2 with sgd.
+        epochs: in all, the warm-up included.
+        warmup: epochs of linear warm-up; a fraction of an epoch counts in steps.
+        clip: largest global norm of the gradient; 0 leaves it alone.
+        mixup: alpha of mixup's Beta distribution, 0 for none; `cutmix` likewise.
+        switch: probability of cutmix over mixup, drawn per batch, where both are on.
+        randaugment: magnitude M, 0 for none; `randaugment_layers` operations per image, magnitudes with a
+            standard deviation of `randaugment_std`.
+        crop: padding of the random crop in pixels of a 32-pixel image, scaled with the image (`at_size`); a
+            checkpoint stores the pixels that were used.
+        drop_path: stochastic depth of the last block, rising linearly from the first.
+        precision: "auto" is bf16 autocast on a GPU that has it, fp32 elsewhere.
+        memory_format: "auto" is channels_last where most weights are convolutions', whose steps it makes about a
+            third faster and changes by rounding alone; a checkpoint stores the one that was used.
+        compile: by `torch.compile`; worth its start of about a minute on a GPU.
+        accumulate: mini-batches whose gradients add up to one update, which is that of a batch so many times larger.
+            Batch norm still sees one mini-batch at a time.
+        ema: decay of the moving average of the weights, 0 for none (`ema.Average`).
+        sync_bn: batch norm over the samples of all processes; of one process it changes nothing.
+    """
+
+    name: str = "cifar-vit"
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    lr: float = 1.25e-4
+    momentum: float = 0.9
+    weight_decay: float = 0.05
+    epochs: int = 305
+    warmup: float = 5.0
+    batch_size: int = 96
+    clip: float = 5.0
+    label_smoothing: float = 0.1
+    mixup: float = 1.0
+    cutmix: float = 0.8
+    switch: float = 0.5
+    randaugment: int = 9
+    randaugment_layers: int = 2
+    randaugment_std: float = 1.0
+    crop: int = 4
+    flip: bool = True
+    drop_path: float = 0.1
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
+    compile: bool = False
+    accumulate: int = 1
+    ema: float = 0.0
+    sync_bn: bool = False
+
+
+# What a run did before a recipe had the field.
+EARLIER: Mapping[str, Value] = {
+    "memory_format": "contiguous",
+    "compile": False,
+    "accumulate": 1,
+    "ema": 0.0,
+    "sync_bn": False,
+}
+
+RECIPES: Mapping[str, Recipe] = {
+    # Tuned on digits, where large shifts and mirror images cost a small ViT most: 95 % and more for every demo model.
+    "demo": Recipe(
+        "demo",
+        lr=2e-3,
+        epochs=25,
+        batch_size=32,
+        clip=1.0,
+        label_smoothing=0.0,
+        mixup=0.0,
+        cutmix=0.0,
+        randaugment=0,
+        crop=2,
+        drop_path=0.0,
+    ),
+    "cifar-vit": Recipe("cifar-vit"),
+    "cifar-cnn": Recipe("cifar-cnn"),
+    # The CIFAR recipe without augmentation and nothing else changed, for the comparison of the two.
+    "cifar-noaug": Recipe("cifar-noaug", mixup=0.0, cutmix=0.0, randaugment=0, crop=0, flip=False),
+    # DeiT (Touvron et al. 2021, table 9) at its batch of 1,024, with a padded crop for the random resized one.
+    "imagenet-vit": Recipe(
+        "imagenet-vit",
+        lr=1e-3,
+        epochs=300,
+        batch_size=1024,
+        clip=0.0,
+        mixup=0.8,
+        cutmix=1.0,
+        randaugment_std=0.5,
+    ),
+}
+
+
+def default_recipe(model: str) -> str:
+    """The name of the recipe a trainer's model gets when none is asked for."""
+    if model.endswith("_demo"):
+        return "demo"
+    return "cifar-vit" if model.partition("_")[0] in TRANSFORMERS else "cifar-cnn"
+
+
+def recipe(name: str, **overrides: Value | None) -> Recipe:
+    """A named recipe with some fields replaced; None keeps the recipe's own value.
+
+    A warm-up that was not asked for is at most a fifth of the run.
+
+    Raises:
+        OptionError: no such recipe or field, or a value out of its range.
+    """
+    if name not in RECIPES:
+        raise OptionError(f"--recipe {name} is unknown; expected {_nearest(name, list(RECIPES))}")
+    names = [field.name for field in fields(Recipe)]
+    for field in overrides:
+        if field not in names:
+            raise OptionError(f"a recipe has no field {field!r}; expected {_nearest(field, names)}")
+    given = {field: value for field, value in overrides.items() if value is not None}
+    changed = replace(RECIPES[name], **given)  # type: ignore[arg-type]  # `checked` looks at every value
+    if "warmup" not in given:
+        changed = replace(changed, warmup=min(changed.warmup, changed.epochs / 5))
+    return checked(changed)
+
+
+def parsed(assignments: Sequence[str]) -> dict[str, Value]:
+    """Overrides of a recipe from words such as `clip=1` and `flip=false`.
+
+    Raises:
+        OptionError: one is no `FIELD=VALUE`, there is no such field, or its value is of another kind.
+    """
+    kinds: dict[str, type] = {name: type(value) for name, value in asdict(Recipe()).items() if name != "name"}
+    found: dict[str, Value] = {}
+    for words in assignments:
+        field, equals, value = words.partition("=")
+        field = field.strip().replace("-", "_")
+        if not equals:
+            raise OptionError(f"--set {words} is no assignment; ask for FIELD=VALUE, for example --set clip=1")
+        if field not in kinds:
+            raise OptionError(f"--set {field}: a recipe has no such field; expected {_nearest(field, list(kinds))}")
+        try:
+            found[field] = TRUTH[value.lower()] if kinds[field] is bool else kinds[field](value)
+        except (KeyError, ValueError):
+            raise OptionError(f"--set {field}={value} is out of range; ask for {KINDS[kinds[field]]}") from None
+    return found
+
+
+def checked(recipe: Recipe) -> Recipe:
+    """The same recipe, every field of which is in its range.
+
+    Raises:
+        OptionError: naming the option, what was got and what is expected.
+    """
+    r = recipe
+    expectations: tuple[tuple[str, bool, str], ...] = (
+        ("optimizer", r.optimizer in ("adamw", "sgd"), "adamw or sgd"),
+        ("lr", 0 < r.lr < math.inf, "a positive number"),
+        ("momentum", 0 <= r.momentum < 1, "at least 0 and less than 1"),
+        ("weight_decay", 0 <= r.weight_decay < math.inf, "0 or more"),
+        ("epochs", r.epochs >= 0 and r.epochs == int(r.epochs), "a whole number, 0 or more"),
+        ("warmup", 0 <= r.warmup <= r.epochs, f"0 to the {r.epochs} epochs of the run"),
+        ("batch_size", r.batch_size >= 1 and r.batch_size == int(r.batch_size), "a whole number, 1 or more"),
+        ("clip", 0 <= r.clip < math.inf, "0 (no clipping) or more"),
+        ("label_smoothing", 0 <= r.label_smoothing < 1, "at least 0 and less than 1"),
+        ("mixup", 0 <= r.mixup < math.inf, "0 (none) or more"),
+        ("cutmix", 0 <= r.cutmix < math.inf, "0 (none) or more"),
+        ("switch", 0 <= r.switch <= 1, "0 to 1"),
+        ("randaugment", 0 <= r.randaugment <= 10, "0 (none) to 10"),
+        ("randaugment_layers", r.randaugment_layers >= 0, "0 or more"),
+        ("randaugment_std", 0 <= r.randaugment_std < math.inf, "0 or more"),
+        ("crop", 0 <= r.crop <= 32, "0 (none) to 32 pixels of a 32-pixel image"),
+        ("drop_path", 0 <= r.drop_path < 1, "at least 0 and less than 1"),
+        ("precision", r.precision in ("auto", "fp32", "bf16"), "auto, fp32 or bf16"),
+        ("accumulate", r.accumulate >= 1 and r.accumulate == int(r.accumulate), "a whole number, 1 or more"),
+        ("ema", 0 <= r.ema < 1, "0 (none) to less than 1"),
+        ("memory_format", r.memory_format in ("auto", *FORMATS), "auto, contiguous or channels_last"),
+    )
+    for name, holds, expected in expectations:
+        if not holds:
+            raise OptionError(f"--{name.replace('_', '-')} {getattr(r, name)} is out of range; ask for {expected}")
+    return recipe
+
+
+def at_size(recipe: Recipe, size: int) -> Recipe:
+    """The recipe for images of `size` pixels: 4 pixels of padding at 32 are 2 at 16 and 28 at 224."""
+    return replace(recipe, crop=round(recipe.crop * size / 32))
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or known
+    return "one of " + ", ".join(near)

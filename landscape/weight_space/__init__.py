@@ -1,0 +1,1 @@
+"""Directions, lines and planes in weight space, and the loss along them."""

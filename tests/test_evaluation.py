@@ -1,0 +1,163 @@
+"""Facts about the evaluation of classifiers, against other libraries."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import logsumexp, softmax
+from torch import Tensor, nn
+
+from landscape.subject.evaluation import calibration_terms, evaluate
+
+
+def batches(count: int = 203, classes: int = 7, size: int = 32) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(count, classes, generator=generator)
+    targets = torch.randint(classes, (count,), generator=generator)
+    return list(zip(logits.split(size), targets.split(size), strict=True))
+
+
+def test_loss_accuracy_top5_and_brier_equal_numpy() -> None:
+    data = batches()
+    logits = torch.cat([x for x, _ in data]).double().numpy()
+    targets = torch.cat([y for _, y in data]).numpy()
+    rows = np.arange(len(targets))
+    losses = logsumexp(logits, axis=1) - logits[rows, targets]
+    ranks = (logits > logits[rows, targets][:, None]).sum(axis=1)
+    brier = ((softmax(logits, axis=1) - np.eye(7)[targets]) ** 2).sum(axis=1)
+    found = evaluate(nn.Identity(), data)
+    assert found.samples == 203
+    for name, values in {"loss": losses, "accuracy": ranks < 1, "top5": ranks < 5, "brier": brier}.items():
+        assert getattr(found, name) == pytest.approx(values.mean(), rel=1e-12)
+        assert getattr(found, f"{name}_se") == pytest.approx(values.std(ddof=1) / math.sqrt(203), rel=1e-12)
+
+
+def test_calibration_error_equals_torchmetrics() -> None:
+    # A CPU torch beside a torchvision built for accelerators: RuntimeError, not ImportError.
+    metrics = pytest.importorskip("torchmetrics.functional.classification", exc_type=(ImportError, RuntimeError))
+    data = batches()
+    logits, targets = (torch.cat(parts) for parts in zip(*data, strict=True))
+    wanted = metrics.multiclass_calibration_error(logits.softmax(1), targets, num_classes=7, n_bins=10, norm="l1")
+    assert evaluate(nn.Identity(), data).ece == pytest.approx(float(wanted), rel=1e-5)
+
+
+def test_calibration_error_equals_a_histogram_of_gaps() -> None:
+    data = batches()
+    logits, targets = (torch.cat(parts).numpy() for parts in zip(*data, strict=True))
+    confidence = softmax(logits.astype(np.float64), axis=1).max(axis=1)
+    gaps, _ = np.histogram(confidence, 10, (0, 1), weights=confidence - (logits.argmax(axis=1) == targets))
+    assert evaluate(nn.Identity(), data).ece == pytest.approx(np.abs(gaps).sum() / 203, rel=1e-12)
+
+
+def test_a_confidence_of_one_counts_in_the_last_bin() -> None:
+    """Four certain predictions, one of them right: 3/4, where a half-open last bin would lose all four."""
+    terms = calibration_terms(torch.ones(4, dtype=torch.float64), torch.tensor([1.0, 0, 0, 0], dtype=torch.float64))
+    assert terms.mean().item() == 0.75
+
+
+def test_calibration_error_by_hand() -> None:
+    """Bins [0.5, 0.6) with a gap of 0.55 - 1/2 and [0.9, 1] with 0.95 - 1: (2 * 0.05 + 2 * 0.05) / 4."""
+    confidence = torch.tensor([0.55, 0.55, 0.95, 0.95], dtype=torch.float64)
+    correct = torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
+    assert calibration_terms(confidence, correct).mean().item() == pytest.approx(0.05)
+
+
+def test_the_batching_changes_nothing() -> None:
+    whole, parts = evaluate(nn.Identity(), batches(size=203)), evaluate(nn.Identity(), batches(size=10))
+    assert whole.loss == pytest.approx(parts.loss, rel=1e-14)
+    assert whole.ece == pytest.approx(parts.ece, rel=1e-14)
+
+
+def test_it_runs_in_eval_mode_and_restores_that_of_every_module() -> None:
+    model = nn.Sequential(nn.Dropout(0.9), nn.Dropout(0.9).eval())
+    assert evaluate(model, batches()).loss == evaluate(nn.Identity(), batches()).loss
+    with pytest.raises(ValueError, match="expected classes"):
+        evaluate(model, [(torch.zeros(2, 3), torch.zeros(2, 5))])
+    assert [module.training for module in model.modules()] == [True, True, False]
+
+
+def test_one_sample_has_no_standard_error() -> None:
+    found = evaluate(nn.Identity(), batches(count=1))
+    assert math.isfinite(found.loss)
+    assert math.isnan(found.loss_se)
+
+
+def test_top5_of_three_classes_is_certain() -> None:
+    assert evaluate(nn.Identity(), batches(classes=3)).top5 == 1.0
+
+
+def test_no_batches_is_one_clear_error() -> None:
+    with pytest.raises(ValueError, match="no batches"):
+        evaluate(nn.Identity(), [])
+
+
+class Wrapped(nn.Module):
+    """Returns its logits by name, as models of other libraries do."""
+
+    def forward(self, logits: Tensor) -> dict[str, Tensor]:
+        return {"logits": logits}
+
+
+def test_a_model_may_name_its_logits() -> None:
+    assert evaluate(Wrapped(), batches()) == evaluate(nn.Identity(), batches())
+
+
+def test_soft_targets_count_by_their_largest_share() -> None:
+    soft = [(x, 0.9 * nn.functional.one_hot(y, 7) + 0.1 / 7) for x, y in batches()]
+    found, hard = evaluate(nn.Identity(), soft), evaluate(nn.Identity(), batches())
+    logits, shares = (torch.cat(parts).double() for parts in zip(*soft, strict=True))
+    assert found.loss == pytest.approx(-(shares * logits.log_softmax(1)).sum(1).mean().item(), rel=1e-6)
+    assert found.brier == pytest.approx((logits.softmax(1) - shares).square().sum(1).mean().item(), rel=1e-6)
+    assert (found.accuracy, found.top5, found.ece) == (hard.accuracy, hard.top5, hard.ece)
+
+
+def test_targets_that_are_no_classes_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"got targets \(203,\) torch.float32"):
+        evaluate(nn.Identity(), [(torch.randn(203, 7), torch.randn(203))])
+
+
+class Drawing(nn.Module):
+    """Logits that are drawn anew at every pass, as those of MC dropout are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.drawn.append(x + torch.randn_like(x))
+        return self.drawn[-1]
+
+
+def test_probabilities_of_several_passes_are_averaged() -> None:
+    batches = [(torch.randn(6, 4).double(), torch.randint(4, (6,))) for _ in range(2)]
+    model = Drawing()
+    state = torch.get_rng_state()
+    found = evaluate(model, batches, passes=3, seed=5)
+    assert torch.equal(torch.get_rng_state(), state)
+    probabilities = np.concatenate([
+        np.mean([softmax(drawn.numpy(), axis=1) for drawn in model.drawn[3 * i : 3 * i + 3]], axis=0) for i in range(2)
+    ])  # fmt: skip
+    targets = np.concatenate([t.numpy() for _, t in batches])
+    assert found.loss == pytest.approx(-np.log(probabilities[np.arange(12), targets]).mean())
+    assert found.accuracy == (probabilities.argmax(1) == targets).mean()
+    assert found.brier == pytest.approx(((probabilities - np.eye(4)[targets]) ** 2).sum(1).mean())
+    assert evaluate(model, batches, passes=3, seed=5) == found
+    assert evaluate(model, batches, passes=3, seed=6) != found
+
+
+def test_equal_passes_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    evaluate(nn.Identity(), batches(count=8), passes=3)
+    assert caplog.messages == [
+        "the 3 passes are equal: this network draws nothing at test time, one pass says the same"
+    ]
+
+
+def test_passes_of_a_network_that_draws_nothing_change_nothing() -> None:
+    batches = [(torch.randn(6, 4).double(), torch.randint(4, (6,)))]
+    one, three = (evaluate(nn.Identity(), batches, passes=passes) for passes in (1, 3))
+    assert three.loss == pytest.approx(one.loss, rel=1e-12)
+    with pytest.raises(ValueError, match="--passes 0 is out of range"):
+        evaluate(nn.Identity(), batches, passes=0)

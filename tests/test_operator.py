@@ -1,0 +1,308 @@
+"""Which way of making Hessian products is taken, and that it never matters for the numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from analytic import attention_net, batches_of, convolution_net, tanh_net
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from landscape.curvature import hessian_product
+from landscape.curvature import operator as module
+from landscape.curvature.hessian_product import HessianProduct
+from landscape.curvature.operator import CODES, WORTH_TRACING, Curvature, Hvp, Operator, curvature
+from landscape.curvature.vectors import random_unit
+from landscape.probes.hessian import Hessian
+from landscape.results import reader
+from landscape.run import run
+from landscape.subject.subject import Subject
+
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # by torch's forward mode
+
+
+HVPS: tuple[Hvp, Hvp] = ("kept", "compiled")
+
+
+class Branching(nn.Module):
+    """Takes a way that depends on the values it sees: nothing a trace could record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        return y.tanh() if y.sum() > 0 else y.sin()
+
+
+def test_few_mini_batches_keep_the_plain_graph_without_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_trial", lambda _: pytest.fail("a trial"))
+    subject = tanh_net()
+    assert curvature(subject, subject.parameters, "auto", batches=WORTH_TRACING - 1).kind == "kept"
+
+
+@pytest.mark.parametrize("fastest", ["kept", "traced-channels-last"])
+def test_of_many_the_fastest_in_a_trial_is_taken_and_said(
+    fastest: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried: list[str] = []
+
+    def seconds(candidate: Curvature) -> float:
+        tried.append(candidate.kind)
+        return 0.001 if candidate.kind == fastest else 0.002
+
+    monkeypatch.setattr(module, "_trial", seconds)
+    subject = convolution_net()
+    with caplog.at_level(logging.INFO, logger="landscape"):
+        chosen = curvature(subject, subject.parameters, "auto", batches=WORTH_TRACING)
+    assert (chosen.kind, tried) == (fastest, ["kept", "traced-channels-last"])
+    assert f"Hessian products: {fastest} (kept " in caplog.text
+    assert curvature(subject, subject.parameters, "auto", batches=50) is chosen  # tried once per subject
+    assert len(tried) == 2
+
+
+def test_channels_last_is_no_candidate_without_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+    monkeypatch.setattr(module, "_trial", lambda candidate: tried.append(candidate.kind) or 0.1)
+    subject = tanh_net()
+    curvature(subject, subject.parameters, "auto", batches=WORTH_TRACING)
+    assert tried == ["kept", "traced"]
+
+
+def test_what_cannot_be_traced_keeps_its_graph_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    subject = Subject(Branching().double().eval(), batches_of((4,), (6,) * 3, 3))
+    with caplog.at_level(logging.INFO, logger="landscape"):
+        chosen = curvature(subject, subject.parameters, "auto", batches=WORTH_TRACING)
+    assert chosen.kind == "kept"
+    assert "no traced Hessian products: the model cannot be traced" in caplog.text
+    with pytest.raises(ValueError, match="cannot be traced"):  # asked for by name it is an error
+        curvature(subject, subject.parameters, "traced", batches=WORTH_TRACING)
+
+
+def test_another_way_than_the_usual_one_has_to_be_clearly_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {"kept": 0.1, "traced-channels-last": 0.115}
+    monkeypatch.setattr(module, "_trial", lambda candidate: seconds[candidate.kind])
+    subject = convolution_net()
+    assert curvature(subject, subject.parameters, "auto", batches=50).kind == "traced-channels-last"
+
+
+def test_the_graph_is_compiled_where_the_products_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_trial", lambda candidate: 10.0)
+    monkeypatch.setattr(module, "_traced", lambda plain, kind: replace(plain, kind=kind))
+    subject = tanh_net()
+    assert curvature(subject, subject.parameters, "auto", batches=50).kind == "compiled"
+
+
+@pytest.mark.parametrize(("network", "layout"), [(tanh_net, "contiguous_format"), (convolution_net, "channels_last")])
+def test_a_compiled_graph_gives_the_products_of_the_plain_one(network: Callable[[], Subject], layout: str) -> None:
+    subject = network()
+    vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float64)
+    plain, compiled = (curvature(subject, subject.parameters, hvp, batches=2) for hvp in HVPS)
+    for scale in (1.0, 1.5):  # statistics of batch norm written since count too
+        for buffer in filter(torch.is_floating_point, subject.model.buffers()):
+            buffer.mul_(scale)
+        torch.testing.assert_close(compiled.product(1)(vector), plain.product(1)(vector), rtol=1e-10, atol=1e-13)
+    assert compiled._traced is not None
+    assert compiled._traced.layout is getattr(torch, layout)
+
+
+@pytest.mark.parametrize("network", [tanh_net, convolution_net, attention_net])
+def test_several_mini_batches_at_once_have_the_products_of_each(
+    network: Callable[[], Subject], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TOGETHER", 2)
+    subject = network()
+    together = curvature(subject, subject.parameters, "together", batches=2)
+    assert together.together == 2
+    joint = together.joint([0, 1])
+    rows = torch.stack([
+        random_unit(subject.size, seed, device=torch.device("cpu"), dtype=torch.float64) for seed in (0, 1)
+    ])  # fmt: skip
+    found = joint(rows)
+    for i in range(2):
+        alone = Curvature(subject, subject.parameters, "kept").product(i)
+        torch.testing.assert_close(found[i], alone(rows[i]), rtol=1e-10, atol=1e-13)
+        assert joint.values[i] == pytest.approx(alone.value, rel=1e-12)
+    assert not together.fits_together([0])
+
+
+def test_an_answer_that_was_begun_keeps_to_its_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fastest = ["traced", "kept"]
+    monkeypatch.setattr(module, "_trial", lambda candidate: 1.0 if candidate.kind == fastest[0] else 9.0)
+    monkeypatch.setattr(module, "WORTH_TRACING", 2)
+
+    def spectra(path: Path, stop: int) -> np.ndarray:
+        seen = [0]
+
+        def report(done: int, total: int) -> None:
+            seen[0] = done
+            if done == stop:
+                raise KeyboardInterrupt
+
+        with contextlib.suppress(KeyboardInterrupt):
+            run(Hessian(top=2), tanh_net(sizes=(6,) * 4), path, report=report)
+        ((_, data),) = reader.find(path, "hessian")
+        return np.asarray(data["hvp"].values)
+
+    half = spectra(tmp_path / "a.h5", 2)
+    assert half[:2].tolist() == [CODES.index("traced")] * 2
+    fastest.reverse()  # the machine has changed its mind
+    assert spectra(tmp_path / "a.h5", 99).tolist() == [CODES.index("traced")] * 4
+    assert spectra(tmp_path / "b.h5", 99).tolist() == [CODES.index("kept")] * 4
+
+
+class Hungry(nn.Module):
+    """Runs out of memory above a number of samples."""
+
+    def __init__(self, most: int, error: Exception) -> None:
+        super().__init__()
+        self.linear, self.most, self.error = nn.Linear(4, 3), most, error
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > self.most:
+            raise self.error
+        y: Tensor = self.linear(x)
+        return y.tanh()
+
+
+@pytest.mark.parametrize("operator", ["hessian", "ggn", "fisher"])
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory")],
+)
+def test_a_mini_batch_that_does_not_fit_goes_on_in_parts(
+    operator: Operator, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    subject = Subject(Hungry(16, error).double().eval(), batches_of((4,), (7, 7), 3), weight_decay=0.1)
+    vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float64)
+    whole = Curvature(subject, subject.parameters, "kept", operator).product(1)
+    subject.model.most = 3  # type: ignore[assignment]
+    parts = Curvature(subject, subject.parameters, "kept", operator)
+    first = parts.product(0)
+    assert "out of memory: mini-batches of 7 go on in 4 parts" in caplog.text
+    caplog.clear()
+    second = parts.product(1)
+    torch.testing.assert_close(second(vector), whole(vector), rtol=1e-12, atol=1e-15)
+    assert second.value == pytest.approx(whole.value, rel=1e-12)
+    assert first.value != second.value
+    assert caplog.text == ""  # what was learnt of one mini-batch holds for the next
+    subject.model.most = 0  # type: ignore[assignment]
+    with pytest.raises(MemoryError, match="a single sample does not fit"):
+        second(vector)
+
+
+def test_running_out_of_memory_within_a_product_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = tanh_net()
+    vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float64)
+    product = Curvature(subject, subject.parameters, "kept").product(0)
+    expected = product(vector)
+    failing = iter([torch.OutOfMemoryError("CUDA out of memory")])
+    plain = HessianProduct.__call__
+
+    def call(self: HessianProduct, given: Tensor) -> Tensor:
+        for error in failing:
+            raise error
+        return plain(self, given)
+
+    monkeypatch.setattr(HessianProduct, "__call__", call)
+    torch.testing.assert_close(product(vector), expected, rtol=1e-12, atol=1e-15)
+
+
+class Once(torch.autograd.Function):
+    """A function whose gradient has no derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient * 3 * x**2
+
+
+class Fused(nn.Module):
+    """A layer with a kernel of its own, as external attention has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Once.apply(x)
+
+
+class CPUFlash(nn.Module):
+    """Calls a fused attention kernel by its own name, which no setting can force elsewhere."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = x.view(len(x), 1, 1, -1).float()
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, q, q)[0].view_as(x).to(x.dtype)
+
+
+@pytest.mark.parametrize("layer", [Fused, CPUFlash])
+def test_a_layer_without_a_second_derivative_is_named(layer: type[nn.Module]) -> None:
+    inner = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), layer())
+    subject = Subject(nn.Sequential(inner, nn.Linear(8, 3)).double().eval(), batches_of((4,), (6, 6), 3))
+    with pytest.raises(
+        ValueError, match=rf"differentiated twice .*the layer is 0\.2 \({layer.__name__}\); use its plain"
+    ):
+        Curvature(subject, subject.parameters, "kept").product(0)(torch.zeros(subject.size).double())
+
+
+def test_the_trial_times_products_of_the_first_mini_batch() -> None:
+    subject = tanh_net()
+    assert 0 < module._trial(Curvature(subject, subject.parameters, "kept")) < 1
+
+
+def test_weight_decay_is_in_every_kind_of_product() -> None:
+    plain, decayed = tanh_net(), tanh_net(weight_decay=0.25)
+    vector = random_unit(plain.size, 0, device=torch.device("cpu"), dtype=torch.float64)
+    for kind in CODES[:3]:
+        without, with_it = (
+            curvature(subject, subject.parameters, kind, batches=2).product(1)(vector)  # type: ignore[arg-type]
+            for subject in (plain, decayed)
+        )
+        torch.testing.assert_close(with_it, without + 0.25 * vector, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("kind", ["traced", "traced-channels-last", "compiled", "together"])
+def test_weights_written_after_a_trace_are_those_that_count(kind: Hvp, tmp_path: Path) -> None:
+    subject = convolution_net()
+
+    def largest(hvp: Hvp) -> list[float]:
+        probe = Hessian(top=2, hvp=hvp)
+        group = run(probe, subject, tmp_path / "results.h5", overwrite=True).group
+        return list(dict(reader.groups(tmp_path / "results.h5"))[group].largest.values)
+
+    before = largest(kind)
+    with torch.no_grad():
+        for p in subject.model.parameters():
+            p.mul_(1.5)
+    assert largest(kind) == pytest.approx(largest("kept"), rel=1e-6)
+    for module_ in subject.model.modules():  # as load_state_dict(assign=True) does
+        for name, p in list(module_.named_parameters(recurse=False)):
+            setattr(module_, name, nn.Parameter(p.detach() / 1.5))
+    assert largest(kind) == pytest.approx(before, rel=1e-6)
+
+
+def test_a_layer_without_a_second_derivative_is_named_behind_others_that_work_in_place() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Hardswish(inplace=True), nn.Hardsigmoid(inplace=True))
+    assert hessian_product.once_differentiable(model, lambda: model(torch.randn(2, 3))) == "2 (Hardsigmoid)"
+
+
+def test_products_that_cannot_be_compiled_say_why() -> None:
+    subject = tanh_net()
+    settings = {"cpp.cxx": (None, "no-such-compiler"), "fx_graph_cache": False}
+    with (
+        torch._inductor.config.patch(settings),
+        pytest.raises(ValueError, match=r"cannot be compiled \(.*no-such-compiler.*\); choose another --hvp"),
+    ):
+        curvature(subject, subject.parameters, "compiled", batches=2)

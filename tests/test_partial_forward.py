@@ -1,0 +1,181 @@
+"""A forward pass started in the middle gives the bits of the whole one, runs less, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from analytic import batches_of, same_state, state
+from foreign import Encoder, Squeeze, torchvision_models
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from landscape import models
+from landscape.layers.graph import record
+from landscape.layers.partial_forward import Prefix, advanced, mapped, prefix_of, resumed
+from landscape.layers.residual_blocks import Tap
+from landscape.probes import lesion
+from landscape.probes.lesion import Lesion
+from landscape.subject.subject import Subject
+
+
+def _subject(model: nn.Module, size: int = 16) -> Subject:
+    return Subject(model.double().eval(), batches_of((3, size, size), (3, 2), 3))
+
+
+def _networks() -> Mapping[str, nn.Module]:
+    torch.manual_seed(0)
+    theirs = torchvision_models()
+    small: dict[str, Any] = {"classes": 3, "image_size": 16}
+    return {
+        "vit": models.build("vit_demo", **small),
+        "resnet": models.build("resnet_demo", **small),
+        "bottleneck": models.build("preresnet50", **small, blocks=(2, 2), width=8),
+        "alternet": models.build("alternet_demo", **small),
+        "in place": theirs.ResNet(theirs.resnet.BasicBlock, [1, 1, 1, 1], num_classes=3),
+        "squeeze": Squeeze(),
+        "encoder": Encoder(grid=(4, 4)),
+        "encoder, norm last": Encoder(grid=(4, 4), norm_first=False),
+    }
+
+
+@pytest.mark.parametrize("name", list(_networks()))
+def test_every_unit_is_studied_from_its_own_place_with_the_bits_of_the_long_way(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject, probe = _subject(_networks()[name]), Lesion()
+    units = list(probe.plan(subject).units())
+    short = list(probe.sweep(subject, units))
+    assert all(probe._prefix(subject, i) != Prefix() for i in range(len(probe._groups(subject))))
+    monkeypatch.setattr(lesion, "_proven", lambda subject, group: Prefix())
+    long = _subject(_networks()[name])
+    assert list(probe.sweep(long, units)) == short
+
+
+def _flops(model: nn.Module, images: Tensor) -> int:
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(images)
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("name", ["vit", "resnet", "bottleneck", "alternet"])
+def test_a_study_of_all_units_takes_at_most_a_pass_for_each_and_late_units_a_fraction(name: str) -> None:
+    subject, probe = _subject(_networks()[name]), Lesion()
+    inputs = subject.batch(0)[0]
+    units = [unit for unit in probe.plan(subject).units() if unit.index[0] == 0]
+    for unit in units:
+        probe._prefix(subject, unit.index[1])
+    one = _flops(subject.model, inputs)
+    with FlopCounterMode(display=False) as counter:
+        list(probe.sweep(subject, units))
+    assert counter.get_total_flops() <= one * len(units)  # and one more for the intact network
+    assert counter.get_total_flops() < one * (0.5 * len(units) + 1.2)
+    (last,) = probe._groups(subject)[-1].parts
+    taps = (*last.zeroed, *last.bypassed)
+    prefix = prefix_of(record(subject.model, inputs), taps, last.bypassed)
+    kept = advanced(subject.model, inputs, prefix, {})
+    with resumed(subject.model, kept):
+        assert _flops(subject.model, inputs) < 0.3 * one
+
+
+def test_a_later_prefix_is_reached_from_an_earlier_one() -> None:
+    model, images = _networks()["vit"].double().eval(), torch.randn(2, 3, 16, 16, dtype=torch.float64)
+    flow = record(model, images)
+    early, late = (prefix_of(flow, [Tap(f"blocks.{i}.mlp", "output")], ()) for i in (1, 4))
+    assert early.point < late.point
+    first = advanced(model, images, early, {})
+    with FlopCounterMode(display=False) as counter:
+        second = advanced(model, images, late, first)
+    assert counter.get_total_flops() < 0.7 * _flops(model, images)  # blocks 2 to 4 of five
+    alone = advanced(model, images, late, {})
+    assert second.keys() == alone.keys() == late.skipped
+    for tap in late.live:
+        assert torch.equal(second[tap], alone[tap])
+    assert late.live < late.skipped  # of most calls the shape is all that is kept
+
+
+class Sideways(nn.Module):
+    """The second half reads what the first has put into an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.third, self.head = nn.Conv2d(4, 4, 3, padding=1), nn.Linear(4, 3)
+        self.relu1, self.relu2 = nn.ReLU(), nn.ReLU()
+        self.first.register_forward_hook(lambda module, args, output: setattr(module, "hidden", 2 * output))
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.first(images)
+        x = self.relu1(x + self.second(x))
+        x = self.relu2(x + self.third(x))
+        logits: Tensor = self.head((x * self.first.hidden).mean((2, 3)))
+        return logits
+
+
+class Shared(nn.Module):
+    """One module called three times, its input and the sums changed in place in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.block = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.relu, self.head = nn.ReLU(inplace=True), nn.Linear(4, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.stem(images)
+        for _ in range(3):
+            x = self.relu(x.mul_(0.5) + self.block(x))
+        logits: Tensor = self.head(x.mean((2, 3)))
+        return logits
+
+
+@pytest.mark.parametrize("kind", [Sideways, Shared])
+def test_networks_that_hide_or_repeat_something_get_the_right_numbers(
+    kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def studied() -> list[Any]:
+        torch.manual_seed(0)
+        subject, probe = _subject(kind(), 8), Lesion()
+        return list(probe.sweep(subject, list(probe.plan(subject).units())))
+
+    short, units = studied(), 2 if kind is Sideways else 3
+    assert len(short) == 2 * units
+    monkeypatch.setattr(lesion, "_proven", lambda subject, group: Prefix())
+    assert studied() == short
+
+
+def test_the_model_is_as_it_was_also_after_an_exception() -> None:
+    model = _networks()["vit"].double().eval()
+    images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
+    before, whole = state(model), model(images)
+    model.blocks[0].forward = model.blocks[0].forward  # type: ignore[union-attr, method-assign, operator, index]
+    prefix = prefix_of(record(model, images), [Tap("blocks.3.mlp", "output")], ())
+    kept = advanced(model, images, prefix, {})
+    with resumed(model, kept):
+        assert torch.equal(model(images), whole)
+    with pytest.raises(ValueError, match="built for"), resumed(model, kept):
+        model(images[..., :8])
+    assert same_state(model, before)
+    assert torch.equal(model(images), whole)
+    assert [name for name, module in model.named_modules() if "forward" in vars(module)] == ["blocks.0"]
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_model_that_takes_another_way_is_refused() -> None:
+    model = _networks()["vit"].double().eval()
+    images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
+    prefix = Prefix(1, frozenset({Tap("head", "output", 3)}), frozenset())
+    with pytest.raises(LookupError, match="another way"):
+        advanced(model, images, prefix, {})
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_outputs_of_any_shape_are_copied() -> None:
+    x = torch.zeros(2)
+    copied = mapped({"a": (x, [x, None]), "b": 3}, torch.clone)
+    assert copied["b"] == 3
+    assert copied["a"][1][1] is None
+    copied["a"][0].add_(1)
+    assert x.tolist() == [0, 0]
+    assert copied["a"][1][0].tolist() == [0, 0]

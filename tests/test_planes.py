@@ -1,0 +1,380 @@
+"""Planes through weights: what they pass through, and an evaluation that leaves no trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from analytic import answer, attention_net, convolution_net, quadratic, same_state, state, symmetric
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from landscape.curvature.vectors import inner
+from landscape.probes.surface import Surface
+from landscape.subject.subject import Subject
+from landscape.weight_space.directions import POSITIONS
+from landscape.weight_space.plane_evaluator import Evaluator
+from landscape.weight_space.planes import SHARE, Plane, plane_of, reach
+
+aten = torch.ops.aten
+
+
+def _plane(subject: Subject, kind: str, *, seed: int = 0) -> Plane:
+    return plane_of(subject, kind, normalize="filter", ignore=POSITIONS, seed=seed)
+
+
+def _shifted(subject: Subject, *moves: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The subject's state with its parameters moved."""
+    weights = dict(state(subject.model))
+    for move in moves:
+        for name, change in move.items():
+            weights[name] = weights[name] + change
+    return weights
+
+
+def _random_move(subject: Subject, seed: int, scale: float = 0.3) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: scale * torch.randn(p.shape, generator=generator, dtype=p.dtype) for name, p in subject.parameters.items()
+    }
+
+
+def _loss_with(subject: Subject, weights: dict[str, Tensor]) -> float:
+    kept = state(subject.model)
+    subject.model.load_state_dict(weights)
+    with torch.no_grad():
+        loss = torch.stack([subject.loss(i) for i in range(len(subject.batches))]).mean().item()
+    subject.model.load_state_dict(kept)
+    return loss
+
+
+def _run(folder: Path, states: Iterable[dict[str, Tensor]]) -> Path:
+    folder.mkdir()
+    for epoch, weights in enumerate(states):
+        torch.save(weights, folder / f"epoch_{epoch:03}.pt")
+    return folder
+
+
+def test_a_point_of_the_plane_is_the_loss_at_those_weights() -> None:
+    subject = attention_net()
+    plane = _plane(subject, "random")
+    first, second = plane.directions
+    with Evaluator(subject, plane) as evaluator:
+        found = evaluator.at(0.7, -0.4)["loss"]
+    moves = {n: 0.7 * d for n, d in first.items()}, {n: -0.4 * d for n, d in second.items()}
+    assert found == pytest.approx(_loss_with(subject, _shifted(subject, *moves)), rel=1e-13)
+
+
+def test_the_plane_through_two_checkpoints_has_them_at_its_unit_points(tmp_path: Path) -> None:
+    subject = attention_net()
+    states = [_shifted(subject, _random_move(subject, seed)) for seed in (1, 2)]
+    for name, weights in zip("ab", states, strict=True):
+        torch.save(weights, tmp_path / f"{name}.pt")
+    plane = _plane(subject, f"{tmp_path / 'a.pt'},{tmp_path / 'b.pt'}")
+    with Evaluator(subject, plane) as evaluator:
+        found = [evaluator.at(*point)["loss"] for point in plane.path.T]
+    expected = [_loss_with(subject, weights) for weights in (dict(state(subject.model)), *states)]
+    assert found == pytest.approx(expected, rel=1e-13)
+    assert all(low < 0 and high > 1 for low, high in plane.spans)
+
+
+def test_three_checkpoints_on_a_line_span_no_plane(tmp_path: Path) -> None:
+    subject = attention_net()
+    move = _random_move(subject, 1)
+    torch.save(_shifted(subject, move), tmp_path / "a.pt")
+    torch.save(_shifted(subject, move, move), tmp_path / "b.pt")
+    with pytest.raises(ValueError, match="lie on one line"):
+        _plane(subject, f"{tmp_path / 'a.pt'},{tmp_path / 'b.pt'}")
+
+
+@pytest.mark.parametrize("through", [0, 1, 2])
+def test_the_plane_of_a_run_of_three_passes_through_each_of_them(tmp_path: Path, through: int) -> None:
+    subject = attention_net()
+    states = [dict(state(subject.model)), *(_shifted(subject, _random_move(subject, seed)) for seed in (1, 2))]
+    run = _run(tmp_path / "run", states)
+    expected = [_loss_with(subject, weights) for weights in states]
+    subject.model.load_state_dict(states[through])
+    plane = _plane(subject, str(run))
+    with Evaluator(subject, plane) as evaluator:
+        found = [evaluator.at(*point)["loss"] for point in plane.path.T]
+    assert found == pytest.approx(expected, rel=1e-12)
+    np.testing.assert_allclose(plane.path[:, through], 0.0, atol=1e-12)
+    assert plane.norms == pytest.approx((1.0, 1.0))
+    assert plane.cosine == pytest.approx(0.0, abs=1e-12)
+    for points, (low, high) in zip(plane.path, plane.spans, strict=True):
+        assert low < points.min()
+        assert points.max() < high
+
+
+@pytest.mark.parametrize("resolution", ["5", "8,15"])
+def test_the_grid_of_a_run_holds_the_checkpoint_itself(resolution: str, tmp_path: Path) -> None:
+    subject = attention_net()
+    run = _run(tmp_path / "run", [_shifted(subject, _random_move(subject, k)) for k in range(3)])
+    probe = Surface(plane=str(run), resolution=resolution)
+    grid, spans = probe.plan(subject).over, _plane(subject, str(run)).spans
+    for ticks, (low, high) in zip(grid.values(), spans, strict=True):
+        assert (ticks == 0.0).sum() == 1
+        assert ticks[-1] - ticks[0] == pytest.approx(high - low)
+        assert abs(ticks[0] - low) <= 0.5 * (ticks[1] - ticks[0]) * (1 + 1e-9)
+    asked = replace(probe, range="-3:4").plan(subject).over["x"]
+    assert (asked[0], asked[-1]) == (-3.0, 4.0)
+
+
+def test_a_run_of_two_snapshots_spans_no_plane(tmp_path: Path) -> None:
+    subject = attention_net()
+    run = _run(tmp_path / "run", [dict(state(subject.model)), _shifted(subject, _random_move(subject, 1))])
+    with pytest.raises(ValueError, match=r"2 snapshots of .* lie on one line"):
+        _plane(subject, str(run))
+
+
+def test_the_eigen_plane_curves_by_the_smallest_and_the_largest_eigenvalue() -> None:
+    values = [8.0, 3.0, 1.0, 0.5, 0.2, -2.0]
+    subject = quadratic(symmetric(values), weight=torch.zeros(2, 3))
+    plane = _plane(subject, "eigen")
+    assert plane.norms == pytest.approx((1.0, 1.0))
+    assert plane.cosine == pytest.approx(0.0, abs=1e-6)
+    with Evaluator(subject, plane) as evaluator:
+        along_x, along_y = evaluator.at(0.5, 0.0)["loss"], evaluator.at(0.0, 0.5)["loss"]
+    assert along_x == pytest.approx(-2.0 / 8, rel=1e-3)
+    assert along_y == pytest.approx(8.0 / 8, rel=1e-3)
+
+
+def test_the_eigen_plane_is_as_wide_as_its_curvatures_let_the_saddle_show() -> None:
+    offset = torch.tensor([[1.0, 4.0]])  # a loss of 4 at the saddle
+    subject = quadratic(symmetric([200.0, 3.0, 1.0, -5.0]), weight=torch.zeros(1, 4), batches=(offset,))
+    (_, x), (_, y) = _plane(subject, "eigen").spans
+    assert x == pytest.approx((2 * SHARE * 4.0 / 5.0) ** 0.5, rel=0.01)
+    assert y == pytest.approx((2 * SHARE * 4.0 / 200.0) ** 0.5, rel=0.03)
+    found = answer(Surface(plane="eigen", resolution="5"), subject)
+    rise = found["loss"] - 4.0
+    assert rise[0, 2] == pytest.approx(-SHARE * 4.0, rel=0.02)  # down along x and up along y, alike
+    assert rise[2, 0] == pytest.approx(SHARE * 4.0, rel=0.05)
+    asked = Surface(plane="eigen", resolution="5", range="0.5")
+    assert answer(asked, subject)["x"].tolist() == [-0.5, -0.25, 0.0, 0.25, 0.5]
+    assert asked.identity(subject)["range"] == ((-0.5, 0.5), (-0.5, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("loss", "slope", "curvature", "expected"),
+    [
+        (1.0, 0.0, 4.0, 0.1),
+        (1.0, 0.8, 4.0, 0.4),  # the stationary point at 0.2 lies half way
+        (1.0, 0.0, 1e-9, 1.0),
+        (1.0, 0.0, 0.0, 1.0),
+        (0.0, 0.0, -4.0, 0.1),
+        (float("inf"), 0.0, 4.0, 1.0),
+    ],
+)
+def test_the_reach_along_an_eigenvector(loss: float, slope: float, curvature: float, expected: float) -> None:
+    assert reach(loss, slope, curvature) == expected
+
+
+def test_the_eigen_plane_is_that_of_all_samples_weighted_alike() -> None:
+    matrix = symmetric([8.0, 3.0, -2.0])
+    batches = [torch.tensor([[1.0, 0.0]] * 3), torch.tensor([[5.0, 0.0]])]  # mean scale 2
+    subject = quadratic(matrix, weight=torch.zeros(1, 3), batches=batches)
+    with Evaluator(subject, _plane(subject, "eigen")) as evaluator:
+        assert evaluator.at(0.0, 1.0)["loss"] == pytest.approx(8.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["eigen", "random"])
+def test_batch_norm_left_to_itself_is_the_question_of_frozen_statistics(kind: str) -> None:
+    subject = quadratic(symmetric([3.0, -1.0, 0.5]))
+    asked, frozen = (Surface(plane=kind, bn=bn).identity(subject) for bn in ("auto", "frozen"))
+    assert asked == frozen
+    assert asked["bn"] == "frozen"
+
+
+def test_curvature_that_is_not_finite_spans_no_plane() -> None:
+    with pytest.raises(ValueError, match="--plane eigen needs finite curvature"):
+        _plane(quadratic(torch.full((3, 3), torch.nan).double()), "eigen")
+
+
+@pytest.mark.parametrize("kind", ["sideways", "a.pt", "no/such/run"])
+def test_a_word_that_names_no_plane_is_refused(kind: str) -> None:
+    with pytest.raises(ValueError, match=f"--plane {kind} is neither random, eigen"):
+        _plane(attention_net(), kind)
+
+
+def test_missing_and_superfluous_checkpoints_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"a\.pt"):
+        _plane(attention_net(), f"{tmp_path / 'a.pt'},{tmp_path / 'b.pt'}")
+    with pytest.raises(ValueError, match="names 3 checkpoints, expected two"):
+        _plane(attention_net(), "a.pt,b.pt,c.pt")
+
+
+def test_with_nothing_left_to_move_there_is_no_plane() -> None:
+    with pytest.raises(ValueError, match="relax --ignore"):
+        plane_of(attention_net(), "random", normalize="filter", ignore=".", seed=0)
+
+
+@pytest.mark.parametrize("recalibrate", [0, 2])
+def test_weights_and_buffers_come_back_bit_for_bit(recalibrate: int) -> None:
+    subject = convolution_net()
+    kept, modes = state(subject.model), [m.training for m in subject.model.modules()]
+    with Evaluator(subject, _plane(subject, "random"), recalibrate) as evaluator:
+        evaluator.at(1.0, -0.3)
+        assert not same_state(subject.model, kept)
+    assert same_state(subject.model, kept)
+    assert [m.training for m in subject.model.modules()] == modes
+    assert all(p.grad is None and not p.is_inference() for p in subject.model.parameters())
+    torch.autograd.grad(subject.loss(0), list(subject.parameters.values()))  # autograd still works on them
+
+
+def test_weights_come_back_after_an_exception_in_the_forward_pass() -> None:
+    subject = convolution_net()
+    kept = state(subject.model)
+    broken = replace(subject, batches=[*subject.batches, (torch.zeros(1, 7, 2, 2), torch.zeros(1).long())])
+    with pytest.raises(RuntimeError), Evaluator(broken, _plane(subject, "random"), 3) as evaluator:
+        evaluator.at(0.5, 0.5)
+    assert same_state(subject.model, kept)
+    assert not any(m.training for m in subject.model.modules())
+
+
+def test_l2_is_that_of_the_moved_weights_by_either_definition() -> None:
+    subject = attention_net()
+    plane = _plane(subject, "random")
+    moves = [
+        {n: c * d for n, d in direction.items()} for c, direction in zip((0.7, -0.4), plane.directions, strict=True)
+    ]
+    weights = [w for name, w in _shifted(subject, *moves).items() if name in subject.parameters]
+    with Evaluator(subject, plane, 0, "squared") as evaluator:
+        assert evaluator.at(0.7, -0.4)["l2"] == pytest.approx(sum(w.square().sum().item() for w in weights) / 2)
+    with Evaluator(subject, plane, 0, "park2022") as evaluator:
+        assert evaluator.at(0.7, -0.4)["l2"] == pytest.approx(sum(w.norm().item() for w in weights))
+
+
+def test_recalibrated_statistics_are_the_plain_average_over_the_first_mini_batches() -> None:
+    subject = convolution_net(sizes=(6, 6, 6))
+    plane = _plane(subject, "random")
+    norm = subject.model.get_submodule("1")
+    with Evaluator(subject, plane, 2) as evaluator:
+        found = evaluator.at(0.3, 0.2)["loss"]
+        convolution = subject.model.get_submodule("0")
+        with torch.no_grad():
+            maps = [convolution(subject.batch(i)[0]) for i in range(2)]
+        mean = torch.stack([m.mean((0, 2, 3)) for m in maps]).mean(0)
+        variance = torch.stack([m.var((0, 2, 3), correction=1) for m in maps]).mean(0)
+        torch.testing.assert_close(norm.running_mean, mean)
+        torch.testing.assert_close(norm.running_var, variance)
+        with torch.no_grad():
+            again = torch.stack([subject.loss(i) for i in range(3)]).mean().item()
+    assert found == pytest.approx(again, rel=1e-12)
+
+
+def test_inner_products_have_the_same_bits_with_any_number_of_threads() -> None:
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(100_003, generator=generator) for _ in range(2))
+    before, found = torch.get_num_threads(), set()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.add(inner([left], [right]))
+    finally:
+        torch.set_num_threads(before)
+    assert len(found) == 1
+    assert found.pop() == pytest.approx(float(left.double() @ right.double()), rel=1e-12)
+
+
+def test_orthogonal_directions_are_as_long_as_before() -> None:
+    subject = attention_net()
+    plain, orthogonal = (
+        plane_of(subject, "random", normalize="filter", ignore=POSITIONS, seed=0, orthogonal=flag)
+        for flag in (False, True)
+    )
+    assert abs(plain.cosine) > 1e-3
+    assert orthogonal.cosine == pytest.approx(0.0, abs=1e-12)
+    assert orthogonal.norms == pytest.approx(plain.norms, rel=1e-12)
+    first, second = orthogonal.directions
+    assert all(torch.equal(first[name], plain.directions[0][name]) for name in first)
+    expected = {n: plain.directions[1][n] - first[n] * inner(first.values(), plain.directions[1].values())
+                / plain.norms[0] ** 2 for n in first}  # fmt: skip
+    scale = plain.norms[1] / inner(expected.values(), expected.values()) ** 0.5
+    for name, wanted in expected.items():
+        torch.testing.assert_close(second[name], scale * wanted)
+
+
+def test_an_evaluator_holds_three_copies_of_the_weights_beside_the_model() -> None:
+    subject = attention_net()
+    evaluator = Evaluator(subject, _plane(subject, "random"))
+    evaluator.at(0.5, 0.5)
+    live = {p.data_ptr() for p in subject.model.parameters()}
+    held = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensors in vars(evaluator).values()
+        if isinstance(tensors, list)
+        for tensor in tensors
+        if tensor.data_ptr() not in live
+    }
+    size = sum(p.numel() * p.element_size() for p in subject.model.parameters())
+    assert size < sum(held.values()) <= 3 * size
+
+
+def test_a_row_is_transferred_at_once_off_the_cpu_and_gives_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = convolution_net()
+    places = [(x, y, False) for x in (0.0, 0.5) for y in (-0.1, 0.2, 0.3)]
+    with Evaluator(subject, _plane(subject, "random")) as evaluator:
+        by_point = list(evaluator.along(places))
+        counted = {"rows": 0}
+        original = evaluator._fetched
+
+        def fetched(row: list[tuple[float, float, Tensor]]) -> Iterable[dict[str, float]]:
+            counted["rows"] += bool(row)
+            return original(row)
+
+        monkeypatch.setattr(evaluator, "_fetched", fetched)
+        monkeypatch.setattr(type(subject), "device", property(lambda self: _Accelerator()))
+        by_row = list(evaluator.along(places))
+    assert counted["rows"] == 2
+    for one, other in zip(by_point, by_row, strict=True):
+        np.testing.assert_equal(one, other)
+
+
+@pytest.mark.parametrize("recalibrate", [0, 2])
+def test_within_a_row_nothing_waits_for_the_device(recalibrate: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = convolution_net(sizes=(6, 6, 6))
+    monkeypatch.setattr(type(subject), "device", property(lambda self: _Accelerator()))
+    with Evaluator(subject, _plane(subject, "random"), recalibrate) as evaluator:
+        evaluator.at(0.0, 0.0)  # losses at the origin are made once
+        reads = _Reads()
+        for name in ("tolist", "numpy", "cpu"):
+            monkeypatch.setattr(Tensor, name, reads.counted(getattr(Tensor, name)))
+        with reads:
+            rows = list(evaluator.along((x, y, False) for x in (0.0, 0.5) for y in (-0.1, 0.2, 0.3)))
+    assert len(rows) == 6
+    assert reads.count == 2  # one transfer a row
+
+
+class _Reads(TorchDispatchMode):
+    """Counts what makes the host wait: numbers read from a tensor, sizes that depend on one, tensors brought over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def counted(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def read(*args: Any, **kwargs: Any) -> Any:
+            self.count += 1
+            return method(*args, **kwargs)
+
+        return read
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        packet = func.overloadpacket
+        self.count += packet in (aten._local_scalar_dense, aten.item, aten.is_nonzero, aten.nonzero, aten.masked_select)
+        self.count += packet is aten.index and any(i is not None and i.dtype == torch.bool for i in args[1])
+        return func(*args, **(kwargs or {}))
+
+
+class _Accelerator(str):
+    """The CPU under another name."""
+
+    type = "accelerator"
+
+    def __new__(cls) -> _Accelerator:
+        return super().__new__(cls, "cpu")

@@ -1,0 +1,423 @@
+"""Networks of timm, torchvision and transformers by name or folder, with their own preprocessing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from foreign import torchvision_models
+from PIL import Image
+from torch import nn
+
+import landscape
+from landscape import models
+from landscape.checkpoints import checkpoint as checkpoints
+from landscape.data.preprocessing import Fit
+from landscape.models import libraries, providers
+from landscape.models.providers import Wanted
+from landscape.options import OptionError
+from landscape.probes.hessian import Hessian
+from landscape.run import digest
+from landscape.subject import loading
+from landscape.subject.subject import Spec, Subject
+
+TINY = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
+
+
+@pytest.fixture(scope="module")
+def timm() -> Any:
+    torchvision_models()
+    return pytest.importorskip("timm")
+
+
+@pytest.fixture(scope="module")
+def transformers() -> Any:
+    torchvision_models()
+    return pytest.importorskip("transformers")
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Two classes of two oblong pictures."""
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "pictures"
+    for name, (width, height) in zip(("ant/0", "ant/1", "bee/0", "bee/1"), [(60, 45), (41, 57)] * 2, strict=True):
+        path = folder / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(path)
+    return folder
+
+
+def _saved(model: Any, folder: Path, **how: Any) -> Path:
+    with providers.huggingface._silent(sys.modules["transformers"]):
+        model.save_pretrained(folder, **how)
+    return folder
+
+
+def _vit(transformers: Any, **options: Any) -> Any:
+    torch.manual_seed(1)
+    config = transformers.ViTConfig(**TINY, image_size=32, patch_size=8, **options)
+    return transformers.ViTForImageClassification(config).eval()
+
+
+def test_a_timm_network_takes_the_classes_of_the_data_and_its_own_arguments(timm: Any, pictures: Path) -> None:
+    subject = landscape.load(
+        None,
+        model="timm:vit_tiny_patch16_224",
+        model_arg={"depth": 1, "img_size": 32},
+        data=str(pictures),
+        device="cpu",
+    )
+    assert len(subject.model.blocks) == 1  # type: ignore[arg-type]
+    assert subject.model.num_classes == 2
+    assert subject.batch(0)[0].shape == (4, 3, 32, 32)
+    again = landscape.load(
+        None,
+        model="timm:vit_tiny_patch16_224",
+        model_arg={"depth": 1, "img_size": 32},
+        data=str(pictures),
+        device="cpu",
+    )
+    assert torch.equal(subject.loss(0), again.loss(0))
+
+
+def test_a_network_of_one_size_is_built_for_the_size_asked_for(timm: Any, pictures: Path) -> None:
+    for model in ("timm:vit_tiny_patch16_224", "torchvision:vit_b_32"):
+        subject = landscape.load(None, model=model, data=str(pictures), image_size=64, device="cpu")
+        with torch.inference_mode():
+            assert subject.model(subject.batch(0)[0]).shape == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("spec", "near"), [("timm:vit_tiny_patch", "vit_tiny_patch16_224"), ("torchvision:resnet19", "resnet18")]
+)
+def test_an_unknown_name_lists_near_ones(timm: Any, spec: str, near: str) -> None:
+    with pytest.raises(ValueError, match=near):
+        providers.build(Wanted(spec))
+
+
+def test_an_argument_that_a_constructor_does_not_know_is_one_line(timm: Any) -> None:
+    with pytest.raises(ValueError, match=r"timm:resnet18 failed with TypeError: .*nonsense"):
+        providers.build(Wanted("timm:resnet18", {"nonsense": 1}))
+
+
+def test_the_pixels_are_those_of_timms_own_transform(timm: Any, pictures: Path) -> None:
+    for name in ("vit_tiny_patch16_224", "resnet18", "convnext_tiny"):
+        config = timm.data.resolve_data_config(
+            {"input_size": (3, 32, 32)}, pretrained_cfg=timm.get_pretrained_cfg(name).to_dict()
+        )
+        transform = timm.data.create_transform(**config)
+        _compare(f"timm:{name}", pictures, transform)
+
+
+def test_the_pixels_are_those_of_torchvisions_own_transform(pictures: Path) -> None:
+    models = torchvision_models()
+    own = models.ResNet18_Weights.DEFAULT.transforms()
+    _compare("torchvision:resnet18", pictures, own, image_size=224)
+
+
+def test_the_pixels_are_those_of_the_processor_in_the_folder(transformers: Any, pictures: Path, tmp_path: Path) -> None:
+    processors = "transformers.models.{0}.image_processing_pil_{0}"
+    vit = pytest.importorskip(processors.format("vit")).ViTImageProcessorPil
+    convnext = pytest.importorskip(processors.format("convnext")).ConvNextImageProcessorPil
+    for i, processor in enumerate(  # the last leaves even margins: it rounds halves of odd ones downward
+        (
+            vit(size={"height": 32, "width": 32}, resample=3),
+            vit(size={"height": 32, "width": 32}, resample=2, image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.3, 0.4]),
+            convnext(size={"shortest_edge": 32}, crop_pct=0.76),
+        )
+    ):
+        folder = tmp_path / str(i)
+        _saved(_vit(transformers), folder)
+        processor.save_pretrained(folder)
+        _compare(f"hf:{folder}", pictures, lambda image, p=processor: torch.tensor(p(image)["pixel_values"][0]))
+
+
+def _compare(spec: str, pictures: Path, transform: Callable[[Any], Any], *, image_size: int = 32) -> None:
+    subject = landscape.load(None, model=spec, data=str(pictures), image_size=image_size, device="cpu")
+    inputs, targets = subject.batch(0)
+    paths = {0: sorted((pictures / "ant").iterdir()), 1: sorted((pictures / "bee").iterdir())}
+    expected = [[transform(Image.open(path)) for path in paths[int(target)]] for target in targets]
+    for got, candidates in zip(inputs, expected, strict=True):
+        assert min((got - other).abs().max() for other in candidates) < 1e-5
+
+
+def test_preprocessing_is_overridden_by_options_stored_and_part_of_the_question(
+    timm: Any, pictures: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def loaded(**options: Any) -> Subject:
+        return landscape.load(None, model="timm:resnet18", data=str(pictures), image_size=32, device="cpu", **options)
+
+    with caplog.at_level("INFO", logger="landscape"):
+        plain = loaded()
+    assert "images as timm:resnet18 has them: 32 px, crop 0.95, bicubic, mean 0.485 0.456 0.406" in caplog.text
+    stored = json.loads(str(plain.attributes()["spec"]))
+    assert (stored["crop"], stored["interpolation"], stored["std"]) == ("0.95", "bicubic", [0.229, 0.224, 0.225])
+    questions = {digest(Hessian(), plain)}
+    for options in ({"mean": (0.5,) * 3, "std": (0.5,) * 3}, {"interpolation": "bilinear"}, {"crop": "squash"}):
+        other = loaded(**options)
+        found = Spec(**{**json.loads(str(other.attributes()["spec"])), "checkpoint": None})
+        assert all(tuple(getattr(found, name)) == tuple(value) for name, value in options.items())
+        questions.add(digest(Hessian(), other))
+    assert len(questions) == 4
+    said = {name: stored[name] for name in ("interpolation", "crop")}
+    assert digest(Hessian(), loaded(**said)) in questions
+
+
+def test_arguments_that_no_weight_shows_are_part_of_the_question(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import torch\ndef model(scale=1):\n    net = torch.nn.Linear(4, 3)\n    net.scale = scale\n    return net\n"
+        "def data():\n    return torch.ones(6, 4), torch.arange(6) % 3\n"
+    )
+    spec = f"{tmp_path / 'mine.py'}:model"
+    data = f"{tmp_path / 'mine.py'}:data"
+    found = [
+        digest(Hessian(), landscape.load(None, model=spec, model_arg=arguments, data=data, device="cpu"))
+        for arguments in ({}, {"scale": 2}, {"scale": 3}, {"scale": 3})
+    ]
+    assert len(set(found)) == 3
+    assert found[2] == found[3]
+
+
+def test_a_neighbourhood_is_part_of_the_question_of_a_checkpoint(tmp_path: Path) -> None:
+    sizes = {"classes": 10, "image_size": 16}
+    state = models.build("localvit_ti", depth=1, **sizes).state_dict()  # type: ignore[arg-type]
+    found = []
+    for k in (3, 5):
+        arguments = {**sizes, "depth": 1, "neighbourhood": k}
+        about = {"data": {"name": "digits"}, "recipe": {}, "epoch": 0, "metrics": {}, "seed": 0}
+        checkpoints.write(tmp_path / f"{k}.pt", model="localvit_ti", model_args=arguments, state_dict=state, **about)  # type: ignore[arg-type]
+        torch.save(state, tmp_path / "bare.pt")
+        found.append(landscape.load(tmp_path / f"{k}.pt", samples=16, device="cpu"))
+        named = {"model": "localvit_ti", "model_arg": {"depth": 1, "neighbourhood": k}, "data": "digits"}
+        bare = landscape.load(tmp_path / "bare.pt", samples=16, device="cpu", **named)  # type: ignore[arg-type]
+        assert digest(Hessian(), bare) == digest(Hessian(), found[-1])
+    assert digest(Hessian(), found[0]) != digest(Hessian(), found[1])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"mean": (0.5,)}, {"mean": (0.5,), "std": (0.0,)}, {"interpolation": "cubic"}, {"crop": "1.5"}, {"crop": "half"}],
+)
+def test_preprocessing_out_of_range_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match="ask for"):
+        landscape.load(None, model="timm:resnet18", data="digits", **options)
+
+
+def test_small_images_of_a_named_set_are_not_cropped_unless_asked(timm: Any) -> None:
+    whole = landscape.load(None, model="timm:resnet18", data="digits", image_size=32, samples=2, device="cpu")
+    cropped = landscape.load(
+        None, model="timm:resnet18", data="digits", image_size=32, samples=2, crop="0.5", device="cpu"
+    )
+    assert whole.images is not None
+    assert cropped.images is not None
+    small = landscape.load(None, model="resnet_demo", data="digits", samples=2, device="cpu").images
+    assert small is not None
+    picture = Image.fromarray(small.inputs[0].permute(1, 2, 0).numpy())
+    expected = np.asarray(picture.resize((32, 32), Image.Resampling.BICUBIC)).transpose(2, 0, 1)
+    np.testing.assert_array_equal(whole.images.inputs[0], expected)
+    np.testing.assert_array_equal(cropped.images.inputs[0], Fit("bicubic", 0.5).pixels(picture, 32))
+
+
+def test_a_checkpoint_says_how_many_classes(timm: Any, pictures: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = timm.create_model("resnet18", num_classes=5)
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    stored = checkpoints.read(tmp_path / "weights.pt")
+    net, size = loading.bare(tmp_path / "weights.pt", "timm:resnet18", {}, None)
+    assert net.num_classes == 5
+    assert size == 224
+    assert torch.equal(net.fc.weight, stored.state_dict["fc.weight"])  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match=r"the model has 5 classes and .* has 2"):
+        landscape.load(tmp_path / "weights.pt", model="timm:resnet18", data=str(pictures), image_size=32, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("arch", "spec"), [("resnet10t", "timm:resnet10t"), ("regnet_y_400mf", "torchvision:regnet_y_400mf")]
+)
+def test_the_architecture_is_read_from_a_checkpoint_that_names_it(
+    timm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str, spec: str
+) -> None:
+    torch.save(providers.build(Wanted(spec, classes=3)).state_dict(), tmp_path / "weights.pt")
+    stored = checkpoints.read(tmp_path / "weights.pt")
+    object.__setattr__(stored, "arch", arch)
+    monkeypatch.setattr(checkpoints, "read", lambda *_, **__: stored)
+    net, _ = loading.bare(tmp_path / "weights.pt", "", {}, None)
+    assert sum(p.numel() for p in net.parameters()) == sum(
+        p.numel() for p in providers.build(Wanted(spec, classes=3)).parameters()
+    )
+
+
+def test_a_checkpoint_that_names_a_strange_architecture_asks_for_the_model(
+    timm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save({"weight": torch.zeros(2, 2)}, tmp_path / "weights.pt")
+    stored = checkpoints.read(tmp_path / "weights.pt")
+    object.__setattr__(stored, "arch", "my_network")
+    monkeypatch.setattr(checkpoints, "read", lambda *_, **__: stored)
+    with pytest.raises(ValueError, match="name their architecture with --model"):
+        loading.bare(tmp_path / "weights.pt", "", {}, None)
+
+
+@pytest.mark.parametrize("shard", ["5GB", "10KB"])
+def test_a_folder_with_weights_is_the_network_that_wrote_it(
+    transformers: Any, pictures: Path, tmp_path: Path, shard: str
+) -> None:
+    model = _vit(transformers, num_labels=2)
+    folder = _saved(model, tmp_path / "vit", max_shard_size=shard)
+    assert len(list(folder.glob("*.safetensors"))) == (1 if shard == "5GB" else len(list(folder.glob("model-*"))))
+    subject = landscape.load(None, model=f"hf:{folder}", data=str(pictures), device="cpu")
+    with torch.inference_mode():
+        expected = model(subject.batch(0)[0]).logits
+    torch.testing.assert_close(subject.model(subject.batch(0)[0]).logits, expected, rtol=0, atol=0)
+    assert subject.attributes()["weights_taken"] == f"weights of {folder}"
+    assert subject.batch(0)[0].shape[-1] == 32
+
+
+def test_a_folder_without_weights_is_seeded_and_takes_the_classes_of_the_data(
+    transformers: Any, pictures: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "vit"
+    folder.mkdir()
+    transformers.ViTConfig(**TINY, image_size=32, patch_size=8).save_pretrained(folder)
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps({k: v for k, v in content.items() if k not in ("id2label", "label2id")})
+    )
+    first, again, other = (
+        landscape.load(None, model=f"hf:{folder}", data=str(pictures), seed=seed, device="cpu") for seed in (0, 0, 1)
+    )
+    assert first.loss(0) == again.loss(0) != other.loss(0)
+    assert first.model.config.num_labels == 2  # type: ignore[union-attr]
+    assert first.attributes()["weights_taken"] == "as built"
+    deeper = landscape.load(
+        None, model=f"hf:{folder}", model_arg={"num_hidden_layers": 2}, data=str(pictures), device="cpu"
+    )
+    assert deeper.size > first.size
+    with pytest.raises(ValueError, match="ViTConfig has no entry nonsense"):
+        providers.build(Wanted(f"hf:{folder}", {"nonsense": 1}))
+
+
+def test_weights_of_a_file_go_into_the_network_of_a_folder(transformers: Any, pictures: Path, tmp_path: Path) -> None:
+    folder = _saved(_vit(transformers, num_labels=2), tmp_path / "vit")
+    other = _vit(transformers, num_labels=2)
+    with torch.no_grad():
+        other.classifier.bias.add_(1.0)
+    torch.save(other.state_dict(), tmp_path / "other.pt")
+    subject = landscape.load(tmp_path / "other.pt", model=f"hf:{folder}", data=str(pictures), device="cpu")
+    assert torch.equal(subject.model.classifier.bias, other.classifier.bias)  # type: ignore[union-attr]
+
+
+def test_an_encoder_without_a_head_is_refused_by_its_missing_weights(transformers: Any, tmp_path: Path) -> None:
+    folder = _saved(_vit(transformers).vit, tmp_path / "encoder")
+    with pytest.raises(ValueError, match=r"do not fill ViTForImageClassification: .*classifier"):
+        providers.build(Wanted(f"hf:{folder}", weights=True))
+
+
+def test_a_folder_of_something_else_is_refused(transformers: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has no config\.json"):
+        providers.build(Wanted(f"hf:{tmp_path}"))
+    transformers.CLIPTextConfig().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="neither an image classifier nor a causal language model"):
+        providers.build(Wanted(f"hf:{tmp_path}"))
+    (tmp_path / "config.json").write_text("[1")
+    with pytest.raises(ValueError, match="is no readable JSON"):
+        providers.build(Wanted(f"hf:{tmp_path}"))
+
+
+def test_a_hubs_name_is_looked_for_in_the_cache_and_nowhere_else(
+    transformers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="hf download maker/vit"):
+        providers.build(Wanted("hf:maker/vit"))
+    repository = tmp_path / "models--maker--vit"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0123abc\n")
+    model = _vit(transformers)
+    _saved(model, repository / "snapshots" / "0123abc")
+    found = providers.build(Wanted("hf:maker/vit", weights=True))
+    assert all(torch.equal(a, b) for a, b in zip(found.parameters(), model.parameters(), strict=True))
+
+
+def test_what_pins_a_network_is_its_name_and_its_configuration_not_its_place(transformers: Any, tmp_path: Path) -> None:
+    folders = [_saved(_vit(transformers), tmp_path / name) for name in ("one", "two")]
+    one, two = (providers.identity(f"hf:{folder}", {}) for folder in folders)
+    assert one == two
+    assert providers.identity("timm:resnet18", {}) == "timm:resnet18"
+    assert providers.identity("timm:resnet18", {"act_layer": "gelu"}) != "timm:resnet18"
+    assert providers.identity("resnet18", {"classes": 5}) is None
+
+
+def test_callables_of_files_and_modules_are_sources_too(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import torch\ndef net(width=2):\n    return torch.nn.Linear(width, 3)\ndef text():\n    return 'x'\n"
+    )
+    made = providers.build(Wanted(f"{file}:net", {"width": 4}))
+    assert isinstance(made, nn.Linear)
+    assert made.in_features == 4
+    assert isinstance(providers.build(Wanted("torch.nn:Identity")), nn.Identity)
+    with pytest.raises(ValueError, match=r"returned a str, expected a torch.nn.Module"):
+        providers.build(Wanted(f"{file}:text"))
+
+
+def test_code_that_imports_a_torchvision_without_its_operators_is_imported_once_more(tmp_path: Path) -> None:
+    torchvision_models()
+    (tmp_path / "mine.py").write_text(
+        "import sys, torch\n"
+        "if not hasattr(sys, 'cured_once'):\n"
+        "    sys.cured_once = True\n"
+        "    raise RuntimeError('operator torchvision::nms does not exist')\n"
+        "net = torch.nn.Identity\n"
+    )
+    try:
+        assert isinstance(providers.build(Wanted(f"{tmp_path / 'mine.py'}:net")), nn.Identity)
+    finally:
+        del sys.cured_once  # type: ignore[attr-defined]
+
+
+def test_a_library_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    torchvision_models()
+    for name, extra in libraries.EXTRAS.items():
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, name, None)
+            with pytest.raises(ValueError, match=rf"{name} is not installed.*landscape-probes\[{extra}\]"):
+                libraries.library(name)
+
+
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    """sys.modules without torchvision, put back at the end."""
+    kept = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "torchvision"}
+    for name in kept:
+        del sys.modules[name]
+    yield
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        del sys.modules[name]
+    sys.modules.update(kept)
+
+
+def test_a_torchvision_that_imports_is_left_alone(monkeypatch: pytest.MonkeyPatch, forgotten: None) -> None:
+    healthy = ModuleType("torchvision")
+    monkeypatch.setitem(sys.modules, "torchvision", healthy)
+    defined: list[Any] = []
+    monkeypatch.setattr(torch.library, "Library", lambda *words: defined.append(words))
+    assert libraries.library("torchvision") is healthy
+    assert defined == []
+
+
+def test_another_fault_of_torchvision_is_not_cured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgotten: None
+) -> None:
+    (tmp_path / "torchvision.py").write_text("raise RuntimeError('something else')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match="something else"):
+        libraries.library("torchvision")

@@ -1,0 +1,143 @@
+"""Reading a results file: the same arrays as any other reader, only its own, from a file at any moment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import synthetic
+import xarray as xr
+
+from landscape.results import headlines, reader
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return synthetic.write(tmp_path_factory.mktemp("study") / "results.h5", synthetic.NETWORKS[:2], share=0.7)
+
+
+def test_every_group_equals_what_h5netcdf_reads(study: Path) -> None:
+    found = reader.groups(study)
+    assert len(found) == 2 * len(synthetic.PROBES)
+    for name, data in found:
+        with xr.open_dataset(study, group=name, engine="h5netcdf") as other:
+            xr.testing.assert_identical(data, other.load())
+
+
+def test_the_tree_equals_what_xarray_opens(study: Path) -> None:
+    with xr.open_datatree(study, engine="h5netcdf") as other:
+        xr.testing.assert_identical(reader.open(study), other.load())
+
+
+def test_axes_are_coordinates_and_attributes_are_plain_python(study: Path) -> None:
+    ((_, data),) = reader.find(study, probe="surface", label=synthetic.NETWORKS[0].label)
+    assert data["loss"].dims == ("x", "y")
+    np.testing.assert_array_equal(data["loss"]["x"], np.linspace(-1, 1, 21))
+    assert {type(value) for value in data.attrs.values()} <= {str, int, float}
+    assert data["loss"].attrs == {"long_name": "loss", "units": "1"}
+
+
+def test_groups_come_by_probe_then_by_time(study: Path) -> None:
+    keys = [(name.partition("/")[0], data.attrs["created"]) for name, data in reader.groups(study)]
+    assert keys == sorted(keys)
+
+
+def test_find_takes_probe_and_label_together(study: Path) -> None:
+    label = synthetic.NETWORKS[1].label
+    assert {data.attrs["label"] for _, data in reader.find(study, label=label)} == {label}
+    assert [name.partition("/")[0] for name, _ in reader.find(study, probe="hessian")] == ["hessian"] * 2
+    assert reader.find(study, probe="hessian", label="nobody") == []
+
+
+def test_links_out_of_the_file_or_to_other_groups_are_not_followed(study: Path, tmp_path: Path) -> None:
+    linked = tmp_path / "linked.h5"
+    linked.write_bytes(study.read_bytes())
+    groups = reader.groups(study)
+    with h5py.File(linked, "r+") as file:
+        file["hessian/outside-0000000000"] = h5py.ExternalLink("/etc/hostname", "/")
+        file["hessian/inside-0000000001"] = h5py.SoftLink(f"/{groups[0][0]}")
+        file["everything"] = h5py.ExternalLink(str(study), "/hessian")
+        file[groups[0][0]]["stolen"] = h5py.ExternalLink(str(study), f"/{groups[0][0]}/done")
+    assert [name for name, _ in reader.groups(linked)] == [name for name, _ in groups]
+    assert "stolen" not in reader.groups(linked)[0][1]
+
+
+def test_what_is_no_answer_is_left_alone(study: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.h5"
+    own.write_bytes(study.read_bytes())
+    with h5py.File(own, "r+") as file:
+        file["numbers"] = np.arange(3)
+        file.create_group("notes/mine")
+        file["hessian"].create_dataset("loose", data=1.0)
+        file[reader.groups(study)[0][0]]["extra"] = np.arange(4.0)  # an array without scales
+    assert len(reader.groups(own)) == len(reader.groups(study))
+    assert reader.groups(own)[0][1]["extra"].dims == ("extra_0",)
+
+
+def test_a_reader_sees_the_file_while_a_writer_holds_it_open(study: Path, tmp_path: Path) -> None:
+    busy = tmp_path / "busy.h5"
+    busy.write_bytes(study.read_bytes())
+    code = "import sys, h5py; file = h5py.File(sys.argv[1], 'r+'); print('open', flush=True); sys.stdin.readline()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, busy], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "open\n"
+        assert len(reader.groups(busy)) == len(reader.groups(study))
+        writer.communicate("\n")
+
+
+def test_summary_counts_units_and_says_what_was_found(study: Path) -> None:
+    rows = {(row["probe"], row["label"]): row for row in reader.summary(study)}
+    row = rows["surface", synthetic.NETWORKS[0].label]
+    assert (row["done"], row["units"], row["finished"], row["model"]) == (309, 441, "", "vit_ti")
+    assert row["digest"] == "0000000000"
+    assert "loss 0.2," in row["headline"]  # the centre, 0.2 + 6 tanh(0)
+    lesion = headlines.numbers(dict(reader.groups(study))["lesion/vit_ti-cifar100-0000000005"])
+    assert lesion["at"] == "stages.0.0.stem"
+    assert lesion["largest drop"] == pytest.approx(0.25 + 0.03 - 0.005)
+    assert lesion["intact accuracy"] == 0.75
+
+
+def test_the_hessian_headline_is_the_share_of_negative_values(study: Path) -> None:
+    for name, data in reader.find(study, probe="hessian"):
+        values = data["eigenvalue"].values[data["done"].values == 1]
+        assert headlines.numbers(data)["nep"] == pytest.approx((values < 0).mean())
+        assert reader.headline(study, name).startswith(f"nep {(values < 0).mean():.4g}, ape ")
+
+
+def test_noise_in_bands_without_a_frequency_alone_names_them() -> None:
+    data = xr.Dataset({"accuracy_drop": ("band", [np.nan])}, {"band": [0.05]}, {"empty_bands": "0.05"})
+    assert headlines.noise(data) == {"bands without a frequency": "0.05"}
+
+
+def test_a_probe_without_a_headline_of_its_own_gives_its_scalars() -> None:
+    data = xr.Dataset({"trace": 3.0, "missing": np.nan, "row": ("x", [1.0])}, attrs={"probe": "another"})
+    assert headlines.numbers(data) == {"trace": 3.0}
+
+
+def test_an_unknown_group_is_refused_in_one_line(study: Path) -> None:
+    with pytest.raises(ValueError, match="no group hessian/nobody"):
+        reader.headline(study, "hessian/nobody")
+
+
+def test_a_missing_and_a_foreign_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="run a probe first"):
+        reader.open(tmp_path / "none.h5")
+    (tmp_path / "text.h5").write_text("no")
+    with pytest.raises(ValueError, match="not an HDF5 file"):
+        reader.groups(tmp_path / "text.h5")
+
+
+def test_neither_reading_nor_drawing_loads_torch() -> None:
+    code = (
+        "import sys, landscape.results.reader, landscape.plots, landscape.plots.report\n"
+        "for figure in landscape.plots.FIGURES.values(): figure.module\n"
+        "print('torch' in sys.modules, 'matplotlib.pyplot' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]

@@ -1,0 +1,211 @@
+"""The proof line: when accuracy counts as chance, what is named as the cause, and when nothing is wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+from landscape import models
+from landscape.checkpoints import checkpoint
+from landscape.cli.main import status
+from landscape.subject.losses import NAMES
+from landscape.subject.sanity_check import LEVEL, Proof, doubt, guessed, order_of, prove
+from landscape.subject.subject import Subject
+
+CLASSES = 10
+TARGETS = torch.arange(200) % CLASSES
+INPUTS = nn.functional.one_hot(TARGETS, CLASSES).double() * 3 - 0.3  # mean 0, about
+
+
+def subject(
+    logits: Callable[[Tensor], Tensor] = lambda x: x,
+    *,
+    inputs: Tensor = INPUTS,
+    targets: Tensor = TARGETS,
+    loss: str = "cross-entropy",
+) -> Subject:
+    class Model(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return logits(super().forward(x))
+
+    model = Model(inputs.shape[1], inputs.shape[1], dtype=torch.float64)
+    nn.init.eye_(model.weight)
+    nn.init.zeros_(model.bias)
+    batches = list(zip(inputs.split(50), targets.split(50), strict=True))
+    return Subject(model, batches, losses=NAMES[loss], loss_name=loss)
+
+
+# --- chance ---
+
+
+@pytest.mark.parametrize(
+    ("hits", "samples", "classes"), [(0, 9, 3), (3, 9, 3), (9, 9, 3), (40, 256, 10), (2, 256, 1000)]
+)
+def test_chance_is_the_tail_of_the_binomial_distribution(hits: int, samples: int, classes: int) -> None:
+    wanted = stats.binomtest(hits, samples, 1 / classes, alternative="greater").pvalue
+    assert guessed(hits, samples, classes) == pytest.approx(wanted, rel=1e-9)
+
+
+def test_guesses_are_taken_for_chance_as_often_as_the_level_says() -> None:
+    hits = np.random.default_rng(0).binomial(256, 0.1, size=4000)
+    alarms = np.mean([guessed(int(h), 256, 10) < LEVEL for h in hits])
+    assert alarms <= LEVEL + 3 * math.sqrt(LEVEL / 4000)
+    assert alarms > LEVEL / 4
+
+
+def test_a_model_that_knows_is_in_no_doubt() -> None:
+    proof = prove(subject())
+    assert (proof.accuracy, proof.samples, proof.classes, proof.at_chance) == (1.0, 200, CLASSES, False)
+    assert doubt(proof) == ""
+
+
+def test_one_that_guesses_is_doubted_with_the_three_causes() -> None:
+    generator = torch.Generator().manual_seed(0)
+    guesses = torch.randn(200, CLASSES, dtype=torch.float64, generator=generator)
+    proof = prove(subject(inputs=guesses))
+    said = doubt(proof, own=0.9)
+    assert proof.at_chance
+    assert proof.cause == ""
+    assert f"{proof.accuracy:.3f} on 200 samples is no better than guessing among 10 classes" in said
+    assert f"p = {stats.binomtest(round(proof.accuracy * 200), 200, 0.1, alternative='greater').pvalue:.2g}" in said
+    assert "own metrics say 0.900" in said
+    for cause in ("classes in another order", "another normalisation", "weights of another model"):
+        assert cause in said
+    assert "\n" not in said
+
+
+# --- causes ---
+
+
+def test_another_order_of_the_classes_is_found_out() -> None:
+    order = torch.tensor([3, 4, 0, 1, 2, 9, 5, 6, 7, 8])
+    proof = prove(subject(targets=order[TARGETS]))
+    assert (proof.accuracy, proof.at_chance) == (0.0, True)
+    assert proof.cause.startswith("100% of held-out samples are right in another order of the classes")
+    assert "here 100% of held-out samples" in doubt(proof)
+
+
+def test_classes_shifted_by_one_are_found_out_of_many_classes_too() -> None:
+    generator = np.random.default_rng(0)
+    wanted = generator.integers(1000, size=256)
+    predicted = np.where(generator.random(256) < 0.7, wanted + 1, generator.integers(1000, size=256))
+    assert "% of the samples are taken for the class +1: the classes are shifted by one" in order_of(
+        predicted, wanted, 1001
+    )
+    assert "class -1" in order_of(wanted, predicted, 1001)
+
+
+@pytest.mark.parametrize("classes", [2, 10, 100, 1000])
+def test_guesses_follow_no_order(classes: int) -> None:
+    generator = np.random.default_rng(classes)
+    for _ in range(50):
+        wanted, predicted = generator.integers(classes, size=(2, 256))
+        assert order_of(predicted, wanted, classes) == ""
+
+
+def test_one_class_for_all_is_no_order_but_said() -> None:
+    proof = prove(subject(lambda x: x * 0 + torch.arange(CLASSES)))
+    assert proof.accuracy == 0.1
+    assert proof.cause == "every sample is taken for class 9, as unfit weights or inputs do"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        (torch.rand(200, CLASSES, dtype=torch.float64), "they are not normalised by mean and std"),
+        (255 * torch.rand(200, CLASSES, dtype=torch.float64), "far from 0 and 1: check mean and std"),
+        (torch.randn(200, CLASSES, dtype=torch.float64) / 1000, "far from 0 and 1: check mean and std"),
+    ],
+)
+def test_inputs_that_do_not_look_normalised_are_named(inputs: Tensor, words: str) -> None:
+    proof = prove(subject(inputs=inputs))
+    assert proof.at_chance
+    assert words in proof.cause
+
+
+# --- no false alarms ---
+
+
+def test_initial_weights_and_those_that_say_so_are_not_doubted() -> None:
+    proof = Proof(loss=2.3, accuracy=0.1, samples=200, classes=10, chance=0.5)
+    assert doubt(proof)
+    assert doubt(proof, epoch=0.0) == ""
+    assert doubt(proof, epoch=1.0, own=0.11) == ""
+    assert doubt(proof, epoch=1.0, own=0.6)
+    assert doubt(replace(proof, chance=1e-4), own=0.6) == ""
+
+
+@pytest.mark.parametrize(
+    ("targets", "loss"),
+    [
+        (torch.linspace(-1, 1, 2000, dtype=torch.float64).view(200, CLASSES), "mse"),  # a regression of ten numbers
+        ((torch.arange(2000) % 3 == 0).double().view(200, CLASSES), "bce"),  # several labels per sample
+    ],
+)
+def test_targets_that_are_no_classes_are_not_tested_against_guessing(targets: Tensor, loss: str) -> None:
+    proof = prove(subject(targets=targets, loss=loss))
+    assert math.isnan(proof.accuracy) == (loss == "mse")  # of several labels it is the share on their side
+    assert not proof.at_chance
+    assert doubt(proof) == ""
+
+
+def test_one_output_has_no_accuracy() -> None:
+    one = torch.randn(200, 1, dtype=torch.float64)
+    assert math.isnan(prove(subject(inputs=one, targets=one, loss="mse")).accuracy)
+
+
+def test_shares_of_the_classes_count_by_the_largest() -> None:
+    shares = 0.9 * nn.functional.one_hot(TARGETS, CLASSES).double() + 0.01
+    assert prove(subject(targets=shares)).accuracy == 1.0
+
+
+# --- what the command says ---
+
+
+@pytest.fixture
+def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What `variance` says about a network of random weights on digits, stored with such entries."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str, **entries: Any) -> str:
+        arguments = {"classes": 10, "image_size": 16, "blocks": (1, 1), "width": 8}
+        if entries:
+            torch.manual_seed(0)
+            content: dict[str, Any] = {
+                "model": "resnet_demo", "model_args": arguments, "data": {"name": "digits"}, "recipe": {}, "seed": 0,
+                "state_dict": models.build("resnet_demo", **arguments).state_dict(), "metrics": {},
+            }  # fmt: skip
+            checkpoint.write(tmp_path / "w.pt", **{**content, **entries})
+        file = ["w.pt"] if entries else []
+        assert status(["variance", *file, *words, "--samples", "200"]) == 0
+        return capsys.readouterr().err
+
+    return run
+
+
+def test_trained_weights_at_chance_are_warned_of(said: Callable[..., str]) -> None:
+    text = said(epoch=3.0, metrics={"accuracy": 0.95})
+    assert "warning: accuracy 0." in text
+    assert "own metrics say 0.950" in text
+    assert "warning" not in said("--quiet", epoch=3.0, metrics={"accuracy": 0.95})
+
+
+def test_initial_weights_are_named_without_a_warning(said: Callable[..., str]) -> None:
+    text = said(epoch=0.0, metrics={"accuracy": 0.1})
+    assert "w.pt (state_dict), initial weights, " in text
+    assert "warning" not in text
+
+
+def test_a_fresh_model_says_so_without_a_warning(said: Callable[..., str]) -> None:
+    text = said("--model", "resnet_demo", "--data", "digits")
+    assert "resnet_demo: freshly initialised, " in text
+    assert "warning" not in text

@@ -1,0 +1,204 @@
+"""Networks without skips: their layers, what their taps deliver, what is removed from them, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from analytic import answer
+from foreign import Plain, torchvision_models
+from torch import Tensor, nn
+
+from landscape.api import configured_together
+from landscape.cli.main import status
+from landscape.layers.forward_hooks import listening
+from landscape.layers.selection import Layer, discover, remarks
+from landscape.layers.unit_removal import removals, removed
+from landscape.probes import FEATURES
+from landscape.probes.lesion import Lesion
+from landscape.shared_pass import fitting
+from landscape.subject.subject import Subject
+
+
+class Stack(nn.Module):
+    """Convolutions with norm and activation, poolings, a strided convolution, two linear layers: as VGG."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(inplace=True),
+            nn.Conv2d(6, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(inplace=True),
+            nn.MaxPool2d(2),
+            nn.Conv2d(6, 6, 3, stride=2, padding=1), nn.GELU(),
+            nn.Conv2d(6, 5, 1), nn.GELU(),
+        )  # fmt: skip
+        self.average = nn.AdaptiveAvgPool2d(1)
+        self.classifier = nn.Sequential(nn.Flatten(), nn.Linear(5, 5), nn.ReLU(), nn.Dropout(), nn.Linear(5, 4))
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.average(self.features(images)))
+        return logits
+
+
+class Flat(nn.Module):
+    """Residual blocks of vectors: no map anywhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(3 * 16 * 16, 6)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 6)) for _ in range(2))
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.embed(images.flatten(1))
+        for block in self.blocks:
+            x = x + block(x)
+        logits: Tensor = self.head(x)
+        return logits
+
+
+def _subject(model: nn.Module) -> Subject:
+    torch.manual_seed(0)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean = torch.randn(module.num_features)
+    pairs = [(torch.randn(8, 3, 16, 16).double(), torch.arange(8) % 4) for _ in range(2)]
+    return Subject(model.double().eval(), pairs)
+
+
+def _rows(layers: list[Layer]) -> list[tuple[str, str, int, bool, tuple[int, int]]]:
+    return [(layer.name, layer.kind, layer.stage, layer.reduces, layer.grid) for layer in layers]
+
+
+def test_a_layer_after_every_weight_and_pooling_but_the_classifier() -> None:
+    subject = _subject(Stack())
+    layers = discover(subject.model, subject.batches[0][0])
+    assert _rows(layers) == [
+        ("features.0", "stem", 0, False, (16, 16)),
+        ("features.3", "conv", 1, False, (16, 16)),
+        ("features.6", "subsample", 2, True, (8, 8)),
+        ("features.7", "conv", 3, True, (4, 4)),
+        ("features.9", "mlp", 3, False, (4, 4)),
+        ("classifier.1", "mlp", 3, False, (0, 0)),
+    ]
+    assert ["no residual blocks" in remark for remark in remarks(layers)] == [True]
+
+
+def test_taps_deliver_what_is_behind_norm_activation_and_dropout() -> None:
+    subject = _subject(Stack())
+    model, images = subject.model, subject.batches[0][0]
+    assert isinstance(model, Stack)
+    layers = discover(model, images)
+    found: dict[int, Tensor] = {}
+    with torch.inference_mode():
+        with listening(model, layers, lambda at, tensor: found.update({at: tensor.clone()})):
+            model(images)
+        for at, stop in enumerate((3, 6, 7, 9, 11)):
+            torch.testing.assert_close(found[at], model.features[:stop](images))
+        torch.testing.assert_close(found[5], model.classifier[:4](model.average(model.features(images))))
+
+
+def test_functions_instead_of_modules_are_heard_where_a_module_meets_them() -> None:
+    model, images = Plain().eval(), torch.randn(2, 3, 16, 16)
+    layers = discover(model, images)
+    assert _rows(layers) == [
+        ("first", "stem", 0, False, (16, 16)),
+        ("second", "conv", 1, False, (16, 16)),
+        ("pool", "subsample", 2, True, (8, 8)),
+    ]
+    assert [(layer.tap.module, layer.tap.side) for layer in layers[:2]] == [("second", "input"), ("pool", "input")]
+
+
+def test_vgg() -> None:
+    vgg = torchvision_models().vgg11_bn(num_classes=5).eval()
+    layers = discover(vgg, torch.randn(2, 3, 32, 32))
+    assert [layer.kind for layer in layers].count("subsample") == 4  # the last leaves a single position
+    assert [layer.name for layer in layers if layer.kind in ("stem", "conv")] == [
+        f"features.{i}" for i in (0, 4, 8, 11, 15, 18, 22, 25)
+    ]
+    assert [layer.name for layer in layers if not layer.spatial] == ["classifier.0", "classifier.3"]
+
+
+def test_lesions_bypass_what_gives_the_shape_that_it_takes() -> None:
+    subject = _subject(Stack())
+    model, images = subject.model, subject.batches[0][0]
+    assert isinstance(model, Stack)
+    units = removals(model, discover(model, images))
+    assert [unit.name for unit in units] == ["features.3", "features.7", "classifier.1"]
+    assert units[0].rule == "3x3 conv bypassed by identity (3, 4, 5)"
+    assert units[1].rule == "3x3 conv bypassed by 2x2 average pooling (7, 8)"
+    assert units[2].rule == "linear layer bypassed by identity (1, 2, 3)"
+    parts = list(model.features)
+    pooled = nn.AvgPool2d(2)
+    without = [
+        nn.Sequential(*parts[:3], *parts[6:]),
+        nn.Sequential(*parts[:7], pooled, *parts[9:]),
+    ]
+    with torch.inference_mode():
+        for unit, features in zip(units, without, strict=False):
+            with removed(model, unit):
+                found = model(images)
+            torch.testing.assert_close(found, model.classifier(model.average(features(images))))
+    loss = answer(Lesion(), subject)["loss_increase"]
+    assert np.isfinite(loss).all()
+    assert (loss != 0).all()
+
+
+def test_a_network_that_nothing_can_be_removed_from_is_refused() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 4))
+    with pytest.raises(ValueError, match="no unit of this network can be removed"):
+        Lesion().plan(_subject(model))
+
+
+@pytest.mark.parametrize(
+    ("build", "names"),
+    [
+        (Flat, ["embed", "blocks.0", "blocks.1"]),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(768, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)),
+         ["1", "3"]),
+    ],
+)  # fmt: skip
+def test_without_maps_only_the_probes_that_need_them_are_refused(build: type[nn.Module], names: list[str]) -> None:
+    subject = _subject(build())
+    assert [layer.name for layer in discover(subject.model, subject.batches[0][0])] == names
+    fit, refused = fitting(configured_together(FEATURES, "", {})[0], subject)
+    assert [probe.name for probe in fit] == ["similarity"]
+    assert "needs a vision network" in refused["fourier"]
+    assert "needs a vision network" in refused["variance"]
+    np.testing.assert_allclose(np.diag(answer(fit[0], subject)["cka"]), 1.0)
+    assert np.isfinite(answer(Lesion(), subject)["loss_increase"]).all()
+
+
+def test_blocks_of_vectors_are_removed_as_a_whole() -> None:
+    subject = _subject(Flat())
+    model, images = subject.model, subject.batches[0][0]
+    assert isinstance(model, Flat)
+    first, _ = removals(model, discover(model, images))
+    with torch.inference_mode():
+        with removed(model, first):
+            found = model(images)
+        x = model.embed(images.flatten(1))
+        torch.testing.assert_close(found, model.head(x + model.blocks[1](x)))
+
+
+def test_nothing_to_listen_to_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no residual block, convolution or linear layer .* --layers REGEX"):
+        discover(nn.Flatten(), torch.randn(2, 3, 4, 4))
+
+
+def test_the_command_says_how_layers_were_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "mine.py"
+    source.write_text(
+        "from torch import nn\n"
+        "def stack():\n"
+        "    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(),\n"
+        "                         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))\n"
+    )
+    command = ["features", "--model", f"{source}:stack", "--data", "digits", "--samples", "16", "--batch-size", "8"]
+    assert status([*command, "--out", str(tmp_path / "results.h5")]) == 0
+    said = capsys.readouterr().err
+    assert "note: this network has no residual blocks; its layers are" in said
+    assert "note: attention is left out: no self-attention was found" in said
+    assert said.count("2 of 2 units in") == 3

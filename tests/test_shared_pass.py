@@ -1,0 +1,181 @@
+"""Several probes from one forward pass: each answer is that of its probe alone, whatever is stopped or left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from analytic import same_state, state
+from test_run import assert_same, save, stop_after
+from torch import nn
+
+import landscape
+from landscape import models
+from landscape.api import configured_together, features
+from landscape.layers.forward_hooks import one_pass
+from landscape.options import OptionError
+from landscape.probes import FEATURES
+from landscape.results import group as groups
+from landscape.results.group import Arrays, Outcome
+from landscape.run import run
+from landscape.shared_pass import Listening, fitting, run_together
+from landscape.subject import loading
+from landscape.subject.subject import Subject
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    arguments = {"classes": 10, "image_size": 16, "depth": 2}
+    weights = models.build("vit_demo", **arguments).state_dict()
+    path = tmp_path_factory.mktemp("vit") / "final.pt"
+    return save(path, seed=0, model="vit_demo", model_args=arguments, state_dict=weights)
+
+
+@pytest.fixture(scope="module")
+def executors() -> Iterator[Mapping[str, Executor]]:
+    options: dict[str, Any] = {"initializer": torch.set_num_threads, "initargs": (1,)}
+    with ThreadPoolExecutor(2) as threads, ProcessPoolExecutor(2, mp_context=get_context("spawn"), **options) as others:
+        yield {"threads": threads, "processes": others}
+
+
+def probes(**options: Any) -> list[Listening]:
+    return configured_together(FEATURES, "", {"spectra_images": 1, **options})[0]
+
+
+def loaded(path: Path, **options: Any) -> Subject:
+    return loading.load(path, **{"data": "digits", "samples": 32, "batch_size": 8, **options})
+
+
+def answers(path: Path, outcomes: list[Outcome]) -> list[Arrays]:
+    return [groups.read_group(path, outcome.group) for outcome in outcomes]
+
+
+@pytest.fixture(scope="module")
+def alone(vit: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Arrays]:
+    path = tmp_path_factory.mktemp("alone") / "results.h5"
+    return answers(path, [run(probe, loaded(vit), path) for probe in probes()])
+
+
+def assert_all_same(found: list[Arrays], wanted: list[Arrays]) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        assert_same(one, other)
+
+
+def test_every_answer_is_that_of_its_probe_alone(vit: Path, alone: list[Arrays], tmp_path: Path) -> None:
+    path = tmp_path / "results.h5"
+    assert_all_same(answers(path, run_together(probes(), loaded(vit), path)), alone)
+
+
+def test_a_mini_batch_passes_once_for_all(vit: Path, tmp_path: Path) -> None:
+    subject, passes = loaded(vit), []
+    for probe in probes():
+        probe.plan(subject)  # finds the layers
+    handle = subject.model.register_forward_pre_hook(lambda module, args: passes.append(len(args[0])))
+    run_together(probes(), subject, tmp_path / "results.h5")
+    handle.remove()
+    assert passes == [8, 8, 8, 8]
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_threads_equal_processes_equal_in_line(
+    kind: str, vit: Path, alone: list[Arrays], tmp_path: Path, executors: Mapping[str, Executor]
+) -> None:
+    path = tmp_path / "results.h5"
+    outcomes = run_together(probes(), loaded(vit), path, executor=executors[kind], workers=2)
+    assert_all_same(answers(path, outcomes), alone)
+
+
+def test_stopped_and_resumed_equals_uninterrupted(vit: Path, alone: list[Arrays], tmp_path: Path) -> None:
+    path = tmp_path / "results.h5"
+    with pytest.raises(KeyboardInterrupt):
+        run_together(probes(), loaded(vit), path, report=stop_after(1))
+    outcomes = run_together(probes(), loaded(vit), path)
+    assert [outcome.measured for outcome in outcomes] == [3, 3, 3, 3]
+    assert_all_same(answers(path, outcomes), alone)
+    assert [outcome.measured for outcome in run_together(probes(), loaded(vit), path)] == [0, 0, 0, 0]
+    assert [file.name for file in tmp_path.iterdir()] == ["results.h5"]
+
+
+def test_what_a_probe_had_measured_alone_is_not_measured_again(vit: Path, alone: list[Arrays], tmp_path: Path) -> None:
+    path = tmp_path / "results.h5"
+    first, second = probes()[:2]
+    run(first, loaded(vit), path)
+    with pytest.raises(KeyboardInterrupt):
+        run(second, loaded(vit), path, report=stop_after(3))
+    outcomes = run_together(probes(), loaded(vit), path)
+    assert [outcome.measured for outcome in outcomes] == [0, 1, 4, 4]
+    assert_all_same(answers(path, outcomes), alone)
+    again = run_together(probes(), loaded(vit), path, overwrite=True)
+    assert [outcome.measured for outcome in again] == [4, 4, 4, 4]
+
+
+def test_a_half_finished_answer_keeps_its_batch_size_and_the_others_have_theirs(vit: Path, tmp_path: Path) -> None:
+    path = tmp_path / "results.h5"
+    with pytest.raises(KeyboardInterrupt):
+        run(probes()[1], loaded(vit, batch_size=4), path, report=stop_after(1))
+    outcomes = run_together(probes(), loaded(vit), path)
+    assert [(outcome.units, outcome.measured) for outcome in outcomes] == [(4, 4), (8, 7), (4, 4), (4, 4)]
+
+
+def test_probes_that_make_no_sense_are_left_out_with_their_reason(tmp_path: Path) -> None:
+    subject = loaded(save(tmp_path / "resnet.pt", seed=0))
+    fit, refused = fitting(probes(), subject)
+    assert [probe.name for probe in fit] == ["fourier", "variance", "similarity"]
+    assert "no self-attention was found" in refused["attention"]
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 10)).eval()
+    fit, refused = fitting(probes(layers=("1",)), Subject(flat, subject.batches))
+    assert [probe.name for probe in fit] == ["similarity"]
+    assert "needs a vision network" in refused["fourier"]
+
+
+def test_layers_that_nobody_has_are_refused(vit: Path) -> None:
+    with pytest.raises(ValueError, match="near names"):
+        fitting(probes(layers=("blokcs",)), loaded(vit))
+    with pytest.raises(OptionError, match="regular expression"):
+        fitting(probes(layers=("(",)), loaded(vit))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_pass_leaves_the_model_as_found(vit: Path, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = loaded(vit)
+    kept = state(subject.model)
+    listeners = [probe.listener(subject, 0) for probe in probes()]
+    if fails:
+        monkeypatch.setattr("landscape.layers.attention_statistics.token_cosine", lambda tokens: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            one_pass(subject, 0, listeners)
+    else:
+        one_pass(subject, 0, listeners)
+    assert same_state(subject.model, kept)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in subject.model.modules())
+    assert torch.overrides._len_torch_function_stack() == 0  # type: ignore[attr-defined]
+
+
+def test_from_python(vit: Path, tmp_path: Path) -> None:
+    subject, path = loaded(vit), tmp_path / "results.h5"
+    found = features(subject, out=path, spectra_images=2)
+    assert list(found) == list(FEATURES)
+    one = landscape.measure("attention", subject, out=path, spectra_images=2)
+    assert one.attrs["created"] == found["attention"].attrs["created"]
+    few = features(vit, probes=("variance",), out=path, data="digits", samples=16)
+    assert few["variance"].sizes["batch"] == 1
+    with pytest.raises(OptionError, match="has no option colour"):
+        features(subject, out=path, colour="red")
+    with pytest.raises(OptionError, match="hessian does not listen"):
+        features(subject, probes=("hessian",), out=path)
+    with pytest.raises(OptionError, match="belongs to loading"):
+        features(subject, out=path, samples=16)

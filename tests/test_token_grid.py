@@ -1,0 +1,107 @@
+"""Streams cut into windows: no grid is made up for them, it is said, and what needs no grid runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from analytic import answer
+from foreign import torchvision_models
+from torch import Tensor, nn
+from zoo import _timm
+
+from landscape.layers.selection import discover, remarks
+from landscape.probes.fourier import Fourier
+from landscape.probes.probe_linear import pooled
+from landscape.probes.similarity import Similarity
+from landscape.subject.subject import Subject
+
+
+class Block(nn.Module):
+    """x + MLP(x)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(6, 7), nn.GELU(), nn.Linear(7, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mlp(x)  # type: ignore[no-any-return]
+
+
+class Windows(nn.Module):
+    """An MLP block on a map, one on its 4 x 4 windows, and one on the map again."""
+
+    def __init__(self, *, beside: bool) -> None:
+        super().__init__()
+        self.beside = beside  # windows beside images on the first axis, or on an axis of their own
+        self.stem = nn.Conv2d(3, 6, 2, 2)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Linear(6, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.stem(images).permute(0, 2, 3, 1)  # (N, 8, 8, 6)
+        x = self.blocks[0](x)
+        x = x.reshape(-1, 2, 4, 2, 4, 6).transpose(2, 3)
+        x = x.reshape(-1, 16, 6) if self.beside else x.reshape(-1, 4, 16, 6)
+        x = self.blocks[1](x)
+        x = x.reshape(-1, 2, 2, 4, 4, 6).transpose(2, 3).reshape(-1, 8, 8, 6)
+        x = self.blocks[2](x)
+        logits: Tensor = self.head(x.mean((1, 2)))
+        return logits
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_only_what_is_cut_has_no_grid(beside: bool) -> None:
+    torch.manual_seed(0)
+    model = Windows(beside=beside).double().eval()
+    images = torch.randn(6, 3, 16, 16).double()
+    layers = discover(model, images)
+    assert [(layer.name, layer.grid, layer.fold) for layer in layers] == [
+        ("stem", (8, 8), 1),
+        ("blocks.0.mlp", (8, 8), 1),
+        ("blocks.1.mlp", (0, 0), 4 if beside else 1),
+        ("blocks.2.mlp", (8, 8), 1),
+    ]
+    assert ["of blocks.1.mlp" in remark for remark in remarks(layers)] == [True]
+    subject = Subject(model, [(images, torch.arange(6) % 5)])
+    assert answer(Fourier(), subject)["name"].tolist() == ["stem", "blocks.0.mlp", "blocks.2.mlp"]
+    np.testing.assert_allclose(np.diag(answer(Similarity(), subject)["cka"]), 1.0)
+
+
+def test_windows_beside_images_belong_to_them() -> None:
+    torch.manual_seed(0)
+    model, images = Windows(beside=True).eval(), torch.randn(3, 3, 16, 16)
+    layer = discover(model, images)[2]
+    tensor = torch.randn(3 * 4, 16, 6)
+    assert torch.equal(layer.features(tensor), tensor.reshape(3, 4, 16, 6))
+    torch.testing.assert_close(pooled(layer, tensor, "mean"), tensor.reshape(3, 64, 6).mean(1))
+
+
+def _maxvit() -> nn.Module:
+    return torchvision_models().MaxVit(  # type: ignore[no-any-return]
+        (64, 64), 8, 4, [8, 16], [1, 1], 4, 0.0, num_classes=5
+    )
+
+
+FOREIGN: dict[str, tuple[Callable[[], nn.Module], int, set[str]]] = {
+    "torchvision maxvit": (_maxvit, 64, {"stem.0.0", *(f"blocks.{i}.layers.0.layers.MBconv.layers" for i in (0, 1))}),
+    "timm hiera": (
+        partial(_timm, "hiera_tiny_224", img_size=(64, 64), stages=(1, 1, 1, 1), embed_dim=8, num_heads=1), 64, set()
+    ),
+    "timm mobilevit": (
+        partial(_timm, "mobilevit_xxs"), 64,
+        {"stem.conv", "stages.0.0", "stages.1.0", "stages.1.1", "stages.1.2", "stages.2.0", "stages.3.0", "stages.4.0"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_networks_that_work_in_windows_have_grids_where_these_are_undone(name: str) -> None:
+    torch.manual_seed(0)
+    build, size, spatial = FOREIGN[name]
+    layers = discover(build().eval(), torch.randn(2, 3, size, size))
+    assert {layer.name for layer in layers if layer.spatial} == spatial
+    assert any(layer.unexplained for layer in layers)

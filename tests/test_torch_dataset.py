@@ -1,0 +1,229 @@
+"""Datasets, loaders and streams made in Python: what a sample may be, and the order that is served."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+
+from landscape.data import memory
+from landscape.data.dataset import Images
+from landscape.data.sampling import Samples, balanced
+from landscape.data.torch_dataset import images_of
+
+INPUTS = torch.arange(24.0).view(12, 1, 1, 2)
+CLASSES = torch.arange(12) % 3
+
+
+def served(made: Any, samples: Samples = None, image_size: int | None = None) -> Images:
+    return images_of("mine.py:data", made, samples=samples, image_size=image_size)
+
+
+def rows_of(images: Images) -> list[int]:
+    """Which of INPUTS were served, in order."""
+    return (images.inputs.flatten(1)[:, 0] / 2).int().tolist()
+
+
+# --- what a sample may be ---
+
+
+class Listed(Dataset[Any]):
+    """Samples of any form, which counts how often each was read."""
+
+    def __init__(self, form: str) -> None:
+        self.form, self.read = form, [0] * 12
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, i: int) -> Any:
+        self.read[i] += 1
+        value, target = INPUTS[i], int(CLASSES[i])
+        forms = {
+            "longer": (value, target, {"index": i}),
+            "list": [value, target],
+            "transformers": {"pixel_values": value, "labels": target, "index": i},
+            "datasets": {"image": value, "label": target},
+        }
+        return forms[self.form]
+
+
+@pytest.mark.parametrize("form", ["longer", "list", "transformers", "datasets"])
+def test_samples_of_every_form_are_read_once_and_served_class_balanced(form: str) -> None:
+    dataset = Listed(form)
+    images = served(dataset, 5)
+    assert rows_of(images) == balanced(CLASSES.numpy())[:5].tolist()
+    assert images.targets.tolist() == CLASSES[balanced(CLASSES.numpy())[:5]].tolist()
+    assert dataset.read == [2] * 4 + [1] * 8  # the first four again: are they the same?
+    assert (images.classes, images.mean) == (3, ())
+
+
+def test_fields_that_are_not_known_are_listed() -> None:
+    with pytest.raises(ValueError, match=r"item 0 has the fields picture, class_id; expected an input \(pixel_values"):
+        served([{"picture": INPUTS[0], "class_id": 1}])
+    for item in (INPUTS[0], (INPUTS[0],), "word"):
+        with pytest.raises(ValueError, match=r"item 0 is a \w+; expected a pair"):
+            served([item])
+
+
+class Column(list[int]):
+    """A lazy column, as new releases of `datasets` return one."""
+
+
+class HuggingFace:
+    """What the project needs of a `datasets.Dataset`: columns, features, encoded pictures."""
+
+    column_names = ["image", "label"]  # noqa: RUF012
+    features = {"image": object(), "label": type("ClassLabel", (), {"names": ["a", "b", "c", "d"]})()}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, key: int | str) -> Any:
+        if isinstance(key, str):
+            return Column(CLASSES.tolist())
+        self.read.append(key)
+        picture, stream = Image.new("L", (90, 70), key), io.BytesIO()
+        picture.save(stream, "PNG")
+        return {"image": picture if key % 2 else {"bytes": stream.getvalue(), "path": None}, "label": int(CLASSES[key])}
+
+
+def test_a_dataset_of_hugging_face_lists_its_labels_and_may_encode_its_pictures() -> None:
+    dataset = HuggingFace()
+    images = served(dataset, 4, image_size=10)
+    order = balanced(CLASSES.numpy())[:4]
+    assert dataset.read == 2 * order.tolist()  # the first four again: are they the same?
+    assert images.inputs[:, 0, 0, 0].tolist() == order.tolist()
+    assert (images.inputs.shape, images.classes) == ((4, 3, 10, 10), 4)
+    assert served(HuggingFace(), 1).size == 224
+
+
+def test_of_a_subset_only_the_chosen_are_read() -> None:
+    whole = Listed("list")
+    whole.targets = CLASSES.tolist()  # type: ignore[attr-defined]
+    part = Subset(whole, list(range(11, 1, -1)))
+    assert rows_of(served(part, 4)) == [11 - row for row in balanced(CLASSES.numpy()[11:1:-1])[:4]]
+    assert sorted(whole.read) == [0] * 8 + [2] * 4  # read again: are they the same?
+
+
+# --- loaders and streams ---
+
+
+def test_a_loader_is_served_in_its_order_and_read_no_further_than_needed() -> None:
+    dataset = Listed("longer")
+    images = served(DataLoader(dataset, batch_size=4), 6)
+    assert rows_of(images) == list(range(6))
+    assert images.targets.tolist() == CLASSES[:6].tolist()
+    assert dataset.read == [1] * 8 + [0] * 4
+    assert rows_of(served(DataLoader(TensorDataset(INPUTS, CLASSES), batch_size=5))) == list(range(12))
+    assert len(served(DataLoader(Listed("datasets"), batch_size=5, drop_last=True))) == 10
+    assert len(served(DataLoader(Listed("transformers"), batch_size=5), "50%")) == 6
+
+
+def test_a_shuffling_loader_is_read_once_in_one_order(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(3)
+    following = torch.randn(1)
+    torch.manual_seed(3)
+    with caplog.at_level("INFO", logger="landscape"):
+        first, again = (served(DataLoader(Listed("list"), batch_size=4, shuffle=True)) for _ in range(2))
+    assert torch.equal(torch.randn(1), following)  # nobody else's random numbers have moved
+    assert first.sha256() == again.sha256()
+    assert rows_of(first) != list(range(12))
+    assert sorted(rows_of(first)) == list(range(12))
+    assert "the loader shuffles; it is read once, in the order of seed 0" in caplog.text
+
+
+def test_samples_in_the_order_of_their_classes_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    ordered = TensorDataset(INPUTS, CLASSES.sort().values)
+    served(DataLoader(ordered, batch_size=4))  # all of them: nothing is left out
+    assert caplog.text == ""
+    served(DataLoader(ordered, batch_size=4), 8)
+    assert "the first 8 samples are in the order of their classes, 0 to 1; shuffle the loader" in caplog.text
+
+
+def test_the_classes_of_a_loader_are_those_of_its_dataset() -> None:
+    dataset = Listed("list")
+    assert served(DataLoader(dataset), 2).classes == 2
+    dataset.targets = CLASSES.tolist()  # type: ignore[attr-defined]
+    assert served(DataLoader(dataset), 2).classes == 3
+
+
+class Endless(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        return ((torch.full((1, 1, 2), 2.0 * i), i % 3) for i in itertools.count())
+
+
+class Wrapped:
+    """A loader that wraps another, as prefetchers do."""
+
+    dataset = TensorDataset(INPUTS, CLASSES)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(DataLoader(self.dataset, batch_size=5))
+
+
+@pytest.mark.parametrize("made", [Endless, lambda: DataLoader(Endless(), batch_size=4), lambda: iter(Endless())])
+def test_a_stream_gives_its_first_samples(made: Any) -> None:
+    images = served(made(), 6)
+    assert rows_of(images) == list(range(6))
+    assert images.targets.tolist() == [0, 1, 2, 0, 1, 2]
+    with pytest.raises(ValueError, match="without a length; ask for a number with --samples"):
+        served(made(), "10%")
+
+
+def test_an_endless_stream_ends_at_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available", lambda: 10_000)
+    with pytest.raises(ValueError, match=r"mine.py:data: .* is free; ask for fewer with --samples"):
+        served(Endless())
+
+
+def test_other_loaders_give_batches_and_finite_streams_all_they_have() -> None:
+    assert rows_of(served(Wrapped())) == list(range(12))
+    assert rows_of(served((x, int(y)) for x, y in zip(INPUTS, CLASSES, strict=True))) == list(range(12))
+
+
+def test_pictures_of_a_stream_have_the_size_of_the_first() -> None:
+    images = served((Image.new("RGB", (side, side), (side, 0, 0)), 0) for side in (20, 30))
+    assert images.inputs.shape == (2, 3, 20, 20)
+    assert images.inputs[:, 0, 0, 0].tolist() == [20, 30]
+
+
+def failing() -> Iterator[Any]:
+    yield INPUTS[0], 0
+    raise OSError("disk gone")
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (failing(), "mine.py:data failed with OSError: disk gone"),
+        (iter([]), "gave 0 inputs and 0 targets; expected some"),
+        (iter([(INPUTS[0], 0), (INPUTS[0, 0], 0)]), r"item 1: input: samples are|item 1: samples are \(1, 2\)"),
+        (DataLoader(TensorDataset(INPUTS)), "batch 0 is a list; expected a pair"),
+        (7, "returned a int; expected a torch Dataset or DataLoader"),
+        ({"x": INPUTS, "y": CLASSES}, "returned a dict; expected a torch Dataset or DataLoader"),
+        (DataLoader(TensorDataset(INPUTS, CLASSES - 1), batch_size=4), "has the target -1"),
+    ],
+)
+def test_what_gives_no_samples_is_explained(made: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        served(made)
+    assert "\n" not in str(caught.value)
+
+
+def test_numbers_of_numpy_become_tensors() -> None:
+    items = [(np.full((1, 2, 2), i, np.uint8), np.int64(i)) for i in range(3)]
+    images = served(items)
+    assert images.inputs.dtype == torch.uint8
+    assert images.mean == (0.5,)

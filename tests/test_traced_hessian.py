@@ -1,0 +1,226 @@
+"""Products from a traced graph against the kept double-backward graph, on mini-batches the trace has not seen."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from analytic import attention_net, batches_of, convolution_net, dense_hessian, same_state, state, tanh_net
+from torch import Tensor, fx, nn
+
+from landscape import models
+from landscape.curvature import matrix_products
+from landscape.curvature.graph_passes import join
+from landscape.curvature.hessian_product import hessian_product
+from landscape.curvature.operator import Hvp, curvature
+from landscape.curvature.traced_hessian import TracedHessian, trace
+from landscape.curvature.vectors import random_unit
+from landscape.subject.subject import Subject
+
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # by torch's forward mode
+SMALL: dict[str, dict[str, object]] = {  # one block of each sort: recording takes a second per residual branch
+    "vit_demo": {"dim": 16, "depth": 1, "heads": 2},
+    "resnet_demo": {"width": 4, "blocks": (1, 1)},
+    "preresnet_demo": {"width": 4, "blocks": (1, 1)},
+    "alternet_demo": {"width": 4, "blocks": (1, 2), "msa": (0, 1), "heads": (1, 1), "head_dim": 4},
+}
+
+
+def _demo(name: str) -> Subject:
+    torch.manual_seed(0)
+    model = models.build(name, classes=3, image_size=8, **SMALL[name]).double().eval()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):  # off its initial statistics, which would hide a wrong use of them
+            module.running_mean = 0.3 * torch.randn(module.num_features, dtype=torch.float64)
+            module.running_var = 0.5 + torch.rand(module.num_features, dtype=torch.float64)
+    return Subject(model, batches_of((3, 8, 8), (4, 4), 3), weight_decay=0.1)
+
+
+def _vector(size: int) -> Tensor:
+    return random_unit(size, 5, device=torch.device("cpu"), dtype=torch.float64)
+
+
+def _assert_as_kept(subject: Subject, kind: Hvp, parameters: dict[str, nn.Parameter] | None = None) -> None:
+    chosen = parameters or subject.parameters
+    vector = _vector(sum(p.numel() for p in chosen.values()))
+    traced, kept = (curvature(subject, chosen, hvp, batches=2) for hvp in (kind, "kept"))
+    for i in (1, 0, 1):
+        expected, found = kept.product(i), traced.product(i)
+        assert found.value == pytest.approx(expected.value, rel=1e-12)
+        for _ in range(2):  # a product leaves nothing behind for the next
+            torch.testing.assert_close(found(vector), expected(vector), rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["traced", "traced-channels-last"])
+@pytest.mark.parametrize("name", SMALL)
+def test_a_second_mini_batch_of_the_shape_has_the_products_of_its_own_graph(name: str, kind: Hvp) -> None:
+    _assert_as_kept(_demo(name), kind)
+
+
+@pytest.mark.parametrize("make", [tanh_net, convolution_net, attention_net])
+def test_products_are_those_of_the_dense_hessian(make: Callable[[], Subject]) -> None:
+    subject = make()
+    vector = _vector(subject.size)
+    traced = curvature(subject, subject.parameters, "traced", batches=2)
+    torch.testing.assert_close(traced.product(1)(vector), dense_hessian(subject, 1) @ vector, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("pattern", ["head", "weight"])
+def test_a_subset_of_the_parameters_leaves_the_others_constant(pattern: str) -> None:
+    subject = _demo("vit_demo")
+    _assert_as_kept(subject, "traced", {name: p for name, p in subject.parameters.items() if pattern in name})
+
+
+class Tied(nn.Module):
+    """One weight used twice, and transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
+        self.second.weight = self.first.weight
+        self.unused = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).tanh()) @ self.first.weight.T
+
+
+def test_tied_weights_count_once_and_unused_ones_have_no_curvature() -> None:
+    torch.manual_seed(1)
+    subject = Subject(Tied().double().eval(), batches_of((4,), (5, 5), 4))
+    assert subject.size == 16 + 4 + 2
+    _assert_as_kept(subject, "traced")
+
+
+def test_tracing_and_products_leave_the_model_as_found() -> None:
+    subject = convolution_net()
+    model = subject.model
+    for p in subject.parameters.values():
+        p.grad = torch.ones_like(p)
+    kept, random = state(model), torch.random.get_rng_state()
+    layouts = [p.stride() for p in model.parameters()]
+    curvature(subject, subject.parameters, "traced-channels-last", batches=2).product(1)(_vector(subject.size))
+    assert same_state(model, kept)
+    assert [p.stride() for p in model.parameters()] == layouts
+    assert all(p.grad is not None and bool((p.grad == 1).all()) for p in subject.parameters.values())
+    assert torch.equal(torch.random.get_rng_state(), random)
+    assert not any(module.training for module in model.modules())
+
+
+def _traced(subject: Subject) -> TracedHessian:
+    return trace(subject.model, lambda out, y: subject.losses(out, y), subject.parameters, *subject.batch(0))  # type: ignore[arg-type]
+
+
+def test_another_shape_is_refused_by_the_trace_and_served_by_a_kept_graph() -> None:
+    subject = tanh_net(sizes=(6, 4))
+    with pytest.raises(ValueError, match=r"traced for .*6, 4.* got .*4, 4"):
+        _traced(subject).at(*subject.batch(1))
+    vector = _vector(subject.size)
+    found = curvature(subject, subject.parameters, "traced", batches=2).product(1)(vector)
+    expected = hessian_product(lambda: subject.loss(1), list(subject.parameters.values()))(vector)
+    assert torch.equal(found, expected)
+
+
+class Branching(nn.Module):
+    """Takes a way that depends on the values it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        return y.tanh() if y.sum() > 0 else y.sin()
+
+
+def test_a_model_that_branches_on_values_is_refused_by_name_of_the_reason() -> None:
+    with pytest.raises(ValueError, match="the model cannot be traced"):
+        _traced(Subject(Branching().double(), batches_of((4,), (6,), 3)))
+
+
+@pytest.mark.parametrize("activation", [nn.GELU, nn.SiLU, nn.Mish, nn.ELU, nn.Softplus, nn.Hardswish])
+def test_the_costly_part_of_an_activation_is_computed_once(activation: type[nn.Module]) -> None:
+    """Only its product with what moves is left to every product; the numbers are those of the kept graph."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 9), activation(), nn.Linear(9, 3)).double()
+    subject = Subject(model, batches_of((3, 2, 2), (4, 4), 3))
+
+    _assert_as_kept(subject, "traced")
+    (x, y), parameters = subject.batch(0), subject.parameters
+    graph = trace(model, subject.losses, parameters, x, y)._each
+    assert isinstance(graph, fx.GraphModule)
+    assert not [node.target for node in graph.graph.nodes if "_backward" in str(node.target)]
+
+
+def test_mini_batches_of_another_dtype_or_layout_have_the_products_of_the_kept_graph() -> None:
+    """A compiled graph looks at memory, not at what is in it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 3)).eval()
+    (x, _), targets = batches_of((4,), (6,), 3)[0], torch.randn(6, 3)
+    x = x.float()
+    batches = [(x, targets), (x.t().contiguous().t(), targets.t().contiguous().t()), (x, targets.double())]
+    subject = Subject(model, batches, losses=lambda z, y: (z - y).square().mean(1))
+    vector = torch.stack([_vector(subject.size).float()] * 2, dim=1)[:, 0]
+    hvps: tuple[Hvp, ...] = ("traced", "compiled")
+    for hvp in hvps:
+        for i in range(3):
+            kept, found = (curvature(subject, subject.parameters, kind, batches=3).product(i) for kind in ("kept", hvp))
+            torch.testing.assert_close(found(vector), kept(vector), rtol=1e-4, atol=1e-6)
+
+
+def test_a_trace_that_is_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = tanh_net()
+    right = TracedHessian.at
+    monkeypatch.setattr(TracedHessian, "at", lambda self, x, y, **_: right(self, x, y, shift=1.0))
+    with pytest.raises(ValueError, match="would be wrong by"):
+        curvature(subject, subject.parameters, "traced", batches=2)
+
+
+def test_sums_of_two_convolutions_are_one() -> None:
+    """Of all but the first, whose input stands still: once along the network and once back."""
+    subject = _demo("resnet_demo")
+    traced = curvature(subject, subject.parameters, "traced", batches=2)._traced
+    assert traced is not None
+    assert isinstance(traced._each, fx.GraphModule)
+    convolutions = sum(isinstance(module, nn.Conv2d) for module in subject.model.modules())
+    cats = [node for node in traced._each.graph.nodes if node.target is torch.ops.aten.cat.default]
+    assert len(cats) == 2 * 2 * (convolutions - 1)
+    assert join(traced._each.graph) == 0
+
+
+@pytest.mark.parametrize("options", [{"groups": 4}, {"stride": 2, "padding": 1}, {"dilation": 2}, {"bias": False}])
+def test_convolutions_of_every_geometry_have_the_products_of_the_kept_graph(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 1), nn.Tanh(), nn.Conv2d(4, 8, 3, **options), nn.Tanh(), nn.ConvTranspose2d(8, 4, 2), nn.Tanh(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3),
+    ).double().eval()  # fmt: skip
+    subject = Subject(model, batches_of((3, 8, 8), (4, 4), 3))
+    vector = _vector(subject.size)
+    kept, *others = (
+        curvature(subject, subject.parameters, hvp, batches=2).product(1)(vector)
+        for hvp in ("kept", "traced", "traced-channels-last")
+    )
+    for found in others:
+        torch.testing.assert_close(found, kept, rtol=1e-10, atol=1e-13)
+
+
+def test_large_matrices_in_single_precision_have_the_products_of_double(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever oneDNN is, it multiplies them, transposed ones and those of a bias among them."""
+    monkeypatch.setattr(matrix_products, "_wide", torch.backends.mkldnn.is_available)
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(128, 160), nn.Tanh(), nn.Linear(160, 128), nn.Tanh(), nn.Linear(128, 3)
+    )
+    batches = batches_of((2, 8, 8), (128, 128), 3)
+    double = Subject(copy.deepcopy(model).double(), batches)
+    subject = Subject(model, [(x.float(), y) for x, y in batches])
+    vector = _vector(subject.size)
+
+    expected = curvature(double, double.parameters, "kept", batches=2).product(1)
+    hvps: tuple[Hvp, ...] = ("traced", "compiled")
+    for kind in hvps:
+        found = curvature(subject, subject.parameters, kind, batches=2).product(1)
+        torch.testing.assert_close(found(vector.float()).double(), expected(vector), rtol=1e-4, atol=1e-6)

@@ -1,0 +1,214 @@
+"""Callables of files and modules: what they may return, and how they are found."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from landscape.checkpoints.user_code import named, spec_sha256
+from landscape.data import Batches, load
+from landscape.data.sampling import balanced
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[Callable[[str], str]]:
+    """Writes a file and returns its path, for `path:callable`."""
+
+    def write(text: str) -> str:
+        path = tmp_path / "my:data.py"  # the last colon counts
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+PAIR = """
+import torch
+from neighbour import COUNT
+def pair():
+    return torch.arange(2.0 * COUNT, dtype=torch.float64).view(COUNT, 2), torch.arange(COUNT) % 3
+"""
+
+
+def test_a_pair_is_used_as_it_is(script: Callable[[str], str], tmp_path: Path) -> None:
+    (tmp_path / "neighbour.py").write_text("COUNT = 7\n")
+    spec = f"{script(PAIR)}:pair"
+    images = load(spec, samples=5, mean=(0.5,), std=(0.5,))
+    assert images.inputs.dtype == torch.float64
+    assert torch.equal(images.inputs, torch.arange(10.0, dtype=torch.float64).view(5, 2))
+    assert images.targets.tolist() == [0, 1, 2, 0, 1]
+    assert (images.classes, images.size, images.mean, images.name) == (3, 0, (), spec)
+    assert torch.equal(Batches(images, 2)[2][0], images.inputs[4:])
+
+
+DATASET = """
+from PIL import Image
+import numpy as np, torch
+from torch.utils.data import TensorDataset
+READ = []
+class Pictures:
+    classes = ["x", "y", "z"]
+    def __len__(self): return 6
+    def __getitem__(self, i):
+        READ.append(i)
+        return Image.new("RGB", (4, 4), (i, i, i)), i % 2
+class Listed(Pictures):
+    targets = [0, 1, 0, 1, 0, 1]
+def read(): return READ
+def floats(): return TensorDataset(torch.arange(6.0).view(6, 1, 1, 1), torch.tensor([0, 0, 0, 0, 1, 1]))
+def ragged(): return [(torch.zeros(1, 2, 2), 0), (torch.zeros(1, 3, 3), 1)]
+def empty(): return []
+def words(): return {"a": 1}
+def failing(): raise RuntimeError("no disk\\nsecond line")
+def mapped():
+    values = np.ones((2, 3), np.float32)
+    values.flags.writeable = False
+    return values, np.array([0, 1])
+def uneven(): return torch.zeros(3, 1), torch.zeros(2)
+"""
+
+
+def test_a_dataset_is_read_once_in_order_and_served_balanced(script: Callable[[str], str]) -> None:
+    path = script(DATASET)
+    images = load(f"{path}:Pictures")
+    order = balanced(np.arange(6) % 2)
+    assert named(f"{path}:read")() == [*range(6), *range(4)]  # the first again: are they the same?
+    assert images.inputs[:, 0, 0, 0].tolist() == order.tolist()
+    assert images.targets.tolist() == (order % 2).tolist()
+    assert (images.classes, images.size, images.inputs.dtype) == (3, 4, torch.uint8)
+    assert images.mean == (0.485, 0.456, 0.406)
+    assert load(f"{path}:Pictures", samples=3).sha256() == load(f"{path}:Listed", samples=3).sha256()
+    assert named(f"{path}:read")()[-6:] == 2 * order[:3].tolist()  # a dataset that lists its targets: only the chosen
+    floats = load(f"{path}:floats", samples=4)
+    assert floats.targets.bincount().tolist() == [2, 2]
+    assert floats.mean == ()
+    assert load(f"{path}:mapped").inputs.tolist() == [[1.0] * 3] * 2
+
+
+@pytest.mark.parametrize(
+    ("callable_name", "message"),
+    [
+        ("ragged", r"item 1 has the shapes \(\(1, 3, 3\), \(\)\)"),
+        ("empty", "empty list"),
+        ("words", "returned a dict; expected a torch Dataset"),
+        ("failing", "failed with RuntimeError: no disk$"),
+        ("uneven", r"inputs \(3, 1\) and targets \(2,\)"),
+        ("fail", "no callable 'fail'; it has failing"),
+        ("READ", "no callable 'READ'"),
+    ],
+)
+def test_a_callable_that_gives_no_data_is_explained(
+    callable_name: str, message: str, script: Callable[[str], str]
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        load(f"{script(DATASET)}:{callable_name}")
+
+
+def test_specs_name_callables_of_files_and_modules(script: Callable[[str], str], tmp_path: Path) -> None:
+    assert named("collections:OrderedDict") is __import__("collections").OrderedDict
+    path = script("def f(): return 1\n")
+    first, digest = named(f"{path}:f"), spec_sha256(f"{path}:f")
+    assert digest == hashlib.sha256(b"def f(): return 1\n").hexdigest()
+    assert named(f"{path}:f") is first
+    script("def f(): return 2\n")
+    assert named(f"{path}:f")() == 2  # an edited file is loaded anew
+    assert spec_sha256(f"{path}:f") != digest
+    assert spec_sha256("collections:OrderedDict") is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "message"),
+    [
+        ("nowhere/file.py:f", FileNotFoundError, "no file nowhere/file.py"),
+        ("no_such_module:f", ValueError, "No module named 'no_such_module'"),
+        ("collections:", ValueError, "names no callable"),
+        (":f", ValueError, "names no callable"),
+    ],
+)
+def test_a_spec_that_leads_nowhere_is_explained(spec: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        named(spec)
+
+
+def test_a_file_that_does_not_import_is_explained(script: Callable[[str], str]) -> None:
+    with pytest.raises(ValueError, match="failed with SyntaxError"):
+        named(f"{script('def f(:')}:f")
+    with pytest.raises(ValueError, match="failed with ModuleNotFoundError"):
+        named(f"{script('import no_such_module')}:f")
+    with pytest.raises(ValueError, match="failed with SystemExit"):
+        named(f"{script('raise SystemExit(2)')}:f")
+
+
+RANDOM = """
+import random
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+class Drawn:
+    def __init__(self, draw): self.draw = draw
+    def __len__(self): return 12
+    def __getitem__(self, i): return torch.full((2,), float(i)) + self.draw(), i % 3
+
+OWN = np.random.default_rng(0)
+def flipping(): return Drawn(lambda: float(torch.rand(())))
+def numpys(): return Drawn(lambda: float(np.random.rand()))
+def pythons(): return Drawn(random.random)
+def own(): return Drawn(lambda: OWN.random())
+def plain(): return Drawn(lambda: 0.0)
+def pair(): return torch.randn(12, 2), torch.arange(12) % 3
+def shuffled(): return DataLoader(plain(), batch_size=5, shuffle=True, drop_last=True)
+def both(): return DataLoader(flipping(), batch_size=5, shuffle=True)
+"""
+
+
+@pytest.mark.parametrize("name", ["flipping", "numpys", "pythons"])
+def test_random_transforms_are_drawn_once_and_alike_in_every_process(
+    name: str, script: Callable[[str], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = script(RANDOM)
+    before = torch.get_rng_state()
+    first = load(f"{path}:{name}")
+    assert "transforms its items at random; each was drawn once, from a fixed seed" in caplog.text
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(7)
+    np.random.seed(7)  # noqa: NPY002
+    random.seed(7)
+    again = load(f"{path}:{name}")
+    assert torch.equal(first.inputs, again.inputs)
+    offsets = first.inputs[:, 0] - first.inputs[:, 0].floor()
+    assert len(set(offsets.tolist())) == 12  # every item its own draw
+    assert load(f"{path}:plain").sha256() != first.sha256()
+
+
+def test_data_without_chance_are_not_said_to_have_any(
+    script: Callable[[str], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    load(f"{script(RANDOM)}:plain")
+    assert not caplog.text
+
+
+def test_a_random_pair_is_drawn_from_a_fixed_seed(script: Callable[[str], str]) -> None:
+    path = script(RANDOM)
+    first = load(f"{path}:pair")
+    torch.manual_seed(7)
+    assert torch.equal(first.inputs, load(f"{path}:pair").inputs)
+
+
+def test_items_that_no_seed_holds_still_are_refused(script: Callable[[str], str]) -> None:
+    with pytest.raises(ValueError, match=r"own: item \d+ is another one when it is read again.*switch its random"):
+        load(f"{script(RANDOM)}:own")
+
+
+@pytest.mark.parametrize("name", ["shuffled", "both"])
+def test_a_shuffling_loader_gives_the_same_samples_at_every_loading(name: str, script: Callable[[str], str]) -> None:
+    path = script(RANDOM)
+    first = load(f"{path}:{name}")
+    torch.manual_seed(7)
+    assert first.sha256() == load(f"{path}:{name}").sha256()

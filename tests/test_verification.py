@@ -1,0 +1,89 @@
+"""The second search finds what one start vector cannot, and nothing where nothing is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from analytic import symmetric
+from torch import Tensor
+
+from landscape.curvature.lanczos import Spectrum, Which, lanczos
+from landscape.curvature.vectors import random_unit
+from landscape.curvature.verification import Verified, verified
+
+BULK = [0.001 * i for i in range(60)]
+
+
+def _product(matrix: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda vector: matrix @ vector
+
+
+def _both(values: list[float], k: int, which: Which = "LM", tol: float = 1e-4) -> tuple[Spectrum, Verified]:
+    product = _product(symmetric(values))
+    start = random_unit(len(values), 0, device=torch.device("cpu"), dtype=torch.float64)
+    found = lanczos(product, start, k, which=which, tol=tol, ends=1.0, vectors=True)
+    return found, verified(product, found, which=which, tol=tol, seed=17)
+
+
+@pytest.mark.parametrize("copies", [2, 3, 5])
+def test_every_copy_of_a_multiple_eigenvalue_is_found_and_counted(copies: int) -> None:
+    found, checked = _both([5.0] * copies + [4.0, 3.0, 2.0, 1.0] + BULK, 5)
+    expected = ([5.0] * copies + [4.0, 3.0, 2.0, 1.0])[:5]
+    assert (found.values > 4.9).sum() == 1  # one start finds one copy
+    np.testing.assert_allclose(checked.spectrum.values, expected, atol=1e-6)
+    assert checked.missed == copies - 1
+    assert checked.spectrum.products > found.products
+
+
+@pytest.mark.parametrize("which", ["LM", "LA", "SA", "both"])
+def test_nothing_is_missed_in_a_simple_spectrum(which: Which) -> None:
+    found, checked = _both([9.0, -7.0, 4.0, -2.0, 1.0] + [0.02 * i - 0.2 for i in range(25)], 2, which)
+    assert checked.missed == 0
+    np.testing.assert_array_equal(checked.spectrum.values, found.values)
+    assert checked.spectrum.products > found.products
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ties_of_opposite_sign_keep_both_signs_and_all_their_copies(seed: int) -> None:
+    values = [3.0, 3.0, -3.0, -3.0, 1.0, 0.8, 0.6, *BULK]
+    _, checked = _both(values, 4)
+    np.testing.assert_allclose(np.sort(checked.spectrum.values), [-3, -3, 3, 3], atol=1e-6)
+    assert checked.missed == 2
+
+
+def test_both_ends_are_searched() -> None:
+    _, checked = _both([5.0, 5.0, 3.0, -4.0, -4.0, -1.0, *BULK], 2, "both")
+    np.testing.assert_allclose(checked.spectrum.values, [5, 5, -4, -4], atol=1e-6)
+    assert checked.missed == 2
+
+
+def test_the_smallest_of_positive_values_is_not_taken_for_the_zeros_of_the_projection() -> None:
+    _, checked = _both([1.0, 1.0, 2.0, 3.0], 2, "SA")
+    np.testing.assert_allclose(checked.spectrum.values, [1, 1], atol=1e-9)
+    _, checked = _both([1.0, 2.0, 3.0], 3, "SA")
+    np.testing.assert_allclose(checked.spectrum.values, [1, 2, 3], atol=1e-9)
+    assert checked.missed == 0
+
+
+@pytest.mark.parametrize("tol", [1e-2, 1e-4])
+def test_residuals_of_what_was_missed_bound_the_true_ones(tol: float) -> None:
+    values = [5.0, 5.0, 5.0, 4.0, 3.0, 2.0, *BULK]
+    matrix = symmetric(values)
+    _, checked = _both(values, 4, tol=tol)
+    spectrum = checked.spectrum
+    assert spectrum.vectors is not None
+    true = (spectrum.vectors @ matrix - torch.from_numpy(spectrum.values)[:, None] * spectrum.vectors).norm(dim=1)
+    assert (true.numpy() <= spectrum.residuals * (1 + 1e-9) + 1e-12).all()
+    torch.testing.assert_close(
+        spectrum.vectors @ spectrum.vectors.T, torch.eye(4, dtype=torch.float64), atol=1e-7, rtol=0
+    )
+
+
+def test_vectors_are_needed() -> None:
+    start = random_unit(4, 0, device=torch.device("cpu"), dtype=torch.float64)
+    product = _product(symmetric([4.0, 3.0, 2.0, 1.0]))
+    with pytest.raises(ValueError, match="vectors=True"):
+        verified(product, lanczos(product, start, 1), which="LM")

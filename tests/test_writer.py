@@ -1,0 +1,436 @@
+"""The results file: its format, what kills and full disks do to it, who may write it, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import counting
+import h5py
+import numpy as np
+import pytest
+import xarray as xr
+
+from landscape.results import group as groups
+from landscape.results import hdf5_file
+from landscape.results.group import Arrays, Question
+from landscape.results.journal import Busy, Journal
+from landscape.results.writer import Writer, _lock, discard, settle
+
+SMALL = (4, 3)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "results.h5"
+
+
+def small(**options: Any) -> Question:
+    return counting.question(shape=SMALL, **options)
+
+
+def answered(path: Path, question: Question) -> Arrays:
+    counting.answer(path, question)
+    return group_of(path, question)
+
+
+def group_of(path: Path, question: Question) -> Arrays:
+    name = groups.stored(path, question.probe, question.digest)
+    assert name is not None
+    return groups.read_group(path, name)
+
+
+def stopped(path: Path, question: Question, after: int) -> None:
+    """A writer that leaves after so many units, as a kill does: nothing merged, its journal unlocked."""
+    writer = Writer(path, question, reduce_of=counting.reduce_of)
+    for unit in writer.pending()[:after]:
+        writer.write(unit, counting.values(unit))
+    writer._journal.__exit__(None, None, None)
+
+
+def expected(question: Question) -> Arrays:
+    """The group's numbers, recomputed."""
+    units = list(question.plan.units())
+    rows = [counting.values(unit) for unit in units]
+    shape = question.plan.shape
+    value = np.array([row["value"] for row in rows]).reshape(shape)
+    vector = np.array([row["vector"] for row in rows]).reshape(*shape, 3)
+    return {"value": value, "vector": vector, "total": value.sum(), "done": np.ones(shape, np.uint8)}
+
+
+def assert_complete(path: Path, question: Question) -> None:
+    found = group_of(path, question)
+    for name, array in expected(question).items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-12, atol=0, err_msg=name)
+    name = groups.stored(path, question.probe, question.digest)
+    assert name is not None
+    assert groups.attribute(path, name, "finished")
+
+
+def leftovers(path: Path) -> list[str]:
+    return sorted(file.name for file in path.parent.iterdir() if file != path)
+
+
+# --- the format ---
+
+
+def test_every_axis_of_every_dataset_has_one_scale_named_like_its_dimension(path: Path) -> None:
+    answered(path, small())
+    dimensions = {"value": ("x", "y"), "vector": ("x", "y", "bin"), "done": ("x", "y"), "name": ("x",), "total": ()}
+    with h5py.File(path) as file:
+        group = file["counting/toy-0123456789"]
+        assert set(group) == {*dimensions, "x", "y", "bin"}
+        for name, dims in dimensions.items():
+            scales = [list(axis.values()) for axis in group[name].dims]
+            assert [[scale.name.rpartition("/")[2] for scale in axis] for axis in scales] == [[dim] for dim in dims]
+        assert all(group[axis].is_scale for axis in ("x", "y", "bin"))
+
+
+def test_root_says_format_1_and_a_group_says_what_made_it(path: Path) -> None:
+    answered(path, small())
+    with h5py.File(path) as file:
+        assert file.attrs["format"] == 1
+        assert isinstance(file.attrs["format"], np.integer)
+        group = file["counting/toy-0123456789"]
+        wanted = {"probe": "counting", "label": "toy", "parameters": "{}", "epoch": 3.0, "colour": "red", "weight": 1.5}
+        assert {name: group.attrs[name] for name in wanted} == wanted
+        assert group.attrs["created"] <= group.attrs["finished"]
+        about = {name: (item.attrs["long_name"], item.attrs["units"]) for name, item in group.items()}
+    assert about["value"] == ("a number", "nats")
+    assert about["vector"] == ("three numbers", "m")
+    assert about["x"] == ("first coordinate", "m")
+    assert about["y"] == ("y", "1")
+
+
+def test_numbers_are_float64_done_is_uint8_and_unfinished_is_nan(path: Path) -> None:
+    question = small()
+    with Writer(path, question) as writer:
+        for unit in writer.pending()[:5]:
+            writer.write(unit, counting.values(unit))
+    found = group_of(path, question)
+    assert {name: found[name].dtype for name in ("value", "vector", "total")} == dict.fromkeys(
+        ("value", "vector", "total"), np.dtype("float64")
+    )
+    assert found["done"].dtype == np.uint8
+    assert found["done"].ravel().tolist() == [1] * 5 + [0] * 7
+    np.testing.assert_array_equal(np.isnan(found["value"]), found["done"] == 0)
+    np.testing.assert_array_equal(np.isnan(found["vector"]).all(axis=-1), found["done"] == 0)
+    assert np.isnan(found["total"])  # no reduction was given
+    assert groups.attribute(path, "counting/toy-0123456789", "finished") == ""
+
+
+def test_xarray_opens_a_group_and_the_whole_file(path: Path) -> None:
+    question = small()
+    answered(path, question)
+    counting.answer(path, small(digest="f" * 10, label="other"))
+    wanted = expected(question)
+    with xr.open_dataset(path, group="counting/toy-0123456789", engine="h5netcdf") as data:
+        assert data["value"].dims == ("x", "y")
+        assert data["vector"].dims == ("x", "y", "bin")
+        np.testing.assert_array_equal(data["value"], wanted["value"])
+        assert data["name"].values.tolist() == [f"row {i}" for i in range(4)]
+        assert data.sel(x=-1, y=2)["value"].item() == wanted["value"][0, 2]
+    with xr.open_datatree(path, engine="h5netcdf") as tree:
+        assert set(tree["counting"].children) == {"toy-0123456789", "other-ffffffffff"}
+        assert tree.attrs["format"] == 1
+
+
+# --- resuming ---
+
+
+@pytest.mark.parametrize("after", range(13))
+def test_a_question_stopped_after_any_unit_resumes_with_the_next(path: Path, after: int) -> None:
+    question = small()
+    stopped(path, question, after)
+    with Writer(path, question, reduce_of=counting.reduce_of) as writer:
+        pending = writer.pending()
+        assert [unit.index for unit in pending] == [unit.index for unit in question.plan.units()][after:]
+        for unit in reversed(pending):
+            writer.write(unit, counting.values(unit))
+    assert_complete(path, question)
+    assert leftovers(path) == []
+
+
+def test_units_merge_twice_without_harm(path: Path) -> None:
+    question = small()
+    stopped(path, question, 5)
+    journal = path.with_name(f"{path.name}.journal-{question.digest}")
+    before = journal.read_bytes()
+    stopped(path, question, 0)
+    journal.write_bytes(before)  # a kill between the replacement of the file and the clearing of the journal
+    counting.answer(path, question)
+    assert_complete(path, question)
+
+
+def test_a_label_is_no_part_of_the_question(path: Path) -> None:
+    answered(path, small())
+    with Writer(path, small(label="renamed")) as writer:
+        assert writer.pending() == []
+        assert writer.group == "counting/toy-0123456789"
+
+
+def test_a_value_that_the_plan_does_not_promise_is_refused(path: Path) -> None:
+    question = small()
+    with (
+        pytest.raises(ValueError, match=r"measured \['value'\], its plan promises \['value', 'vector'\]"),
+        Writer(path, question) as writer,
+    ):
+        writer.write(question.plan.unit((0, 0)), {"value": 1.0})
+
+
+def test_units_of_another_plan_are_not_mixed_in(path: Path) -> None:
+    answered(path, small())
+    other = counting.question(shape=(2, 3))
+    with (
+        pytest.raises(ValueError, match=r"has units \(4, 3\), expected \(2, 3\).*--overwrite"),
+        Writer(path, other) as w,
+    ):
+        w.pending()
+
+
+def test_kills_at_random_moments_lose_nothing_that_was_acknowledged(path: Path) -> None:
+    question = counting.question()
+    moments = random.Random(0)
+    acknowledged: list[str] = []
+    kills = 0
+    while True:
+        command = [sys.executable, counting.__file__, str(path), question.digest]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            time.sleep(moments.uniform(0, 0.012))  # of the third of a second that a quiet machine needs for all
+            if kills < 15:  # then one process may go on to the end
+                process.kill()
+            lines = process.stdout.read().splitlines()
+        killed = process.returncode != 0
+        kills += killed
+        acknowledged += [line for line in lines if line != "end"]
+        if not killed:
+            break
+    assert kills >= 15
+    units = [" ".join(map(str, unit.index)) for unit in question.plan.units()]
+    # in order, none twice; a unit may have been safe before it could be acknowledged
+    assert len(set(acknowledged)) == len(acknowledged)
+    assert len(units) - kills <= len(acknowledged) <= len(units)
+    assert set(acknowledged) <= set(units)
+    assert_complete(path, question)
+    assert leftovers(path) == []
+
+
+# --- several writers and readers ---
+
+
+def test_the_same_question_twice_is_busy(path: Path) -> None:
+    question = small()
+    with Writer(path, question) as first:
+        first.write(question.plan.unit((0, 0)), counting.values(question.plan.unit((0, 0))))
+        with pytest.raises(Busy, match=r"question \(counting, toy\) is being measured .* another process; .*--out"):
+            Writer(path, question)
+        with pytest.raises(Busy):
+            discard(path, question)
+    assert group_of(path, question)["done"].sum() == 1
+
+
+def test_two_processes_with_different_questions_both_end_complete(path: Path) -> None:
+    questions = [counting.question(digest=digit * 10) for digit in "ab"]
+    commands = [[sys.executable, counting.__file__, str(path), question.digest] for question in questions]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for command in commands]
+    for process in processes:
+        _, errors = process.communicate(timeout=50)
+        assert errors == b""
+        assert process.returncode == 0
+    for question in questions:
+        assert_complete(path, question)
+    assert leftovers(path) == []
+
+
+def test_a_merge_adopts_the_journals_of_the_dead_and_leaves_those_of_the_living(path: Path) -> None:
+    dead, living, asked = (small(digest=digit * 10) for digit in "abc")
+    stopped(path, dead, 5)
+    with Writer(path, living, reduce_of=counting.reduce_of) as writer:
+        unit = living.plan.unit((1, 1))
+        writer.write(unit, counting.values(unit))
+        counting.answer(path, asked)
+        assert group_of(path, dead)["done"].sum() == 5
+        assert group_of(path, dead)["total"] == pytest.approx(np.nansum(group_of(path, dead)["value"]))
+        assert group_of(path, living)["done"].sum() == 0
+        assert leftovers(path) == [f"{path.name}.journal-{living.digest}"]
+    assert group_of(path, living)["done"].sum() == 1
+    assert_complete(path, asked)
+
+
+def test_a_journal_outlives_its_results_file(path: Path) -> None:
+    question = small()
+    stopped(path, question, 5)
+    path.unlink()
+    settle(path, reduce_of=counting.reduce_of)
+    assert group_of(path, question)["done"].sum() == 5
+    assert leftovers(path) == []
+
+
+def test_a_name_with_wildcards_finds_its_journals(tmp_path: Path) -> None:
+    path = tmp_path / "run[1]*.h5"
+    stopped(path, small(digest="a" * 10), 5)
+    counting.answer(path, small())
+    assert group_of(path, small(digest="a" * 10))["done"].sum() == 5
+
+
+def test_a_journal_that_is_being_adopted_is_waited_for(path: Path) -> None:
+    question = small()
+    stopped(path, question, 5)
+    opened = threading.Event()
+
+    def adopt() -> None:  # as a merge of another process does, slowly
+        with _lock(path), Journal(path.with_name(f"{path.name}.journal-{question.digest}")):
+            opened.set()
+            time.sleep(0.2)
+
+    other = threading.Thread(target=adopt)
+    other.start()
+    opened.wait()
+    counting.answer(path, question)
+    other.join()
+    assert_complete(path, question)
+
+
+def test_a_concurrent_reader_never_sees_a_broken_file(path: Path) -> None:
+    question = counting.question()
+    answered(path, small(digest="a" * 10))
+    command = [
+        sys.executable,
+        counting.__file__,
+        str(path),
+        question.digest,
+        "0.2",
+    ]  # time for the reader between merges
+    seen = []
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            with xr.open_datatree(path, engine="h5netcdf") as tree:
+                if "toy-0123456789" in tree["counting"].children:
+                    data = tree["counting/toy-0123456789"].to_dataset().load()
+                    seen.append(int(data["done"].sum()))
+                    np.testing.assert_array_equal(np.isfinite(data["value"]), data["done"] == 1)
+    assert seen == sorted(seen)
+    assert len(set(seen)) > 2  # the reader did watch it grow
+
+
+def test_a_reader_that_stays_open_blocks_no_writer(path: Path) -> None:
+    answered(path, small(digest="a" * 10))
+    with h5py.File(path, "r"):  # with HDF5's own lock
+        answered(path, small())
+    assert_complete(path, small())
+
+
+def test_overwriting_removes_one_answer(path: Path) -> None:
+    kept, gone = small(digest="a" * 10), small()
+    answered(path, kept)
+    answered(path, gone)
+    discard(path, gone)
+    assert groups.stored(path, "counting", gone.digest) is None
+    assert_complete(path, kept)
+    discard(path, gone)  # nothing there is no error
+    discard(path.parent / "none" / "results.h5", gone)
+    assert leftovers(path) == []
+
+
+# --- refused files ---
+
+
+def hdf5(path: Path, **attributes: Any) -> None:
+    with h5py.File(path, "w") as file:
+        file.create_dataset("numbers", data=np.arange(1000))
+        file.attrs.update(attributes)
+
+
+def truncated(path: Path) -> None:
+    hdf5(path, format=1)
+    path.write_bytes(path.read_bytes()[:2500])
+
+
+REFUSED = {
+    "text": (lambda path: path.write_text("x,y,loss\n0,0,1\n"), r"not an HDF5 file; give another --out"),
+    "empty": (lambda path: path.write_bytes(b""), r"not an HDF5 file"),
+    "no format": (hdf5, r"not a results file of landscape \(no attribute format\)"),
+    "format in words": (lambda path: hdf5(path, format="1"), r"no attribute format"),
+    "newer format": (lambda path: hdf5(path, format=2), r"format 2, this version reads up to 1; update landscape"),
+    "truncated": (truncated, r"is damaged .*truncated.*; move it away and measure again"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_file_that_is_not_ours_is_refused_in_one_line_and_left_as_it_is(path: Path, kind: str) -> None:
+    make, message = REFUSED[kind]
+    make(path)  # type: ignore[no-untyped-call]
+    before = path.read_bytes()
+    for refused in (lambda: hdf5_file.check(path), lambda: Writer(path, small()), lambda: discard(path, small())):
+        with pytest.raises(ValueError, match=message) as caught:
+            refused()
+        assert "\n" not in str(caught.value)
+    assert path.read_bytes() == before
+    assert leftovers(path) == []
+
+
+def test_a_folder_is_refused(path: Path) -> None:
+    path.mkdir()
+    with pytest.raises(ValueError, match=r"is a folder, expected an HDF5 results file"):
+        Writer(path, small())
+
+
+def test_a_read_only_file_is_refused_for_root_too_and_still_read(path: Path) -> None:
+    answered(path, small())
+    before = path.read_bytes()
+    path.chmod(0o444)
+    with pytest.raises(PermissionError, match=r"is read-only; make it writable \(chmod u\+w\)"):
+        Writer(path, small(digest="a" * 10))
+    assert_complete(path, small())
+    assert path.read_bytes() == before
+    assert leftovers(path) == []
+
+
+def test_a_missing_file_is_no_error_for_a_writer_and_one_for_a_reader(path: Path) -> None:
+    hdf5_file.check(path, writable=True)
+    with pytest.raises(FileNotFoundError, match=r"no results file at .*; run a probe first"):
+        hdf5_file.check(path)
+
+
+# --- full disks ---
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+import counting
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+try:
+    counting.answer(Path(sys.argv[1]), counting.question(), merge_every=10_000)
+except OSError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(("room", "kept"), [(0, False), (19, False), (2_000, False), (30_000, False), (60_000, True)])
+def test_a_full_disk_leaves_the_file_and_the_journal_and_a_rerun_completes(path: Path, room: int, kept: bool) -> None:
+    earlier = small(digest="a" * 10)
+    answered(path, earlier)
+    environment = {**os.environ, "PYTHONPATH": str(Path(counting.__file__).parent)}
+    command = [sys.executable, "-c", LIMITED, str(path), str(room)]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert ended.stderr == ""
+    assert ended.returncode == 0
+    assert ended.stdout.startswith("cannot write ")
+    assert ended.stdout.count("\n") == 1
+    assert_complete(path, earlier)
+    question = counting.question()
+    assert all(name.startswith(f"{path.name}.journal-") for name in leftovers(path))
+    with Writer(path, question, reduce_of=counting.reduce_of) as writer:
+        assert (len(writer.pending()) < 1000) == kept  # the merged file is of 58 kB; a journal as long holds 300 units
+        for unit in writer.pending():
+            writer.write(unit, counting.values(unit))
+    assert_complete(path, question)
+    assert leftovers(path) == []
