@@ -32,7 +32,7 @@ def reproduce(
     data: Annotated[str, Option(help="NAME, FOLDER or file.py:callable.")] = "cifar10",
     data_root: Annotated[Path | None, Option(help="Folder that holds cifar-100-python/ and the like.")] = None,
     claim: Annotated[
-        list[str], Option(help="Only this claim, into CLAIMS-NAME.md; repeatable. See landscape/claims.py.")
+        list[str], Option(help="Only this claim, into CLAIMS-NAME.md; repeatable. See cli/claims.py.")
     ] = [],  # noqa: B006
     seeds: Annotated[int, Option(help="Networks of each kind, seeds 0, 1, ...; fewer than 3 decide nothing.")] = 3,
     fraction: Annotated[float, Option(help="Class-balanced share of the training split.")] = 0.2,
