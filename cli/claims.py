@@ -16,6 +16,8 @@ import numpy as np
 import xarray as xr
 from scipy import stats
 
+from landscape.results.statistics import mean_and_standard_error
+
 CONFIDENCE = 0.95
 LEAST_SEEDS = 3  # for a verdict: an interval from two may be narrow, or none, by chance
 HEIGHT_RADIUS, HIGH, MIDDLE = 0.5, 0.9, 0.3  # radius on the plane; centres of two noise bands, in units of pi
@@ -100,9 +102,8 @@ class Finding:
         count = len(self.numbers)
         if count < 2:
             return math.inf
-        error: float = np.std(self.numbers, ddof=1) / count**0.5
         quantile: float = stats.t.ppf((1 + CONFIDENCE) / 2, count - 1)
-        return float(quantile * error)
+        return float(quantile * mean_and_standard_error(np.array(self.numbers))[1])
 
     @property
     def verdict(self) -> Verdict:

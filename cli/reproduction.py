@@ -13,6 +13,7 @@ import typer
 from landscape.cli.progress import say
 from landscape.cli.training import run_training
 from landscape.options import OptionError, at_least, duration
+from landscape.results.statistics import mean_and_standard_error
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -159,12 +160,13 @@ def _protocol(
     for name, network in networks.items():
         runs = [checkpoints.read(out / "checkpoints" / f"{name}-s{seed}" / "final.pt") for seed in range(seeds)]
         accuracy = np.array([run.metrics["accuracy"] for run in runs])
-        error = f" ± {accuracy.std(ddof=1) / seeds**0.5:.4f}" if seeds > 1 else ""
+        mean, standard_error = mean_and_standard_error(accuracy)
+        error = f" ± {standard_error:.4f}" if seeds > 1 else ""
         size = sum(tensor.numel() for key, tensor in runs[0].state_dict.items() if not _statistic(key))
         given = "".join(f" {key}={value}" for key, value in network.model_args.items())
         lines.append(
             f"| {name} | {network.model}{given} | {size:,} | {fraction * network.images:g} | {runs[0].epoch:g} "
-            f"| {accuracy.mean():.4f}{error} |"
+            f"| {mean:.4f}{error} |"
         )
     return "\n".join(lines) + "\n"
 

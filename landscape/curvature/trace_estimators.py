@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from landscape.subject.standard_error import mean_and_standard_error
 
 Operator = Callable[[Tensor], Tensor]  # v -> A v, both (n,)
 
@@ -136,8 +137,7 @@ def exact(operator: Operator, size: int, *, device: torch.device, dtype: torch.d
 
 
 def _mean(samples: Tensor, products: int) -> TraceEstimate:
-    error = samples.std().item() / math.sqrt(len(samples)) if len(samples) > 1 else math.nan
-    return TraceEstimate(samples.mean().item(), error, products)
+    return TraceEstimate(*mean_and_standard_error(samples), products)
 
 
 def _range(y: Tensor) -> tuple[Tensor, Tensor, Tensor]:

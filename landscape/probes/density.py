@@ -16,6 +16,7 @@ from landscape.curvature.parameter_selection import matching
 from landscape.curvature.vectors import random_unit
 from landscape.options import at_least, one_of, regular_expression
 from landscape.probe import Plan, Quantity, Unit, Values
+from landscape.results.statistics import mean_and_standard_error
 from landscape.subject.subject import Subject
 
 
@@ -119,10 +120,10 @@ class Density:
         n = len(nodes)
         if n == 0:
             return {}
-        means = np.nansum(nodes * weights, axis=1)
+        mean, error = mean_and_standard_error(np.nansum(nodes * weights, axis=1))
         return {
-            "mean": float(means.mean()),
-            "mean_se": float(means.std(ddof=1) / math.sqrt(n)) if n > 1 else math.nan,
+            "mean": mean,
+            "mean_se": error,
             "largest": float(np.nanmax(nodes)),
             "smallest": float(np.nanmin(nodes)),
         }

@@ -25,6 +25,7 @@ from landscape.layers.patterns import expanded
 from landscape.layers.selection import Layer, labels, spatial_layers
 from landscape.options import one_of
 from landscape.probe import Plan, Quantity, Unit, Values
+from landscape.results.statistics import mean_and_standard_error_from_sums
 from landscape.subject.subject import Subject
 
 
@@ -248,11 +249,5 @@ def _spectra(data: Mapping[str, np.ndarray]) -> np.ndarray:
 def mean_and_error(data: Mapping[str, np.ndarray], total: str, squares: str) -> tuple[np.ndarray, np.ndarray]:
     """Mean over images and its standard error from per-batch sums (batch, ...) and `samples` (batch,)."""
     done = data["done"] == 1
-    n = data["samples"][done].sum()
-    if n == 0:
-        empty = np.full(data[total].shape[1:], np.nan)
-        return empty, empty
-    mean = data[total][done].sum(axis=0) / n
-    with np.errstate(invalid="ignore", divide="ignore"):
-        variance = np.clip(data[squares][done].sum(axis=0) - n * mean**2, 0.0, None) / (n - 1)
-    return mean, np.sqrt(variance / n)
+    sums = (data[name][done].sum(axis=0) for name in (total, squares, "samples"))
+    return mean_and_standard_error_from_sums(*sums)

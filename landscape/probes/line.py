@@ -13,6 +13,7 @@ import numpy as np
 from landscape.curvature.vectors import inner
 from landscape.options import OptionError, at_least, one_of, regular_expression
 from landscape.probe import Plan, Quantity, Unit, Values
+from landscape.results.statistics import mean_and_standard_error
 from landscape.subject import batchnorm
 from landscape.subject.batchnorm import INTERPOLATING, recalibration
 from landscape.subject.checks import refuse_unsteady
@@ -235,7 +236,7 @@ class Line:
         along.place(t)
         parameters = [p.detach() for p in subject.parameters.values()]
         here = ends[t] if t in ends else _samples(subject)
-        (loss, loss_se), (accuracy, accuracy_se) = (_mean_and_error(values) for values in here)
+        (loss, loss_se), (accuracy, accuracy_se) = (mean_and_standard_error(values) for values in here)
         values = {"loss": loss, "loss_se": loss_se, "accuracy": accuracy, "accuracy_se": accuracy_se,
                   "l2": inner(parameters, parameters) / 2}  # fmt: skip
         if ends:
@@ -244,19 +245,13 @@ class Line:
             ):
                 with np.errstate(invalid="ignore"):
                     difference = sign * (now - (1 - t) * start - t * end)
-                values[name], values[f"{name}_se"] = _mean_and_error(difference)
+                values[name], values[f"{name}_se"] = mean_and_standard_error(difference)
         return values
 
 
 def _samples(subject: Subject) -> Samples:
     loss, right = per_sample(subject)
     return loss.numpy(), right.numpy()
-
-
-def _mean_and_error(values: np.ndarray) -> tuple[float, float]:
-    with np.errstate(invalid="ignore"):
-        error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan
-        return float(values.mean()), float(error)
 
 
 def _barriers(data: Mapping[str, np.ndarray], between: np.ndarray) -> dict[str, np.ndarray]:

@@ -18,6 +18,7 @@ from landscape.layers.linear_classifier import chosen
 from landscape.layers.selection import Layer, labels, layers_of
 from landscape.options import OptionError, one_of
 from landscape.probe import Plan, Quantity, Unit, Values
+from landscape.subject.standard_error import mean_and_standard_error
 from landscape.subject.subject import Subject
 
 HELD_OUT = 0.2  # of the samples that are fitted on
@@ -123,10 +124,10 @@ class ProbeLinear:
             (probe.scores(x.double()).argmax(dim=1) == y.argmax(dim=1)).double()
             for x, y in ((others[i], wanted), (features[i], targets))
         )
-        n = len(hits)
+        accuracy, error = mean_and_standard_error(hits)
         return {
-            "accuracy": hits.mean().item(),
-            "accuracy_se": hits.std().item() / n**0.5 if n > 1 else np.nan,
+            "accuracy": accuracy,
+            "accuracy_se": error,
             "held_out_accuracy": held_out_accuracy,
             "fitted_accuracy": fitted.mean().item(),
             "penalty": penalty,

@@ -15,6 +15,7 @@ from landscape.checkpoints import checkpoint as checkpoints
 from landscape.checkpoints import snapshots
 from landscape.checkpoints.snapshots import Snapshot
 from landscape.probe import Plan, Quantity, Unit, Values
+from landscape.results.statistics import mean_and_standard_error
 from landscape.subject import batchnorm
 from landscape.subject.batchnorm import recalibration
 from landscape.subject.checks import refuse_unsteady
@@ -115,10 +116,10 @@ class Trajectory:
         finally:
             subject.model.load_state_dict(own)
         values = {"gram": gram[t], "accuracy": right.mean(), "plane_accuracy": right_on_plane.mean()}
-        with np.errstate(invalid="ignore"):  # of losses that overflow
-            for name, losses in {"loss": loss, "plane_loss": on_plane, "plane_excess": on_plane - loss}.items():
-                values[name] = losses.mean()
-                values[f"{name}_se"] = losses.std(ddof=1) / np.sqrt(len(losses)) if len(losses) > 1 else np.nan
+        with np.errstate(invalid="ignore"):  # infinite losses
+            excess = on_plane - loss
+        for name, losses in {"loss": loss, "plane_loss": on_plane, "plane_excess": excess}.items():
+            values[name], values[f"{name}_se"] = mean_and_standard_error(losses)
         return values
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:

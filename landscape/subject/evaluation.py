@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from landscape.options import OptionError, at_least
 from landscape.probe import Plan, Quantity, Unit, Values, derived_seed
 from landscape.subject.losses import cross_entropy
+from landscape.subject.standard_error import mean_and_standard_error
 from landscape.subject.subject import Subject, outputs_of
 
 CALIBRATION_BINS = 10
@@ -112,11 +113,11 @@ def evaluate(
     ece = calibration_terms(confidence, correct)
     return Evaluation(
         len(loss),
-        *_mean_and_error(loss),
-        *_mean_and_error(correct),
-        *_mean_and_error(top5),
-        *_mean_and_error(brier),
-        *_mean_and_error(ece),
+        *mean_and_standard_error(loss),
+        *mean_and_standard_error(correct),
+        *mean_and_standard_error(top5),
+        *mean_and_standard_error(brier),
+        *mean_and_standard_error(ece),
     )
 
 
@@ -139,9 +140,9 @@ def evaluated(subject: Subject, *, passes: int = 1) -> dict[str, float]:
         raise OptionError(f"--passes {passes} averages the probabilities of a classifier; leave it out here")
     loss, right = subject.intact
     found: dict[str, float] = {"samples": len(loss)}
-    found["loss"], found["loss_se"] = _mean_and_error(loss)
+    found["loss"], found["loss_se"] = mean_and_standard_error(loss)
     if not right.isnan().any():
-        found["accuracy"], found["accuracy_se"] = _mean_and_error(right)
+        found["accuracy"], found["accuracy_se"] = mean_and_standard_error(right)
     if subject.images is not None and subject.images.sequences and subject.losses is cross_entropy:
         found["perplexity"] = math.exp(found["loss"])
         found["perplexity_se"] = found["perplexity"] * found["loss_se"]
@@ -215,9 +216,3 @@ def _per_sample(logits: Tensor, targets: Tensor) -> Tensor:
             confidence,
         ]
     )
-
-
-def _mean_and_error(values: Tensor) -> tuple[float, float]:
-    count = len(values)
-    error = values.std().item() / count**0.5 if count > 1 else float("nan")
-    return values.mean().item(), error

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from landscape.probe import Quantity, Values
+from landscape.results.statistics import mean_and_standard_error_from_sums
 from landscape.subject.losses import CLASSIFICATION, Meaning
 from landscape.subject.subject import Subject, outputs_of
 
@@ -75,12 +76,7 @@ def reduced(data: Mapping[str, np.ndarray], batches: int) -> Values:
     done = data["done"] == 1
     n = np.where(done, data["samples"], 0.0).sum(axis=batches)
     found: dict[str, np.ndarray] = {}
-    with np.errstate(invalid="ignore", divide="ignore"):
-        for name in ("accuracy_drop", "loss_increase"):
-            total, squares = (
-                np.where(done, data[f"{name}_{kind}"], 0.0).sum(axis=batches) for kind in ("sum", "square_sum")
-            )
-            mean = total / n
-            variance = np.clip(squares - n * mean**2, 0.0, None) / (n - 1)
-            found[name], found[f"{name}_se"] = mean, np.sqrt(np.where(n > 1, variance, np.nan) / n)
+    for name in ("accuracy_drop", "loss_increase"):
+        total, squares = (np.where(done, data[f"{name}_{k}"], 0.0).sum(axis=batches) for k in ("sum", "square_sum"))
+        found[name], found[f"{name}_se"] = mean_and_standard_error_from_sums(total, squares, n)
     return found

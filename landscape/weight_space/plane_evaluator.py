@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from landscape.curvature.vectors import inner
+from landscape.results.statistics import mean_and_standard_error_from_sums
 from landscape.subject import batchnorm
 from landscape.subject.subject import Subject
 from landscape.weight_space.forward_mode import Forward, Manner
@@ -176,11 +177,8 @@ class Evaluator:
 
 
 def _mean(total: float, squares: float, samples: float) -> tuple[float, float]:
-    """A mean and its standard error from sums over samples."""
-    mean = total / samples
-    with np.errstate(all="ignore"):
-        variance = np.maximum(squares - samples * np.float64(mean) ** 2, 0.0) / np.float64(samples - 1)
-        return mean, float(np.sqrt(variance / samples))
+    mean, error = mean_and_standard_error_from_sums(np.float64(total), np.float64(squares), samples)
+    return float(mean), float(error)
 
 
 def _grams(origin: list[Tensor], first: list[Tensor], second: list[Tensor], still: list[Tensor]) -> np.ndarray:
