@@ -22,12 +22,14 @@ def test_a_single_value_has_a_mean_and_no_error() -> None:
         standard_error.mean_and_standard_error(torch.tensor([2.0])),
         mean_and_standard_error_from_sums(np.float64(2.0), np.float64(4.0), 1),
     ):
-        assert mean == 2.0 and np.isnan(error)
+        assert mean == 2.0
+        assert np.isnan(error)
 
 
 def test_an_infinite_value_gives_no_warning() -> None:
     mean, error = mean_and_standard_error(np.array([1.0, np.inf]))
-    assert mean == np.inf and np.isnan(error)
+    assert mean == np.inf
+    assert np.isnan(error)
 
 
 def test_sums_and_tensors_give_the_same_to_rounding() -> None:
@@ -40,4 +42,5 @@ def test_sums_and_tensors_give_the_same_to_rounding() -> None:
 
 def test_where_nothing_was_summed_both_are_missing() -> None:
     means, errors = mean_and_standard_error_from_sums(np.array([0.0, 4.0]), np.array([0.0, 10.0]), np.array([0, 2]))
-    assert np.isnan([means[0], errors[0]]).all() and (means[1], errors[1]) == (2.0, 1.0)
+    assert np.isnan([means[0], errors[0]]).all()
+    assert (means[1], errors[1]) == (2.0, 1.0)
