@@ -28,7 +28,7 @@ from landscape.probes import FEATURES_HELP, PROBES
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 INTERRUPTED, TERMINATED = 130, 143  # 128 + the number of the signal, as shells have it
-MEASURING = {**{name: help for name, (_, _, help) in PROBES.items()}, "features": FEATURES_HELP}
+MEASURING = {**{name: entry.help for name, entry in PROBES.items()}, "features": FEATURES_HELP}
 PROBING, TRAINING, LOOKING = "Measure", "Make checkpoints", "Look"
 
 

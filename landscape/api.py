@@ -10,11 +10,11 @@ from typing import Any, cast
 import xarray as xr
 
 from landscape.options import OptionError
-from landscape.probe import Probe
+from landscape.probe import Probe, Varies
 from landscape.probes import FEATURES, probe_class
 from landscape.results import reader
 from landscape.run import Report, run
-from landscape.shared_pass import Listening, fitting, run_together
+from landscape.shared_pass import ListeningProbe, fitting, run_together
 from landscape.subject.loading import load
 from landscape.subject.subject import Spec, Subject
 
@@ -95,7 +95,7 @@ def features(
 
 def configured_together(
     probes: Sequence[str], preset: str, options: dict[str, Any]
-) -> tuple[list[Listening], dict[str, Any]]:
+) -> tuple[list[ListeningProbe], dict[str, Any]]:
     """Probes that share one pass, each with the parameters it has, and the settings that belong to loading.
 
     Raises:
@@ -106,12 +106,12 @@ def configured_together(
             raise OptionError(f"{name} does not listen to a shared pass; ask for some of {', '.join(FEATURES)}")
     own = {name: set(own_defaults(name)) for name in probes}
     everybodys = set().union(*own.values())
-    made: list[Listening] = []
+    made: list[ListeningProbe] = []
     rest: dict[str, Any] = {}
     for name in probes:
         mine = {key: value for key, value in options.items() if key in own[name] or key not in everybodys}
         probe, rest = configured(name, {**preset_of(name, preset), **mine})
-        made.append(cast(Listening, probe))
+        made.append(cast(ListeningProbe, probe))
     return made, rest
 
 
@@ -143,8 +143,7 @@ def _several(value: Any) -> tuple[Any, ...]:
 def defaults(probe: str) -> dict[str, Any]:
     """How a probe's subject is loaded unless asked otherwise."""
     kind = probe_class(probe)
-    logits = getattr(kind, "logits", True)
-    return {"split": kind.split, "batch_size": kind.batch_size, "samples": 1024, "logits": logits}
+    return {"split": kind.split, "batch_size": kind.batch_size, "samples": 1024, "logits": kind.logits}
 
 
 def own_defaults(probe: str) -> dict[str, Any]:
@@ -154,8 +153,7 @@ def own_defaults(probe: str) -> dict[str, Any]:
 
 def variants(probe: Probe) -> list[Probe]:
     """The questions one probe stands for: itself, or what its own `variants` gives (random planes, say)."""
-    several = getattr(probe, "variants", None)
-    return list(several()) if several is not None else [probe]
+    return list(probe.variants()) if isinstance(probe, Varies) else [probe]
 
 
 def preset_of(probe: str, preset: str) -> dict[str, Any]:

@@ -1,15 +1,17 @@
-"""The vocabulary of a measurement: what is measured, over which units, and how it is labelled.
+"""The contract of a probe: what it plans, what it measures, and which optional capabilities it may have.
 
 A probe is a frozen dataclass whose fields are its parameters. `plan` says what will be measured, `measure` does
-one independent unit of it, an optional `reduce` derives summaries from stored numbers alone.
+one independent unit of it. Everything else is optional, and each capability is a Protocol of its own below.
 """
 
 from __future__ import annotations
 
+import difflib
 import hashlib
+import inspect
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -108,42 +110,139 @@ class Stage:
     derived: Mapping[str, np.ndarray]
 
 
-@runtime_checkable
 class Probe(Protocol):
     """What every probe offers. Probes keep no state, open no files and never print.
 
-    Optional methods: `sweep(subject, units) -> Iterator[Values]` measures several units with shared set-up,
-    yielding one result per unit in order; `reduce(arrays) -> Values` computes the plan's summaries from a dict
-    of stored arrays (axes, labels, quantities, `done`). A third, `identity(subject)`, replaces the parameters in the
-    digest of the question where they name files. `stage(arrays) -> Stage | None` measures in stages: it has to follow
-    from stored arrays alone, so that a stopped run goes on as it would have; None measures all units at once.
-    `trial(subject) -> choices` makes choices that depend on the machine, stored and used again; `settled(subject,
-    choices)` gives probe and subject with them. `estimate(subject, units, workers)` says in words how long units take.
+    A probe inherits the class variables below, sets those that differ and defines `name`, `plan` and `measure`.
 
-    `uses` names the fields of the subject's `Spec` that can change this probe's numbers beyond weights and data:
-    they enter the digest of the question.
+    Attributes:
+        name: of the command and of the groups in the results file.
+        uses: fields of the subject's `Spec` that can change this probe's numbers beyond weights and data; they enter
+            the digest of the run key.
+        split: of the data, unless the user asks for another.
+        batch_size: likewise.
+        logits: whether the numbers depend on the model's outputs; False accepts checkpoints without a classifier.
+        presets: named conventions, name -> parameters and loading options.
+        smallest: parameters for the fastest meaningful run, which the tests of every probe use.
     """
 
     name: ClassVar[str]
-    uses: ClassVar[tuple[str, ...]]
+    uses: ClassVar[tuple[str, ...]] = ()
+    split: ClassVar[str] = "test"
+    batch_size: ClassVar[int] = 128
+    logits: ClassVar[bool] = True
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"park2022": {}}
+    smallest: ClassVar[Mapping[str, Any]] = {}
 
     def plan(self, subject: Any) -> Plan: ...
 
     def measure(self, subject: Any, unit: Unit) -> Values: ...
 
 
-class Sweeping(Protocol):
-    """What measures several units with shared set-up."""
+@runtime_checkable
+class Sweeps(Protocol):
+    """Measures several units with shared set-up: one result per unit, in order."""
 
-    def sweep(self, subject: Any, units: Iterable[Unit]) -> Iterator[Values]: ...
+    def sweep(self, subject: Any, units: Sequence[Unit]) -> Iterator[Values]: ...
 
 
-def sweep(probe: Probe | Sweeping, subject: Any, units: Iterable[Unit]) -> Iterator[Values]:
-    """Measure units one by one, or together where the probe knows a faster way."""
-    together = getattr(probe, "sweep", None)
-    if together is not None:
-        yield from together(subject, units)
+@runtime_checkable
+class Reduces(Protocol):
+    """Computes the plan's summaries from stored arrays alone (axes, labels, quantities, `done`)."""
+
+    def reduce(self, data: Mapping[str, np.ndarray]) -> Values: ...
+
+
+@runtime_checkable
+class Identifies(Protocol):
+    """Replaces its parameters in the digest of the run key, where they name files or where some cannot matter."""
+
+    def identity(self, subject: Any) -> Mapping[str, Any]: ...
+
+
+@runtime_checkable
+class Stages(Protocol):
+    """Decides from the stored arrays what to measure next, so that a stopped run goes on as it would have.
+
+    None means: all units at once.
+    """
+
+    def stage(self, data: Mapping[str, np.ndarray]) -> Stage | None: ...
+
+
+@runtime_checkable
+class Autotunes(Protocol):
+    """Makes choices that depend on the machine; they are stored with the result and used again when it resumes.
+
+    `autotune` makes them (empty: nothing to choose), `resolved` returns probe and subject with the choices applied.
+    """
+
+    def autotune(self, subject: Any) -> Mapping[str, Any]: ...
+
+    def resolved(self, subject: Any, choices: Mapping[str, Any]) -> tuple[Any, Any]: ...
+
+
+@runtime_checkable
+class Estimates(Protocol):
+    """Says in words how long its units will take."""
+
+    def estimate(self, subject: Any, units: int, workers: int = 1) -> str: ...
+
+
+@runtime_checkable
+class Varies(Protocol):
+    """Stands for several runs, each with a group of its own: random planes of several seeds, say."""
+
+    def variants(self) -> Sequence[Any]: ...
+
+
+@runtime_checkable
+class Listens(Protocol):
+    """Measures a mini-batch by listening to its forward pass, which several such probes then share."""
+
+    def listener(self, subject: Any, i: int) -> Any: ...
+
+
+CAPABILITIES: tuple[type, ...] = (Sweeps, Reduces, Identifies, Stages, Autotunes, Estimates, Varies, Listens)
+
+
+def checked(kind: type[Any]) -> type[Any]:
+    """The class of a probe, after checking it against the contract above.
+
+    Raises:
+        TypeError: it is no frozen dataclass, lacks a part of the contract, or defines a public method that is none;
+            names the method, what was expected, and the nearest name.
+    """
+    if Probe not in kind.__mro__ or not is_dataclass(kind) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        raise TypeError(f"{kind.__name__} is no probe; expected a frozen dataclass that inherits Probe")
+    if not isinstance(getattr(kind, "name", None), str):
+        raise TypeError(f"{kind.__name__} has no name; expected a class variable `name`")
+    contract = {name: method for part in (Probe, *CAPABILITIES) for name, method in _methods(part)}
+    for name, method in _methods(kind):
+        if name not in contract:
+            near = difflib.get_close_matches(name, contract, 1)
+            hint = f"; did you mean {near[0]}?" if near else "; helpers start with an underscore"
+            raise TypeError(f"{kind.__name__}.{name} is no method of a probe, expected {', '.join(contract)}{hint}")
+        got, wanted = (list(inspect.signature(f).parameters) for f in (method, contract[name]))
+        if got != wanted:
+            raise TypeError(f"{kind.__name__}.{name} takes ({', '.join(got)}), expected ({', '.join(wanted)})")
+    own = {name for name, _ in _methods(kind)}
+    for part in (Probe, *CAPABILITIES):
+        names = [name for name, _ in _methods(part)]
+        lacking = [name for name in names if name not in own]
+        if lacking and (part is Probe or len(lacking) < len(names)):
+            raise TypeError(f"{kind.__name__} lacks {', '.join(lacking)} of {part.__name__}")
+    return kind
+
+
+def _methods(kind: type[Any]) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in vars(kind).items() if inspect.isfunction(value) and name[0] != "_"]
+
+
+def sweep(probe: Any, subject: Any, units: Sequence[Unit]) -> Iterator[Values]:
+    """Measure units one by one, or with shared set-up where the probe knows how."""
+    if isinstance(probe, Sweeps):
+        yield from probe.sweep(subject, units)
     else:
-        assert isinstance(probe, Probe)
         for unit in units:
             yield probe.measure(subject, unit)

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from landscape.probe import Plan, Probe, Stage, Sweeping, Unit, Values, sweep
+from landscape.probe import Autotunes, Estimates, Identifies, Plan, Probe, Reduces, Stages, Sweeps, Unit, Values, sweep
 from landscape.probes import PROBES, probe_class
 from landscape.results import group as groups
 from landscape.results.group import Arrays, Outcome, Question, Reduce, safe
@@ -101,8 +101,7 @@ def question(probe: Probe, subject: Subject, label: str, choice: Mapping[str, st
 def digest(probe: Probe, subject: Subject) -> str:
     """SHA-256, shortened, of all that can change the answer; a probe's `identity` stands for its parameters."""
     about = subject.identity(probe.uses)  # first: it notices weights that have changed
-    identity = getattr(probe, "identity", None)
-    parameters = identity(subject) if identity is not None else asdict(probe)  # type: ignore[call-overload]
+    parameters = probe.identity(subject) if isinstance(probe, Identifies) else asdict(probe)  # type: ignore[call-overload]
     asked = {"probe": probe.name, "parameters": parameters, **about}
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:10]
 
@@ -112,7 +111,7 @@ def reduce_of(name: str, parameters: Mapping[str, Any]) -> Reduce | None:
     if name not in PROBES:
         return None
     probe = probe_class(name)(**parameters)
-    return getattr(probe, "reduce", None)
+    return probe.reduce if isinstance(probe, Reduces) else None
 
 
 def as_stored(probe: Probe, subject: Subject, path: Path) -> Subject:
@@ -130,32 +129,29 @@ def _settled(probe: Probe, subject: Subject, path: Path, *, overwrite: bool) -> 
     Returns:
         both, and the attributes that record the choice.
     """
-    trial = getattr(probe, "trial", None)
-    if trial is None:
+    if not isinstance(probe, Autotunes):
         return probe, subject, {}
     undecided = digest(probe, subject)
     settle(path, reduce_of=reduce_of)
     group = None if overwrite else groups.chosen(path, probe.name, undecided)
-    choices = json.loads(groups.attribute(path, group, "choices")) if group else trial(subject)
+    choices = json.loads(groups.attribute(path, group, "choices")) if group else probe.autotune(subject)
     if not choices:
         return probe, subject, {}
-    probe, subject = probe.settled(subject, choices)  # type: ignore[attr-defined]
+    probe, subject = probe.resolved(subject, choices)
     return probe, subject, {"chosen_for": undecided, "choices": json.dumps(choices)}
 
 
 def _announce(probe: Probe, subject: Subject, units: int, workers: int) -> None:
     """Say how long it will take, where the probe can tell before it starts."""
-    estimate = getattr(probe, "estimate", None)
-    if estimate is not None and units and _log.isEnabledFor(logging.INFO):
-        _log.info("%s: %d units, %s", probe.name, units, estimate(subject, units, workers))
+    if isinstance(probe, Estimates) and units and _log.isEnabledFor(logging.INFO):
+        _log.info("%s: %d units, %s", probe.name, units, probe.estimate(subject, units, workers))
 
 
 def _by_stages(
     probe: Probe, plan: Plan, data: Arrays, pending: list[Unit], measured: Measured
 ) -> Generator[tuple[Unit, Values]]:
     """Every pending unit with its values: at once, or stage by stage where the probe decides by what is known."""
-    stage = getattr(probe, "stage", lambda data: None)
-    step: Stage | None = stage(data)
+    step = probe.stage(data) if isinstance(probe, Stages) else None
     while step is not None and step.indices:
         with contextlib.closing(measured([plan.unit(index) for index in step.indices])) as results:
             for unit, values in results:
@@ -163,7 +159,7 @@ def _by_stages(
                     data[name][unit.index] = value
                 data["done"][unit.index] = 1
                 yield unit, values
-        step = stage(data)
+        step = probe.stage(data) if isinstance(probe, Stages) else None
     rest = [unit for unit in pending if not data["done"][unit.index]]
     if step is None:
         with contextlib.closing(measured(rest)) as results:
@@ -174,7 +170,7 @@ def _by_stages(
 
 
 def measured(
-    probe: Probe | Sweeping, subject: Subject, units: list[Unit], executor: Executor | None, workers: int
+    probe: Probe | Sweeps, subject: Subject, units: list[Unit], executor: Executor | None, workers: int
 ) -> Generator[tuple[Unit, Values]]:
     """Units with their values, in-line in order, or as an executor finishes them."""
     if executor is None:
@@ -204,7 +200,7 @@ _loaded = threading.local()  # one subject per worker thread: probes write to th
 _loading = threading.Lock()  # a fresh model draws from torch's only generator
 
 
-def _measure(probe: Probe | Sweeping, spec: Spec, units: list[Unit]) -> list[Values]:
+def _measure(probe: Probe | Sweeps, spec: Spec, units: list[Unit]) -> list[Values]:
     if getattr(_loaded, "spec", None) != spec:
         with _loading:
             _loaded.subject, _loaded.spec = load_spec(spec), spec

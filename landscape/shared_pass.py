@@ -10,26 +10,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from landscape.layers.forward_hooks import Listener, one_pass
+from landscape.layers.forward_hooks import one_pass
 from landscape.options import OptionError
-from landscape.probe import Probe, Unit, Values
+from landscape.probe import Listens, Probe, Unit, Values
 from landscape.results.group import Outcome
 from landscape.results.writer import Writer, discard
 from landscape.run import MERGE_SECONDS, Report, as_stored, measured, question, reduce_of
 from landscape.subject.subject import Subject
 
 
-class Listening(Probe, Protocol):
+class ListeningProbe(Probe, Listens, Protocol):
     """A probe whose units are mini-batches, each measured by a listener of the forward pass."""
-
-    def listener(self, subject: Subject, i: int) -> Listener: ...
 
 
 @dataclass(frozen=True)
 class _OnePass:
     """What runs in place of a probe: one pass per unit, the values of every probe by its name."""
 
-    probes: tuple[Listening, ...]
+    probes: tuple[ListeningProbe, ...]
 
     def sweep(self, subject: Subject, units: Iterable[Unit]) -> Iterator[Values]:
         for unit in units:
@@ -38,13 +36,13 @@ class _OnePass:
             yield {probe.name: values for probe, values in zip(self.probes, found, strict=True)}
 
 
-def fitting(probes: Sequence[Listening], subject: Subject) -> tuple[list[Listening], dict[str, str]]:
+def fitting(probes: Sequence[ListeningProbe], subject: Subject) -> tuple[list[ListeningProbe], dict[str, str]]:
     """The probes that make sense for a network, and why each of the others does not.
 
     Raises:
         ValueError: none does; what the first says.
     """
-    fit: list[Listening] = []
+    fit: list[ListeningProbe] = []
     refused: dict[str, ValueError] = {}
     for probe in probes:
         try:
@@ -61,7 +59,7 @@ def fitting(probes: Sequence[Listening], subject: Subject) -> tuple[list[Listeni
 
 
 def run_together(
-    probes: Sequence[Listening],
+    probes: Sequence[ListeningProbe],
     subject: Subject,
     path: Path,
     *,
@@ -76,7 +74,7 @@ def run_together(
     Half-finished answers resume with the batch size that they began with, if need be in a pass of their own. The report
     counts passes.
     """
-    subjects: dict[int, tuple[Subject, list[Listening]]] = {}
+    subjects: dict[int, tuple[Subject, list[ListeningProbe]]] = {}
     for probe in probes:
         own = subject if overwrite else as_stored(probe, subject, path)
         subjects.setdefault(own.batch_size, (own, []))[1].append(probe)
@@ -87,7 +85,7 @@ def run_together(
 
 
 def _run(
-    probes: Sequence[Listening],
+    probes: Sequence[ListeningProbe],
     subject: Subject,
     path: Path,
     label: str,

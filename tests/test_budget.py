@@ -115,7 +115,7 @@ def test_pairs_of_directions_share_a_budget_and_a_trial(digits: Subject, monkeyp
         "landscape.weight_space.budget.chosen", lambda *_, budget, **__: budgets.append(budget) or {"samples": 64}
     )
     variants = Surface(directions=3, budget="1m").variants()
-    assert [probe.trial(digits) for probe in variants] == [{"samples": 64}] * 3
+    assert [probe.autotune(digits) for probe in variants] == [{"samples": 64}] * 3
     assert budgets == ["20s"]
 
 
@@ -129,7 +129,7 @@ def test_a_budget_for_eigenvectors_seeks_them_once_and_of_the_samples_it_leaves(
         return replace(plane_of(subject, "random", **options), kind="eigen")
 
     monkeypatch.setattr("landscape.probes.surface.plane_of", plane)
-    monkeypatch.setattr(Surface, "trial", lambda self, subject: {"samples": 64} if self.budget else {})
+    monkeypatch.setattr(Surface, "autotune", lambda self, subject: {"samples": 64} if self.budget else {})
     run(Surface(plane="eigen", resolution="3", budget="1m"), digits, tmp_path / "results.h5")
     assert sought == [64]
 
@@ -144,11 +144,11 @@ def test_a_choice_is_recorded_and_used_again(digits: Subject, tmp_path: Path, mo
     path, trials = tmp_path / "results.h5", []
     choices = {"resolution": "5,3", "samples": 64, "batch_size": 16, "memory_format": "channels_last"}
 
-    def trial(self: Surface, subject: Subject) -> dict[str, Any]:
+    def autotune(self: Surface, subject: Subject) -> dict[str, Any]:
         trials.append(self)
         return dict(choices) if self.tune else {}
 
-    monkeypatch.setattr(Surface, "trial", trial)
+    monkeypatch.setattr(Surface, "autotune", autotune)
     undecided = Surface(tune=True, budget="1m")
     first = run(undecided, digits, path)
     choices["resolution"] = "9"  # a faster machine, or a quieter hour

@@ -23,28 +23,13 @@ from torch import nn
 from landscape import models
 from landscape.checkpoints import checkpoint
 from landscape.probe import Plan, Probe, Quantity
-from landscape.probes import probe_class
+from landscape.probes import PROBES, probe_class
 from landscape.results import group as groups
 from landscape.results.group import Arrays, Outcome, Question, safe
 from landscape.results.writer import Writer
 from landscape.run import digest, question, run
 from landscape.subject import loading, subject
 
-SMALL: dict[str, dict[str, Any]] = {  # the questions, as small as they get
-    "surface": {"resolution": "3"},
-    "line": {"resolution": 3, "directions": 2},
-    "trajectory": {},
-    "hessian": {"top": 2, "batches": 2, "max_products": 12},
-    "fourier": {},
-    "variance": {},
-    "similarity": {},
-    "attention": {"spectra_images": 1},
-    "lesion": {},
-    "noise": {"bands": "0.2,0.3,0.7"},
-    "probe-linear": {"train_samples": 64},
-    "trace": {"vectors": 8},
-    "density": {"vectors": 2, "steps": 3},
-}
 ARGUMENTS = {"blocks": (1, 1), "width": 8}
 
 
@@ -108,7 +93,7 @@ def loaded(folder: Path, **options: Any) -> subject.Subject:
 
 
 def small(name: str, **parameters: Any) -> Probe:
-    made: Probe = probe_class(name)(**{**SMALL[name], **parameters})
+    made: Probe = probe_class(name)(**{**probe_class(name).smallest, **parameters})
     return made
 
 
@@ -135,7 +120,7 @@ def stop_after(units: int) -> Callable[[int, int], None]:
 # --- every probe ---
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", PROBES)
 def test_stored_equals_measured(name: str, folder: Path, tmp_path: Path) -> None:
     probe, path = small(name), tmp_path / "results.h5"
     stored = answer(path, run(probe, fitting(name, folder), path))
@@ -150,7 +135,7 @@ def test_stored_equals_measured(name: str, folder: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["threads", "processes"])
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", PROBES)
 def test_threads_equal_processes_equal_in_line(
     name: str, kind: str, folder: Path, tmp_path: Path, executors: Mapping[str, Executor]
 ) -> None:
@@ -162,7 +147,7 @@ def test_threads_equal_processes_equal_in_line(
     assert_same(answer(there, spread), answer(here, in_line))
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", PROBES)
 def test_stopped_and_resumed_equals_uninterrupted(name: str, folder: Path, tmp_path: Path) -> None:
     probe, path = small(name), tmp_path / "results.h5"
     whole = answer(tmp_path / "whole.h5", run(probe, fitting(name, folder), tmp_path / "whole.h5"))
@@ -306,10 +291,10 @@ def test_a_question_that_lost_its_file_resumes_from_its_journal(folder: Path, tm
 
 @pytest.fixture(scope="module")
 def reference(folder: Path) -> dict[str, str]:
-    return {name: digest(small(name), loaded(folder)) for name in SMALL}
+    return {name: digest(small(name), loaded(folder)) for name in PROBES}
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", PROBES)
 def test_the_digest_is_of_the_question_not_of_its_circumstances(
     name: str, folder: Path, tmp_path: Path, reference: dict[str, str]
 ) -> None:
@@ -329,7 +314,7 @@ def test_the_digest_is_of_the_question_not_of_its_circumstances(
     assert (changed != reference[name]) == (name in ("hessian", "trace", "density"))
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", PROBES)
 def test_the_digest_follows_weights_and_data(name: str, folder: Path, reference: dict[str, str]) -> None:
     def changed(**options: Any) -> bool:
         return digest(small(name), loaded(folder, **options)) != reference[name]
@@ -563,7 +548,7 @@ def test_weights_changed_in_place_are_measured_anew(name: str, tmp_path: Path) -
                 p.mul_(1.5)
         return net
 
-    probe, used = probe_class(name)(**SMALL[name]), attention_net(sizes=(6, 6))
+    probe, used = small(name), attention_net(sizes=(6, 6))
     run(probe, used, tmp_path / "used.h5")
     answers = [run(probe, changed(used), tmp_path / "used.h5").group]
     answers.append(run(probe, changed(attention_net(sizes=(6, 6))), tmp_path / "fresh.h5").group)

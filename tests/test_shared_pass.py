@@ -23,7 +23,7 @@ from landscape.probes import FEATURES
 from landscape.results import group as groups
 from landscape.results.group import Arrays, Outcome
 from landscape.run import run
-from landscape.shared_pass import Listening, fitting, run_together
+from landscape.shared_pass import ListeningProbe, fitting, run_together
 from landscape.subject import loading
 from landscape.subject.subject import Subject
 
@@ -52,7 +52,7 @@ def executors() -> Iterator[Mapping[str, Executor]]:
         yield {"threads": threads, "processes": others}
 
 
-def probes(**options: Any) -> list[Listening]:
+def probes(**options: Any) -> list[ListeningProbe]:
     return configured_together(FEATURES, "", {"spectra_images": 1, **options})[0]
 
 

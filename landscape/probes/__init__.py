@@ -1,47 +1,65 @@
-"""The probes, by name. Adding one: a file here, a file in plots, a test, a line in each of the two tables."""
+"""The probes, by name. Adding one: a file here, a file in plots, a row in each of the two tables, a test."""
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
-# name -> (module, class, one line of help); the modules are imported on use, so that this table costs nothing
-PROBES: dict[str, tuple[str, str, str]] = {
-    "surface": ("surface", "Surface", "Loss on a filter-normalised plane around the weights."),
-    "line": ("line", "Line", "Loss along a line through the weights, or to another checkpoint: the barrier."),
-    "trajectory": (
-        "trajectory",
-        "Trajectory",
-        "Training path in polar coordinates and on its principal plane.",
+from landscape.probe import checked
+
+
+class Entry(NamedTuple):
+    """A row of the table.
+
+    Args:
+        module: that holds the probe, imported on use, so that the table costs nothing.
+        dataclass: the probe.
+        help: one line, of the command.
+        shared_pass: whether `landscape features` measures it, with others, from one forward pass per mini-batch.
+    """
+
+    module: str
+    dataclass: str
+    help: str
+    shared_pass: bool = False
+
+
+PROBES: dict[str, Entry] = {
+    "surface": Entry("surface", "Surface", "Loss on a filter-normalised plane around the weights."),
+    "line": Entry("line", "Line", "Loss along a line through the weights, or to another checkpoint: the barrier."),
+    "trajectory": Entry("trajectory", "Trajectory", "Training path in polar coordinates and on its principal plane."),
+    "hessian": Entry("hessian", "Hessian", "Extreme Hessian eigenvalues of every mini-batch, each with its residual."),
+    "trace": Entry("trace", "Trace", "Trace of the Hessian, with its standard error."),
+    "density": Entry("density", "Density", "Density of all Hessian eigenvalues, by Lanczos quadrature."),
+    "fourier": Entry("fourier", "Fourier", "Relative log amplitude of feature maps over frequency, per layer.", True),
+    "variance": Entry("variance", "Variance", "Variance of feature maps over positions, per layer.", True),
+    "similarity": Entry(
+        "similarity", "Similarity", "Centred kernel alignment of all pairs of layers, or of two networks.", True
     ),
-    "hessian": (
-        "hessian",
-        "Hessian",
-        "Extreme Hessian eigenvalues of every mini-batch, each with its residual.",
+    "attention": Entry(
+        "attention", "Attention", "Distance, mutual information and diversity of self-attentions, per head.", True
     ),
-    "trace": ("trace", "Trace", "Trace of the Hessian, with its standard error."),
-    "density": ("density", "Density", "Density of all Hessian eigenvalues, by Lanczos quadrature."),
-    "fourier": ("fourier", "Fourier", "Relative log amplitude of feature maps over frequency, per layer."),
-    "variance": ("variance", "Variance", "Variance of feature maps over positions, per layer."),
-    "similarity": ("similarity", "Similarity", "Centred kernel alignment of all pairs of layers, or of two networks."),
-    "attention": ("attention", "Attention", "Distance, mutual information and diversity of self-attentions, per head."),
-    "lesion": ("lesion", "Lesion", "Accuracy and loss when one unit is removed, for every unit."),
-    "noise": ("noise", "Noise", "Accuracy under noise of one band of frequencies, for every band."),
-    "probe-linear": ("probe_linear", "ProbeLinear", "Accuracy of a linear classifier on frozen features, per layer."),
+    "lesion": Entry("lesion", "Lesion", "Accuracy and loss when one unit is removed, for every unit."),
+    "noise": Entry("noise", "Noise", "Accuracy under noise of one band of frequencies, for every band."),
+    "probe-linear": Entry(
+        "probe_linear", "ProbeLinear", "Accuracy of a linear classifier on frozen features, per layer."
+    ),
 }
 
-# what `landscape features` measures, from one forward pass per mini-batch
-FEATURES = ("fourier", "variance", "similarity", "attention")
+FEATURES = tuple(name for name, entry in PROBES.items() if entry.shared_pass)
 FEATURES_HELP = "Fourier, variance, similarity and attention from one forward pass per mini-batch."
 
 
+@cache
 def probe_class(name: str) -> type[Any]:
-    """The dataclass of a probe.
+    """The dataclass of a probe, checked against the contract of `landscape.probe`.
 
     Raises:
         ValueError: there is no probe of that name; lists them.
+        TypeError: it breaks the contract; see `checked`.
     """
     if name not in PROBES:
         raise ValueError(f"there is no probe {name}; expected one of {', '.join(PROBES)}")
-    module, attribute, _ = PROBES[name]
-    return getattr(import_module(f"landscape.probes.{module}"), attribute)  # type: ignore[no-any-return]
+    entry = PROBES[name]
+    return checked(getattr(import_module(f"landscape.probes.{entry.module}"), entry.dataclass))

@@ -16,7 +16,7 @@ from landscape.layers.forward_hooks import Listener, one_pass
 from landscape.layers.patterns import expanded
 from landscape.layers.selection import Layer, labels, layers_of
 from landscape.options import at_least
-from landscape.probe import Plan, Quantity, Unit, Values
+from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.probes.fourier import mean_and_error
 from landscape.subject.subject import Subject
 
@@ -33,7 +33,7 @@ PER_LAYER = {
 
 
 @dataclass(frozen=True)
-class Attention:
+class Attention(Probe):
     """Attention distance, entropy and normalised mutual information per head; cosines and singular values per layer.
 
     Maps lose their prefix tokens and have their rows renormalised; those of windows count per window. Tokens are
@@ -46,9 +46,7 @@ class Attention:
     name: ClassVar[str] = "attention"
     logits: ClassVar[bool] = False
     uses: ClassVar[tuple[str, ...]] = ("batch_size",)
-    split: ClassVar[str] = "test"
-    batch_size: ClassVar[int] = 128
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"park2022": {}}
+    smallest: ClassVar[Mapping[str, Any]] = {"spectra_images": 1}
 
     layers: Annotated[tuple[str, ...], "REGEX[:KIND] or file.toml: modules instead of the layers found"] = ()
     spectra_images: Annotated[int, "images per mini-batch whose tokens get their singular values"] = 4

@@ -15,13 +15,13 @@ from landscape.curvature.operator import CODES, HOW, Hvp, curvature, over_all_sa
 from landscape.curvature.parameter_selection import matching
 from landscape.curvature.vectors import random_unit
 from landscape.options import at_least, one_of, regular_expression
-from landscape.probe import Plan, Quantity, Unit, Values
+from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.results.statistics import mean_and_standard_error
 from landscape.subject.subject import Subject
 
 
 @dataclass(frozen=True)
-class Density:
+class Density(Probe):
     """Density of all Hessian eigenvalues of loss + weight decay over all samples, for the parameters.
 
     A Lanczos run from a random unit vector v gives nodes and weights with sum_j weight_j f(node_j) = v' f(H) v, exact
@@ -32,7 +32,7 @@ class Density:
     name: ClassVar[str] = "density"
     uses: ClassVar[tuple[str, ...]] = ("weight_decay",)
     split: ClassVar[str] = "train"
-    batch_size: ClassVar[int] = 128
+    smallest: ClassVar[Mapping[str, Any]] = {"vectors": 2, "steps": 3}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "park2022": {"split": "train", "augment": True, "weight_decay": 0.05}
     }
@@ -74,14 +74,14 @@ class Density:
         """The parameters without the way products are made, which changes nothing but rounding."""
         return {name: value for name, value in asdict(self).items() if name != "hvp"}
 
-    def trial(self, subject: Subject) -> dict[str, str]:
+    def autotune(self, subject: Subject) -> dict[str, str]:
         """How products are made, chosen once for the whole answer where that is left to a trial."""
         if self.hvp != "auto":
             return {}
         parameters, batches = matching(subject.parameters, self.params), len(subject.batches)
         return {"hvp": curvature(subject, parameters, "auto", batches=batches).kind}
 
-    def settled(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Density, Subject]:
+    def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Density, Subject]:
         """Probe and subject with the choices of a trial."""
         return replace(self, **choices), subject
 

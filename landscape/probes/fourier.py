@@ -24,13 +24,13 @@ from landscape.layers.map_blocks import parts
 from landscape.layers.patterns import expanded
 from landscape.layers.selection import Layer, labels, spatial_layers
 from landscape.options import one_of
-from landscape.probe import Plan, Quantity, Unit, Values
+from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.results.statistics import mean_and_standard_error_from_sums
 from landscape.subject.subject import Subject
 
 
 @dataclass(frozen=True)
-class Fourier:
+class Fourier(Probe):
     """DeltaLogA(f) = A(f, f) - A(0, 0), A the log amplitude averaged over images and channels AFTER the logarithm.
 
     Negative and falling: the layer's map is smooth (a low-pass). One forward pass for all layers; per-batch sums are
@@ -39,9 +39,6 @@ class Fourier:
 
     name: ClassVar[str] = "fourier"
     logits: ClassVar[bool] = False
-    uses: ClassVar[tuple[str, ...]] = ()
-    split: ClassVar[str] = "test"
-    batch_size: ClassVar[int] = 128
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"park2022": {"frequencies": "park2022"}}
 
     layers: Annotated[tuple[str, ...], "REGEX[:KIND] or file.toml: modules instead of the layers found"] = ()

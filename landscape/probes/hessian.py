@@ -16,7 +16,7 @@ from landscape.curvature.parameter_selection import by_module, matching
 from landscape.curvature.pyhessian_engine import power_iteration
 from landscape.curvature.spectrum import Found, Request, spectra, spectrum, start_of, summaries, values_of
 from landscape.options import OptionError, at_least, one_of, regular_expression
-from landscape.probe import Plan, Quantity, Unit, Values
+from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.subject.subject import Subject, logits_in
 
 Scope = Literal["batch", "dataset"]
@@ -31,7 +31,7 @@ SUMMARIES = ("nep", "nep_low", "nep_high", "ape", "ape_low", "ape_high")
 
 
 @dataclass(frozen=True)
-class Hessian:
+class Hessian(Probe):
     """The top eigenvalues of the Hessian of loss + weight decay on each mini-batch, for all trainable parameters.
 
     Largest MAGNITUDE by default: a "max" eigenvalue may be negative. Lanczos with full reorthogonalisation from a
@@ -58,6 +58,7 @@ class Hessian:
     uses: ClassVar[tuple[str, ...]] = ("batch_size", "weight_decay")
     split: ClassVar[str] = "train"
     batch_size: ClassVar[int] = 16
+    smallest: ClassVar[Mapping[str, Any]] = {"top": 2, "batches": 2, "max_products": 12}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "park2022": {
             "top": 5,
@@ -207,14 +208,14 @@ class Hessian:
         (values,) = self.sweep(subject, [unit])
         return values
 
-    def trial(self, subject: Subject) -> dict[str, str]:
+    def autotune(self, subject: Subject) -> dict[str, str]:
         """How products are made, chosen once for the whole answer where that is left to a trial."""
         if self.hvp != "auto" or self._plainly:
             return {}
         parameters, count = self._parameters(subject), self._count(subject)
         return {"hvp": curvature(subject, parameters, "auto", batches=count, kinks=self._kinks).kind}
 
-    def settled(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Hessian, Subject]:
+    def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Hessian, Subject]:
         """Probe and subject with the choices of a trial."""
         return replace(self, **choices), subject
 

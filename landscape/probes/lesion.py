@@ -17,14 +17,14 @@ from landscape.layers.partial_forward import Kept, Prefix, advanced, prefix_of, 
 from landscape.layers.selection import labels, layers_of
 from landscape.layers.unit_removal import Group, pairs, removals, removed, singles, stages
 from landscape.options import OptionError, regular_expression
-from landscape.probe import Plan, Quantity, Unit, Values
+from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.subject import batchnorm, sample_statistics
 from landscape.subject.batchnorm import recalibration
 from landscape.subject.subject import Subject, outputs_of
 
 
 @dataclass(frozen=True)
-class Lesion:
+class Lesion(Probe):
     """Accuracy drop and loss increase when one unit is removed from the trained network, without retraining.
 
     Positive = worse. Errors are those of the paired differences per sample. Costs one pass over the samples for the
@@ -33,10 +33,6 @@ class Lesion:
     """
 
     name: ClassVar[str] = "lesion"
-    uses: ClassVar[tuple[str, ...]] = ()
-    split: ClassVar[str] = "test"
-    batch_size: ClassVar[int] = 128
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"park2022": {}}
 
     layers: Annotated[tuple[str, ...], "regular expression: only units whose name or layer it finds"] = ()
     pairs: Annotated[bool, "remove each two neighbouring units together"] = False

@@ -12,7 +12,7 @@ import numpy as np
 
 from landscape.curvature.vectors import inner
 from landscape.options import OptionError, at_least, one_of, regular_expression
-from landscape.probe import Plan, Quantity, Unit, Values
+from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.results.statistics import mean_and_standard_error
 from landscape.subject import batchnorm
 from landscape.subject.batchnorm import INTERPOLATING, recalibration
@@ -31,7 +31,7 @@ PAIRED = {
 
 
 @dataclass(frozen=True)
-class Line:
+class Line(Probe):
     """The loss at w0 + t d, with its standard error over samples, for one direction d or several.
 
     Between two checkpoints, w(t) = (1 - t) w0 + t w1 (Goodfellow et al. 2015, arXiv 1412.6544). The barrier is the
@@ -43,9 +43,8 @@ class Line:
     """
 
     name: ClassVar[str] = "line"
-    uses: ClassVar[tuple[str, ...]] = ()
     split: ClassVar[str] = "train"
-    batch_size: ClassVar[int] = 128
+    smallest: ClassVar[Mapping[str, Any]] = {"resolution": 3, "directions": 2}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "park2022": {"normalize": "park2022", "split": "train", "augment": True, "weight_decay": 0.05}
     }

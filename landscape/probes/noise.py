@@ -12,7 +12,7 @@ from torch import Tensor
 
 from landscape.layers.fourier import passed, ring, signs
 from landscape.options import OptionError
-from landscape.probe import Plan, Quantity, Unit, Values, derived_seed
+from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed
 from landscape.subject import sample_statistics
 from landscape.subject.subject import Subject
 
@@ -20,7 +20,7 @@ FIRST, LAST = 0.0, 1.0  # zero frequency and the highest, in units of pi
 
 
 @dataclass(frozen=True)
-class Noise:
+class Noise(Probe):
     """Accuracy drop and loss increase under x + Re IFFT2(FFT2(delta) M_f), delta = eps sign(N(0, 1)).
 
     M_f passes the ring of frequencies within `half_width` of f, by their larger component. delta is drawn once per
@@ -30,10 +30,7 @@ class Noise:
     """
 
     name: ClassVar[str] = "noise"
-    uses: ClassVar[tuple[str, ...]] = ()
-    split: ClassVar[str] = "test"
-    batch_size: ClassVar[int] = 128
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"park2022": {}}
+    smallest: ClassVar[Mapping[str, Any]] = {"bands": "0.2,0.3,0.7"}
 
     bands: Annotated[str, "frequencies at the centre of the bands, in units of pi"] = (
         "0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9"

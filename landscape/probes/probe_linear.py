@@ -17,7 +17,7 @@ from landscape.layers.forward_hooks import listening
 from landscape.layers.linear_classifier import chosen
 from landscape.layers.selection import Layer, labels, layers_of
 from landscape.options import OptionError, one_of
-from landscape.probe import Plan, Quantity, Unit, Values
+from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.subject.standard_error import mean_and_standard_error
 from landscape.subject.subject import Subject
 
@@ -27,7 +27,7 @@ NAMES = {"ridge": "ridge", "lbfgs": "logistic regression's"}
 
 
 @dataclass(frozen=True)
-class ProbeLinear:
+class ProbeLinear(Probe):
     """Accuracy on the test split of a linear classifier fitted to each layer's features of the train split.
 
     The classifier is ridge regression in closed form, or logistic regression (`lbfgs`). The features are averages over
@@ -38,10 +38,7 @@ class ProbeLinear:
 
     name: ClassVar[str] = "probe-linear"
     logits: ClassVar[bool] = False
-    uses: ClassVar[tuple[str, ...]] = ()
-    split: ClassVar[str] = "test"
-    batch_size: ClassVar[int] = 128
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"park2022": {}}
+    smallest: ClassVar[Mapping[str, Any]] = {"train_samples": 64}
 
     layers: Annotated[tuple[str, ...], "REGEX[:KIND]: modules to listen to instead of the discovered layers"] = ()
     pool: Annotated[Literal["mean", "cls"], "features of a map: mean over positions, or the class token"] = "mean"

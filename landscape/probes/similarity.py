@@ -16,13 +16,13 @@ from landscape.layers.cka import LEAST, centred_kernel, hsic, hsic_of_itself
 from landscape.layers.forward_hooks import Listener, one_pass
 from landscape.layers.patterns import expanded
 from landscape.layers.selection import Layer, labels, layers_of
-from landscape.probe import Plan, Quantity, Unit, Values
+from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.subject import loading
 from landscape.subject.subject import Subject
 
 
 @dataclass(frozen=True)
-class Similarity:
+class Similarity(Probe):
     """Linear CKA of all pairs of layers, from the unbiased HSIC averaged over mini-batches before the ratio.
 
     Features are a layer's map flattened over channels and positions, without prefix tokens. One pass per mini-batch
@@ -32,9 +32,6 @@ class Similarity:
     name: ClassVar[str] = "similarity"
     logits: ClassVar[bool] = False
     uses: ClassVar[tuple[str, ...]] = ("batch_size",)
-    split: ClassVar[str] = "test"
-    batch_size: ClassVar[int] = 128
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"park2022": {}}
 
     layers: Annotated[tuple[str, ...], "REGEX[:KIND] or file.toml: modules instead of the layers found"] = ()
     against: Annotated[str, "another checkpoint, whose layers these are compared with"] = ""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, get_args
 import numpy as np
 
 from landscape.options import OptionError, at_least, duration, one_of, regular_expression
-from landscape.probe import Plan, Quantity, Stage, Unit, Values
+from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values
 from landscape.results import surface_summary as summaries
 from landscape.subject import batchnorm
 from landscape.subject.batchnorm import recalibration
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Surface:
+class Surface(Probe):
     """The loss at w0 + x d1 + y d2 over a grid, with its standard error over samples.
 
     Every grid point is one forward pass over the same samples in the same order, with the weights written in place.
@@ -41,9 +41,8 @@ class Surface:
     """
 
     name: ClassVar[str] = "surface"
-    uses: ClassVar[tuple[str, ...]] = ()
     split: ClassVar[str] = "train"
-    batch_size: ClassVar[int] = 128
+    smallest: ClassVar[Mapping[str, Any]] = {"resolution": "3"}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "park2022": {
             "resolution": "21", "normalize": "park2022", "l2_definition": "park2022",
@@ -132,7 +131,7 @@ class Surface:
             budget = f"{budgets.duration(budget) / self.directions:g}s"
         return [replace(self, seed=self.seed + k, directions=1, budget=budget) for k in range(self.directions)]
 
-    def trial(self, subject: Subject) -> dict[str, Any]:
+    def autotune(self, subject: Subject) -> dict[str, Any]:
         """What `tune` and `budget` leave to a trial, chosen on this machine; empty where nothing is.
 
         Once for all pairs of directions, so that their grids are one.
@@ -146,7 +145,7 @@ class Surface:
             ),
         )
 
-    def settled(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Surface, Subject]:
+    def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Surface, Subject]:
         """The question, and the subject, with the choices of a trial: those that could have been given outright."""
         own = {name: choices[name] for name in ("resolution", "memory_format") if name in choices}
         subject = subject.first(choices.get("samples", len(subject)))

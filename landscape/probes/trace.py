@@ -13,7 +13,7 @@ from landscape.curvature.operator import CODES, HOW, Curvature, Hvp, curvature
 from landscape.curvature.parameter_selection import matching
 from landscape.curvature.trace_estimators import TraceEstimate, hutch_plus_plus, hutchinson, xtrace
 from landscape.options import at_least, one_of, regular_expression
-from landscape.probe import Plan, Quantity, Unit, Values
+from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.subject.subject import Subject
 
 Method = Literal["xtrace", "hutchinson", "hutch++"]
@@ -25,7 +25,7 @@ METHODS: Mapping[str, Callable[..., TraceEstimate]] = {
 
 
 @dataclass(frozen=True)
-class Trace:
+class Trace(Probe):
     """Trace of the Hessian of loss + weight decay, for all parameters asked for; not divided by their number.
 
     Every mini-batch has random vectors of its own. The trace over all samples is the sample-weighted mean of those of
@@ -36,7 +36,7 @@ class Trace:
     name: ClassVar[str] = "trace"
     uses: ClassVar[tuple[str, ...]] = ("batch_size", "weight_decay")
     split: ClassVar[str] = "train"
-    batch_size: ClassVar[int] = 128
+    smallest: ClassVar[Mapping[str, Any]] = {"vectors": 8}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "park2022": {"split": "train", "augment": True, "weight_decay": 0.05}
     }
@@ -78,14 +78,14 @@ class Trace:
         """The parameters without the way products are made, which changes nothing but rounding."""
         return {name: value for name, value in asdict(self).items() if name != "hvp"}
 
-    def trial(self, subject: Subject) -> dict[str, str]:
+    def autotune(self, subject: Subject) -> dict[str, str]:
         """How products are made, chosen once for the whole answer where that is left to a trial."""
         if self.hvp != "auto":
             return {}
         parameters, batches = matching(subject.parameters, self.params), len(subject.batches)
         return {"hvp": curvature(subject, parameters, "auto", batches=batches, joint=False).kind}
 
-    def settled(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Trace, Subject]:
+    def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Trace, Subject]:
         """Probe and subject with the choices of a trial."""
         return replace(self, **choices), subject
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from landscape.checkpoints import checkpoint as checkpoints
 from landscape.checkpoints import snapshots
 from landscape.checkpoints.snapshots import Snapshot
-from landscape.probe import Plan, Quantity, Unit, Values
+from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.results.statistics import mean_and_standard_error
 from landscape.subject import batchnorm
 from landscape.subject.batchnorm import recalibration
@@ -25,7 +25,7 @@ from landscape.weight_space.principal_axes import Principal, principal
 
 
 @dataclass(frozen=True)
-class Trajectory:
+class Trajectory(Probe):
     """Radius and angle of every snapshot seen from the final weights, its place on the principal plane, its loss.
 
     D_t = w_t - w_T: radius ||D_t|| / ||D_0||, angle arccos(<D_t, D_0> / (||D_t|| ||D_0||)). The polar figure is easy
@@ -36,9 +36,7 @@ class Trajectory:
     """
 
     name: ClassVar[str] = "trajectory"
-    uses: ClassVar[tuple[str, ...]] = ()
     split: ClassVar[str] = "train"
-    batch_size: ClassVar[int] = 128
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "park2022": {"split": "train", "augment": True, "weight_decay": 0.05}
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -14,13 +14,13 @@ from landscape.layers.forward_hooks import Listener, one_pass
 from landscape.layers.map_blocks import parts
 from landscape.layers.patterns import expanded
 from landscape.layers.selection import labels, spatial_layers
-from landscape.probe import Plan, Quantity, Unit, Values
+from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.probes.fourier import mean_and_error
 from landscape.subject.subject import Subject
 
 
 @dataclass(frozen=True)
-class Variance:
+class Variance(Probe):
     """Unbiased variance over the H x W positions per image and channel, averaged over channels and images.
 
     Expected to fall where self-attention averages and to rise at convolutions and MLPs. The normalised form divides
@@ -29,10 +29,6 @@ class Variance:
 
     name: ClassVar[str] = "variance"
     logits: ClassVar[bool] = False
-    uses: ClassVar[tuple[str, ...]] = ()
-    split: ClassVar[str] = "test"
-    batch_size: ClassVar[int] = 128
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"park2022": {}}
 
     layers: Annotated[tuple[str, ...], "REGEX[:KIND] or file.toml: modules instead of the layers found"] = ()
 

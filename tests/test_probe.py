@@ -1,0 +1,88 @@
+"""The contract of a probe: what is checked when the table is loaded, and that all tables agree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from landscape.plots import FIGURES
+from landscape.probe import Listens, Plan, Probe, Values, checked
+from landscape.probes import PROBES, probe_class
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Complete(Probe):
+    """A probe with one optional capability and a private helper."""
+
+    name: ClassVar[str] = "complete"
+
+    def plan(self, subject: Any) -> Plan:
+        return Plan({}, {})
+
+    def measure(self, subject: Any, unit: Any) -> Values:
+        return self._nothing()
+
+    def reduce(self, data: Any) -> Values:
+        return {}
+
+    def _nothing(self) -> Values:
+        return {}
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_every_probe_keeps_the_contract_and_stands_in_every_table(name: str) -> None:
+    kind = probe_class(name)
+    assert kind.name == name
+    assert issubclass(kind, Listens) == PROBES[name].shared_pass
+    assert set(kind.smallest) <= {field.name for field in fields(kind)}
+    assert name in {figure.probe for figure in FIGURES.values()}
+    assert f"| `{name}`" in (ROOT / "README.md").read_text()
+
+
+def test_a_complete_probe_is_accepted() -> None:
+    assert checked(Complete) is Complete
+
+
+def without(name: str) -> type[Any]:
+    body = {key: value for key, value in vars(Complete).items() if key in ("plan", "measure") and key != name}
+    return dataclass(frozen=True)(type("Lacking", (Probe,), {**body, "name": "lacking", "__annotations__": {}}))
+
+
+def with_method(name: str, method: Any) -> type[Any]:
+    return dataclass(frozen=True)(type("Odd", (Complete,), {**vars_of_complete(), name: method, "__annotations__": {}}))
+
+
+def vars_of_complete() -> dict[str, Any]:
+    return {key: vars(Complete)[key] for key in ("plan", "measure", "reduce")}
+
+
+@pytest.mark.parametrize("name", ["plan", "measure"])
+def test_a_probe_without_its_methods_is_refused(name: str) -> None:
+    with pytest.raises(TypeError, match=f"Lacking lacks {name} of Probe"):
+        checked(without(name))
+
+
+def test_a_misspelt_method_is_refused_with_the_name_that_was_meant() -> None:
+    with pytest.raises(TypeError, match=r"Odd\.redcue is no method of a probe, .*; did you mean reduce\?"):
+        checked(with_method("redcue", lambda self, data: {}))
+
+
+def test_a_method_with_other_parameters_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"Odd.stage takes \(self, arrays\), expected \(self, data\)"):
+        checked(with_method("stage", lambda self, arrays: None))
+
+
+def test_half_a_capability_is_refused() -> None:
+    with pytest.raises(TypeError, match="Odd lacks resolved of Autotunes"):
+        checked(with_method("autotune", lambda self, subject: {}))
+
+
+def test_what_is_no_frozen_dataclass_of_a_probe_is_refused() -> None:
+    for kind in (dict, type("Plain", (Probe,), {"name": "plain"}), dataclass(type("Open", (Probe,), {"name": "open"}))):
+        with pytest.raises(TypeError, match="expected a frozen dataclass that inherits Probe"):
+            checked(kind)
