@@ -33,17 +33,19 @@ def _layers(checkpoint: Path | None, layers: list[str], json: bool, **options: A
     """List the layers that probes listen to: name, kind, stage, depth, shape, grid. Needs no data."""
     from landscape.layers.selection import chosen, remarks
     from landscape.subject import loading
+    from landscape.subject.spec import Spec
 
-    net, size = loading.bare(
-        file_of(checkpoint),
-        options["model"] or "",
-        key_values(options["model_arg"]),
-        options["image_size"],
+    spec = Spec(
+        checkpoint=file_of(checkpoint),
+        model=options["model"] or "",
+        model_arg=key_values(options["model_arg"]),
+        image_size=options["image_size"],
         weights=options["weights"] or "raw",
         trust_pickle=options["trust_pickle"],
         allow_missing=options["allow_missing"],
         seed=options["seed"],
     )
+    net, size = loading.bare(spec)
     example = loading.example(net, size)
     try:
         found = chosen(net, example, tuple(layers))

@@ -16,7 +16,8 @@ from landscape.results import reader
 from landscape.run import Report, run
 from landscape.shared_pass import ListeningProbe, fitting, run_together
 from landscape.subject.loading import load
-from landscape.subject.subject import Spec, Subject
+from landscape.subject.spec import Spec
+from landscape.subject.subject import Subject
 
 
 def measure(

@@ -24,7 +24,8 @@ from landscape.results.group import Arrays, Outcome, Question, Reduce, safe
 from landscape.results.versions import versions
 from landscape.results.writer import Writer, discard, settle
 from landscape.subject.loading import load_spec
-from landscape.subject.subject import Spec, Subject
+from landscape.subject.spec import Spec
+from landscape.subject.subject import Subject
 
 MERGE_SECONDS = 60.0
 Report = Callable[[int, int], None]  # finished units, all units

@@ -42,6 +42,7 @@ LIGHT = [
     "landscape.results.reader",
     "landscape.exchange.importing",
     "landscape.exchange.exporting",
+    "landscape.subject.spec",
     "landscape.plots",
     "landscape.cli.main",
 ]

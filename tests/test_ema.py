@@ -12,6 +12,7 @@ from landscape.checkpoints import checkpoint
 from landscape.checkpoints.snapshots import of_run
 from landscape.subject.evaluation import evaluate
 from landscape.subject.loading import bare
+from landscape.subject.spec import Spec
 from landscape.training.ema import Average
 from landscape.training.recipes import recipe
 from landscape.training.train import train
@@ -67,7 +68,7 @@ def test_the_averaged_checkpoint_is_complete_and_no_snapshot_of_the_path(tmp_pat
     path = final.with_name("final_ema.pt")
     found = checkpoint.read(path)
     assert (found.epoch, found.recipe["ema"]) == (2.0, 0.9)
-    network, _ = bare(path, "", {}, None)
+    network, _ = bare(Spec(checkpoint=path))
     _, testing = splits("digits", root=None)
     measured = evaluate(network, [(testing.normalised(testing.inputs), testing.targets)])
     assert found.metrics["loss"] == pytest.approx(measured.loss, rel=1e-5)

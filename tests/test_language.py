@@ -24,6 +24,7 @@ from landscape.options import OptionError
 from landscape.probes.hessian import Hessian
 from landscape.subject import loading
 from landscape.subject.evaluation import evaluated
+from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject, outputs_of
 
 VOCABULARY, CONTEXT = 11, 6
@@ -220,7 +221,7 @@ def test_blocks_beyond_the_positions_of_a_table_are_refused(folder: Path, tokens
 
 
 def test_its_layers_are_listed_without_data(folder: Path) -> None:
-    model, size = loading.bare(None, f"hf:{folder}", {}, None)
+    model, size = loading.bare(Spec(model=f"hf:{folder}"))
     example = loading.example(model, size)
     assert example.shape == (2, CONTEXT)
     if folder.name.startswith("GPT2"):

@@ -20,7 +20,8 @@ from landscape.layers.linear_classifier import chosen
 from landscape.options import OptionError
 from landscape.probes.probe_linear import ProbeLinear
 from landscape.run import digest
-from landscape.subject.subject import Spec, Split, Subject
+from landscape.subject.spec import Spec, Split
+from landscape.subject.subject import Subject
 
 PROBE = ProbeLinear(layers=("maps", "squared", "mean"))
 

@@ -21,7 +21,8 @@ from landscape.options import OptionError
 from landscape.subject.loading import load, load_spec
 from landscape.subject.losses import cross_entropy
 from landscape.subject.sanity_check import prove
-from landscape.subject.subject import Spec, Subject
+from landscape.subject.spec import Spec
+from landscape.subject.subject import Subject
 
 
 @dataclasses.dataclass

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +23,12 @@ from landscape.data.dataset import Batches, Images
 from landscape.data.preprocessing import Fit, Preprocessing, crop_of
 from landscape.models import providers
 from landscape.models.providers import Wanted
-from landscape.options import OptionError, at_least
+from landscape.options import OptionError
 from landscape.subject.device import device as device_of
 from landscape.subject.losses import cross_entropy, losses_of
 from landscape.subject.model_building import build, named, no_code
-from landscape.subject.subject import Spec, Split, Subject, logits_in
+from landscape.subject.spec import Spec, Split
+from landscape.subject.subject import Subject, logits_in
 
 MOST_PIXELS = 8192  # side of an image that a checkpoint may ask for
 LONGEST = 1024  # tokens of a sequence, unless --block-size asks for more
@@ -64,34 +65,19 @@ def load(checkpoint: Path | str | nn.Module | None = None, *, label: str = "", *
     return subject
 
 
-def bare(
-    checkpoint: Path | None,
-    model: str,
-    model_arg: Mapping[str, Any],
-    image_size: int | None,
-    *,
-    weights: Literal["raw", "ema"] = "raw",
-    trust_pickle: bool = False,
-    allow_missing: bool = False,
-    seed: int = 0,
-) -> tuple[nn.Module, int]:
+def bare(spec: Spec) -> tuple[nn.Module, int]:
     """A model without data, in eval mode on the CPU, and the image size it takes (224 where nothing says it)."""
-    if image_size is not None:
-        at_least("image_size", image_size, 1)
-    path = checkpoint
-    if path is None and not model:
-        path = checkpoints.newest()
-    stored = checkpoints.read(path, weights=weights, trust_pickle=trust_pickle) if path else None
-    arguments = dict(model_arg)
-    if model in models.NAMES and not stored:
-        arguments = {"image_size": image_size or 224, **arguments}
-    spec = named(Spec(model=model, model_arg=arguments, image_size=image_size, seed=seed), stored)
+    path = checkpoints.newest() if spec.checkpoint is None and not spec.model else spec.checkpoint
+    stored = checkpoints.read(path, weights=spec.weights, trust_pickle=spec.trust_pickle) if path else None
+    if spec.model in models.NAMES and not stored:
+        spec = replace(spec, model_arg={"image_size": spec.image_size or 224, **spec.model_arg})
+    spec = named(spec, stored)
     own = _of_source(spec, stored)
-    size = image_size or (stored.data.get("size") if stored else 0) or (own.size if own else 0) or 224
+    size = spec.image_size or (stored.data.get("size") if stored else 0) or (own.size if own else 0) or 224
     net = build(spec, stored, None)
     if stored is not None:
-        checkpoints.load_into(net, stored, allow_missing=allow_missing, logits=False)
-    return net.eval(), int(arguments.get("image_size", size))
+        checkpoints.load_into(net, stored, allow_missing=spec.allow_missing, logits=False)
+    return net.eval(), int(spec.model_arg.get("image_size", size))
 
 
 def example(model: nn.Module, size: int) -> Tensor:

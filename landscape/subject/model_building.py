@@ -16,7 +16,7 @@ from landscape.checkpoints.checkpoint import Checkpoint
 from landscape.data.dataset import Images
 from landscape.models import providers
 from landscape.models.providers import Wanted
-from landscape.subject.subject import Spec
+from landscape.subject.spec import Spec
 
 LARGER, SMALL = 16, 10**6  # a described model may be so many times its weights, and so many numbers larger
 SOURCES = ("timm", "torchvision")  # of names in front of a colon, those that look a model up in a table

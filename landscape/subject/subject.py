@@ -7,8 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -18,85 +17,11 @@ from landscape.checkpoints import checkpoint as checkpoints
 from landscape.checkpoints.checkpoint import Checkpoint
 from landscape.checkpoints.user_code import spec_sha256
 from landscape.data.dataset import Batches, Images
-from landscape.data.preprocessing import INTERPOLATIONS, Fit, crop_of
-from landscape.data.sampling import count_of
 from landscape.models import providers
-from landscape.options import OptionError, at_least, one_of
 from landscape.subject.losses import Meaning, cross_entropy, meaning_of
+from landscape.subject.spec import Spec, Split
 
-Split = Literal["train", "test"]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Spec:
-    """Everything needed to load a subject again elsewhere: plain and picklable. Fields are command-line options.
-
-    Args:
-        checkpoint: file with the weights; None measures the freshly built model.
-        model: trainer's name, `module:callable` or `file.py:callable`; "" takes the checkpoint's own.
-        model_arg: arguments of the model, by name.
-        data: data set; "" takes what the checkpoint was trained on.
-        samples: a number, a percentage such as "10%", or "all".
-        batch_size: images per mini-batch.
-        augment: transform by the checkpoint's own recipe, drawn once.
-        weight_decay: coefficient of (1/2)||w||^2 in the objective.
-        loss: data term per sample, see `losses_of`; "" is cross-entropy.
-        image_size: side of the images; None, as the next four when empty: what checkpoint, source or data say.
-        mean: per channel, of pixels in [0, 1]; goes with `std`.
-        std: likewise.
-        interpolation: how pictures are resampled, see `Fit`.
-        block_size: tokens per sequence of a token file; None: the network's context, at most 1024.
-        crop: share of the shorter side that the crop keeps, or "squash", see `Fit`.
-        seed: of augmentation and of a freshly built model.
-        weights: the model's own, or their moving average.
-        trust_pickle: read files that run code.
-        allow_missing: weights that the checkpoint lacks stay as they were initialised.
-        logits: the model's outputs are used as logits; else its classifier may be missing.
-    """
-
-    checkpoint: Path | None = None
-    model: str = ""
-    model_arg: Mapping[str, Any] = field(default_factory=dict)
-    data: str = ""
-    data_root: Path | None = None
-    split: Split = "test"
-    samples: int | str = "all"
-    batch_size: int = 128
-    augment: bool = False
-    weight_decay: float = 0.0
-    loss: str = ""
-    image_size: int | None = None
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
-    interpolation: str = ""
-    crop: str = ""
-    block_size: int | None = None
-    device: str = "auto"
-    seed: int = 0
-    weights: Literal["raw", "ema"] = "raw"
-    trust_pickle: bool = False
-    allow_missing: bool = False
-    logits: bool = True
-
-    def __post_init__(self) -> None:
-        at_least("batch_size", self.batch_size, 1)
-        at_least("weight_decay", self.weight_decay, 0.0)
-        if self.split not in ("train", "test"):
-            raise OptionError(f"--split {self.split} is unknown; ask for train or test")
-        if self.image_size is not None:
-            at_least("image_size", self.image_size, 1)
-        if self.block_size is not None:
-            at_least("block_size", self.block_size, 1)
-        if len(self.mean) != len(self.std) or not all(value > 0 for value in self.std):
-            raise OptionError(
-                f"--mean {self.mean} --std {self.std} do not fit; ask for both, a number per channel, std above 0"
-            )
-        if self.interpolation:
-            one_of("interpolation", self.interpolation, INTERPOLATIONS)
-        if self.crop:
-            Fit(crop=crop_of(self.crop))
-        count_of(self.samples, 100)
 
 
 @dataclass(eq=False)

@@ -1,0 +1,85 @@
+"""What a subject is loaded from: checkpoint, model, data, objective. Fields with a help text are command-line options.
+
+Importing this module does not import torch: the command line reads its options here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from landscape.options import OptionError, at_least, one_of
+
+Split = Literal["train", "test"]
+Weights = Literal["raw", "ema"]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Everything needed to load a subject again elsewhere: plain and picklable.
+
+    An empty value ("", None, ()) of a field stands for what the checkpoint, the model's provider or the data say. The
+    resolved spec of a loaded subject has what the provider said filled in.
+
+    Args:
+        checkpoint: file with the weights; None measures the freshly built model.
+        logits: the model's outputs are used as logits; if False, its classifier may be missing.
+    """
+
+    checkpoint: Path | None = None
+    model: Annotated[
+        str,
+        "name, timm:NAME, torchvision:NAME, hf:FOLDER, module:callable or file.py:callable, where the checkpoint does "
+        "not say",
+    ] = ""
+    model_arg: Annotated[Mapping[str, Any], "KEY=VALUE argument of the model; repeatable"] = field(default_factory=dict)
+    data: Annotated[
+        str,
+        "NAME, FOLDER, FILE.npz, FILE.parquet, X.npy,Y.npy, tokens.npy or file.py:callable; default: what the "
+        "checkpoint was trained on",
+    ] = ""
+    data_root: Annotated[Path | None, "folder that holds cifar-100-python/ and the like"] = None
+    split: Annotated[Split, "split of the data"] = "test"
+    samples: Annotated[int | str, "a number, a share such as 10%, or all"] = "all"
+    batch_size: Annotated[int, "samples per mini-batch"] = 128
+    augment: Annotated[bool, "transform by the checkpoint's own recipe, drawn once"] = False
+    weight_decay: Annotated[float, "coefficient of (1/2) ||w||^2 in the objective"] = 0.0
+    loss: Annotated[str, "cross-entropy (default), mse, l1, huber, bce, or file.py:callable: a loss per sample"] = ""
+    image_size: Annotated[int | None, "side of the images in pixels"] = None
+    mean: Annotated[tuple[float, ...], "mean of each channel, of pixels in 0 to 1: 0.5,0.5,0.5; needs --std"] = ()
+    std: Annotated[tuple[float, ...], "standard deviation of each channel, likewise; needs --mean"] = ()
+    interpolation: Annotated[str, "how images are resampled: bilinear, bicubic, lanczos ..."] = ""
+    crop: Annotated[str, "share of the shorter side that the centre crop keeps, or squash"] = ""
+    block_size: Annotated[int | None, "tokens per sequence of a token file; default: the context, at most 1024"] = None
+    device: Annotated[str, "auto, cpu, cuda or cuda:1"] = "auto"
+    seed: Annotated[int, "seed of everything random"] = 0
+    weights: Annotated[Weights, "the model's weights or their moving average"] = "raw"
+    trust_pickle: Annotated[bool, "unpickle the checkpoint although it may run code: only files of your own"] = False
+    allow_missing: Annotated[
+        bool, "leave weights that the checkpoint lacks, or has in another shape, as initialised"
+    ] = False
+    logits: bool = True
+
+    def __post_init__(self) -> None:
+        from landscape.data.preprocessing import INTERPOLATIONS, Fit, crop_of
+        from landscape.data.sampling import count_of
+
+        at_least("batch_size", self.batch_size, 1)
+        at_least("weight_decay", self.weight_decay, 0.0)
+        if self.split not in ("train", "test"):
+            raise OptionError(f"--split {self.split} is unknown; ask for train or test")
+        if self.image_size is not None:
+            at_least("image_size", self.image_size, 1)
+        if self.block_size is not None:
+            at_least("block_size", self.block_size, 1)
+        if len(self.mean) != len(self.std) or not all(value > 0 for value in self.std):
+            raise OptionError(
+                f"--mean {self.mean} and --std {self.std} must both be given, one number per channel, --std above 0"
+            )
+        if self.interpolation:
+            one_of("interpolation", self.interpolation, INTERPOLATIONS)
+        if self.crop:
+            Fit(crop=crop_of(self.crop))
+        count_of(self.samples, 100)
