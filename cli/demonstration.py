@@ -12,7 +12,7 @@ from landscape.cli.files import drawn
 from landscape.cli.probing import OPTIONS, measure_all, probes_of
 from landscape.cli.progress import say
 from landscape.cli.training import run_name, run_training
-from landscape.options import duration
+from landscape.options import format_duration
 from landscape.probes import FEATURES, PROBES
 
 MODELS = ("vit_demo", "resnet_demo", "alternet_demo")
@@ -61,11 +61,11 @@ def demonstrate(out: Path, *, epochs: int | None, samples: str, device: str, qui
         settings = {**common, **usual, **COARSE.get(name, {})}
         own = {key: settings.pop(key) for key in usual if key != "seed"}
         measure_all(name, finals, own, **settings)
-        say(f"{name}: {len(finals)} networks in {duration(time.monotonic() - began)}", quiet=quiet)
+        say(f"{name}: {len(finals)} networks in {format_duration(time.monotonic() - began)}", quiet=quiet)
     figures = drawn(results, out / "figures", ("png",), quiet=True)
     from landscape.plots import report
 
     page = report.report(results, out / "report.html", figures)
     typer.echo(report.text_table(report.summary_table(results)))
-    took = duration(time.monotonic() - start)
+    took = format_duration(time.monotonic() - start)
     say(f"{results}, {len(figures)} figures in {out / 'figures'}, {page}; {took} in all", quiet=quiet)

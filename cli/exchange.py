@@ -56,13 +56,10 @@ def export(
 ) -> None:
     """Write surfaces, lines and paths for other tools: ParaView (vtp, vtk), tomgoldstein/loss-landscape (HDF5), CSV."""
     from landscape.exchange import exporting
-    from landscape.options import OptionError
+    from landscape.options import parse_choices
 
     survives(file)
-    formats = [part.strip().lower() for part in format.split(",")]
-    unknown = [part for part in formats if part not in exporting.WRITERS]
-    if unknown:
-        raise OptionError(f"--format {unknown[0]} is unknown; ask for {', '.join(exporting.WRITERS)}")
+    formats = parse_choices("format", format, exporting.WRITERS)
     paths = exporting.export(file, out, formats, label=label)
     for path in paths:
         typer.echo(path)

@@ -32,13 +32,16 @@ def plot(
     debug: Annotated[bool, Option(help="Show the traceback of an error.")] = False,
 ) -> None:
     """Draw every figure that the results allow; of a run folder its loss and accuracy."""
+    from landscape.options import parse_choices
+
+    formats = parse_choices("format", format, ("png", "pdf", "svg"))
     if file.is_dir():
         from landscape import plots
 
-        for path in plots.draw_run(file, out, formats_of(format)):
+        for path in plots.draw_run(file, out, formats):
             typer.echo(path)
         return
-    for path in drawn(file, out, formats_of(format), eigenvalues=range_of(eigenvalues), quiet=quiet):
+    for path in drawn(file, out, formats, eigenvalues=range_of(eigenvalues), quiet=quiet):
         typer.echo(path)
 
 
@@ -63,18 +66,14 @@ def range_of(text: str) -> tuple[float, float] | None:
     Raises:
         OptionError: it is something else.
     """
-    from landscape.options import OptionError
+    from landscape.options import parse_range, require
 
     if not text:
         return None
-    low, _, high = text.partition(":")
-    try:
-        found = float(low), float(high)
-    except ValueError:
-        found = (math.nan, math.nan)
-    if not -math.inf < found[0] < 0 < found[1] < math.inf:
-        raise OptionError(f"--eigenvalues {text} is no range around zero; ask for LOW:HIGH, for example -120:900")
-    return found
+    expected = "LOW:HIGH around zero, for example -120:900"
+    low, high = parse_range("eigenvalues", text, expected)
+    require(":" in text and low < 0 < high, "eigenvalues", text, expected)
+    return low, high
 
 
 def drawn(
@@ -98,17 +97,6 @@ def drawn(
         raise ValueError(f"{file} holds nothing finished to draw; run a probe first, for example: landscape surface")
     say(f"{len(paths)} figures in {out}", quiet=quiet)
     return paths
-
-
-def formats_of(text: str) -> tuple[str, ...]:
-    """`png,pdf` as a tuple."""
-    from landscape.options import OptionError
-
-    formats = tuple(part.strip().lower() for part in text.split(","))
-    unknown = [part for part in formats if part not in ("png", "pdf", "svg")]
-    if unknown:
-        raise OptionError(f"--format {unknown[0]} is unknown; ask for png, pdf or svg")
-    return formats
 
 
 def show(

@@ -16,11 +16,10 @@ from landscape.cli.probing import (
     OUTPUT,
     file_of,
     introduce,
-    key_values,
-    numbers,
     option,
     with_options,
 )
+from landscape.options import parse_arguments, parse_numbers
 
 CHECKPOINT = (
     Annotated[Path | None, typer.Argument(help="checkpoint, or run folder; default: the newest under ./checkpoints")],
@@ -38,7 +37,7 @@ def _layers(checkpoint: Path | None, layers: list[str], json: bool, **options: A
     spec = Spec(
         checkpoint=file_of(checkpoint),
         model=options["model"] or "",
-        model_arg=key_values(options["model_arg"]),
+        model_arg=parse_arguments("model_arg", options["model_arg"]),
         image_size=options["image_size"],
         weights=options["weights"] or "raw",
         trust_pickle=options["trust_pickle"],
@@ -79,8 +78,8 @@ def _evaluate(checkpoint: Path | None, passes: int, json: bool, **options: Any) 
     from landscape.subject.evaluation import evaluated
 
     given = {key: options[key] for key in (*LOADING, "data_root") if options.get(key) is not None}
-    given |= {key: numbers(key, given[key]) for key in ("mean", "std") if key in given}
-    given |= {"model_arg": key_values(options["model_arg"])}
+    given |= {key: parse_numbers(key, given[key]) for key in ("mean", "std") if key in given}
+    given |= {"model_arg": parse_arguments("model_arg", options["model_arg"])}
     given |= {name: options[name] for name in ("trust_pickle", "allow_missing")}
     loaded = loading.load(file_of(checkpoint), device=options["device"], seed=options["seed"], **given)
     introduce(loaded, quiet=options["quiet"])

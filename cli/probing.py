@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from landscape.cli.progress import Progress, say
-from landscape.options import duration
+from landscape.options import format_duration, parse_arguments, parse_numbers
 from landscape.probes import FEATURES
 
 SMALL = 8_000_000  # samples per mini-batch times parameters, below which threads cost more than they bring
@@ -178,8 +178,8 @@ def measure_all(
     if label and len(label) != len(paths):
         raise OptionError(f"--label was given {len(label)} times for {len(paths)} checkpoints; give one each")
     given = {key: value for key, value in options.items() if value is not None}
-    given |= {key: numbers(key, given[key]) for key in ("mean", "std") if key in given}
-    given |= {"model_arg": key_values(model_arg), "device": device, "seed": seed}
+    given |= {key: parse_numbers(key, given[key]) for key in ("mean", "std") if key in given}
+    given |= {"model_arg": parse_arguments("model_arg", model_arg), "device": device, "seed": seed}
     given |= {"trust_pickle": trust_pickle, "allow_missing": allow_missing}
     probes = probes_of(name)
     usual = {key: value for probe in probes for key, value in api.own_defaults(probe).items()}
@@ -282,45 +282,6 @@ def introduce(loaded: Any, *, quiet: bool) -> None:
         say(warning, quiet=quiet)
 
 
-def key_values(words: list[str]) -> dict[str, Any]:
-    """`KEY=VALUE` words as a dict; numbers, booleans and comma lists become what they look like."""
-    from landscape.options import OptionError
-
-    found = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or not key:
-            raise OptionError(f"--model-arg {word} is not understood; ask for KEY=VALUE")
-        found[key.replace("-", "_")] = literal(value)
-    return found
-
-
-def numbers(name: str, text: str) -> tuple[float, ...]:
-    """Numbers separated by commas.
-
-    Raises:
-        OptionError: one of them is none.
-    """
-    from landscape.options import OptionError
-
-    try:
-        return tuple(float(word) for word in text.split(","))
-    except ValueError:
-        raise OptionError(f"--{name} {text} is not understood; ask for numbers such as 0.5,0.5,0.5") from None
-
-
-def literal(text: str) -> Any:
-    """A number, boolean or tuple of them where the text reads as one, else the text."""
-    if "," in text:
-        return tuple(literal(part) for part in text.split(","))
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return {"true": True, "false": False, "none": None}.get(text.lower(), text)
-
-
 def _executor(workers: int) -> AbstractContextManager[Executor | None]:
     if workers == 1:
         return nullcontext()
@@ -362,7 +323,7 @@ def _measure(
     else:
         with Progress(f"{probes[0].name} {loaded.label}", quiet=quiet) as progress:
             outcomes = [run(probes[0], loaded, out, report=progress, **how)]
-    took = duration(time.monotonic() - start)
+    took = format_duration(time.monotonic() - start)
     for outcome in outcomes:
         headline = reader.headline(out, outcome.group)
         if outcome.measured == 0:

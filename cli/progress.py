@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
-from landscape.options import duration
+from landscape.options import format_duration
 
 LINE_SECONDS = 30.0
 
@@ -61,7 +61,7 @@ class Progress:
             self._bar.update(self._task, completed=finished, total=total, rate=f"{rate:.3g}/s" if rate else "")
         elif not self._quiet and now - self._spoke >= LINE_SECONDS:
             self._spoke = now
-            speed = f", {rate:.3g}/s, about {duration((total - finished) / rate)} left" if rate else ""
+            speed = f", {rate:.3g}/s, about {format_duration((total - finished) / rate)} left" if rate else ""
             say(f"{self._what} {finished}/{total}, {100 * finished / total:.0f} %{speed}")
 
 

@@ -12,7 +12,7 @@ import typer
 
 from landscape.cli.progress import say
 from landscape.cli.training import run_training
-from landscape.options import OptionError, at_least, duration
+from landscape.options import OptionError, at_least, format_duration
 from landscape.results.statistics import mean_and_standard_error
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def reproduce(
             answers[network, question] = _asked(
                 QUESTIONS[question], folders[network], data_root, device, out / "results.h5", f"{network}-s{seed}"
             )
-            took = duration(time.monotonic() - began)
+            took = format_duration(time.monotonic() - began)
             say(f"{network}, seed {seed}: {question} in {took}", quiet=quiet)
         studies.append(answers)
         found = findings(claims, studies)

@@ -53,8 +53,8 @@ def train(
     debug: Annotated[bool, Option(help="Show the traceback of an error.")] = False,
 ) -> None:
     """Train a model and leave its snapshots; a killed run goes on where it stopped."""
-    from landscape.cli.probing import key_values
-    from landscape.training.recipes import parsed
+    from landscape.options import parse_arguments
+    from landscape.training.recipes import parse_overrides
 
     formats = {True: "channels_last", False: "contiguous", None: None}
     named = {
@@ -63,12 +63,12 @@ def train(
         "accumulate": accumulate, "ema": ema, "precision": precision, "memory_format": formats[channels_last],
         "compile": compile or None, "sync_bn": sync_bn or None,
     }  # fmt: skip
-    given = {**parsed(set), **{field: value for field, value in named.items() if value is not None}}
+    given = {**parse_overrides(set), **{field: value for field, value in named.items() if value is not None}}
     run_training(
         model, data, given, recipe=recipe, out=out or Path("checkpoints") / run_name(model, data, name),
-        data_root=data_root, model_args=key_values(model_arg), snapshots=snapshots, fraction=fraction, seed=seed,
-        snapshot_dtype=snapshot_dtype, device=device, tune=tune, deterministic=deterministic, tensorboard=tensorboard,
-        quiet=quiet,
+        data_root=data_root, model_args=parse_arguments("model_arg", model_arg), snapshots=snapshots,
+        fraction=fraction, seed=seed, snapshot_dtype=snapshot_dtype, device=device, tune=tune,
+        deterministic=deterministic, tensorboard=tensorboard, quiet=quiet,
     )  # fmt: skip
 
 

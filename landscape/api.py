@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import xarray as xr
 
-from landscape.options import OptionError
+from landscape.options import OptionError, alternatives, invalid
 from landscape.probe import Probe, Varies
 from landscape.probes import FEATURES, probe_class
 from landscape.results import reader
@@ -165,5 +165,5 @@ def preset_of(probe: str, preset: str) -> dict[str, Any]:
     """
     presets = probe_class(probe).presets
     if preset and preset not in presets:
-        raise OptionError(f"--preset {preset} is unknown; {probe} has {', '.join(presets)}")
+        raise invalid("preset", preset, f"{alternatives(list(presets))} for {probe}")
     return dict(presets[preset]) if preset else {}

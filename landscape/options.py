@@ -1,49 +1,203 @@
-"""The error of a parameter outside its range, and the checks and parsers that options share."""
+"""Options of the command line and of Python: their error, the checks of their values, and the parsers of their text."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class OptionError(ValueError):
-    """A parameter outside its range, whatever the subject: a usage error (exit code 2 on the command line)."""
+    """An option has an invalid value, whatever is measured: a usage error (exit code 2 on the command line)."""
+
+
+def invalid(name: str, value: object, expected: str) -> OptionError:
+    """The error of an invalid value, to be raised: "--name must be EXPECTED, got VALUE"."""
+    return OptionError(f"--{name.replace('_', '-')} must be {expected}, got {value}")
+
+
+def require(holds: bool, name: str, value: object, expected: str) -> None:
+    """Check that a condition on the value of an option holds.
+
+    Raises:
+        OptionError: it does not.
+    """
+    if not holds:
+        raise invalid(name, value, expected)
 
 
 def at_least(name: str, value: float, least: float) -> None:
-    """Refuse a parameter below its range.
+    """Check that an option is not below its minimum, and is a number at all.
 
     Raises:
-        OptionError: naming the parameter, what was got and what is expected.
+        OptionError: it is below.
     """
-    if not value >= least:
-        raise OptionError(f"--{name.replace('_', '-')} {value} is out of range; ask for at least {least}")
+    require(value >= least, name, value, f"at least {least:g}")
 
 
 def one_of(name: str, value: str, choices: Iterable[str]) -> None:
-    """Refuse a parameter that is none of the choices.
+    """Check that an option is one of the choices.
 
     Raises:
-        OptionError: naming the parameter, what was got and what is expected.
+        OptionError: it is none of them.
     """
     known = list(choices)
-    if value not in known:
-        raise OptionError(f"--{name.replace('_', '-')} {value} is unknown; ask for one of {', '.join(known)}")
+    require(value in known, name, value, alternatives(known))
 
 
 def regular_expression(name: str, text: str) -> None:
-    """Refuse a parameter that is no regular expression.
+    """Check that an option is a regular expression.
 
     Raises:
-        OptionError: naming the parameter, what was got and why it cannot be read.
+        OptionError: it cannot be compiled.
     """
     try:
         re.compile(text)
     except re.error as error:
-        raise OptionError(f"--{name.replace('_', '-')} {text} is no regular expression ({error})") from None
+        raise invalid(name, f"{text} ({error})", "a regular expression") from None
 
 
-def duration(seconds: float) -> str:
+def alternatives(words: Sequence[str]) -> str:
+    """Words as a choice: `a, b or c`."""
+    return " or ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+
+
+def parse_numbers(name: str, text: str) -> tuple[float, ...]:
+    """Parse `0.5,0.5,0.5`.
+
+    Raises:
+        OptionError: a part is no number.
+    """
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise invalid(name, text or "nothing", "numbers separated by commas") from None
+
+
+def parse_choices(name: str, text: str, choices: Iterable[str]) -> tuple[str, ...]:
+    """Parse `png,pdf`, each of which has to be one of the choices.
+
+    Raises:
+        OptionError: one is not.
+    """
+    known = list(choices)
+    parts = tuple(part.strip().lower() for part in text.split(","))
+    for part in parts:
+        one_of(name, part, known)
+    return parts
+
+
+def parse_resolution(name: str, text: str) -> tuple[int, int]:
+    """Parse `N` or `NX,NY`.
+
+    Raises:
+        OptionError: it is something else.
+    """
+    try:
+        parts = [int(part) for part in text.split(",")]
+    except ValueError:
+        parts = []
+    require(len(parts) in (1, 2), name, text, "N or NX,NY")
+    return parts[0], parts[-1]
+
+
+def parse_range(name: str, text: str, expected: str = "R or LOW:HIGH") -> tuple[float, float]:
+    """Parse `R` as (-R, R), or `LOW:HIGH`.
+
+    Raises:
+        OptionError: it is something else, or LOW is not below HIGH.
+    """
+    try:
+        numbers = [float(part) for part in text.split(":")]
+    except ValueError:
+        numbers = []
+    require(len(numbers) in (1, 2), name, text or "nothing", expected)
+    low, high = (-numbers[0], numbers[0]) if len(numbers) == 1 else numbers
+    require(-math.inf < low < high < math.inf, name, text, f"{expected} from a low to a higher number")
+    return low, high
+
+
+def parse_ranges(name: str, text: str) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Parse `R`, `LOW:HIGH` or `XLOW:XHIGH,YLOW:YHIGH` as ((x_low, x_high), (y_low, y_high)).
+
+    Raises:
+        OptionError: it is something else, or a low end is not below its high end.
+    """
+    parts, expected = text.split(","), "R, LOW:HIGH or XLOW:XHIGH,YLOW:YHIGH"
+    require(len(parts) <= 2, name, text, expected)
+    return parse_range(name, parts[0], expected), parse_range(name, parts[-1], expected)
+
+
+def parse_count(name: str, value: int | str | None, available: int) -> int:
+    """Parse a number such as `64`, a share such as `10%` (rounded up), or `all` (also None); at most all available.
+
+    Raises:
+        OptionError: it is something else, or below 1.
+    """
+    text = "all" if value is None else str(value)
+    if text == "all":
+        return available
+    try:
+        count = math.ceil(available * float(text[:-1]) / 100) if text.endswith("%") else int(text)
+    except (ValueError, OverflowError):  # inf% is a number without a ceiling
+        raise invalid(name, text, "a number, a share such as 10%, or all") from None
+    require(count >= 1, name, text, "at least 1")
+    return min(count, available)
+
+
+def parse_assignments(name: str, assignments: Iterable[str]) -> dict[str, str]:
+    """Parse words such as `width=32`; dashes in a key become underscores.
+
+    Raises:
+        OptionError: one has no key or no equals sign.
+    """
+    found = {}
+    for text in assignments:
+        key, equals, value = text.partition("=")
+        require(bool(equals and key.strip()), name, text, "KEY=VALUE")
+        found[key.strip().replace("-", "_")] = value
+    return found
+
+
+def parse_arguments(name: str, assignments: Iterable[str]) -> dict[str, Any]:
+    """Parse words such as `width=32` into values: numbers, booleans, None, tuples of them, or the text itself.
+
+    Raises:
+        OptionError: one has no key or no equals sign.
+    """
+    return {key: _literal(text) for key, text in parse_assignments(name, assignments).items()}
+
+
+def _literal(text: str) -> Any:
+    if "," in text:
+        return tuple(_literal(part) for part in text.split(","))
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return {"true": True, "false": False, "none": None}.get(text.lower(), text)
+
+
+def parse_duration(name: str, text: str) -> float:
+    """Parse `90s`, `30m` or `2h` into seconds.
+
+    Raises:
+        OptionError: it is none of these, or not positive.
+    """
+    try:
+        found = float(text[:-1]) * SECONDS[text[-1:]]
+    except (ValueError, KeyError):
+        found = math.nan
+    require(0 < found < math.inf, name, text, "a time such as 90s, 30m or 2h")
+    return found
+
+
+def format_duration(seconds: float) -> str:
     """Seconds as people say them: 45 s, 12 min, 3 h 20 min."""
     if seconds < 90:
         return f"{seconds:.0f} s"

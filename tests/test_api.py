@@ -153,8 +153,8 @@ def test_one_word_may_stand_for_a_list_of_one(final: Path, out: Path) -> None:
         ({"tops": 3}, r"hessian has no option tops; it has .*top.*which"),
         ({"resolution": 3}, r"hessian has no option resolution"),
         ({"samples": 4}, r"samples belongs to loading; give it to landscape.load"),
-        ({"top": 0}, r"--top 0 is out of range; ask for at least 1"),
-        ({"preset": "park2021"}, r"--preset park2021 is unknown; hessian has park2022"),
+        ({"top": 0}, r"--top must be at least 1, got 0"),
+        ({"preset": "park2021"}, r"--preset must be park2022 for hessian, got park2021"),
     ],
 )
 def test_options_that_do_not_fit_are_usage_errors(

@@ -20,7 +20,7 @@ from landscape.run import run
 from landscape.subject import loading
 from landscape.subject.subject import Subject
 from landscape.weight_space import cost_model, forward_mode
-from landscape.weight_space.budget import chosen, duration, fitted
+from landscape.weight_space.budget import chosen, fitted
 from landscape.weight_space.cost_model import PRODUCTS, Rates, Work
 from landscape.weight_space.forward_mode import Forward, Manner, quickest
 from landscape.weight_space.planes import Plane, plane_of
@@ -40,11 +40,6 @@ def digits() -> Subject:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(768, 10))
     return loading.load(model, data="digits", samples=256, batch_size=32, split="train")
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("2h", 7200), ("1.5m", 90)])
-def test_times_are_read(text: str, seconds: float) -> None:
-    assert duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["30", "m", "-1m", "0s", "1d", "infs", "nanm", "half an hour"])

@@ -61,7 +61,7 @@ def test_a_subject_on_it_has_a_digest_of_what_it_sees(root: Path) -> None:
     [
         ("cifar10-c", "test", OptionError, "is not complete; ask for cifar10-c:CORRUPTION:SEVERITY"),
         ("cifar10-c:fog", "test", OptionError, "is not complete"),
-        ("cifar10-c:fog:6", "test", OptionError, "severity 6 is out of range; ask for 1 to 5"),
+        ("cifar10-c:fog:6", "test", OptionError, "the severity must be 1 to 5, got 6"),
         ("cifar10-c:fog:3", "train", OptionError, "is made of test images; ask for --split test"),
         ("cifar10-c:snow:3", "test", FileNotFoundError, r"no .*snow.npy \(there are fog, gaussian_noise\)"),
     ],

@@ -22,8 +22,6 @@ import torch
 
 import landscape
 from landscape.cli.main import status
-from landscape.cli.probing import key_values
-from landscape.cli.progress import duration
 from landscape.results import reader
 
 Command = Callable[..., tuple[int, str, str]]
@@ -543,15 +541,6 @@ def test_workers_give_the_same_file_as_one_process(trained: Path, tmp_path: Path
         subprocess.run([*words, "--out", str(out), "--workers", workers], cwd=trained, check=True)
     (left,), (right,) = (landscape.open(out)["surface"].children.values() for out in (one, two))
     np.testing.assert_allclose(left.loss.values, right.loss.values, rtol=1e-6)
-
-
-def test_model_arguments_become_what_they_look_like() -> None:
-    words = ["a=1", "b-c=2.5", "d=true", "e=0,1,1,2", "f=name", "g=none"]
-    assert key_values(words) == {"a": 1, "b_c": 2.5, "d": True, "e": (0, 1, 1, 2), "f": "name", "g": None}
-
-
-def test_durations_are_said_as_people_say_them() -> None:
-    assert [duration(s) for s in (3.2, 89, 600, 7200, 12000)] == ["3 s", "89 s", "10 min", "2 h 0 min", "3 h 20 min"]
 
 
 def test_version_is_the_distribution_s(command: Command) -> None:

@@ -159,5 +159,5 @@ def test_passes_of_a_network_that_draws_nothing_change_nothing() -> None:
     batches = [(torch.randn(6, 4).double(), torch.randint(4, (6,)))]
     one, three = (evaluate(nn.Identity(), batches, passes=passes) for passes in (1, 3))
     assert three.loss == pytest.approx(one.loss, rel=1e-12)
-    with pytest.raises(ValueError, match="--passes 0 is out of range"):
+    with pytest.raises(ValueError, match="--passes must be at least 1, got 0"):
         evaluate(nn.Identity(), batches, passes=0)

@@ -579,7 +579,7 @@ def test_bad_files_end_in_one_line_and_change_nothing(command: Command, tmp_path
         ("import", line, "--path", path): (1, "holds a line, expected a surface under the path"),
         ("import", good, line, "--path", path): (2, "2 files were given"),
         ("export", "none.h5"): (1, "none.h5"),
-        ("export", "--format", "stl"): (2, "stl is unknown; ask for tomgoldstein, csv, vtp, vtk"),
+        ("export", "--format", "stl"): (2, "--format must be tomgoldstein, csv, vtp or vtk, got stl"),
         ("export", "--label", "theirs"): (1, "holds no surface with the label theirs, but of ours"),
         ("export", "--out", "good.csv"): (1, "expected a folder"),
     }

@@ -394,10 +394,10 @@ def test_timm_pit_weights_give_its_logits() -> None:
         ("pit_ti", 32, {"heads": (2, 3, 8)}, "do not grow by whole factors"),
         ("pit_ti", 32, {"heads": (2, 4)}, "has 2 entries; ask for one per stage, 3 in all"),
         ("pit_ti", 32, {"patch": 40}, "patch=40 exceeds images of 32 px"),
-        ("resnet18", 32, {"head": "cls"}, "head=cls is not known; ask for one of gap, bn-gap, mlp"),
-        ("resnet18", 32, {"mc_dropout": 1.0}, "mc_dropout=1.0 is out of range"),
-        ("localvit_ti", 32, {"neighbourhood": 0}, "neighbourhood=0 is out of range"),
-        ("localvit_ti", 32, {"neighbourhood": "global"}, "ask for a whole number, at least 1, or none"),
+        ("resnet18", 32, {"head": "cls"}, "head must be gap, bn-gap or mlp, got cls"),
+        ("resnet18", 32, {"mc_dropout": 1.0}, "mc_dropout must be a number of at least 0 and below 1, got 1.0"),
+        ("localvit_ti", 32, {"neighbourhood": 0}, "neighbourhood must be a whole number of at least 1, got 0"),
+        ("localvit_ti", 32, {"neighbourhood": "global"}, r"got global \(none is valid too\)"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(

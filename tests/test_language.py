@@ -90,7 +90,7 @@ def test_rows_are_sequences_of_their_own(tmp_path: Path) -> None:
         (np.arange(20), None, OptionError, "one run of 20 tokens; .* --block-size N"),
         (np.arange(4), 4, OptionError, "too few for a sequence of 4"),
         (np.zeros((3, 1), int), None, OptionError, "too few"),
-        (np.arange(20), 0, OptionError, "--block-size 0 is out of range"),
+        (np.arange(20), 0, OptionError, "--block-size must be at least 1, got 0"),
         (np.array([1, -100, 3]), 2, ValueError, "has the token -100"),
         (np.zeros(9), 2, ValueError, "holds float64 of shape"),
         (np.zeros((2, 3, 4), int), 2, ValueError, r"expected token numbers, one run \(1-D\) or sequences \(2-D\)"),

@@ -230,5 +230,7 @@ def test_a_loss_that_cannot_be_used_is_refused_in_one_line(
 
 
 def test_an_unknown_name_is_a_usage_error() -> None:
-    with pytest.raises(OptionError, match="--loss crossentropy is unknown; ask for cross-entropy, mse, l1, huber, bce"):
+    with pytest.raises(
+        OptionError, match=r"--loss must be cross-entropy, mse, l1, huber, bce, or file\.py:callable, got crossentropy"
+    ):
         losses_of("crossentropy")

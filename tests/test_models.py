@@ -391,7 +391,7 @@ def test_an_alternet_is_built_up_from_the_end_of_the_last_stage() -> None:
     assert counts[-1] == 33_012_840
     assert attended == ["layer2.3", "layer3.5", "layer4.1", "layer4.3"]
     assert "msa 0-0-0-1" in models.summary("alternet50", msa=(0, 0, 0, 1))
-    with pytest.raises(ValueError, match=r"count=5 is out of range; msa=\(0, 1, 1, 2\) is built up by 0 to 4 MSAs"):
+    with pytest.raises(ValueError, match=r"count must be 0 to the 4 MSAs of msa=\(0, 1, 1, 2\), got 5"):
         alternet.build_up((0, 1, 1, 2), 5)
     with pytest.raises(ValueError, match="vit_ti is no AlterNet; ask for one of alternet18"):
         models.build_up("vit_ti")
@@ -458,7 +458,7 @@ def test_what_does_not_fit_is_refused_in_one_line(name: str, arguments: dict[str
 )
 def test_what_is_out_of_range_is_a_usage_error(name: str, arguments: dict[str, Any]) -> None:
     (argument,) = arguments
-    with torch.device("meta"), pytest.raises(OptionError, match=f"^{argument}=.*; ask for"):
+    with torch.device("meta"), pytest.raises(OptionError, match=f"^{argument} must be .*, got "):
         models.build(name, **{"classes": 10, "image_size": 32, **arguments})
 
 

@@ -173,13 +173,13 @@ def _refuse(outputs: Tensor, targets: Tensor, *, message: str) -> Tensor:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"eps": "0"}, "--eps 0 is out of range"),
-        ({"eps": "0.7,-1"}, "--eps 0.7,-1 is out of range"),
-        ({"eps": "much"}, "--eps much is not understood"),
-        ({"eps": "nan"}, "--eps nan is out of range"),
-        ({"bands": "0.5,1.5"}, "--bands 0.5,1.5 is out of range"),
-        ({"bands": ""}, "--bands  is not understood"),
-        ({"half_width": 0.0}, "--half-width 0.0 is out of range"),
+        ({"eps": "0"}, "--eps must be above 0, got 0"),
+        ({"eps": "0.7,-1"}, "--eps must be above 0, got 0.7,-1"),
+        ({"eps": "much"}, "--eps must be numbers separated by commas, got much"),
+        ({"eps": "nan"}, "--eps must be above 0, got nan"),
+        ({"bands": "0.5,1.5"}, "--bands must be frequencies from 0 to 1, in units of pi, got 0.5,1.5"),
+        ({"bands": ""}, "--bands must be numbers separated by commas, got nothing"),
+        ({"half_width": 0.0}, "--half-width must be above 0, got 0.0"),
     ],
 )
 def test_what_is_out_of_range_is_a_usage_error(options: dict[str, str], words: str) -> None:

@@ -185,11 +185,11 @@ def test_the_model_is_as_it_was_also_after_an_exception() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(OptionError, match="--pool max is unknown; ask for one of mean, cls"):
+    with pytest.raises(OptionError, match="--pool must be mean or cls, got max"):
         ProbeLinear(pool="max")  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="--solver svm is unknown; ask for one of ridge, lbfgs"):
+    with pytest.raises(OptionError, match="--solver must be ridge or lbfgs, got svm"):
         ProbeLinear(solver="svm")  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="--train-samples 3 is out of range; ask for at least 10"):
+    with pytest.raises(OptionError, match="--train-samples must be at least 10, got 3"):
         ProbeLinear(train_samples="3")
     with pytest.raises(OptionError, match="--split train would score what is fitted on"):
         PROBE.plan(replace(_subject(), spec=Spec(split="train")))

@@ -11,7 +11,7 @@ from torch import nn
 
 from landscape.options import OptionError
 from landscape.training.optimizer import Schedule, optimizer, parameter_groups
-from landscape.training.recipes import RECIPES, Recipe, at_size, checked, default_recipe, parsed, recipe
+from landscape.training.recipes import RECIPES, Recipe, at_size, checked, default_recipe, parse_overrides, recipe
 
 
 @pytest.mark.parametrize("name", ["cifar-vit", "cifar-cnn"])
@@ -93,7 +93,7 @@ def test_default_warmup_is_at_most_a_fifth_of_the_run(epochs: int, warmup: float
     ],
 )
 def test_values_out_of_range_are_refused_by_option_name(field: str, value: float | str) -> None:
-    with pytest.raises(OptionError, match=f"--{field.replace('_', '-')} .*ask for"):
+    with pytest.raises(OptionError, match=f"--{field.replace('_', '-')} must be .*, got {value}"):
         recipe("cifar-vit", **{field: value})
 
 
@@ -106,13 +106,13 @@ def test_unknown_names_are_answered_with_near_ones() -> None:
 
 def test_words_set_any_field() -> None:
     words = ["clip=1", "flip=no", "batch-size=7", "optimizer=sgd", "randaugment_std = 0.5", "precision=bf16"]
-    found = parsed(words)
+    found = parse_overrides(words)
     assert found == {
         "clip": 1.0, "flip": False, "batch_size": 7, "optimizer": "sgd", "randaugment_std": 0.5, "precision": "bf16",
     }  # fmt: skip
     assert isinstance(found["clip"], float)
     every = [f"{f.name}={getattr(RECIPES['demo'], f.name)}" for f in fields(Recipe) if f.name != "name"]
-    assert recipe("demo", **parsed(every)) == RECIPES["demo"]
+    assert recipe("demo", **parse_overrides(every)) == RECIPES["demo"]
 
 
 @pytest.mark.parametrize(
@@ -120,15 +120,15 @@ def test_words_set_any_field() -> None:
     [
         ("cilp=1", "--set cilp: a recipe has no such field; expected one of clip"),
         ("name=mine", "--set name: a recipe has no such field"),
-        ("clip", "--set clip is no assignment; ask for FIELD=VALUE"),
-        ("flip=maybe", "--set flip=maybe is out of range; ask for true or false"),
-        ("batch_size=1.5", "ask for a whole number"),
-        ("lr=fast", "ask for a number"),
+        ("clip", "--set must be KEY=VALUE, got clip"),
+        ("flip=maybe", "--set flip must be true or false, got maybe"),
+        ("batch_size=1.5", "--set batch-size must be a whole number, got 1.5"),
+        ("lr=fast", "--set lr must be a number, got fast"),
     ],
 )
 def test_words_that_set_nothing_are_explained(words: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        parsed([words])
+        parse_overrides([words])
 
 
 def test_crop_scales_with_the_image() -> None:

@@ -134,7 +134,7 @@ def test_the_range_of_the_two_panels_is_an_option(file: Path, tmp_path: Path, mo
 def test_a_range_without_zero_in_it_is_refused(text: str) -> None:
     from landscape.cli.files import range_of
 
-    with pytest.raises(OptionError, match="is no range around zero; ask for LOW:HIGH"):
+    with pytest.raises(OptionError, match="--eigenvalues must be LOW:HIGH around zero, for example -120:900"):
         range_of(text)
 
 

@@ -169,7 +169,7 @@ def test_samples_are_the_first_of_the_fixed_order(samples: int | str, count: int
     ],
 )
 def test_a_value_out_of_its_range_is_a_usage_error(name: str, value: Any) -> None:
-    with pytest.raises(OptionError, match=rf"--{name.replace('_', '-')} .*; ask for"):
+    with pytest.raises(OptionError, match=rf"--{name.replace('_', '-')} must be .*, got {value}"):
         digits(**{name: value})
 
 

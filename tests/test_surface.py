@@ -33,7 +33,7 @@ from landscape.probes.surface import Surface
 from landscape.results.surface_summary import height
 from landscape.subject.losses import cross_entropy
 from landscape.subject.subject import Subject, per_sample
-from landscape.weight_space.coordinates import spans, through_checkpoints, ticks
+from landscape.weight_space.coordinates import through_checkpoints, ticks
 from landscape.weight_space.directions import Normalize
 from landscape.weight_space.planes import plane_of
 from landscape.weight_space.weights_in_place import Between
@@ -244,17 +244,6 @@ def test_heights_wait_for_the_cells_they_need() -> None:
     assert np.isnan(half["height"]).all()
     assert half["non_finite"] == 0.0
     assert np.isnan(answer(probe, subject, units=0)["non_finite"])
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("2", ((-2, 2), (-2, 2))), ("-1:3", ((-1, 3), (-1, 3))), ("0:1,-2:2", ((0, 1), (-2, 2))),
-        ("1,-2:0", ((-1, 1), (-2, 0))), ("1e-3", ((-1e-3, 1e-3), (-1e-3, 1e-3))),
-    ],
-)  # fmt: skip
-def test_ranges_are_read(text: str, expected: tuple[tuple[float, float], tuple[float, float]]) -> None:
-    assert spans(text) == expected
 
 
 @pytest.mark.parametrize(

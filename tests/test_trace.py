@@ -249,5 +249,7 @@ def test_params_restricts_the_trace_to_a_diagonal_block() -> None:
 
 
 def test_products_of_several_mini_batches_at_once_are_refused() -> None:
-    with pytest.raises(OptionError, match="--hvp together is unknown; ask for one of auto, kept"):
+    with pytest.raises(
+        OptionError, match="--hvp must be auto, kept, traced, traced-channels-last or compiled, got together"
+    ):
         Trace(hvp="together")

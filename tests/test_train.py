@@ -495,18 +495,18 @@ def test_a_damaged_resume_state_is_named(source: str, tmp_path: Path) -> None:
     ("changes", "error", "message"),
     [
         ({"model": "vit_dmeo"}, ValueError, "vit_demo"),
-        ({"fraction": 0.0}, OptionError, "--fraction 0.0"),
+        ({"fraction": 0.0}, OptionError, "--fraction must be above 0 and at most 1, got 0.0"),
         ({"fraction": 0.01}, ValueError, "raise --fraction"),
-        ({"snapshots": -1}, OptionError, "--snapshots -1"),
-        ({"snapshot_dtype": "fp8"}, OptionError, "--snapshot-dtype fp8 is unknown; ask for one of fp32, fp16"),
+        ({"snapshots": -1}, OptionError, "--snapshots must be at least 0, got -1"),
+        ({"snapshot_dtype": "fp8"}, OptionError, "--snapshot-dtype must be fp32 or fp16, got fp8"),
         ({"model_args": {**SMALL, "patch": 3}}, ValueError, "patch=3 does not divide .* ask for one of 1, 2, 4, 8"),
-        ({"device": "tpu"}, OptionError, "--device tpu"),
+        ({"device": "tpu"}, OptionError, "--device must be .*, got tpu"),
         ({"model_args": {"classes": 5}}, ValueError, "classes=5: the data decides"),
         ({"model_args": {"image_size": "big"}}, ValueError, "image_size=big is no size"),
         ({"model_args": {"image_size": 16}}, ValueError, "have 8 pixels"),
         ({"model_args": {"deph": 5}}, ValueError, "deph"),
         ({"recipe": short(2, randaugment=9)}, ValueError, "cifar-noaug"),
-        ({"recipe": Recipe(epochs=2)}, OptionError, "--warmup 5.0"),
+        ({"recipe": Recipe(epochs=2)}, OptionError, "--warmup must be .*, got 5.0"),
     ],
 )
 def test_silly_values_are_refused_before_anything_is_written(

@@ -13,8 +13,8 @@ from landscape.data import cifar, cifar_c, digits, image_folder, numpy_files, pa
 from landscape.data.augment import Augmentation
 from landscape.data.dataset import Batches, Images, prefix, resized
 from landscape.data.preprocessing import Fit, fitted
-from landscape.data.sampling import Samples, count_of
-from landscape.options import OptionError, at_least
+from landscape.data.sampling import Samples
+from landscape.options import at_least, one_of, parse_count
 
 __all__ = ["NAMES", "Augmentation", "Batches", "Images", "Split", "load"]
 
@@ -62,9 +62,8 @@ def load(
         FileNotFoundError: a folder or file is missing, and cannot be downloaded.
         ValueError: an unknown name, damaged files, or values that do not fit together.
     """
-    if split not in get_args(Split):
-        raise OptionError(f"--split {split!r} is unknown; ask for {' or '.join(get_args(Split))}")
-    count_of(samples, 100)
+    one_of("split", split, get_args(Split))
+    parse_count("samples", samples, 100)
     at_least("image_size", 1 if image_size is None else image_size, 1)
     if name.endswith(tokens.SUFFIX) and not numpy_files.files(name) and Path(name).expanduser().is_file():
         return tokens.load(name, samples=samples, block_size=block_size)

@@ -13,7 +13,7 @@ from scipy.special import betaincinv
 from torch import Generator, Tensor
 
 from landscape.data.randaugment import STRONGEST, randaugment
-from landscape.options import OptionError, at_least
+from landscape.options import at_least, require
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,9 @@ class Augmentation:
         for name in ("crop", "randaugment", "randaugment_std", "mixup", "cutmix"):
             at_least(name, getattr(self, name), 0)
         at_least("randaugment_layers", self.randaugment_layers, 1)
-        if self.randaugment > STRONGEST:
-            raise OptionError(f"--randaugment {self.randaugment} is out of range; ask for 0 to {STRONGEST}")
-        if not 0 <= self.switch <= 1:
-            raise OptionError(f"--switch {self.switch} is out of range; ask for a probability, 0 to 1")
-        if not 0 <= self.label_smoothing < 1:
-            raise OptionError(f"--label-smoothing {self.label_smoothing} is out of range; ask for 0 to below 1")
+        require(self.randaugment <= STRONGEST, "randaugment", self.randaugment, f"0 to {STRONGEST}")
+        require(0 <= self.switch <= 1, "switch", self.switch, "a probability, 0 to 1")
+        require(0 <= self.label_smoothing < 1, "label_smoothing", self.label_smoothing, "at least 0 and below 1")
 
     @classmethod
     def of_recipe(cls, recipe: Mapping[str, Any]) -> Augmentation:

@@ -35,7 +35,7 @@ def load(name: str, *, root: Path | None, split: str, samples: Samples) -> Image
         FileNotFoundError: there is no such folder or corruption; names those that are there.
         ValueError: the files do not belong together.
     """
-    short, corruption, severity = _parsed(name)
+    short, corruption, severity = _parse(name)
     if split != "test":
         raise OptionError(f"--data {name} is made of test images; ask for --split test")
     place, clean = FOLDERS[short]
@@ -67,12 +67,12 @@ def load(name: str, *, root: Path | None, split: str, samples: Samples) -> Image
     )
 
 
-def _parsed(name: str) -> tuple[str, str, int]:
+def _parse(name: str) -> tuple[str, str, int]:
     short, *rest = name.split(":")
     if len(rest) != 2 or not all(rest):
         raise OptionError(f"--data {name} is not complete; ask for {short}:CORRUPTION:SEVERITY such as {short}:fog:3")
     if rest[1] not in map(str, range(1, SEVERITIES + 1)):
-        raise OptionError(f"--data {name}: severity {rest[1]} is out of range; ask for 1 to {SEVERITIES}")
+        raise OptionError(f"--data {name}: the severity must be 1 to {SEVERITIES}, got {rest[1]}")
     return short, rest[0], int(rest[1])
 
 

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from landscape.data.dataset import Images
-from landscape.options import OptionError, one_of
+from landscape.options import invalid, one_of, require
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -36,8 +36,8 @@ class Fit:
 
     def __post_init__(self) -> None:
         one_of("interpolation", self.interpolation, INTERPOLATIONS)
-        if self.crop != "squash" and not 0 < self.crop <= 1:
-            raise OptionError(f"--crop {self.crop} is out of range; ask for a share above 0, at most 1, or squash")
+        valid = self.crop == "squash" or 0 < self.crop <= 1
+        require(valid, "crop", self.crop, "a share above 0 and at most 1, or squash")
 
     def pixels(self, image: Image.Image, size: int) -> np.ndarray:
         """A picture as (3, size, size) uint8."""
@@ -77,8 +77,8 @@ class Preprocessing:
         return f"{self.size} px, {crop}, {self.fit.interpolation}, mean {mean}, std {std}"
 
 
-def crop_of(text: str) -> Crop:
-    """A crop as an option says it: a share, or `squash`.
+def parse_crop(text: str) -> Crop:
+    """Parse a share such as `0.875`, or `squash`.
 
     Raises:
         OptionError: it is neither.
@@ -88,7 +88,7 @@ def crop_of(text: str) -> Crop:
     try:
         return float(text)
     except ValueError:
-        raise OptionError(f"--crop {text} is not understood; ask for a share such as 0.875, or squash") from None
+        raise invalid("crop", text, "a share such as 0.875, or squash") from None
 
 
 def fitted(images: Images, size: int, fit: Fit) -> Images:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import TypeAlias
 
 import numpy as np
 
-from landscape.options import OptionError, at_least
+from landscape.options import parse_count
 
 ORDER = 0x9E3779B97F4A7C15  # constant of the fixed order: changing it changes every stored number
 Samples: TypeAlias = int | str | None  # a number, a share such as "10%", or all: "all" or None
@@ -48,21 +47,4 @@ def balanced(targets: np.ndarray) -> np.ndarray:
 
 def chosen(targets: np.ndarray, samples: Samples) -> np.ndarray:
     """The first `samples` rows of the class-balanced order of `targets` (N,)."""
-    return balanced(targets)[: count_of(samples, len(targets))]
-
-
-def count_of(samples: Samples, available: int) -> int:
-    """How many samples are asked for: a number, a percentage of what there is, or all.
-
-    Raises:
-        OptionError: it is something else, or below 1.
-    """
-    text = "all" if samples is None else str(samples)
-    if text == "all":
-        return available
-    try:
-        count = math.ceil(available * float(text[:-1]) / 100) if text.endswith("%") else int(text)
-    except (ValueError, OverflowError):  # inf% is a number without a ceiling
-        raise OptionError(f"--samples {text} is no number; ask for a number, a share such as 10%, or all") from None
-    at_least("samples", count, 1)
-    return min(count, available)
+    return balanced(targets)[: parse_count("samples", samples, len(targets))]

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from landscape.data.dataset import Images
-from landscape.data.sampling import Samples, count_of, shuffled
-from landscape.options import OptionError, at_least
+from landscape.data.sampling import Samples, shuffled
+from landscape.options import OptionError, at_least, parse_count
 
 SUFFIX = ".npy"
 
@@ -40,7 +40,7 @@ def load(name: str, *, samples: Samples, block_size: int | None) -> Images:
             f"{name} has {array.size} tokens, too few for a sequence of {block_size or 1} and the one after it; "
             "ask for a smaller --block-size or give a longer file"
         )
-    chosen = shuffled(count)[: count_of(samples, count)]
+    chosen = shuffled(count)[: parse_count("samples", samples, count)]
     starts = chosen * length
     rows = [array[s : s + length + 1] for s in starts] if array.ndim == 1 else [array[r, : length + 1] for r in chosen]
     tokens = torch.from_numpy(np.stack(rows).astype(np.int64))

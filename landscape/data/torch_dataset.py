@@ -20,7 +20,8 @@ from landscape.data import decoding
 from landscape.data.dataset import Images
 from landscape.data.memory import Resident
 from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Fit
-from landscape.data.sampling import Samples, balanced, chosen, count_of
+from landscape.data.sampling import Samples, balanced, chosen
+from landscape.options import parse_count
 from landscape.probe import derived_seed
 
 # Names of what a sample that is a dict brings, the first that it has: transformers', datasets', torchvision's.
@@ -67,7 +68,7 @@ def _pair(name: str, inputs: Tensor, targets: Tensor, samples: Samples) -> Image
             f"{name} returned inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}; "
             "expected the same number of rows in both, at least one"
         )
-    count = count_of(samples, len(inputs))
+    count = parse_count("samples", samples, len(inputs))
     return Images(inputs[:count], targets[:count], name, classes_in(name, targets), side(inputs))
 
 
@@ -105,7 +106,7 @@ def _materialised(name: str, dataset: Any, samples: Samples, image_size: int | N
         return images
     whole = images.targets.ndim == 1 and not images.targets.is_floating_point()
     rows = balanced(images.targets.numpy()) if whole else order
-    return images.take(rows[: count_of(samples, len(rows))])
+    return images.take(rows[: parse_count("samples", samples, len(rows))])
 
 
 def _item(name: str, dataset: Any, row: int) -> tuple[Any, bool]:
@@ -122,7 +123,7 @@ def _streamed(
     total = _length(stream, batched)
     if total is None and str(samples).endswith("%"):
         raise ValueError(f"{name} gives a {type(stream).__name__} without a length; ask for a number with --samples")
-    wanted = None if total is None and samples in (None, "all") else count_of(samples, total or 2**62)
+    wanted = None if total is None and samples in (None, "all") else parse_count("samples", samples, total or 2**62)
     if batched and isinstance(getattr(stream, "sampler", None), RandomSampler):
         _log.info("%s: the loader shuffles; it is read once, in the order of seed %d", name, SEED)
     rows = None if total is None else wanted or total

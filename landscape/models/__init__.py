@@ -12,7 +12,7 @@ from torch import nn
 
 from landscape.models import alternet
 from landscape.models.alternet import AlterNet
-from landscape.models.arguments import converted, whole
+from landscape.models.arguments import converted, whole_number
 from landscape.models.localvit import LocalViT
 from landscape.models.mixer import Mixer
 from landscape.models.pit import PiT
@@ -83,7 +83,7 @@ def build(name: str, *, classes: int, image_size: int, channels: int = 3, **argu
     unknown = [argument for argument in arguments if argument not in accepts(name)]
     if unknown:
         raise ValueError(f"{name} has no argument {unknown[0]}; it accepts {', '.join(accepts(name))}")
-    sizes = dict(zip(SIZES, map(whole, SIZES, (classes, image_size, channels)), strict=True))
+    sizes = dict(zip(SIZES, map(whole_number, SIZES, (classes, image_size, channels)), strict=True))
     constructor = (LARGE if sizes["image_size"] > SMALL else MODELS).get(name, MODELS[name])
     kinds = _kinds(name)
     given = {argument: converted(argument, value, kinds[argument]) for argument, value in arguments.items()}

@@ -177,7 +177,7 @@ def build_up(msa: tuple[int, ...], count: int) -> tuple[int, ...]:
         ValueError: there are not so many.
     """
     if not 0 <= count <= sum(msa):
-        raise ValueError(f"count={count} is out of range; msa={msa} is built up by 0 to {sum(msa)} MSAs")
+        raise ValueError(f"count must be 0 to the {sum(msa)} MSAs of msa={msa}, got {count}")
     placed = []
     for most in reversed(msa):
         placed.append(min(most, count))

@@ -15,7 +15,7 @@ from landscape.curvature.operator import CODES, HOW, Curvature, Hvp, Kinks, Last
 from landscape.curvature.parameter_selection import by_module, matching
 from landscape.curvature.pyhessian_engine import power_iteration
 from landscape.curvature.spectrum import Found, Request, spectra, spectrum, start_of, summaries, values_of
-from landscape.options import OptionError, at_least, one_of, regular_expression
+from landscape.options import OptionError, at_least, one_of, regular_expression, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.subject.subject import Subject, logits_in
 
@@ -105,10 +105,8 @@ class Hessian(Probe):
         if self.per_layer:
             self._refuse_beyond_layers()
         regular_expression("params", self.params)
-        if not 0 < self.tol < 1:
-            raise OptionError(f"--tol {self.tol} is out of range; ask for a value between 0 and 1")
-        if not 0 < self.ends <= 1:
-            raise OptionError(f"--ends {self.ends} is out of range; ask for a value above 0, at most 1")
+        require(0 < self.tol < 1, "tol", self.tol, "above 0 and below 1")
+        require(0 < self.ends <= 1, "ends", self.ends, "above 0 and at most 1")
 
     def _refuse_beyond_pyhessian(self) -> None:
         beyond = [

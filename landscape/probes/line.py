@@ -11,14 +11,14 @@ from typing import Annotated, Any, ClassVar, get_args
 import numpy as np
 
 from landscape.curvature.vectors import inner
-from landscape.options import OptionError, at_least, one_of, regular_expression
+from landscape.options import OptionError, at_least, one_of, parse_range, regular_expression
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.results.statistics import mean_and_standard_error
 from landscape.subject import batchnorm
 from landscape.subject.batchnorm import INTERPOLATING, recalibration
 from landscape.subject.checks import refuse_unsteady
 from landscape.subject.subject import Subject, per_sample
-from landscape.weight_space.coordinates import spans, ticks
+from landscape.weight_space.coordinates import ticks
 from landscape.weight_space.directions import POSITIONS, Normalize
 from landscape.weight_space.lines import Along, Section, sections_of
 
@@ -71,10 +71,8 @@ class Line(Probe):
         one_of("normalize", self.normalize, get_args(Normalize))
         regular_expression("ignore", self.ignore)
         object.__setattr__(self, "range", str(self.range))
-        if "," in self.range:
-            raise OptionError(f"--range {self.range} is not understood; ask for R or LOW:HIGH")
         if self.range:
-            spans(self.range)
+            parse_range("range", self.range)
         if self.bn not in INTERPOLATING:
             recalibration(self.bn)
         if self.bn == "interpolate" and self.along in ("random", "eigen"):
@@ -181,7 +179,7 @@ class Line(Probe):
 
     def _range(self, found: Sequence[Section]) -> tuple[float, float]:
         if self.range:
-            return spans(self.range)[0]
+            return parse_range("range", self.range)
         return min(section.span[0] for section in found), max(section.span[1] for section in found)
 
     def _ticks(self, found: Sequence[Section]) -> np.ndarray:

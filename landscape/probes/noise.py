@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from landscape.layers.fourier import passed, ring, signs
-from landscape.options import OptionError
+from landscape.options import parse_numbers, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed
 from landscape.subject import sample_statistics
 from landscape.subject.subject import Subject
@@ -49,24 +49,23 @@ class Noise(Probe):
             value = getattr(self, name)
             text = value if isinstance(value, str) else ",".join(map(str, np.atleast_1d(value).tolist()))
             object.__setattr__(self, name, text)
-        if not all(FIRST <= centre <= LAST for centre in numbers("bands", self.bands)):
-            raise OptionError(f"--bands {self.bands} is out of range; ask for frequencies from 0 to 1, in units of pi")
+        inside = all(FIRST <= centre <= LAST for centre in parse_numbers("bands", self.bands))
+        require(inside, "bands", self.bands, "frequencies from 0 to 1, in units of pi")
         for name, text in (("half-width", str(self.half_width)), ("eps", self.eps)):
-            if not all(0 < value < np.inf for value in numbers(name, text)):
-                raise OptionError(f"--{name} {text} is out of range; ask for more than 0")
+            require(all(0 < value < np.inf for value in parse_numbers(name, text)), name, text, "above 0")
 
     def variants(self) -> list[Noise]:
         """One study per size of the noise."""
-        return [replace(self, eps=str(size)) for size in numbers("eps", self.eps)]
+        return [replace(self, eps=str(size)) for size in parse_numbers("eps", self.eps)]
 
     def identity(self, subject: Subject) -> dict[str, Any]:
         """The parameters as numbers, however they are spelt."""
-        return {**asdict(self), "bands": numbers("bands", self.bands), "eps": numbers("eps", self.eps)}
+        return {**asdict(self), "bands": parse_numbers("bands", self.bands), "eps": parse_numbers("eps", self.eps)}
 
     def plan(self, subject: Subject) -> Plan:
         masks = self._masks(subject)
         loss, right = subject.intact
-        centres = np.array(numbers("bands", self.bands))
+        centres = np.array(parse_numbers("bands", self.bands))
         held = masks.sum(axis=(1, 2))
         return Plan(
             over={"batch": np.arange(len(subject.batches)), "band": centres},
@@ -125,7 +124,7 @@ class Noise(Probe):
 
     @property
     def _size(self) -> float:
-        sizes = numbers("eps", self.eps)
+        sizes = parse_numbers("eps", self.eps)
         if len(sizes) != 1:
             raise ValueError(f"eps={self.eps} stands for {len(sizes)} studies; measure each of its variants()")
         return sizes[0]
@@ -139,7 +138,7 @@ class Noise(Probe):
                 "measure it on image data"
             )
         height, width = inputs.shape[-2:]
-        centres = numbers("bands", self.bands)
+        centres = parse_numbers("bands", self.bands)
         return np.stack([ring(height, width, f - self.half_width, f + self.half_width) for f in centres])
 
     def _norm(self, subject: Subject) -> float:
@@ -153,15 +152,3 @@ class Noise(Probe):
         start = sample_statistics.first_row(subject, batch)
         seeds = (derived_seed(self.seed, start + row) for row in range(len(inputs)))
         return torch.stack([signs(tuple(inputs.shape[1:]), seed) for seed in seeds]).to(inputs)
-
-
-def numbers(name: str, text: str) -> list[float]:
-    """Numbers separated by commas.
-
-    Raises:
-        OptionError: they are none.
-    """
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise OptionError(f"--{name} {text} is not understood; ask for numbers separated by commas") from None

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from landscape.data.sampling import count_of, shuffled
+from landscape.data.sampling import shuffled
 from landscape.layers import logistic
 from landscape.layers.forward_hooks import listening
 from landscape.layers.linear_classifier import chosen
 from landscape.layers.selection import Layer, labels, layers_of
-from landscape.options import OptionError, one_of
+from landscape.options import OptionError, at_least, one_of, parse_count
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.subject.standard_error import mean_and_standard_error
 from landscape.subject.subject import Subject
@@ -51,8 +51,7 @@ class ProbeLinear(Probe):
         one_of("pool", self.pool, ("mean", "cls"))
         one_of("solver", self.solver, ("ridge", "lbfgs"))
         object.__setattr__(self, "train_samples", str(self.train_samples))  # numbers are welcome from Python
-        if count_of(self.train_samples, 10**9) < LEAST:
-            raise OptionError(f"--train-samples {self.train_samples} is out of range; ask for at least {LEAST}")
+        at_least("train_samples", parse_count("train_samples", self.train_samples, 10**9), LEAST)
 
     def identity(self, subject: Subject) -> dict[str, Any]:
         """The parameters, with the content of what is fitted on instead of its number."""
@@ -176,7 +175,7 @@ def _apart(subject: Subject, samples: str) -> Subject:
     assert scored is not None
     least = min(len(fit), len(scored))
     if torch.equal(fit.inputs[:least], scored.inputs[:least]):  # one set of samples for both splits
-        wanted = samples if samples == "all" else str(len(scored) + count_of(samples, 10**9))
+        wanted = samples if samples == "all" else str(len(scored) + parse_count("train_samples", samples, 10**9))
         train = subject.other("train", wanted)
         assert train.images is not None
         train = train.rows(np.arange(len(scored), len(train.images)))

@@ -10,7 +10,17 @@ from typing import Annotated, Any, ClassVar, get_args
 
 import numpy as np
 
-from landscape.options import OptionError, at_least, duration, one_of, regular_expression
+from landscape.options import (
+    OptionError,
+    at_least,
+    format_duration,
+    one_of,
+    parse_duration,
+    parse_ranges,
+    parse_resolution,
+    regular_expression,
+    require,
+)
 from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values
 from landscape.results import surface_summary as summaries
 from landscape.subject import batchnorm
@@ -20,7 +30,7 @@ from landscape.subject.losses import CLASSIFICATION, Meaning
 from landscape.subject.subject import Subject
 from landscape.weight_space import adaptive_sampling
 from landscape.weight_space import budget as budgets
-from landscape.weight_space.coordinates import Span, pair, spans, through_centre, through_checkpoints, ticks
+from landscape.weight_space.coordinates import Span, through_centre, through_checkpoints, ticks
 from landscape.weight_space.cost_model import Work, rates
 from landscape.weight_space.directions import POSITIONS, Normalize
 from landscape.weight_space.forward_mode import Manner, MemoryFormat, Precision
@@ -85,7 +95,7 @@ class Surface(Probe):
     seed: Annotated[int, "seed of the random directions"] = 0
 
     def __post_init__(self) -> None:
-        for count in pair(str(self.resolution), int, "resolution"):
+        for count in parse_resolution("resolution", str(self.resolution)):
             at_least("resolution", count, 2)
         at_least("directions", self.directions, 1)
         if self.plane != "random":
@@ -100,14 +110,13 @@ class Surface(Probe):
         one_of("precision", self.precision, get_args(Precision))
         one_of("memory_format", self.memory_format, get_args(MemoryFormat))
         regular_expression("ignore", self.ignore)
-        if not self.tolerance > 0:
-            raise OptionError(f"--tolerance {self.tolerance:g} is out of range; ask for a share above 0, such as 0.05")
-        if self.cap is not None and not math.isfinite(self.cap):
-            raise OptionError(f"--cap {self.cap:g} is out of range; ask for a loss")
+        require(self.tolerance > 0, "tolerance", f"{self.tolerance:g}", "a share above 0, such as 0.05")
+        if self.cap is not None:
+            require(math.isfinite(self.cap), "cap", f"{self.cap:g}", "a finite loss")
         if self.budget:
-            budgets.duration(self.budget)
+            parse_duration("budget", self.budget)
         if self.range:
-            spans(str(self.range))
+            parse_ranges("range", str(self.range))
         if self.bn == "auto" and "," not in self.plane:  # one checkpoint: nothing to interpolate between
             object.__setattr__(self, "bn", "frozen")
         if self.bn not in batchnorm.INTERPOLATING:
@@ -128,7 +137,7 @@ class Surface(Probe):
         """One surface per pair of directions, which share the budget."""
         budget = self.budget
         if budget and self.directions > 1:
-            budget = f"{budgets.duration(budget) / self.directions:g}s"
+            budget = f"{parse_duration('budget', budget) / self.directions:g}s"
         return [replace(self, seed=self.seed + k, directions=1, budget=budget) for k in range(self.directions)]
 
     def autotune(self, subject: Subject) -> dict[str, Any]:
@@ -161,7 +170,7 @@ class Surface(Probe):
         def taken(points: int) -> str:
             controls = work.controls(self._grid) * points / math.prod(self._grid)
             each = math.ceil(points / workers), math.ceil(controls / workers)
-            return duration(found.before(work, samples) + found.during(*each, samples))
+            return format_duration(found.before(work, samples) + found.during(*each, samples))
 
         points = min(units, work.points(self._grid))
         said = f"{'at most' if self.cap is not None else 'about'} {taken(points)}"
@@ -182,7 +191,7 @@ class Surface(Probe):
 
     @property
     def _grid(self) -> tuple[int, int]:
-        return pair(self.resolution, int, "resolution")
+        return parse_resolution("resolution", self.resolution)
 
     def _evaluations(self, grid: tuple[int, int]) -> int:
         return min(grid[0] * grid[1], adaptive_sampling.DESIGN.total) if self.preview else grid[0] * grid[1]
@@ -194,7 +203,8 @@ class Surface(Probe):
         """
         known: dict[str, Any]
         if self.plane == "eigen":  # without looking for the eigenvectors, which a budget may want of fewer samples
-            known = {"range": spans(self.range) if self.range else "by curvature", "plane": "eigen", "bn": self.bn}
+            spans = parse_ranges("range", self.range) if self.range else "by curvature"
+            known = {"range": spans, "plane": "eigen", "bn": self.bn}
         else:
             plane = self._plane(subject)
             bn = "interpolate" if self._interpolates(plane) else "frozen" if self._recalibrate == 0 else self.bn
@@ -331,7 +341,7 @@ class Surface(Probe):
 
     def _range(self, plane: Plane) -> tuple[Span, Span]:
         if self.range:
-            return spans(self.range)
+            return parse_ranges("range", self.range)
         nx, ny = self._grid
         if plane.kind == "checkpoints":
             return through_checkpoints(nx), through_checkpoints(ny)

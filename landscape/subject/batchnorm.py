@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from landscape.options import OptionError
+from landscape.options import invalid
 from landscape.subject.subject import Subject
 
 INTERPOLATING = ("auto", "interpolate")  # of `--bn`, where there are checkpoints to interpolate between
@@ -19,7 +19,7 @@ def recalibration(text: str) -> int:
         return 0
     if kind == "recalibrate" and count.isdigit() and int(count) > 0:
         return int(count)
-    raise OptionError(f"--bn {text} is not understood; ask for frozen or recalibrate:K with K mini-batches, at least 1")
+    raise invalid("bn", text or "nothing", "frozen, or recalibrate:K with at least 1 mini-batch")
 
 
 def statistics(model: nn.Module) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from landscape.options import OptionError
+from landscape.options import invalid
 
 
 def device(name: str) -> torch.device:
@@ -19,7 +19,7 @@ def device(name: str) -> torch.device:
         return torch.device("cuda" if count else "cpu")
     kind, _, index = name.partition(":")
     if kind not in ("cpu", "cuda") or not (index.isdigit() or name == kind):
-        raise OptionError(f"--device {name} is unknown; ask for auto, cpu, cuda or cuda:1")
+        raise invalid("device", name, "auto, cpu, cuda or cuda:1")
     if kind == "cuda" and int(index or 0) >= count:
         raise ValueError(f"--device {name}: this machine has {count} CUDA devices; use --device cpu or auto")
     return torch.device(name)

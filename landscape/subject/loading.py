@@ -20,7 +20,7 @@ from landscape.checkpoints.user_code import guarded
 from landscape.data import tokens
 from landscape.data.augment import Augmentation
 from landscape.data.dataset import Batches, Images
-from landscape.data.preprocessing import Fit, Preprocessing, crop_of
+from landscape.data.preprocessing import Fit, Preprocessing, parse_crop
 from landscape.models import providers
 from landscape.models.providers import Wanted
 from landscape.options import OptionError
@@ -196,7 +196,7 @@ def _prepared(spec: Spec, stored: Checkpoint | None) -> Spec:
 
 
 def _fit(spec: Spec) -> Fit:
-    return Fit(spec.interpolation or "bilinear", crop_of(spec.crop) if spec.crop else 1.0)
+    return Fit(spec.interpolation or "bilinear", parse_crop(spec.crop) if spec.crop else 1.0)
 
 
 def _refuse_other_batches(stored: Checkpoint, spec: Spec, samples: int) -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from landscape.checkpoints.user_code import named
-from landscape.options import OptionError
+from landscape.options import invalid
 from landscape.probe import Quantity
 
 Losses = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> (N,)
@@ -140,7 +140,7 @@ def losses_of(spec: str) -> Losses:
     if spec in NAMES:
         return NAMES[spec]
     if ":" not in spec:
-        raise OptionError(f"--loss {spec} is unknown; ask for {', '.join(NAMES)}, or file.py:callable")
+        raise invalid("loss", spec, f"{', '.join(NAMES)}, or file.py:callable")
     function = named(spec)
 
     def losses(outputs: Tensor, targets: Tensor) -> Tensor:

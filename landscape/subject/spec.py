@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from landscape.options import OptionError, at_least, one_of
+from landscape.options import OptionError, at_least, one_of, parse_count
 
 Split = Literal["train", "test"]
 Weights = Literal["raw", "ema"]
@@ -63,13 +63,11 @@ class Spec:
     logits: bool = True
 
     def __post_init__(self) -> None:
-        from landscape.data.preprocessing import INTERPOLATIONS, Fit, crop_of
-        from landscape.data.sampling import count_of
+        from landscape.data.preprocessing import INTERPOLATIONS, Fit, parse_crop
 
         at_least("batch_size", self.batch_size, 1)
         at_least("weight_decay", self.weight_decay, 0.0)
-        if self.split not in ("train", "test"):
-            raise OptionError(f"--split {self.split} is unknown; ask for train or test")
+        one_of("split", self.split, ("train", "test"))
         if self.image_size is not None:
             at_least("image_size", self.image_size, 1)
         if self.block_size is not None:
@@ -81,5 +79,5 @@ class Spec:
         if self.interpolation:
             one_of("interpolation", self.interpolation, INTERPOLATIONS)
         if self.crop:
-            Fit(crop=crop_of(self.crop))
-        count_of(self.samples, 100)
+            Fit(crop=parse_crop(self.crop))
+        parse_count("samples", self.samples, 100)

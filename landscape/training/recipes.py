@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Literal, TypeAlias
 
-from landscape.options import OptionError
+from landscape.options import BOOLEANS, OptionError, invalid, parse_assignments, require
 
 Value: TypeAlias = float | int | str | bool
 
 FORMATS = ("contiguous", "channels_last")
-TRUTH = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 KINDS: Mapping[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
 TRANSFORMERS = ("vit", "localvit", "swin", "pit", "mixer")  # families trained with `cifar-vit` unless told
 
@@ -143,25 +142,21 @@ def recipe(name: str, **overrides: Value | None) -> Recipe:
     return checked(changed)
 
 
-def parsed(assignments: Sequence[str]) -> dict[str, Value]:
-    """Overrides of a recipe from words such as `clip=1` and `flip=false`.
+def parse_overrides(assignments: Sequence[str]) -> dict[str, Value]:
+    """Parse overrides of a recipe such as `clip=1` and `flip=false`.
 
     Raises:
-        OptionError: one is no `FIELD=VALUE`, there is no such field, or its value is of another kind.
+        OptionError: one is no `FIELD=VALUE`, there is no such field, or its value is of another type.
     """
     kinds: dict[str, type] = {name: type(value) for name, value in asdict(Recipe()).items() if name != "name"}
     found: dict[str, Value] = {}
-    for words in assignments:
-        field, equals, value = words.partition("=")
-        field = field.strip().replace("-", "_")
-        if not equals:
-            raise OptionError(f"--set {words} is no assignment; ask for FIELD=VALUE, for example --set clip=1")
+    for field, value in parse_assignments("set", assignments).items():
         if field not in kinds:
             raise OptionError(f"--set {field}: a recipe has no such field; expected {_nearest(field, list(kinds))}")
         try:
-            found[field] = TRUTH[value.lower()] if kinds[field] is bool else kinds[field](value)
+            found[field] = BOOLEANS[value.lower()] if kinds[field] is bool else kinds[field](value)
         except (KeyError, ValueError):
-            raise OptionError(f"--set {field}={value} is out of range; ask for {KINDS[kinds[field]]}") from None
+            raise invalid(f"set {field}", value, KINDS[kinds[field]]) from None
     return found
 
 
@@ -196,8 +191,7 @@ def checked(recipe: Recipe) -> Recipe:
         ("memory_format", r.memory_format in ("auto", *FORMATS), "auto, contiguous or channels_last"),
     )
     for name, holds, expected in expectations:
-        if not holds:
-            raise OptionError(f"--{name.replace('_', '-')} {getattr(r, name)} is out of range; ask for {expected}")
+        require(holds, name, getattr(r, name), expected)
     return recipe
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from landscape import models
 from landscape.data.dataset import Batches
-from landscape.options import OptionError, at_least, one_of
+from landscape.options import OptionError, at_least, invalid, one_of
 from landscape.subject.evaluation import evaluate
 from landscape.training.determinism import deterministic as reproducing
 from landscape.training.distributed import device_of, team
@@ -120,7 +120,7 @@ def train(
     at_least("snapshots", snapshots, 0)
     one_of("snapshot_dtype", snapshot_dtype, ("fp32", "fp16"))
     if not 0 < fraction <= 1:
-        raise OptionError(f"--fraction {fraction} is out of range; ask for more than 0 and at most 1")
+        raise invalid("fraction", fraction, "above 0 and at most 1")
     recipe, given = checked(recipe), dict(model_args or {})
     takes_drop_path = "drop_path" in models.accepts(model)  # an unknown name ends here, before any data is read
     with ExitStack() as stack:

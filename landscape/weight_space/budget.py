@@ -9,30 +9,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from landscape.options import OptionError
+from landscape.options import parse_duration
 from landscape.subject.subject import Subject
 from landscape.weight_space.cost_model import Grid, Work, rates
 from landscape.weight_space.forward_mode import Manner, quickest
 
 FEWEST_POINTS, FEWEST_SAMPLES = 11, 64  # per axis, and in all: below, a surface says nothing
 PLANNED = 0.9  # of a budget: rates timed for half a second are not those of the next minutes on a shared machine
-UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _log = logging.getLogger(__name__)
-
-
-def duration(text: str) -> float:
-    """Seconds of `90s`, `30m` or `2h`.
-
-    Raises:
-        OptionError: it is none of these.
-    """
-    try:
-        found = float(text[:-1]) * UNITS[text[-1:]]
-    except (ValueError, KeyError):
-        found = math.nan
-    if not 0 < found < math.inf:
-        raise OptionError(f"--budget {text} is not understood; ask for a time such as 90s, 30m or 2h")
-    return found
 
 
 def chosen(
@@ -70,7 +54,7 @@ def chosen(
         timed = rates(subject, manner, work)
         now = time.monotonic()
         again = now - timing - timed.compilation  # by the estimate that follows
-        left = PLANNED * duration(budget) - (now - start) - again
+        left = PLANNED * parse_duration("budget", budget) - (now - start) - again
         grid, samples = fitted(grid, len(subject), work.points, partial(timed.total, work), left, budget)
         if subject.images is None and samples < len(subject):
             raise ValueError(f"--budget {budget} needs fewer samples than the {len(subject)} in memory; give fewer")

@@ -1,12 +1,8 @@
-"""The axes of surfaces and lines: ranges and resolutions in words, and the coordinates that they mean."""
+"""The coordinates along the axes of surfaces and lines."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-
-from landscape.options import OptionError
 
 Span = tuple[float, float]
 
@@ -32,32 +28,3 @@ def through_centre(span: Span, count: int) -> Span:
     step = (high - low) / (count - 1)
     before = min(max(round(-low / step), 0), count - 1)
     return -before * step, (count - 1 - before) * step
-
-
-def pair(text: str, kind: type, name: str) -> tuple[Any, Any]:
-    """`N` or `NX,NY`."""
-    try:
-        parts = [kind(part) for part in text.split(",")]
-    except ValueError:
-        parts = []
-    if len(parts) not in (1, 2):
-        raise OptionError(f"--{name} {text} is not understood; ask for N or NX,NY")
-    return parts[0], parts[-1]
-
-
-def spans(text: str) -> tuple[Span, Span]:
-    """`R`, `LOW:HIGH` or `XLOW:XHIGH,YLOW:YHIGH` as ((x_low, x_high), (y_low, y_high))."""
-    try:
-        found = []
-        for part in text.split(","):
-            numbers = [float(number) for number in part.split(":")]
-            low, high = (-numbers[0], numbers[0]) if len(numbers) == 1 else numbers
-            found.append((low, high))
-    except ValueError:
-        found = []
-    if len(found) not in (1, 2):
-        raise OptionError(f"--range {text} is not understood; ask for R, LOW:HIGH or XLOW:XHIGH,YLOW:YHIGH")
-    for low, high in found:
-        if not (np.isfinite(low) and np.isfinite(high) and low < high):
-            raise OptionError(f"--range {text} has its low end {low:g} not below its high end {high:g}; swap them")
-    return found[0], found[-1]

@@ -20,7 +20,7 @@ from landscape.curvature.operator import Curvature, over_all_samples
 from landscape.curvature.spectrum import memory
 from landscape.curvature.vectors import flat, inner, random_unit, unflat
 from landscape.exchange import tomgoldstein
-from landscape.options import duration
+from landscape.options import format_duration
 from landscape.subject.subject import Subject
 from landscape.weight_space import cost_model, weight_differences
 from landscape.weight_space.coordinates import Span
@@ -119,7 +119,8 @@ def _eigen_plane(subject: Subject, seed: int) -> Plane:
     """Unit eigenvectors of the smallest and the largest Hessian eigenvalue of the loss over all samples."""
     if _log.isEnabledFor(logging.INFO):
         seconds = cost_model.PRODUCTS * len(subject) * cost_model.product(subject)
-        _log.info("Hessian eigenvectors first: some %d products, about %s", cost_model.PRODUCTS, duration(seconds))
+        time = format_duration(seconds)
+        _log.info("Hessian eigenvectors first: some %d products, about %s", cost_model.PRODUCTS, time)
     parameters = list(subject.parameters.values())
     product = over_all_samples(subject, Curvature(replace(subject, weight_decay=0.0), subject.parameters, "kept"))
     start = random_unit(subject.size, seed, device=subject.device, dtype=subject.dtype)

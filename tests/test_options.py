@@ -1,0 +1,97 @@
+"""Facts about the text of options: what it is parsed as, and the one sentence that refuses it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from landscape import options
+from landscape.options import OptionError
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("2h", 7200), ("1.5m", 90)])
+def test_times_are_read(text: str, seconds: float) -> None:
+    assert options.parse_duration("budget", text) == seconds
+
+
+def test_durations_are_said_as_people_say_them() -> None:
+    said = [options.format_duration(seconds) for seconds in (3.2, 89, 600, 7200, 12000)]
+    assert said == ["3 s", "89 s", "10 min", "2 h 0 min", "3 h 20 min"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2", ((-2, 2), (-2, 2))), ("-1:3", ((-1, 3), (-1, 3))), ("0:1,-2:2", ((0, 1), (-2, 2))),
+        ("1,-2:0", ((-1, 1), (-2, 0))), ("1e-3", ((-1e-3, 1e-3), (-1e-3, 1e-3))),
+    ],
+)  # fmt: skip
+def test_ranges_are_read(text: str, expected: tuple[tuple[float, float], tuple[float, float]]) -> None:
+    assert options.parse_ranges("range", text) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "count"), [("all", 360), (None, 360), ("10%", 36), ("0.1%", 1), ("200%", 360), (50, 50), ("999", 360)]
+)
+def test_counts_are_numbers_shares_or_all_that_there_is(value: int | str | None, count: int) -> None:
+    assert options.parse_count("samples", value, 360) == count
+
+
+def test_resolutions_and_lists_are_read() -> None:
+    assert options.parse_resolution("resolution", "51") == (51, 51)
+    assert options.parse_resolution("resolution", "51,25") == (51, 25)
+    assert options.parse_numbers("mean", "0.5,-1e-3") == (0.5, -1e-3)
+    assert options.parse_choices("format", "PNG, svg", ("png", "pdf", "svg")) == ("png", "svg")
+
+
+def test_model_arguments_become_what_they_look_like() -> None:
+    words = ["a=1", "b-c=2.5", "d=true", "e=0,1,1,2", "f=name", "g=none", "h=x=y"]
+    expected = {"a": 1, "b_c": 2.5, "d": True, "e": (0, 1, 1, 2), "f": "name", "g": None, "h": "x=y"}
+    assert options.parse_arguments("model_arg", words) == expected
+
+
+@pytest.mark.parametrize(
+    ("parse", "arguments", "message"),
+    [
+        (options.at_least, ("resolution", 1, 2), "--resolution must be at least 2, got 1"),
+        (options.at_least, ("weight_decay", float("nan"), 0.0), "--weight-decay must be at least 0, got nan"),
+        (options.one_of, ("pool", "max", ("mean", "cls")), "--pool must be mean or cls, got max"),
+        (options.one_of, ("which", "", ("LM", "LA", "SA")), "--which must be LM, LA or SA, got "),
+        (options.one_of, ("preset", "park2021", ["park2022"]), "--preset must be park2022, got park2021"),
+        (options.require, (False, "tol", 2.0, "below 1"), "--tol must be below 1, got 2.0"),
+        (options.parse_numbers, ("eps", "a,1"), "--eps must be numbers separated by commas, got a,1"),
+        (options.parse_choices, ("format", "png,gif", ("png", "pdf")), "--format must be png or pdf, got gif"),
+        (options.parse_resolution, ("resolution", "5x5"), "--resolution must be N or NX,NY, got 5x5"),
+        (options.parse_ranges, ("range", "a"), "--range must be R, LOW:HIGH or XLOW:XHIGH,YLOW:YHIGH, got a"),
+        (options.parse_ranges, ("range", "1,2,3"), "--range must be R, LOW:HIGH or XLOW:XHIGH,YLOW:YHIGH, got 1,2,3"),
+        (options.parse_range, ("range", "1,2"), "--range must be R or LOW:HIGH, got 1,2"),
+        (options.parse_range, ("range", "1:1"), "--range must be R or LOW:HIGH from a low to a higher number, got 1:1"),
+        (
+            options.parse_ranges,
+            ("range", "2:1"),
+            "--range must be R, LOW:HIGH or XLOW:XHIGH,YLOW:YHIGH from a low to a higher number, got 2:1",
+        ),
+        (
+            options.parse_count,
+            ("samples", "few", 9),
+            "--samples must be a number, a share such as 10%, or all, got few",
+        ),
+        (options.parse_count, ("samples", "inf%", 9), "got inf%"),
+        (options.parse_count, ("samples", 0, 9), "--samples must be at least 1, got 0"),
+        (options.parse_arguments, ("model_arg", ["width"]), "--model-arg must be KEY=VALUE, got width"),
+        (options.parse_arguments, ("model_arg", ["=3"]), "--model-arg must be KEY=VALUE, got =3"),
+        (options.parse_duration, ("budget", "1d"), "--budget must be a time such as 90s, 30m or 2h, got 1d"),
+    ],
+)
+def test_the_error_names_the_option_what_was_expected_and_what_was_got(
+    parse: Any, arguments: tuple[Any, ...], message: str
+) -> None:
+    with pytest.raises(OptionError) as caught:
+        parse(*arguments)
+    assert message in str(caught.value)
+
+
+def test_a_bad_regular_expression_is_quoted_with_its_fault() -> None:
+    with pytest.raises(OptionError, match=r"--params must be a regular expression, got \( \(missing \)"):
+        options.regular_expression("params", "(")
