@@ -24,8 +24,8 @@ import torch
 
 import landscape
 from landscape.models.libraries import library
+from landscape.plots import headlines
 from landscape.probes import PROBES
-from landscape.results import headlines
 from landscape.subject.subject import Subject
 
 TINY = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 96}
@@ -143,7 +143,7 @@ def cell(probe: str, subject: Subject, out: Path, options: dict[str, Any]) -> st
         return f"refused: {' '.join(str(error).split())}"
     if not (found["done"] == 1).all():
         return "FAILED: unfinished"
-    numbers = headlines.HEADLINES[probe](found)
+    numbers = headlines.function_of(probe)(found)
     shown = [f"{name} {value:.3g}" for name, value in numbers.items() if isinstance(value, float)]
     return shown[0] if shown else "ok"
 

@@ -27,7 +27,8 @@ def import_(
     """Take surfaces of tomgoldstein/loss-landscape (HDF5) or of how-do-vits-work (CSV) into a results file."""
     from landscape.exchange import importing
     from landscape.options import OptionError
-    from landscape.results import hdf5_file, reader
+    from landscape.plots import headlines
+    from landscape.results import hdf5_file
     from landscape.run import reduce_of
 
     if label and len(label) != len(files):
@@ -43,7 +44,7 @@ def import_(
             file, out, label=name, weight_decay=weight_decay, course=path, reduce_of=reduce_of
         ):
             said = f"{found.measured} of {found.units} points" if found.measured else "was there already"
-            say(f"{found.group} in {out}: {said}. {reader.headline(out, found.group)}", quiet=quiet)
+            say(f"{found.group} in {out}: {said}. {headlines.headline(out, found.group)}", quiet=quiet)
 
 
 def export(

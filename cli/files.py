@@ -36,9 +36,9 @@ def plot(
 
     formats = parse_choices("format", format, ("png", "pdf", "svg"))
     if file.is_dir():
-        from landscape import plots
+        from landscape.plots import drawing
 
-        for path in plots.draw_run(file, out, formats):
+        for path in drawing.draw_run(file, out, formats):
             typer.echo(path)
         return
     for path in drawn(file, out, formats, eigenvalues=range_of(eigenvalues), quiet=quiet):
@@ -89,10 +89,10 @@ def drawn(
     Raises:
         ValueError: there is nothing finished to draw.
     """
-    from landscape import plots
+    from landscape.plots import drawing
 
     survives(file)
-    paths = plots.draw(file, out, formats=formats, eigenvalues=eigenvalues)
+    paths = drawing.draw(file, out, formats=formats, eigenvalues=eigenvalues)
     if not paths:
         raise ValueError(f"{file} holds nothing finished to draw; run a probe first, for example: landscape surface")
     say(f"{len(paths)} figures in {out}", quiet=quiet)
@@ -152,7 +152,7 @@ def survives(file: Path) -> None:
     if not child:
         with contextlib.suppress(BaseException):  # the parent comes to the same error and says it
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            reader.summary(file)
+            reader.groups(file)
         os._exit(0)
     _, ended = os.waitpid(child, 0)
     if os.WIFSIGNALED(ended):
@@ -165,10 +165,10 @@ def _is_hdf5(file: Path) -> bool:
 
 
 def _results(file: Path) -> list[dict[str, Any]]:
-    from landscape.results import reader
+    from landscape.plots import headlines
 
     survives(file)
-    return reader.summary(file)
+    return headlines.summary(file)
 
 
 def _checkpoint(file: Path) -> dict[str, Any]:

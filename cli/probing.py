@@ -308,7 +308,7 @@ def _measure(
     """One probe, or several from one pass."""
     import time
 
-    from landscape.results import reader
+    from landscape.plots import headlines
     from landscape.run import run
     from landscape.shared_pass import fitting, run_together
 
@@ -325,7 +325,7 @@ def _measure(
             outcomes = [run(probes[0], loaded, out, report=progress, **how)]
     took = format_duration(time.monotonic() - start)
     for outcome in outcomes:
-        headline = reader.headline(out, outcome.group)
+        headline = headlines.headline(out, outcome.group)
         if outcome.measured == 0:
             say(f"already measured: {outcome.group} in {out}; --overwrite measures again. {headline}", quiet=quiet)
         else:

@@ -121,9 +121,9 @@ def run_training(
     state = "already trained" if existed else "trained"
     say(f"{state}: {final}, loss {metrics['loss']:.4f}, accuracy {metrics['accuracy']:.4f}", quiet=quiet)
     if (out / "metrics.csv").exists():
-        from landscape import plots
+        from landscape.plots import drawing
 
-        plots.draw_run(out, out)
+        drawing.draw_run(out, out)
     return final
 
 

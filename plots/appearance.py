@@ -10,11 +10,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import xarray as xr
-from matplotlib.colors import to_rgb
-from matplotlib.lines import Line2D
+
+if TYPE_CHECKING:
+    from matplotlib.lines import Line2D
 
 Color = str | tuple[float, float, float]
 Line = Literal["-", "--", "-.", ":"]
@@ -42,6 +43,8 @@ class Look:
 
     def sample(self) -> Line2D:
         """What stands for it in a legend."""
+        from matplotlib.lines import Line2D
+
         return Line2D([], [], color=self.color, marker=self.marker, linestyle=self.line, label=self.label)
 
 
@@ -97,6 +100,8 @@ def family(data: xr.Dataset) -> str:
 
 def paler(color: Color, share: float) -> Color:
     """A colour mixed with white."""
+    from matplotlib.colors import to_rgb
+
     red, green, blue = ((1 - share) * part + share for part in to_rgb(color))
     return red, green, blue
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
+from landscape.plots.headlines import Numbers, ends
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MEANING = (
     "How far each head looks, in pixels of the image, and how much its attention depends on the query: points are "
@@ -25,7 +29,7 @@ LABELS = {
 }
 
 
-def attention(data: xr.Dataset, ax: Axes, *, quantity: str = "distance", style: Look | None = None) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, quantity: str = "distance", style: Look | None = None) -> Axes:
     """Draw one quantity of every head at the depth of its layer, and the mean over heads as a line."""
     style = style or look_of(data)
     values, depth = data[quantity].values, data["depth"].values
@@ -48,5 +52,15 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     figure = style.page(answers, looks, height=2.4, legend=legend, note="Points: heads; lines: their mean.")
     for ax, quantity in zip(figure.subplots(1, 2), ("distance", "mutual_information"), strict=True):
         for data, look in zip(answers, looks, strict=True):
-            attention(data, ax, quantity=quantity, style=look)
+            draw(data, ax, quantity=quantity, style=look)
     return figure
+
+
+def headline(data: xr.Dataset) -> Numbers:
+    """Attention distance and normalised mutual information, mean over heads, of the first and the last layer."""
+    found: Numbers = {}
+    for name, word in (("distance", "distance"), ("mutual_information", "NMI")):
+        rows = data[name].values if name in data else np.empty((0, 0))
+        means = np.array([row[np.isfinite(row)].mean() for row in rows if np.isfinite(row).any()])
+        found |= {f"{word} {key}": value for key, value in ends(means).items()}
+    return found

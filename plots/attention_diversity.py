@@ -22,9 +22,7 @@ MEANING = (
 LABELS = {"head_cosine": "of two heads", "token_cosine": "of two tokens", "depth_cosine": "of successive layers"}
 
 
-def attention_diversity(
-    data: xr.Dataset, ax: Axes, *, quantity: str = "token_cosine", style: Look | None = None
-) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, quantity: str = "token_cosine", style: Look | None = None) -> Axes:
     """Draw one similarity over the depth of the self-attentions, with its standard error."""
     style = style or look_of(data)
     shown = np.isfinite(data[quantity].values)
@@ -44,7 +42,7 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     figure = style.page(answers, looks, height=2.0, legend=legend, note=note)
     for ax, quantity in zip(figure.subplots(1, 3), LABELS, strict=True):
         for data, look in zip(answers, looks, strict=True):
-            attention_diversity(data, ax, quantity=quantity, style=look)
+            draw(data, ax, quantity=quantity, style=look)
         low, high = ax.get_ylim()
         ax.set_ylim(min(low, 0.0), max(high, 1.0))
     return figure

@@ -24,7 +24,7 @@ PANELS = {"token_singular_value": "tokens of an image", "image_singular_value": 
 LOWEST = -12.0  # nats below the largest: what lies lower is rounding in single precision
 
 
-def attention_spectrum(data: xr.Dataset, ax: Axes, *, quantity: str = "token_singular_value") -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, quantity: str = "token_singular_value") -> Axes:
     """Draw one line per self-attention over the rank, coloured from shallow to deep."""
     colors = matplotlib.colormaps["plasma"]
     for depth, values in zip(data["depth"].values, data[quantity].values, strict=True):
@@ -43,7 +43,7 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     grid = figure.subplots(2, columns, sharey="row", squeeze=False)
     for column, (data, look) in enumerate(zip(answers, looks, strict=True)):
         for ax, (quantity, what) in zip(grid[:, column], PANELS.items(), strict=True):
-            attention_spectrum(data, ax, quantity=quantity)
+            draw(data, ax, quantity=quantity)
             if column:
                 ax.set_ylabel("")
             ax.set_title(what, fontsize=style.SMALL, loc="right")

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
+from landscape.plots.headlines import Numbers
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MEANING = (
     "The density of all Hessian eigenvalues: the mean over random start vectors, in a band from the least to the "
@@ -35,7 +39,7 @@ class Grain:
     width: float
 
 
-def density(data: xr.Dataset, ax: Axes, *, look: Look | None = None, grain: Grain | None = None) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, grain: Grain | None = None) -> Axes:
     """Draw the density of eigenvalues, both axes logarithmic away from zero.
 
     Args:
@@ -75,7 +79,7 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     figure = style.page(answers, looks, height=2.4, legend=legend, note=note)
     ax = figure.subplots()
     for data, look in zip(answers, looks, strict=True):
-        density(data, ax, look=look, grain=grain)
+        draw(data, ax, look=look, grain=grain)
     return figure
 
 
@@ -118,3 +122,8 @@ def _median_distance(rows: Sequence[np.ndarray]) -> float:
 def _numbers(data: xr.Dataset) -> str:
     mean, error, low, high = (float(data[name]) for name in ("mean", "mean_se", "smallest", "largest"))
     return f"mean {mean:.2g}" + (f" ± {error:.1g}" if np.isfinite(error) else "") + f", from {low:.3g} to {high:.3g}"
+
+
+def headline(data: xr.Dataset) -> Numbers:
+    """Mean eigenvalue with its error, and both ends of the spectrum."""
+    return {name: data[name].item() for name in ("mean", "mean_se", "smallest", "largest") if name in data}

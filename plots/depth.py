@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from landscape.plots import style as layout
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 NOTE = "Bands: self-attention (grey), blocks that reduce the map (blue). Error bars: standard error over samples."
 

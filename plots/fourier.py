@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import matplotlib
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
-from matplotlib.figure import Figure
 
 from landscape.plots import style
 from landscape.plots.appearance import Look
+from landscape.plots.headlines import Numbers, ends, finite
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MEANING = (
     "The Fourier spectrum of the feature maps along its diagonal, relative to each layer's own zero "
@@ -22,8 +23,10 @@ MEANING = (
 )
 
 
-def fourier(data: xr.Dataset, ax: Axes) -> Axes:
+def draw(data: xr.Dataset, ax: Axes) -> Axes:
     """Draw one line per layer over its true frequencies, coloured from shallow to deep."""
+    import matplotlib
+
     colors = matplotlib.colormaps["plasma"]
     width = 1.0 if data.sizes["layer"] <= 30 else 0.6
     for layer in range(data.sizes["layer"]):
@@ -43,11 +46,20 @@ def fourier(data: xr.Dataset, ax: Axes) -> Axes:
 
 def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel per network on common axes, with the depth that a colour means."""
+    import matplotlib
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import ListedColormap, Normalize
+
     figure, axes = style.panels(answers, looks, aspect=0.85)
     for data, ax in zip(answers, axes, strict=True):
-        fourier(data, ax)
+        draw(data, ax)
     style.outer(axes)
     colors = matplotlib.colormaps["plasma"].with_extremes()
-    shades = matplotlib.colors.ListedColormap([colors(0.95 * i / 255) for i in range(256)])
+    shades = ListedColormap([colors(0.95 * i / 255) for i in range(256)])
     figure.colorbar(ScalarMappable(Normalize(0, 1), shades), ax=axes, label="normalised depth", aspect=30, pad=0.02)
     return figure
+
+
+def headline(data: xr.Dataset) -> Numbers:
+    """Relative log amplitude at the highest frequency of the first and of the last layer that has one."""
+    return ends(finite(data, "high_frequency"))

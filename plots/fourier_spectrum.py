@@ -27,7 +27,7 @@ MAP = "viridis"
 NOTE = "Frequencies from -π to π of each layer's own grid, vertical and horizontal."
 
 
-def fourier_spectrum(data: xr.Dataset, ax: Axes, *, norm: Normalize | None = None) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, norm: Normalize | None = None) -> Axes:
     """Draw the mean spectra of the layers, or of ten evenly chosen ones, side by side from shallow to deep."""
     norm = norm or _scale([data])
     layers = shown(data)
@@ -50,7 +50,7 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     axes = figure.subplots(len(answers), 1, squeeze=False)[:, 0]
     norm = _scale(answers)
     for data, look, ax in zip(answers, looks, axes, strict=True):
-        fourier_spectrum(data, ax, norm=norm)
+        draw(data, ax, norm=norm)
         ax.set_xlim(-1.15, (TILES - 1) * PITCH + 1.15)  # tiles of one size in every row
         ax.set_title(look.label, fontsize=style.RC["axes.titlesize"], loc="left", pad=2)
     bar = figure.colorbar(ScalarMappable(norm, MAP), ax=list(axes), aspect=12 * len(answers), pad=0.01)

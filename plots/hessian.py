@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
+from landscape.plots.headlines import Numbers
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MEANING = (
     "The largest-magnitude Hessian eigenvalues of many mini-batches: NEP is the share of negative ones (non-"
@@ -25,7 +29,7 @@ UNEVEN = 10.0  # ratio of the densities' peaks from which a linear axis hides th
 PAPER: tuple[Range, Range] = ((-120.0, 0.0), (0.0, 900.0))
 
 
-def hessian(
+def draw(
     data: xr.Dataset,
     axes: tuple[Axes, Axes],
     *,
@@ -64,7 +68,7 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look], *, ranges: tuple[
     figure = style.page(answers, looks, height=2.1, legend=legend)
     left, right = figure.subplots(1, 2, sharey=True)
     for data, look in zip(answers, looks, strict=True):
-        hessian(data, (left, right), look=look, ranges=ranges or spans(answers))
+        draw(data, (left, right), look=look, ranges=ranges or spans(answers))
     peaks = [
         max(float(line.get_ydata().max()) for line in (left.lines[k], right.lines[k])) for k in range(len(answers))
     ]
@@ -117,3 +121,36 @@ def _numbers(data: xr.Dataset) -> str:
 def _interval(data: xr.Dataset, name: str) -> str:
     value, low, high = (float(data[key]) if key in data else np.nan for key in (name, f"{name}_low", f"{name}_high"))
     return f"{value:.3g} [{low:.3g}, {high:.3g}]" if np.isfinite(low + high) else f"{value:.3g}"
+
+
+def headline(data: xr.Dataset) -> Numbers:
+    """Share of negative eigenvalues and mean of the positive ones, or the sharpest layer; and what to distrust."""
+    found: Numbers = {name: data[name].item() for name in ("nep", "ape") if name in data and data[name].ndim == 0}
+    values = data["eigenvalue"] if "eigenvalue" in data else xr.DataArray(np.empty((0, 0)), dims=("batch", "rank"))
+    if "group" in values.dims and np.isfinite(values).any():
+        largest = values.max(("batch", "rank"))
+        found |= {
+            "largest": largest.max().item(),
+            "in": str(data["name"].values[int(np.nanargmax(largest.values))]),
+        }
+    finished = data["done"] == 1 if "done" in data else xr.zeros_like(values.isel(rank=0), dtype=bool)
+    lost = finished & (values.count("rank") == 0)
+    if lost.any():
+        found["not finite"] = _mini_batches(lost)
+    if "converged" in data:
+        unsure = (data["converged"] == 0).where(np.isfinite(values), other=False)
+        if unsure.any():
+            found["not converged"] = (
+                f"{int(unsure.sum())} of {int(np.isfinite(values).sum())} values, {_mini_batches(unsure)}"
+            )
+    if "missed" in data and (data["missed"] > 0).any():
+        found["missed by the first search"] = int(data["missed"].sum())
+    return found
+
+
+def _mini_batches(where: xr.DataArray, most: int = 5) -> str:
+    """Mini-batches by name: `mini-batches 3, 7, ...`."""
+    others = [dim for dim in where.dims if dim != "batch"]
+    indices = np.flatnonzero(where.any(others).values) if others else np.flatnonzero(where.values)
+    named = ", ".join(str(i) for i in indices[:most])
+    return f"mini-batch{'es' if len(indices) > 1 else ''} {named}{', ...' if len(indices) > most else ''}"

@@ -22,7 +22,7 @@ MEANING = (
 )
 
 
-def hessian_density(data: xr.Dataset, ax: Axes, *, look: Look | None = None, grain: Grain | None = None) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, grain: Grain | None = None) -> Axes:
     """Draw the mean density over mini-batches, both axes logarithmic away from zero.
 
     Args:
@@ -48,5 +48,5 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     figure = style.page(answers, looks, height=2.3, legend=legend, note=note)
     ax = figure.subplots()
     for data, look in zip(answers, looks, strict=True):
-        hessian_density(data, ax, look=look, grain=grain)
+        draw(data, ax, look=look, grain=grain)
     return figure

@@ -21,7 +21,7 @@ MEANING = (
 ROW = 0.115  # inches per layer
 
 
-def hessian_layers(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
     """Draw both ends of every layer's spectrum, the first layer on top.
 
     Args:
@@ -55,7 +55,7 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     for ax in axes.flat[len(answers) :]:
         ax.remove()
     for data, look, ax in zip(answers, looks, axes.flat, strict=False):
-        hessian_layers(data, ax, look=look)
+        draw(data, ax, look=look)
         ax.set_title(style.fitted(look.label, width / columns, style.SMALL), fontsize=style.SMALL)
     return figure
 

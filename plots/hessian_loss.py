@@ -21,7 +21,7 @@ MEANING = (
 )
 
 
-def hessian_loss(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
     """Draw the eigenvalues of every finished mini-batch over its loss.
 
     Args:
@@ -48,7 +48,7 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     figure = style.page(answers, looks, height=2.3, legend=legend)
     ax = figure.subplots()
     for data, look in zip(answers, looks, strict=True):
-        hessian_loss(data, ax, look=look)
+        draw(data, ax, look=look)
     values = np.concatenate([data["eigenvalue"].values.ravel() for data in answers])
     sizes = np.abs(values[np.isfinite(values) & (values != 0)])
     if sizes.size and sizes.max() > 100 * np.median(sizes):

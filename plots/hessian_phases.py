@@ -22,9 +22,7 @@ MEANING = (
 )
 
 
-def hessian_phases(
-    data: Sequence[xr.Dataset] | xr.Dataset, axes: Sequence[Axes], *, look: Look | None = None
-) -> Sequence[Axes]:
+def draw(data: Sequence[xr.Dataset] | xr.Dataset, axes: Sequence[Axes], *, look: Look | None = None) -> Sequence[Axes]:
     """Draw the three numbers of one run over its epochs.
 
     Args:
@@ -53,7 +51,7 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     figure = style.page(last, shown, height=1.9, legend=[look.sample() for look in shown])
     axes = figure.subplots(1, 3)
     for line, look in zip(lines, shown, strict=True):
-        hessian_phases([answers[i] for i in line], axes, look=look)
+        draw([answers[i] for i in line], axes, look=look)
     axes[0].set_ylim(bottom=-0.03 * axes[0].get_ylim()[1])
     for ax in axes[1:]:
         shown_values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in ax.lines])

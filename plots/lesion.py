@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from landscape.plots import style
 from landscape.plots.appearance import Look, plain
+from landscape.plots.headlines import Numbers
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MEANING = (
     "The accuracy a network loses, and the loss it gains, when one unit is removed from it, without retraining; error "
@@ -34,7 +37,7 @@ LONGEST = 22  # characters of a unit's name
 HIGH = 100.0  # nats
 
 
-def lesion(data: xr.Dataset, ax: Axes) -> Axes:
+def draw(data: xr.Dataset, ax: Axes) -> Axes:
     """Draw one bar of accuracy drop per unit, coloured by kind and named below; every other stage is shaded."""
     return named(data, bars(data, ax, "accuracy_drop", "accuracy drop"))
 
@@ -70,6 +73,8 @@ def named(data: xr.Dataset, ax: Axes) -> Axes:
 
 def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """Two rows per network, accuracy drop over loss increase, with room for the names of its units."""
+    from matplotlib.patches import Patch
+
     longest = [max(map(len, shortened(data["name"].values))) for data in answers]
     heights = [part for letters in longest for part in (0.95, 0.95 + 0.055 * letters)]
     present = {str(kind) if str(kind) in KINDS else "other" for data in answers for kind in data["kind"].values}
@@ -97,3 +102,13 @@ def shortened(found: Iterable[str]) -> list[str]:
     rest = [" + ".join(".".join(part.split(".")[shared:]) for part in pair) for pair in pairs]
     room = [LONGEST * len(pair) for pair in pairs]
     return [plain(name if len(name) <= n else f"…{name[1 - n :]}") for name, n in zip(rest, room, strict=True)]
+
+
+def headline(data: xr.Dataset) -> Numbers:
+    """Accuracy of the intact network, the largest drop of it, and the unit that it belongs to."""
+    drop = data["accuracy_drop"].values if "accuracy_drop" in data else np.array([])
+    if not np.isfinite(drop).any():
+        return {}
+    worst = int(np.nanargmax(drop))
+    intact = float(data.attrs.get("intact_accuracy", np.nan))
+    return {"intact accuracy": intact, "largest drop": drop[worst].item(), "at": str(data["name"].values[worst])}

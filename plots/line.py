@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from landscape.plots import style
 from landscape.plots.appearance import LINES, Color, Line, Look, loss_units, names, plain
 from landscape.plots.appearance import look as look_of
+from landscape.plots.headlines import Numbers, finite
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MEANING = (
     "Loss and accuracy along straight lines through the trained weights, or from one checkpoint (t = 0) to another "
@@ -29,7 +33,7 @@ TITLES = {
 }
 
 
-def line(
+def draw(
     data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look | None = None, lines: Sequence[Line] = LINES
 ) -> tuple[Axes, Axes]:
     """Draw the loss (first axes) and the accuracy (second) of every direction with bands of two standard errors.
@@ -80,7 +84,7 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     grid = figure.subplots(len(kinds), 2, squeeze=False)
     for axes, (which, _), row, drawn in zip(grid, kinds, rows, entries, strict=True):
         for (data, look), curves in zip(row, drawn, strict=True):
-            line(data, tuple(axes), look=look, lines=[curve.line for curve in curves])
+            draw(data, tuple(axes), look=look, lines=[curve.line for curve in curves])
         losses = np.concatenate([data["loss"].values[data["done"].values == 1] for data, _ in row])
         positive = losses[np.isfinite(losses) & (losses > 0)]
         if positive.size and positive.max() > 30 * positive.min():
@@ -159,3 +163,22 @@ def _barrier(data: xr.Dataset, k: int) -> str:
 def _axis(data: xr.Dataset) -> str:
     units = plain(str(data["t"].attrs.get("units", "1")))
     return f"position on the line ({units})" if units not in ("", "1") else "position on the line"
+
+
+def headline(data: xr.Dataset) -> Numbers:
+    """Between checkpoints the highest barrier with its error; else the loss at the checkpoint and the largest one."""
+    barrier = finite(data, "barrier")
+    if barrier.size:
+        top = int(np.nanargmax(data["barrier"].values))
+        names = {
+            "barrier": "barrier",
+            "barrier_se": "barrier_se",
+            "barrier_at": "at",
+            "accuracy_barrier": "accuracy barrier",
+        }
+        return {shown: data[name].values[top].item() for name, shown in names.items()}
+    loss = data["loss"].where(data["done"] == 1) if {"loss", "done", "t"} <= set(data.variables) else xr.DataArray()
+    if loss.ndim != 2:
+        return {}
+    start = loss.transpose("direction", "t").values[:, np.flatnonzero(data["t"].values == 0.0)]
+    return {"loss": start[0, 0].item() if start.size else np.nan, "highest": loss.max().item()}

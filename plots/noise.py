@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from landscape.plots import appearance, style
 from landscape.plots.appearance import Look, look
+from landscape.plots.headlines import Numbers
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MEANING = (
     "The accuracy a network loses when noise of one band of frequencies is added to its inputs: where a curve is high, "
@@ -23,7 +27,7 @@ MEANING = (
 QUANTILE = 1.96  # of a 95 % interval
 
 
-def noise(data: xr.Dataset, ax: Axes, *, look_of: Look | None = None) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look_of: Look | None = None) -> Axes:
     """Draw the accuracy drop over the frequency of the noise, with its 95 % interval; empty bands are left out."""
     seen = look_of or look(data)
     shown = np.isfinite(data["accuracy_drop"].values)
@@ -53,7 +57,7 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         ax.remove()
     for ax, one, panel in zip(grid.flat, kinds, panels, strict=False):
         for i in panel:
-            noise(answers[i], ax, look_of=drawn[i])
+            draw(answers[i], ax, look_of=drawn[i])
         ax.set_title(one)
     style.outer(list(grid.flat[: len(panels)]))
     return figure
@@ -70,3 +74,16 @@ def _alone(answers: Sequence[xr.Dataset], looks: Sequence[Look], panel: Sequence
     """The looks of a panel's answers, told apart among themselves alone."""
     among = appearance.looks([answers[i] for i in panel])
     return [replace(looks[i], label=seen.label, line=seen.line) for i, seen in zip(panel, among, strict=True)]
+
+
+def headline(data: xr.Dataset) -> Numbers:
+    """Accuracy without noise, the largest drop of it, the band that it belongs to, and the bands without any."""
+    drop = data["accuracy_drop"].values if "accuracy_drop" in data else np.array([])
+    empty = str(data.attrs.get("empty_bands", ""))
+    named: Numbers = {"bands without a frequency": empty} if empty else {}
+    if not np.isfinite(drop).any():
+        return named
+    worst = int(np.nanargmax(drop))
+    intact = float(data.attrs.get("intact_accuracy", np.nan))
+    at = f"{data['band'].values[worst]:g} pi"
+    return {"intact accuracy": intact, "largest drop": drop[worst].item(), "at": at, **named}

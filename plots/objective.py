@@ -18,9 +18,9 @@ MEANING = (
 )
 
 
-def objective(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) -> Any:
+def draw(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) -> Any:
     """Draw the rise of the objective over its least value, as `surface_3d` draws the loss."""
-    return surface_3d.surface_3d(_rise(data), ax, span=span)
+    return surface_3d.draw(_rise(data), ax, span=span)
 
 
 def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
@@ -34,7 +34,7 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     )
     figure, axes = style.panels(answers, looks, aspect=0.8, share=False, projection="3d", note=note)
     for data, ax in zip(answers, axes, strict=True):
-        objective(data, ax, span=span)
+        draw(data, ax, span=span)
     return figure
 
 

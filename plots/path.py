@@ -29,7 +29,7 @@ NAMED = 9  # snapshots at most that carry their name
 CLOSE = 0.07  # share of the axes, below which two names would touch
 
 
-def path(data: xr.Dataset, ax: Axes, *, levels: np.ndarray | None = None) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, levels: np.ndarray | None = None) -> Axes:
     """Draw contours of the loss and the path over them; cells not measured yet stay grey.
 
     Args:
@@ -72,7 +72,7 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     for spare in grid.flat[len(answers) :]:
         spare.remove()
     for data, look, ax in zip(answers, looks, grid.flat, strict=False):
-        path(data, ax, levels=levels)
+        draw(data, ax, levels=levels)
         ax.set_title(style.fitted(look.label, 0.8 * width / columns, style.RC["axes.titlesize"]))
     figure.colorbar(
         ScalarMappable(BoundaryNorm(levels, COLORS.N, extend="both"), COLORS), ax=list(grid.flat[: len(answers)]),

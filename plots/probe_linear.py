@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from landscape.plots import depth, style
 from landscape.plots.appearance import Look, asked
+from landscape.plots.headlines import Numbers, ends, finite
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MEANING = (
     "How well a linear classifier tells the classes apart from the frozen features of each layer, fitted on the train "
@@ -20,7 +24,7 @@ MEANING = (
 CLASSIFIERS = {"ridge": "ridge regression", "lbfgs": "logistic regression"}
 
 
-def probe_linear(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
     """Draw the accuracy of every layer's linear probe over normalised depth, beside the network's own."""
     depth.over_depth(data, ax, "accuracy", style=look)
     intact = float(data.attrs.get("intact_accuracy", np.nan))
@@ -45,6 +49,17 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     note = f"Classifier: {said}. {depth.NOTE} Dotted: the network itself."
     figure, axes = style.panels(answers, looks, aspect=0.85, note=note)
     for data, ax, look in zip(answers, axes, looks, strict=True):
-        probe_linear(data, ax, look=look)
+        draw(data, ax, look=look)
     style.outer(axes)
     return figure
+
+
+def headline(data: xr.Dataset) -> Numbers:
+    """Accuracy of the linear probe of the first and of the last layer, and of the best with its name."""
+    values = data["accuracy"].values if "accuracy" in data else np.array([])
+    if not np.isfinite(values).any():
+        return {}
+    best = int(np.nanargmax(values))
+    found = {**ends(finite(data, "accuracy")), "best": values[best].item(), "at": str(data["name"].values[best])}
+    open_fits = int((data["converged"].values == 0).sum()) if "converged" in data else 0
+    return {**found, "not converged": open_fits} if open_fits else found

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import xarray as xr
 
-from landscape.plots import FIGURES
-from landscape.results import headlines, reader
+from landscape.plots import FIGURES, headlines
+from landscape.plots.surface import HEIGHT_RADIUS
+from landscape.results import reader
 
 Cell = str | int | float
 Row = dict[str, Cell]
@@ -21,7 +22,7 @@ COLUMNS: Mapping[str, Sequence[tuple[str, str]]] = {
     "accuracy": (("lesion", "intact accuracy"), ("surface", "accuracy")),
     "NEP": (("hessian", "nep"),),
     "APE": (("hessian", "ape"),),
-    "height": (("surface", f"height at {headlines.HEIGHT_RADIUS:g}"),),
+    "height": (("surface", f"height at {HEIGHT_RADIUS:g}"),),
     "high freq. first": (("fourier", "shallowest"),),
     "high freq. last": (("fourier", "deepest"),),
     "drop": (("lesion", "largest drop"),),
@@ -29,7 +30,7 @@ COLUMNS: Mapping[str, Sequence[tuple[str, str]]] = {
 LEGEND = (
     "Accuracy: of the intact network of the lesion study (by default on test data), else at the centre of the "
     "surface (by default on training data). NEP: share of negative Hessian eigenvalues; APE: mean of the positive "
-    f"ones. Height: mean rise of the loss at radius {headlines.HEIGHT_RADIUS:g} of the surface. High frequency: "
+    f"ones. Height: mean rise of the loss at radius {HEIGHT_RADIUS:g} of the surface. High frequency: "
     "relative log amplitude at the highest frequency of the first and of the last layer. Drop: largest accuracy drop "
     "when one unit is removed. An empty cell was not measured."
 )
@@ -69,7 +70,7 @@ def report(path: Path | str, out: Path | str, figures: Sequence[Path]) -> Path:
         f"<p>{html.escape(LEGEND)}</p>",
         *(_section(images[name], found) for name in order),
         "<h2>Everything in the file</h2>",
-        _table(reader.summary(path)),
+        _table(headlines.summary(path)),
         "</body>\n</html>\n",
     ]
     out.parent.mkdir(parents=True, exist_ok=True)

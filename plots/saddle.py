@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from landscape.plots import style
 from landscape.plots.appearance import Look, loss_units, plain
 from landscape.plots.surface import axis_label, steps
-from landscape.plots.surface import surface as contours
+from landscape.plots.surface import draw as draw_contours
 
 MEANING = (
     "The loss along the eigenvectors of the smallest and the largest Hessian eigenvalue, and (dashed) the quadratic "
@@ -25,7 +25,7 @@ FINE = 201  # points of the quadratic model, which is known everywhere
 X, Y = "#D55E00", "#0072B2"
 
 
-def saddle(data: xr.Dataset, axes: tuple[Axes, Axes]) -> tuple[Axes, Axes]:
+def draw(data: xr.Dataset, axes: tuple[Axes, Axes]) -> tuple[Axes, Axes]:
     """Draw the loss with the model's contours, dashed, and sections of both through the checkpoint.
 
     Args:
@@ -35,7 +35,7 @@ def saddle(data: xr.Dataset, axes: tuple[Axes, Axes]) -> tuple[Axes, Axes]:
     plane, sections = axes
     x, y = data["x"].values, data["y"].values
     levels = steps([data])
-    contours(data, plane, levels=levels)
+    draw_contours(data, plane, levels=levels)
     along_x, along_y = (np.linspace(at.min(), at.max(), FINE) for at in (x, y))
     fitted = model(data, along_x[None, :], along_y[:, None])
     within = levels[(levels > fitted.min()) & (levels < fitted.max())]
@@ -78,7 +78,7 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     )
     rows = figure.subplots(len(answers), 2, squeeze=False)
     for data, look, axes in zip(answers, looks, rows, strict=True):
-        saddle(data, tuple(axes))
+        draw(data, tuple(axes))
         axes[0].set_title(style.fitted(look.label, style.COLUMN, style.SMALL), fontsize=style.SMALL)
         axes[1].set_title(
             plain(f"curvature {data.attrs['curvature_x']:.3g} and {data.attrs['curvature_y']:.3g}"),

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
-from matplotlib.figure import Figure
 
 from landscape.plots import style
 from landscape.plots.appearance import Look, plain
+from landscape.plots.headlines import Numbers
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MEANING = (
     "How alike two layers represent the same images, by centred kernel alignment: 1 is the same up to rotation and "
@@ -25,14 +26,14 @@ MAP = "viridis"
 NOTE = "Lines part the stages; E: stem, P: the map gets smaller."
 
 
-def similarity(data: xr.Dataset, ax: Axes) -> Axes:
+def draw(data: xr.Dataset, ax: Axes) -> Axes:
     """Draw the alignment of every layer (down) with every other (across), shallow layers at the lower left."""
     values = data["cka"].values
     ax.imshow(values, origin="lower", cmap=MAP, vmin=0, vmax=1, interpolation="nearest", aspect="auto")
-    for axis, prefix, draw in (("layer", "", ax.axhline), ("other", "other_", ax.axvline)):
+    for axis, prefix, rule in (("layer", "", ax.axhline), ("other", "other_", ax.axvline)):
         stages = data[f"{prefix}stage"].values
         for i in np.flatnonzero(np.diff(stages)):
-            draw(i + 0.5, color="w", linewidth=0.6)
+            rule(i + 0.5, color="w", linewidth=0.6)
         count = data.sizes[axis]
         letters = _letters(data, prefix)
         step = max(1, int(np.ceil(count / 10)))
@@ -49,10 +50,13 @@ def similarity(data: xr.Dataset, ax: Axes) -> Axes:
 
 def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One square panel per network, or pair of networks, with one scale."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
     looks = [replace(look, label=_title(data, look)) for data, look in zip(answers, looks, strict=True)]
     figure, axes = style.panels(answers, looks, aspect=0.95, note=NOTE, share=False)
     for data, ax in zip(answers, axes, strict=True):
-        similarity(data, ax)
+        draw(data, ax)
         ax.xaxis.label.set_text(style.fitted(ax.get_xlabel(), ax.get_position().width * figure.get_figwidth(), 8))
     bar = ScalarMappable(Normalize(0, 1), MAP)
     figure.colorbar(bar, ax=axes, label="centred kernel alignment", aspect=30, pad=0.02)
@@ -70,3 +74,14 @@ def _letters(data: xr.Dataset, prefix: str) -> dict[int, str]:
     kinds, reduces = data[f"{prefix}kind"].values, data[f"{prefix}reduces"].values
     found = {int(i): "P" for i in np.flatnonzero((kinds == "subsample") | (reduces == 1))}
     return found | {int(i): "E" for i in np.flatnonzero(kinds == "stem")}
+
+
+def headline(data: xr.Dataset) -> Numbers:
+    """Alignment of neighbouring layers on average, and of the first layer with the last."""
+    if "cka" not in data:
+        return {}
+    values = data["cka"].values
+    found: Numbers = {"first with last": values[0, -1].item()}
+    if not data.attrs.get("against") and len(values) > 1:
+        found = {"neighbours": np.diagonal(values, 1).mean().item(), **found}
+    return found

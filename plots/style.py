@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-from matplotlib.ticker import LogFormatterSciNotation
 
 from landscape.plots.appearance import Look, plain
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
 
 COLUMN, PAGE = 3.25, 6.75  # inches: one column of a paper, both columns
 RC: dict[Any, Any] = {
@@ -67,6 +67,9 @@ def page(
         note: a sentence after the protocol.
         caption: in place of the protocol, where no answers are drawn.
     """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     # A digit of DejaVu Sans is 0.64 em wide, running text 0.55: the estimate is on the safe side.
     said = f"{caption or protocol(answers, looks)} {note}".strip()
     under = textwrap.wrap(said, int(72 * width / (0.56 * SMALL)))
@@ -157,6 +160,8 @@ def outer(axes: Sequence[Axes], *, alike: bool = True) -> None:
 
 def asinh(ax: Axes, side: str, width: float) -> None:
     """A scale linear within ±width and logarithmic beyond, without labels that crowd around zero."""
+    from matplotlib.ticker import LogFormatterSciNotation
+
     (ax.set_xscale if side == "x" else ax.set_yscale)("asinh", linear_width=width)
     axis = ax.xaxis if side == "x" else ax.yaxis
     power = LogFormatterSciNotation()

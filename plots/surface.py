@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import matplotlib
 import numpy as np
 import xarray as xr
-from matplotlib import patheffects
-from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import BoundaryNorm
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from landscape.plots import style
 from landscape.plots.appearance import Look, loss_units, plain
+from landscape.plots.headlines import Numbers
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import BoundaryNorm
+    from matplotlib.figure import Figure
 
 MEANING = (
     "The loss on a plane through the trained weights (cross), in steps that all panels share: wider contours "
@@ -26,11 +26,12 @@ MEANING = (
 
 
 NBSP = "\u00a0"  # keeps units on one line where labels are broken
-COLORS = matplotlib.colormaps["viridis"]
+COLORS = "viridis"
+HEIGHT_RADIUS = 0.5  # where the height of a surface is quoted
 FEWEST = 3  # contours that a panel should have
 
 
-def surface(data: xr.Dataset, ax: Axes, *, levels: np.ndarray | None = None) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, levels: np.ndarray | None = None) -> Axes:
     """Draw labelled contours of the loss; cells not measured yet stay grey, finished ones without a value have a dot.
 
     Args:
@@ -62,12 +63,14 @@ def surface(data: xr.Dataset, ax: Axes, *, levels: np.ndarray | None = None) -> 
 
 def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel per answer with common contour levels and one colour bar."""
+    from matplotlib.cm import ScalarMappable
+
     levels = steps(answers)
     lost = any((~np.isfinite(data["loss"].where(data["done"] == 1, 0.0).values)).any() for data in answers)
     note = "Dots: the loss is not finite." if lost else ""
     figure, axes = style.panels(answers, looks, aspect=0.8, share=False, note=note, bar=0.2 if alike(answers) else 0.35)
     for data, ax in zip(answers, axes, strict=True):
-        surface(data, ax, levels=levels)
+        draw(data, ax, levels=levels)
     style.outer(axes, alike=alike(answers))
     figure.colorbar(ScalarMappable(_norm(levels), COLORS), ax=axes, label=f"loss ({loss_units(answers)})",
                     aspect=30, pad=0.02, ticks=levels, format="%.3g", spacing="uniform", extend="both")  # fmt: skip
@@ -80,6 +83,8 @@ def steps(answers: Sequence[xr.Dataset]) -> np.ndarray:
     Such steps too where even ones would leave a flat answer beside a steep one without contours. The upper end is a
     quantile: a few cells at the corners may be larger by orders of magnitude.
     """
+    from matplotlib.ticker import MaxNLocator
+
     each = [data["loss"].values[np.isfinite(data["loss"].values)] for data in answers]
     values = np.concatenate(each)
     low, high = float(values.min()), float(np.quantile(values, 0.9))
@@ -102,7 +107,10 @@ def cells(loss: np.ndarray) -> np.ndarray:
 
 def _norm(levels: np.ndarray) -> BoundaryNorm:
     """One colour per step, however unequal the steps."""
-    return BoundaryNorm(levels, COLORS.N, extend="both")
+    from matplotlib import colormaps
+    from matplotlib.colors import BoundaryNorm
+
+    return BoundaryNorm(levels, colormaps[COLORS].N, extend="both")
 
 
 def places(data: xr.Dataset, ax: Axes) -> None:
@@ -118,6 +126,8 @@ def places(data: xr.Dataset, ax: Axes) -> None:
 
 def named(ax: Axes, data: xr.Dataset, x: float, y: float, name: str) -> None:
     """A name beside a point, on the side where the axes have room for it."""
+    from matplotlib import patheffects
+
     right = x > (data["x"].values[0] + data["x"].values[-1]) / 2
     ax.annotate(
         name, (x, y), xytext=(-3 if right else 3, 4), textcoords="offset points", ha="right" if right else "left",
@@ -136,3 +146,21 @@ def axis_label(data: xr.Dataset, name: str) -> str:
     units = plain(str(about.get("units", "1")))
     named = plain(str(about.get("long_name", name)))
     return named if units in ("1", "") else f"{named} ({units.replace(' ', NBSP)})"
+
+
+def headline(data: xr.Dataset) -> Numbers:
+    """Loss and accuracy at the centre, the mean rise of the loss at a radius, and what a fast mode costs."""
+    found: Numbers = {}
+    for name in ("loss", "accuracy"):
+        if name in data and {"x", "y"} == set(data[name].dims):
+            x, y = (np.flatnonzero(np.abs(data[axis].values) < 1e-9) for axis in ("x", "y"))
+            if len(x) and len(y):
+                found[name] = data[name].transpose("x", "y").values[x[0], y[0]].item()
+    if "objective" in data and np.isfinite(data["objective"]).any():
+        at = data["objective"].argmin(("x", "y"))
+        where = ", ".join(f"{data[axis][at[axis]].item():g}" for axis in ("x", "y"))
+        found |= {"least objective": data["objective"].min().item(), "at": f"({where})"}
+    if "height" in data and HEIGHT_RADIUS in data["radius"]:
+        found[f"height at {HEIGHT_RADIUS:g}"] = data["height"].sel(radius=HEIGHT_RADIUS).item()
+    measures = {"hold_out_error": "hold-out error at most", "deviation_max": "deviation at most (standard errors)"}
+    return found | {words: data[name].item() for name, words in measures.items() if name in data}

@@ -22,7 +22,7 @@ MEANING = (
 LINES = 41  # mesh lines per axis at most
 
 
-def surface_3d(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) -> Any:
+def draw(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) -> Any:
     """Draw the loss over the plane as a wire mesh coloured by height; axes off, elevation and azimuth 15 degrees.
 
     Args:
@@ -62,7 +62,7 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     note = f"Vertical axis and colour: {scale}; cells above are left out."
     figure, axes = style.panels(answers, looks, aspect=0.8, share=False, projection="3d", note=note)
     for data, ax in zip(answers, axes, strict=True):
-        surface_3d(data, ax, span=span)
+        draw(data, ax, span=span)
     return figure
 
 

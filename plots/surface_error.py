@@ -21,7 +21,7 @@ MEANING = (
 )
 
 
-def surface_error(data: xr.Dataset, ax: Axes, *, norm: Normalize | None = None) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, norm: Normalize | None = None) -> Axes:
     """Draw the relative standard error of every grid point; cells without one stay grey.
 
     Args:
@@ -38,7 +38,7 @@ def surface_error(data: xr.Dataset, ax: Axes, *, norm: Normalize | None = None) 
 def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel per answer and one colour bar."""
     norm = scale([relative(data) for data in answers], "relative")
-    return panels_of(answers, looks, surface_error, norm, "standard error / loss", "")
+    return panels_of(answers, looks, draw, norm, "standard error / loss", "")
 
 
 def relative(data: xr.Dataset) -> xr.Dataset:

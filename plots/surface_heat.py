@@ -25,7 +25,7 @@ Draw = Callable[..., Axes]
 COLORS = matplotlib.colormaps["viridis"]
 
 
-def surface_heat(data: xr.Dataset, ax: Axes, *, norm: Normalize | None = None) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, norm: Normalize | None = None) -> Axes:
     """Draw one cell per grid point; not yet measured and not finite ones stay grey.
 
     Args:
@@ -58,16 +58,16 @@ def cells(ax: Axes, data: xr.Dataset, quantity: str, norm: Normalize) -> None:
 
 def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel per answer and one colour bar."""
-    return panels_of(answers, looks, surface_heat, scale(answers), f"loss ({loss_units(answers)})", "")
+    return panels_of(answers, looks, draw, scale(answers), f"loss ({loss_units(answers)})", "")
 
 
 def panels_of(
-    answers: Sequence[xr.Dataset], looks: Sequence[Look], draw: Draw, norm: Normalize, label: str, note: str
+    answers: Sequence[xr.Dataset], looks: Sequence[Look], draw_one: Draw, norm: Normalize, label: str, note: str
 ) -> Figure:
     """Maps with one colour scale, their axis labels on the outside alone where all share them."""
     figure, axes = style.panels(answers, looks, aspect=0.8, share=False, note=note, bar=0.2 if alike(answers) else 0.35)
     for data, ax in zip(answers, axes, strict=True):
-        draw(data, ax, norm=norm)
+        draw_one(data, ax, norm=norm)
     style.outer(axes, alike=alike(answers))
     bar = figure.colorbar(ScalarMappable(norm, COLORS), ax=axes, label=label, aspect=30, pad=0.02)
     if isinstance(norm, LogNorm) and norm.vmax is not None and norm.vmin is not None and norm.vmax < 30 * norm.vmin:

@@ -21,7 +21,7 @@ MEANING = (
 )
 
 
-def surface_height(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shift: float = 0.0) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shift: float = 0.0) -> Axes:
     """Draw the heights at the stored radii with their intervals.
 
     Args:
@@ -54,7 +54,7 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     panels = figure.subplots(1, len(units), sharey=True, squeeze=False)[0]
     for i, (data, look) in enumerate(zip(answers, looks, strict=True)):
         ax = panels[units.index(_units(data))]
-        surface_height(data, ax, look=replace(look, label="_"), shift=0.012 * (i - (len(answers) - 1) / 2))
+        draw(data, ax, look=replace(look, label="_"), shift=0.012 * (i - (len(answers) - 1) / 2))
     heights = np.concatenate([data["height"].values for data in answers])
     heights = heights[np.isfinite(heights)]
     for ax in panels if heights.size and (heights > 0).all() else ():

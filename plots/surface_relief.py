@@ -24,7 +24,7 @@ MEANING = (
 COLORS = matplotlib.colormaps["viridis"]
 
 
-def surface_relief(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) -> Any:
+def draw(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) -> Any:
     """Draw log10 of the loss over the plane as a shaded relief with a labelled box.
 
     Args:
@@ -74,7 +74,7 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     note = f"Upwards: loss ({loss_units(answers)}), up to {span[1]:.3g}; {named}."
     figure, axes = style.panels(answers, looks, aspect=0.9, share=False, projection="3d", note=note)
     for data, ax in zip(answers, axes, strict=True):
-        surface_relief(data, ax, span=span)
+        draw(data, ax, span=span)
     return figure
 
 

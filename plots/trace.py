@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
+from landscape.plots.headlines import Numbers
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MEANING = (
     "The sum of all Hessian eigenvalues, a measure of sharpness: points are mini-batches, the line is the mean over "
@@ -24,7 +27,7 @@ DECADE = 10.0
 BESIDE = 0.3  # share of the distance of two mini-batches over which answers stand side by side
 
 
-def trace(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shift: float = 0.0) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shift: float = 0.0) -> Axes:
     """Draw the trace of every mini-batch with its error, and that of all samples as a line in its band.
 
     Args:
@@ -48,6 +51,8 @@ def trace(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shift: float 
 
 def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """All answers overlaid, the traces in the legend; logarithmic where they are positive and decades apart."""
+    from matplotlib.ticker import MaxNLocator
+
     legend = [
         replace(look, label=f"{look.label}: {_number(data)}").sample()
         for data, look in zip(answers, looks, strict=True)
@@ -55,7 +60,7 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     figure = style.page(answers, looks, height=2.2, legend=legend)
     ax = figure.subplots()
     for i, (data, look) in enumerate(zip(answers, looks, strict=True)):
-        trace(data, ax, look=look, shift=BESIDE * (i / len(answers) - 0.5 + 0.5 / len(answers)))
+        draw(data, ax, look=look, shift=BESIDE * (i / len(answers) - 0.5 + 0.5 / len(answers)))
     found = np.concatenate([data["batch_trace"].values for data in answers])
     if np.nanmin(found) > 0 and np.nanmax(found) > DECADE * np.nanmin(found):
         ax.set_yscale("log")
@@ -69,3 +74,10 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 def _number(data: xr.Dataset) -> str:
     error = float(data["trace_se"])
     return f"{float(data['trace']):.4g}" + (f" ± {error:.2g}" if np.isfinite(error) else "")
+
+
+def headline(data: xr.Dataset) -> Numbers:
+    """The trace over all samples with its error, and how many mini-batches it is without."""
+    found: Numbers = {name: data[name].item() for name in ("trace", "trace_se") if name in data}
+    lost = int(((data["done"] == 1) & ~np.isfinite(data["batch_trace"])).sum()) if "batch_trace" in data else 0
+    return found | ({"mini-batches not finite": lost} if lost else {})

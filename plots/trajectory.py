@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
+from landscape.plots.headlines import Numbers, finite
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MEANING = (
     "Snapshots of one training run, seen from its final weights: their distance and angle relative to the "
@@ -22,7 +26,7 @@ MEANING = (
 )
 
 
-def trajectory(data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look | None = None) -> tuple[Axes, Axes]:
+def draw(data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look | None = None) -> tuple[Axes, Axes]:
     """Draw the path on polar axes (first) and on its principal plane (second); a star marks the final weights."""
     look = look or look_of(data)
     polar, plane = axes
@@ -50,7 +54,7 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     polar = figure.add_subplot(1, 2, 1, projection="polar")
     plane = figure.add_subplot(1, 2, 2)
     for data, look in zip(answers, looks, strict=True):
-        trajectory(data, (polar, plane), look=look)
+        draw(data, (polar, plane), look=look)
     if max(np.nanmax(data["angle"].values, initial=0.0) for data in answers) > np.pi / 2:
         polar.set_thetamax(180)  # type: ignore[attr-defined]
     polar.set_title("distance and angle, seen from the end")
@@ -73,3 +77,10 @@ def _numbers(data: xr.Dataset) -> str:
         return f"{done} of {data.sizes['snapshot']} snapshots"
     shares = " + ".join(f"{100 * share:.0f}" for share in data["explained_variance"].values)
     return f"{shares} % of the variance, off plane by up to {np.nanmax(data['off_plane'].values):.2g}"
+
+
+def headline(data: xr.Dataset) -> Numbers:
+    """Shares of the path's variance on its principal axes, and the farthest snapshot from their plane."""
+    found: Numbers = {f"pc{i + 1}": v for i, v in enumerate(finite(data, "explained_variance"))}
+    off = finite(data, "off_plane")
+    return found | ({"off plane at most": off.max()} if off.size else {})

@@ -22,7 +22,7 @@ MEANING = (
 BAND = 2.0  # standard errors
 
 
-def trajectory_loss(data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look | None = None) -> tuple[Axes, Axes]:
+def draw(data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look | None = None) -> tuple[Axes, Axes]:
     """Draw both losses with bands over the epochs (first axes), and the distances off the plane (second)."""
     look = look or look_of(data)
     time, unit = epochs(data)
@@ -45,7 +45,7 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     figure = style.page(answers, looks, height=2.3, legend=legend, note=note)
     own, off = figure.subplots(1, 2)
     for data, look in zip(answers, looks, strict=True):
-        trajectory_loss(data, (own, off), look=look)
+        draw(data, (own, off), look=look)
     losses = np.concatenate([data[name].values for data in answers for name in ("loss", "plane_loss")])
     positive = losses[np.isfinite(losses) & (losses > 0)]
     if positive.size and positive.max() > 30 * positive.min():

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from landscape.plots import depth
 from landscape.plots.appearance import Look
+from landscape.plots.headlines import Numbers, ends, finite
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MEANING = (
     "How much a feature map varies over its positions, layer by layer: it falls where a layer averages (self- "
@@ -19,7 +23,7 @@ MEANING = (
 )
 
 
-def variance(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shade: bool = True) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shade: bool = True) -> Axes:
     """Draw the feature-map variance of every layer over normalised depth, on a logarithmic scale."""
     depth.over_depth(data, ax, "variance", style=look, shade=shade)
     values = data["variance"].values[np.isfinite(data["variance"].values)]
@@ -33,4 +37,9 @@ def variance(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shade: boo
 
 def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel per network on common axes, and one with all of them."""
-    return depth.page(answers, looks, variance)
+    return depth.page(answers, looks, draw)
+
+
+def headline(data: xr.Dataset) -> Numbers:
+    """Feature-map variance of the first and of the last layer that has a map."""
+    return ends(finite(data, "variance"))

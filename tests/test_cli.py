@@ -18,6 +18,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import synthetic
 import torch
 
 import landscape
@@ -414,6 +415,19 @@ def test_plot_draws_without_torch(command: Command, trained: Path, tmp_path: Pat
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".png", ".pdf", ".svg"}
+
+
+def test_show_loads_neither_torch_nor_matplotlib(tmp_path: Path) -> None:
+    study = synthetic.write(tmp_path / "r.h5")
+    script = (
+        "import sys\n"
+        "from landscape.cli.main import status\n"
+        f"code = status(['show', {str(study)!r}])\n"
+        "sys.exit(code or 'torch' in sys.modules or 'matplotlib' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(f"\n{probe} " in done.stdout for probe in synthetic.MADE_UP)
 
 
 def test_show_tells_what_is_in_a_checkpoint_and_in_a_results_file(command: Command, tmp_path: Path) -> None:

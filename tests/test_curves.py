@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from landscape import plots
 from landscape.cli.main import status
+from landscape.plots import drawing
 from landscape.plots.curves import curves
 
 TABLE = """epoch,epochs,train_loss,loss,accuracy,seconds,lr
@@ -42,7 +42,7 @@ def test_lines_are_the_columns_and_the_axis_is_the_whole_run() -> None:
 
 
 def test_a_run_that_is_not_finished_draws_and_says_how_far_it_is(run: Path, tmp_path: Path) -> None:
-    (path,) = plots.draw_run(run, tmp_path / "figures", ("svg",))
+    (path,) = drawing.draw_run(run, tmp_path / "figures", ("svg",))
     words = path.read_text()
     assert "3 of 5 epochs, test accuracy 0.4000, at its highest" in words
     assert "0.5000 (epoch 2), 3.0 min" in words
@@ -57,10 +57,10 @@ def test_plot_takes_the_folder_of_a_run(run: Path, tmp_path: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "no metrics.csv in .*; give a results file, or the folder of a run"),
+        (None, "no metrics.csv in .*; give a results file, or a run folder"),
         (TABLE.splitlines()[0], "holds no finished epoch yet"),
-        (TABLE.replace("accuracy", "acc"), "is no table of a training run .*'accuracy'"),
-        (TABLE.replace("1.7", "low"), "is no table of a training run"),
+        (TABLE.replace("accuracy", "acc"), "is not the table of a training run .*'accuracy'"),
+        (TABLE.replace("1.7", "low"), "is not the table of a training run"),
     ],
 )
 def test_a_folder_that_is_no_run_is_refused_in_one_line(
@@ -74,7 +74,7 @@ def test_a_folder_that_is_no_run_is_refused_in_one_line(
     words = capsys.readouterr().err
     assert words.count("\n") == 1
     with pytest.raises((ValueError, FileNotFoundError), match=message):
-        plots.draw_run(run, run / "figures")
+        drawing.draw_run(run, run / "figures")
     assert not (run / "figures").exists()
 
 

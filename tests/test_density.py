@@ -185,7 +185,7 @@ def test_the_bulk_is_resolved_beside_outliers_a_thousand_times_as_large() -> Non
 
 def test_the_band_holds_every_vector_and_the_line_their_mean() -> None:
     data = stored(SPECTRUM, Density(vectors=3, steps=12))
-    ax = density.density(data, Figure().subplots())
+    ax = density.draw(data, Figure().subplots())
     _, curves = density.broadened(*density.quadratures(data), density.grain_of([data]))
     np.testing.assert_allclose(ax.lines[0].get_ydata(), curves.mean(axis=0))
     (band,) = ax.collections

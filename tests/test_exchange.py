@@ -19,15 +19,15 @@ from scipy.interpolate import RegularGridInterpolator
 from torch import nn
 
 import landscape
-from landscape import models, plots
+from landscape import models
 from landscape.cli.main import status
 from landscape.exchange import importing, paraview, park2022_csv, tomgoldstein
 from landscape.exchange.exporting import export
 from landscape.exchange.grid import Course, Grid, grid_of
+from landscape.plots import drawing, headlines
 from landscape.probes.line import Line
 from landscape.probes.surface import Surface
 from landscape.probes.trajectory import Trajectory
-from landscape.results import headlines
 from landscape.results import reader as results_reader
 from landscape.run import reduce_of, run
 from landscape.subject.subject import Subject
@@ -115,7 +115,7 @@ def test_a_file_without_y_is_a_line(tmp_path: Path) -> None:
     data = only(tmp_path / "r.h5", "line")
     np.testing.assert_allclose(data["loss"].sel(direction=0), [loss_at(x, 0.0) for x in X])
     np.testing.assert_array_equal(data["t"], X)
-    assert [path.stem for path in plots.draw(tmp_path / "r.h5", tmp_path)] == ["line"]
+    assert [path.stem for path in drawing.draw(tmp_path / "r.h5", tmp_path)] == ["line"]
 
 
 def test_both_splits_and_eigenvalues_are_taken(tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_the_published_surfaces_have_their_published_numbers(
 
 
 def test_the_published_surfaces_draw_and_go_back_byte_for_byte(both: Path, tmp_path: Path) -> None:
-    drawn = [path.stem for path in plots.draw(both, tmp_path / "figures")]
+    drawn = [path.stem for path in drawing.draw(both, tmp_path / "figures")]
     assert {"surface", "surface_3d", "objective"} <= set(drawn)
     for path in export(both, tmp_path / "out", ["csv"]):
         name = path.stem.rpartition("-")[0]
@@ -437,7 +437,7 @@ def test_a_path_comes_over_its_surface_and_goes_back(tmp_path: Path) -> None:
     assert outcome.group != bare.group
     data = dict(results_reader.groups(tmp_path / "r.h5"))[outcome.group]
     assert (data["path_x"].values.tolist(), data["path_y"].values.tolist()) == (x, y)
-    assert "path" in [file.stem for file in plots.draw(tmp_path / "r.h5", tmp_path / "figures")]
+    assert "path" in [file.stem for file in drawing.draw(tmp_path / "r.h5", tmp_path / "figures")]
     written = export(tmp_path / "r.h5", tmp_path / "out", ["tomgoldstein", "vtp"])
     (back,) = (file for file in written if file.name.endswith("_proj.h5"))
     with h5py.File(back) as file:

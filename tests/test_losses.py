@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import landscape
 from landscape.options import OptionError
-from landscape.plots import draw
+from landscape.plots.drawing import draw
 from landscape.probe import Quantity
 from landscape.probes.hessian import Hessian
 from landscape.run import digest

@@ -7,6 +7,7 @@ import json
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import matplotlib
@@ -19,12 +20,13 @@ from matplotlib.colors import LogNorm, to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
 
-from landscape import plots
 from landscape.options import OptionError
 from landscape.plots import (
     FIGURES,
     appearance,
     depth,
+    drawing,
+    headlines,
     hessian,
     lesion,
     report,
@@ -34,6 +36,8 @@ from landscape.plots import (
     surface_heat,
     surface_height,
 )
+from landscape.plots.figure import Headlined, checked
+from landscape.probes import PROBES
 from landscape.results import reader
 
 VIT = synthetic.NETWORKS[0].label
@@ -48,7 +52,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def drawn(study: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return plots.draw(study, tmp_path_factory.mktemp("figures"))
+    return drawing.draw(study, tmp_path_factory.mktemp("figures"))
 
 
 def answer(study: Path, probe: str, label: str = VIT) -> xr.Dataset:
@@ -65,10 +69,43 @@ def axes_for(name: str) -> Any:
     return page.add_subplot(projection="3d" if name in ("surface_3d", "surface_relief", "objective") else None)
 
 
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_module_offers_what_a_figure_needs(name: str) -> None:
+    module = FIGURES[name].module  # loading checks it
+    assert callable(module.draw)
+    assert callable(module.page)
+    assert isinstance(module, Headlined) == (name == FIGURES[name].probe.replace("-", "_"))
+
+
+def test_every_probe_has_a_figure_of_its_name_with_its_headline() -> None:
+    for probe in PROBES:
+        figure = FIGURES[probe.replace("-", "_")]
+        assert figure.probe == probe
+        assert isinstance(figure.module, Headlined)
+        assert headlines.function_of(probe) == figure.module.headline
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("MEANING = ''\ndef draw(): ...\ndef pagee(): ...", "wrong lacks page"),
+        ("MEANING = 1\ndef draw(): ...\ndef page(): ...", "wrong.MEANING is a int, expected a str"),
+        ("MEANING = ''\ndraw = 1\ndef page(): ...", "wrong.draw is a int, expected a function"),
+        ("MEANING = ''\ndef draw(): ...\ndef page(): ...\ndef headlin(): ...", "wrong.headlin .* misspelt headline"),
+        ("MEANING = ''\ndef draw(): ...\ndef page(): ...\ndef selekt(): ...", "wrong.selekt .* misspelt select"),
+    ],
+)
+def test_a_misspelt_figure_module_is_rejected_by_name(lines: str, said: str) -> None:
+    module = ModuleType("wrong")
+    exec(lines, vars(module))
+    with pytest.raises(TypeError, match=said):
+        checked(module)
+
+
 @pytest.mark.parametrize("name", EVERYDAY)
 def test_a_figure_returns_the_axes_it_was_given(study: Path, name: str) -> None:
     axes = axes_for(name)
-    assert FIGURES[name].draw(answer(study, FIGURES[name].probe), axes) is axes
+    assert FIGURES[name].module.draw(answer(study, FIGURES[name].probe), axes) is axes
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -86,18 +123,18 @@ def test_every_figure_becomes_a_file_of_a_paper_width(drawn: list[Path]) -> None
 @pytest.mark.parametrize("share", [0.001, 0.4])
 def test_a_half_finished_file_draws_every_figure(tmp_path: Path, share: float) -> None:
     path = synthetic.write(tmp_path / "half.h5", [synthetic.transformer("vit", depth=3)], share=share)
-    assert [figure.stem for figure in plots.draw(path, tmp_path / "figures")] == EVERYDAY
+    assert [figure.stem for figure in drawing.draw(path, tmp_path / "figures")] == EVERYDAY
 
 
 def test_an_answer_with_nothing_finished_is_left_out_and_named(tmp_path: Path) -> None:
     path = synthetic.write(tmp_path / "empty.h5", synthetic.NETWORKS[:1], probes=("hessian", "lesion"), share=0.0)
     synthetic.write(path, synthetic.NETWORKS[:1], probes=("variance",))
-    assert [figure.stem for figure in plots.draw(path, tmp_path)] == ["variance"]
-    assert [name.partition("/")[0] for name in plots.left_out(path)] == ["hessian", "lesion"]
+    assert [figure.stem for figure in drawing.draw(path, tmp_path)] == ["variance"]
+    assert [name.partition("/")[0] for name in drawing.left_out(path)] == ["hessian", "lesion"]
 
 
 def test_every_format_is_written_and_text_stays_text(study: Path, tmp_path: Path) -> None:
-    written = plots.draw(study, tmp_path, formats=("pdf", "svg"), probes=("variance",))
+    written = drawing.draw(study, tmp_path, formats=("pdf", "svg"), probes=("variance",))
     assert [path.name for path in written] == ["variance.pdf", "variance.svg"]
     assert b"/Type3" not in written[0].read_bytes()  # fonts as outlines without names, which publishers refuse
     assert b"/CIDFontType2" in written[0].read_bytes()  # TrueType
@@ -108,30 +145,30 @@ def test_every_format_is_written_and_text_stays_text(study: Path, tmp_path: Path
 
 def test_equal_results_give_equal_files(study: Path, tmp_path: Path) -> None:
     for folder in ("one", "two"):
-        plots.draw(study, tmp_path / folder, formats=("svg", "pdf"), probes=("hessian",))
+        drawing.draw(study, tmp_path / folder, formats=("svg", "pdf"), probes=("hessian",))
     for name in ("hessian.svg", "hessian.pdf"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
 
 def test_drawing_leaves_the_callers_style_alone(study: Path, tmp_path: Path) -> None:
     before = dict(matplotlib.rcParams)
-    plots.draw(study, tmp_path, probes=("variance",))
+    drawing.draw(study, tmp_path, probes=("variance",))
     assert dict(matplotlib.rcParams) == before
 
 
 @pytest.mark.parametrize("label", ["_hidden", "a$b$_{", "模型", "<b>bold", "x" * 200])
 def test_any_label_can_be_drawn(tmp_path: Path, label: str) -> None:
     path = synthetic.write(tmp_path / "r.h5", [synthetic.transformer(label, depth=2)], probes=("hessian", "variance"))
-    assert len(plots.draw(path, tmp_path)) == 4
+    assert len(drawing.draw(path, tmp_path)) == 4
 
 
 def test_unknown_formats_and_probes_are_usage_errors(study: Path, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="gif is unknown; ask for png, pdf, svg"):
-        plots.draw(study, tmp_path, formats=("gif",))
+    with pytest.raises(OptionError, match="unknown format gif; expected png, pdf, svg"):
+        drawing.draw(study, tmp_path, formats=("gif",))
     with pytest.raises(OptionError, match="probe nobody"):
-        plots.draw(study, tmp_path, probes=("nobody",))
+        drawing.draw(study, tmp_path, probes=("nobody",))
     with pytest.raises(ValueError, match="expected a folder"):
-        plots.draw(study, study)
+        drawing.draw(study, study)
 
 
 def test_families_have_their_colours_and_markers(study: Path) -> None:
@@ -212,7 +249,7 @@ def test_answers_stay_apart_where_the_first_three_differences_do_not_tell_them()
 )
 def test_lines_over_depth_are_the_stored_numbers_with_their_errors(study: Path, name: str, quantity: str) -> None:
     data = answer(study, FIGURES[name].probe)
-    ax = FIGURES[name].draw(data, Figure().subplots())
+    ax = FIGURES[name].module.draw(data, Figure().subplots())
     shown = np.isfinite(data[quantity].values)
     line, _, (bars,) = ax.containers[0]
     np.testing.assert_array_equal(line.get_xdata(), data["depth"].values[shown])
@@ -234,7 +271,7 @@ def test_bands_span_each_attention_unit_and_each_reduction() -> None:
 
 def test_fourier_lines_end_at_each_layers_own_highest_frequency(study: Path) -> None:
     data = answer(study, "fourier", "resnet50-cifar100")
-    ax = FIGURES["fourier"].draw(data, Figure().subplots())
+    ax = FIGURES["fourier"].module.draw(data, Figure().subplots())
     ends = [line.get_xdata()[-1] for line in ax.lines]
     np.testing.assert_array_equal(ends, np.nanmax(data["frequency"].values, axis=1))
     np.testing.assert_array_equal([line.get_ydata()[-1] for line in ax.lines], data["high_frequency"].values)
@@ -250,7 +287,7 @@ def test_the_density_is_that_of_scipy_at_the_same_bandwidth() -> None:
 
 def test_both_panels_of_the_spectrum_show_one_density_of_all_values(study: Path) -> None:
     data = answer(study, "hessian")
-    left, right = hessian.hessian(data, tuple(Figure().subplots(1, 2)), ranges=((-400.0, 0.0), (0.0, 1500.0)))
+    left, right = hessian.draw(data, tuple(Figure().subplots(1, 2)), ranges=((-400.0, 0.0), (0.0, 1500.0)))
     area = sum(np.trapezoid(ax.lines[0].get_ydata(), ax.lines[0].get_xdata()) for ax in (left, right))
     assert area == pytest.approx(1.0, abs=0.01)
     assert left.lines[0].get_ydata()[-1] == pytest.approx(right.lines[0].get_ydata()[0])
@@ -261,13 +298,13 @@ def test_both_panels_of_the_spectrum_show_one_density_of_all_values(study: Path)
 @pytest.mark.parametrize("values", [[3.0], [2.0, 2.0], [-1.0, -1.0], [0.0]])
 def test_a_few_equal_eigenvalues_still_draw(values: list[float]) -> None:
     data = xr.Dataset({"eigenvalue": (("batch", "rank"), [values])}, attrs={"label": "vit"})
-    for ax in hessian.hessian(data, tuple(Figure().subplots(1, 2))):
+    for ax in hessian.draw(data, tuple(Figure().subplots(1, 2))):
         assert np.isfinite(ax.lines[0].get_ydata()).all()
 
 
 def test_contours_have_the_checkpoint_in_the_middle_and_dots_where_the_loss_overflows(study: Path) -> None:
     data = answer(study, "surface", "resnet50-cifar100")
-    ax = surface.surface(data, Figure().subplots())
+    ax = surface.draw(data, Figure().subplots())
     lost = int(np.isinf(data["loss"].values).sum())
     assert lost > 0
     dots = next(line for line in ax.lines if line.get_label() == "loss not finite")
@@ -280,7 +317,7 @@ def test_x_of_the_file_is_horizontal() -> None:
     x, y = np.linspace(-1, 1, 5), np.linspace(-1, 1, 3)
     loss = np.broadcast_to(x[:, None], (5, 3)) + 2.0  # grows with x alone
     data = xr.Dataset({"loss": (("x", "y"), loss), "done": (("x", "y"), np.ones((5, 3)))}, {"x": x, "y": y})
-    ax = surface.surface(data, Figure().subplots())
+    ax = surface.draw(data, Figure().subplots())
     np.testing.assert_array_equal(ax.collections[0].get_array(), loss.T)
 
 
@@ -304,7 +341,7 @@ def test_a_flat_surface_beside_a_steep_one_has_contours_too() -> None:
 
 def test_lesion_bars_are_the_stored_drops_coloured_by_kind(study: Path) -> None:
     data = answer(study, "lesion")
-    ax = lesion.lesion(data, Figure().subplots())
+    ax = lesion.draw(data, Figure().subplots())
     bars = ax.containers[1] if len(ax.containers) > 1 else ax.containers[0]
     np.testing.assert_array_equal([bar.get_height() for bar in bars], data["accuracy_drop"].values)
     assert {to_rgb(bar.get_facecolor()[:3]) for bar in bars[1:]} == {to_rgb(lesion.KINDS[k]) for k in ("msa", "mlp")}
@@ -330,7 +367,7 @@ def test_a_removal_that_blows_a_network_up_does_not_hide_the_others(study: Path)
 
 def test_noise_is_drawn_with_its_interval_and_without_empty_bands(study: Path) -> None:
     data = answer(study, "noise")
-    ax = FIGURES["noise"].draw(data, Figure().subplots())
+    ax = FIGURES["noise"].module.draw(data, Figure().subplots())
     shown = np.isfinite(data["accuracy_drop"].values)
     assert shown.sum() == 8
     np.testing.assert_array_equal(ax.lines[0].get_xdata(), data["band"].values[shown])
@@ -372,7 +409,7 @@ def test_the_classifier_of_linear_probes_is_named(study: Path) -> None:
 
 def test_a_linear_probe_is_drawn_beside_the_network_itself(study: Path) -> None:
     data = answer(study, "probe-linear")
-    *_, own = FIGURES["probe_linear"].draw(data, Figure().subplots()).lines
+    *_, own = FIGURES["probe_linear"].module.draw(data, Figure().subplots()).lines
     assert own.get_ydata() == [0.75, 0.75]
 
 
@@ -387,7 +424,7 @@ def test_kinds_of_noise_have_a_panel_each(study: Path) -> None:
 
 def test_the_polar_path_starts_at_one_and_ends_in_the_middle(study: Path) -> None:
     data = answer(study, "trajectory")
-    polar, plane = FIGURES["trajectory"].draw(data, axes_for("trajectory"))
+    polar, plane = FIGURES["trajectory"].module.draw(data, axes_for("trajectory"))
     path = polar.lines[0]
     assert tuple(path.get_xydata()[0]) == (0.0, 1.0)
     assert path.get_ydata()[-1] == 0.0
@@ -397,7 +434,7 @@ def test_the_polar_path_starts_at_one_and_ends_in_the_middle(study: Path) -> Non
 
 def test_sections_are_the_stored_numbers_with_their_bands_and_barriers(study: Path) -> None:
     data = answer(study, "line")
-    left, right = FIGURES["line"].draw(data, tuple(Figure().subplots(1, 2)))
+    left, right = FIGURES["line"].module.draw(data, tuple(Figure().subplots(1, 2)))
     curves = [drawn for drawn in left.lines if len(drawn.get_xdata()) == data.sizes["t"]]
     np.testing.assert_array_equal([drawn.get_ydata() for drawn in curves], data["loss"].values)
     band = left.collections[0].get_paths()[0].vertices[:, 1]
@@ -416,7 +453,7 @@ def test_several_random_directions_are_a_mean_and_a_spread() -> None:
          **{f"{name}_se": (both, 0 * loss) for name in ("loss", "accuracy")}, "name": ("direction", ["a", "b", "c"])},
         {"t": [-1.0, 0.0, 1.0]}, attrs={"along": "random", "label": "net"},
     )  # fmt: skip
-    ax, _ = FIGURES["line"].draw(data, tuple(Figure().subplots(1, 2)))
+    ax, _ = FIGURES["line"].module.draw(data, tuple(Figure().subplots(1, 2)))
     np.testing.assert_array_equal(ax.lines[3].get_ydata(), [4.0, 1.0, 5.0])
     heights = ax.collections[0].get_paths()[0].vertices[:, 1]
     assert heights.max() == pytest.approx(5 + np.std([2, 4, 9], ddof=1))
@@ -437,11 +474,11 @@ def test_lines_of_one_checkpoint_are_told_apart_by_what_differs_and_by_their_lin
 
 def test_the_path_lies_over_its_plane_with_the_end_as_a_star(study: Path) -> None:
     data = answer(study, "surface")
-    ax = FIGURES["path"].draw(data, Figure().subplots())
+    ax = FIGURES["path"].module.draw(data, Figure().subplots())
     np.testing.assert_array_equal(ax.lines[0].get_xydata(), np.stack([data["path_x"], data["path_y"]], axis=1))
     assert (ax.lines[1].get_marker(), ax.lines[1].get_xydata().tolist()) == ("*", [[0.0, 0.0]])
     assert [text.get_text() for text in ax.texts] == [f"epoch {t}" for t in range(4)]
-    ax = FIGURES["path"].draw(data.assign(path_x=data["path_x"] * 1e-3, path_y=data["path_y"] * 1e-3), ax)
+    ax = FIGURES["path"].module.draw(data.assign(path_x=data["path_x"] * 1e-3, path_y=data["path_y"] * 1e-3), ax)
     assert [text.get_text() for text in ax.texts[4:]] == ["epoch 0"]  # names that would touch are left out
     for text in ax.texts:  # away from the nearer edge
         assert text.get_horizontalalignment() == ("right" if text.xy[0] > sum(ax.get_xlim()) / 2 else "left")  # type: ignore[attr-defined]
@@ -449,7 +486,7 @@ def test_the_path_lies_over_its_plane_with_the_end_as_a_star(study: Path) -> Non
 
 def test_the_plane_of_a_run_stands_beside_the_snapshots_own_losses(study: Path) -> None:
     data = answer(study, "trajectory")
-    losses, distances = FIGURES["trajectory_loss"].draw(data, tuple(Figure().subplots(1, 2)))
+    losses, distances = FIGURES["trajectory_loss"].module.draw(data, tuple(Figure().subplots(1, 2)))
     for drawn, name in zip(losses.lines, ("loss", "plane_loss"), strict=True):
         np.testing.assert_array_equal(drawn.get_xydata(), np.stack([data["epoch"], data[name]], axis=1))
     np.testing.assert_array_equal(distances.lines[0].get_ydata(), data["off_plane"].values)
@@ -518,7 +555,7 @@ def test_the_report_holds_every_figure_and_needs_no_other_file(study: Path, draw
 
 def test_the_report_escapes_what_the_file_says(tmp_path: Path) -> None:
     path = synthetic.write(tmp_path / "r.h5", [synthetic.transformer("<script>x&y", depth=1)], probes=("variance",))
-    text = report.report(path, tmp_path / "report.html", plots.draw(path, tmp_path)).read_text()
+    text = report.report(path, tmp_path / "report.html", drawing.draw(path, tmp_path)).read_text()
     assert "<script" not in text
     assert "&lt;script&gt;x&amp;y" in text
 
@@ -554,7 +591,7 @@ def test_a_heat_map_shows_what_was_evaluated_and_what_was_left_early(study: Path
     evaluated = (data["x"] + data["y"] > 0).astype(float)
     n = xr.where(data["x"] > 0.55, 64.0, 128.0) * xr.ones_like(evaluated)
     ax = Figure().add_subplot()
-    surface_heat.surface_heat(data.assign(evaluated=evaluated, n=n), ax)
+    surface_heat.draw(data.assign(evaluated=evaluated, n=n), ax)
     dots, crosses, *_ = ax.lines
     assert len(np.asarray(dots.get_xdata())) == int(evaluated.sum())
     assert all(x + y > 0 for x, y in zip(np.asarray(dots.get_xdata()), np.asarray(dots.get_ydata()), strict=True))
@@ -567,7 +604,7 @@ def test_a_plane_through_checkpoints_marks_and_names_the_others(study: Path, nam
     names = ["", "sgd", "adam", "far", "off"][: answer(study, "surface").sizes["snapshot"]]
     data = answer(study, "surface").assign(path_name=("snapshot", names)).assign_attrs(plane="checkpoints")
     data["path_x"][-1] = 100.0  # where the grid does not reach
-    ax = FIGURES[name].draw(data, Figure().subplots())
+    ax = FIGURES[name].module.draw(data, Figure().subplots())
     assert [text.get_text() for text in ax.texts if text.get_text() in names and text.get_text()] == names[1:]
     points = next(line for line in ax.lines if len(np.asarray(line.get_xdata())) == len(names))
     np.testing.assert_array_equal(points.get_xydata(), np.stack([data["path_x"], data["path_y"]], axis=1))
@@ -605,14 +642,14 @@ def test_maps_of_several_networks_share_one_logarithmic_colour_scale(study: Path
 
 def test_the_error_map_shows_the_error_as_a_share_of_the_loss(study: Path) -> None:
     data = answer(study, "surface")
-    ax = surface_error.surface_error(data, Figure().add_subplot())
+    ax = surface_error.draw(data, Figure().add_subplot())
     shown = ax.collections[0].get_array()
     np.testing.assert_allclose(np.asarray(shown).reshape(21, 21), (0.01 / data["loss"]).transpose("y", "x").values)
 
 
 def test_heights_are_drawn_with_their_intervals(study: Path) -> None:
     data = answer(study, "surface")
-    ax = surface_height.surface_height(data, Figure().add_subplot())
+    ax = surface_height.draw(data, Figure().add_subplot())
     (bars,) = ax.containers
     line, _, (segments,) = bars.lines
     np.testing.assert_allclose(line.get_ydata(), data["height"].values)

@@ -12,7 +12,8 @@ import pytest
 import synthetic
 import xarray as xr
 
-from landscape.results import headlines, reader
+from landscape.plots import headlines, noise
+from landscape.results import reader
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +93,7 @@ def test_a_reader_sees_the_file_while_a_writer_holds_it_open(study: Path, tmp_pa
 
 
 def test_summary_counts_units_and_says_what_was_found(study: Path) -> None:
-    rows = {(row["probe"], row["label"]): row for row in reader.summary(study)}
+    rows = {(row["probe"], row["label"]): row for row in headlines.summary(study)}
     row = rows["surface", synthetic.NETWORKS[0].label]
     assert (row["done"], row["units"], row["finished"], row["model"]) == (309, 441, "", "vit_ti")
     assert row["digest"] == "0000000000"
@@ -107,12 +108,12 @@ def test_the_hessian_headline_is_the_share_of_negative_values(study: Path) -> No
     for name, data in reader.find(study, probe="hessian"):
         values = data["eigenvalue"].values[data["done"].values == 1]
         assert headlines.numbers(data)["nep"] == pytest.approx((values < 0).mean())
-        assert reader.headline(study, name).startswith(f"nep {(values < 0).mean():.4g}, ape ")
+        assert headlines.headline(study, name).startswith(f"nep {(values < 0).mean():.4g}, ape ")
 
 
 def test_noise_in_bands_without_a_frequency_alone_names_them() -> None:
     data = xr.Dataset({"accuracy_drop": ("band", [np.nan])}, {"band": [0.05]}, {"empty_bands": "0.05"})
-    assert headlines.noise(data) == {"bands without a frequency": "0.05"}
+    assert noise.headline(data) == {"bands without a frequency": "0.05"}
 
 
 def test_a_probe_without_a_headline_of_its_own_gives_its_scalars() -> None:
@@ -122,7 +123,7 @@ def test_a_probe_without_a_headline_of_its_own_gives_its_scalars() -> None:
 
 def test_an_unknown_group_is_refused_in_one_line(study: Path) -> None:
     with pytest.raises(ValueError, match="no group hessian/nobody"):
-        reader.headline(study, "hessian/nobody")
+        headlines.headline(study, "hessian/nobody")
 
 
 def test_a_missing_and_a_foreign_file_are_refused(tmp_path: Path) -> None:

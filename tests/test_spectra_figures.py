@@ -13,13 +13,21 @@ import xarray as xr
 from analytic import answer, quadratic, symmetric, tanh_net
 from matplotlib.figure import Figure
 
-from landscape import plots
 from landscape.options import OptionError
-from landscape.plots import hessian_density, hessian_layers, hessian_loss, hessian_phases, saddle
+from landscape.plots import (
+    drawing,
+    headlines,
+    hessian,
+    hessian_density,
+    hessian_layers,
+    hessian_loss,
+    hessian_phases,
+    saddle,
+)
 from landscape.plots.density import grain_of
 from landscape.probes.hessian import Hessian
 from landscape.probes.surface import Surface
-from landscape.results import headlines, reader
+from landscape.results import reader
 from landscape.run import run
 from landscape.subject.subject import Subject
 
@@ -49,9 +57,9 @@ def _stored(file: Path, *, layers: bool) -> xr.Dataset:
 
 
 def test_each_answer_is_drawn_by_the_figures_that_are_about_it(file: Path, tmp_path: Path) -> None:
-    drawn = [path.stem for path in plots.draw(file, tmp_path)]
+    drawn = [path.stem for path in drawing.draw(file, tmp_path)]
     assert drawn == ["hessian", "hessian_density", "hessian_loss", "hessian_layers"]
-    assert plots.left_out(file) == []
+    assert drawing.left_out(file) == []
 
 
 def test_phases_are_snapshots_of_one_run_and_one_protocol_by_epoch() -> None:
@@ -77,7 +85,7 @@ def test_of_two_answers_at_one_epoch_the_newer_one_is_drawn() -> None:
 
 def test_phases_show_the_stored_numbers_over_the_epoch() -> None:
     axes = Figure().subplots(1, 3)
-    assert hessian_phases.hessian_phases(_snapshots([2.0, 0.0, 1.0]), axes) is axes
+    assert hessian_phases.draw(_snapshots([2.0, 0.0, 1.0]), axes) is axes
     for ax, expected in zip(axes, ([0, 1, 2], [0, 1, 2], [2, 3, 4]), strict=True):
         np.testing.assert_allclose(ax.lines[0].get_xdata(), [0, 1, 2])
         np.testing.assert_allclose(ax.lines[0].get_ydata(), expected)
@@ -85,7 +93,7 @@ def test_phases_show_the_stored_numbers_over_the_epoch() -> None:
 
 def test_bars_are_the_means_of_both_ends_of_every_layer(file: Path) -> None:
     data = _stored(file, layers=True)
-    ax = hessian_layers.hessian_layers(data, Figure().subplots())
+    ax = hessian_layers.draw(data, Figure().subplots())
     widths = np.array([bar.get_width() for bar in ax.patches])
     expected = np.concatenate([data[name].mean("batch").values for name in ("largest", "smallest")])
     np.testing.assert_allclose(widths, expected)
@@ -105,7 +113,7 @@ def test_the_correlation_of_loss_and_sharpness_is_that_of_scipy(file: Path) -> N
 
 def test_the_density_of_the_searches_is_the_mean_over_mini_batches(file: Path) -> None:
     data = _stored(file, layers=False)
-    ax = hessian_density.hessian_density(data, Figure().subplots())
+    ax = hessian_density.draw(data, Figure().subplots())
     grain, x = grain_of([data]), np.asarray(ax.lines[0].get_xdata(), dtype=float)
     expected = np.zeros_like(x)
     for nodes, weights in zip(data["nodes"].values, data["weights"].values, strict=True):
@@ -118,15 +126,15 @@ def test_the_density_of_the_searches_is_the_mean_over_mini_batches(file: Path) -
 
 def test_the_range_of_the_two_panels_is_an_option(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
-    page = plots.hessian.page
+    page = hessian.page
 
     def spy(*arguments: object, **options: object) -> Figure:
         seen.append(options.get("ranges"))
         return page(*arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(plots.hessian, "page", spy)
-    plots.draw(file, tmp_path, probes=["hessian"], eigenvalues=(-120.0, 900.0))
-    plots.draw(file, tmp_path, probes=["hessian"])
+    monkeypatch.setattr(hessian, "page", spy)
+    drawing.draw(file, tmp_path, probes=["hessian"], eigenvalues=(-120.0, 900.0))
+    drawing.draw(file, tmp_path, probes=["hessian"])
     assert seen == [((-120.0, 0.0), (0.0, 900.0)), None]
 
 
@@ -185,11 +193,11 @@ def test_the_saddle_view_has_the_quadratic_model_over_the_loss(tmp_path: Path) -
     fitted = saddle.model(data, data["x"].values[:, None], data["y"].values[None, :])
     np.testing.assert_allclose(fitted, data["loss"].transpose("x", "y"), atol=1e-5)  # a quadratic is its own model
     axes = tuple(Figure().subplots(1, 2))
-    assert saddle.saddle(data, axes) is axes
+    assert saddle.draw(data, axes) is axes
     np.testing.assert_allclose(axes[1].lines[0].get_ydata(), data["loss"].transpose("x", "y")[:, 3])
     for line in axes[1].lines[1::2]:  # a parabola, however coarse the grid
         assert len(line.get_xdata()) > 100
-    assert "saddle" in [drawn.stem for drawn in plots.draw(path, tmp_path / "figures")]
+    assert "saddle" in [drawn.stem for drawn in drawing.draw(path, tmp_path / "figures")]
     assert saddle.select([data, data.drop_attrs()]) == [0]
 
 
@@ -199,6 +207,6 @@ def test_the_saddle_view_shows_its_band_whole() -> None:
     facts = {"model_loss": 1.0, "slope_x": 0.0, "slope_y": 0.0, "curvature_x": 0.1, "curvature_y": 0.1}
     quantities = {"loss": loss, "rise_se": np.broadcast_to(rise, (5, 5)), "done": np.ones((5, 5))}
     data = xr.Dataset({name: (("x", "y"), values) for name, values in quantities.items()}, {"x": at, "y": at}, facts)
-    _, sections = saddle.saddle(data, tuple(Figure().subplots(1, 2)))
+    _, sections = saddle.draw(data, tuple(Figure().subplots(1, 2)))
     low, high = sections.get_ylim()
     assert (low, high) == pytest.approx((-5.0 - 1.2, 7.0 + 1.2))

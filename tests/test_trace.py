@@ -25,10 +25,9 @@ from torch import Tensor
 
 from landscape.curvature.trace_estimators import TraceEstimate, exact, hutch_plus_plus, hutchinson, xtrace
 from landscape.options import OptionError
-from landscape.plots import style, trace
+from landscape.plots import headlines, style, trace
 from landscape.plots.appearance import Look
 from landscape.probes.trace import METHODS, Method, Trace
-from landscape.results import headlines
 from landscape.subject.subject import Subject
 
 Estimator = Callable[..., TraceEstimate]
@@ -227,7 +226,7 @@ def stored(traces: Sequence[float], label: str = "vit") -> xr.Dataset:
 
 
 def test_the_line_lies_at_the_trace_of_all_samples_in_a_band_of_its_error() -> None:
-    ax = trace.trace(stored([3.0, 5.0, np.nan]), Figure().subplots())
+    ax = trace.draw(stored([3.0, 5.0, np.nan]), Figure().subplots())
     assert [line.get_ydata()[0] for line in ax.lines if len(set(line.get_ydata())) == 1] == [4.0]
     (band,) = ax.patches
     assert band.get_height() == pytest.approx(2 * np.sqrt(2) / 2)

@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import xarray as xr
 
-from landscape.results import hdf5_file, headlines
+from landscape.results import hdf5_file
 from landscape.results.hdf5_file import own
 
 # What the HDF5 dimension-scale convention and netCDF-4 write beside a dataset's own attributes.
@@ -65,26 +65,8 @@ def by_checkpoint(found: list[tuple[str, xr.Dataset]]) -> list[tuple[str, xr.Dat
     return sorted(found, key=lambda item: first[str(item[1].attrs.get("label", ""))])
 
 
-def summary(path: Path | str) -> list[dict[str, Any]]:
-    """One row per stored answer, in the order of `groups`: what it is, how far it got, what it says."""
-    return [
-        {
-            "probe": name.partition("/")[0],
-            "label": str(data.attrs.get("label", "")),
-            "digest": name.rpartition("-")[2],
-            "done": finished_units(data),
-            "units": int(data["done"].size) if "done" in data else 0,
-            "model": str(data.attrs.get("model", "")),
-            "data": str(data.attrs.get("data", "")),
-            "finished": str(data.attrs.get("finished", "")),
-            "headline": headlines.text(headlines.numbers(data)),
-        }
-        for name, data in groups(path)
-    ]
-
-
-def headline(path: Path | str, group: str) -> str:
-    """What one stored answer says, in a line.
+def result(path: Path | str, group: str) -> xr.Dataset:
+    """One stored result, by the name of its group.
 
     Raises:
         ValueError: the file holds no such group; FileNotFoundError, ValueError: as `open`.
@@ -92,7 +74,7 @@ def headline(path: Path | str, group: str) -> str:
     with _file(Path(path)) as file:
         if group not in dict(_groups(file)):
             raise ValueError(f"{path} holds no group {group}; expected one of those that landscape show lists")
-        return headlines.text(headlines.numbers(_dataset(file[group])))
+        return _dataset(file[group])
 
 
 def finished_units(data: xr.Dataset) -> int:

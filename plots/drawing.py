@@ -1,0 +1,125 @@
+"""Draw figures into files: all that a results file allows, or the curves of a training run."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xarray as xr
+
+from landscape.options import OptionError
+from landscape.plots import FIGURES, style
+from landscape.plots.appearance import looks
+from landscape.results import reader
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMATS = ("png", "pdf", "svg")
+# No creation date in the files: equal figures are equal files.
+_METADATA: Mapping[str, dict[str, None]] = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
+_log = logging.getLogger(__name__)
+
+
+def draw(
+    path: Path | str,
+    out: Path | str,
+    formats: Sequence[str] = ("png",),
+    probes: Sequence[str] | None = None,
+    *,
+    eigenvalues: tuple[float, float] | None = None,
+) -> list[Path]:
+    """Draw every figure that the results allow, all results of a probe in one; return the files written.
+
+    Results with nothing finished are left out and logged; `left_out` lists them.
+
+    Args:
+        path: results file.
+        out: folder for the figures.
+        formats: any of `FORMATS`.
+        probes: only the figures of these.
+        eigenvalues: axis range of the max-eigenvalue spectra, such as (-120, 900) in the paper; default: from the data.
+
+    Raises:
+        OptionError: a format or a probe is unknown.
+        FileNotFoundError, ValueError: there is no results file, or `out` is not a folder.
+    """
+    for name in formats:
+        if name not in FORMATS:
+            raise OptionError(f"unknown format {name}; expected {', '.join(FORMATS)}")
+    known = {figure.probe for figure in FIGURES.values()}
+    for name in probes or ():
+        if name not in known:
+            raise OptionError(f"no figure draws a probe {name}; expected {', '.join(sorted(known))}")
+    stored, folder = reader.by_checkpoint(reader.groups(path)), Path(out)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file, expected a folder for the figures; give another --out")
+    for group in _left_out(stored):
+        _log.info("no figure of %s yet", group)
+    everything = [data for _, data in stored]
+    written = []
+    for figure in FIGURES.values():
+        if probes is not None and figure.probe not in probes:
+            continue
+        results = figure.selected([data for name, data in stored if name.partition("/")[0] == figure.probe])
+        if results:
+            page = partial(figure.module.page, results, looks(results, among=everything))
+            if figure.name == "hessian" and eigenvalues is not None:
+                page.keywords["ranges"] = ((eigenvalues[0], 0.0), (0.0, eigenvalues[1]))
+            written += _save(figure.name, page, folder, formats)
+    return written
+
+
+def draw_run(folder: Path, out: Path, formats: Sequence[str] = ("png",)) -> list[Path]:
+    """Draw loss and accuracy of a training run from its `metrics.csv`; return the files written, `curves.*`.
+
+    Raises:
+        FileNotFoundError: the folder has none.
+        ValueError: it is not the table of a training run.
+    """
+    from landscape.plots import curves
+
+    file = folder / "metrics.csv"
+    if not file.exists():
+        raise FileNotFoundError(f"no metrics.csv in {folder}; give a results file, or a run folder of landscape train")
+    try:
+        lines = list(csv.DictReader(file.read_text().splitlines()))
+        run = {name: np.array([float(line[name]) for line in lines]) for name in (*curves.NEEDS, "seconds")}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{file} is not the table of a training run ({error}); train again, or delete it") from None
+    if not lines:
+        raise ValueError(f"{file} holds no finished epoch yet; wait for the first")
+    return _save("curves", lambda: curves.page(run, folder.resolve().name), out, formats)
+
+
+def left_out(path: Path | str) -> list[str]:
+    """Groups that appear in no figure: nothing of them is finished, or no figure draws their probe."""
+    return _left_out(reader.groups(path))
+
+
+def _left_out(stored: Sequence[tuple[str, xr.Dataset]]) -> list[str]:
+    return [
+        name
+        for name, data in stored
+        if not any(figure.drawable(data) for figure in FIGURES.values() if figure.probe == name.partition("/")[0])
+    ]
+
+
+def _save(name: str, page: Callable[[], Figure], folder: Path, formats: Sequence[str]) -> list[Path]:
+    """Draw one figure and write it in every format."""
+    import matplotlib
+
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.{extension}" for extension in formats]
+    with matplotlib.rc_context(style.RC), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a label in any script is welcome
+        figure = page()
+        for path, extension in zip(paths, formats, strict=True):
+            figure.savefig(path, format=extension, metadata=_METADATA[extension])
+    return paths

@@ -1,0 +1,109 @@
+"""What a figure module offers (`FigureModule`), its check on loading, and its row in the table of figures."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+
+import numpy as np
+import xarray as xr
+
+if TYPE_CHECKING:
+    import matplotlib.figure
+
+    from landscape.plots.appearance import Look
+    from landscape.plots.headlines import Numbers
+
+
+class FigureModule(Protocol):
+    """A module that draws one figure. `Selective` and `Headlined` are optional.
+
+    The main figure of a probe imports matplotlib inside its functions: `landscape show` reads its headline only.
+    """
+
+    MEANING: str  # two sentences: what the numbers mean, and what they do not
+
+    def draw(self, data: xr.Dataset, axes: Any, /) -> Any:
+        """Draw one result and return the axes."""
+
+    def page(self, results: Sequence[xr.Dataset], looks: Sequence[Look], /) -> matplotlib.figure.Figure:
+        """The whole figure, with all results."""
+
+
+@runtime_checkable
+class Selective(Protocol):
+    """A figure module that draws only some of the results that hold its quantities."""
+
+    def select(self, results: Sequence[xr.Dataset], /) -> list[int]:
+        """Positions of the results to draw."""
+
+
+@runtime_checkable
+class Headlined(Protocol):
+    """The main figure module of a probe (named like it), with the headline numbers of a result."""
+
+    def headline(self, data: xr.Dataset, /) -> Numbers:
+        """The few numbers that sum up one result."""
+
+
+REQUIRED = ("MEANING", "draw", "page")
+OPTIONAL = ("select", "headline")
+
+
+def checked(module: ModuleType) -> FigureModule:
+    """A figure module that has all it must have and misspells nothing.
+
+    Raises:
+        TypeError: naming the module and what is missing or misspelt.
+    """
+    missing = [name for name in REQUIRED if not hasattr(module, name)]
+    if missing:
+        raise TypeError(f"{module.__name__} lacks {', '.join(missing)}; a figure module defines {', '.join(REQUIRED)}")
+    if not isinstance(module.MEANING, str):
+        raise TypeError(f"{module.__name__}.MEANING is a {type(module.MEANING).__name__}, expected a str")
+    for name, value in vars(module).items():
+        if name in (*REQUIRED[1:], *OPTIONAL):
+            if not callable(value):
+                raise TypeError(f"{module.__name__}.{name} is a {type(value).__name__}, expected a function")
+        elif getattr(value, "__module__", None) == module.__name__:
+            near = difflib.get_close_matches(name, OPTIONAL, 1, cutoff=0.8)
+            if near:
+                raise TypeError(f"{module.__name__}.{name} looks like a misspelt {near[0]}; rename it")
+    return cast(FigureModule, module)
+
+
+@dataclass(frozen=True)
+class FigureEntry:
+    """A row of the table of figures; the module is imported on use.
+
+    Args:
+        name: of the module and of the file that is drawn.
+        probe: whose results it draws.
+        needs: quantities that a result must hold; the first must have a finite value by now.
+        lacks: axes that a result must not have.
+    """
+
+    name: str
+    probe: str
+    needs: tuple[str, ...]
+    lacks: tuple[str, ...] = ()
+
+    @property
+    def module(self) -> FigureModule:
+        """The module, imported and checked."""
+        return checked(import_module(f"landscape.plots.{self.name}"))
+
+    def drawable(self, data: xr.Dataset) -> bool:
+        """Whether a result is complete enough to be drawn."""
+        fits = all(name in data for name in self.needs) and not any(axis in data.dims for axis in self.lacks)
+        return fits and bool(np.isfinite(data[self.needs[0]].values).any())
+
+    def selected(self, results: Sequence[xr.Dataset]) -> list[xr.Dataset]:
+        """The drawable results that belong into the figure."""
+        drawable = [data for data in results if self.drawable(data)]
+        module = self.module
+        return [drawable[i] for i in module.select(drawable)] if isinstance(module, Selective) else drawable

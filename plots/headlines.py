@@ -1,0 +1,91 @@
+"""Headline numbers of each result, for `landscape show`, the report and the last line of a command.
+
+A probe's headline is the function `headline` of its main figure's module; without one, its scalar quantities.
+Neither torch nor matplotlib is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from landscape.plots import FIGURES
+from landscape.plots.figure import Headlined
+from landscape.results import reader
+
+Numbers = dict[str, float | str]
+
+
+def numbers(data: xr.Dataset) -> Numbers:
+    """The few numbers that sum up a result, without those that are not finite."""
+    found = function_of(str(data.attrs.get("probe", "")))(data)
+    return {name: value for name, value in found.items() if isinstance(value, str) or np.isfinite(value)}
+
+
+def text(found: Numbers) -> str:
+    """Numbers as `name value, name value`."""
+    return ", ".join(
+        f"{name} {value if isinstance(value, str) else format(value, '.4g')}" for name, value in found.items()
+    )
+
+
+def summary(path: Path | str) -> list[dict[str, Any]]:
+    """One row per stored result, in the order of `reader.groups`: what it is, its progress, its headline."""
+    return [
+        {
+            "probe": name.partition("/")[0],
+            "label": str(data.attrs.get("label", "")),
+            "digest": name.rpartition("-")[2],
+            "done": reader.finished_units(data),
+            "units": int(data["done"].size) if "done" in data else 0,
+            "model": str(data.attrs.get("model", "")),
+            "data": str(data.attrs.get("data", "")),
+            "finished": str(data.attrs.get("finished", "")),
+            "headline": text(numbers(data)),
+        }
+        for name, data in reader.groups(path)
+    ]
+
+
+def headline(path: Path | str, group: str) -> str:
+    """The headline of one stored result, as text.
+
+    Raises:
+        ValueError: the file holds no such group; FileNotFoundError, ValueError: as `reader.open`.
+    """
+    return text(numbers(reader.result(path, group)))
+
+
+def function_of(probe: str) -> Callable[[xr.Dataset], Numbers]:
+    """The function that gives a probe's headline."""
+    if probe == "evaluate":
+        return _evaluation
+    figure = FIGURES.get(probe.replace("-", "_"))
+    if figure is not None and figure.probe == probe and isinstance(module := figure.module, Headlined):
+        return module.headline
+    return scalars
+
+
+def scalars(data: xr.Dataset) -> Numbers:
+    """Every stored number without an axis."""
+    return {str(n): v.item() for n, v in data.data_vars.items() if v.ndim == 0 and v.dtype.kind in "fiu"}
+
+
+def _evaluation(data: xr.Dataset) -> Numbers:
+    """Loss and accuracy; `landscape reproduce` stores them, and no figure draws them."""
+    return {name: data[name].values[-1].item() for name in ("loss", "accuracy") if name in data}
+
+
+def finite(data: xr.Dataset, name: str) -> np.ndarray:
+    """The finite values of a quantity in order; none where the result lacks it."""
+    values = data[name].values if name in data else np.array([])
+    return np.asarray(values[np.isfinite(values)])
+
+
+def ends(values: np.ndarray) -> Numbers:
+    """The first and the last value, over depth."""
+    return {"shallowest": values[0].item(), "deepest": values[-1].item()} if values.size else {}
