@@ -1,4 +1,4 @@
-"""From a question to stored numbers: pending units are measured, in-line or by any executor, and written."""
+"""Run a probe into a results file: measure the pending units, in-line or by any executor, and write them."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Executor, Future, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from landscape.probe import Autotunes, Estimates, Identifies, Plan, Probe, Reduces, Stages, Sweeps, Unit, Values, sweep
 from landscape.probes import PROBES, probe_class
 from landscape.results import group as groups
-from landscape.results.group import Arrays, Outcome, Question, Reduce, safe
+from landscape.results.run_key import Arrays, Outcome, Reduce, RunKey, safe
 from landscape.results.versions import versions
-from landscape.results.writer import Writer, discard, settle
+from landscape.results.writer import Writer, discard, merge_orphans
 from landscape.subject.loading import load_spec
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
 
 MERGE_SECONDS = 60.0
 Report = Callable[[int, int], None]  # finished units, all units
-Measured = Callable[[list[Unit]], Generator[tuple[Unit, Values]]]
+Found: TypeAlias = tuple[Unit, Mapping[str, Values]]  # a finished unit and its values, by the name of the probe
 _log = logging.getLogger(__name__)
 
 
@@ -53,54 +53,86 @@ def run(
         label: readable name of the group; default from the checkpoint.
         executor: measures chunks of units; the subject must then be loadable from its spec. None: in-line.
         workers: how many tasks the executor runs at once.
-        overwrite: forget a stored answer first.
-        report: told after every unit.
+        overwrite: discard a stored result first.
+        report: called after every unit.
 
     Raises:
-        store.Busy: another process is measuring the same question into the same file.
+        Busy: another process is writing the same result into the same file.
         ValueError, OSError: the file cannot be used; see the message.
     """
-    probe, subject, choice = _settled(probe, subject, path, overwrite=overwrite)
+    probe, subject, choices = _resolved(probe, subject, path, overwrite=overwrite)
     if not overwrite:
         subject = as_stored(probe, subject, path)
-    asked = question(probe, subject, label or subject.label, choice)
+    key = run_key(probe, subject, label or subject.label, choices)
+
+    def results(writers: Sequence[Writer], pending: Sequence[Sequence[Unit]]) -> Generator[Found]:
+        _announce(probe, subject, len(pending[0]), workers)
+        arrays = groups.read_group(path, writers[0].group)
+        measure = partial(measured, probe, subject, executor=executor, workers=workers)
+        with contextlib.closing(_by_stages(probe, key.plan, arrays, pending[0], measure)) as finished:
+            for unit, values in finished:
+                yield unit, {probe.name: values}
+
+    (outcome,) = fill(path, [key], results, overwrite=overwrite, report=report)
+    return outcome
+
+
+def fill(
+    path: Path,
+    keys: Sequence[RunKey],
+    results: Callable[[Sequence[Writer], Sequence[Sequence[Unit]]], Generator[Found]],
+    *,
+    overwrite: bool,
+    report: Report | None,
+) -> list[Outcome]:
+    """The run loop: write what `results` measures of the pending units, and merge it about once a minute.
+
+    Args:
+        path: results file.
+        keys: of one result, or of several that have the same units.
+        results: takes the writer and the pending units of every key; yields each finished unit.
+        overwrite: see `run`.
+        report: see `run`.
+    """
     if overwrite:
-        discard(path, asked)
-    with Writer(path, asked, reduce_of=reduce_of) as writer:
-        pending = writer.pending()
-        total = math.prod(asked.plan.shape)
-        done, merged = total - len(pending), time.monotonic()
-        _announce(probe, subject, len(pending), workers)
-        answers = partial(measured, probe, subject, executor=executor, workers=workers)
-        results = _by_stages(probe, asked.plan, groups.read_group(path, writer.group), pending, answers)
-        with contextlib.closing(results):  # an interrupt restores the model now, not when its traceback is forgotten
-            for unit, values in results:
-                writer.write(unit, values)
-                done += 1
-                if report is not None:
-                    report(done, total)
-                if time.monotonic() - merged > MERGE_SECONDS:
+        for key in keys:
+            discard(path, key)
+    with contextlib.ExitStack() as stack:
+        writers = [stack.enter_context(Writer(path, key, reduce_of=reduce_of)) for key in keys]
+        pending = [writer.pending() for writer in writers]
+        total = math.prod(keys[0].plan.shape)
+        done = total - len({unit.index for units in pending for unit in units})
+        merged = time.monotonic()
+        # Closed before the writers: an interrupt restores the model now, not when its traceback is forgotten.
+        for unit, found in stack.enter_context(contextlib.closing(results(writers, pending))):
+            for writer in writers:
+                if writer.key.probe in found:
+                    writer.write(unit, found[writer.key.probe])
+            done += 1
+            if report is not None:
+                report(done, total)
+            if time.monotonic() - merged > MERGE_SECONDS:
+                for writer in writers:
                     writer.merge()
-                    merged = time.monotonic()
-        group = writer.group
-    return Outcome(group, total, len(pending))
+                merged = time.monotonic()
+        return [Outcome(writer.group, total, len(units)) for writer, units in zip(writers, pending, strict=True)]
 
 
-def question(probe: Probe, subject: Subject, label: str, choice: Mapping[str, str] | None = None) -> Question:
-    """The question a probe asks of a subject, with the record of a trial's choice."""
+def run_key(probe: Probe, subject: Subject, label: str, choices: Mapping[str, str] | None = None) -> RunKey:
+    """The key of a probe's result on a subject, with the record of what autotuning chose."""
     attributes = {
-        **(choice or {}),
+        **(choices or {}),
         "parameters": json.dumps(asdict(probe), default=str),  # type: ignore[call-overload]
         **subject.attributes(),
         "versions": json.dumps(versions()),
     }
     if (seed := getattr(probe, "seed", subject.seed)) != subject.seed:  # one of several pairs of directions
         attributes["protocol"] = f"{subject.protocol} (seed {seed} of the {probe.name})"
-    return Question(probe.name, safe(label), digest(probe, subject), probe.plan(subject), attributes)
+    return RunKey(probe.name, safe(label), digest(probe, subject), probe.plan(subject), attributes)
 
 
 def digest(probe: Probe, subject: Subject) -> str:
-    """SHA-256, shortened, of all that can change the answer; a probe's `identity` stands for its parameters."""
+    """SHA-256, shortened, of all that can change the numbers."""
     about = subject.identity(probe.uses)  # first: it notices weights that have changed
     parameters = probe.identity(subject) if isinstance(probe, Identifies) else asdict(probe)  # type: ignore[call-overload]
     asked = {"probe": probe.name, "parameters": parameters, **about}
@@ -108,7 +140,7 @@ def digest(probe: Probe, subject: Subject) -> str:
 
 
 def reduce_of(name: str, parameters: Mapping[str, Any]) -> Reduce | None:
-    """The reduction that belongs to a stored group; none for a probe that this version does not have."""
+    """The `reduce` of a stored group's probe; None where it has none or the probe is unknown."""
     if name not in PROBES:
         return None
     probe = probe_class(name)(**parameters)
@@ -116,25 +148,25 @@ def reduce_of(name: str, parameters: Mapping[str, Any]) -> Reduce | None:
 
 
 def as_stored(probe: Probe, subject: Subject, path: Path) -> Subject:
-    """The subject with the batch size of a half-finished answer, so that it resumes where batch size is free."""
-    settle(path, reduce_of=reduce_of)
-    group = groups.stored(path, probe.name, digest(probe, subject))
+    """The subject with the batch size of a half-finished result, which it resumes where batch size does not matter."""
+    merge_orphans(path, reduce_of=reduce_of)
+    group = groups.stored_group(path, probe.name, digest(probe, subject))
     if group is None or "batch_size" in probe.uses:
         return subject
     return subject.rebatched(groups.attribute(path, group, "batch_size"))
 
 
-def _settled(probe: Probe, subject: Subject, path: Path, *, overwrite: bool) -> tuple[Probe, Subject, dict[str, str]]:
-    """Probe and subject with what is left to a trial: as an earlier run recorded it, else as a trial chooses now.
+def _resolved(probe: Probe, subject: Subject, path: Path, *, overwrite: bool) -> tuple[Probe, Subject, dict[str, str]]:
+    """Probe and subject with the choices of autotuning: those that an earlier run stored, else made now.
 
     Returns:
-        both, and the attributes that record the choice.
+        both, and the attributes that record the choices.
     """
     if not isinstance(probe, Autotunes):
         return probe, subject, {}
     undecided = digest(probe, subject)
-    settle(path, reduce_of=reduce_of)
-    group = None if overwrite else groups.chosen(path, probe.name, undecided)
+    merge_orphans(path, reduce_of=reduce_of)
+    group = None if overwrite else groups.autotuned_group(path, probe.name, undecided)
     choices = json.loads(groups.attribute(path, group, "choices")) if group else probe.autotune(subject)
     if not choices:
         return probe, subject, {}
@@ -143,27 +175,31 @@ def _settled(probe: Probe, subject: Subject, path: Path, *, overwrite: bool) -> 
 
 
 def _announce(probe: Probe, subject: Subject, units: int, workers: int) -> None:
-    """Say how long it will take, where the probe can tell before it starts."""
+    """Log how long it will take, where the probe can tell."""
     if isinstance(probe, Estimates) and units and _log.isEnabledFor(logging.INFO):
         _log.info("%s: %d units, %s", probe.name, units, probe.estimate(subject, units, workers))
 
 
 def _by_stages(
-    probe: Probe, plan: Plan, data: Arrays, pending: list[Unit], measured: Measured
+    probe: Probe,
+    plan: Plan,
+    arrays: Arrays,
+    pending: Sequence[Unit],
+    measure: Callable[[Sequence[Unit]], Generator[tuple[Unit, Values]]],
 ) -> Generator[tuple[Unit, Values]]:
-    """Every pending unit with its values: at once, or stage by stage where the probe decides by what is known."""
-    step = probe.stage(data) if isinstance(probe, Stages) else None
+    """Every pending unit with its values: all at once, or in the stages that the probe derives from stored arrays."""
+    step = probe.stage(arrays) if isinstance(probe, Stages) else None
     while step is not None and step.indices:
-        with contextlib.closing(measured([plan.unit(index) for index in step.indices])) as results:
+        with contextlib.closing(measure([plan.unit(index) for index in step.indices])) as results:
             for unit, values in results:
                 for name, value in values.items():
-                    data[name][unit.index] = value
-                data["done"][unit.index] = 1
+                    arrays[name][unit.index] = value
+                arrays["done"][unit.index] = 1
                 yield unit, values
-        step = probe.stage(data) if isinstance(probe, Stages) else None
-    rest = [unit for unit in pending if not data["done"][unit.index]]
+        step = probe.stage(arrays) if isinstance(probe, Stages) else None
+    rest = [unit for unit in pending if not arrays["done"][unit.index]]
     if step is None:
-        with contextlib.closing(measured(rest)) as results:
+        with contextlib.closing(measure(rest)) as results:
             yield from results
     else:
         for unit in rest:
@@ -171,7 +207,7 @@ def _by_stages(
 
 
 def measured(
-    probe: Probe | Sweeps, subject: Subject, units: list[Unit], executor: Executor | None, workers: int
+    probe: Probe | Sweeps, subject: Subject, units: Sequence[Unit], executor: Executor | None, workers: int
 ) -> Generator[tuple[Unit, Values]]:
     """Units with their values, in-line in order, or as an executor finishes them."""
     if executor is None:
@@ -183,7 +219,7 @@ def measured(
             "give a checkpoint with --model file.py:callable, or use one worker"
         )
     size = max(1, math.ceil(len(units) / (4 * workers)))
-    chunks = [units[i : i + size] for i in range(0, len(units), size)]
+    chunks = [list(units[i : i + size]) for i in range(0, len(units), size)]
     tasks: dict[Future[list[Values]], list[Unit]] = {}
     try:
         for chunk in chunks:  # a pool whose worker has died refuses here already

@@ -1,10 +1,9 @@
-"""Several probes from one forward pass per mini-batch; each answer is the one that its probe alone would give."""
+"""Run several layer probes from one forward pass per mini-batch; each result equals that of its probe alone."""
 
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,9 @@ from typing import Protocol
 from landscape.layers.forward_hooks import one_pass
 from landscape.options import OptionError
 from landscape.probe import Listens, Probe, Unit, Values
-from landscape.results.group import Outcome
-from landscape.results.writer import Writer, discard
-from landscape.run import MERGE_SECONDS, Report, as_stored, measured, question, reduce_of
+from landscape.results.run_key import Outcome
+from landscape.results.writer import Writer
+from landscape.run import Found, Report, as_stored, fill, measured, run_key
 from landscape.subject.subject import Subject
 
 
@@ -29,7 +28,7 @@ class _OnePass:
 
     probes: tuple[ListeningProbe, ...]
 
-    def sweep(self, subject: Subject, units: Iterable[Unit]) -> Iterator[Values]:
+    def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         for unit in units:
             (i,) = unit.index
             found = one_pass(subject, i, [probe.listener(subject, i) for probe in self.probes])
@@ -94,31 +93,17 @@ def _run(
     overwrite: bool,
     report: Report | None,
 ) -> dict[str, Outcome]:
-    asked = {probe.name: question(probe, subject, label) for probe in probes}
-    if overwrite:
-        for one in asked.values():
-            discard(path, one)
-    with contextlib.ExitStack() as stack:
-        writers = {name: stack.enter_context(Writer(path, one, reduce_of=reduce_of)) for name, one in asked.items()}
-        pending = {name: {unit.index: unit for unit in writer.pending()} for name, writer in writers.items()}
-        wanting: dict[tuple[str, ...], list[Unit]] = {}  # units by the probes that still lack them
+    def results(writers: Sequence[Writer], pending: Sequence[Sequence[Unit]]) -> Generator[Found]:
+        units = {unit.index: unit for several in pending for unit in several}
+        lacking: dict[tuple[ListeningProbe, ...], list[Unit]] = {}  # units by the probes that still lack them
         for i in range(len(subject.batches)):
-            names = tuple(name for name, units in pending.items() if (i,) in units)
-            if names:
-                wanting.setdefault(names, []).append(pending[names[0]][i,])
-        total = len(subject.batches)
-        done, merged = total - sum(map(len, wanting.values())), time.monotonic()
-        for names, units in wanting.items():
-            several = _OnePass(tuple(probe for probe in probes if probe.name in names))
-            with contextlib.closing(measured(several, subject, units, executor, workers)) as results:
-                for unit, found in results:
-                    for name, values in found.items():
-                        writers[name].write(unit, values)
-                    done += 1
-                    if report is not None:
-                        report(done, total)
-                    if time.monotonic() - merged > MERGE_SECONDS:
-                        for writer in writers.values():
-                            writer.merge()
-                        merged = time.monotonic()
-        return {name: Outcome(writers[name].group, total, len(pending[name])) for name in writers}
+            several = tuple(p for p, own in zip(probes, pending, strict=True) if any(u.index == (i,) for u in own))
+            if several:
+                lacking.setdefault(several, []).append(units[i,])
+        for several, wanted in lacking.items():
+            with contextlib.closing(measured(_OnePass(several), subject, wanted, executor, workers)) as finished:
+                yield from finished
+
+    keys = [run_key(probe, subject, label) for probe in probes]
+    outcomes = fill(path, keys, results, overwrite=overwrite, report=report)
+    return {probe.name: outcome for probe, outcome in zip(probes, outcomes, strict=True)}

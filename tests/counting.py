@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from landscape.probe import Plan, Quantity, Unit, Values
-from landscape.results.group import Question, Reduce
+from landscape.results.run_key import Reduce, RunKey
 from landscape.results.writer import Writer
 
 
-def question(*, digest: str = "0123456789", label: str = "toy", shape: tuple[int, int] = (40, 25)) -> Question:
+def run_key(*, digest: str = "0123456789", label: str = "toy", shape: tuple[int, int] = (40, 25)) -> RunKey:
     """Units on two axes; per unit a number and a vector, per row a name, of all of them a sum."""
     plan = Plan(
         over={"x": np.linspace(-1, 1, shape[0]), "y": np.arange(shape[1])},
@@ -26,7 +26,7 @@ def question(*, digest: str = "0123456789", label: str = "toy", shape: tuple[int
         about={"x": Quantity("first coordinate", "m")},
         facts={"colour": "red", "weight": 1.5},
     )
-    return Question("counting", label, digest, plan, {"parameters": "{}", "epoch": 3.0})
+    return RunKey("counting", label, digest, plan, {"parameters": "{}", "epoch": 3.0})
 
 
 def values(unit: Unit) -> Values:
@@ -40,7 +40,7 @@ def reduce_of(probe: str, parameters: Mapping[str, Any]) -> Reduce | None:
     return (lambda data: {"total": np.nansum(data["value"])}) if probe == "counting" else None
 
 
-def answer(path: Path, asked: Question, *, merge_every: int = 50, acknowledge: bool = False, rest: float = 0.0) -> None:
+def answer(path: Path, asked: RunKey, *, merge_every: int = 50, acknowledge: bool = False, rest: float = 0.0) -> None:
     """Answer what is pending, merging now and then, with a rest after it; says `index` once a unit is safe."""
     with Writer(path, asked, reduce_of=reduce_of) as writer:
         for count, unit in enumerate(writer.pending(), start=1):
@@ -54,5 +54,5 @@ def answer(path: Path, asked: Question, *, merge_every: int = 50, acknowledge: b
 
 if __name__ == "__main__":
     print("ready", flush=True)
-    answer(Path(sys.argv[1]), question(digest=sys.argv[2]), acknowledge=True, rest=float((sys.argv[3:] or ["0"])[0]))
+    answer(Path(sys.argv[1]), run_key(digest=sys.argv[2]), acknowledge=True, rest=float((sys.argv[3:] or ["0"])[0]))
     print("end", flush=True)

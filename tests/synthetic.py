@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from landscape.probe import Plan, Quantity, Unit, Values
-from landscape.results.group import Question
+from landscape.results.run_key import RunKey
 from landscape.results.writer import Writer
 from landscape.run import reduce_of
 from landscape.subject import sample_statistics
@@ -89,7 +89,7 @@ def write(
                 "checkpoint_sha256": f"{number:064x}",
                 "protocol": "cifar100 test, 1024 samples, batch size 128, no augmentation, weight decay 0, seed 0",
             }
-            question = Question(probe, network.label, f"{number:05x}{PROBES.index(probe):05x}", plan, attributes)
+            question = RunKey(probe, network.label, f"{number:05x}{PROBES.index(probe):05x}", plan, attributes)
             with Writer(path, question, reduce_of=reduce_of) as writer:
                 for unit in first(list(plan.units()), share):
                     writer.write(unit, measure(unit))

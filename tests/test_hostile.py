@@ -22,9 +22,9 @@ from landscape.cli.main import status
 from landscape.data import cifar
 from landscape.probe import Plan, Quantity
 from landscape.results import reader
-from landscape.results.group import Question
 from landscape.results.journal import Journal, Record
-from landscape.results.writer import Writer, settle
+from landscape.results.run_key import RunKey
+from landscape.results.writer import Writer, merge_orphans
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 MODEL = """import torch
@@ -178,14 +178,14 @@ def test_noise_is_refused(tmp_path: Path) -> None:
 # --- results files ---
 
 
-def question(label: str = "net", digest: str = "0123456789", size: int = 3) -> Question:
+def run_key(label: str = "net", digest: str = "0123456789", size: int = 3) -> RunKey:
     plan = Plan(over={"unit": np.arange(size)}, quantities={"loss": Quantity("loss", "nats")})
-    return Question("variance", label, digest, plan, {"parameters": "{}"})
+    return RunKey("variance", label, digest, plan, {"parameters": "{}"})
 
 
 def stored(path: Path) -> Path:
     """A results file with one answer."""
-    asked = question()
+    asked = run_key()
     with Writer(path, asked) as writer:
         for unit in writer.pending():
             writer.write(unit, {"loss": 1.0})
@@ -221,7 +221,7 @@ def test_a_results_file_that_reaches_out_is_refused(kind: str, study: Path, caps
     for words in (["show", str(path)], ["plot", str(path)], ["report", str(path)], ["export", str(path)]):
         assert "refused" in refused(words, capsys)
     with pytest.raises(ValueError, match="refused"):
-        Writer(path, question(digest="abcdefabcd"))
+        Writer(path, run_key(digest="abcdefabcd"))
     assert everything(study) == before
     assert secret.read_bytes() == b"s" * 24
 
@@ -234,8 +234,8 @@ def test_links_are_not_followed_and_a_file_with_links_is_not_written(study: Path
         with h5py.File(path, "r+") as file:
             file["hessian"] = link
         assert [name for name, _ in reader.groups(path)] == ["variance/net-0123456789"]
-        with pytest.raises(ValueError, match=r"holds a link in place of data \(/hessian\).*give another --out"):
-            Writer(path, question(digest="abcdefabcd"))
+        with pytest.raises(ValueError, match=r"holds a link instead of data \(/hessian\).*give another --out"):
+            Writer(path, run_key(digest="abcdefabcd"))
     assert other.read_bytes() == kept
 
 
@@ -299,9 +299,9 @@ FAR = {"over": ["a", "b"], "quantities": LOSS, "probe": "variance", "label": "..
 @pytest.mark.parametrize(
     ("data", "arrays"),
     [
-        ({"question": {}}, {}),
+        ({"key": {}}, {}),
         ({}, {"x": np.zeros(3)}),
-        ({"question": FAR, "attributes": {}}, {f"axis:{name}": np.zeros(10**6, np.uint8) for name in "ab"}),
+        ({"key": FAR, "attributes": {}}, {f"axis:{name}": np.zeros(10**6, np.uint8) for name in "ab"}),
     ],
 )
 def test_a_journal_that_makes_no_sense_is_named(
@@ -311,8 +311,8 @@ def test_a_journal_that_makes_no_sense_is_named(
     kept = path.read_bytes()
     with Journal(tmp_path / "r.h5.journal-feed") as journal:
         journal.append(Record(data, arrays))
-    with pytest.raises(ValueError, match=r"r.h5.journal-feed is no journal of this version .*; move it away"):
-        settle(path, reduce_of=lambda probe, parameters: None)
+    with pytest.raises(ValueError, match=r"r.h5.journal-feed is not a readable journal .*; move it away"):
+        merge_orphans(path, reduce_of=lambda probe, parameters: None)
     assert path.read_bytes() == kept
 
 
@@ -327,7 +327,7 @@ def surface(path: Path) -> h5py.File:
     names = ("loss", "loss_se", "l2", "accuracy")
     axis = np.linspace(-1, 1, 3)
     plan = Plan(over={"x": axis, "y": axis}, quantities={name: Quantity(name) for name in names})
-    with Writer(path, Question("surface", "net", "0123456789", plan, {"parameters": "{}"})) as writer:
+    with Writer(path, RunKey("surface", "net", "0123456789", plan, {"parameters": "{}"})) as writer:
         for unit in writer.pending():
             writer.write(unit, dict.fromkeys(names, 1.0 + unit.at["x"] ** 2 + unit.at["y"]))
     return h5py.File(path, "r+")

@@ -25,9 +25,9 @@ from landscape.checkpoints import checkpoint
 from landscape.probe import Plan, Probe, Quantity
 from landscape.probes import PROBES, probe_class
 from landscape.results import group as groups
-from landscape.results.group import Arrays, Outcome, Question, safe
+from landscape.results.run_key import Arrays, Outcome, RunKey, safe
 from landscape.results.writer import Writer
-from landscape.run import digest, question, run
+from landscape.run import digest, run, run_key
 from landscape.subject import loading, subject
 
 ARGUMENTS = {"blocks": (1, 1), "width": 8}
@@ -157,7 +157,7 @@ def test_stopped_and_resumed_equals_uninterrupted(name: str, folder: Path, tmp_p
         run(probe, one, path, report=stop_after(1))
     assert caught.traceback  # and still the model is as it was
     assert checkpoint.weights_sha256(one.model.state_dict()) == weights
-    group = groups.stored(path, probe.name, digest(probe, one))
+    group = groups.stored_group(path, probe.name, digest(probe, one))
     assert group is not None
     assert groups.read_group(path, group)["done"].sum() == 1
     assert groups.attribute(path, group, "finished") == ""
@@ -276,7 +276,7 @@ def test_a_half_finished_answer_resumes_with_its_own_batch_size(folder: Path, tm
 
 def test_a_question_that_lost_its_file_resumes_from_its_journal(folder: Path, tmp_path: Path) -> None:
     probe, path = small("variance"), tmp_path / "results.h5"
-    asked = question(probe, loaded(folder), "mine")
+    asked = run_key(probe, loaded(folder), "mine")
     writer = Writer(path, asked)
     for unit in writer.pending()[:3]:
         writer.write(unit, probe.measure(loaded(folder), unit))
@@ -477,22 +477,6 @@ def test_a_preview_that_errs_too_much_is_the_exact_surface(folder: Path, tmp_pat
     np.testing.assert_array_equal(found["loss"], exact["loss"])
 
 
-def test_an_answer_of_an_earlier_version_goes_on_with_what_this_version_adds(folder: Path, tmp_path: Path) -> None:
-    path, whole = tmp_path / "results.h5", tmp_path / "whole.h5"
-    with pytest.raises(KeyboardInterrupt):
-        run(small("surface"), loaded(folder), path, report=stop_after(4))
-    with h5py.File(path, "r+") as file:
-        (group,) = file["surface"].values()
-        for name in ("rise_se", "height_se", "curvature", "curvature_se", "derivative", "minima"):
-            del group[name]
-    outcome = run(small("surface"), loaded(folder), path)
-    found, wanted = answer(path, outcome), answer(whole, run(small("surface"), loaded(folder), whole))
-    assert outcome.measured == 5
-    np.testing.assert_array_equal(found["loss"], wanted["loss"])
-    np.testing.assert_array_equal(found["rise_se"].ravel()[4:], wanted["rise_se"].ravel()[4:])
-    assert np.isnan(found["rise_se"].ravel()[:4]).all()  # not measured then
-
-
 @pytest.mark.parametrize(
     "options",
     [{"cap": 2.0}, {"precision": "bf16"}, {"memory_format": "channels_last"}, {"orthogonal": True}],
@@ -531,7 +515,7 @@ def test_a_worker_that_dies_is_one_line(folder: Path, tmp_path: Path, long_dead:
 def test_a_journal_of_an_unknown_probe_is_adopted_without_its_summaries(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "results.h5"
     plan = Plan(over={"i": np.arange(3)}, quantities={"v": Quantity("v")}, summaries={"sum": Quantity("sum of v")})
-    writer = Writer(path, Question("foreign", "toy", "f" * 10, plan, {"parameters": "{}"}))
+    writer = Writer(path, RunKey("foreign", "toy", "f" * 10, plan, {"parameters": "{}"}))
     writer.write(plan.unit((1,)), {"v": 2.0})
     writer._journal.__exit__(None, None, None)
     run(small("variance"), loaded(folder), path)

@@ -21,7 +21,7 @@ from landscape.layers.forward_hooks import one_pass
 from landscape.options import OptionError
 from landscape.probes import FEATURES
 from landscape.results import group as groups
-from landscape.results.group import Arrays, Outcome
+from landscape.results.run_key import Arrays, Outcome
 from landscape.run import run
 from landscape.shared_pass import ListeningProbe, fitting, run_together
 from landscape.subject import loading

@@ -19,9 +19,9 @@ import xarray as xr
 
 from landscape.results import group as groups
 from landscape.results import hdf5_file
-from landscape.results.group import Arrays, Question
 from landscape.results.journal import Busy, Journal
-from landscape.results.writer import Writer, _lock, discard, settle
+from landscape.results.run_key import Arrays, RunKey
+from landscape.results.writer import Writer, _lock, discard, merge_orphans
 
 SMALL = (4, 3)
 
@@ -31,22 +31,22 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "results.h5"
 
 
-def small(**options: Any) -> Question:
-    return counting.question(shape=SMALL, **options)
+def small(**options: Any) -> RunKey:
+    return counting.run_key(shape=SMALL, **options)
 
 
-def answered(path: Path, question: Question) -> Arrays:
+def answered(path: Path, question: RunKey) -> Arrays:
     counting.answer(path, question)
     return group_of(path, question)
 
 
-def group_of(path: Path, question: Question) -> Arrays:
-    name = groups.stored(path, question.probe, question.digest)
+def group_of(path: Path, question: RunKey) -> Arrays:
+    name = groups.stored_group(path, question.probe, question.digest)
     assert name is not None
     return groups.read_group(path, name)
 
 
-def stopped(path: Path, question: Question, after: int) -> None:
+def stopped(path: Path, question: RunKey, after: int) -> None:
     """A writer that leaves after so many units, as a kill does: nothing merged, its journal unlocked."""
     writer = Writer(path, question, reduce_of=counting.reduce_of)
     for unit in writer.pending()[:after]:
@@ -54,7 +54,7 @@ def stopped(path: Path, question: Question, after: int) -> None:
     writer._journal.__exit__(None, None, None)
 
 
-def expected(question: Question) -> Arrays:
+def expected(question: RunKey) -> Arrays:
     """The group's numbers, recomputed."""
     units = list(question.plan.units())
     rows = [counting.values(unit) for unit in units]
@@ -64,11 +64,11 @@ def expected(question: Question) -> Arrays:
     return {"value": value, "vector": vector, "total": value.sum(), "done": np.ones(shape, np.uint8)}
 
 
-def assert_complete(path: Path, question: Question) -> None:
+def assert_complete(path: Path, question: RunKey) -> None:
     found = group_of(path, question)
     for name, array in expected(question).items():
         np.testing.assert_allclose(found[name], array, rtol=1e-12, atol=0, err_msg=name)
-    name = groups.stored(path, question.probe, question.digest)
+    name = groups.stored_group(path, question.probe, question.digest)
     assert name is not None
     assert groups.attribute(path, name, "finished")
 
@@ -186,16 +186,16 @@ def test_a_value_that_the_plan_does_not_promise_is_refused(path: Path) -> None:
 
 def test_units_of_another_plan_are_not_mixed_in(path: Path) -> None:
     answered(path, small())
-    other = counting.question(shape=(2, 3))
+    other = counting.run_key(shape=(2, 3))
     with (
-        pytest.raises(ValueError, match=r"has units \(4, 3\), expected \(2, 3\).*--overwrite"),
+        pytest.raises(ValueError, match=r"has \(4, 3\) units, expected \(2, 3\).*--overwrite"),
         Writer(path, other) as w,
     ):
         w.pending()
 
 
 def test_kills_at_random_moments_lose_nothing_that_was_acknowledged(path: Path) -> None:
-    question = counting.question()
+    question = counting.run_key()
     moments = random.Random(0)
     acknowledged: list[str] = []
     kills = 0
@@ -230,7 +230,7 @@ def test_the_same_question_twice_is_busy(path: Path) -> None:
     question = small()
     with Writer(path, question) as first:
         first.write(question.plan.unit((0, 0)), counting.values(question.plan.unit((0, 0))))
-        with pytest.raises(Busy, match=r"question \(counting, toy\) is being measured .* another process; .*--out"):
+        with pytest.raises(Busy, match=r"result \(counting, toy\) is being measured .* another process; .*--out"):
             Writer(path, question)
         with pytest.raises(Busy):
             discard(path, question)
@@ -238,7 +238,7 @@ def test_the_same_question_twice_is_busy(path: Path) -> None:
 
 
 def test_two_processes_with_different_questions_both_end_complete(path: Path) -> None:
-    questions = [counting.question(digest=digit * 10) for digit in "ab"]
+    questions = [counting.run_key(digest=digit * 10) for digit in "ab"]
     commands = [[sys.executable, counting.__file__, str(path), question.digest] for question in questions]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for command in commands]
     for process in processes:
@@ -269,7 +269,7 @@ def test_a_journal_outlives_its_results_file(path: Path) -> None:
     question = small()
     stopped(path, question, 5)
     path.unlink()
-    settle(path, reduce_of=counting.reduce_of)
+    merge_orphans(path, reduce_of=counting.reduce_of)
     assert group_of(path, question)["done"].sum() == 5
     assert leftovers(path) == []
 
@@ -300,7 +300,7 @@ def test_a_journal_that_is_being_adopted_is_waited_for(path: Path) -> None:
 
 
 def test_a_concurrent_reader_never_sees_a_broken_file(path: Path) -> None:
-    question = counting.question()
+    question = counting.run_key()
     answered(path, small(digest="a" * 10))
     command = [
         sys.executable,
@@ -333,7 +333,7 @@ def test_overwriting_removes_one_answer(path: Path) -> None:
     answered(path, kept)
     answered(path, gone)
     discard(path, gone)
-    assert groups.stored(path, "counting", gone.digest) is None
+    assert groups.stored_group(path, "counting", gone.digest) is None
     assert_complete(path, kept)
     discard(path, gone)  # nothing there is no error
     discard(path.parent / "none" / "results.h5", gone)
@@ -408,7 +408,7 @@ from pathlib import Path
 import counting
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
 try:
-    counting.answer(Path(sys.argv[1]), counting.question(), merge_every=10_000)
+    counting.answer(Path(sys.argv[1]), counting.run_key(), merge_every=10_000)
 except OSError as error:
     print(error)
 """
@@ -426,7 +426,7 @@ def test_a_full_disk_leaves_the_file_and_the_journal_and_a_rerun_completes(path:
     assert ended.stdout.startswith("cannot write ")
     assert ended.stdout.count("\n") == 1
     assert_complete(path, earlier)
-    question = counting.question()
+    question = counting.run_key()
     assert all(name.startswith(f"{path.name}.journal-") for name in leftovers(path))
     with Writer(path, question, reduce_of=counting.reduce_of) as writer:
         assert (len(writer.pending()) < 1000) == kept  # the merged file is of 58 kB; a journal as long holds 300 units

@@ -15,7 +15,7 @@ import numpy as np
 from landscape.exchange import park2022_csv, tomgoldstein
 from landscape.exchange.grid import KNOWN, Grid
 from landscape.probe import Plan, Quantity, Values
-from landscape.results.group import Outcome, Question, ReduceOf, safe
+from landscape.results.run_key import Outcome, ReduceOf, RunKey, safe
 from landscape.results.surface_summary import RADII
 from landscape.results.versions import versions
 from landscape.results.writer import Writer
@@ -110,9 +110,9 @@ def _stored(grid: Grid, path: Path, out: Path, label: str, reduce_of: ReduceOf) 
                "snapshot": Quantity("snapshot of the run")},
         facts={**grid.facts, ("along" if probe == "line" else "plane"): "imported"},
     )  # fmt: skip
-    question = Question(probe, safe(label), _digest(grid), plan, attributes)
+    key = RunKey(probe, safe(label), _digest(grid), plan, attributes)
     written = 0
-    with Writer(out, question, reduce_of=reduce_of) as writer:
+    with Writer(out, key, reduce_of=reduce_of) as writer:
         for unit in writer.pending():
             index = unit.index[-len(grid.axes) :]
             if grid.done[index]:

@@ -1,1 +1,1 @@
-"""The results file: a journal per question, merged into one HDF5 file and read back as labelled arrays."""
+"""The results file: a journal per result, merged into one HDF5 file and read back as labelled arrays."""

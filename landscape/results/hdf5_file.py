@@ -1,4 +1,4 @@
-"""What of an HDF5 file lies in the file itself: the rest is not read, and a file that reaches out is not written."""
+"""Open and check results files: reject what is damaged, of a newer format, or stored outside of the file itself."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ import h5py
 import numpy as np
 
 FORMAT = 1
-# As which HDF5 and its readers report bytes that make no sense.
+# What HDF5 and its readers raise on damaged bytes.
 DAMAGE = (OSError, RuntimeError, KeyError, TypeError, AttributeError, OverflowError, MemoryError, UnicodeError)
 
-DEPTH = 3  # probe, answer, quantity
+DEPTH = 3  # probe, result, quantity
 MOST_LINKS = 200_000
-EXPANSION = 16  # most that arrays may be larger than their file, by compression or values that were never written
-SLACK = 2**26  # bytes below which that does not matter
+EXPANSION = 16  # how many times larger than the file its arrays may be, by compression or unwritten values
+SLACK = 2**26  # bytes that are always allowed
 
 
-def own(group: h5py.Group) -> list[str]:
-    """Names in a group by hard links alone."""
+def hard_links(group: h5py.Group) -> list[str]:
+    """Names in a group that are hard links, not soft or external ones."""
     return [name for name in group if isinstance(group.get(name, getlink=True), h5py.HardLink)]
 
 
-def refuse_outside(file: h5py.File, path: Path, *, links: bool) -> None:
-    """Refuse arrays whose numbers lie in other files, or are more than the file can hold.
+def reject_external(file: h5py.File, path: Path, *, links: bool) -> None:
+    """Reject HDF5 files with external storage, virtual datasets, or arrays larger than the file can hold.
 
     Args:
         file: open.
         path: of the file.
-        links: refuse links too, as before writing, when one would lead the pen elsewhere.
+        links: reject soft and external links too; before writing, because one could redirect the write.
 
     Raises:
-        ValueError: naming the first of them.
+        ValueError: names the first offender.
     """
     count, total, room = 0, 0, EXPANSION * path.stat().st_size + SLACK
     groups: list[tuple[h5py.Group, int]] = [(file, 1)]
     while groups:
         group, depth = groups.pop()
-        inside = own(group)
+        inside = hard_links(group)
         if links and len(inside) < len(group):
             name = next(name for name in group if name not in inside)
             raise ValueError(
-                f"{path} holds a link in place of data ({group.name.rstrip('/')}/{name}), which may lead to another "
+                f"{path} holds a link instead of data ({group.name.rstrip('/')}/{name}), which may lead to another "
                 "file; give another --out, or remove the link"
             )
         for name in inside:
@@ -62,17 +62,17 @@ def refuse_outside(file: h5py.File, path: Path, *, links: bool) -> None:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[h5py.File]:
-    """The file open for reading, whoever else has it open.
+    """The file open for reading, even while others have it open.
 
-    Through a stream, because HDF5's own files take locks, or refuse a file that this process has open with other flags
-    (as a lazy `xr.open_dataset` in a notebook does).
+    It is opened as a stream, because HDF5 would take a lock, or refuse a file that this process has open with other
+    flags (as a lazy `xr.open_dataset` in a notebook does).
     """
     with path.open("rb") as stream, h5py.File(stream, "r") as file:
         yield file
 
 
 def check(path: Path, *, writable: bool = False) -> None:
-    """Refuse a file that this version cannot use, in one line.
+    """Reject a file that cannot be used.
 
     Raises:
         FileNotFoundError, ValueError, PermissionError: see the message.
@@ -88,7 +88,7 @@ def check(path: Path, *, writable: bool = False) -> None:
     try:
         with reading(path) as file:
             version = file.attrs.get("format")
-            refuse_outside(file, path, links=writable)
+            reject_external(file, path, links=writable)
     except DAMAGE as error:
         raise damaged(path, error) from error
     if not isinstance(version, int | np.integer):
@@ -100,6 +100,6 @@ def check(path: Path, *, writable: bool = False) -> None:
 
 
 def damaged(path: Path, error: BaseException) -> ValueError:
-    """The error of a file whose bytes make no sense, in one line."""
+    """The one-line error for a damaged file."""
     reason = " ".join(str(error).split())[:160] or type(error).__name__
     return ValueError(f"{path} is damaged ({reason}); move it away and measure again")

@@ -1,7 +1,7 @@
 """An append-only journal of finished units: one write of length, CRC and payload per record.
 
-After a kill at any moment every acknowledged record is there and at most the last one is torn; a torn tail is cut
-when the next writer opens the file. While its writer lives, the journal is held by an exclusive lock.
+After a kill at any moment every acknowledged record is there and at most the last one is torn; the next writer that
+opens the file cuts a torn tail. While its writer lives, the journal is locked exclusively.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HEAD = struct.Struct("<II")  # payload length, CRC-32 of the payload
 
 
 class Busy(RuntimeError):
-    """The journal belongs to a living process."""
+    """Another living process holds the journal."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Journal:
         return _records(self._file, self._end)
 
     def clear(self) -> None:
-        """Forget all records: they are safe elsewhere."""
+        """Drop all records, once they are merged."""
         os.ftruncate(self._file, len(MAGIC))
         self._end = len(MAGIC)
 
@@ -112,7 +112,7 @@ def _same_file(handle: int, path: Path) -> bool:
 
 
 def _valid_end(handle: int) -> int:
-    """The offset behind the last whole record; 0 for an empty file or one that is no journal."""
+    """Offset of the end of the last whole record; 0 for an empty file or one that is not a journal."""
     size = os.fstat(handle).st_size
     if os.pread(handle, len(MAGIC), 0) != MAGIC:
         return 0
@@ -121,7 +121,7 @@ def _valid_end(handle: int) -> int:
         length, crc = _HEAD.unpack(os.pread(handle, _HEAD.size, end))
         payload = os.pread(handle, length, end + _HEAD.size) if end + _HEAD.size + length <= size else b""
         if not payload or len(payload) != length or zlib.crc32(payload) != crc:
-            break  # not payload: eight zero bytes, as a power cut leaves them, are a head of length 0 and its right CRC
+            break  # no payload: the zero bytes that a power cut leaves read as length 0 with a matching CRC
         end += _HEAD.size + length
     return end
 

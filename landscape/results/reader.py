@@ -16,7 +16,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.results import hdf5_file
-from landscape.results.hdf5_file import own
+from landscape.results.hdf5_file import hard_links
 
 # What the HDF5 dimension-scale convention and netCDF-4 write beside a dataset's own attributes.
 CONVENTION = {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS"} | {
@@ -94,16 +94,16 @@ def _file(path: Path) -> Iterator[h5py.File]:
 
 def _groups(file: h5py.File) -> Iterator[tuple[str, h5py.Group]]:
     """`<probe>/<label>-<digest>` groups, by hard links alone."""
-    for probe in own(file):
+    for probe in hard_links(file):
         if isinstance(file[probe], h5py.Group):
-            for name in own(file[probe]):
+            for name in hard_links(file[probe]):
                 group = file[probe][name]
                 if isinstance(group, h5py.Group) and "probe" in group.attrs:
                     yield f"{probe}/{name}", group
 
 
 def _dataset(group: h5py.Group) -> xr.Dataset:
-    found = {name: group[name] for name in own(group)}
+    found = {name: group[name] for name in hard_links(group)}
     found = {name: item for name, item in found.items() if isinstance(item, h5py.Dataset)}
     # A scale is recognised by its place in the file: HDF5 searches the whole file for the name of an object.
     names = {h5py.h5o.get_info(item.id).addr: name for name, item in found.items()}

@@ -1,7 +1,6 @@
-"""The write side of a results file: a journal per running question, merged into the HDF5 file by replacement.
+"""Write results so that a kill loses nothing: a journal per running result, merged into the file by atomic replacement.
 
-The file itself is never written in place: a copy is extended and replaces it, so that readers see a complete file
-at any moment and a kill loses nothing that a probe had finished.
+The HDF5 file is never written in place. A copy is extended and replaces it, so that readers always see a complete file.
 """
 
 from __future__ import annotations
@@ -23,21 +22,22 @@ import numpy as np
 
 from landscape.probe import Plan, Unit, Values
 from landscape.results import group as groups
-from landscape.results.group import Question, ReduceOf, read_group
+from landscape.results.group import read_group
 from landscape.results.hdf5_file import FORMAT, check
 from landscape.results.journal import Busy, Journal, Record
+from landscape.results.run_key import ReduceOf, RunKey, from_header, to_header
 
 
 class Writer:
-    """The only writer of one question: takes finished units, survives kills, merges; a context manager.
+    """The only writer of one result: takes finished units, survives kills, merges; a context manager.
 
     Args:
         path: the results file.
-        question: what is measured.
-        reduce_of: gives the reduction of a stored group from its probe name and parameters, for summaries.
+        key: of the result.
+        reduce_of: gives the `reduce` of a stored group from its probe name and parameters, for the summaries.
 
     Raises:
-        Busy: the same question is being measured by another process.
+        Busy: another process is measuring the same result.
         ValueError: the file is no results file, or is of a newer format.
         PermissionError: it is read-only.
     """
@@ -45,44 +45,44 @@ class Writer:
     def __init__(
         self,
         path: Path,
-        question: Question,
+        key: RunKey,
         *,
         reduce_of: ReduceOf = lambda probe, parameters: None,
     ) -> None:
         check(path, writable=True)
-        self.path, self.question, self._reduce_of = path, question, reduce_of
+        self.path, self.key, self._reduce_of = path, key, reduce_of
         path.parent.mkdir(parents=True, exist_ok=True)
         with _lock(path):
-            self._journal = _journal(path, question)
+            self._journal = _journal(path, key)
         try:
-            self.merge()  # what an earlier, killed run had finished; and an early word on a file that cannot be written
+            self.merge()  # what a killed run had finished; also fails early on a file that cannot be written
         except BaseException:
             self._journal.__exit__(None, None, None)
             raise
 
     def pending(self) -> list[Unit]:
         """Units not yet done, in order."""
-        done, shape = read_group(self.path, self.group)["done"], self.question.plan.shape
+        done, shape = read_group(self.path, self.group)["done"], self.key.plan.shape
         if done.shape != shape:
             raise ValueError(
-                f"{self.group} in {self.path} has units {done.shape}, expected {shape}: another version measured it; "
+                f"{self.group} in {self.path} has {done.shape} units, expected {shape}; "
                 "give --overwrite, or another --out"
             )
-        return [unit for unit in self.question.plan.units() if not done[unit.index]]
+        return [unit for unit in self.key.plan.units() if not done[unit.index]]
 
     def write(self, unit: Unit, values: Values) -> None:
-        """Keep one finished unit."""
-        wanted = self.question.plan.quantities
+        """Append one finished unit to the journal."""
+        wanted = self.key.plan.quantities
         if set(values) != set(wanted):
-            raise ValueError(f"{self.question.probe} measured {sorted(values)}, its plan promises {sorted(wanted)}")
+            raise ValueError(f"{self.key.probe} measured {sorted(values)}, its plan promises {sorted(wanted)}")
         arrays = {name: np.asarray(values[name], dtype=wanted[name].dtype) for name in wanted}
         self._journal.append(Record({"index": list(unit.index)}, arrays))
 
     def merge(self) -> None:
-        """Bring everything finished so far into the file, with summaries, by atomic replacement."""
+        """Move everything finished so far from the journal into the file, with summaries."""
         with _lock(self.path), contextlib.ExitStack() as orphans:
             with _replacement(self.path) as file:
-                group = groups.opened(file, self.question)
+                group = groups.opened(file, self.key)
                 self.group = group.name.strip("/")
                 groups.merge(group, self._journal.records(), self._reduce_of)
                 adopted = [orphans.enter_context(journal) for journal in _orphans(self.path)]
@@ -91,7 +91,7 @@ class Writer:
             for journal in adopted:  # only now are their units safe in the file
                 journal.remove()
         self._journal.clear()
-        self._journal.append(groups.header(self.question))
+        self._journal.append(to_header(self.key))
 
     def close(self) -> None:
         """Merge and remove the journal."""
@@ -111,26 +111,26 @@ class Writer:
             self._journal.__exit__(kind, error, trace)
 
 
-def discard(path: Path, question: Question) -> None:
-    """Remove the stored answer to a question (`--overwrite`).
+def discard(path: Path, key: RunKey) -> None:
+    """Remove a stored result (`--overwrite`).
 
     Raises:
-        Busy: it is being measured by another process.
+        Busy: another process is measuring it.
         ValueError, PermissionError: as `check`.
     """
     check(path, writable=True)
     if not path.parent.exists():
         return
-    with _lock(path), _journal(path, question) as journal:
+    with _lock(path), _journal(path, key) as journal:
         if path.exists():
             with _replacement(path) as file:
-                for name in groups.names(file, question.probe, question.digest):
+                if (name := groups.with_digest(file, key.probe, key.digest)) is not None:
                     del file[name]
         journal.remove()
 
 
-def settle(path: Path, *, reduce_of: ReduceOf) -> None:
-    """Merge what killed processes had finished, so that the file says how far each question got."""
+def merge_orphans(path: Path, *, reduce_of: ReduceOf) -> None:
+    """Merge the journals of killed processes, so that the file says how far each result got."""
     check(path, writable=True)
     if not any(path.parent.glob(_journals(path))):
         return
@@ -146,8 +146,8 @@ def settle(path: Path, *, reduce_of: ReduceOf) -> None:
 
 @contextlib.contextmanager
 def _replacement(path: Path) -> Iterator[h5py.File]:
-    """A writable copy of the file that takes its place if the block succeeds; to be called under the file's lock."""
-    # Extended in memory: HDF5 cannot close a file that it cannot write, and says so on stderr from its destructor.
+    """A writable copy of the file that replaces it if the block succeeds; call it under the file's lock."""
+    # In memory: HDF5 cannot close a file on a full disk, and complains on stderr from its destructor.
     content = io.BytesIO(path.read_bytes() if path.exists() else b"")
     with h5py.File(content, "r+" if path.exists() else "w") as file:
         file.attrs["format"] = FORMAT
@@ -168,9 +168,9 @@ def _replacement(path: Path) -> Iterator[h5py.File]:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Mutual exclusion of merges, by a lock file that leaves no trace.
+    """Mutual exclusion of merges, by a lock file that is removed afterwards.
 
-    Whoever holds it may take a held journal for that of a living writer, not for one that is just being adopted.
+    While it is held, a locked journal belongs to a living writer, never to a merge that is adopting it.
     """
     name = path.with_name(f"{path.name}.lock")
     while True:
@@ -187,12 +187,12 @@ def _lock(path: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _journal(path: Path, question: Question) -> Journal:
+def _journal(path: Path, key: RunKey) -> Journal:
     try:
-        return Journal(path.with_name(f"{path.name}.journal-{question.digest}"))
+        return Journal(path.with_name(f"{path.name}.journal-{key.digest}"))
     except Busy:
         raise Busy(
-            f"this question ({question.probe}, {question.label}) is being measured into {path} by another process; "
+            f"this result ({key.probe}, {key.label}) is being measured into {path} by another process; "
             "wait for it, or give another --out"
         ) from None
 
@@ -202,7 +202,7 @@ def _journals(path: Path) -> str:
 
 
 def _orphans(path: Path) -> Iterator[Journal]:
-    """Journals beside the file whose writers are gone, locked; those of living writers are left alone."""
+    """Journals beside the file whose writers are gone, locked; those of living writers are skipped."""
     for name in sorted(path.parent.glob(_journals(path))):
         with contextlib.suppress(Busy):
             yield Journal(name)
@@ -213,20 +213,20 @@ def _adopt(file: h5py.File, journal: Journal, reduce_of: ReduceOf) -> None:
     try:
         header = next(records, None)
         if header is not None:
-            question = groups.question(header)
-            _refuse_absurd(journal, question.plan)
-            groups.merge(groups.opened(file, question), records, reduce_of)
+            key = from_header(header)
+            _check_size(key.plan)
+            groups.merge(groups.opened(file, key), records, reduce_of)
     except (LookupError, TypeError, ValueError, RuntimeError, MemoryError, struct.error) as error:
         raise ValueError(
-            f"{journal.path} is no journal of this version ({type(error).__name__}: {error}); move it away"
+            f"{journal.path} is not a readable journal ({type(error).__name__}: {error}); move it away"
         ) from error
 
 
-def _refuse_absurd(journal: Journal, plan: Plan) -> None:
-    """Refuse a journal whose answer would not fit into the machine."""
+def _check_size(plan: Plan) -> None:
+    """Reject a journal whose arrays would not fit into memory."""
     dims = [(*plan.over, *quantity.dims) for quantity in plan.quantities.values()]
     dims += [quantity.dims for quantity in plan.summaries.values()]
     sizes = [math.prod(len(plan.axis(name)) for name in names) for names in dims]
     room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     if 8 * sum(sizes) > room:
-        raise ValueError(f"it declares {8 * sum(sizes):,} bytes, more than this machine takes")
+        raise ValueError(f"it declares {8 * sum(sizes):,} bytes, more than half of this machine's memory")
