@@ -42,7 +42,8 @@ from landscape.curvature.lanczos import lanczos
 from landscape.curvature.operator import Curvature, Hvp, convolves, curvature
 from landscape.curvature.vectors import random_unit
 from landscape.subject.batchnorm import refresh
-from landscape.subject.subject import Subject, outputs_of
+from landscape.subject.outputs import outputs_of
+from landscape.subject.subject import Subject
 
 TOP = 5
 Row = dict[str, Any]

@@ -23,7 +23,8 @@ from landscape.layers.unit_removal import removed
 from landscape.probe import Values
 from landscape.probes import lesion
 from landscape.probes.lesion import Lesion
-from landscape.subject.subject import Subject, outputs_of, per_sample
+from landscape.subject.outputs import intact, outputs_of, per_sample
+from landscape.subject.subject import Subject
 
 MODELS = ("resnet_demo", "vit_demo", "alternet_demo", "resnet18", "preresnet50", "alternet50", "vit_ti")
 
@@ -72,7 +73,7 @@ def suffix(subject: Subject, i: int, kept: Kept) -> torch.Tensor:
 def row(name: str, subject: Subject) -> str:
     count = len(Lesion()._groups(subject))
     every = list(range(count))
-    subject.intact  # noqa: B018
+    intact(subject)
     for i in every:  # found and proven once, on two images
         Lesion()._prefix(subject, i)
     one_flops, one_time = measured(lambda: per_sample(subject))

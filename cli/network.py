@@ -76,6 +76,7 @@ def _evaluate(checkpoint: Path | None, passes: int, json: bool, **options: Any) 
     """Loss, accuracy, top-5 and calibration error, of a language model the perplexity, each with its error."""
     from landscape.subject import loading
     from landscape.subject.evaluation import evaluated
+    from landscape.subject.identity import protocol
 
     given = {key: options[key] for key in (*LOADING, "data_root") if options.get(key) is not None}
     given |= {key: parse_numbers(key, given[key]) for key in ("mean", "std") if key in given}
@@ -88,7 +89,7 @@ def _evaluate(checkpoint: Path | None, passes: int, json: bool, **options: Any) 
         typer.echo(encoding.dumps(found))
         return
     averaged = f", probabilities of {passes} passes averaged" if passes > 1 else ""
-    typer.echo(f"{loaded.label}, {loaded.protocol}{averaged}")
+    typer.echo(f"{loaded.label}, {protocol(loaded)}{averaged}")
     for name, value in found.items():
         if name != "samples" and not name.endswith("_se"):
             typer.echo(f"{name:10} {value:.4f} +- {found[f'{name}_se']:.4f}")

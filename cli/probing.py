@@ -254,12 +254,12 @@ def introduce(loaded: Any, *, quiet: bool) -> None:
         ValueError: the model's outputs are not finite.
     """
     from landscape.models.providers import AS_BUILT
-    from landscape.subject import loading, sanity_check
+    from landscape.subject import identity, loading, sanity_check
 
     stored = loaded.checkpoint
-    about = f"{loaded.size / 1e6:.3g} M parameters, {loaded.device}; {loaded.protocol}"
+    about = f"{loaded.size / 1e6:.3g} M parameters, {loaded.device}; {identity.protocol(loaded)}"
     if not loading.classifies(loaded):
-        source = f"{stored.path} ({stored.taken})" if stored is not None else loaded.origin
+        source = f"{stored.path} ({stored.taken})" if stored is not None else identity.origin(loaded)
         say(
             f"{loaded.label}: {source}, {about}; no classifier of the checkpoint's own: loss and accuracy say nothing",
             quiet=quiet,
@@ -269,8 +269,8 @@ def introduce(loaded: Any, *, quiet: bool) -> None:
     if stored is not None:
         source = f"{stored.path} ({stored.taken})" + (", initial weights" if stored.epoch == 0 else "")
         warning = sanity_check.doubt(found, epoch=stored.epoch, own=stored.metrics.get("accuracy"))
-    elif loaded.origin != AS_BUILT:
-        source, warning = loaded.origin, sanity_check.doubt(found)
+    elif identity.origin(loaded) != AS_BUILT:
+        source, warning = identity.origin(loaded), sanity_check.doubt(found)
     else:  # a callable may bring trained weights of its own
         source, warning = "freshly initialised" if found.at_chance else f"no checkpoint, weights {AS_BUILT}", ""
     say(

@@ -1,20 +1,20 @@
-"""Write the epochs of a training run as TensorBoard event files."""
+"""The epochs of a training run for TensorBoard."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from landscape.training.train import EpochResult
+from landscape.training.train import Progress
 
 FOLDER = "tensorboard"  # in the run folder
 
 
-class EventFiles:
-    """Event files in the run folder, created with the first epoch; called with every finished epoch.
+class Board:
+    """Event files in the run folder, made with the first epoch; called with every finished one.
 
     Raises:
-        ImportError: TensorBoard is not installed.
+        ImportError: the optional package is absent.
     """
 
     def __init__(self, out: Path) -> None:
@@ -22,14 +22,14 @@ class EventFiles:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise ImportError(
-                "--tensorboard needs a package: pip install 'landscape-probes[tensorboard]'; or leave the option out"
+                "--tensorboard needs a package: pip install 'landscape-probes[tensorboard]'; or go without"
             ) from None
         self._make: Any = SummaryWriter
         self._folder = out / FOLDER
         self._writer: Any = None
 
-    def __call__(self, done: EpochResult) -> None:
-        """Write one epoch, and flush it to disk."""
+    def __call__(self, done: Progress) -> None:
+        """Write one epoch, for good."""
         if self._writer is None:
             self._writer = self._make(str(self._folder))
         scalars = {

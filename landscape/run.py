@@ -23,6 +23,8 @@ from landscape.results import group as groups
 from landscape.results.run_key import Arrays, Outcome, Reduce, RunKey, safe
 from landscape.results.versions import versions
 from landscape.results.writer import Writer, discard, merge_orphans
+from landscape.subject.identity import attributes as attributes_of
+from landscape.subject.identity import identity, protocol, weights_sha256
 from landscape.subject.loading import load_spec
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
@@ -60,10 +62,11 @@ def run(
         Busy: another process is writing the same result into the same file.
         ValueError, OSError: the file cannot be used; see the message.
     """
-    probe, subject, choices = _resolved(probe, subject, path, overwrite=overwrite)
+    weights = weights_sha256(subject)  # hashed once, for every digest of this run
+    probe, subject, choices = _resolved(probe, subject, path, weights, overwrite=overwrite)
     if not overwrite:
-        subject = as_stored(probe, subject, path)
-    key = run_key(probe, subject, label or subject.label, choices)
+        subject = as_stored(probe, subject, path, weights)
+    key = run_key(probe, subject, label or subject.label, choices, weights=weights)
 
     def results(writers: Sequence[Writer], pending: Sequence[Sequence[Unit]]) -> Generator[Found]:
         _announce(probe, subject, len(pending[0]), workers)
@@ -118,22 +121,35 @@ def fill(
         return [Outcome(writer.group, total, len(units)) for writer, units in zip(writers, pending, strict=True)]
 
 
-def run_key(probe: Probe, subject: Subject, label: str, choices: Mapping[str, str] | None = None) -> RunKey:
-    """The key of a probe's result on a subject, with the record of what autotuning chose."""
+def run_key(
+    probe: Probe,
+    subject: Subject,
+    label: str,
+    choices: Mapping[str, str] | None = None,
+    *,
+    weights: str | None = None,
+) -> RunKey:
+    """The key of a probe's result on a subject, with the record of what autotuning chose; `weights` as in `digest`."""
     attributes = {
         **(choices or {}),
         "parameters": json.dumps(asdict(probe), default=str),  # type: ignore[call-overload]
-        **subject.attributes(),
+        **attributes_of(subject),
         "versions": json.dumps(versions()),
     }
     if (seed := getattr(probe, "seed", subject.seed)) != subject.seed:  # one of several pairs of directions
-        attributes["protocol"] = f"{subject.protocol} (seed {seed} of the {probe.name})"
-    return RunKey(probe.name, safe(label), digest(probe, subject), probe.plan(subject), attributes)
+        attributes["protocol"] = f"{protocol(subject)} (seed {seed} of the {probe.name})"
+    return RunKey(probe.name, safe(label), digest(probe, subject, weights), probe.plan(subject), attributes)
 
 
-def digest(probe: Probe, subject: Subject) -> str:
-    """SHA-256, shortened, of all that can change the numbers."""
-    about = subject.identity(probe.uses)  # first: it notices weights that have changed
+def digest(probe: Probe, subject: Subject, weights: str | None = None) -> str:
+    """SHA-256, shortened, of all that can change the numbers.
+
+    Args:
+        probe: what is measured.
+        subject: on what.
+        weights: SHA-256 of the weights if they are already hashed; None hashes them now.
+    """
+    about = identity(subject, probe.uses, weights)  # first: hashing discards what was derived from other weights
     parameters = probe.identity(subject) if isinstance(probe, Identifies) else asdict(probe)  # type: ignore[call-overload]
     asked = {"probe": probe.name, "parameters": parameters, **about}
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:10]
@@ -147,16 +163,18 @@ def reduce_of(name: str, parameters: Mapping[str, Any]) -> Reduce | None:
     return probe.reduce if isinstance(probe, Reduces) else None
 
 
-def as_stored(probe: Probe, subject: Subject, path: Path) -> Subject:
+def as_stored(probe: Probe, subject: Subject, path: Path, weights: str) -> Subject:
     """The subject with the batch size of a half-finished result, which it resumes where batch size does not matter."""
     merge_orphans(path, reduce_of=reduce_of)
-    group = groups.stored_group(path, probe.name, digest(probe, subject))
+    group = groups.stored_group(path, probe.name, digest(probe, subject, weights))
     if group is None or "batch_size" in probe.uses:
         return subject
     return subject.rebatched(groups.attribute(path, group, "batch_size"))
 
 
-def _resolved(probe: Probe, subject: Subject, path: Path, *, overwrite: bool) -> tuple[Probe, Subject, dict[str, str]]:
+def _resolved(
+    probe: Probe, subject: Subject, path: Path, weights: str, *, overwrite: bool
+) -> tuple[Probe, Subject, dict[str, str]]:
     """Probe and subject with the choices of autotuning: those that an earlier run stored, else made now.
 
     Returns:
@@ -164,7 +182,7 @@ def _resolved(probe: Probe, subject: Subject, path: Path, *, overwrite: bool) ->
     """
     if not isinstance(probe, Autotunes):
         return probe, subject, {}
-    undecided = digest(probe, subject)
+    undecided = digest(probe, subject, weights)
     merge_orphans(path, reduce_of=reduce_of)
     group = None if overwrite else groups.autotuned_group(path, probe.name, undecided)
     choices = json.loads(groups.attribute(path, group, "choices")) if group else probe.autotune(subject)

@@ -15,6 +15,7 @@ from landscape.probe import Listens, Probe, Unit, Values
 from landscape.results.run_key import Outcome
 from landscape.results.writer import Writer
 from landscape.run import Found, Report, as_stored, fill, measured, run_key
+from landscape.subject.identity import weights_sha256
 from landscape.subject.subject import Subject
 
 
@@ -73,19 +74,21 @@ def run_together(
     Half-finished answers resume with the batch size that they began with, if need be in a pass of their own. The report
     counts passes.
     """
+    weights = weights_sha256(subject)
     subjects: dict[int, tuple[Subject, list[ListeningProbe]]] = {}
     for probe in probes:
-        own = subject if overwrite else as_stored(probe, subject, path)
+        own = subject if overwrite else as_stored(probe, subject, path, weights)
         subjects.setdefault(own.batch_size, (own, []))[1].append(probe)
     outcomes: dict[str, Outcome] = {}
     for own, several in subjects.values():
-        outcomes |= _run(several, own, path, label or subject.label, executor, workers, overwrite, report)
+        outcomes |= _run(several, own, weights, path, label or subject.label, executor, workers, overwrite, report)
     return [outcomes[probe.name] for probe in probes]
 
 
 def _run(
     probes: Sequence[ListeningProbe],
     subject: Subject,
+    weights: str,
     path: Path,
     label: str,
     executor: Executor | None,
@@ -104,6 +107,6 @@ def _run(
             with contextlib.closing(measured(_OnePass(several), subject, wanted, executor, workers)) as finished:
                 yield from finished
 
-    keys = [run_key(probe, subject, label) for probe in probes]
+    keys = [run_key(probe, subject, label, weights=weights) for probe in probes]
     outcomes = fill(path, keys, results, overwrite=overwrite, report=report)
     return {probe.name: outcome for probe, outcome in zip(probes, outcomes, strict=True)}

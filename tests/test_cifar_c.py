@@ -12,6 +12,7 @@ import torch
 from landscape.checkpoints.user_code import spec_sha256
 from landscape.data import load
 from landscape.options import OptionError
+from landscape.subject.identity import identity
 from landscape.subject.loading import load as loaded
 
 CLEAN = np.random.default_rng(0).integers(256, size=(20, 3072), dtype=np.uint8)
@@ -46,14 +47,14 @@ def test_a_severity_is_the_clean_test_split_corrupted_image_by_image(root: Path)
 
 
 def test_a_subject_on_it_has_a_digest_of_what_it_sees(root: Path) -> None:
-    def identity(name: str) -> object:
+    def data(name: str) -> object:
         subject = loaded(model="resnet_demo", data=name, data_root=root, samples=4, device="cpu")
-        return subject.identity(())["data"]
+        return identity(subject, ())["data"]
 
     assert spec_sha256("cifar10-c:fog:3") is None
-    assert identity("cifar10-c:fog:3") == identity("cifar10-c:fog:3")
-    assert identity("cifar10-c:fog:2") == identity("cifar10-c:gaussian_noise:1")  # the same images
-    assert identity("cifar10-c:fog:3") != identity("cifar10-c:fog:4")
+    assert data("cifar10-c:fog:3") == data("cifar10-c:fog:3")
+    assert data("cifar10-c:fog:2") == data("cifar10-c:gaussian_noise:1")  # the same images
+    assert data("cifar10-c:fog:3") != data("cifar10-c:fog:4")
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,10 @@ from landscape.options import OptionError
 from landscape.probes.hessian import Hessian
 from landscape.subject import loading
 from landscape.subject.evaluation import evaluated
+from landscape.subject.identity import attributes, protocol
+from landscape.subject.outputs import outputs_of
 from landscape.subject.spec import Spec
-from landscape.subject.subject import Subject, outputs_of
+from landscape.subject.subject import Subject
 
 VOCABULARY, CONTEXT = 11, 6
 KINDS: dict[str, dict[str, Any]] = {
@@ -108,8 +110,8 @@ def test_a_file_of_something_else_is_refused(
 def test_blocks_are_as_long_as_the_context_unless_asked_otherwise(folder: Path, tokens: Path) -> None:
     subject = _loaded(folder, tokens)
     assert subject.batch(0)[0].shape == (8, CONTEXT)
-    assert json.loads(str(subject.attributes()["spec"]))["block_size"] == CONTEXT
-    assert "8 sequences of 6 tokens" in subject.protocol
+    assert json.loads(str(attributes(subject)["spec"]))["block_size"] == CONTEXT
+    assert "8 sequences of 6 tokens" in protocol(subject)
     assert _loaded(folder, tokens, block_size=3).batch(0)[0].shape == (17, 3)
 
 

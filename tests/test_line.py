@@ -17,7 +17,8 @@ from landscape.options import OptionError
 from landscape.probes.line import Line
 from landscape.probes.surface import Surface
 from landscape.subject import batchnorm
-from landscape.subject.subject import Subject, per_sample
+from landscape.subject.outputs import per_sample
+from landscape.subject.subject import Subject
 from landscape.weight_space.directions import POSITIONS, random_direction
 from landscape.weight_space.lines import Along, sections_of
 from landscape.weight_space.planes import reach

@@ -21,9 +21,11 @@ from landscape.probe import Quantity
 from landscape.probes.hessian import Hessian
 from landscape.run import digest
 from landscape.subject.evaluation import evaluated
+from landscape.subject.identity import identity, protocol
 from landscape.subject.losses import CLASSIFICATION, MEANINGS, NAMES, losses_of
+from landscape.subject.outputs import logits_in
 from landscape.subject.sanity_check import prove
-from landscape.subject.subject import Subject, logits_in
+from landscape.subject.subject import Subject
 
 REGRESSION = """
 import torch
@@ -95,7 +97,7 @@ def test_a_loss_of_ones_own_enters_the_objective_the_protocol_and_the_question(f
     inputs, targets = huber.batch(0)
     expected = nn.functional.huber_loss(huber.model(inputs), targets)
     assert huber.objective(0).item() == pytest.approx(expected.item(), rel=1e-6)
-    assert "loss mine.py:huber" in huber.protocol
+    assert "loss mine.py:huber" in protocol(huber)
     before = digest(Hessian(), huber)
     assert before != digest(Hessian(), mse)
     moved = file.with_name("elsewhere.py")
@@ -162,7 +164,7 @@ def test_classification_keeps_its_units_and_its_question() -> None:
     plain, named = Subject(model, batches), Subject(model, batches, losses=losses_of("cross-entropy"))
     assert plain.meaning.units == "nats"
     assert plain.meaning.of_accuracy("accuracy") == Quantity("accuracy")
-    assert "accuracy" not in plain.identity(())
+    assert "accuracy" not in identity(plain, ())
     assert digest(Hessian(), plain) == digest(Hessian(), named)
 
 
@@ -203,7 +205,7 @@ def test_functions_made_in_python_are_told_apart() -> None:
     model = nn.Linear(3, 2)
     plain, other = Subject(model, batches), Subject(model, batches, losses=halved)
     assert digest(Hessian(), plain) != digest(Hessian(), other)
-    assert "loss" not in plain.identity(())  # as it was before there were others
+    assert "loss" not in identity(plain, ())  # as it was before there were others
 
 
 def test_there_is_no_accuracy_where_targets_are_no_classes(file: Path) -> None:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from landscape.options import OptionError
 from landscape.probe import derived_seed
 from landscape.probes.noise import Noise
-from landscape.subject.subject import Subject, per_sample
+from landscape.subject.outputs import intact, per_sample
+from landscape.subject.subject import Subject
 
 
 class Kept(nn.Module):
@@ -158,8 +159,9 @@ def test_the_model_is_as_it_was_also_after_an_exception() -> None:
     subject = convolution_net()
     kept, probe = state(subject.model), Noise(bands="0.9")
     answer(probe, subject)
-    broken = replace(subject, losses=partial(_refuse, message="no loss"))
-    broken.intact = subject.intact
+    broken = replace(subject)
+    intact(broken)  # works; what follows fails
+    broken.losses = partial(_refuse, message="no loss")
     with pytest.raises(ArithmeticError):
         answer(probe, broken)
     assert same_state(subject.model, kept)

@@ -18,8 +18,9 @@ from landscape.data.sampling import shuffled
 from landscape.layers import logistic
 from landscape.layers.linear_classifier import chosen
 from landscape.options import OptionError
-from landscape.probes.probe_linear import ProbeLinear
+from landscape.probes.probe_linear import ProbeLinear, pooled_features, training_samples
 from landscape.run import digest
+from landscape.subject.outputs import intact
 from landscape.subject.spec import Spec, Split
 from landscape.subject.subject import Subject
 
@@ -66,7 +67,7 @@ def test_a_layer_that_holds_the_classes_gives_them_and_one_that_does_not_is_at_c
     assert found["accuracy"][1:].tolist() == [1.0, 1.0]
     assert found["accuracy_se"][1:].tolist() == [0.0, 0.0]
     assert found["features"].tolist() == [2, 2, 2]
-    assert found["facts"]["intact_accuracy"] == subject.intact[1].mean()
+    assert found["facts"]["intact_accuracy"] == intact(subject)[1].mean()
 
 
 def test_numbers_are_those_of_a_probe_written_out() -> None:
@@ -140,7 +141,7 @@ def test_tokens_are_averaged_without_their_prefix_or_are_the_class_token() -> No
     tokens = kept[0]
     for pool, expected in (("mean", tokens[:, 1:].mean(1)), ("cls", tokens[:, 0])):
         probe = ProbeLinear(pool=pool)  # type: ignore[arg-type]
-        features, _ = probe._features(subject)
+        features, _ = pooled_features(subject, (), probe.pool)
         torch.testing.assert_close(features[-1], expected)
 
 
@@ -152,7 +153,7 @@ def test_one_set_of_samples_for_both_splits_is_fitted_on_what_is_not_scored() ->
 
     subject = Subject(Stages().double().eval(), Batches(part("test", 60), 16), part=part)
     for samples, rows in (("all", 30), ("20", 20)):
-        train = ProbeLinear(train_samples=samples)._train(subject)
+        train = training_samples(subject, samples)
         assert train.images is not None
         assert torch.equal(train.images.inputs, images.inputs[60 : 60 + rows])
     whole = Subject(Stages().double().eval(), Batches(part("test", 85), 16), part=part)
@@ -179,7 +180,7 @@ def test_the_model_is_as_it_was_also_after_an_exception() -> None:
         answer(ProbeLinear(layers=("maps",), pool="cls"), subject)
     other = replace(subject, batches=[(torch.zeros(2, 3, 6, 6, dtype=torch.float64), torch.tensor([0, 1]))])
     with pytest.raises(RuntimeError):  # the head, after the layers have been heard
-        PROBE._pooled(other)
+        pooled_features(other, PROBE.layers, PROBE.pool)
     assert same_state(subject.model, kept)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in subject.model.modules())
 

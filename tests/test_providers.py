@@ -26,6 +26,7 @@ from landscape.options import OptionError
 from landscape.probes.hessian import Hessian
 from landscape.run import digest
 from landscape.subject import loading
+from landscape.subject.identity import attributes
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
 
@@ -159,12 +160,12 @@ def test_preprocessing_is_overridden_by_options_stored_and_part_of_the_question(
     with caplog.at_level("INFO", logger="landscape"):
         plain = loaded()
     assert "images as timm:resnet18 has them: 32 px, crop 0.95, bicubic, mean 0.485 0.456 0.406" in caplog.text
-    stored = json.loads(str(plain.attributes()["spec"]))
+    stored = json.loads(str(attributes(plain)["spec"]))
     assert (stored["crop"], stored["interpolation"], stored["std"]) == ("0.95", "bicubic", [0.229, 0.224, 0.225])
     questions = {digest(Hessian(), plain)}
     for options in ({"mean": (0.5,) * 3, "std": (0.5,) * 3}, {"interpolation": "bilinear"}, {"crop": "squash"}):
         other = loaded(**options)
-        found = Spec(**{**json.loads(str(other.attributes()["spec"])), "checkpoint": None})
+        found = Spec(**{**json.loads(str(attributes(other)["spec"])), "checkpoint": None})
         assert all(tuple(getattr(found, name)) == tuple(value) for name, value in options.items())
         questions.add(digest(Hessian(), other))
     assert len(questions) == 4
@@ -278,7 +279,7 @@ def test_a_folder_with_weights_is_the_network_that_wrote_it(
     with torch.inference_mode():
         expected = model(subject.batch(0)[0]).logits
     torch.testing.assert_close(subject.model(subject.batch(0)[0]).logits, expected, rtol=0, atol=0)
-    assert subject.attributes()["weights_taken"] == f"weights of {folder}"
+    assert attributes(subject)["weights_taken"] == f"weights of {folder}"
     assert subject.batch(0)[0].shape[-1] == 32
 
 
@@ -297,7 +298,7 @@ def test_a_folder_without_weights_is_seeded_and_takes_the_classes_of_the_data(
     )
     assert first.loss(0) == again.loss(0) != other.loss(0)
     assert first.model.config.num_labels == 2  # type: ignore[union-attr]
-    assert first.attributes()["weights_taken"] == "as built"
+    assert attributes(first)["weights_taken"] == "as built"
     deeper = landscape.load(
         None, model=f"hf:{folder}", model_arg={"num_hidden_layers": 2}, data=str(pictures), device="cpu"
     )

@@ -15,7 +15,8 @@ from landscape.curvature.lanczos import Spectrum
 from landscape.curvature.pyhessian_engine import power_iteration
 from landscape.options import OptionError
 from landscape.probes.hessian import Hessian
-from landscape.subject.subject import Subject, logits_in
+from landscape.subject.outputs import logits_in
+from landscape.subject.subject import Subject
 
 
 def _found(subject: Subject, k: int = 2, *, tol: float = 1e-9, shift: float = 0.0, pattern: str = "") -> Spectrum:

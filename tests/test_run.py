@@ -540,3 +540,15 @@ def test_weights_changed_in_place_are_measured_anew(name: str, tmp_path: Path) -
     again, fresh = (groups.read_group(tmp_path / file, answers[0]) for file in ("used.h5", "fresh.h5"))
     for key, values in fresh.items():
         np.testing.assert_array_equal(again[key], values)
+
+
+@pytest.mark.parametrize("name", ["hessian", "surface"])
+def test_the_weights_are_hashed_once_per_run(
+    name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[int] = []
+    hash_weights = checkpoint.weights_sha256
+    monkeypatch.setattr(checkpoint, "weights_sha256", lambda state: hashed.append(len(state)) or hash_weights(state))
+    measured = loaded(folder)
+    run(small(name), measured, tmp_path / "results.h5")
+    assert hashed == [len(measured.model.state_dict())]

@@ -18,6 +18,7 @@ from landscape import models
 from landscape.checkpoints import checkpoint
 from landscape.data import load as load_data
 from landscape.options import OptionError
+from landscape.subject.identity import identity
 from landscape.subject.loading import load, load_spec
 from landscape.subject.losses import cross_entropy
 from landscape.subject.sanity_check import prove
@@ -229,7 +230,7 @@ def test_a_bare_state_dict_goes_with_a_callable_in_a_file(tmp_path: Path) -> Non
     assert subject.label == "bare"
     assert subject.spec is not None
     again = load_spec(subject.spec)
-    assert again.identity(()) == subject.identity(())
+    assert identity(again, ()) == identity(subject, ())
     with pytest.raises(ValueError, match=r"1.weight is \(10, 768\) in the file and \(10, 700\) in the model"):
         load(tmp_path / "bare.pth", model_arg={"hidden": 700}, **options)
 
@@ -351,8 +352,8 @@ def test_a_spec_is_plain_and_rebatching_changes_the_batches_alone() -> None:
     again = subject.rebatched(5)
     assert [len(targets) for _, targets in again.batches] == [5, 5, 5, 5]
     assert again.spec == dataclasses.replace(subject.spec or Spec(), batch_size=5)
-    assert again.identity(()) == subject.identity(())
-    assert again.identity(("batch_size",)) != subject.identity(("batch_size",))
+    assert identity(again, ()) == identity(subject, ())
+    assert identity(again, ("batch_size",)) != identity(subject, ("batch_size",))
     assert subject.rebatched(8) is subject
 
 

@@ -31,8 +31,10 @@ from landscape.probe import Probe
 from landscape.probes.line import Line
 from landscape.probes.surface import Surface
 from landscape.results.surface_summary import height
+from landscape.subject.identity import identity
 from landscape.subject.losses import cross_entropy
-from landscape.subject.subject import Subject, per_sample
+from landscape.subject.outputs import per_sample
+from landscape.subject.subject import Subject
 from landscape.weight_space.coordinates import through_checkpoints, ticks
 from landscape.weight_space.directions import Normalize
 from landscape.weight_space.planes import plane_of
@@ -503,7 +505,7 @@ def test_batches_that_change_or_only_pass_by_are_refused() -> None:
             return torch.randn(5, 4, dtype=torch.float64), torch.zeros(5, dtype=torch.long)
 
     with pytest.raises(ValueError, match=r"batches \(Fresh\) gives others when it is read again"):
-        Subject(model, Fresh(batches_of((4,), (5,), 3))).identity(())
+        identity(Subject(model, Fresh(batches_of((4,), (5,), 3))), ())
 
 
 def test_batch_norm_is_frozen_unless_there_are_checkpoints_to_interpolate_between() -> None:

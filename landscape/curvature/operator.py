@@ -28,7 +28,9 @@ from landscape.curvature.micro_batches import Cut, Divided, Product
 from landscape.curvature.traced_hessian import JointProduct, TracedHessian, trace
 from landscape.curvature.vectors import length, random_unit
 from landscape.subject.checks import refuse_training
-from landscape.subject.subject import Subject, logits_in, outputs_of
+from landscape.subject.derived import once_per_weights
+from landscape.subject.outputs import logits_in, outputs_of
+from landscape.subject.subject import Subject
 
 Operator = Literal["hessian", "ggn", "fisher"]
 Hvp = Literal["auto", "kept", "traced", "traced-channels-last", "compiled", "together"]
@@ -171,16 +173,15 @@ def curvature(
         ValueError: the kind asked for does not work with this model, or it is being trained.
     """
     refuse_training(subject.model)
-    holds = kinks == "double" and subject.once("decidable kinks", lambda: _decidable(subject))
-    plain = Curvature(subject, parameters, "kept", operator, holds)
-    tensors = tuple(map(id, parameters.values()))  # a model whose weights were replaced is traced anew
+    holds = kinks == "double" and _decidable(subject)
     if operator == "hessian" and hvp == "auto" and batches >= WORTH_TRACING:
-        return subject.once(("curvature", tensors, "auto", holds, joint), lambda: _fastest(plain, batches, joint))
+        return _fastest(subject, parameters, holds, batches, joint)
     if operator != "hessian" or hvp in ("auto", "kept"):
-        return plain
-    return subject.once(("curvature", tensors, hvp, holds), lambda: _traced(plain, hvp))
+        return Curvature(subject, parameters, "kept", operator, holds)
+    return _traced(subject, parameters, holds, hvp)
 
 
+@once_per_weights
 def _decidable(subject: Subject) -> bool:
     """Whether the network has kinks in single precision, and is the same function in double."""
     if subject.dtype != torch.float32 or subject.device.type == "mps":
@@ -233,9 +234,10 @@ def over_all_samples(
     return product
 
 
-def _fastest(plain: Curvature, batches: int, joint: bool) -> Curvature:
+@once_per_weights
+def _fastest(subject: Subject, parameters: Mapping[str, Tensor], holds: bool, batches: int, joint: bool) -> Curvature:
     """The way that a trial shows to be the fastest; unless clearly slower, the one that usually is."""
-    subject = plain.subject
+    plain = Curvature(subject, parameters, "kept", holds=holds)
     kinds: list[Hvp] = ["traced-channels-last" if convolves(subject.model) else "traced"]
     if joint and subject.device.type != "cpu" and batches >= 2 * TOGETHER:
         kinds.insert(0, "together")
@@ -274,8 +276,9 @@ def _try(kind: Hvp, candidates: dict[str, Curvature], seconds: dict[str, float])
     candidates[kind] = made
 
 
-def _traced(plain: Curvature, kind: Hvp) -> Curvature:
-    subject = plain.subject
+@once_per_weights
+def _traced(subject: Subject, parameters: Mapping[str, Tensor], holds: bool, kind: Hvp) -> Curvature:
+    plain = Curvature(subject, parameters, "kept", holds=holds)
 
     def losses(returned: object, targets: Tensor) -> Tensor:
         return subject.losses(logits_in(returned), targets)

@@ -16,6 +16,7 @@ from landscape.layers.graph import Flow, record
 from landscape.layers.patterns import KINDS, Pattern, expanded, parsed
 from landscape.layers.residual_blocks import Kind, Layout, Tap, consumer_is_linear, layout_of, smaller
 from landscape.probe import Quantity
+from landscape.subject.derived import once_per_weights
 from landscape.subject.subject import Subject
 
 __all__ = ["Layer", "chosen", "discover", "labels", "layers_of", "remarks", "spatial_layers"]
@@ -73,9 +74,12 @@ def chosen(model: nn.Module, example: Tensor, patterns: Sequence[str]) -> list[L
 
 def layers_of(subject: Subject, patterns: Sequence[str] = ()) -> list[Layer]:
     """The layers of a subject, found once."""
-    return subject.once(
-        ("layers", tuple(patterns)), lambda: chosen(subject.model, subject.batch(0)[0], tuple(patterns))
-    )
+    return _layers_of(subject, tuple(patterns))
+
+
+@once_per_weights
+def _layers_of(subject: Subject, patterns: tuple[str, ...]) -> list[Layer]:
+    return chosen(subject.model, subject.batch(0)[0], patterns)
 
 
 def spatial_layers(subject: Subject, patterns: Sequence[str] = ()) -> list[Layer]:

@@ -26,6 +26,7 @@ from landscape.layers.selection import Layer, labels, spatial_layers
 from landscape.options import one_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.results.statistics import mean_and_standard_error_from_sums
+from landscape.subject.derived import once_per_weights
 from landscape.subject.subject import Subject
 
 
@@ -118,7 +119,7 @@ class Fourier(Probe):
         """What listens to mini-batch i."""
         found = spatial_layers(subject, self.layers)
         samples = len(subject.batches[i][1])
-        plan = subject.once(("plan", self), lambda: self.plan(subject))
+        plan = _plan(subject, self)
 
         def zeros(name: str) -> Tensor:
             shape = [len(plan.axis(dim)) for dim in plan.quantities[name].dims]
@@ -229,6 +230,11 @@ class Fourier(Probe):
             "high_frequency": np.where(last > 0, mean[rows, last], np.nan),
             "high_frequency_se": np.where(last > 0, error[rows, last], np.nan),
         }
+
+
+@once_per_weights
+def _plan(subject: Subject, probe: Fourier) -> Plan:
+    return probe.plan(subject)
 
 
 def _spectra(data: Mapping[str, np.ndarray]) -> np.ndarray:

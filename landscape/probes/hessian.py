@@ -17,7 +17,8 @@ from landscape.curvature.pyhessian_engine import power_iteration
 from landscape.curvature.spectrum import Found, Request, spectra, spectrum, start_of, summaries, values_of
 from landscape.options import OptionError, at_least, one_of, regular_expression, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
-from landscape.subject.subject import Subject, logits_in
+from landscape.subject.outputs import logits_in
+from landscape.subject.subject import Subject
 
 Scope = Literal["batch", "dataset"]
 Engine = Literal["lanczos", "pyhessian"]

@@ -12,15 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.layers.graph import record
+from landscape.layers.graph import Flow, record
 from landscape.layers.partial_forward import Kept, Prefix, advanced, prefix_of, resumed
 from landscape.layers.selection import labels, layers_of
-from landscape.layers.unit_removal import Group, pairs, removals, removed, singles, stages
+from landscape.layers.unit_removal import Group, Removal, pairs, removals, removed, singles, stages
 from landscape.options import OptionError, regular_expression
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
-from landscape.subject import batchnorm, sample_statistics
+from landscape.subject import batchnorm, outputs, sample_statistics
 from landscape.subject.batchnorm import recalibration
-from landscape.subject.subject import Subject, outputs_of
+from landscape.subject.derived import once_per_weights
+from landscape.subject.outputs import intact, outputs_of
+from landscape.subject.subject import Subject
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Lesion(Probe):
 
     def plan(self, subject: Subject) -> Plan:
         groups = self._groups(subject)
-        loss, right = subject.intact
+        loss, right = intact(subject)
         rules = np.array([group.rule for group in groups])
         return Plan(
             over={"batch": np.arange(len(subject.batches)), "unit": np.arange(len(groups))},
@@ -88,7 +90,7 @@ class Lesion(Probe):
             refresh = _statistics(subject, group, refreshed, known, i)
             without = removed(subject.model, *group.parts)
             with refresh, without, resumed(subject.model, kept), torch.inference_mode():
-                after = sample_statistics.evaluated(subject, inputs, targets)
+                after = outputs.loss_and_correctness(subject, inputs, targets)
             yield sample_statistics.change(subject, batch, after)
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
@@ -96,7 +98,7 @@ class Lesion(Probe):
         return sample_statistics.reduced(data, batches=0)
 
     def _groups(self, subject: Subject) -> list[Group]:
-        found = subject.once("removals", lambda: removals(subject.model, layers_of(subject)))
+        found = _removals(subject)
         if not found:
             raise ValueError(
                 "no unit of this network can be removed: it has no residual branch, and no convolution or linear layer "
@@ -112,22 +114,31 @@ class Lesion(Probe):
 
     def _prefix(self, subject: Subject, i: int) -> Prefix:
         """What need not run again before a unit; nothing where leaving it out changes a single bit."""
-        group = self._groups(subject)[i]
-        return subject.once(("prefix", group.parts), lambda: _proven(subject, group))
+        return _proven(subject, self._groups(subject)[i].parts)
 
 
-def _proven(subject: Subject, group: Group) -> Prefix:
+@once_per_weights
+def _removals(subject: Subject) -> list[Removal]:
+    return removals(subject.model, layers_of(subject))
+
+
+@once_per_weights
+def _flow(subject: Subject) -> Flow:
+    return record(subject.model, subject.batch(0)[0][:2])
+
+
+@once_per_weights
+def _proven(subject: Subject, removed_parts: tuple[Removal, ...]) -> Prefix:
     example = subject.batch(0)[0][:2]
-    flow = subject.once("flow", lambda: record(subject.model, example))
-    bypassed = [tap for part in group.parts for tap in part.bypassed]
-    prefix = prefix_of(flow, [*bypassed, *(tap for part in group.parts for tap in part.zeroed)], bypassed)
+    bypassed = [tap for part in removed_parts for tap in part.bypassed]
+    prefix = prefix_of(_flow(subject), [*bypassed, *(tap for part in removed_parts for tap in part.zeroed)], bypassed)
     with torch.inference_mode():
-        with removed(subject.model, *group.parts):
+        with removed(subject.model, *removed_parts):
             whole = outputs_of(subject.model, example)
         try:
             kept = advanced(subject.model, example, prefix, {})
             outputs_of(subject.model, example.flip(-1))  # whoever hides something in a module shall not find it there
-            with removed(subject.model, *group.parts), resumed(subject.model, kept):
+            with removed(subject.model, *removed_parts), resumed(subject.model, kept):
                 short = outputs_of(subject.model, example)
         except Exception:  # whatever a foreign model does there, the long way remains
             return Prefix()

@@ -17,7 +17,9 @@ from landscape.results.statistics import mean_and_standard_error
 from landscape.subject import batchnorm
 from landscape.subject.batchnorm import INTERPOLATING, recalibration
 from landscape.subject.checks import refuse_unsteady
-from landscape.subject.subject import Subject, per_sample
+from landscape.subject.derived import once_per_weights
+from landscape.subject.outputs import per_sample
+from landscape.subject.subject import Subject
 from landscape.weight_space.coordinates import ticks
 from landscape.weight_space.directions import POSITIONS, Normalize
 from landscape.weight_space.lines import Along, Section, sections_of
@@ -169,12 +171,8 @@ class Line(Probe):
         return pair and self.bn in INTERPOLATING
 
     def _sections(self, subject: Subject) -> list[Section]:
-        key = ("sections", self.along, self.normalize, self.ignore, self.seed, self.directions)
-        return subject.once(
-            key,
-            lambda: sections_of(
-                subject, self.along, normalize=self.normalize, ignore=self.ignore, seed=self.seed, count=self.directions
-            ),
+        return _sections(
+            subject, self.along, normalize=self.normalize, ignore=self.ignore, seed=self.seed, count=self.directions
         )
 
     def _range(self, found: Sequence[Section]) -> tuple[float, float]:
@@ -196,7 +194,7 @@ class Line(Probe):
         """Samples at both ends of a line between checkpoints; of another line, none."""
         if section.kind != "checkpoints":
             return {}
-        found: dict[float, Samples] = subject.once(("ends", section.identity, self.bn), dict)
+        found: dict[float, Samples] = _end_samples(subject, section, self.bn)
         for t in (0.0, 1.0):
             if t not in found:
                 along.place(t)
@@ -210,15 +208,9 @@ class Line(Probe):
 
     def _other_ends(self, subject: Subject, found: Sequence[Section]) -> dict[str, tuple[Quantity, np.ndarray]]:
         """The other checkpoints' own losses, and by how much the line's differ from them."""
-
-        def loss(section: Section, interpolate: bool, recalibrate: int) -> float:
-            with Along(subject, section, interpolate=interpolate, recalibrate=recalibrate) as along:
-                along.place(1.0)
-                return per_sample(subject)[0].mean().item()
-
         how = self._interpolates(found), self._recalibrate
-        own = subject.once(("own ends", self.along), lambda: np.array([loss(s, True, 0) for s in found]))
-        here = subject.once(("ends here", self.along, *how), lambda: np.array([loss(s, *how) for s in found]))
+        own = np.array([_end_loss(subject, section, True, 0) for section in found])
+        here = np.array([_end_loss(subject, section, *how) for section in found])
         if how != (True, 0):
             for section, itself, there in zip(found, own, here, strict=True):
                 said = f"{section.name.removeprefix('towards ')} has the loss {there:.4g} here, {itself:.4g} by itself"
@@ -244,6 +236,22 @@ class Line(Probe):
                     difference = sign * (now - (1 - t) * start - t * end)
                 values[name], values[f"{name}_se"] = mean_and_standard_error(difference)
         return values
+
+
+_sections = once_per_weights(sections_of)
+
+
+@once_per_weights
+def _end_loss(subject: Subject, section: Section, interpolate: bool, recalibrate: int) -> float:
+    with Along(subject, section, interpolate=interpolate, recalibrate=recalibrate) as along:
+        along.place(1.0)
+        return per_sample(subject)[0].mean().item()
+
+
+@once_per_weights
+def _end_samples(subject: Subject, section: Section, bn: str) -> dict[float, Samples]:
+    """Samples at both ends of a line, which the first use of the line fills in."""
+    return {}
 
 
 def _samples(subject: Subject) -> Samples:

@@ -13,7 +13,8 @@ from torch import Tensor
 from landscape.layers.fourier import passed, ring, signs
 from landscape.options import parse_numbers, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed
-from landscape.subject import sample_statistics
+from landscape.subject import outputs, sample_statistics
+from landscape.subject.outputs import intact
 from landscape.subject.subject import Subject
 
 FIRST, LAST = 0.0, 1.0  # zero frequency and the highest, in units of pi
@@ -64,7 +65,7 @@ class Noise(Probe):
 
     def plan(self, subject: Subject) -> Plan:
         masks = self._masks(subject)
-        loss, right = subject.intact
+        loss, right = intact(subject)
         centres = np.array(parse_numbers("bands", self.bands))
         held = masks.sum(axis=(1, 2))
         return Plan(
@@ -110,7 +111,7 @@ class Noise(Probe):
                 own = torch.linalg.vector_norm(noise, dim=(1, 2, 3), keepdim=True)
                 noise = noise * (norm / own.clamp_min(torch.finfo(noise.dtype).tiny))
             with torch.inference_mode():
-                after = sample_statistics.evaluated(subject, inputs + noise, targets)
+                after = outputs.loss_and_correctness(subject, inputs + noise, targets)
             square = noise.double().square().mean(dim=(1, 2, 3)).sum().item()
             yield {**sample_statistics.change(subject, batch, after), "noise_square_sum": square}
 

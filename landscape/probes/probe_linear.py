@@ -18,6 +18,8 @@ from landscape.layers.linear_classifier import chosen
 from landscape.layers.selection import Layer, labels, layers_of
 from landscape.options import OptionError, at_least, one_of, parse_count
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.subject.derived import once_per_weights
+from landscape.subject.outputs import intact
 from landscape.subject.standard_error import mean_and_standard_error
 from landscape.subject.subject import Subject
 
@@ -55,7 +57,7 @@ class ProbeLinear(Probe):
 
     def identity(self, subject: Subject) -> dict[str, Any]:
         """The parameters, with the content of what is fitted on instead of its number."""
-        images = self._train(subject).images
+        images = training_samples(subject, self.train_samples).images
         assert images is not None
         asked = {**asdict(self), "train_samples": images.sha256()}
         if self.solver == "ridge":  # the question that it was before there was a choice
@@ -68,11 +70,11 @@ class ProbeLinear(Probe):
                 "--split train would score what is fitted on; drop it: probe-linear scores the test split"
             )
         _shares(subject.batches[0][1])
-        found, train = layers_of(subject, self.layers), self._train(subject)
+        found, train = layers_of(subject, self.layers), training_samples(subject, self.train_samples)
         without = [layer.name for layer in found if layer.layout != "tokens" or not layer.prefix]
         if self.pool == "cls" and without:
             raise ValueError(f"--pool cls needs a class token, {without[0]} has none; ask for --pool mean")
-        _, right = subject.intact
+        _, right = intact(subject)
         searched = {}
         if self.solver == "lbfgs":
             searched = {
@@ -100,8 +102,9 @@ class ProbeLinear(Probe):
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
         (i,) = unit.index
-        train = self._train(subject)
-        (features, targets), (others, wanted) = (self._features(part) for part in (train, subject))
+        train = training_samples(subject, self.train_samples)
+        features, targets = pooled_features(train, self.layers, self.pool)
+        others, wanted = pooled_features(subject, self.layers, self.pool)
         classes = max(targets.shape[1], wanted.shape[1])
         targets, wanted = (F.pad(shares, (0, classes - shares.shape[1])) for shares in (targets, wanted))
         held_out = torch.zeros(len(targets), dtype=torch.bool)
@@ -131,30 +134,24 @@ class ProbeLinear(Probe):
             **more,
         }
 
-    def _train(self, subject: Subject) -> Subject:
-        return subject.once(("train", self.train_samples), lambda: _apart(subject, self.train_samples))
 
-    def _features(self, subject: Subject) -> tuple[list[Tensor], Tensor]:
-        """Features of every layer, (N, features) on the CPU, and the share of every class, (N, classes) float64."""
-        return subject.once(("pooled", self.layers, self.pool), lambda: self._pooled(subject))
-
-    @torch.inference_mode()
-    def _pooled(self, subject: Subject) -> tuple[list[Tensor], Tensor]:
-        found = layers_of(subject, self.layers)
-        rows: list[Tensor] = []
-        targets: list[Tensor] = []
-        parts: dict[int, Tensor] = {}
-        for i in range(len(subject.batches)):
-            inputs, wanted = subject.batch(i)
-            with listening(
-                subject.model, found, lambda at, tensor: parts.update({at: pooled(found[at], tensor, self.pool)})
-            ):
-                subject.model(inputs)
-            rows.append(torch.cat([parts[at] for at in range(len(found))], dim=1).cpu())  # one transfer per mini-batch
-            targets.append(wanted.cpu())
-        shares = _shares(torch.cat(targets))
-        widths = [parts[at].shape[1] for at in range(len(found))]
-        return list(torch.split(torch.cat(rows), widths, dim=1)), shares
+@once_per_weights
+@torch.inference_mode()
+def pooled_features(subject: Subject, layers: tuple[str, ...], pool: str) -> tuple[list[Tensor], Tensor]:
+    """Features of every layer, (N, features) on the CPU, and the share of every class, (N, classes) float64."""
+    found = layers_of(subject, layers)
+    rows: list[Tensor] = []
+    targets: list[Tensor] = []
+    parts: dict[int, Tensor] = {}
+    for i in range(len(subject.batches)):
+        inputs, wanted = subject.batch(i)
+        with listening(subject.model, found, lambda at, tensor: parts.update({at: pooled(found[at], tensor, pool)})):
+            subject.model(inputs)
+        rows.append(torch.cat([parts[at] for at in range(len(found))], dim=1).cpu())  # one transfer per mini-batch
+        targets.append(wanted.cpu())
+    shares = _shares(torch.cat(targets))
+    widths = [parts[at].shape[1] for at in range(len(found))]
+    return list(torch.split(torch.cat(rows), widths, dim=1)), shares
 
 
 def pooled(layer: Layer, tensor: Tensor, pool: str) -> Tensor:
@@ -167,7 +164,8 @@ def pooled(layer: Layer, tensor: Tensor, pool: str) -> Tensor:
     return tensor.flatten(1, -2).mean(dim=1) if tensor.ndim > 2 else tensor
 
 
-def _apart(subject: Subject, samples: str) -> Subject:
+@once_per_weights
+def training_samples(subject: Subject, samples: str) -> Subject:
     """The samples to fit on, none of which is scored."""
     train = subject.other("train", samples)
     fit, scored = train.images, subject.images

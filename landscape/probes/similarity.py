@@ -18,6 +18,8 @@ from landscape.layers.patterns import expanded
 from landscape.layers.selection import Layer, labels, layers_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.subject import loading
+from landscape.subject.derived import once_per_weights
+from landscape.subject.identity import attributes
 from landscape.subject.subject import Subject
 
 
@@ -74,7 +76,7 @@ class Similarity(Probe):
                 "layer": Quantity("layer"),
                 "other": Quantity("layer of the other network" if other is not subject else "layer"),
             },
-            facts={"against": other.label, "against_model": other.attributes()["model"]} if self.against else {},
+            facts={"against": other.label, "against_model": attributes(other)["model"]} if self.against else {},
         )
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
@@ -119,11 +121,12 @@ class Similarity(Probe):
         """The network on the other side, on the same mini-batches; the subject itself unless another is named."""
         if not self.against:
             return subject
-        path = Path(self.against)
-        return subject.once(
-            ("against", self.against),
-            lambda: loading.beside(subject, snapshots.last(path) if path.is_dir() else path),
-        )
+        return _beside(subject, Path(self.against))
+
+
+@once_per_weights
+def _beside(subject: Subject, path: Path) -> Subject:
+    return loading.beside(subject, snapshots.last(path) if path.is_dir() else path)
 
 
 class _Kernels:

@@ -26,6 +26,7 @@ from landscape.results import surface_summary as summaries
 from landscape.subject import batchnorm
 from landscape.subject.batchnorm import recalibration
 from landscape.subject.checks import refuse_unsteady
+from landscape.subject.derived import once_per_weights
 from landscape.subject.losses import CLASSIFICATION, Meaning
 from landscape.subject.subject import Subject
 from landscape.weight_space import adaptive_sampling
@@ -147,12 +148,7 @@ class Surface(Probe):
         """
         if not (self.tune or self.budget):
             return {}
-        return subject.once(
-            ("trial", replace(self, seed=0)),
-            lambda: budgets.chosen(
-                subject, self.manner, grid=self._grid, work=self._work(subject), tune=self.tune, budget=self.budget
-            ),
-        )
+        return _choices(subject, replace(self, seed=0))
 
     def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Surface, Subject]:
         """The question, and the subject, with the choices of a trial: those that could have been given outright."""
@@ -330,13 +326,9 @@ class Surface(Probe):
         return found
 
     def _plane(self, subject: Subject) -> Plane:
-        key = ("plane", self.plane, self.normalize, self.ignore, self.seed, self.orthogonal)
-        return subject.once(
-            key,
-            lambda: plane_of(
-                subject, self.plane, normalize=self.normalize, ignore=self.ignore, seed=self.seed,
-                orthogonal=self.orthogonal,
-            ),
+        return _plane(
+            subject, self.plane, normalize=self.normalize, ignore=self.ignore, seed=self.seed,
+            orthogonal=self.orthogonal,
         )  # fmt: skip
 
     def _range(self, plane: Plane) -> tuple[Span, Span]:
@@ -363,14 +355,8 @@ class Surface(Probe):
 
     def _corners(self, subject: Subject, plane: Plane) -> dict[str, tuple[Quantity, np.ndarray]]:
         """The checkpoints' own losses, and by how much the plane's differ from them."""
-
-        def losses(recalibrate: int, interpolate: bool) -> np.ndarray:
-            with Evaluator(subject, plane, recalibrate, interpolate=interpolate) as evaluator:
-                return np.array([evaluator.at(x, y)["loss"] for x, y in plane.path.T.tolist()])
-
-        how = self._recalibrate, self._interpolates(plane)
-        own = subject.once(("corners", self.plane, 0, True), lambda: losses(0, True))
-        here = subject.once(("corners", self.plane, *how), lambda: losses(*how))
+        own = _corner_losses(subject, plane, 0, True)
+        here = _corner_losses(subject, plane, self._recalibrate, self._interpolates(plane))
         said = ", ".join(
             f"{name or subject.label} {there:.4g} (its own {itself:.4g})"
             for name, there, itself in zip(plane.path_names, here, own, strict=True)
@@ -382,6 +368,23 @@ class Surface(Probe):
             "path_loss": (Quantity("loss of the checkpoint itself", units, per_snapshot), own),
             "path_excess": (Quantity("loss on the plane minus the checkpoint's own", units, per_snapshot), here - own),
         }
+
+
+_plane = once_per_weights(plane_of)
+
+
+@once_per_weights
+def _choices(subject: Subject, surface: Surface) -> dict[str, Any]:
+    return budgets.chosen(
+        subject, surface.manner, grid=surface._grid, work=surface._work(subject), tune=surface.tune,
+        budget=surface.budget,
+    )  # fmt: skip
+
+
+@once_per_weights
+def _corner_losses(subject: Subject, plane: Plane, recalibrate: int, interpolate: bool) -> np.ndarray:
+    with Evaluator(subject, plane, recalibrate, interpolate=interpolate) as evaluator:
+        return np.array([evaluator.at(x, y)["loss"] for x, y in plane.path.T.tolist()])
 
 
 def control(index: tuple[int, ...], shape: tuple[int, int]) -> bool:

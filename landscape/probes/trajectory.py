@@ -19,7 +19,9 @@ from landscape.results.statistics import mean_and_standard_error
 from landscape.subject import batchnorm
 from landscape.subject.batchnorm import recalibration
 from landscape.subject.checks import refuse_unsteady
-from landscape.subject.subject import Subject, per_sample
+from landscape.subject.derived import once_per_weights
+from landscape.subject.outputs import per_sample
+from landscape.subject.subject import Subject
 from landscape.weight_space import weight_differences
 from landscape.weight_space.principal_axes import Principal, principal
 
@@ -139,16 +141,7 @@ class Trajectory(Probe):
         return summaries
 
     def _geometry(self, subject: Subject) -> tuple[np.ndarray, Principal, list[dict[str, Tensor]]]:
-        """Inner products, principal axes and their directions, seen from the final weights, which the model holds."""
-
-        def seen() -> tuple[np.ndarray, Principal, list[dict[str, Tensor]]]:
-            found = self._snapshots(subject)
-            final = {name: p.detach() for name, p in subject.parameters.items()}
-            gram = weight_differences.gram(found, final)
-            axes = principal(gram)
-            return gram, axes, weight_differences.combined(found, final, axes.coefficients)
-
-        return subject.once(("geometry", self.run), seen)
+        return _geometry(subject, self._run(subject))
 
     def _project(self, subject: Subject, t: int) -> None:
         """Move the model from the final weights to where the principal plane shows snapshot t."""
@@ -160,8 +153,25 @@ class Trajectory(Probe):
         if recalibration(self.bn):
             batchnorm.refresh(subject, recalibration(self.bn))
 
-    def _snapshots(self, subject: Subject) -> list[Snapshot]:
+    def _run(self, subject: Subject) -> Path:
         if not self.run and subject.checkpoint is None:
             raise ValueError("a trajectory needs the folder of a run's snapshots; give RUN_DIR")
-        run = Path(self.run) if self.run else subject.checkpoint.path.parent  # type: ignore[union-attr]
-        return subject.once(("snapshots", run), lambda: snapshots.of_run(run))
+        return Path(self.run) if self.run else subject.checkpoint.path.parent  # type: ignore[union-attr]
+
+    def _snapshots(self, subject: Subject) -> list[Snapshot]:
+        return _snapshots(subject, self._run(subject))
+
+
+@once_per_weights
+def _snapshots(subject: Subject, run: Path) -> list[Snapshot]:
+    return snapshots.of_run(run)
+
+
+@once_per_weights
+def _geometry(subject: Subject, run: Path) -> tuple[np.ndarray, Principal, list[dict[str, Tensor]]]:
+    """Inner products, principal axes and their directions, seen from the final weights, which the model holds."""
+    found = _snapshots(subject, run)
+    final = {name: p.detach() for name, p in subject.parameters.items()}
+    gram = weight_differences.gram(found, final)
+    axes = principal(gram)
+    return gram, axes, weight_differences.combined(found, final, axes.coefficients)

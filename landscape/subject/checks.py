@@ -6,7 +6,9 @@ import torch
 from torch import nn
 
 from landscape.checkpoints import user_code
-from landscape.subject.subject import Subject, outputs_of
+from landscape.subject.derived import once_per_weights
+from landscape.subject.outputs import outputs_of
+from landscape.subject.subject import Subject
 
 
 def refuse_unsteady(subject: Subject) -> None:
@@ -16,13 +18,14 @@ def refuse_unsteady(subject: Subject) -> None:
         ValueError: naming what was found and what to do.
     """
     refuse_training(subject.model)
-    if subject.once("draws", lambda: _draws(subject)):
+    if _draws(subject):
         raise ValueError(
             f"the model ({type(subject.model).__name__}) draws random numbers in evaluation mode, expected the same "
             "loss at every pass; switch its dropout off (of our models: --model-arg mc_dropout=0)"
         )
 
 
+@once_per_weights
 def _draws(subject: Subject) -> bool:
     """Whether a pass leaves the generators changed and the outputs depend on them."""
     inputs = subject.batch(0)[0][:2]

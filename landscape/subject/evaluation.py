@@ -17,8 +17,9 @@ from torch.nn import functional as F
 from landscape.options import OptionError, at_least
 from landscape.probe import Plan, Quantity, Unit, Values, derived_seed
 from landscape.subject.losses import cross_entropy
+from landscape.subject.outputs import intact, outputs_of
 from landscape.subject.standard_error import mean_and_standard_error
-from landscape.subject.subject import Subject, outputs_of
+from landscape.subject.subject import Subject
 
 CALIBRATION_BINS = 10
 STORED = {
@@ -138,7 +139,7 @@ def evaluated(subject: Subject, *, passes: int = 1) -> dict[str, float]:
         return asdict(evaluate(subject.model, batches, passes=passes, seed=subject.seed))
     if passes != 1:
         raise OptionError(f"--passes {passes} averages the probabilities of a classifier; leave it out here")
-    loss, right = subject.intact
+    loss, right = intact(subject)
     found: dict[str, float] = {"samples": len(loss)}
     found["loss"], found["loss_se"] = mean_and_standard_error(loss)
     if not right.isnan().any():

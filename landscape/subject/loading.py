@@ -27,8 +27,9 @@ from landscape.options import OptionError
 from landscape.subject.device import device as device_of
 from landscape.subject.losses import cross_entropy, losses_of
 from landscape.subject.model_building import build, named, no_code
+from landscape.subject.outputs import logits_in
 from landscape.subject.spec import Spec, Split
-from landscape.subject.subject import Subject, logits_in
+from landscape.subject.subject import Subject
 
 MOST_PIXELS = 8192  # side of an image that a checkpoint may ask for
 LONGEST = 1024  # tokens of a sequence, unless --block-size asks for more

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from landscape.probe import Quantity, Values
 from landscape.results.statistics import mean_and_standard_error_from_sums
 from landscape.subject.losses import CLASSIFICATION, Meaning
-from landscape.subject.subject import Subject, outputs_of
+from landscape.subject.outputs import intact
+from landscape.subject.subject import Subject
 
 
 def quantities(meaning: Meaning = CLASSIFICATION) -> dict[str, Quantity]:
@@ -45,7 +45,7 @@ def change(subject: Subject, batch: int, after: Tensor) -> Values:
     """
     start = first_row(subject, batch)
     loss, right = after.cpu()
-    before_loss, before_right = (values[start : start + len(loss)] for values in subject.intact)
+    before_loss, before_right = (values[start : start + len(loss)] for values in intact(subject))
     found: dict[str, float] = {"samples": len(loss)}
     for name, difference in (("accuracy_drop", before_right - right), ("loss_increase", loss - before_loss)):
         found[f"{name}_sum"] = difference.sum().item()
@@ -58,12 +58,6 @@ def first_row(subject: Subject, batch: int) -> int:
     if subject.images is not None:
         return batch * subject.batch_size
     return sum(len(subject.batches[i][1]) for i in range(batch))
-
-
-def evaluated(subject: Subject, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Loss and correctness of every sample of a mini-batch, (2, n) float64, on the device."""
-    outputs = outputs_of(subject.model, inputs)
-    return torch.stack([subject.losses(outputs, targets).double(), subject.right(outputs, targets).double()])
 
 
 def reduced(data: Mapping[str, np.ndarray], batches: int) -> Values:

@@ -10,7 +10,8 @@ import torch
 from scipy.special import bdtrc
 from torch import Tensor
 
-from landscape.subject.subject import Subject, outputs_of
+from landscape.subject.outputs import outputs_of
+from landscape.subject.subject import Subject
 
 LEVEL = 0.01  # of the test against guessing
 INPUTS = 256 * 3 * 64 * 64  # numbers that pass through the model

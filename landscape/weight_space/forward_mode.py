@@ -11,7 +11,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from landscape.subject.subject import Subject, logits_in
+from landscape.subject.derived import once_per_weights
+from landscape.subject.outputs import logits_in
+from landscape.subject.subject import Subject
 
 Precision = Literal["fp32", "bf16"]
 MemoryFormat = Literal["contiguous", "channels_last"]
@@ -36,6 +38,17 @@ class Manner:
     compile: bool = False
 
 
+@once_per_weights
+def _compiled(subject: Subject) -> Callable[[Tensor], Any]:
+    return torch.compile(subject.model)
+
+
+@once_per_weights
+def _prepared(subject: Subject, memory_format: MemoryFormat) -> list[tuple[Tensor, Tensor]]:
+    """The prepared mini-batches, which `Forward` appends in order."""
+    return []
+
+
 class Forward:
     """The model on mini-batch i in some manner, `forward(i) -> (outputs, targets)`, mini-batches kept prepared.
 
@@ -48,8 +61,8 @@ class Forward:
         self._subject, self._manner = subject, manner
         self._model: Callable[[Tensor], Any] = subject.model
         if manner.compile:
-            self._model = subject.once("compiled", lambda: torch.compile(subject.model))
-        self._kept: list[tuple[Tensor, Tensor]] = subject.once(("prepared", manner.memory_format), list)
+            self._model = _compiled(subject)
+        self._kept: list[tuple[Tensor, Tensor]] = _prepared(subject, manner.memory_format)
 
     def __len__(self) -> int:
         return len(self._subject.batches)

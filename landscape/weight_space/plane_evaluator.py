@@ -14,6 +14,7 @@ from torch import Tensor
 from landscape.curvature.vectors import inner
 from landscape.results.statistics import mean_and_standard_error_from_sums
 from landscape.subject import batchnorm
+from landscape.subject.derived import once_per_weights
 from landscape.subject.subject import Subject
 from landscape.weight_space.forward_mode import Forward, Manner
 from landscape.weight_space.planes import Plane
@@ -69,6 +70,7 @@ class Evaluator:
         still = [p.detach() for name, p in trainable.items() if name not in moving]
         self._grams = _grams(self._origin, self._first, self._second, still)
         self._statistics = batchnorm.statistics(subject.model)
+        self._at_origin: list[Tensor] = []
         self._between = Between(subject, *plane.ends) if interpolate and any(plane.ends) else None
 
     def __enter__(self) -> Self:
@@ -111,7 +113,8 @@ class Evaluator:
 
     def _sums(self, x: float, y: float, control: bool) -> Tensor:
         """Over samples: loss, its square, correct, rise, its square; samples; the loss in the plain manner, (7,)."""
-        at_origin = self._subject.once(("at the origin", self._recalibrate, self._manner), self._losses_at_origin)
+        if not self._at_origin:  # before the first move
+            self._at_origin = _losses_at_origin(self._subject, self._recalibrate, self._manner)
         self._move(x, y)
         if self._recalibrate:
             batchnorm.refresh(self._subject, self._recalibrate)
@@ -120,7 +123,7 @@ class Evaluator:
         for i in range(len(self._forward)):
             outputs, targets = self._forward(i)
             losses = self._subject.losses(outputs, targets).double()
-            rise = losses - at_origin[i]
+            rise = losses - self._at_origin[i]
             right = self._subject.right(outputs, targets).sum()
             sums += torch.stack([losses.sum(), losses.square().sum(), right, rise.sum(), rise.square().sum()])
             samples += len(targets)
@@ -130,13 +133,6 @@ class Evaluator:
             parts = [self._subject.losses(*self._exact(k)).double().sum() for k in range(i + 1)]
             exact = torch.stack(parts).sum(dim=0, keepdim=True)
         return torch.cat([sums, torch.full_like(exact, samples), exact])
-
-    def _losses_at_origin(self) -> list[Tensor]:
-        """Losses per sample of the checkpoint itself, per mini-batch."""
-        self._move(0.0, 0.0)
-        if self._recalibrate:
-            batchnorm.refresh(self._subject, self._recalibrate)
-        return [self._subject.losses(*self._forward(i)).double() for i in range(len(self._forward))]
 
     def _far_above(self, sums: Tensor, samples: int) -> bool:
         """Whether the mean is off the chart beyond doubt, by four standard errors, or not finite."""
@@ -174,6 +170,15 @@ class Evaluator:
         point = np.array([1.0, x, y])
         squared = np.clip(np.einsum("i,tij,j->t", point, self._grams, point), 0.0, None)
         return float(0.5 * squared.sum() if self._l2 == "squared" else np.sqrt(squared).sum())
+
+
+@once_per_weights
+def _losses_at_origin(subject: Subject, recalibrate: int, manner: Manner) -> list[Tensor]:
+    """Losses per sample of the checkpoint itself, per mini-batch."""
+    if recalibrate:
+        batchnorm.refresh(subject, recalibrate)
+    forward = Forward(subject, manner)
+    return [subject.losses(*forward(i)).double() for i in range(len(forward))]
 
 
 def _mean(total: float, squares: float, samples: float) -> tuple[float, float]:

@@ -1,0 +1,51 @@
+"""Values that follow from a subject's weights: computed once, discarded when the weights change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from landscape.subject.subject import Subject
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Derived:
+    """The cache of one subject, filled by functions that are decorated with `once_per_weights`."""
+
+    def __init__(self) -> None:
+        self.values: dict[Hashable, Any] = {}
+        self._weights = ""
+
+    def keep_for(self, weights: str) -> None:
+        """Discard every value if it was derived from other weights than those of this SHA-256."""
+        if self._weights not in ("", weights):
+            self.values.clear()
+        self._weights = weights
+
+
+def once_per_weights(function: Callable[Concatenate[Subject, P], T]) -> Callable[Concatenate[Subject, P], T]:
+    """Compute a function of a subject once per set of arguments, until the subject's weights are hashed as changed.
+
+    Arguments are compared by value; a mapping of tensors by its names and the identity of its tensors.
+    """
+
+    @wraps(function)
+    def cached(subject: Subject, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        named = tuple((name, _hashable(kwargs[name])) for name in sorted(kwargs))
+        key = (function, tuple(map(_hashable, args)), named)
+        values = subject.derived.values
+        if key not in values:
+            values[key] = function(subject, *args, **kwargs)
+        return values[key]  # type: ignore[no-any-return]
+
+    return cached
+
+
+def _hashable(argument: Any) -> Hashable:
+    if isinstance(argument, Mapping):
+        return tuple((name, id(tensor)) for name, tensor in argument.items())
+    return argument  # type: ignore[no-any-return]

@@ -1,0 +1,116 @@
+"""What identifies a result: everything that can change it, and what is stored beside it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from landscape.checkpoints import checkpoint as checkpoints
+from landscape.checkpoints.user_code import spec_sha256
+from landscape.data.dataset import Batches
+from landscape.models import providers
+from landscape.subject.losses import cross_entropy
+from landscape.subject.spec import Spec
+from landscape.subject.subject import Subject
+
+
+def weights_sha256(subject: Subject) -> str:
+    """SHA-256 of the weights as they are now; values derived from other weights are discarded."""
+    sha256 = checkpoints.weights_sha256(subject.model.state_dict())
+    subject.derived.keep_for(sha256)
+    return sha256
+
+
+def identity(subject: Subject, uses: Iterable[str], weights: str | None = None) -> dict[str, Any]:
+    """Everything that can change a result: weights, data, user code, and the fields that a probe says it uses.
+
+    Batch size and seed are included where augmentation depends on them.
+
+    Args:
+        subject: what is measured.
+        uses: names of fields.
+        weights: `weights_sha256` if they are already hashed; None hashes them now.
+    """
+    weights = weights or weights_sha256(subject)
+    augmentation = subject.batches.augmentation if isinstance(subject.batches, Batches) else None
+    used = {*uses, *(("batch_size", "seed") if augmentation else ())}
+    fields = {"batch_size": subject.batch_size, "weight_decay": subject.weight_decay, "seed": subject.seed}
+    loss: dict[str, Any] = {} if subject.losses is cross_entropy else {"loss": _loss_identity(subject)}
+    if subject.meaning.accuracy:
+        loss["accuracy"] = subject.meaning.accuracy
+    return {
+        **loss,
+        "weights": weights,
+        "model": [type(subject.model).__qualname__, _architecture(subject) or _program_sha256(subject)],
+        "data": [subject.data_sha256, _code_sha256((subject.spec or Spec()).data)],
+        "augmentation": asdict(augmentation) if augmentation else None,
+        "spec": {name: fields[name] for name in sorted(used)},
+    }
+
+
+def attributes(subject: Subject) -> dict[str, str | int | float]:
+    """What is stored beside every result."""
+    spec, stored, images = subject.spec or Spec(), subject.checkpoint, subject.images
+    return {
+        "spec": json.dumps(asdict(spec), default=str),
+        "checkpoint_sha256": stored.sha256 if stored else "",
+        "weights_taken": stored.taken if stored else origin(subject),
+        "epoch": stored.epoch if stored else math.nan,
+        "model": spec.model or (stored.model if stored else type(subject.model).__name__),
+        "data": images.name if images else "in memory",
+        "device": str(subject.device),
+        "batch_size": subject.batch_size,
+        "samples": len(subject),
+        "parameters_total": subject.size,
+        "protocol": protocol(subject),
+    }
+
+
+def origin(subject: Subject) -> str:
+    """Where the weights come from, in words, if not from a checkpoint."""
+    return providers.origin(subject.spec.model) if subject.spec else providers.AS_BUILT
+
+
+def protocol(subject: Subject) -> str:
+    """The measurement protocol that stands beside every number, in one line."""
+    spec, images = subject.spec or Spec(), subject.images
+    augmented = isinstance(subject.batches, Batches) and subject.batches.augmentation is not None
+    parts = [
+        f"{images.name} {spec.split}" if images else "data in memory",
+        f"{len(subject)} samples" if images is None or not images.sequences else images.sequences,
+        f"batch size {subject.batch_size}",
+        "augmented once" if augmented else "no augmentation",
+        f"weight decay {subject.weight_decay:g}",
+        *([f"loss {subject.loss_name.rpartition('/')[2]}"] if subject.loss_name else []),
+        f"seed {subject.seed}",
+    ]
+    return ", ".join(parts)
+
+
+def _architecture(subject: Subject) -> str | None:
+    """What determines the model beyond weights and class, whether the user or the checkpoint names it."""
+    spec, stored = subject.spec or Spec(), subject.checkpoint
+    if stored is None or not (stored.native and spec.model in ("", stored.model)):
+        return providers.identity(spec.model, spec.model_arg)
+    return providers.identity(stored.model, {**stored.model_args, **spec.model_arg})
+
+
+def _program_sha256(subject: Subject) -> str | None:
+    """SHA-256 of the checkpoint file if the file holds the model's code, else None."""
+    stored = subject.checkpoint
+    return stored.sha256 if stored is not None and stored.module is subject.model else None
+
+
+def _loss_identity(subject: Subject) -> list[str | None]:
+    """Name and code of the loss: of a file its content, not its path; of a function made in Python only its name."""
+    code = _code_sha256(subject.loss_name)
+    name = subject.loss_name.rpartition(":")[2] if code else subject.loss_name
+    return [name or f"{subject.losses.__module__}:{getattr(subject.losses, '__qualname__', '')}", code]
+
+
+def _code_sha256(spec: str) -> str | None:
+    """SHA-256 of the file of `file.py:callable`; None for names and installed modules."""
+    return spec_sha256(spec) if ":" in spec else None

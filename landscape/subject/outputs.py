@@ -1,0 +1,58 @@
+"""What a model returns, and the loss and correctness of every sample that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from landscape.subject.derived import once_per_weights
+
+if TYPE_CHECKING:
+    from landscape.subject.subject import Subject
+
+
+def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Logits of a model; see `logits_in`."""
+    return logits_in(model(inputs))
+
+
+def logits_in(returned: object) -> Tensor:
+    """Logits from what a model returns.
+
+    A tensor is the logits. Otherwise they are the value named `logits` (entry of a dict, attribute of a dataclass or
+    named tuple), or without one the first tensor of a tuple or list.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if isinstance(returned, Tensor):
+        return returned
+    named = returned.get("logits") if isinstance(returned, Mapping) else getattr(returned, "logits", None)
+    ordered = returned if isinstance(returned, tuple | list) else ()
+    logits = next((value for value in (named, *ordered) if isinstance(value, Tensor)), None)
+    if logits is None:
+        raise ValueError("the model returns no tensor and nothing named logits; wrap it so that it returns logits")
+    return logits
+
+
+def loss_and_correctness(subject: Subject, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Loss and correctness of every sample of a mini-batch, (2, n) float64, on the device."""
+    outputs = outputs_of(subject.model, inputs)
+    return torch.stack([subject.losses(outputs, targets).double(), subject.right(outputs, targets).double()])
+
+
+def per_sample(subject: Subject) -> tuple[Tensor, Tensor]:
+    """Loss and correctness of every sample, (N,) float64 on the CPU; one pass, one transfer at its end."""
+    with torch.inference_mode():
+        parts = [loss_and_correctness(subject, *subject.batch(i)) for i in range(len(subject.batches))]
+    loss, right = torch.cat(parts, dim=1).cpu()
+    return loss, right
+
+
+@once_per_weights
+def intact(subject: Subject) -> tuple[Tensor, Tensor]:
+    """`per_sample` of the unmodified model, computed once."""
+    return per_sample(subject)
