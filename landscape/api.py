@@ -1,8 +1,8 @@
-"""`landscape.measure` and `landscape.features`: probes by name, on a subject or a checkpoint, into a results file."""
+"""Measure from Python: run a probe by name on a subject or a checkpoint, store the result and return it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
@@ -31,17 +31,17 @@ def measure(
     report: Report | None = None,
     **options: Any,
 ) -> xr.Dataset:
-    """Measure, store, and return the labelled result (of several random planes, the last).
+    """Measure, store, and return the labelled result (the last one, of several random planes).
 
     Args:
         probe: name of the probe, such as "hessian".
         subject: a loaded subject; or a checkpoint, loaded with the probe's own defaults and the options of `load`;
             or None: the newest checkpoint.
-        out: results file; a finished question is not measured again.
+        out: results file; a finished result is not measured again.
         preset: "park2022" for the paper's convention.
         label: readable name in the file.
         overwrite: measure again what the file already holds.
-        report: told after every unit.
+        report: called with (finished units, all units) after every unit.
         **options: parameters of the probe; with a checkpoint, options of `load` too.
 
     Raises:
@@ -49,14 +49,8 @@ def measure(
         ValueError, OSError: see the message.
     """
     settings = {**preset_of(probe, preset), **options}
-    made, rest = configured(probe, settings)
-    if isinstance(subject, Subject):
-        given = [name for name in rest if name in options and name not in own_defaults(probe)]
-        if given:
-            raise OptionError(f"{', '.join(given)} belongs to loading; give it to landscape.load")
-        loaded = subject
-    else:
-        loaded = load(subject, label=label, **{**defaults(probe), **rest})
+    made, loading = configured(probe, settings)
+    loaded = _loaded(subject, probe, loading, label, given=set(options) - set(own_defaults(probe)))
     for variant in variants(made):
         outcome = run(variant, loaded, Path(out), label=label, overwrite=overwrite, report=report)
     return dict(reader.groups(Path(out)))[outcome.group]
@@ -73,51 +67,57 @@ def features(
     report: Report | None = None,
     **options: Any,
 ) -> dict[str, xr.Dataset]:
-    """Measure several layer probes from one forward pass per mini-batch; the labelled result of each, by its name.
+    """Measure several layer probes from one forward pass per mini-batch; returns the labelled result of each by name.
 
-    A probe that makes no sense for the network (attention for a convolutional one) is left out. Arguments as of
-    `measure`; options of a probe reach those that have them.
+    Probes that do not apply to the network (attention to a convolutional one) are skipped. Arguments as for `measure`;
+    an option reaches every probe that has it.
 
     Raises:
         OptionError, ValueError, OSError: as `measure`; no probe fits the network.
     """
-    made, rest = configured_together(probes, preset, options)
-    if isinstance(subject, Subject):
-        if rest:
-            raise OptionError(f"{', '.join(rest)} belongs to loading; give it to landscape.load")
-        loaded = subject
-    else:
-        loaded = load(subject, label=label, **{**defaults(probes[0]), **rest})
+    made, loading = configured_together(probes, preset, options)
+    loaded = _loaded(subject, probes[0], loading, label, given=set(loading))
     fit, _ = fitting(made, loaded)
     outcomes = run_together(fit, loaded, Path(out), label=label, overwrite=overwrite, report=report)
     stored = dict(reader.groups(Path(out)))
     return {probe.name: stored[outcome.group] for probe, outcome in zip(fit, outcomes, strict=True)}
 
 
+def _loaded(
+    subject: Subject | Path | str | None, probe: str, loading: Mapping[str, Any], label: str, *, given: set[str]
+) -> Subject:
+    """The subject itself, or loaded with the probe's defaults; loading options given with a subject are an error."""
+    if not isinstance(subject, Subject):
+        return load(subject, label=label, **{**defaults(probe), **loading})
+    if late := [name for name in loading if name in given]:
+        raise OptionError(f"{', '.join(late)} must be given to landscape.load, got it with a loaded subject")
+    return subject
+
+
 def configured_together(
     probes: Sequence[str], preset: str, options: dict[str, Any]
 ) -> tuple[list[ListeningProbe], dict[str, Any]]:
-    """Probes that share one pass, each with the parameters it has, and the settings that belong to loading.
+    """Probes for a shared pass, each with its own parameters, and the loading options.
 
     Raises:
-        OptionError: a probe takes no part in a shared pass; a setting is nobody's.
+        OptionError: a probe cannot share a pass, or a setting belongs neither to a probe nor to loading.
     """
     for name in probes:
         if name not in FEATURES:
-            raise OptionError(f"{name} does not listen to a shared pass; ask for some of {', '.join(FEATURES)}")
+            raise OptionError(f"probes must be among {', '.join(FEATURES)}; got {name}, which cannot share a pass")
     own = {name: set(own_defaults(name)) for name in probes}
-    everybodys = set().union(*own.values())
+    of_all = set().union(*own.values())
     made: list[ListeningProbe] = []
     rest: dict[str, Any] = {}
     for name in probes:
-        mine = {key: value for key, value in options.items() if key in own[name] or key not in everybodys}
-        probe, rest = configured(name, {**preset_of(name, preset), **mine})
+        wanted = {key: value for key, value in options.items() if key in own[name] or key not in of_all}
+        probe, rest = configured(name, {**preset_of(name, preset), **wanted})
         made.append(cast(ListeningProbe, probe))
     return made, rest
 
 
 def configured(probe: str, settings: dict[str, Any]) -> tuple[Probe, dict[str, Any]]:
-    """The probe with its own parameters, and the settings that belong to loading.
+    """The probe with its own parameters, and the loading options.
 
     Raises:
         OptionError: a setting is neither.
@@ -137,31 +137,31 @@ def configured(probe: str, settings: dict[str, Any]) -> tuple[Probe, dict[str, A
 
 
 def _several(value: Any) -> tuple[Any, ...]:
-    """A repeatable option: one word stands for a list of one."""
+    """The values of a repeatable option; a single string counts as one value."""
     return (value,) if isinstance(value, str) else tuple(value)
 
 
 def defaults(probe: str) -> dict[str, Any]:
-    """How a probe's subject is loaded unless asked otherwise."""
+    """The loading options of a probe's subject by default."""
     kind = probe_class(probe)
     return {"split": kind.split, "batch_size": kind.batch_size, "samples": 1024, "logits": kind.logits}
 
 
 def own_defaults(probe: str) -> dict[str, Any]:
-    """The probe's parameters as they are unless asked otherwise."""
+    """The default parameters of a probe."""
     return {field.name: field.default for field in fields(probe_class(probe))}
 
 
 def variants(probe: Probe) -> list[Probe]:
-    """The questions one probe stands for: itself, or what its own `variants` gives (random planes, say)."""
+    """The runs that a probe stands for: itself, or its variants (several random planes, say)."""
     return list(probe.variants()) if isinstance(probe, Varies) else [probe]
 
 
 def preset_of(probe: str, preset: str) -> dict[str, Any]:
-    """Settings of a named convention.
+    """Settings of a preset.
 
     Raises:
-        OptionError: there is none of that name.
+        OptionError: there is no preset of that name.
     """
     presets = probe_class(probe).presets
     if preset and preset not in presets:

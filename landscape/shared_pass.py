@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -25,7 +26,7 @@ class ListeningProbe(Probe, Listens, Protocol):
 
 @dataclass(frozen=True)
 class _OnePass:
-    """What runs in place of a probe: one pass per unit, the values of every probe by its name."""
+    """Stands in for a probe: one forward pass per unit gives the values of every probe, by name."""
 
     probes: tuple[ListeningProbe, ...]
 
@@ -37,10 +38,10 @@ class _OnePass:
 
 
 def fitting(probes: Sequence[ListeningProbe], subject: Subject) -> tuple[list[ListeningProbe], dict[str, str]]:
-    """The probes that make sense for a network, and why each of the others does not.
+    """The probes that apply to a network, and for each of the others the reason why it does not.
 
     Raises:
-        ValueError: none does; what the first says.
+        ValueError: no probe applies; the reason of the first.
     """
     fit: list[ListeningProbe] = []
     refused: dict[str, ValueError] = {}
@@ -69,44 +70,40 @@ def run_together(
     overwrite: bool = False,
     report: Report | None = None,
 ) -> list[Outcome]:
-    """Measure what of the probes' answers is not yet in the file; arguments and errors as of `run`.
+    """Measure what is not yet in the file, for several probes; arguments and errors as for `run`.
 
-    Half-finished answers resume with the batch size that they began with, if need be in a pass of their own. The report
-    counts passes.
+    A half-finished result resumes with its own batch size, in a pass of its own if necessary. `report` counts passes.
     """
     weights = weights_sha256(subject)
-    subjects: dict[int, tuple[Subject, list[ListeningProbe]]] = {}
+    by_batch_size: dict[int, tuple[Subject, list[ListeningProbe]]] = {}
     for probe in probes:
         own = subject if overwrite else as_stored(probe, subject, path, weights)
-        subjects.setdefault(own.batch_size, (own, []))[1].append(probe)
+        by_batch_size.setdefault(own.batch_size, (own, []))[1].append(probe)
     outcomes: dict[str, Outcome] = {}
-    for own, several in subjects.values():
-        outcomes |= _run(several, own, weights, path, label or subject.label, executor, workers, overwrite, report)
+    for own, several in by_batch_size.values():
+        keys = [run_key(probe, own, label or subject.label, weights=weights) for probe in several]
+        results = partial(_results, several, own, executor, workers)
+        filled = fill(path, keys, results, overwrite=overwrite, report=report)
+        outcomes |= {probe.name: outcome for probe, outcome in zip(several, filled, strict=True)}
     return [outcomes[probe.name] for probe in probes]
 
 
-def _run(
+def _results(
     probes: Sequence[ListeningProbe],
     subject: Subject,
-    weights: str,
-    path: Path,
-    label: str,
     executor: Executor | None,
     workers: int,
-    overwrite: bool,
-    report: Report | None,
-) -> dict[str, Outcome]:
-    def results(writers: Sequence[Writer], pending: Sequence[Sequence[Unit]]) -> Generator[Found]:
-        units = {unit.index: unit for several in pending for unit in several}
-        lacking: dict[tuple[ListeningProbe, ...], list[Unit]] = {}  # units by the probes that still lack them
-        for i in range(len(subject.batches)):
-            several = tuple(p for p, own in zip(probes, pending, strict=True) if any(u.index == (i,) for u in own))
-            if several:
-                lacking.setdefault(several, []).append(units[i,])
-        for several, wanted in lacking.items():
-            with contextlib.closing(measured(_OnePass(several), subject, wanted, executor, workers)) as finished:
-                yield from finished
-
-    keys = [run_key(probe, subject, label, weights=weights) for probe in probes]
-    outcomes = fill(path, keys, results, overwrite=overwrite, report=report)
-    return {probe.name: outcome for probe, outcome in zip(probes, outcomes, strict=True)}
+    writers: Sequence[Writer],
+    pending: Sequence[Sequence[Unit]],
+) -> Generator[Found]:
+    """Every pending mini-batch with the values of the probes that lack it, those with the same gaps in one pass."""
+    lacking: dict[tuple[int, ...], tuple[Unit, list[ListeningProbe]]] = {}
+    for probe, units in zip(probes, pending, strict=True):
+        for unit in units:
+            lacking.setdefault(unit.index, (unit, []))[1].append(probe)
+    passes: dict[tuple[str, ...], tuple[list[ListeningProbe], list[Unit]]] = {}
+    for _, (unit, several) in sorted(lacking.items()):
+        passes.setdefault(tuple(probe.name for probe in several), (several, []))[1].append(unit)
+    for several, units in passes.values():
+        with contextlib.closing(measured(_OnePass(tuple(several)), subject, units, executor, workers)) as finished:
+            yield from finished

@@ -152,7 +152,7 @@ def test_one_word_may_stand_for_a_list_of_one(final: Path, out: Path) -> None:
     [
         ({"tops": 3}, r"hessian has no option tops; it has .*top.*which"),
         ({"resolution": 3}, r"hessian has no option resolution"),
-        ({"samples": 4}, r"samples belongs to loading; give it to landscape.load"),
+        ({"samples": 4}, r"samples must be given to landscape.load"),
         ({"top": 0}, r"--top must be at least 1, got 0"),
         ({"preset": "park2021"}, r"--preset must be park2022 for hessian, got park2021"),
     ],

@@ -175,7 +175,7 @@ def test_from_python(vit: Path, tmp_path: Path) -> None:
     assert few["variance"].sizes["batch"] == 1
     with pytest.raises(OptionError, match="has no option colour"):
         features(subject, out=path, colour="red")
-    with pytest.raises(OptionError, match="hessian does not listen"):
+    with pytest.raises(OptionError, match="got hessian, which cannot share"):
         features(subject, probes=("hessian",), out=path)
-    with pytest.raises(OptionError, match="belongs to loading"):
+    with pytest.raises(OptionError, match="must be given to landscape"):
         features(subject, out=path, samples=16)

@@ -1,7 +1,7 @@
-"""The read side of a results file: labelled arrays, the same that `xr.open_dataset(..., engine="h5netcdf")` gives.
+"""Read a results file as labelled arrays, the same as `xr.open_dataset(..., engine="h5netcdf")` returns.
 
-Read without locks, so that a reader never blocks a writer; a writer replaces the file as a whole, so that a reader
-sees a complete one. Only what the file itself holds is read: links to other files are not followed.
+Reading takes no locks, so a reader never blocks a writer; a writer replaces the whole file, so a reader always
+sees a complete one. Links to other files are not followed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import xarray as xr
 from landscape.results import hdf5_file
 from landscape.results.hdf5_file import hard_links
 
-# What the HDF5 dimension-scale convention and netCDF-4 write beside a dataset's own attributes.
+# Attributes that the HDF5 dimension-scale convention and netCDF-4 add to a dataset's own.
 CONVENTION = {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS"} | {
     "_Netcdf4Dimid", "_Netcdf4Coordinates", "_nc3_strict", "_NCProperties"
 }  # fmt: skip
@@ -37,7 +37,7 @@ def open(path: Path | str) -> xr.DataTree:
 
 
 def groups(path: Path | str) -> list[tuple[str, xr.Dataset]]:
-    """Every stored answer as (group, dataset), by probe, the oldest first.
+    """Every stored result as (group, dataset), by probe, oldest first.
 
     Raises:
         FileNotFoundError, ValueError: as `open`.
@@ -46,7 +46,7 @@ def groups(path: Path | str) -> list[tuple[str, xr.Dataset]]:
 
 
 def find(path: Path | str, probe: str | None = None, label: str | None = None) -> list[tuple[str, xr.Dataset]]:
-    """The answers of one probe, of one label, or of both, in the order of `groups`; empty where there are none."""
+    """The results of a probe, of a label, or of both, in the order of `groups`; empty if there are none."""
     with _file(Path(path)) as file:
         found = [
             (name, _dataset(group))
@@ -57,7 +57,7 @@ def find(path: Path | str, probe: str | None = None, label: str | None = None) -
 
 
 def by_checkpoint(found: list[tuple[str, xr.Dataset]]) -> list[tuple[str, xr.Dataset]]:
-    """Checkpoints in the order in which the study came to them, the same in every figure."""
+    """Results ordered by when their checkpoint first appeared in the file; every figure uses this order."""
     first: dict[str, tuple[str, str]] = {}
     for _, data in found:
         label, created = (str(data.attrs.get(key, "")) for key in ("label", "created"))
@@ -114,7 +114,7 @@ def _dataset(group: h5py.Group) -> xr.Dataset:
 
 
 def _dims(own: str, dataset: h5py.Dataset, names: Mapping[int, str]) -> tuple[str, ...]:
-    """Names of the axes: of the attached scales; an axis without one (not written by us) is named after its array."""
+    """Names of the axes, from the attached scales; an axis without one (in a foreign file) is named after its array."""
     if dataset.is_scale:
         return (own,)
     scales = [[names.get(h5py.h5o.get_info(scale.id).addr) for scale in axis.values()] for axis in dataset.dims]
