@@ -1,4 +1,4 @@
-"""What a training step costs: a plain loop with per-image transforms, the bare step on resident data, and the trainer.
+"""What a training step costs: a plain loop with per-image transforms, the bare step on data in memory, and the trainer.
 
     python benchmarks/train.py [--data-root DIR] [--rounds 9] [--steps 4] [--threads 1] [--batch-size 96] [--wall]
 
@@ -30,8 +30,7 @@ from landscape import models
 from landscape.data.dataset import Images
 from landscape.training.recipes import recipe
 from landscape.training.training_set import splits
-from landscape.training.tuning import settled
-from landscape.training.updates import Training, updates
+from landscape.training.updates import Trainer, epoch_updates, with_memory_format
 
 CASES = (("resnet_demo", "demo"), ("vit_demo", "demo"), ("resnet_demo", "cifar-cnn"), ("vit_demo", "cifar-vit"))
 PADDING = 4
@@ -71,23 +70,23 @@ def per_image(network: nn.Module, images: Images, batch_size: int) -> Iterator[N
             yield
 
 
-def bare(training: Training, batch_size: int) -> Iterator[None]:
-    layout = torch.channels_last if training.recipe.memory_format == "channels_last" else torch.contiguous_format
-    inputs = training.images.normalised(training.images.inputs[:batch_size]).contiguous(memory_format=layout)
-    targets = training.images.targets[:batch_size]
-    training.network.train()
+def bare(trainer: Trainer, batch_size: int) -> Iterator[None]:
+    layout = torch.channels_last if trainer.recipe.memory_format == "channels_last" else torch.contiguous_format
+    inputs = trainer.images.normalised(trainer.images.inputs[:batch_size]).contiguous(memory_format=layout)
+    targets = trainer.images.targets[:batch_size]
+    trainer.network.train()
     while True:
-        loss = F.cross_entropy(training.network(inputs), targets)
-        training.descent.zero_grad()
+        loss = F.cross_entropy(trainer.network(inputs), targets)
+        trainer.optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(training.network.parameters(), 1.0)
-        training.descent.step()
+        nn.utils.clip_grad_norm_(trainer.network.parameters(), 1.0)
+        trainer.optimizer.step()
         yield
 
 
-def trainer(training: Training) -> Iterator[None]:
+def full(trainer: Trainer) -> Iterator[None]:
     for epoch in itertools.count(1):
-        for _ in updates(training, epoch):
+        for _ in epoch_updates(trainer, epoch):
             yield
 
 
@@ -100,12 +99,12 @@ def seconds(steps: Iterator[None], count: int, clock: Callable[[], float]) -> fl
 
 def measure(model: str, name: str, images: Images, arguments: argparse.Namespace) -> dict[str, list[float]]:
     sizes = {"classes": images.classes, "image_size": images.size}
-    chosen = settled(recipe(name, batch_size=arguments.batch_size, epochs=1000), model, sizes)
+    resolved = with_memory_format(recipe(name, batch_size=arguments.batch_size, epochs=1000), model, sizes)
     made = [models.build(model, **sizes) for _ in range(3)]
     columns = {
         "per image": per_image(made[0].train(), images, arguments.batch_size),
-        "bare": bare(Training.of(made[1], images, chosen, seed=0), arguments.batch_size),
-        "trainer": trainer(Training.of(made[2], images, chosen, seed=0)),
+        "bare": bare(Trainer.of(made[1], images, resolved, seed=0), arguments.batch_size),
+        "trainer": full(Trainer.of(made[2], images, resolved, seed=0)),
     }
     clock = time.perf_counter if arguments.wall else time.process_time
     for steps in columns.values():

@@ -1,20 +1,20 @@
-"""The epochs of a training run for TensorBoard."""
+"""Write the epochs of a training run as TensorBoard event files."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from landscape.training.train import Progress
+from landscape.training.train import EpochResult
 
 FOLDER = "tensorboard"  # in the run folder
 
 
-class Board:
-    """Event files in the run folder, made with the first epoch; called with every finished one.
+class EventFiles:
+    """Event files in the run folder, created with the first epoch; called with every finished epoch.
 
     Raises:
-        ImportError: the optional package is absent.
+        ImportError: TensorBoard is not installed.
     """
 
     def __init__(self, out: Path) -> None:
@@ -22,14 +22,14 @@ class Board:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise ImportError(
-                "--tensorboard needs a package: pip install 'landscape-probes[tensorboard]'; or go without"
+                "--tensorboard needs a package: pip install 'landscape-probes[tensorboard]'; or leave the option out"
             ) from None
         self._make: Any = SummaryWriter
         self._folder = out / FOLDER
         self._writer: Any = None
 
-    def __call__(self, done: Progress) -> None:
-        """Write one epoch, for good."""
+    def __call__(self, done: EpochResult) -> None:
+        """Write one epoch, and flush it to disk."""
         if self._writer is None:
             self._writer = self._make(str(self._folder))
         scalars = {

@@ -1,4 +1,4 @@
-"""Commands that make checkpoints: train, models, demo."""
+"""Commands that train: train, models, demo."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ def train(
     batch_size: Annotated[int | None, Option(help="Images per step.")] = None,
     lr: Annotated[float | None, Option(help="Peak learning rate.")] = None,
     weight_decay: Annotated[float | None, Option(help="Decoupled (AdamW) or L2 (SGD).")] = None,
-    label_smoothing: Annotated[float | None, Option(help="Share spread over all classes.")] = None,
+    label_smoothing: Annotated[float | None, Option(help="Share of the target spread over all classes.")] = None,
     mixup: Annotated[float | None, Option(help="Alpha of its Beta distribution; 0 is off.")] = None,
     cutmix: Annotated[float | None, Option(help="Alpha of its Beta distribution; 0 is off.")] = None,
     drop_path: Annotated[float | None, Option(help="Rate of stochastic depth at the last block.")] = None,
     warmup: Annotated[float | None, Option(help="Epochs of linear warm-up; at most a fifth of the run.")] = None,
-    snapshots: Annotated[int, Option(help="Write epoch_NNN.pt every N epochs; 0: about ten a run.")] = 0,
-    snapshot_dtype: Annotated[str, Option(help="fp32, or fp16: intermediate snapshots of half the size.")] = "fp32",
+    snapshots: Annotated[int, Option(help="Write epoch_NNN.pt every N epochs; 0: about ten in a run.")] = 0,
+    snapshot_dtype: Annotated[str, Option(help="fp32, or fp16 to halve intermediate snapshots.")] = "fp32",
     fraction: Annotated[float, Option(help="Class-balanced share of the training split.")] = 1.0,
-    set: Annotated[
-        list[str], Option(help="FIELD=VALUE of the recipe, any of them; repeatable.", metavar="FIELD=VALUE")
-    ] = [],  # noqa: B006
-    accumulate: Annotated[int | None, Option(help="Mini-batches whose gradients make one update.")] = None,
-    ema: Annotated[float | None, Option(help="Decay of a moving average of the weights: final_ema.pt.")] = None,
+    set: Annotated[list[str], Option(help="Any field of the recipe; repeatable.", metavar="FIELD=VALUE")] = [],  # noqa: B006
+    accumulate: Annotated[int | None, Option(help="Mini-batches whose gradients add up to one update.")] = None,
+    ema: Annotated[
+        float | None, Option(help="Decay of a moving average of the weights, written to final_ema.pt.")
+    ] = None,
     precision: Annotated[str | None, Option(help="auto (bf16 on a GPU that has it), fp32 or bf16.")] = None,
     channels_last: Annotated[
-        bool | None, Option("--channels-last/--no-channels-last", help="Default: where most weights are convolutions'.")
+        bool | None,
+        Option("--channels-last/--no-channels-last", help="Default: if most weights belong to convolutions."),
     ] = None,
     compile: Annotated[bool, Option("--compile", help="Train with torch.compile.")] = False,
-    tune: Annotated[bool, Option("--tune", help="Choose channels last and compile by a short trial.")] = False,
-    deterministic: Annotated[bool, Option("--deterministic", help="Deterministic algorithms alone.")] = False,
-    tensorboard: Annotated[bool, Option("--tensorboard", help="Event files in the run folder too.")] = False,
-    sync_bn: Annotated[bool, Option("--sync-bn", help="Batch norm over all processes of torchrun.")] = False,
+    deterministic: Annotated[bool, Option("--deterministic", help="Use deterministic algorithms only.")] = False,
+    tensorboard: Annotated[bool, Option("--tensorboard", help="Also write event files to the run folder.")] = False,
+    sync_bn: Annotated[bool, Option("--sync-bn", help="Batch norm statistics over all torchrun processes.")] = False,
     name: Annotated[str, Option(help="Added to the run folder's name.")] = "",
     seed: Annotated[int, Option(help="Seed of weights, order and augmentation.")] = 0,
     device: Annotated[str, Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
@@ -52,53 +52,52 @@ def train(
     quiet: Annotated[bool, Option(help="Say nothing but errors.")] = False,
     debug: Annotated[bool, Option(help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Train a model and leave its snapshots; a killed run goes on where it stopped."""
+    """Train a model and write snapshots; an interrupted run resumes after its last finished epoch."""
     from landscape.options import parse_arguments
     from landscape.training.recipes import parse_overrides
 
-    formats = {True: "channels_last", False: "contiguous", None: None}
-    named = {
+    memory_formats = {True: "channels_last", False: "contiguous", None: None}
+    options = {
         "epochs": epochs, "batch_size": batch_size, "lr": lr, "weight_decay": weight_decay, "mixup": mixup,
         "label_smoothing": label_smoothing, "cutmix": cutmix, "drop_path": drop_path, "warmup": warmup,
-        "accumulate": accumulate, "ema": ema, "precision": precision, "memory_format": formats[channels_last],
+        "accumulate": accumulate, "ema": ema, "precision": precision, "memory_format": memory_formats[channels_last],
         "compile": compile or None, "sync_bn": sync_bn or None,
     }  # fmt: skip
-    given = {**parse_overrides(set), **{field: value for field, value in named.items() if value is not None}}
+    overrides = {**parse_overrides(set), **{field: value for field, value in options.items() if value is not None}}
     run_training(
-        model, data, given, recipe=recipe, out=out or Path("checkpoints") / run_name(model, data, name),
+        model, data, overrides, recipe=recipe, out=out or Path("checkpoints") / run_name(model, data, name),
         data_root=data_root, model_args=parse_arguments("model_arg", model_arg), snapshots=snapshots,
-        fraction=fraction, seed=seed, snapshot_dtype=snapshot_dtype, device=device, tune=tune,
-        deterministic=deterministic, tensorboard=tensorboard, quiet=quiet,
+        fraction=fraction, seed=seed, snapshot_dtype=snapshot_dtype, device=device, deterministic=deterministic,
+        tensorboard=tensorboard, quiet=quiet,
     )  # fmt: skip
 
 
 def run_name(model: str, data: str, name: str = "") -> str:
-    """`<model>-<data>[-<name>]`, a folder or file standing for itself by its last part.
+    """`<model>-<data>[-<name>]`, with the last part of the path for data from a folder or file.
 
     Raises:
         OptionError: the name is a path.
     """
     if "/" in name:
-        raise OptionError(f"--name {name} is a path; ask for a word, or give the run folder as --out")
+        raise OptionError(f"--name must be a word, got the path {name}; give the run folder as --out instead")
     short = Path(data.rpartition(":")[0] or data).stem if "/" in data or ":" in data else data
     return "-".join(part for part in (model, short, name) if part)
 
 
 def run_training(
-    model: str, data: str, given: dict[str, Any], *, recipe: str | None, out: Path, quiet: bool,
+    model: str, data: str, overrides: dict[str, Any], *, recipe: str | None, out: Path, quiet: bool,
     tensorboard: bool = False, **options: Any,
 ) -> Path:  # fmt: skip
-    """Train with a line per epoch and a figure at the end; the path of `final.pt`."""
-    from landscape.cli.tensorboard import Board
+    """Train with a line per epoch and a figure at the end; return the path of `final.pt`."""
+    from landscape.cli.tensorboard import EventFiles
     from landscape.training import recipes
-    from landscape.training.train import Progress
-    from landscape.training.train import train as trained
+    from landscape.training.train import EpochResult
+    from landscape.training.train import train as train_model
 
-    chosen = recipes.recipe(recipe or recipes.default_recipe(model), **given)
+    resolved = recipes.recipe(recipe or recipes.default_recipe(model), **overrides)
+    board = EventFiles(out) if tensorboard else None
 
-    board = Board(out) if tensorboard else None
-
-    def report(done: Progress) -> None:
+    def report(done: EpochResult) -> None:
         if board is not None:
             board(done)
         say(
@@ -108,7 +107,7 @@ def run_training(
         )
 
     existed = (out / "final.pt").exists()
-    final = trained(model, data, recipe=chosen, out=out, report=report, **options)
+    final = train_model(model, data, recipe=resolved, out=out, report=report, **options)
     if not foremost():
         return final
     from landscape.checkpoints import checkpoint
@@ -129,17 +128,17 @@ def run_training(
 
 def models(
     build_up: Annotated[
-        str | None, Option(help="An AlterNet: its placements of 0, 1, 2, ... MSAs, as the paper builds it up.")
+        str | None, Option(help="An AlterNet: its placements of 0, 1, 2, ... MSAs, in the paper's build-up order.")
     ] = None,
     debug: Annotated[bool, Option(help="Show the traceback of an error.")] = False,
 ) -> None:
-    """List the models that `train` makes, with their parameters."""
+    """List the models that `train` builds, with their numbers of parameters."""
     from landscape import models as known
 
     if build_up is not None:
-        for count, placed in enumerate(known.build_up(build_up)):
-            words = ",".join(map(str, placed))
-            typer.echo(f"{count} MSA  --model-arg msa={words}  {known.summary(build_up, msa=placed)}")
+        for count, placement in enumerate(known.build_up(build_up)):
+            argument = ",".join(map(str, placement))
+            typer.echo(f"{count} MSA  --model-arg msa={argument}  {known.summary(build_up, msa=placement)}")
         return
     width = max(map(len, known.NAMES))
     for name in known.NAMES:

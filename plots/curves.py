@@ -1,4 +1,4 @@
-"""Loss, accuracy and learning rate of one training run over its epochs."""
+"""Draw loss, accuracy and learning rate of one training run over its epochs."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ def curves(run: Mapping[str, np.ndarray], axes: Sequence[Axes]) -> Sequence[Axes
 
 def page(run: Mapping[str, np.ndarray], name: str) -> Figure:
     """The figure of one run."""
-    done, of = int(run["epoch"][-1]), int(run["epochs"][-1])
+    finished, epochs = int(run["epoch"][-1]), int(run["epochs"][-1])
     best = int(np.argmax(run["accuracy"]))
-    said = (
-        f"{plain(name)}: {done} of {of} epochs, test accuracy {run['accuracy'][-1]:.4f}, at its highest "
+    caption = (
+        f"{plain(name)}: {finished} of {epochs} epochs, test accuracy {run['accuracy'][-1]:.4f}, at its highest "
         f"{run['accuracy'][best]:.4f} (epoch {int(run['epoch'][best])}), {run['seconds'].sum() / 60:.1f} min. "
         "The train loss is of samples as they were trained on: augmented, mixed, smoothed. The rate is that of an "
         "epoch's last update."
     )
     legend = [Line2D([], [], color=TRAIN, label="train"), Line2D([], [], color=TEST, label="test")]
-    figure = style.page([], [], height=1.9, legend=legend, caption=said)
+    figure = style.page([], [], height=1.9, legend=legend, caption=caption)
     curves(run, figure.subplots(1, 3))
     return figure

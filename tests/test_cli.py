@@ -400,7 +400,7 @@ def test_a_run_s_name_is_no_path(command: Command) -> None:
     code, _, err = command("train", "vit_demo", "--data", "digits", "--epochs", "0", "--name", "../a")
     assert code == 2
     assert one_line(err)
-    assert "--name ../a is a path" in err
+    assert "--name must be a word, got the path ../a" in err
 
 
 def test_plot_draws_without_torch(command: Command, trained: Path, tmp_path: Path) -> None:

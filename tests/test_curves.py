@@ -93,12 +93,14 @@ def test_events_hold_every_epoch(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from landscape.cli.tensorboard import Board
-    from landscape.training.train import Progress
+    from landscape.cli.tensorboard import EventFiles
+    from landscape.training.train import EpochResult
 
-    board = Board(tmp_path)
+    write = EventFiles(tmp_path)
     for epoch in (1, 2):
-        board(Progress(epoch, 2, train_loss=2.0 / epoch, loss=1.0 / epoch, accuracy=0.25 * epoch, seconds=1.0, lr=0.1))
+        write(
+            EpochResult(epoch, 2, train_loss=2.0 / epoch, loss=1.0 / epoch, accuracy=0.25 * epoch, seconds=1.0, lr=0.1)
+        )
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("accuracy/test")] == [(1, 0.25), (2, 0.5)]

@@ -1,4 +1,4 @@
-"""Training among several processes: the same weights as alone, to rounding; one line each on an error; resumed."""
+"""Training in several processes: the weights of a single one to rounding, one line per error, and resumption."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from torch import nn
 
 from landscape.checkpoints import checkpoint
 from landscape.options import OptionError
-from landscape.training.distributed import ALONE, Team, device_of
+from landscape.training.distributed import SINGLE_PROCESS, ProcessGroup, device_of
 from landscape.training.recipes import recipe
-from landscape.training.synchronised import Synchronised, synchronise
+from landscape.training.synchronised_batchnorm import SynchronisedBatchNorm2d, synchronise_batchnorm
 from landscape.training.train import train
 
 SOURCE = """
@@ -75,7 +75,7 @@ def test_two_processes_give_the_weights_of_one(tmp_path: Path, model: str, data:
     said = [process.communicate()[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     assert "epoch 3/3" in said[0]
-    assert said[1] == ""  # the first speaks for all
+    assert said[1] == ""  # only the main process prints
     begun = checkpoint.read(alone.with_name("init.pt")).state_dict
     for file in ("final.pt", "final_ema.pt"):
         one, two = (checkpoint.read(tmp_path / folder / file).state_dict for folder in ("one", "two"))
@@ -125,8 +125,8 @@ def normed(rank: int, port: int, folder: str) -> None:
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     x, weight = torch.load(f"{folder}/given.pt")
     norm = nn.BatchNorm2d(3).double()
-    synchronise(norm)
-    assert isinstance(norm, Synchronised)
+    synchronise_batchnorm(norm)
+    assert isinstance(norm, SynchronisedBatchNorm2d)
     part = x[rank::2].clone().requires_grad_()
     out = norm(part)
     (out * weight[rank::2]).sum().backward()
@@ -153,12 +153,12 @@ def test_a_synchronised_norm_is_that_of_the_whole_batch(tmp_path: Path) -> None:
         torch.testing.assert_close(variance, fresh.running_var, rtol=1e-10, atol=1e-12)
 
 
-def test_one_process_works_for_itself() -> None:
-    assert ALONE.first(lambda: 3) == 3
-    assert device_of("cpu", Team(1, 2)) == torch.device("cpu")
+def test_a_single_process_works_without_a_group() -> None:
+    assert SINGLE_PROCESS.on_main_process(lambda: 3) == 3
+    assert device_of("cpu", ProcessGroup(1, 2)) == torch.device("cpu")
 
 
-def test_a_gpu_by_number_is_not_for_several(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_do_not_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("landscape.training.distributed.device_named", torch.device)
     with pytest.raises(OptionError, match="--device cuda:1 is one GPU for 2 processes; ask for cuda"):
-        device_of("cuda:1", Team(0, 2))
+        device_of("cuda:1", ProcessGroup(0, 2))

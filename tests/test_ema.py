@@ -13,7 +13,7 @@ from landscape.checkpoints.snapshots import of_run
 from landscape.subject.evaluation import evaluate
 from landscape.subject.loading import bare
 from landscape.subject.spec import Spec
-from landscape.training.ema import Average
+from landscape.training.ema import moving_average
 from landscape.training.recipes import recipe
 from landscape.training.train import train
 from landscape.training.training_set import splits
@@ -25,30 +25,30 @@ def test_the_average_is_its_recursion() -> None:
     values = [2.0, -1.0, 0.5, 8.0]
     with torch.no_grad():
         network.weight.fill_(3.0)
-        average = Average(network, 0.3)
+        average = moving_average(network, 0.3)
         expected = 3.0
         for t, value in enumerate(values, start=1):
             network.weight.fill_(value)
-            average.update(network)
+            average.update_parameters(network)
             decay = min(0.3, (1 + t) / (10 + t))
             expected = decay * expected + (1 - decay) * value
     assert [(1 + t) / (10 + t) < 0.3 for t in (1, 2, 3, 4)] == [True, True, False, False]  # both sides of the bound
-    assert average.state_dict["weight"].item() == pytest.approx(expected, rel=1e-12)
+    assert average.module.weight.item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_statistics_are_averaged_and_counters_copied() -> None:
     network = nn.BatchNorm2d(2)
-    average = Average(network, 0.9)
+    average = moving_average(network, 0.9)
     network(torch.full((4, 2, 1, 1), 10.0))
-    average.update(network)
-    assert average.state_dict["num_batches_tracked"] == 1
+    average.update_parameters(network)
+    assert average.module.num_batches_tracked == 1
     decay = 2 / 11
-    assert average.state_dict["running_mean"].tolist() == pytest.approx([(1 - decay) * 0.1 * 10] * 2)
+    assert average.module.running_mean.tolist() == pytest.approx([(1 - decay) * 0.1 * 10] * 2)
     assert network.running_mean is not None
     assert network.running_mean.tolist() == pytest.approx([1.0] * 2)  # the network's own are its own
 
 
-def test_no_decay_is_the_last_weights_and_the_run_is_not_touched(tmp_path: Path) -> None:
+def test_no_decay_gives_the_last_weights_and_does_not_change_the_run(tmp_path: Path) -> None:
     asked = {"epochs": 1, "batch_size": 32}
     small = {"model_args": {"dim": 8, "depth": 2, "heads": 2}, "fraction": 0.1}
     plain = train("vit_demo", "digits", recipe=recipe("demo", **asked), out=tmp_path / "plain", **small)
@@ -61,7 +61,7 @@ def test_no_decay_is_the_last_weights_and_the_run_is_not_touched(tmp_path: Path)
         torch.testing.assert_close(averaged.state_dict[name], tensor, rtol=1e-6, atol=1e-7)
 
 
-def test_the_averaged_checkpoint_is_complete_and_no_snapshot_of_the_path(tmp_path: Path) -> None:
+def test_the_averaged_checkpoint_is_complete_and_no_snapshot_of_the_trajectory(tmp_path: Path) -> None:
     small = {"model_args": {"blocks": (1, 1), "width": 4}, "fraction": 0.1}
     asked = recipe("demo", epochs=2, batch_size=32, ema=0.9)
     final = train("resnet_demo", "digits", recipe=asked, out=tmp_path / "run", snapshots=1, **small)

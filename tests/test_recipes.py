@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from landscape.options import OptionError
-from landscape.training.optimizer import Schedule, optimizer, parameter_groups
-from landscape.training.recipes import RECIPES, Recipe, at_size, checked, default_recipe, parse_overrides, recipe
+from landscape.training.optimizer import Schedule, build_optimizer, parameter_groups
+from landscape.training.recipes import RECIPES, Recipe, at_size, default_recipe, parse_overrides, recipe, validated
 
 
 @pytest.mark.parametrize("name", ["cifar-vit", "cifar-cnn"])
@@ -30,9 +30,9 @@ def test_the_recipe_without_augmentation_changes_nothing_else() -> None:
     assert differing == {"name", "mixup", "cutmix", "randaugment", "crop", "flip"}
 
 
-def test_every_recipe_is_in_range_and_knows_its_name() -> None:
+def test_every_recipe_is_valid_and_has_its_name() -> None:
     for name, r in RECIPES.items():
-        assert checked(r).name == name
+        assert validated(r).name == name
 
 
 @pytest.mark.parametrize(
@@ -97,14 +97,14 @@ def test_values_out_of_range_are_refused_by_option_name(field: str, value: float
         recipe("cifar-vit", **{field: value})
 
 
-def test_unknown_names_are_answered_with_near_ones() -> None:
+def test_unknown_names_are_answered_with_similar_ones() -> None:
     with pytest.raises(OptionError, match="expected one of cifar-vit"):
         recipe("cifar-vti")
     with pytest.raises(OptionError, match="expected one of batch_size"):
         recipe("demo", batchsize=3)
 
 
-def test_words_set_any_field() -> None:
+def test_assignments_set_any_field() -> None:
     words = ["clip=1", "flip=no", "batch-size=7", "optimizer=sgd", "randaugment_std = 0.5", "precision=bf16"]
     found = parse_overrides(words)
     assert found == {
@@ -126,7 +126,7 @@ def test_words_set_any_field() -> None:
         ("lr=fast", "--set lr must be a number, got fast"),
     ],
 )
-def test_words_that_set_nothing_are_explained(words: str, message: str) -> None:
+def test_malformed_assignments_are_explained(words: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         parse_overrides([words])
 
@@ -181,9 +181,9 @@ def test_one_step_without_gradient_shrinks_by_weight_decay_alone(name: str) -> N
     """Decoupled (adamw) and as a gradient (sgd), w becomes (1 - lr * weight_decay) w; biases stay."""
     model = nn.Linear(3, 2)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    descent = optimizer(model, recipe("cifar-vit", optimizer=name, lr=0.1, weight_decay=0.5))
+    optimizer = build_optimizer(model, recipe("cifar-vit", optimizer=name, lr=0.1, weight_decay=0.5))
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    descent.step()
+    optimizer.step()
     torch.testing.assert_close(model.weight.detach(), before["weight"] * (1 - 0.1 * 0.5))
     torch.testing.assert_close(model.bias.detach(), before["bias"])

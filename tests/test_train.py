@@ -1,4 +1,4 @@
-"""Facts about training runs: what is written, what a stopped run becomes, what is refused."""
+"""Training runs: what they write, how an interrupted run resumes, what is rejected."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ from landscape.probe import derived_seed
 from landscape.subject.device import device
 from landscape.subject.evaluation import evaluate
 from landscape.training import run_folder
-from landscape.training.distributed import Team
-from landscape.training.recipes import EARLIER, Recipe, recipe
-from landscape.training.train import Progress, train
+from landscape.training.distributed import ProcessGroup
+from landscape.training.recipes import Recipe, recipe
+from landscape.training.train import EpochResult, train
 from landscape.training.training_set import balanced_rows, splits
-from landscape.training.tuning import seconds, tuned
 
 SMALL = {"dim": 8, "depth": 2, "heads": 2}
 SOURCE = """
@@ -63,8 +62,8 @@ def short(epochs: int = 3, **overrides: float | str | bool) -> Recipe:
     return recipe("demo", **{"epochs": epochs, "batch_size": 8, "lr": 1e-3, **overrides})
 
 
-def stop_after(epoch: int) -> Callable[[Progress], None]:
-    def report(progress: Progress) -> None:
+def stop_after(epoch: int) -> Callable[[EpochResult], None]:
+    def report(progress: EpochResult) -> None:
         if progress.epoch == epoch:
             raise KeyboardInterrupt
 
@@ -232,7 +231,7 @@ def test_data_that_are_not_finite_leave_nothing_behind(source: str, tmp_path: Pa
 def test_train_loss_is_the_cross_entropy_with_soft_targets(source: str, tmp_path: Path) -> None:
     """One epoch of one batch: -sum_c t_c (z_c - logsumexp z), recomputed from `init.pt` and the same augmentation."""
     mixing = short(1, batch_size=22, warmup=0.0, mixup=1.0, cutmix=0.8, label_smoothing=0.1, flip=False, crop=0)
-    seen: list[Progress] = []
+    seen: list[EpochResult] = []
     train("vit_demo", source, recipe=mixing, out=tmp_path / "run", model_args=SMALL, report=seen.append)
     first = checkpoint.read(tmp_path / "run" / "init.pt")
     network = models.build(first.model, **first.model_args)
@@ -294,23 +293,19 @@ def test_the_memory_format_that_was_used_is_stored(
     assert checkpoint.read(final).recipe["memory_format"] == expected
 
 
-def test_a_run_from_before_a_field_goes_on_as_it_began(source: str, tmp_path: Path) -> None:
-    """Recipes had no memory format once: such a run is contiguous, also where a new one would not be."""
+def test_a_resumed_run_keeps_its_memory_format(source: str, tmp_path: Path) -> None:
+    """Where none is given: a new run of this model would be channels last."""
     given = {"model_args": {"blocks": (1, 1), "width": 4}}
-    whole, old = tmp_path / "whole", tmp_path / "old"
-    train("resnet_demo", source, recipe=short(2, memory_format="contiguous"), out=whole, **given)
+    contiguous, out = short(2, memory_format="contiguous"), tmp_path / "run"
+    whole = train("resnet_demo", source, recipe=contiguous, out=tmp_path / "whole", **given)
     with pytest.raises(KeyboardInterrupt):
-        train(
-            "resnet_demo", source, recipe=short(2, memory_format="contiguous"), out=old, report=stop_after(1), **given
-        )
-    for path in old.glob("*.pt"):
-        content = torch.load(path, weights_only=True)
-        for field in EARLIER:
-            del (content["identity"]["recipe"] if path.name == "resume.pt" else content["recipe"])[field]
-        torch.save(content, path)
-    assert weights(train("resnet_demo", source, recipe=short(2), out=old, **given)) == weights(whole / "final.pt")
+        train("resnet_demo", source, recipe=contiguous, out=out, report=stop_after(1), **given)
+    assert weights(train("resnet_demo", source, recipe=short(2), out=out, **given)) == weights(whole)
+    assert checkpoint.read(train("resnet_demo", source, recipe=short(2), out=out, **given)).recipe["memory_format"] == (
+        "contiguous"
+    )
     with pytest.raises(ValueError, match="memory_format contiguous there, channels_last asked for"):
-        train("resnet_demo", source, recipe=short(2, memory_format="channels_last"), out=old, **given)
+        train("resnet_demo", source, recipe=short(2, memory_format="channels_last"), out=out, **given)
 
 
 @pytest.mark.parametrize(("batch_size", "accumulate"), [(8, 2), (4, 4), (16, 1)])
@@ -337,52 +332,12 @@ def test_a_second_run_in_the_same_folder_ends_in_one_line(source: str, tmp_path:
     out = tmp_path / "run"
     given = {"recipe": short(1), "out": out, "model_args": SMALL}
 
-    def again(progress: Progress) -> None:
+    def again(progress: EpochResult) -> None:
         train("vit_demo", source, **given)
 
     with pytest.raises(RuntimeError, match=r"run is being trained in by another process; .*--name or --out"):
         train("vit_demo", source, report=again, **given)
     assert weights(train("vit_demo", source, **given))  # the lock ended with the run
-
-
-def test_a_trial_chooses_a_memory_format_once(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    times = {"contiguous": 1.0, "channels_last": 2.0}
-    monkeypatch.setattr("landscape.training.tuning.seconds", lambda recipe, *others: times[recipe.memory_format])
-    out, given = tmp_path / "run", {"model_args": {"blocks": (1, 1), "width": 4}, "tune": True}
-    with pytest.raises(KeyboardInterrupt):
-        train("resnet_demo", source, recipe=short(2), out=out, report=stop_after(1), **given)
-    assert checkpoint.read(out / "init.pt").recipe["memory_format"] == "contiguous"
-    times["contiguous"] = 3.0  # another choice today, and the run goes on as it began
-    final = train("resnet_demo", source, recipe=short(2), out=out, **given)
-    assert checkpoint.read(final).recipe["memory_format"] == "contiguous"
-    other = train("resnet_demo", source, recipe=short(0), out=tmp_path / "other", **given)
-    assert checkpoint.read(other).recipe["memory_format"] == "channels_last"
-
-
-def test_a_trial_leaves_a_format_that_was_asked_for(
-    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And the compilation; so the same command resumes the run."""
-    times = {("contiguous", False): 1.0, ("contiguous", True): 2.0, ("channels_last", False): 3.0}
-    monkeypatch.setattr(
-        "landscape.training.tuning.seconds",
-        lambda recipe, *others: times.get((recipe.memory_format, recipe.compile), 4.0),
-    )
-    training, _ = splits(source, root=None)
-    asked = short(memory_format="channels_last", compile=True)
-    assert tuned(asked, "resnet_demo", {"classes": 3, "image_size": 8}, training) == asked
-    given = {"model_args": {"blocks": (1, 1), "width": 4}, "tune": True, "out": tmp_path / "run"}
-    for _ in range(2):
-        final = train("resnet_demo", source, recipe=short(0, memory_format="channels_last"), **given)
-        assert checkpoint.read(final).recipe["memory_format"] == "channels_last"
-
-
-def test_a_trial_takes_time_and_leaves_the_global_generator_alone(source: str) -> None:
-    training, _ = splits(source, root=None)
-    state = torch.get_rng_state()
-    taken = seconds(short(memory_format="contiguous"), "vit_demo", {"classes": 3, "image_size": 8, **SMALL}, training)
-    assert taken > 0
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_half_precision_is_for_snapshots_between_the_warm_up_and_the_end(source: str, tmp_path: Path) -> None:
@@ -411,7 +366,7 @@ def test_half_precision_is_for_snapshots_between_the_warm_up_and_the_end(source:
 
 
 def test_what_half_precision_cannot_hold_stays() -> None:
-    found = run_folder.halved(
+    found = run_folder.half_precision(
         {"wide": torch.full((2, 2), 1e5), "weight": torch.ones(2, 2), "count": torch.tensor(70000)}
     )
     assert {name: tensor.dtype for name, tensor in found.items()} == {
@@ -502,11 +457,15 @@ def test_a_damaged_resume_state_is_named(source: str, tmp_path: Path) -> None:
         ({"model_args": {**SMALL, "patch": 3}}, ValueError, "patch=3 does not divide .* ask for one of 1, 2, 4, 8"),
         ({"device": "tpu"}, OptionError, "--device must be .*, got tpu"),
         ({"model_args": {"classes": 5}}, ValueError, "classes=5: the data decides"),
-        ({"model_args": {"image_size": "big"}}, ValueError, "image_size=big is no size"),
+        (
+            {"model_args": {"image_size": "big"}},
+            ValueError,
+            "image_size must be a number of pixels such as 224, got big",
+        ),
         ({"model_args": {"image_size": 16}}, ValueError, "have 8 pixels"),
         ({"model_args": {"deph": 5}}, ValueError, "deph"),
         ({"recipe": short(2, randaugment=9)}, ValueError, "cifar-noaug"),
-        ({"recipe": Recipe(epochs=2)}, OptionError, "--warmup must be .*, got 5.0"),
+        ({"recipe": Recipe(epochs=2)}, OptionError, "--warmup must be between 0 and the 2 epochs of the run, got 5.0"),
     ],
 )
 def test_silly_values_are_refused_before_anything_is_written(
@@ -521,11 +480,11 @@ def test_silly_values_are_refused_before_anything_is_written(
 def test_processes_without_samples_are_refused(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three samples are no update of two processes, each of which needs two."""
 
-    class Two(Team):
-        def first(self, work: Callable[[], Any]) -> Any:
+    class Two(ProcessGroup):
+        def on_main_process(self, work: Callable[[], Any]) -> Any:
             return work()
 
-    monkeypatch.setattr("landscape.training.train.team", lambda: nullcontext(Two(0, 2)))
+    monkeypatch.setattr("landscape.training.train.process_group", lambda: nullcontext(Two(0, 2)))
     with pytest.raises(ValueError, match="leaves 3 samples to 2 processes, expected at least two each"):
         train("vit_demo", source, recipe=short(1), out=tmp_path / "run", model_args=SMALL, fraction=3 / 22)
     assert not (tmp_path / "run").exists()

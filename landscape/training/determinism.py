@@ -1,4 +1,4 @@
-"""Deterministic algorithms alone, also where they are slower."""
+"""Restrict torch to deterministic algorithms, also where they are slower."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from contextlib import contextmanager
 
 import torch
 
-LACKS = " does not have a deterministic implementation"  # how torch begins to say that an operation has none
+LACKS = " does not have a deterministic implementation"  # follows the name of an operation in torch's error
 
 
 @contextmanager
-def deterministic(wanted: bool = True) -> Iterator[None]:
-    """While the block runs, operations give equal bits for equal inputs on this machine, or refuse to run.
+def deterministic_algorithms(enabled: bool = True) -> Iterator[None]:
+    """Within the block, operations give equal bits for equal inputs on this machine, or raise.
 
-    On a CPU with a fixed number of threads they do so anyway. What cuBLAS needs for it has to be set before the first
-    CUDA call of the process.
+    On a CPU with a fixed number of threads they do so anyway. The setting that cuBLAS needs must be made before the
+    first CUDA call of the process.
 
     Raises:
-        RuntimeError: an operation has no such algorithm; names it.
+        RuntimeError: the named operation has no deterministic algorithm.
     """
-    if not wanted:
+    if not enabled:
         yield
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

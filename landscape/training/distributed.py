@@ -1,4 +1,4 @@
-"""The processes of one training: one, or several that `torchrun` started, on GPUs or CPU cores, of many machines."""
+"""Train in one process, or in the group that `torchrun` started on GPUs or CPU cores of one or several machines."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Team:
-    """This process among all: the first, of rank 0, measures and writes.
+class ProcessGroup:
+    """This process among those of the training; the main process, of rank 0, evaluates and writes.
 
     Args:
         rank: 0 to size - 1.
@@ -30,60 +30,60 @@ class Team:
     rank: int = 0
     size: int = 1
 
-    def first(self, work: Callable[[], T]) -> T:
-        """What the first process makes of the work, in all processes; its errors too, so that none waits for ever."""
+    def on_main_process(self, work: Callable[[], T]) -> T:
+        """Run `work` in the main process and return its result in all; its errors are raised in all, so none hangs."""
         if self.size == 1:
             return work()
-        said: list[object] = [None, None]
+        outcome: list[object] = [None, None]
         if self.rank == 0:
             try:
-                said[0] = work()
+                outcome[0] = work()
             except Exception as error:
-                said[1] = error
-        dist.broadcast_object_list(said, device=torch.device("cpu"))
-        if isinstance(said[1], Exception):
-            raise said[1]
-        return said[0]  # type: ignore[return-value]
+                outcome[1] = error
+        dist.broadcast_object_list(outcome, device=torch.device("cpu"))
+        if isinstance(outcome[1], Exception):
+            raise outcome[1]
+        return outcome[0]  # type: ignore[return-value]
 
-    def summed(self, values: Tensor) -> Tensor:
-        """The sum of all processes' values, in all of them."""
+    def all_reduce(self, values: Tensor) -> Tensor:
+        """Replace `values` by their sum over the processes, in all of them."""
         if self.size > 1:
             dist.all_reduce(values)
         return values
 
 
-ALONE = Team()
+SINGLE_PROCESS = ProcessGroup()
 
 
 @contextmanager
-def team() -> Iterator[Team]:
-    """All processes of the group that `torchrun` started, connected; this process alone without one."""
+def process_group() -> Iterator[ProcessGroup]:
+    """The connected process group that `torchrun` started, or this process alone."""
     if not dist.is_available() or not dist.is_torchelastic_launched() or int(os.environ["WORLD_SIZE"]) == 1:
-        yield ALONE
+        yield SINGLE_PROCESS
         return
-    # What is no gradient goes over the CPU, also between GPUs.
+    # Only gradients go over NCCL; everything else goes over the CPU, also between GPUs.
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     try:
-        yield Team(dist.get_rank(), dist.get_world_size())
-        dist.barrier()  # leave together: who closes a connection that the other still uses ends it by an abort
+        yield ProcessGroup(dist.get_rank(), dist.get_world_size())
+        dist.barrier()  # leave together: closing a connection that another process still uses aborts that process
     finally:
         dist.destroy_process_group()
 
 
-def device_of(name: str, team: Team) -> torch.device:
-    """The device of this process: of several on one machine each gets a GPU of its own.
+def device_of(name: str, processes: ProcessGroup) -> torch.device:
+    """The device of this process; several processes on one machine get a GPU each.
 
     Raises:
         OptionError: the name is unknown, or means one GPU for all.
         ValueError: this machine does not have it.
     """
-    found = device_named(name)
-    if found.type != "cuda" or team.size == 1:
-        return found
+    device = device_named(name)
+    if device.type != "cuda" or processes.size == 1:
+        return device
     if ":" in name:
         raise OptionError(
-            f"--device {name} is one GPU for {team.size} processes; ask for cuda, which gives each its own"
+            f"--device {name} is one GPU for {processes.size} processes; ask for cuda, which gives each its own"
         )
-    own = device_named(f"cuda:{os.environ['LOCAL_RANK']}")
-    torch.cuda.set_device(own)
-    return own
+    device = device_named(f"cuda:{os.environ['LOCAL_RANK']}")
+    torch.cuda.set_device(device)
+    return device

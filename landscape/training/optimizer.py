@@ -1,4 +1,4 @@
-"""The optimiser of a recipe: which parameters decay, and the learning rate of every step."""
+"""The optimiser of a recipe: which parameters get weight decay, and the learning rate of every step."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from landscape.training.recipes import Recipe
 UNDECAYED = re.compile(r"position|cls_token")
 
 
-def optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """AdamW or SGD with the recipe's weight decay on the parameters that take it."""
+def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """AdamW or SGD with the recipe's weight decay on the parameters that get it."""
     groups = parameter_groups(model, recipe.weight_decay)
     if recipe.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, fused=True)
@@ -27,7 +27,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     """Two groups: the parameters with weight decay, and those without.
 
     As in timm, biases and norms (at most one dimension), position embeddings, relative position tables and the CLS
-    token do not decay. The `l2` that probes report is another one: it sums over all trainable parameters.
+    token do not decay. The `l2` that probes report differs: it sums over all trainable parameters.
     """
     decayed: list[nn.Parameter] = []
     free: list[nn.Parameter] = []
@@ -44,8 +44,8 @@ class Schedule:
     Args:
         peak: the largest rate.
         per_epoch: updates in an epoch.
-        warmup: updates of the warm-up, the last of which has the peak.
-        steps: updates in all.
+        warmup: updates of the warm-up, the last of which has the peak rate.
+        steps: updates of the run.
     """
 
     peak: float
@@ -55,10 +55,7 @@ class Schedule:
 
     @classmethod
     def of_recipe(cls, recipe: Recipe, samples: int, *, processes: int = 1) -> Schedule:
-        """The schedule on so many samples; a last smaller batch counts where batch norm can take it.
-
-        Which needs two rows in each process.
-        """
+        """The schedule on so many samples; a smaller last batch counts if it has two rows a process, for batch norm."""
         whole, left = divmod(samples, recipe.batch_size * recipe.accumulate)
         per_epoch = whole + (left >= 2 * processes)
         warmup = max(1, round(recipe.warmup * per_epoch)) if recipe.warmup else 0
@@ -67,8 +64,8 @@ class Schedule:
     def rate(self, step: int) -> float:
         """The rate of update `step` = 0 .. steps - 1.
 
-        peak (step + 1) / warmup in the warm-up, peak (1 + cos(pi (step - warmup) / (steps - warmup))) / 2 after it,
-        which is 0 one step past the last, so that no update is wasted.
+        peak (step + 1) / warmup in the warm-up, peak (1 + cos(pi (step - warmup) / (steps - warmup))) / 2 after it.
+        That reaches 0 one step past the last, so that no update is wasted.
         """
         if step < self.warmup:
             return self.peak * (step + 1) / self.warmup

@@ -1,4 +1,4 @@
-"""Training recipes: every number that decides how a network is trained, under a name."""
+"""Named training recipes: every number that decides how a network is trained."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from landscape.options import BOOLEANS, OptionError, invalid, parse_assignments,
 Value: TypeAlias = float | int | str | bool
 
 FORMATS = ("contiguous", "channels_last")
-KINDS: Mapping[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
-TRANSFORMERS = ("vit", "localvit", "swin", "pit", "mixer")  # families trained with `cifar-vit` unless told
+TYPES: Mapping[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
+TRANSFORMERS = ("vit", "localvit", "swin", "pit", "mixer")  # families whose default recipe is `cifar-vit`
 
 
 @dataclass(frozen=True)
@@ -23,26 +23,26 @@ class Recipe:
 
     Args:
         name: the recipe this one started from; its other fields may have been overridden.
-        lr: the peak, reached at the end of the warm-up; half a cosine then takes it to 0.
+        lr: the peak, reached at the end of the warm-up, from which half a cosine leads to 0.
         weight_decay: decoupled with adamw, the gradient of (weight_decay / 2) ||w||^2 with sgd.
         epochs: in all, the warm-up included.
         warmup: epochs of linear warm-up; a fraction of an epoch counts in steps.
-        clip: largest global norm of the gradient; 0 leaves it alone.
+        clip: largest global norm of the gradient; 0 disables clipping.
         mixup: alpha of mixup's Beta distribution, 0 for none; `cutmix` likewise.
-        switch: probability of cutmix over mixup, drawn per batch, where both are on.
+        switch: probability of cutmix instead of mixup, drawn per batch, if both are on.
         randaugment: magnitude M, 0 for none; `randaugment_layers` operations per image, magnitudes with a
             standard deviation of `randaugment_std`.
         crop: padding of the random crop in pixels of a 32-pixel image, scaled with the image (`at_size`); a
             checkpoint stores the pixels that were used.
-        drop_path: stochastic depth of the last block, rising linearly from the first.
+        drop_path: stochastic depth rate of the last block, rising linearly from the first.
         precision: "auto" is bf16 autocast on a GPU that has it, fp32 elsewhere.
-        memory_format: "auto" is channels_last where most weights are convolutions', whose steps it makes about a
-            third faster and changes by rounding alone; a checkpoint stores the one that was used.
-        compile: by `torch.compile`; worth its start of about a minute on a GPU.
-        accumulate: mini-batches whose gradients add up to one update, which is that of a batch so many times larger.
-            Batch norm still sees one mini-batch at a time.
-        ema: decay of the moving average of the weights, 0 for none (`ema.Average`).
-        sync_bn: batch norm over the samples of all processes; of one process it changes nothing.
+        memory_format: "auto" is channels_last if most weights belong to convolutions: about a third faster, equal to
+            rounding; a checkpoint stores the one that was used.
+        compile: by `torch.compile`; worth its start-up of about a minute on a GPU.
+        accumulate: mini-batches whose gradients add up to one update, that of a batch so many times larger. Batch norm
+            still sees one mini-batch at a time.
+        ema: decay of the moving average of the weights, 0 for none (`ema.moving_average`).
+        sync_bn: batch norm over the samples of all processes; changes nothing in a single process.
     """
 
     name: str = "cifar-vit"
@@ -71,15 +71,6 @@ class Recipe:
     ema: float = 0.0
     sync_bn: bool = False
 
-
-# What a run did before a recipe had the field.
-EARLIER: Mapping[str, Value] = {
-    "memory_format": "contiguous",
-    "compile": False,
-    "accumulate": 1,
-    "ema": 0.0,
-    "sync_bn": False,
-}
 
 RECIPES: Mapping[str, Recipe] = {
     # Tuned on digits, where large shifts and mirror images cost a small ViT most: 95 % and more for every demo model.
@@ -115,7 +106,7 @@ RECIPES: Mapping[str, Recipe] = {
 
 
 def default_recipe(model: str) -> str:
-    """The name of the recipe a trainer's model gets when none is asked for."""
+    """The name of the recipe that a model is trained with when none is given."""
     if model.endswith("_demo"):
         return "demo"
     return "cifar-vit" if model.partition("_")[0] in TRANSFORMERS else "cifar-cnn"
@@ -124,7 +115,7 @@ def default_recipe(model: str) -> str:
 def recipe(name: str, **overrides: Value | None) -> Recipe:
     """A named recipe with some fields replaced; None keeps the recipe's own value.
 
-    A warm-up that was not asked for is at most a fifth of the run.
+    A warm-up that is not given is at most a fifth of the run.
 
     Raises:
         OptionError: no such recipe or field, or a value out of its range.
@@ -136,32 +127,32 @@ def recipe(name: str, **overrides: Value | None) -> Recipe:
         if field not in names:
             raise OptionError(f"a recipe has no field {field!r}; expected {_nearest(field, names)}")
     given = {field: value for field, value in overrides.items() if value is not None}
-    changed = replace(RECIPES[name], **given)  # type: ignore[arg-type]  # `checked` looks at every value
+    changed = replace(RECIPES[name], **given)  # type: ignore[arg-type]  # `validated` checks every value
     if "warmup" not in given:
         changed = replace(changed, warmup=min(changed.warmup, changed.epochs / 5))
-    return checked(changed)
+    return validated(changed)
 
 
 def parse_overrides(assignments: Sequence[str]) -> dict[str, Value]:
     """Parse overrides of a recipe such as `clip=1` and `flip=false`.
 
     Raises:
-        OptionError: one is no `FIELD=VALUE`, there is no such field, or its value is of another type.
+        OptionError: not of the form `FIELD=VALUE`, an unknown field, or a value of another type.
     """
-    kinds: dict[str, type] = {name: type(value) for name, value in asdict(Recipe()).items() if name != "name"}
-    found: dict[str, Value] = {}
+    types: dict[str, type] = {name: type(value) for name, value in asdict(Recipe()).items() if name != "name"}
+    overrides: dict[str, Value] = {}
     for field, value in parse_assignments("set", assignments).items():
-        if field not in kinds:
-            raise OptionError(f"--set {field}: a recipe has no such field; expected {_nearest(field, list(kinds))}")
+        if field not in types:
+            raise OptionError(f"--set {field}: a recipe has no such field; expected {_nearest(field, list(types))}")
         try:
-            found[field] = BOOLEANS[value.lower()] if kinds[field] is bool else kinds[field](value)
+            overrides[field] = BOOLEANS[value.lower()] if types[field] is bool else types[field](value)
         except (KeyError, ValueError):
-            raise invalid(f"set {field}", value, KINDS[kinds[field]]) from None
-    return found
+            raise invalid(f"set {field}", value, TYPES[types[field]]) from None
+    return overrides
 
 
-def checked(recipe: Recipe) -> Recipe:
-    """The same recipe, every field of which is in its range.
+def validated(recipe: Recipe) -> Recipe:
+    """The same recipe, with every field in its range.
 
     Raises:
         OptionError: naming the option, what was got and what is expected.
@@ -171,23 +162,23 @@ def checked(recipe: Recipe) -> Recipe:
         ("optimizer", r.optimizer in ("adamw", "sgd"), "adamw or sgd"),
         ("lr", 0 < r.lr < math.inf, "a positive number"),
         ("momentum", 0 <= r.momentum < 1, "at least 0 and less than 1"),
-        ("weight_decay", 0 <= r.weight_decay < math.inf, "0 or more"),
-        ("epochs", r.epochs >= 0 and r.epochs == int(r.epochs), "a whole number, 0 or more"),
-        ("warmup", 0 <= r.warmup <= r.epochs, f"0 to the {r.epochs} epochs of the run"),
-        ("batch_size", r.batch_size >= 1 and r.batch_size == int(r.batch_size), "a whole number, 1 or more"),
-        ("clip", 0 <= r.clip < math.inf, "0 (no clipping) or more"),
+        ("weight_decay", 0 <= r.weight_decay < math.inf, "at least 0"),
+        ("epochs", r.epochs >= 0 and r.epochs == int(r.epochs), "a whole number of at least 0"),
+        ("warmup", 0 <= r.warmup <= r.epochs, f"between 0 and the {r.epochs} epochs of the run"),
+        ("batch_size", r.batch_size >= 1 and r.batch_size == int(r.batch_size), "a whole number of at least 1"),
+        ("clip", 0 <= r.clip < math.inf, "0 (no clipping) or positive"),
         ("label_smoothing", 0 <= r.label_smoothing < 1, "at least 0 and less than 1"),
-        ("mixup", 0 <= r.mixup < math.inf, "0 (none) or more"),
-        ("cutmix", 0 <= r.cutmix < math.inf, "0 (none) or more"),
-        ("switch", 0 <= r.switch <= 1, "0 to 1"),
-        ("randaugment", 0 <= r.randaugment <= 10, "0 (none) to 10"),
-        ("randaugment_layers", r.randaugment_layers >= 0, "0 or more"),
-        ("randaugment_std", 0 <= r.randaugment_std < math.inf, "0 or more"),
-        ("crop", 0 <= r.crop <= 32, "0 (none) to 32 pixels of a 32-pixel image"),
+        ("mixup", 0 <= r.mixup < math.inf, "0 (none) or positive"),
+        ("cutmix", 0 <= r.cutmix < math.inf, "0 (none) or positive"),
+        ("switch", 0 <= r.switch <= 1, "between 0 and 1"),
+        ("randaugment", 0 <= r.randaugment <= 10, "between 0 (none) and 10"),
+        ("randaugment_layers", r.randaugment_layers >= 0, "at least 0"),
+        ("randaugment_std", 0 <= r.randaugment_std < math.inf, "at least 0"),
+        ("crop", 0 <= r.crop <= 32, "between 0 (none) and 32 pixels of a 32-pixel image"),
         ("drop_path", 0 <= r.drop_path < 1, "at least 0 and less than 1"),
         ("precision", r.precision in ("auto", "fp32", "bf16"), "auto, fp32 or bf16"),
-        ("accumulate", r.accumulate >= 1 and r.accumulate == int(r.accumulate), "a whole number, 1 or more"),
-        ("ema", 0 <= r.ema < 1, "0 (none) to less than 1"),
+        ("accumulate", r.accumulate >= 1 and r.accumulate == int(r.accumulate), "a whole number of at least 1"),
+        ("ema", 0 <= r.ema < 1, "at least 0 (none) and less than 1"),
         ("memory_format", r.memory_format in ("auto", *FORMATS), "auto, contiguous or channels_last"),
     )
     for name, holds, expected in expectations:

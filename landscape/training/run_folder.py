@@ -1,4 +1,4 @@
-"""The folder of a training run: its snapshots, the state it resumes from, and whose they are."""
+"""Read and write the folder of a training run: snapshots, metrics, and the state that it resumes from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from landscape.checkpoints import checkpoint
-from landscape.training.recipes import EARLIER
 
 FINAL = checkpoint.FINAL
 FINAL_EMA = checkpoint.FINAL_EMA
@@ -27,8 +26,8 @@ METRICS = "metrics.csv"
 
 
 @dataclass(frozen=True)
-class Identity:
-    """All that decides the weights of a run, in the terms of a checkpoint."""
+class RunIdentity:
+    """Everything that decides the weights of a run, under the keys of a checkpoint."""
 
     model: str
     model_args: Mapping[str, Any]
@@ -38,19 +37,19 @@ class Identity:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Keep other processes from training in the folder, which is made, and removed if it stays empty.
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from training in the folder; create it, and remove it if it stays empty.
 
-    The lock is the system's and on the folder itself: it ends with the process and leaves no file.
+    The lock is the system's, on the folder itself: it ends with the process and leaves no file.
 
     Raises:
-        RuntimeError: another process holds it.
+        RuntimeError: another process is training in it.
     """
     new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # where a file system has no locks
+        with suppress(OSError):  # a file system may have no locks
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -68,7 +67,7 @@ def held(folder: Path) -> Iterator[None]:
 
 def write_snapshot(
     path: Path,
-    identity: Identity,
+    identity: RunIdentity,
     state_dict: Mapping[str, Tensor],
     *,
     epoch: float,
@@ -78,55 +77,52 @@ def write_snapshot(
     checkpoint.write(path, **asdict(identity), state_dict=state_dict, epoch=epoch, metrics=metrics)
 
 
-def halved(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same weights with every matrix and kernel in half precision: half the bytes on disk.
+def half_precision(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights with every matrix and kernel in half precision: half the bytes on disk.
 
-    Biases, norms and statistics are few, and stay; so does what half precision cannot hold (beyond 65,504).
+    Biases, norms and statistics are few and keep their precision; so do tensors with values beyond its 65,504.
     """
-    found = {}
+    weights = {}
     for name, tensor in state_dict.items():
         half = tensor.half() if tensor.is_floating_point() and tensor.ndim >= 2 else tensor
-        found[name] = half if bool(half.isfinite().all()) else tensor
-    return found
+        weights[name] = half if bool(half.isfinite().all()) else tensor
+    return weights
 
 
-def refuse_another_run(folder: Path, identity: Identity) -> None:
-    """Make sure that what the folder holds, if anything, comes from this very run.
+def refuse_another_run(folder: Path, identity: RunIdentity) -> None:
+    """Make sure that the folder is empty or holds this very run.
 
     Raises:
         ValueError: naming what differs.
     """
     for name in (INIT, FINAL):
         if (folder / name).exists():
-            found = checkpoint.read(folder / name)
-            _same(
-                folder,
-                Identity(found.model, found.model_args, found.data, found.recipe, found.seed),
-                identity,
-            )
+            stored = checkpoint.read(folder / name)
+            recorded = RunIdentity(stored.model, stored.model_args, stored.data, stored.recipe, stored.seed)
+            _check_same(folder, recorded, identity)
     state = read_state(folder)
     if state is not None:
-        _same(folder, Identity(**state["identity"]), identity)
+        _check_same(folder, RunIdentity(**state["identity"]), identity)
 
 
-def recorded_recipe(folder: Path) -> dict[str, Any] | None:
-    """The recipe of the run in the folder, with the fields that recipes did not have in its time; None if empty."""
+def recorded_memory_format(folder: Path) -> str | None:
+    """The memory format of the run in the folder, which a resumed run keeps; None if there is no run."""
     state = read_state(folder)
     if state is not None:
-        return {**EARLIER, **state["identity"]["recipe"]}
+        return str(state["identity"]["recipe"]["memory_format"])
     for name in (FINAL, INIT):
         if (folder / name).exists():
-            return {**EARLIER, **checkpoint.read(folder / name).recipe}
+            return str(checkpoint.read(folder / name).recipe["memory_format"])
     return None
 
 
-def write_state(folder: Path, identity: Identity, state: Mapping[str, Any]) -> None:
-    """Replace what the run resumes from, atomically."""
+def write_state(folder: Path, identity: RunIdentity, state: Mapping[str, Any]) -> None:
+    """Replace the state that the run resumes from, atomically."""
     checkpoint.save_atomically({"identity": asdict(identity), **state}, folder / RESUME)
 
 
 def read_state(folder: Path) -> dict[str, Any] | None:
-    """What the run resumes from, on the CPU; None where there is nothing.
+    """The state that the run resumes from, on the CPU; None if there is none.
 
     Raises:
         ValueError: the file is damaged.
@@ -142,10 +138,10 @@ def read_state(folder: Path) -> dict[str, Any] | None:
 
 
 def write_metrics(folder: Path, rows: Sequence[Mapping[str, float]], columns: Sequence[str]) -> None:
-    """Replace `metrics.csv`, atomically: one line per finished epoch.
+    """Replace `metrics.csv`, one line per finished epoch, atomically.
 
     Raises:
-        OSError: the disk is full, say; the previous table stays.
+        OSError: for example of a full disk; the previous table stays.
     """
     text = io.StringIO()
     table = csv.DictWriter(text, columns, lineterminator="\n")
@@ -162,19 +158,19 @@ def write_metrics(folder: Path, rows: Sequence[Mapping[str, float]], columns: Se
 
 
 def newest_snapshot(folder: Path) -> Path | None:
-    """The snapshot written last, None where there is none."""
+    """The snapshot written last, None if there is none."""
     snapshots = [path for path in folder.glob("*.pt") if path.name != RESUME]
     return max(snapshots, key=lambda path: path.stat().st_mtime_ns, default=None)
 
 
 def tidy(folder: Path) -> None:
-    """Remove what a finished run has no use for: its resume state and leftovers of killed writes."""
+    """Remove what a finished run no longer needs: its resume state and leftovers of killed writes."""
     for path in (folder / RESUME, *folder.glob(".*.pt.*")):
         path.unlink(missing_ok=True)
 
 
-def _same(folder: Path, found: Identity, asked: Identity) -> None:
-    there, here = _flat({**asdict(found), "recipe": {**EARLIER, **found.recipe}}), _flat(asdict(asked))
+def _check_same(folder: Path, recorded: RunIdentity, requested: RunIdentity) -> None:
+    there, here = _flat(asdict(recorded)), _flat(asdict(requested))
     differing = [name for name in {**here, **there} if there.get(name) != here.get(name)]
     if differing:
         shown = ", ".join(f"{name} {there.get(name)} there, {here.get(name)} asked for" for name in differing[:3])
@@ -182,7 +178,7 @@ def _same(folder: Path, found: Identity, asked: Identity) -> None:
 
 
 def _flat(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested entries under both names: {"recipe": {"lr": 0.1}} is {"recipe lr": 0.1}."""
+    """Nested entries under both keys: {"recipe": {"lr": 0.1}} becomes {"recipe lr": 0.1}."""
     flat: dict[str, Any] = {}
     for name, value in entries.items():
         flat |= {f"{name} {key}": v for key, v in value.items()} if isinstance(value, Mapping) else {name: value}

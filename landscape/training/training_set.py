@@ -1,4 +1,4 @@
-"""What a network is trained on and measured on while it trains."""
+"""Load the two splits of a training run: one to train on, one to evaluate on."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from landscape.data.dataset import Images
 def splits(
     data: str, *, root: Path | None, image_size: int | None = None, fraction: float = 1.0
 ) -> tuple[Images, Images]:
-    """The train split, cut to a fraction of every class, and the whole test split, images of one size.
+    """The train split, reduced to a fraction of every class, and the whole test split, images of one size.
 
     Raises:
-        FileNotFoundError: the data are not there.
+        FileNotFoundError: the data do not exist.
         ValueError: they are not square images with classes, or their splits do not fit together.
     """
     training = datasets.load(data, root=root, split="train", image_size=image_size)
@@ -46,7 +46,7 @@ def splits(
 
 
 def balanced_rows(targets: Tensor, count: int) -> Tensor:
-    """So many rows of `targets` (N,) with the same share of every class, give or take one, in their order."""
+    """`count` rows of `targets` (N,) in their order, with the same share of every class, give or take one."""
     by_class = targets.argsort(stable=True)
     sizes = targets.bincount()
     place = torch.empty_like(targets)  # of a row among those of its class: 0 .. size - 1
@@ -55,11 +55,11 @@ def balanced_rows(targets: Tensor, count: int) -> Tensor:
     return share.argsort(stable=True)[:count].sort().values
 
 
-def asked_size(model_args: Mapping[str, Any]) -> int | None:
-    """The image size among a model's arguments, None where there is none.
+def requested_size(model_args: Mapping[str, Any]) -> int | None:
+    """The image size among a model's arguments, None if there is none.
 
     Raises:
-        ValueError: it is no size, or an argument is given that the data decides.
+        ValueError: it is no size, or an argument is given that the data decide.
     """
     for name in ("classes", "channels"):
         if name in model_args:
@@ -68,10 +68,10 @@ def asked_size(model_args: Mapping[str, Any]) -> int | None:
         return None
     size = str(model_args["image_size"])
     if not size.isdigit() or int(size) < 1:
-        raise ValueError(f"--model-arg image_size={size} is no size; ask for a number of pixels such as 224")
+        raise ValueError(f"--model-arg image_size must be a number of pixels such as 224, got {size}")
     return int(size)
 
 
 def _ready(images: Images) -> Images:
-    """Pixels stay bytes, which are normalised batch by batch; a callable's numbers become the weights' float32."""
+    """Keep pixels as bytes, normalised batch by batch; convert a callable's numbers to the weights' float32."""
     return images if images.mean else replace(images, inputs=images.inputs.float())

@@ -1,4 +1,4 @@
-"""Batch norm over the mini-batch of all processes."""
+"""Batch norm over the mini-batches of all processes, on CPUs and GPUs; `nn.SyncBatchNorm` refuses CPU tensors."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 
-class Synchronised(nn.BatchNorm2d):
-    """Batch norm whose mean and variance in training are those of all processes' samples together.
+class SynchronisedBatchNorm2d(nn.BatchNorm2d):
+    """Batch norm whose training statistics are the mean and variance of all processes' samples together.
 
-    Torch's own works on GPUs alone. Two sums go around in each direction: the mean's, then the centred squares'.
+    Each direction exchanges two sums: that of the values, then that of the centred squares.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -20,10 +20,10 @@ class Synchronised(nn.BatchNorm2d):
         if not self.training or self.running_mean is None or self.running_var is None:
             return super().forward(x)
         wide = x if x.dtype == torch.float64 else x.float()
-        count = _summed(torch.full((), x.numel() / x.shape[1], dtype=wide.dtype, device=x.device))
-        mean = _summed(wide.sum((0, 2, 3))) / count
+        count = _all_reduced(torch.full((), x.numel() / x.shape[1], dtype=wide.dtype, device=x.device))
+        mean = _all_reduced(wide.sum((0, 2, 3))) / count
         centred = wide - mean[:, None, None]
-        variance = _summed(centred.square().sum((0, 2, 3))) / count
+        variance = _all_reduced(centred.square().sum((0, 2, 3))) / count
         with torch.no_grad():
             share = self.momentum or 0.0
             self.running_mean.lerp_(mean, share)
@@ -35,15 +35,15 @@ class Synchronised(nn.BatchNorm2d):
         return out.to(x.dtype)
 
 
-def synchronise(network: nn.Module) -> None:
-    """Give every batch norm of a network the statistics of all processes, in place; parameters and names stay."""
+def synchronise_batchnorm(network: nn.Module) -> None:
+    """Turn every batch norm of a network into a synchronised one, in place; parameters and names stay."""
     for module in network.modules():
         if type(module) is nn.BatchNorm2d:
-            module.__class__ = Synchronised
+            module.__class__ = SynchronisedBatchNorm2d
 
 
-class _Sum(torch.autograd.Function):
-    """The sum over processes; every process's output depends on all inputs alike, so gradients are summed too."""
+class _AllReduce(torch.autograd.Function):
+    """The sum over processes; each process's output depends on all inputs alike, so gradients are summed too."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Tensor:
@@ -58,6 +58,6 @@ class _Sum(torch.autograd.Function):
         return total
 
 
-def _summed(value: Tensor) -> Tensor:
-    total: Tensor = _Sum.apply(value)  # type: ignore[no-untyped-call]
+def _all_reduced(value: Tensor) -> Tensor:
+    total: Tensor = _AllReduce.apply(value)  # type: ignore[no-untyped-call]
     return total
