@@ -2,13 +2,21 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test lint checkpoints
+# A process per core, at most four: each holds its own copy of the libraries. Neighbours in a file share their fixtures.
+PARALLEL := -n auto --maxprocesses 4 --dist worksteal
+
+.PHONY: demo test quick lint checkpoints
 
 demo: $(STAMP)
 	$(BIN)/landscape demo
 
+# Every test: at most five minutes on two cores.
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
+
+# The tests not marked `slow` (those compile, train, start processes or draw a lot): under 90 seconds on two cores.
+quick: $(STAMP)
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
 # The second table of checkpoints.md, nine networks of three seeds (the first table has a command a line): an hour and a
 # half on two cores, from LANDSCAPE_DATA or ./data.

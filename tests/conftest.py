@@ -1,3 +1,5 @@
+"""Set up every process that runs tests, before torch is imported: its signals and threads."""
+
 import os
 import signal
 import urllib.request
@@ -5,16 +7,17 @@ from urllib.error import URLError
 
 import pytest
 
-# A job in the background of a shell is started with Ctrl-C ignored, and hands that on; the tests that press it need it.
+# A shell starts background jobs with Ctrl-C ignored, which they hand on; the tests that press it need it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# As the command line does: long spinning starves the threads beside any other load. Before torch is imported.
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+# One thread in every process, those that tests start too: tensors are small, and parallel workers share the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line does, where more threads are asked for
 
 
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Downloads fail, and data is found where a test puts it."""
+    """Make downloads fail, and look for data only where a test puts them."""
 
     def refuse(*_: object, **__: object) -> None:
         raise URLError("tests have no network")
