@@ -500,5 +500,5 @@ def test_device_names() -> None:
     assert device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     with pytest.raises(ValueError, match="CUDA devices"):
         device("cuda:99")
-    with pytest.raises(OptionError, match="--device must be auto, cpu, .*, got cuda:x"):
+    with pytest.raises(OptionError, match=r"--device must be auto, cpu, .*, got cuda:x"):
         device("cuda:x")
