@@ -28,7 +28,7 @@ from torch import Tensor
 
 from landscape import models
 from landscape.api import configured_together
-from landscape.layers.forward_hooks import listening, one_pass
+from landscape.layers.forward_hooks import feature_hooks, run_with_hooks
 from landscape.layers.selection import layers_of
 from landscape.subject.subject import Subject
 
@@ -70,7 +70,7 @@ def shared(subject: Subject, column: str) -> None:
     probes, options = COLUMNS[column]
     made, _ = configured_together(probes, "", options)
     for i in range(len(subject.batches)):
-        one_pass(subject, i, [probe.listener(subject, i) for probe in made])
+        run_with_hooks(subject, i, [probe.hooks(subject, i) for probe in made])
 
 
 def notebook(subject: Subject) -> None:
@@ -81,7 +81,7 @@ def notebook(subject: Subject) -> None:
             kept: list[Tensor] = []
             with (
                 torch.inference_mode(),
-                listening(
+                feature_hooks(
                     subject.model, layers, lambda at, tensor, kept=kept: kept.append(layers[at].maps(tensor).clone())
                 ),
             ):

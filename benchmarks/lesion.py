@@ -18,8 +18,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from landscape import models
-from landscape.layers.partial_forward import Kept, Prefix, advanced, resumed
-from landscape.layers.unit_removal import removed
+from landscape.layers.partial_forward import Cache, ResumePoint, advance, resumed
+from landscape.layers.unit_removal import Group, removed
 from landscape.probe import Values
 from landscape.probes import lesion
 from landscape.probes.lesion import Lesion
@@ -48,42 +48,41 @@ def measured(work: Callable[[], object]) -> tuple[float, float]:
     return float(counter.get_total_flops()), time.process_time() - start
 
 
-def study(subject: Subject, units: list[int], *, whole: bool) -> list[Values]:
-    """The answers for some units, by the long way if `whole`."""
+def study(subject: Subject, units: list[int], *, complete: bool) -> list[Values]:
+    """Values of some units, by complete forward passes if `complete`."""
     probe = Lesion()
     wanted = [unit for unit in probe.plan(subject).units() if unit.index[1] in units]
     with ExitStack() as stack:
-        if whole:
-            stack.enter_context(patch.object(lesion.Lesion, "_prefix", lambda self, subject, i: Prefix()))
+        if complete:
+            start = patch.object(lesion.Lesion, "_resume_point", lambda self, subject, group: ResumePoint())
+            stack.enter_context(start)
         return list(probe.sweep(subject, wanted))
 
 
-def prefix_outputs(subject: Subject, i: int) -> Kept:
-    """What comes before a unit, of the first mini-batch."""
-    return advanced(subject.model, subject.batch(0)[0], Lesion()._prefix(subject, i), {})
+def cached_outputs(subject: Subject, group: Group) -> Cache:
+    """Outputs of the modules before a unit, for the first mini-batch."""
+    return advance(subject.model, subject.batch(0)[0], Lesion()._resume_point(subject, group), {})
 
 
-def suffix(subject: Subject, i: int, kept: Kept) -> torch.Tensor:
+def resumed_pass(subject: Subject, group: Group, cache: Cache) -> torch.Tensor:
     """The first mini-batch from a unit onwards, without the unit."""
-    parts = Lesion()._groups(subject)[i].parts
-    with torch.inference_mode(), removed(subject.model, *parts), resumed(subject.model, kept):
+    with torch.inference_mode(), removed(subject.model, *group.units), resumed(subject.model, cache):
         return outputs_of(subject.model, subject.batch(0)[0])
 
 
 def row(name: str, subject: Subject) -> str:
-    count = len(Lesion()._groups(subject))
-    every = list(range(count))
+    groups = Lesion()._groups(subject)
+    count, every = len(groups), list(range(len(groups)))
     intact(subject)
-    for i in every:  # found and proven once, on two images
-        Lesion()._prefix(subject, i)
+    for group in groups:  # found and verified once, on two images
+        Lesion()._resume_point(subject, group)
     one_flops, one_time = measured(lambda: per_sample(subject))
-    flops, seconds = measured(lambda: study(subject, every, whole=False))
-    late = every[-max(1, count // 4) :]
-    kept = [prefix_outputs(subject, i) for i in late]
-    late_flops = sum(measured(lambda i=i, k=k: suffix(subject, i, k))[0] for i, k in zip(late, kept, strict=True))
+    flops, seconds = measured(lambda: study(subject, every, complete=False))
+    late = [(group, cached_outputs(subject, group)) for group in groups[-max(1, count // 4) :]]
+    late_flops = sum(measured(lambda unit=unit: resumed_pass(subject, *unit))[0] for unit in late)
     batch_flops = measured(lambda: subject.model(subject.batch(0)[0]))[0]
-    long_flops, long_time = measured(lambda: study(subject, every, whole=True))
-    same = study(subject, every, whole=False) == study(subject, every, whole=True)
+    long_flops, long_time = measured(lambda: study(subject, every, complete=True))
+    same = study(subject, every, complete=False) == study(subject, every, complete=True)
     passes, spent = 1 + flops / one_flops, 1 + seconds / one_time
     return (
         f"| {name} | {count} | {passes:.2f} | {spent:.2f} | {1 + long_flops / one_flops:.2f} | "

@@ -30,7 +30,7 @@ JSON = option(bool, "Print JSON.", False, OUTPUT, "--json")
 
 def _layers(checkpoint: Path | None, layers: list[str], json: bool, **options: Any) -> None:
     """List the layers that probes listen to: name, kind, stage, depth, shape, grid. Needs no data."""
-    from landscape.layers.selection import chosen, remarks
+    from landscape.layers.selection import remarks, select_layers
     from landscape.subject import loading
     from landscape.subject.spec import Spec
 
@@ -47,7 +47,7 @@ def _layers(checkpoint: Path | None, layers: list[str], json: bool, **options: A
     net, size = loading.bare(spec)
     example = loading.example(net, size)
     try:
-        found = chosen(net, example, tuple(layers))
+        found = select_layers(net, example, tuple(layers))
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(
@@ -63,7 +63,7 @@ def _layers(checkpoint: Path | None, layers: list[str], json: bool, **options: A
             "stage": layer.stage,
             "depth": f"{layer.depth:.3f}",
             "shape": " x ".join(map(str, layer.shape)),
-            "grid": " x ".join(map(str, layer.grid)) if layer.spatial else "?" if layer.unexplained else "",
+            "grid": " x ".join(map(str, layer.grid)) if layer.spatial else "?" if layer.grid_unknown else "",
         }
         for i, layer in enumerate(found)
     ]

@@ -14,7 +14,7 @@ from landscape.probe import Probe, Varies
 from landscape.probes import FEATURES, probe_class
 from landscape.results import reader
 from landscape.run import Report, run
-from landscape.shared_pass import ListeningProbe, fitting, run_together
+from landscape.shared_pass import SharedPassProbe, fitting, run_together
 from landscape.subject.loading import load
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
@@ -96,7 +96,7 @@ def _loaded(
 
 def configured_together(
     probes: Sequence[str], preset: str, options: dict[str, Any]
-) -> tuple[list[ListeningProbe], dict[str, Any]]:
+) -> tuple[list[SharedPassProbe], dict[str, Any]]:
     """Probes for a shared pass, each with its own parameters, and the loading options.
 
     Raises:
@@ -107,12 +107,12 @@ def configured_together(
             raise OptionError(f"probes must be among {', '.join(FEATURES)}; got {name}, which cannot share a pass")
     own = {name: set(own_defaults(name)) for name in probes}
     of_all = set().union(*own.values())
-    made: list[ListeningProbe] = []
+    made: list[SharedPassProbe] = []
     rest: dict[str, Any] = {}
     for name in probes:
         wanted = {key: value for key, value in options.items() if key in own[name] or key not in of_all}
         probe, rest = configured(name, {**preset_of(name, preset), **wanted})
-        made.append(cast(ListeningProbe, probe))
+        made.append(cast(SharedPassProbe, probe))
     return made, rest
 
 

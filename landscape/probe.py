@@ -197,13 +197,13 @@ class Varies(Protocol):
 
 
 @runtime_checkable
-class Listens(Protocol):
-    """Measures a mini-batch by listening to its forward pass, which several such probes then share."""
+class SharesPass(Protocol):
+    """Measures a mini-batch with hooks on its forward pass, which several such probes share."""
 
-    def listener(self, subject: Any, i: int) -> Any: ...
+    def hooks(self, subject: Any, i: int) -> Any: ...
 
 
-CAPABILITIES: tuple[type, ...] = (Sweeps, Reduces, Identifies, Stages, Autotunes, Estimates, Varies, Listens)
+CAPABILITIES: tuple[type, ...] = (Sweeps, Reduces, Identifies, Stages, Autotunes, Estimates, Varies, SharesPass)
 
 
 def checked(kind: type[Any]) -> type[Any]:

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from landscape.layers.forward_hooks import one_pass
+from landscape.layers.forward_hooks import run_with_hooks
 from landscape.options import OptionError
-from landscape.probe import Listens, Probe, Unit, Values
+from landscape.probe import Probe, SharesPass, Unit, Values
 from landscape.results.run_key import Outcome
 from landscape.results.writer import Writer
 from landscape.run import Found, Report, as_stored, fill, measured, run_key
@@ -20,30 +20,30 @@ from landscape.subject.identity import weights_sha256
 from landscape.subject.subject import Subject
 
 
-class ListeningProbe(Probe, Listens, Protocol):
-    """A probe whose units are mini-batches, each measured by a listener of the forward pass."""
+class SharedPassProbe(Probe, SharesPass, Protocol):
+    """A probe whose units are mini-batches, each measured by hooks on its forward pass."""
 
 
 @dataclass(frozen=True)
 class _OnePass:
     """Stands in for a probe: one forward pass per unit gives the values of every probe, by name."""
 
-    probes: tuple[ListeningProbe, ...]
+    probes: tuple[SharedPassProbe, ...]
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         for unit in units:
             (i,) = unit.index
-            found = one_pass(subject, i, [probe.listener(subject, i) for probe in self.probes])
+            found = run_with_hooks(subject, i, [probe.hooks(subject, i) for probe in self.probes])
             yield {probe.name: values for probe, values in zip(self.probes, found, strict=True)}
 
 
-def fitting(probes: Sequence[ListeningProbe], subject: Subject) -> tuple[list[ListeningProbe], dict[str, str]]:
+def fitting(probes: Sequence[SharedPassProbe], subject: Subject) -> tuple[list[SharedPassProbe], dict[str, str]]:
     """The probes that apply to a network, and for each of the others the reason why it does not.
 
     Raises:
         ValueError: no probe applies; the reason of the first.
     """
-    fit: list[ListeningProbe] = []
+    fit: list[SharedPassProbe] = []
     refused: dict[str, ValueError] = {}
     for probe in probes:
         try:
@@ -60,7 +60,7 @@ def fitting(probes: Sequence[ListeningProbe], subject: Subject) -> tuple[list[Li
 
 
 def run_together(
-    probes: Sequence[ListeningProbe],
+    probes: Sequence[SharedPassProbe],
     subject: Subject,
     path: Path,
     *,
@@ -75,7 +75,7 @@ def run_together(
     A half-finished result resumes with its own batch size, in a pass of its own if necessary. `report` counts passes.
     """
     weights = weights_sha256(subject)
-    by_batch_size: dict[int, tuple[Subject, list[ListeningProbe]]] = {}
+    by_batch_size: dict[int, tuple[Subject, list[SharedPassProbe]]] = {}
     for probe in probes:
         own = subject if overwrite else as_stored(probe, subject, path, weights)
         by_batch_size.setdefault(own.batch_size, (own, []))[1].append(probe)
@@ -89,7 +89,7 @@ def run_together(
 
 
 def _results(
-    probes: Sequence[ListeningProbe],
+    probes: Sequence[SharedPassProbe],
     subject: Subject,
     executor: Executor | None,
     workers: int,
@@ -97,11 +97,11 @@ def _results(
     pending: Sequence[Sequence[Unit]],
 ) -> Generator[Found]:
     """Every pending mini-batch with the values of the probes that lack it, those with the same gaps in one pass."""
-    lacking: dict[tuple[int, ...], tuple[Unit, list[ListeningProbe]]] = {}
+    lacking: dict[tuple[int, ...], tuple[Unit, list[SharedPassProbe]]] = {}
     for probe, units in zip(probes, pending, strict=True):
         for unit in units:
             lacking.setdefault(unit.index, (unit, []))[1].append(probe)
-    passes: dict[tuple[str, ...], tuple[list[ListeningProbe], list[Unit]]] = {}
+    passes: dict[tuple[str, ...], tuple[list[SharedPassProbe], list[Unit]]] = {}
     for _, (unit, several) in sorted(lacking.items()):
         passes.setdefault(tuple(probe.name for probe in several), (several, []))[1].append(unit)
     for several, units in passes.values():

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from landscape import models
 from landscape.layers import attention_statistics as metrics
-from landscape.layers.attention_maps import Maps, attending, of_queries_and_keys
-from landscape.layers.selection import discover
+from landscape.layers.attention_maps import AttentionMaps, attention_hooks, maps_from_qk
+from landscape.layers.discovery import discover
 from landscape.options import OptionError
 from landscape.probes.attention import Attention
 from landscape.subject.subject import Subject
@@ -131,9 +131,9 @@ def test_prefix_tokens_leave_and_rows_add_up_to_one_again() -> None:
 # The maps of attention functions
 
 
-def _of(maps: Maps) -> Tensor:
+def _of(maps: AttentionMaps) -> Tensor:
     """All rows, in parts of two."""
-    return torch.cat([maps.part(slice(i, i + 2)) for i in range(0, maps.rows, 2)])
+    return torch.cat([maps.chunk(slice(i, i + 2)) for i in range(0, maps.rows, 2)])
 
 
 @pytest.mark.parametrize("leading", [(5,), (3, 2)])
@@ -154,7 +154,7 @@ def test_a_recomputed_map_times_the_values_is_what_the_fused_kernel_returns(
         "per image": {"attn_mask": bias},
         "one per image for all heads": {"attn_mask": bias[..., :1, :, :]},
     }[given]
-    maps = _of(of_queries_and_keys(q, k, v, **options))
+    maps = _of(maps_from_qk(q, k, v, **options))
     expected = F.scaled_dot_product_attention(q, k, v, **options)
     np.testing.assert_allclose(maps.sum(dim=-1), 1.0)
     np.testing.assert_allclose((maps @ v.flatten(0, -4)).reshape(expected.shape), expected, atol=1e-12)
@@ -162,7 +162,7 @@ def test_a_recomputed_map_times_the_values_is_what_the_fused_kernel_returns(
 
 def test_grouped_queries_share_their_keys() -> None:
     q, k, v = _noise(2, 4, 5, 3), _noise(2, 2, 5, 3, seed=1), _noise(2, 2, 5, 3, seed=2)
-    maps = _of(of_queries_and_keys(q, k, v, enable_gqa=True))
+    maps = _of(maps_from_qk(q, k, v, enable_gqa=True))
     expected = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
     np.testing.assert_allclose(maps @ v.repeat_interleave(2, dim=1), expected, atol=1e-12)
 
@@ -182,7 +182,7 @@ class _Explicit(nn.Module):
 @pytest.mark.parametrize("merged", [False, True])
 def test_an_explicit_softmax_is_taken_as_it_is(merged: bool) -> None:
     x, found = _noise(4, 3, 5, 2), []
-    with attending({("softmax", 0): found.append}, 4):
+    with attention_hooks({("softmax", 0): found.append}, 4):
         _Explicit(merged=merged)(x)
     np.testing.assert_allclose(_of(found[0]), torch.softmax(x @ x.transpose(-2, -1), dim=-1))
 
@@ -199,7 +199,7 @@ def test_the_weights_of_torchs_own_module_some_images_at_a_time(mask: str) -> No
         "padding": {"key_padding_mask": torch.arange(5).expand(4, 5) > torch.arange(1, 5)[:, None]},
     }[mask]
     expected, weights = module(x, x, x, average_attn_weights=False, **options)
-    with torch.inference_mode(), attending({("multi_head_attention_forward", 0): found.append}, 4):
+    with torch.inference_mode(), attention_hooks({("multi_head_attention_forward", 0): found.append}, 4):
         mixed, _ = module(x, x, x, need_weights=False, **options)
         np.testing.assert_allclose(_of(found[0]), weights.detach(), atol=1e-12)
     np.testing.assert_allclose(mixed, expected.detach(), atol=1e-12)
@@ -207,9 +207,9 @@ def test_the_weights_of_torchs_own_module_some_images_at_a_time(mask: str) -> No
 
 def test_attention_is_watched_in_this_thread_and_this_block_only() -> None:
     x, found = _noise(2, 3, 5, 2), []
-    with pytest.raises(ZeroDivisionError), attending({("softmax", 0): lambda maps: 1 // 0}, 2):  # type: ignore[arg-type, return-value]
+    with pytest.raises(ZeroDivisionError), attention_hooks({("softmax", 0): lambda maps: 1 // 0}, 2):  # type: ignore[arg-type, return-value]
         torch.softmax(x, dim=-1)
-    with attending({("softmax", 1): found.append}, 2):
+    with attention_hooks({("softmax", 1): found.append}, 2):
         torch.softmax(x, dim=-1)
     torch.softmax(x, dim=-1)
     assert found == []
@@ -290,14 +290,14 @@ def test_windows_count_by_themselves_and_lie_within_the_map() -> None:
     subject = _subject(model, 16, 16)
     layers = [layer for layer in discover(subject.model, subject.batches[0][0]) if layer.attention]
     found = answer(Attention(), subject)
-    assert found["rows"].tolist() == [layer.attention.sides[0] for layer in layers if layer.attention] == [4, 4]
-    heard: list[Maps] = []
+    assert found["rows"].tolist() == [layer.attention.grid[0] for layer in layers if layer.attention] == [4, 4]
+    heard: list[AttentionMaps] = []
     assert layers[0].attention is not None
     images = torch.cat([images for images, _ in subject.batches])
-    with torch.no_grad(), attending({layers[0].attention.key: heard.append}, 6):
+    with torch.no_grad(), attention_hooks({layers[0].attention.key: heard.append}, 6):
         model(images)
         assert heard[0].rows == 6 * 4  # windows of 4 x 4 in a map of 8 x 8
-        maps = heard[0].part(slice(None))
+        maps = heard[0].chunk(slice(None))
     expected = metrics.mean_distance(maps, metrics.distances((4, 4), (2.0, 2.0), CPU)).mean(dim=0)
     np.testing.assert_allclose(found["distance"][0, : len(expected)], expected, rtol=1e-9)
     assert np.isnan(found["distance"][0, len(expected) :]).all()  # fewer heads than in the last stage
@@ -307,13 +307,13 @@ def test_windows_count_by_themselves_and_lie_within_the_map() -> None:
 def test_parts_of_a_batch_make_the_same_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = _subject(_vit(dim=48), 8, 8)
     whole = answer(Attention(), subject)
-    real = of_queries_and_keys
+    real = maps_from_qk
 
-    def frugal(*args: Any, **kwargs: Any) -> Maps:
+    def frugal(*args: Any, **kwargs: Any) -> AttentionMaps:
         maps = real(*args, **kwargs)
-        return Maps(maps.rows, maps.each, 1, maps.device, maps.part)  # one image at a time
+        return AttentionMaps(maps.rows, maps.row_size, 1, maps.device, maps.chunk)  # one image at a time
 
-    monkeypatch.setattr("landscape.layers.attention_maps.of_queries_and_keys", frugal)
+    monkeypatch.setattr("landscape.layers.attention_maps.maps_from_qk", frugal)
     monkeypatch.setattr(frugal, "__signature__", __import__("inspect").signature(real), raising=False)
     for name, values in answer(Attention(), subject).items():
         if name in ("distance", "mutual_information", "entropy", "head_cosine"):
@@ -334,7 +334,7 @@ def test_without_spectra_of_tokens_everything_else_is_there() -> None:
     found = answer(Attention(spectra_images=0), _subject(_vit(), 8, 8))
     assert np.isnan(found["token_singular_value"]).all()
     assert np.isfinite(found["distance"]).all()
-    with pytest.raises(OptionError, match="--spectra-images -1"):
+    with pytest.raises(OptionError, match="--spectra-images must be at least 0, got -1"):
         Attention(spectra_images=-1)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from landscape.layers.fourier import passed, ring, signs
+from landscape.layers.fourier import band_pass, ring, signs
 
 SIZES = [(8, 8), (9, 9), (12, 7), (5, 16), (1, 4)]
 
@@ -30,7 +30,7 @@ def test_the_edges_of_a_band_belong_to_it_whatever_their_sum_rounds_to() -> None
 def test_what_passes_has_the_frequencies_of_the_ring_alone(size: tuple[int, int]) -> None:
     x = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     mask = ring(*size, 0.3, 0.7)
-    found = passed(torch.fft.rfft2(x), torch.from_numpy(mask), size)
+    found = band_pass(torch.fft.rfft2(x), torch.from_numpy(mask), size)
     assert found.shape == x.shape
     spectrum, own = np.fft.fft2(found.numpy()), np.fft.fft2(x.numpy())
     np.testing.assert_allclose(spectrum[..., ~mask], 0, atol=1e-12)
@@ -41,7 +41,7 @@ def test_what_passes_has_the_frequencies_of_the_ring_alone(size: tuple[int, int]
 def test_rings_of_all_frequencies_pass_everything() -> None:
     x = torch.randn(2, 7, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert ring(7, 6, 0, 1).all()
-    torch.testing.assert_close(passed(torch.fft.rfft2(x), torch.ones(7, 6), (7, 6)), x)
+    torch.testing.assert_close(band_pass(torch.fft.rfft2(x), torch.ones(7, 6), (7, 6)), x)
 
 
 def test_signs_are_balanced_independent_and_of_their_seed() -> None:

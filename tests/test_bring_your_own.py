@@ -481,7 +481,7 @@ def test_options_that_change_nothing_are_named(mine: Path, caplog: pytest.LogCap
 def test_the_layers_of_a_script_are_refused_in_one_line(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.jit.script(network()).save("script.pt")
     assert status(["features", "script.pt", "--trust-pickle", "--data", "mine.py:data", "--quiet"]) == 1
-    assert "a TorchScript program has no modules to listen to; save" in capsys.readouterr().err
+    assert "the modules of a TorchScript program cannot be hooked; save" in capsys.readouterr().err
 
 
 def test_a_plain_pickle_says_what_it_is(mine: Path) -> None:

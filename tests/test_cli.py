@@ -220,7 +220,7 @@ def test_the_batch_size_belongs_to_the_question_only_where_batch_norm_is_refresh
         (("hessian", "--data", "cifar100"), 1, "cifar-100-python"),
         (("hessian", "--data", "imagenet"), 1, "digits"),
         (("hessian", "nowhere.pt"), 1, "nowhere.pt"),
-        (("fourier", "--layers", "no_such_layer"), 1, "near names"),
+        (("fourier", "--layers", "no_such_layer"), 1, "similar names"),
         (("fourier", "--layers", "layer1:no_such_kind"), 1, "kinds are"),
         (("fourier", "--layers", "("), 2, "regular expression"),
         (("layers", "--image-size", "0"), 2, "at least 1"),

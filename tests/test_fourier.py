@@ -8,11 +8,11 @@ import torch
 from analytic import answer, passage
 from torch import Tensor
 
-from landscape.layers import map_blocks
+from landscape.layers import layer as layers
 from landscape.layers.fourier import (
     diagonal,
-    diagonal_alone,
     diagonal_frequencies,
+    diagonal_only,
     frequencies,
     half_spectrum,
     relative_log_amplitude,
@@ -176,7 +176,7 @@ def test_the_diagonal_of_the_spectrum_is_the_diagonal() -> None:
     np.testing.assert_allclose(found["spectrum"][0, middle, middle], found["delta_log_amplitude"][0], atol=1e-12)
 
 
-def test_the_diagonal_alone_is_the_same_without_the_rest() -> None:
+def test_the_diagonal_only_is_the_same_without_the_rest() -> None:
     subject = passage(_noise(7, 3, 8, 8))
     full, alone = (answer(Fourier(layers=("maps",), spectrum=s), subject) for s in ("full", "diagonal"))  # type: ignore[arg-type]
     np.testing.assert_allclose(full["delta_log_amplitude"], alone["delta_log_amplitude"], atol=1e-12)
@@ -200,7 +200,7 @@ def test_a_batch_in_parts_is_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = passage(_noise(7, 3, 8, 8))
     probe = Fourier(layers=("maps", "tokens"), per_channel=True)
     whole = answer(probe, subject)
-    monkeypatch.setattr(map_blocks, "NUMBERS", 2 * 3 * 64)
+    monkeypatch.setattr(layers, "CPU_CHUNK", 2 * 3 * 64)
     for name, values in answer(probe, subject).items():
         if "delta" in name or name == "spectrum":
             np.testing.assert_allclose(values, whole[name], rtol=1e-12, atol=1e-12)
@@ -208,9 +208,9 @@ def test_a_batch_in_parts_is_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_maps_that_hardly_vary_around_a_large_mean_keep_their_high_frequencies() -> None:
     maps = (100 + 0.01 * _noise(4, 3, 32, 32)).float()
-    np.testing.assert_allclose(diagonal_alone(maps), diagonal(half_spectrum(maps.double()), 32), atol=1e-4)
+    np.testing.assert_allclose(diagonal_only(maps), diagonal(half_spectrum(maps.double()), 32), atol=1e-4)
 
 
 def test_constant_maps_have_no_amplitude_but_at_zero_in_single_precision_too() -> None:
     maps = torch.full((1, 1, 15, 15), 1000.0)
-    np.testing.assert_allclose(diagonal_alone(maps)[..., 1:], np.log(1e-6), atol=1e-3)
+    np.testing.assert_allclose(diagonal_only(maps)[..., 1:], np.log(1e-6), atol=1e-3)

@@ -12,9 +12,10 @@ from foreign import Encoder, Functional, Plain, Reshaped, Squeeze, torchvision_m
 from torch import Tensor, nn
 
 from landscape import models
-from landscape.layers.forward_hooks import listening
-from landscape.layers.residual_blocks import Tap
-from landscape.layers.selection import Layer, chosen, discover, labels, spatial_layers
+from landscape.layers.discovery import discover
+from landscape.layers.forward_hooks import feature_hooks
+from landscape.layers.layer import Layer, Tap
+from landscape.layers.selection import layer_labels, select_layers, spatial_layers
 from landscape.models.alternet import AlterNet
 from landscape.models.preresnet import PreResNet
 from landscape.models.resnet import ResNet
@@ -162,7 +163,7 @@ def test_torchvision_convnext() -> None:
 def test_depth_runs_from_zero_to_one_and_labels_say_the_same() -> None:
     layers = discover(_demo("alternet_demo"), _images())
     np.testing.assert_allclose([layer.depth for layer in layers], np.arange(7) / 6)
-    said = labels(layers, "layer")
+    said = layer_labels(layers, "layer")
     assert said["name"][1].tolist() == [layer.name for layer in layers]
     assert said["reduces"][1].tolist() == [0, 0, 0, 1, 0, 1, 0]
     assert {quantity.dims for quantity, _ in said.values()} == {("layer",)}
@@ -173,7 +174,10 @@ def test_depth_runs_from_zero_to_one_and_labels_say_the_same() -> None:
 
 def _heard(model: nn.Module, layers: list[Layer], images: Tensor) -> list[Tensor]:
     found: dict[int, Tensor] = {}
-    with torch.inference_mode(), listening(model, layers, lambda position, tensor: found.update({position: tensor})):
+    with (
+        torch.inference_mode(),
+        feature_hooks(model, layers, lambda position, tensor: found.update({position: tensor})),
+    ):
         model(images)
     return [found[position] for position in range(len(layers))]
 
@@ -268,7 +272,7 @@ def test_channels_last_become_maps() -> None:
 
 
 def test_layers_may_be_named_where_there_is_no_residual_stream() -> None:
-    assert _rows(chosen(Plain().eval(), _images(), ["first:conv", "^pool$", "head"])) == [
+    assert _rows(select_layers(Plain().eval(), _images(), ["first:conv", "^pool$", "head"])) == [
         ("first", "conv", 1, False, (16, 16)),
         ("pool", "subsample", 2, True, (8, 8)),
         ("head", "other", 2, False, (0, 0)),
@@ -276,13 +280,13 @@ def test_layers_may_be_named_where_there_is_no_residual_stream() -> None:
 
 
 def test_a_sum_that_meets_no_module_is_refused_with_advice() -> None:
-    with pytest.raises(ValueError, match="meets no module; name layers with --layers"):
+    with pytest.raises(ValueError, match=r"no module reads or returns .*; name layers with --layers"):
         discover(Functional().eval(), _images())
 
 
 def test_named_layers_come_in_order_of_execution_with_the_kinds_that_are_known() -> None:
     model, images = _demo("alternet_demo"), _images()
-    found = chosen(model, images, [r"^layer3\.1\.attention$", r"^layer2\.1$:msa", r"^layer1\.0$", "^conv1$"])
+    found = select_layers(model, images, [r"^layer3\.1\.attention$", r"^layer2\.1$:msa", r"^layer1\.0$", "^conv1$"])
     assert _rows(found) == [
         ("conv1", "stem", 0, False, (16, 16)),
         ("layer1.0", "conv", 1, False, (16, 16)),
@@ -295,11 +299,15 @@ def test_named_layers_come_in_order_of_execution_with_the_kinds_that_are_known()
 
 @pytest.mark.parametrize(
     ("pattern", "message"),
-    [("layr1", r"matches no module; near names are .*layer1"), ("(", "no regular expression"), ("fc:con", "no module")],
+    [
+        ("layr1", r"matches no module; similar names are .*layer1"),
+        ("(", "not a regular expression"),
+        ("fc:con", "no module"),
+    ],
 )
 def test_patterns_that_name_nothing_are_refused(pattern: str, message: str) -> None:
     with pytest.raises(ValueError, match=f"--layers .*{message}"):
-        chosen(_demo("resnet_demo"), _images(), [pattern])
+        select_layers(_demo("resnet_demo"), _images(), [pattern])
 
 
 def test_a_network_without_maps_is_refused_where_maps_are_needed() -> None:
@@ -309,13 +317,13 @@ def test_a_network_without_maps_is_refused_where_maps_are_needed() -> None:
         spatial_layers(subject, ("1",))
 
 
-def test_discovery_and_listening_leave_the_model_as_found() -> None:
+def test_discovery_and_hooks_leave_the_model_as_found() -> None:
     model, images = Squeeze(), _images()
     model.norm1.eval()  # one frozen norm in a model that is being trained
     modes, random = [module.training for module in model.modules()], torch.random.get_rng_state()
     kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     layers = discover(model, images)
-    with pytest.raises(ZeroDivisionError), listening(model, layers, lambda position, tensor: 1 // 0):  # type: ignore[arg-type]
+    with pytest.raises(ZeroDivisionError), feature_hooks(model, layers, lambda position, tensor: 1 // 0):  # type: ignore[arg-type]
         model(images)
     assert [module.training for module in model.modules()] == modes
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

@@ -18,7 +18,7 @@ from foreign import Encoder, Squeeze, torchvision_models
 from torch import Tensor, nn
 
 from landscape import models
-from landscape.layers.selection import discover
+from landscape.layers.discovery import discover
 from landscape.layers.unit_removal import Removal, removals, removed, stages
 from landscape.models import preresnet, resnet
 from landscape.models.preresnet import PreResNet
@@ -262,7 +262,7 @@ def test_layers_chooses_units_by_name() -> None:
     assert answer(Lesion(layers=("layer2", r"^layer1\.0$")), subject)["name"].tolist() == [
         "layer1.0", "layer2.0", "layer2.1",
     ]  # fmt: skip
-    with pytest.raises(ValueError, match=r"--layers attention matches no unit; there are layer1\.0"):
+    with pytest.raises(ValueError, match=r"--layers attention matches no unit; units are layer1\.0"):
         Lesion(layers=("attention",)).plan(subject)
     with pytest.raises(OptionError, match="--layers"):
         Lesion(layers=("fine", "["))
@@ -362,7 +362,7 @@ def test_stages_of_one_module_are_told_apart_by_number() -> None:
 
 
 def test_what_cannot_be_grouped_is_refused() -> None:
-    with pytest.raises(OptionError, match="--pairs and --stages are two studies"):
+    with pytest.raises(OptionError, match="--pairs and --stages are different studies"):
         Lesion(pairs=True, stages=True)
     with pytest.raises(ValueError, match=r"--pairs needs two units, there is layer1\.0 alone"):
         Lesion(pairs=True, layers=(r"layer1\.0",)).plan(_subject())

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from landscape.layers.linear_classifier import PENALTIES, chosen, ridge
+from landscape.layers.linear_classifier import PENALTIES, fit_with_best_penalty, ridge
 
 
 def _data(samples: int = 60, features: int = 7, classes: int = 3) -> tuple[Tensor, Tensor]:
@@ -54,7 +54,7 @@ def test_a_constant_feature_is_left_alone_and_more_features_than_samples_are_fin
 def test_the_penalty_is_the_best_on_the_held_out_samples_and_the_fit_takes_all() -> None:
     x, y = _data(samples=80, features=40)
     held_out = torch.arange(80) % 4 == 0
-    found, penalty, accuracy = chosen(x, y, held_out)
+    found, penalty, accuracy = fit_with_best_penalty(x, y, held_out)
     scores = {
         p: (one.scores(x[held_out]).argmax(1) == y[held_out].argmax(1)).double().mean().item()
         for p, one in zip(PENALTIES, ridge(x[~held_out], y[~held_out], PENALTIES), strict=True)

@@ -14,8 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from landscape import models
 from landscape.layers.graph import record
-from landscape.layers.partial_forward import Prefix, advanced, mapped, prefix_of, resumed
-from landscape.layers.residual_blocks import Tap
+from landscape.layers.layer import Tap
+from landscape.layers.partial_forward import ResumePoint, advance, map_tensors, resume_point, resumed
 from landscape.probes import lesion
 from landscape.probes.lesion import Lesion
 from landscape.subject.subject import Subject
@@ -48,8 +48,8 @@ def test_every_unit_is_studied_from_its_own_place_with_the_bits_of_the_long_way(
     subject, probe = _subject(_networks()[name]), Lesion()
     units = list(probe.plan(subject).units())
     short = list(probe.sweep(subject, units))
-    assert all(probe._prefix(subject, i) != Prefix() for i in range(len(probe._groups(subject))))
-    monkeypatch.setattr(lesion, "_proven", lambda subject, group: Prefix())
+    assert all(probe._resume_point(subject, group) != ResumePoint() for group in probe._groups(subject))
+    monkeypatch.setattr(lesion, "_verified_point", lambda subject, units: ResumePoint())
     long = _subject(_networks()[name])
     assert list(probe.sweep(long, units)) == short
 
@@ -65,31 +65,31 @@ def test_a_study_of_all_units_takes_at_most_a_pass_for_each_and_late_units_a_fra
     subject, probe = _subject(_networks()[name]), Lesion()
     inputs = subject.batch(0)[0]
     units = [unit for unit in probe.plan(subject).units() if unit.index[0] == 0]
-    for unit in units:
-        probe._prefix(subject, unit.index[1])
+    for group in probe._groups(subject):
+        probe._resume_point(subject, group)
     one = _flops(subject.model, inputs)
     with FlopCounterMode(display=False) as counter:
         list(probe.sweep(subject, units))
     assert counter.get_total_flops() <= one * len(units)  # and one more for the intact network
     assert counter.get_total_flops() < one * (0.5 * len(units) + 1.2)
-    (last,) = probe._groups(subject)[-1].parts
+    (last,) = probe._groups(subject)[-1].units
     taps = (*last.zeroed, *last.bypassed)
-    prefix = prefix_of(record(subject.model, inputs), taps, last.bypassed)
-    kept = advanced(subject.model, inputs, prefix, {})
-    with resumed(subject.model, kept):
+    point = resume_point(record(subject.model, inputs), taps, last.bypassed)
+    cache = advance(subject.model, inputs, point, {})
+    with resumed(subject.model, cache):
         assert _flops(subject.model, inputs) < 0.3 * one
 
 
-def test_a_later_prefix_is_reached_from_an_earlier_one() -> None:
+def test_a_later_resume_point_is_reached_from_an_earlier_one() -> None:
     model, images = _networks()["vit"].double().eval(), torch.randn(2, 3, 16, 16, dtype=torch.float64)
     flow = record(model, images)
-    early, late = (prefix_of(flow, [Tap(f"blocks.{i}.mlp", "output")], ()) for i in (1, 4))
-    assert early.point < late.point
-    first = advanced(model, images, early, {})
+    early, late = (resume_point(flow, [Tap(f"blocks.{i}.mlp", "output")], ()) for i in (1, 4))
+    assert early.operations < late.operations
+    first = advance(model, images, early, {})
     with FlopCounterMode(display=False) as counter:
-        second = advanced(model, images, late, first)
+        second = advance(model, images, late, first)
     assert counter.get_total_flops() < 0.7 * _flops(model, images)  # blocks 2 to 4 of five
-    alone = advanced(model, images, late, {})
+    alone = advance(model, images, late, {})
     assert second.keys() == alone.keys() == late.skipped
     for tap in late.live:
         assert torch.equal(second[tap], alone[tap])
@@ -141,7 +141,7 @@ def test_networks_that_hide_or_repeat_something_get_the_right_numbers(
 
     short, units = studied(), 2 if kind is Sideways else 3
     assert len(short) == 2 * units
-    monkeypatch.setattr(lesion, "_proven", lambda subject, group: Prefix())
+    monkeypatch.setattr(lesion, "_verified_point", lambda subject, units: ResumePoint())
     assert studied() == short
 
 
@@ -150,11 +150,11 @@ def test_the_model_is_as_it_was_also_after_an_exception() -> None:
     images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
     before, whole = state(model), model(images)
     model.blocks[0].forward = model.blocks[0].forward  # type: ignore[union-attr, method-assign, operator, index]
-    prefix = prefix_of(record(model, images), [Tap("blocks.3.mlp", "output")], ())
-    kept = advanced(model, images, prefix, {})
-    with resumed(model, kept):
+    point = resume_point(record(model, images), [Tap("blocks.3.mlp", "output")], ())
+    cache = advance(model, images, point, {})
+    with resumed(model, cache):
         assert torch.equal(model(images), whole)
-    with pytest.raises(ValueError, match="built for"), resumed(model, kept):
+    with pytest.raises(ValueError, match="built for"), resumed(model, cache):
         model(images[..., :8])
     assert same_state(model, before)
     assert torch.equal(model(images), whole)
@@ -165,15 +165,15 @@ def test_the_model_is_as_it_was_also_after_an_exception() -> None:
 def test_a_model_that_takes_another_way_is_refused() -> None:
     model = _networks()["vit"].double().eval()
     images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
-    prefix = Prefix(1, frozenset({Tap("head", "output", 3)}), frozenset())
-    with pytest.raises(LookupError, match="another way"):
-        advanced(model, images, prefix, {})
+    point = ResumePoint(1, frozenset({Tap("head", "output", 3)}), frozenset())
+    with pytest.raises(LookupError, match="does not make the module calls that were recorded"):
+        advance(model, images, point, {})
     assert not any(module._forward_hooks for module in model.modules())
 
 
 def test_outputs_of_any_shape_are_copied() -> None:
     x = torch.zeros(2)
-    copied = mapped({"a": (x, [x, None]), "b": 3}, torch.clone)
+    copied = map_tensors({"a": (x, [x, None]), "b": 3}, torch.clone)
     assert copied["b"] == 3
     assert copied["a"][1][1] is None
     copied["a"][0].add_(1)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from landscape.plots import FIGURES
-from landscape.probe import Listens, Plan, Probe, Values, checked
+from landscape.probe import Plan, Probe, SharesPass, Values, checked
 from landscape.probes import PROBES, probe_class
 
 ROOT = Path(__file__).parents[1]
@@ -38,7 +38,7 @@ class Complete(Probe):
 def test_every_probe_keeps_the_contract_and_stands_in_every_table(name: str) -> None:
     kind = probe_class(name)
     assert kind.name == name
-    assert issubclass(kind, Listens) == PROBES[name].shared_pass
+    assert issubclass(kind, SharesPass) == PROBES[name].shared_pass
     assert set(kind.smallest) <= {field.name for field in fields(kind)}
     assert name in {figure.probe for figure in FIGURES.values()}
     assert f"| `{name}`" in (ROOT / "README.md").read_text()

@@ -16,7 +16,7 @@ import landscape
 from landscape.data.dataset import Batches, Images
 from landscape.data.sampling import shuffled
 from landscape.layers import logistic
-from landscape.layers.linear_classifier import chosen
+from landscape.layers.linear_classifier import fit_with_best_penalty
 from landscape.options import OptionError
 from landscape.probes.probe_linear import ProbeLinear, pooled_features, training_samples
 from landscape.run import digest
@@ -77,7 +77,7 @@ def test_numbers_are_those_of_a_probe_written_out() -> None:
     fit, targets = x.inputs[:80].mean((2, 3)), torch.nn.functional.one_hot(x.targets[:80]).double()
     held_out = torch.zeros(80, dtype=torch.bool)
     held_out[torch.from_numpy(shuffled(80)[:16])] = True
-    probe, penalty, held_out_accuracy = chosen(fit, targets, held_out)
+    probe, penalty, held_out_accuracy = fit_with_best_penalty(fit, targets, held_out)
     assert subject.images is not None
     right = probe.scores(subject.images.inputs.mean((2, 3))).argmax(1) == subject.images.targets
     hits = right.double().numpy()
@@ -95,7 +95,9 @@ def test_logistic_regression_instead_is_stored_with_how_far_it_converged() -> No
     fit, targets = x.inputs.mean((2, 3)), torch.nn.functional.one_hot(x.targets).double()
     held_out = torch.zeros(100, dtype=torch.bool)
     held_out[torch.from_numpy(shuffled(100)[:20])] = True
-    probe, penalty, accuracy = chosen(fit, targets, held_out, fit=logistic.logistic, penalties=logistic.PENALTIES)
+    probe, penalty, accuracy = fit_with_best_penalty(
+        fit, targets, held_out, fit=logistic.logistic, penalties=logistic.PENALTIES
+    )
     assert subject.images is not None
     right = probe.scores(subject.images.inputs.mean((2, 3))).argmax(1) == subject.images.targets
     assert found["accuracy"][0] == right.double().mean()
@@ -192,7 +194,7 @@ def test_what_cannot_be_is_refused() -> None:
         ProbeLinear(solver="svm")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="--train-samples must be at least 10, got 3"):
         ProbeLinear(train_samples="3")
-    with pytest.raises(OptionError, match="--split train would score what is fitted on"):
+    with pytest.raises(OptionError, match="--split train would score the training samples"):
         PROBE.plan(replace(_subject(), spec=Spec(split="train")))
     with pytest.raises(ValueError, match="the subject's data have no other split"):
         PROBE.plan(replace(_subject(), part=None))

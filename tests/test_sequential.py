@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from landscape.api import configured_together
 from landscape.cli.main import status
-from landscape.layers.forward_hooks import listening
-from landscape.layers.selection import Layer, discover, remarks
+from landscape.layers.discovery import discover
+from landscape.layers.forward_hooks import feature_hooks
+from landscape.layers.layer import Layer
+from landscape.layers.selection import remarks
 from landscape.layers.unit_removal import removals, removed
 from landscape.probes import FEATURES
 from landscape.probes.lesion import Lesion
@@ -93,7 +95,7 @@ def test_taps_deliver_what_is_behind_norm_activation_and_dropout() -> None:
     layers = discover(model, images)
     found: dict[int, Tensor] = {}
     with torch.inference_mode():
-        with listening(model, layers, lambda at, tensor: found.update({at: tensor.clone()})):
+        with feature_hooks(model, layers, lambda at, tensor: found.update({at: tensor.clone()})):
             model(images)
         for at, stop in enumerate((3, 6, 7, 9, 11)):
             torch.testing.assert_close(found[at], model.features[:stop](images))

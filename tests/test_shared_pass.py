@@ -17,13 +17,13 @@ from torch import nn
 import landscape
 from landscape import models
 from landscape.api import configured_together, features
-from landscape.layers.forward_hooks import one_pass
+from landscape.layers.forward_hooks import run_with_hooks
 from landscape.options import OptionError
 from landscape.probes import FEATURES
 from landscape.results import group as groups
 from landscape.results.run_key import Arrays, Outcome
 from landscape.run import run
-from landscape.shared_pass import ListeningProbe, fitting, run_together
+from landscape.shared_pass import SharedPassProbe, fitting, run_together
 from landscape.subject import loading
 from landscape.subject.subject import Subject
 
@@ -52,7 +52,7 @@ def executors() -> Iterator[Mapping[str, Executor]]:
         yield {"threads": threads, "processes": others}
 
 
-def probes(**options: Any) -> list[ListeningProbe]:
+def probes(**options: Any) -> list[SharedPassProbe]:
     return configured_together(FEATURES, "", {"spectra_images": 1, **options})[0]
 
 
@@ -143,7 +143,7 @@ def test_probes_that_make_no_sense_are_left_out_with_their_reason(tmp_path: Path
 
 
 def test_layers_that_nobody_has_are_refused(vit: Path) -> None:
-    with pytest.raises(ValueError, match="near names"):
+    with pytest.raises(ValueError, match="similar names"):
         fitting(probes(layers=("blokcs",)), loaded(vit))
     with pytest.raises(OptionError, match="regular expression"):
         fitting(probes(layers=("(",)), loaded(vit))
@@ -153,13 +153,13 @@ def test_layers_that_nobody_has_are_refused(vit: Path) -> None:
 def test_a_pass_leaves_the_model_as_found(vit: Path, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     subject = loaded(vit)
     kept = state(subject.model)
-    listeners = [probe.listener(subject, 0) for probe in probes()]
+    hooks = [probe.hooks(subject, 0) for probe in probes()]
     if fails:
         monkeypatch.setattr("landscape.layers.attention_statistics.token_cosine", lambda tokens: 1 // 0)
         with pytest.raises(ZeroDivisionError):
-            one_pass(subject, 0, listeners)
+            run_with_hooks(subject, 0, hooks)
     else:
-        one_pass(subject, 0, listeners)
+        run_with_hooks(subject, 0, hooks)
     assert same_state(subject.model, kept)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in subject.model.modules())
     assert torch.overrides._len_torch_function_stack() == 0  # type: ignore[attr-defined]

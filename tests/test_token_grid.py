@@ -13,7 +13,8 @@ from foreign import torchvision_models
 from torch import Tensor, nn
 from zoo import _timm
 
-from landscape.layers.selection import discover, remarks
+from landscape.layers.discovery import discover
+from landscape.layers.selection import remarks
 from landscape.probes.fourier import Fourier
 from landscape.probes.probe_linear import pooled
 from landscape.probes.similarity import Similarity
@@ -59,7 +60,7 @@ def test_only_what_is_cut_has_no_grid(beside: bool) -> None:
     model = Windows(beside=beside).double().eval()
     images = torch.randn(6, 3, 16, 16).double()
     layers = discover(model, images)
-    assert [(layer.name, layer.grid, layer.fold) for layer in layers] == [
+    assert [(layer.name, layer.grid, layer.rows_per_image) for layer in layers] == [
         ("stem", (8, 8), 1),
         ("blocks.0.mlp", (8, 8), 1),
         ("blocks.1.mlp", (0, 0), 4 if beside else 1),
@@ -104,4 +105,4 @@ def test_networks_that_work_in_windows_have_grids_where_these_are_undone(name: s
     build, size, spatial = FOREIGN[name]
     layers = discover(build().eval(), torch.randn(2, 3, size, size))
     assert {layer.name for layer in layers if layer.spatial} == spatial
-    assert any(layer.unexplained for layer in layers)
+    assert any(layer.grid_unknown for layer in layers)

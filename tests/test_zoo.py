@@ -12,7 +12,8 @@ from analytic import answer
 from zoo import ZOO
 
 from landscape.api import configured_together
-from landscape.layers.selection import Layer, discover
+from landscape.layers.discovery import discover
+from landscape.layers.layer import Layer
 from landscape.probes import FEATURES
 from landscape.shared_pass import fitting
 from landscape.subject.subject import Subject
@@ -198,7 +199,7 @@ def _row(layer: Layer) -> str:
     words = [layer.name, layer.kind, f"{layer.stage}{'r' if layer.reduces else ''}"]
     words.append(f"{rows}x{columns}" + (f"+{layer.prefix}" if layer.prefix else ""))
     if layer.attention is not None:
-        rows, columns = layer.attention.sides
+        rows, columns = layer.attention.grid
         words.append(f"{layer.attention.heads} heads {rows}x{columns}")
     return " ".join(words)
 

@@ -1,6 +1,6 @@
-"""Attention maps of a running model: read off an explicit softmax, or recomputed from q and k beside a fused kernel.
+"""Capture the attention maps of a running model: from an explicit softmax, or recomputed from q and k.
 
-The model's own computation is left as it is; a map exists for a few images at a time.
+The model's own computation is unchanged; maps exist for a few images at a time.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from landscape.layers.graph import ATTENTION, Key
 
 
 @dataclass(frozen=True)
-class Maps:
+class AttentionMaps:
     """The maps of one call of an attention function.
 
     Args:
-        rows: images, or images times windows, the windows of an image side by side.
-        each: numbers in the map of one row.
-        size: numbers in the queries of all, or where only the map itself is at hand, in that: what a part may cost.
-        device: where they are.
-        part: some of the rows, (row, head, query, key), each query's weights adding up to one.
+        rows: images, or images times windows, the windows of an image being consecutive.
+        row_size: numbers in the map of one row.
+        size: numbers in the queries of all rows, or in the maps if only those are available: memory budget of a chunk.
+        device: of the maps.
+        chunk: the maps of some rows, (row, head, query, key), the weights of each query adding up to one.
     """
 
     rows: int
-    each: int
+    row_size: int
     size: int
     device: torch.device
-    part: Callable[[slice], Tensor]
+    chunk: Callable[[slice], Tensor]
 
 
 @contextmanager
-def attending(receive: Mapping[Key, Callable[[Maps], None]], images: int) -> Iterator[None]:
-    """Hand the maps of the wanted calls to their receivers while a model runs in this thread; nothing is kept."""
+def attention_hooks(receive: Mapping[Key, Callable[[AttentionMaps], None]], images: int) -> Iterator[None]:
+    """Hand the maps of attention calls to their receivers while a model runs in this thread; nothing is kept."""
     if not receive:
         yield
         return
@@ -49,7 +49,7 @@ def attending(receive: Mapping[Key, Callable[[Maps], None]], images: int) -> Ite
 
 
 class _Interception(TorchFunctionMode):
-    def __init__(self, receive: Mapping[Key, Callable[[Maps], None]], images: int) -> None:
+    def __init__(self, receive: Mapping[Key, Callable[[AttentionMaps], None]], images: int) -> None:
         super().__init__()
         self._receive, self._images = receive, images
         self._counts: dict[str, int] = {}
@@ -69,19 +69,19 @@ class _Interception(TorchFunctionMode):
 
 def _maps(
     name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, images: int
-) -> Maps:
+) -> AttentionMaps:
     if name == "scaled_dot_product_attention":
-        given = inspect.signature(of_queries_and_keys).bind(*args, **kwargs).arguments
+        given = inspect.signature(maps_from_qk).bind(*args, **kwargs).arguments
         if given["query"].ndim == 3:
-            given |= {side: given[side].reshape(images, -1, *given[side].shape[1:]) for side in ("query", "key")}
-        return of_queries_and_keys(**given)
+            given |= {name: given[name].reshape(images, -1, *given[name].shape[1:]) for name in ("query", "key")}
+        return maps_from_qk(**given)
     if name == "multi_head_attention_forward":
-        return _of_module(func, args, kwargs)
+        return _maps_of_module(func, args, kwargs)
     maps = result.reshape(images, -1, *result.shape[-2:]) if result.ndim == 3 else result.flatten(0, -4)
-    return Maps(len(maps), maps[0].numel(), maps.numel(), maps.device, lambda rows: maps[rows])
+    return AttentionMaps(len(maps), maps[0].numel(), maps.numel(), maps.device, lambda rows: maps[rows])
 
 
-def of_queries_and_keys(
+def maps_from_qk(
     query: Tensor,
     key: Tensor,
     value: Tensor | None = None,
@@ -91,8 +91,8 @@ def of_queries_and_keys(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Maps:
-    """softmax(q k' scale + mask), the map inside `scaled_dot_product_attention`, of which these are the arguments."""
+) -> AttentionMaps:
+    """softmax(q k' scale + mask), the maps of `scaled_dot_product_attention`, from its arguments."""
     leading, (queries, width), keys = query.shape[:-3], query.shape[-2:], key.shape[-2]
     if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
@@ -104,30 +104,30 @@ def of_queries_and_keys(
     query, key = query.flatten(0, -4), key.flatten(0, -4)
     factor = width**-0.5 if scale is None else scale
 
-    def part(rows: slice) -> Tensor:
+    def chunk(rows: slice) -> Tensor:
         logits = (query[rows] * factor) @ key[rows].transpose(-2, -1)
         if mask is not None:
-            own = mask[rows] if mask.ndim > 3 else mask
-            logits = logits.masked_fill(~own, -torch.inf) if own.dtype == torch.bool else logits + own
+            some = mask[rows] if mask.ndim > 3 else mask
+            logits = logits.masked_fill(~some, -torch.inf) if some.dtype == torch.bool else logits + some
         return logits.softmax(dim=-1)
 
-    return Maps(len(query), query.shape[1] * queries * keys, query.numel(), query.device, part)
+    return AttentionMaps(len(query), query.shape[1] * queries * keys, query.numel(), query.device, chunk)
 
 
-def _of_module(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Maps:
-    """Of `nn.MultiheadAttention`: its own function asked once more, for the weights, some images at a time."""
+def _maps_of_module(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionMaps:
+    """Maps of `nn.MultiheadAttention`: calls its function again for the weights, some images at a time."""
     given = inspect.signature(F.multi_head_attention_forward).bind(*args, **kwargs).arguments
     (queries, images, _), keys, heads = given["query"].shape, given["key"].shape[0], given["num_heads"]
     masks: dict[str, Tensor | None] = {name: given.get(name) for name in ("key_padding_mask", "attn_mask")}
 
-    def part(rows: slice) -> Tensor:
-        chosen = {name: given[name][:, rows] for name in ("query", "key", "value")}
+    def chunk(rows: slice) -> Tensor:
+        tensors = {name: given[name][:, rows] for name in ("query", "key", "value")}
         padding, mask = masks["key_padding_mask"], masks["attn_mask"]
         if mask is not None and mask.ndim == 3:
             mask = mask.reshape(images, heads, queries, keys)[rows].flatten(0, 1)
         padding = padding[rows] if padding is not None else None
-        asked = {"need_weights": True, "average_attn_weights": False, "key_padding_mask": padding, "attn_mask": mask}
-        weights: Tensor = func(**{**given, **chosen, **asked})[1]
+        options = {"need_weights": True, "average_attn_weights": False, "key_padding_mask": padding, "attn_mask": mask}
+        weights: Tensor = func(**{**given, **tensors, **options})[1]
         return weights
 
-    return Maps(images, heads * queries * keys, given["query"].numel(), given["query"].device, part)
+    return AttentionMaps(images, heads * queries * keys, given["query"].numel(), given["query"].device, chunk)

@@ -1,4 +1,4 @@
-"""What attention maps and tokens say: distance, entropy, mutual information, cosines, singular values."""
+"""Statistics of attention maps and tokens: distance, entropy, mutual information, cosines, singular values."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import Tensor
 FLOOR = torch.finfo(torch.float64).eps  # of singular values, relative to the largest
 
 
-def distances(sides: tuple[int, int], spacing: tuple[float, float], device: torch.device) -> Tensor:
-    """Distance of every two positions of a grid, (token, token) float64, in the unit of the spacing."""
+def distances(grid: tuple[int, int], spacing: tuple[float, float], device: torch.device) -> Tensor:
+    """Distance between every two positions of a grid, (token, token) float64, in units of the spacing."""
     rows, columns = (
-        torch.arange(n, dtype=torch.float64, device=device) * d for n, d in zip(sides, spacing, strict=True)
+        torch.arange(n, dtype=torch.float64, device=device) * d for n, d in zip(grid, spacing, strict=True)
     )
     places = torch.cartesian_prod(rows, columns)
     return torch.cdist(places, places, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def without_prefix(maps: Tensor, prefix: int) -> Tensor:
-    """Maps (..., query, key) without the tokens before the grid, rows adding up to one again."""
+    """Maps (..., query, key) without the prefix tokens, rows renormalised to one."""
     if not prefix:
         return maps
     kept = maps[..., prefix:, prefix:]
@@ -42,8 +42,8 @@ def entropy(maps: Tensor) -> Tensor:
 def mutual_information(maps: Tensor, conditional: Tensor) -> Tensor:
     """Normalised mutual information of query and key, I / sqrt(H(q) H(k)), (row, head) float64.
 
-    p(q) is uniform, p(k) = mean_q A_qk and I = H(k) - H(k | q). 0 where all queries attend alike, also to one key
-    alone, where H(k) = 0; NaN for a single query.
+    p(q) is uniform, p(k) = mean_q A_qk and I = H(k) - H(k | q). 0 where all queries have the same
+    attention, even to a single key, where H(k) = 0; NaN for a single query.
 
     Args:
         maps: (row, head, query, key).
@@ -51,7 +51,7 @@ def mutual_information(maps: Tensor, conditional: Tensor) -> Tensor:
     """
     queries = maps.shape[-2]
     marginal = torch.special.entr(maps.mean(dim=-2).double()).sum(dim=-1)
-    information = (marginal - conditional).clamp_min(0.0)  # rounding may leave less than nothing
+    information = (marginal - conditional).clamp_min(0.0)  # rounding may make it negative
     if queries == 1:
         return torch.full_like(information, torch.nan)
     normalised = information / (math.log(queries) * marginal).sqrt()
@@ -59,18 +59,18 @@ def mutual_information(maps: Tensor, conditional: Tensor) -> Tensor:
 
 
 def head_cosine(maps: Tensor) -> Tensor:
-    """Cosine similarity of the rows of every two heads, mean over pairs and queries, (row,) float64; NaN for one head.
+    """Cosine similarity of the maps of every two heads, mean over pairs and queries, (row,) float64; NaN for one head.
 
-    By |sum_h u_h|^2 = heads + sum over pairs of distinct heads, u_h the rows at unit length.
+    From |sum_h u_h|^2 = heads + the sum over pairs of distinct heads, u_h the attention of a query at unit length.
     """
     heads, queries = maps.shape[1], maps.shape[2]
     if heads < 2:
         return torch.full((len(maps),), torch.nan, dtype=torch.float64, device=maps.device)
     length = torch.linalg.vector_norm(maps, dim=-1)  # (row, head, query)
-    together = torch.zeros_like(maps[:, 0])
+    total = torch.zeros_like(maps[:, 0])
     for head in range(heads):
-        together += maps[:, head] / length[:, head, :, None]
-    square = together.double().square().sum(dim=(-2, -1)) / queries
+        total += maps[:, head] / length[:, head, :, None]
+    square = total.double().square().sum(dim=(-2, -1)) / queries
     return (square - heads) / (heads * (heads - 1))
 
 
@@ -79,8 +79,8 @@ def token_cosine(tokens: Tensor) -> Tensor:
     count = tokens.shape[1]
     if count < 2:
         return torch.full((len(tokens),), torch.nan, dtype=torch.float64, device=tokens.device)
-    together = torch.nn.functional.normalize(tokens, dim=-1).sum(dim=1, dtype=torch.float64)
-    return (together.square().sum(dim=-1) - count) / (count * (count - 1))
+    total = torch.nn.functional.normalize(tokens, dim=-1).sum(dim=1, dtype=torch.float64)
+    return (total.square().sum(dim=-1) - count) / (count * (count - 1))
 
 
 def depth_cosine(tokens: Tensor, before: Tensor) -> Tensor:
@@ -89,6 +89,6 @@ def depth_cosine(tokens: Tensor, before: Tensor) -> Tensor:
 
 
 def singular_values(matrices: Tensor) -> Tensor:
-    """ln(sigma_k / sigma_0), descending, (..., rank) float64; values below double precision at its floor, ln(2e-16)."""
-    found: Tensor = torch.linalg.svdvals(matrices.double())
-    return (found / found[..., :1]).clamp_min(FLOOR).log()
+    """ln(sigma_k / sigma_0), descending, (..., rank) float64; at least ln(2e-16), the double precision."""
+    values: Tensor = torch.linalg.svdvals(matrices.double())
+    return (values / values[..., :1]).clamp_min(FLOOR).log()

@@ -1,82 +1,87 @@
-"""One forward pass of a mini-batch for any number of listeners: layers' tensors and attention maps as they pass by."""
+"""Run one forward pass of a mini-batch and hand its features and attention maps to any number of probes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from landscape.layers.attention_maps import Maps, attending
+from landscape.layers.attention_maps import AttentionMaps, attention_hooks
 from landscape.layers.graph import Key
-from landscape.layers.selection import Layer
+from landscape.layers.layer import Layer, Tap
 from landscape.probe import Values
 from landscape.subject.subject import Subject
 
 
 @dataclass(frozen=True)
-class Listener:
-    """What one probe does with one mini-batch.
+class FeatureHooks:
+    """What one probe does during the forward pass of one mini-batch.
 
     Args:
-        layers: whose tensors it is handed.
-        receive: takes the position of a layer and its tensor; must keep neither the tensor nor a view of it for long.
-        values: what the probe stores, once the pass is over.
-        attend: takes the position of a layer and the attention maps that its branch makes.
+        layers: to hook.
+        on_features: takes the position of a layer and its tensor; must not keep the tensor or a view of it.
+        values: what the probe stores, called after the pass.
+        on_attention: takes the position of a layer and the attention maps of its branch.
     """
 
     layers: Sequence[Layer]
-    receive: Callable[[int, Tensor], None]
+    on_features: Callable[[int, Tensor], None]
     values: Callable[[], Values]
-    attend: Callable[[int, Maps], None] | None = None
+    on_attention: Callable[[int, AttentionMaps], None] | None = None
 
 
-def one_pass(subject: Subject, i: int, listeners: Sequence[Listener]) -> list[Values]:
-    """What each listener makes of mini-batch i, from one forward pass for all of them."""
+def run_with_hooks(subject: Subject, i: int, hooks: Sequence[FeatureHooks]) -> list[Values]:
+    """The values of each probe's hooks on mini-batch i, from one forward pass for all of them."""
     inputs, _ = subject.batch(i)
-    heard = [(listener, position) for listener in listeners for position in range(len(listener.layers))]
+    hooked = [(hook, position) for hook in hooks for position in range(len(hook.layers))]
 
-    def receive(which: int, tensor: Tensor) -> None:
-        listener, position = heard[which]
-        listener.receive(position, tensor)
+    def receive(index: int, tensor: Tensor) -> None:
+        hook, position = hooked[index]
+        hook.on_features(position, tensor)
 
-    maps: dict[Key, Callable[[Maps], None]] = {}
-    for listener, position in heard:
-        attention = listener.layers[position].attention
-        if listener.attend is not None and attention is not None:
-            maps[attention.key] = partial(listener.attend, position)
-    layers = [listener.layers[position] for listener, position in heard]
-    with torch.inference_mode(), listening(subject.model, layers, receive), attending(maps, len(inputs)):
+    receive_maps: dict[Key, Callable[[AttentionMaps], None]] = {}
+    for hook, position in hooked:
+        attention = hook.layers[position].attention
+        if hook.on_attention is not None and attention is not None:
+            receive_maps[attention.key] = partial(hook.on_attention, position)
+    layers = [hook.layers[position] for hook, position in hooked]
+    with (
+        torch.inference_mode(),
+        feature_hooks(subject.model, layers, receive),
+        attention_hooks(receive_maps, len(inputs)),
+    ):
         subject.model(inputs)
-    return [listener.values() for listener in listeners]
+    return [hook.values() for hook in hooks]
 
 
 @contextmanager
-def listening(model: nn.Module, layers: Sequence[Layer], receive: Callable[[int, Tensor], None]) -> Iterator[None]:
+def feature_hooks(model: nn.Module, layers: Sequence[Layer], receive: Callable[[int, Tensor], None]) -> Iterator[None]:
     """Hand each layer's tensor to `receive(position, tensor)` while the model runs; nothing is kept.
 
-    Hooks are removed afterwards, also after an exception.
+    The hooks are removed afterwards, also after an exception.
     """
     modules = dict(model.named_modules())
     counts: dict[tuple[str, str], int] = {}
-    wanted: dict[tuple[str, str], dict[int, list[int]]] = {}
+    positions: dict[tuple[str, str], dict[int, list[int]]] = {}
     for position, layer in enumerate(layers):
         key: tuple[str, str] = (layer.tap.module, layer.tap.side)
-        wanted.setdefault(key, {}).setdefault(layer.tap.call, []).append(position)
+        positions.setdefault(key, {}).setdefault(layer.tap.call, []).append(position)
 
     def give(key: tuple[str, str], value: object) -> None:
         number = counts[key] = counts.get(key, -1) + 1
         value = tuple(value.values()) if isinstance(value, Mapping) else value  # a dataclass-like output
         tensor = value[0] if isinstance(value, tuple | list) else value
-        for position in wanted[key].get(number, []):
+        for position in positions[key].get(number, []):
             assert isinstance(tensor, Tensor)
             receive(position, tensor)
 
     handles = [model.register_forward_pre_hook(lambda module, args: counts.clear())]
-    for key in wanted:
+    for key in positions:
         module, side = modules[key[0]], key[1]
         if side == "input":
             handles.append(
@@ -87,6 +92,33 @@ def listening(model: nn.Module, layers: Sequence[Layer], receive: Callable[[int,
             )
         else:
             handles.append(module.register_forward_hook(lambda module, args, output, key=key: give(key, output)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def output_hooks(
+    model: nn.Module, names: Iterable[str], hook: Callable[[Tap, tuple[Any, ...], Any], Any]
+) -> Iterator[None]:
+    """Call `hook(tap, args, output)` after every call of the named modules; unless None, its result is the new output.
+
+    The hooks are removed afterwards, also after an exception.
+    """
+    modules = dict(model.named_modules())
+    counts: dict[str, int] = {}
+
+    def hook_of(name: str) -> Callable[..., Any]:
+        def count_and_call(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+            number = counts[name] = counts.get(name, -1) + 1
+            return hook(Tap(name, "output", number), args, output)
+
+        return count_and_call
+
+    handles = [model.register_forward_pre_hook(lambda module, args: counts.clear())]
+    handles += [modules[name].register_forward_hook(hook_of(name)) for name in names]
     try:
         yield
     finally:

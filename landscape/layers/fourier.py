@@ -1,4 +1,7 @@
-"""Log amplitudes of the Fourier spectra of feature maps, and along their half diagonal (Park & Kim 2022, Fig. 2)."""
+"""Fourier transforms of maps: log amplitudes, all or along the half diagonal, and noise of one frequency band.
+
+Park & Kim 2022, Fig. 2. Frequencies are in units of pi.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from torch import Tensor
 from landscape.curvature.matrix_products import matmul
 
 FLOOR = 1e-6  # added to amplitudes before the logarithm
-WAVES = 48  # positions a side: beyond, a transform costs less than a product with every wave
+LARGEST_PRODUCT = 48  # positions per side: on larger maps the FFT is faster than a matrix product
+ROUNDING = 1e-9  # of sums of decimal fractions: a frequency on the edge of a ring is inside
 
 
 def diagonal_frequencies(height: int, width: int) -> np.ndarray:
@@ -29,7 +33,7 @@ def frequencies(n: int) -> np.ndarray:
 
 
 def half_spectrum(maps: Tensor) -> Tensor:
-    """FFT2(z), unnormalised, of maps (N, C, H, W): columns 0 .. W // 2, the others are their mirror image."""
+    """FFT2(z), unnormalised, of maps (N, C, H, W): columns 0 .. W // 2, the others being their mirror image."""
     spectrum: Tensor = torch.fft.rfft2(maps.float() if maps.dtype != torch.float64 else maps)
     return spectrum
 
@@ -46,8 +50,7 @@ def log_amplitude(spectrum: Tensor) -> Tensor:
 def diagonal(spectrum: Tensor, width: int) -> Tensor:
     """ln(|FFT2(z)| + 1e-6) along the half diagonal.
 
-    Where the sides differ the diagonal is taken at equal physical frequency, by linear interpolation along the longer
-    side.
+    Of unequal sides, the diagonal at equal physical frequency, by linear interpolation along the longer one.
 
     Args:
         spectrum: (N, C, H, W // 2 + 1), as `half_spectrum`.
@@ -63,68 +66,67 @@ def diagonal(spectrum: Tensor, width: int) -> Tensor:
     if height == width:
         return log_amplitude(spectrum[..., index, index])
     longer, shorter = max(height, width), min(height, width)
-    place = index.to(spectrum.real.dtype) * longer / shorter
-    left = place.floor().long()
+    exact = index.to(spectrum.real.dtype) * longer / shorter
+    left = exact.floor().long()
     right = (left + 1).clamp_max(longer // 2)
     rows, columns = (index, left) if width > height else (left, index)
-    beside = (index, right) if width > height else (right, index)
-    return torch.lerp(log_amplitude(spectrum[..., rows, columns]), log_amplitude(spectrum[..., *beside]), place - left)
+    next_to = (index, right) if width > height else (right, index)
+    return torch.lerp(log_amplitude(spectrum[..., rows, columns]), log_amplitude(spectrum[..., *next_to]), exact - left)
 
 
-def diagonal_alone(maps: Tensor) -> Tensor:
-    """The same without the rest of the spectrum, of square maps up to `WAVES` wide in less than half the time.
+def diagonal_only(maps: Tensor) -> Tensor:
+    """`diagonal` of maps (N, C, H, W), without their whole spectrum where they are square and small.
 
-    F(k, k) = sum_{y, x} exp(-2 pi i k (y + x) / n) z(y, x): a product with one matrix of waves for all maps.
+    F(k, k) = sum_{y, x} exp(-2 pi i k (y + x) / n) z(y, x): one matrix product for all maps, in less than half the time
+    of the FFT.
     """
     height, width = maps.shape[-2:]
-    if height != width or width > WAVES:
+    if height != width or width > LARGEST_PRODUCT:
         return diagonal(half_spectrum(maps), width)
     maps = maps.float() if maps.dtype != torch.float64 else maps
-    level = maps.mean(dim=(-2, -1), keepdim=True)  # frequency zero alone has it, the others would drown in it
+    # Only frequency zero contains the mean; to the other frequencies it would add rounding errors.
+    level = maps.mean(dim=(-2, -1), keepdim=True)
     varying = (maps - level).flatten(0, 1).flatten(1)
-    found = matmul(varying, _waves(width, maps.device, maps.dtype)).reshape(*maps.shape[:2], -1)
-    real, imaginary = found.chunk(2, dim=-1)
+    product = matmul(varying, _waves(width, maps.device, maps.dtype)).reshape(*maps.shape[:2], -1)
+    real, imaginary = product.chunk(2, dim=-1)
     real[..., :1] = height * width * level[..., 0]
     return log_amplitude(torch.complex(real, imaginary))
 
 
 @functools.lru_cache(maxsize=8)
 def _waves(width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Cosines and sines of the half diagonal's frequencies at every position, (n n, 2 bins)."""
-    place = torch.arange(width, device=device)
-    sums = (place[:, None] + place).flatten()
-    angle = (sums[:, None] * place[: (width + 1) // 2] % width).double() * (2 * torch.pi / width)
+    """Cosines and sines of the half diagonal's frequencies at every position, (n * n, 2 * bins)."""
+    index = torch.arange(width, device=device)
+    sums = (index[:, None] + index).flatten()
+    angle = (sums[:, None] * index[: (width + 1) // 2] % width).double() * (2 * torch.pi / width)
     return torch.cat([angle.cos(), angle.sin()], dim=1).to(dtype)
 
 
 def relative_log_amplitude(maps: Tensor) -> Tensor:
     """DeltaLogA(f) = A(f, f) - A(0, 0), mean over channels, (N, bins) float64."""
-    found = diagonal_alone(maps)
-    return (found - found[..., :1]).mean(dim=1, dtype=torch.float64)
+    amplitude = diagonal_only(maps)
+    return (amplitude - amplitude[..., :1]).mean(dim=1, dtype=torch.float64)
 
 
-def whole(half: np.ndarray, width: int) -> np.ndarray:
-    """A spectrum of real maps (..., H, W // 2 + 1) with all its columns, zero frequency in the centre, (..., H, W)."""
+def full_spectrum(half: np.ndarray, width: int) -> np.ndarray:
+    """All columns of a half spectrum (..., H, W // 2 + 1) of real maps, zero frequency in the centre, (..., H, W)."""
     height = half.shape[-2]
     rows, columns = np.indices((height, width)) - np.array([height // 2, width // 2])[:, None, None]
-    found: np.ndarray = half[..., np.where(columns < 0, -rows, rows) % height, np.abs(columns)]
-    return found
-
-
-ROUNDING = 1e-9  # of a sum of decimal fractions: a frequency on the edge of a ring belongs to it
+    full: np.ndarray = half[..., np.where(columns < 0, -rows, rows) % height, np.abs(columns)]
+    return full
 
 
 def ring(height: int, width: int, low: float, high: float) -> np.ndarray:
-    """Where low <= max(|fx|, |fy|) <= high, (H, W) bool in the order of the FFT; frequencies in units of pi.
+    """The frequencies with low <= max(|fx|, |fy|) <= high, (H, W) bool in the order of the FFT.
 
-    Symmetric about zero frequency, so that what passes of a real signal is real.
+    Symmetric about zero frequency, so that a real signal stays real.
     """
     rows, columns = (2 * np.abs(np.fft.fftfreq(n)) for n in (height, width))
     radius = np.maximum(rows[:, None], columns[None, :])
     return np.asarray((radius >= low - ROUNDING) & (radius <= high + ROUNDING))
 
 
-def passed(spectrum: Tensor, mask: Tensor, size: tuple[int, int]) -> Tensor:
+def band_pass(spectrum: Tensor, mask: Tensor, size: tuple[int, int]) -> Tensor:
     """Re IFFT2(FFT2(x) M) from the half spectrum of a real x.
 
     Args:
@@ -132,14 +134,14 @@ def passed(spectrum: Tensor, mask: Tensor, size: tuple[int, int]) -> Tensor:
         mask: a symmetric M, (H, W) bool.
         size: (H, W).
     """
-    back: Tensor = torch.fft.irfft2(spectrum * mask[:, : size[1] // 2 + 1], s=size)
-    return back
+    filtered: Tensor = torch.fft.irfft2(spectrum * mask[:, : size[1] // 2 + 1], s=size)
+    return filtered
 
 
 def signs(shape: tuple[int, ...], seed: int) -> Tensor:
     """Independent random signs, float32: sign(N(0, 1)).
 
-    Taken from the raw stream of a bit generator, the same with every version of numpy and on every platform.
+    From the raw stream of a bit generator, which is the same for every version of NumPy and on every platform.
     """
     count = int(np.prod(shape))
     words = np.random.PCG64(seed).random_raw(-(-count // 64)).astype("<u8")

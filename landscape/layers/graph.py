@@ -1,4 +1,4 @@
-"""One forward pass as a graph: every operation, what it read, and the module call it ran in."""
+"""Record one forward pass as a graph: every operation, the tensors it reads and writes, and its module call."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 ATTENTION = {"scaled_dot_product_attention", "softmax", "_softmax", "multi_head_attention_forward"}
-Key = tuple[str, int]  # a torch function by name, and which call of it in a pass
-Node = int  # a value of a tensor at a time: an in-place operation makes a new node of the same tensor
+ADDITIONS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
+POOLING = {"max_pool2d", "avg_pool2d", "boolean_dispatch", "max_pool2d_with_indices", "fractional_max_pool2d"}
+VIEWS = {"reshape", "view", "flatten", "permute", "transpose", "contiguous", "unflatten"}
+HEAVY = ATTENTION | {"conv1d", "conv2d", "conv3d", "linear", "matmul", "__matmul__", "bmm", "einsum", "baddbmm"}
+Key = tuple[str, int]  # name of a torch function, and the number of its call in a pass
+Node = int  # one value of a tensor: an in-place operation makes a new node of the same tensor
 
 
 @dataclass(frozen=True)
@@ -23,10 +27,10 @@ class Operation:
         name: of the torch function.
         reads: nodes that depend on the model's input.
         writes: nodes produced.
-        call: position in `Flow.calls` of the innermost module call it ran in.
+        call: position in `Flow.calls` of the innermost enclosing module call.
         weight: shape of the weight of a convolution or linear layer, else ().
-        number: how many calls of this function came before it in the pass; counted for attention functions.
-        heads: of an attention function.
+        number: of earlier calls of this function in the pass; counted for attention functions only.
+        heads: of an attention function, else 0.
     """
 
     name: str
@@ -44,9 +48,9 @@ class Call:
 
     Args:
         module: dotted name, "" for the model itself.
-        number: how many calls of this module came before it in the pass.
+        number: of earlier calls of this module in the pass.
         parent: position in `Flow.calls` of the enclosing call, -1 for the model itself.
-        reads: nodes given to it, in order.
+        reads: nodes passed to it, in order.
         writes: nodes it returned.
         start: number of operations before it.
         stop: number of operations when it returned.
@@ -69,7 +73,7 @@ class Flow:
         shapes: of every node.
         operations: in order of execution.
         calls: module calls in order of their start.
-        ancestors: of every node as a bit set, the node itself included.
+        ancestors: of every node, as a bit set that includes the node itself.
         maker: node -> position of the operation that produced it, -1 for the input.
     """
 
@@ -80,7 +84,7 @@ class Flow:
     maker: list[int] = field(default_factory=list)
 
     def between(self, fork: Node, end: Node) -> list[int]:
-        """Operations on the way from one node to a later one, in order."""
+        """Operations on the paths from one node to a later one, in order."""
         inside = self.ancestors[end] & ~self.ancestors[fork]
         return [
             i
@@ -90,41 +94,41 @@ class Flow:
         ]
 
     def enclosing(self, call: int) -> Iterator[int]:
-        """A call and those around it, innermost first."""
+        """A call and its enclosing calls, innermost first."""
         while call >= 0:
             yield call
             call = self.calls[call].parent
 
 
 def record(model: nn.Module, inputs: Tensor) -> Flow:
-    """Run the model once, in eval mode and without gradients, and record what happens.
+    """Run the model once, in eval mode and without gradients, and record the pass.
 
-    Tensor identities are followed through Python, so any module works that does not leave torch; compiled and scripted
-    parts appear as single operations.
+    Tensors are followed by identity through Python, so every module works that computes with torch functions; compiled
+    and scripted parts appear as single operations.
 
     Raises:
-        ValueError: the whole model is a script.
+        ValueError: the model is a TorchScript program.
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise ValueError(
-            "a TorchScript program has no modules to listen to; save the state_dict() of its model and name that with "
-            "--model"
+            "the modules of a TorchScript program cannot be hooked; save the state_dict() of its model and name the "
+            "model with --model"
         )
     recorder = _Recorder()
     handles = []
     for name, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(recorder.entering(name), with_kwargs=True))
-        handles.append(module.register_forward_hook(recorder.leaving(), always_call=False))
+        handles.append(module.register_forward_pre_hook(recorder.pre_hook(name), with_kwargs=True))
+        handles.append(module.register_forward_hook(recorder.hook(), always_call=False))
     training = {module: module.training for module in model.modules()}
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # the fused encoder layer would hide its parts
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # the fused encoder layer would hide its operations
     try:
         model.eval()
         with torch.no_grad(), recorder:
-            recorder.source(inputs)
+            recorder.add_input(inputs)
             model(inputs)
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
+        torch.backends.mha.set_fastpath_enabled(fastpath)
         for module, was in training.items():
             module.training = was
         for handle in handles:
@@ -136,13 +140,13 @@ class _Recorder(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.flow = Flow()
-        self._nodes: dict[int, Node] = {}  # id of a tensor -> its present node
-        self._kept: list[Tensor] = []  # alive until the end, so that no id is used twice
+        self._nodes: dict[int, Node] = {}  # id of a tensor -> its current node
+        self._kept: list[Tensor] = []  # keeps every tensor alive, so that no id is used twice
         self._open: list[int] = []  # calls not yet returned
         self._counts: dict[str, int] = {}
         self._attention: dict[str, int] = {}
 
-    def source(self, tensor: Tensor) -> None:
+    def add_input(self, tensor: Tensor) -> None:
         self._add(tensor, ancestors=0, maker=-1)
 
     def __torch_function__(
@@ -153,7 +157,7 @@ class _Recorder(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        reads = tuple(dict.fromkeys(self._known((args, kwargs))))
+        reads = tuple(dict.fromkeys(self._recorded((args, kwargs))))
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", str(func))
         number, heads = 0, 0
@@ -173,21 +177,21 @@ class _Recorder(TorchFunctionMode):
                 self.flow.operations.append(Operation(name, reads, writes, call, weight, number, heads))
         return result
 
-    def entering(self, name: str) -> Callable[..., None]:
+    def pre_hook(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             number = self._counts.get(name, 0)
             self._counts[name] = number + 1
             parent = self._open[-1] if self._open else -1
-            reads = tuple(self._known((args, kwargs)))
+            reads = tuple(self._recorded((args, kwargs)))
             self._open.append(len(self.flow.calls))
             self.flow.calls.append(Call(name, number, parent, len(self.flow.operations), reads))
 
         return hook
 
-    def leaving(self) -> Callable[..., None]:
+    def hook(self) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             call = self.flow.calls[self._open.pop()]
-            call.writes, call.stop = tuple(self._known(output)), len(self.flow.operations)
+            call.writes, call.stop = tuple(self._recorded(output)), len(self.flow.operations)
 
         return hook
 
@@ -200,7 +204,7 @@ class _Recorder(TorchFunctionMode):
         self.flow.maker.append(maker)
         return node
 
-    def _known(self, values: Any) -> Iterator[Node]:
+    def _recorded(self, values: Any) -> Iterator[Node]:
         return (self._nodes[id(t)] for t in _tensors(values) if id(t) in self._nodes)
 
 
@@ -224,7 +228,7 @@ def _weight(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[i
 
 
 def _heads(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], images: int) -> int:
-    """How many heads an attention function works on."""
+    """Number of heads of an attention function."""
     if name == "multi_head_attention_forward":
         return int(kwargs.get("num_heads", args[4] if len(args) > 4 else 1))
     shape = next(_tensors((args, kwargs))).shape

@@ -1,4 +1,4 @@
-"""Linear classifiers in closed form: ridge regression on one-hot targets; and a penalty chosen on held-out samples."""
+"""Fit a linear classifier: ridge regression in closed form, with the penalty that is best on held-out samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PENALTIES = tuple(10.0 ** (k / 2) for k in range(-12, 7))  # 1e-6 to 1e3, of fea
 
 @dataclass(frozen=True)
 class Linear:
-    """scores = (x - mean) / scale @ weight + bias; the largest score decides."""
+    """scores = (x - mean) / scale @ weight + bias; the class is that with the largest score."""
 
     mean: Tensor
     scale: Tensor
@@ -28,12 +28,12 @@ class Linear:
 def ridge(features: Tensor, targets: Tensor, penalties: tuple[float, ...]) -> list[Linear]:
     """Minimisers of mean |scores - targets|^2 + penalty |weight|^2, one per penalty, by one eigendecomposition.
 
-    Features are standardised; a constant one is left at zero. The bias carries no penalty.
+    Features are standardised, constant ones set to zero. The bias has no penalty.
 
     Args:
         features: (n, features) float64.
         targets: (n, classes) float64.
-        penalties: each positive.
+        penalties: positive ones.
     """
     n = len(features)
     standard, mean, scale = standardised(features)
@@ -47,13 +47,13 @@ def ridge(features: Tensor, targets: Tensor, penalties: tuple[float, ...]) -> li
 
 
 def standardised(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Features with mean 0 and variance 1, constant ones 0; the mean; the scale, 1 for constant ones."""
+    """Features with mean 0 and variance 1 (constant ones 0), their mean, and their scale (1 for constant ones)."""
     mean, scale = features.mean(dim=0), features.std(dim=0, correction=0)
     scale = torch.where(scale > 0, scale, 1.0)
     return (features - mean) / scale, mean, scale
 
 
-def chosen(
+def fit_with_best_penalty(
     features: Tensor,
     targets: Tensor,
     held_out: Tensor,
@@ -61,17 +61,17 @@ def chosen(
     fit: Callable[[Tensor, Tensor, tuple[float, ...]], list[Linear]] = ridge,
     penalties: tuple[float, ...] = PENALTIES,
 ) -> tuple[Linear, float, float]:
-    """The classifier of all samples with the penalty that does best on those held out.
+    """The classifier fitted to all samples, with the penalty of best accuracy on held-out ones when fitted to the rest.
 
     Args:
         features: (n, features) float64.
-        targets: (n, classes) float64, one-hot or shares.
-        held_out: (n,) bool, the samples that choose the penalty and are left out of the fits that it chooses among.
-        fit: one classifier per penalty.
-        penalties: to choose among.
+        targets: (n, classes) float64, one-hot or class probabilities.
+        held_out: (n,) bool, the samples that select the penalty.
+        fit: returns one classifier per penalty.
+        penalties: the candidates.
 
     Returns:
-        the classifier, its penalty, and the held-out accuracy that chose it; of equal ones the largest penalty.
+        the classifier, its penalty, and the held-out accuracy of that penalty; of equally good ones the largest.
     """
     right = targets[held_out].argmax(dim=1)
     candidates = fit(features[~held_out], targets[~held_out], penalties)

@@ -1,4 +1,7 @@
-"""Linear classifiers by multinomial logistic regression, fitted by L-BFGS (Liu & Nocedal 1989)."""
+"""Fit a linear classifier by multinomial logistic regression, with L-BFGS (Liu & Nocedal 1989).
+
+Unlike scikit-learn's, the targets may be class probabilities, and classes may be missing among them.
+"""
 
 from __future__ import annotations
 
@@ -14,38 +17,38 @@ HISTORY = 20
 
 
 def logistic(features: Tensor, targets: Tensor, penalties: tuple[float, ...]) -> list[Linear]:
-    """Minimisers of mean cross-entropy + penalty |weight|^2 / 2, one per penalty, each started from a stronger one's.
+    """Minimisers of mean cross-entropy + penalty |weight|^2 / 2, one per penalty, each started from the next larger's.
 
-    Features are standardised; a constant one is left at zero. The bias carries no penalty.
+    Features are standardised, constant ones set to zero. The bias has no penalty.
 
     Args:
         features: (n, features) float64.
-        targets: (n, classes) float64, one-hot or shares.
-        penalties: each positive.
+        targets: (n, classes) float64, one-hot or class probabilities.
+        penalties: positive ones.
     """
     standard, mean, scale = standardised(features)
     weight = torch.zeros(features.shape[1], targets.shape[1], dtype=features.dtype, device=features.device)
     bias = torch.zeros_like(weight[0])
-    found: dict[float, Linear] = {}
+    classifiers: dict[float, Linear] = {}
     for penalty in sorted(set(penalties), reverse=True):
         weight, bias = _fitted(standard, targets, penalty, weight, bias)
-        found[penalty] = Linear(mean, scale, weight, bias)
-    return [found[penalty] for penalty in penalties]
+        classifiers[penalty] = Linear(mean, scale, weight, bias)
+    return [classifiers[penalty] for penalty in penalties]
 
 
 def gradient(classifier: Linear, features: Tensor, targets: Tensor, penalty: float) -> float:
-    """The largest component of the objective's gradient at a classifier: 0 at the minimum."""
-    excess = (classifier.scores(features).softmax(dim=1) - targets) / len(features)  # (n, classes)
+    """The largest absolute component of the objective's gradient at a classifier: 0 at the minimum."""
+    residual = (classifier.scores(features).softmax(dim=1) - targets) / len(features)  # (n, classes)
     standard = (features - classifier.mean) / classifier.scale
-    largest = torch.cat([(standard.T @ excess + penalty * classifier.weight).flatten(), excess.sum(dim=0)]).abs().max()
-    return largest.item()
+    components = [(standard.T @ residual + penalty * classifier.weight).flatten(), residual.sum(dim=0)]
+    return torch.cat(components).abs().max().item()
 
 
 def _fitted(standard: Tensor, targets: Tensor, penalty: float, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Weight and bias at the minimum, or where `ITERATIONS` have led."""
+    """Weight and bias at the minimum, or after `ITERATIONS`."""
     with torch.inference_mode(False), torch.enable_grad():
         weight, bias = (start.clone().requires_grad_() for start in (weight, bias))
-        search = torch.optim.LBFGS(
+        optimizer = torch.optim.LBFGS(
             [weight, bias],
             max_iter=ITERATIONS,
             tolerance_grad=TOLERANCE,
@@ -55,11 +58,11 @@ def _fitted(standard: Tensor, targets: Tensor, penalty: float, weight: Tensor, b
         )
 
         def objective() -> Tensor:
-            search.zero_grad()
+            optimizer.zero_grad()
             loss = torch.nn.functional.cross_entropy(standard @ weight + bias, targets)
             loss = loss + 0.5 * penalty * weight.square().sum()
             loss.backward()  # type: ignore[no-untyped-call]
             return loss
 
-        search.step(objective)  # type: ignore[no-untyped-call]
+        optimizer.step(objective)  # type: ignore[no-untyped-call]
     return weight.detach(), bias.detach()

@@ -1,4 +1,4 @@
-"""The layers that a probe listens to: those found, or those that are named, as every layer probe takes them."""
+"""Select the layers that a probe measures: those that discovery finds, or those that `--layers` names."""
 
 from __future__ import annotations
 
@@ -11,58 +11,39 @@ from typing import cast
 import numpy as np
 from torch import Tensor, nn
 
-from landscape.layers.discovery import Layer, attention_of, discover, staged
-from landscape.layers.graph import Flow, record
-from landscape.layers.patterns import KINDS, Pattern, expanded, parsed
-from landscape.layers.residual_blocks import Kind, Layout, Tap, consumer_is_linear, layout_of, smaller
+from landscape.layers.discovery import attention_of, discover, staged
+from landscape.layers.graph import Call, Flow, record
+from landscape.layers.layer import KINDS, Grid, Kind, Layer, Layout, Tap
+from landscape.layers.layer_patterns import Pattern, expand, parse
+from landscape.layers.token_grid import consumer_is_linear, layout_of, smaller
 from landscape.probe import Quantity
 from landscape.subject.derived import once_per_weights
 from landscape.subject.subject import Subject
 
-__all__ = ["Layer", "chosen", "discover", "labels", "layers_of", "remarks", "spatial_layers"]
 
-
-def chosen(model: nn.Module, example: Tensor, patterns: Sequence[str]) -> list[Layer]:
-    """The layers that patterns name: outputs of modules, in order of execution; those found without a pattern.
+def select_layers(model: nn.Module, example: Tensor, patterns: Sequence[str]) -> list[Layer]:
+    """The layers that patterns name, which are outputs of modules, in order of execution; without patterns, `discover`.
 
     Raises:
-        OptionError: a pattern is no regular expression.
-        ValueError: a pattern matches no module; lists near names.
+        OptionError: a pattern is not a regular expression.
+        ValueError: a pattern matches no module; lists similar names.
     """
     if not patterns:
         return discover(model, example)
     flow = record(model, example[:2])
     try:
-        known = {layer.name: layer for layer in discover(model, example)}
+        discovered = {layer.name: layer for layer in discover(model, example)}
     except ValueError:
-        known = {}
-    names = [name for name, _ in model.named_modules() if name]
-    asked: dict[str, Pattern] = {}
-    for text in expanded(patterns):
-        pattern = parsed(text)
-        matching = [name for name in names if re.search(pattern.expression, name)]
-        if not matching:
-            near = difflib.get_close_matches(pattern.expression, names, 3, 0.3) or names[:3]
-            hint = f"; kinds are {', '.join(KINDS)}" if ":" in pattern.expression else ""
-            raise ValueError(f"--layers {text} matches no module; near names are {', '.join(near)}{hint}")
-        asked.update(dict.fromkeys(matching, pattern))
+        discovered = {}
+    named = _matching_modules([name for name, _ in model.named_modules() if name], patterns)
     layers = []
     for call in flow.calls:
-        if call.module in asked and call.number == 0 and call.writes:
-            pattern, own = asked[call.module], known.get(call.module)
-            shape = flow.shapes[call.writes[0]][1:]
-            layout, grid, prefix = layout_of(flow, call.writes[0], consumer_is_linear(flow, call.writes[0]))
-            if any(pattern.grid):
-                layout, grid, prefix = _said(call.module, shape, pattern)
-            kind = cast(Kind, pattern.kind or (own.kind if own else "other"))
-            tap = Tap(call.module, "output")
-            attention = attention_of(flow, range(call.start, call.stop), grid, prefix)
-            layers.append(
-                Layer(call.module, kind, 0, 0.0, False, tap, shape, layout, grid, prefix, attention=attention)
-            )
+        if call.module in named and call.number == 0 and call.writes:
+            layers.append(_named_layer(flow, call, named[call.module], discovered.get(call.module)))
     if not layers:
-        raise ValueError("the modules that --layers names are not called in a forward pass; choose others")
-    layers.sort(key=lambda layer: _finish(flow, layer.name))
+        raise ValueError("a forward pass calls none of the modules that --layers names; name others")
+    stops = {call.module: call.stop for call in reversed(flow.calls)}  # of a module's first call
+    layers.sort(key=lambda layer: stops[layer.name])
     grids = [layer.grid for layer in layers]
     return staged(
         [
@@ -72,6 +53,44 @@ def chosen(model: nn.Module, example: Tensor, patterns: Sequence[str]) -> list[L
     )
 
 
+def _matching_modules(names: Sequence[str], patterns: Sequence[str]) -> dict[str, Pattern]:
+    """Module names with the last pattern that matches each."""
+    named: dict[str, Pattern] = {}
+    for text in expand(patterns):
+        pattern = parse(text)
+        matching = [name for name in names if re.search(pattern.expression, name)]
+        if not matching:
+            near = difflib.get_close_matches(pattern.expression, names, 3, 0.3) or names[:3]
+            hint = f"; kinds are {', '.join(KINDS)}" if ":" in pattern.expression else ""
+            raise ValueError(f"--layers {text} matches no module; similar names are {', '.join(near)}{hint}")
+        named.update(dict.fromkeys(matching, pattern))
+    return named
+
+
+def _named_layer(flow: Flow, call: Call, pattern: Pattern, discovered: Layer | None) -> Layer:
+    node = call.writes[0]
+    shape = flow.shapes[node][1:]
+    layout, grid, prefix = layout_of(flow, node, consumer_is_linear(flow, node))
+    if any(pattern.grid):
+        layout, grid, prefix = _layout_from(pattern, call.module, shape)
+    kind = cast(Kind, pattern.kind or (discovered.kind if discovered else "other"))
+    attention = attention_of(flow, range(call.start, call.stop), grid, prefix)
+    tap = Tap(call.module, "output")
+    return Layer(call.module, kind, 0, 0.0, False, tap, shape, layout, grid, prefix, attention=attention)
+
+
+def _layout_from(pattern: Pattern, name: str, shape: tuple[int, ...]) -> tuple[Layout, Grid, int]:
+    """Layout, grid and prefix that a pattern gives.
+
+    Raises:
+        ValueError: the tensor does not have that many tokens.
+    """
+    count = pattern.grid[0] * pattern.grid[1] + pattern.prefix
+    if len(shape) != 2 or shape[0] != count:
+        raise ValueError(f"--layers {pattern} means {count} tokens, but {name} returns {' x '.join(map(str, shape))}")
+    return "tokens", pattern.grid, pattern.prefix
+
+
 def layers_of(subject: Subject, patterns: Sequence[str] = ()) -> list[Layer]:
     """The layers of a subject, found once."""
     return _layers_of(subject, tuple(patterns))
@@ -79,50 +98,50 @@ def layers_of(subject: Subject, patterns: Sequence[str] = ()) -> list[Layer]:
 
 @once_per_weights
 def _layers_of(subject: Subject, patterns: tuple[str, ...]) -> list[Layer]:
-    return chosen(subject.model, subject.batch(0)[0], patterns)
+    return select_layers(subject.model, subject.batch(0)[0], patterns)
 
 
 def spatial_layers(subject: Subject, patterns: Sequence[str] = ()) -> list[Layer]:
-    """Those of them that have a map of positions.
+    """The layers that have a map of positions.
 
     Raises:
         ValueError: there is none.
     """
     layers = layers_of(subject, patterns)
-    found = [layer for layer in layers if layer.spatial]
-    if not found:
-        hint = next((f"; {_unexplained(layers)}" for layer in layers if layer.unexplained), "")
+    spatial = [layer for layer in layers if layer.spatial]
+    if not spatial:
+        hint = f"; {_unknown_grids(layers)}" if any(layer.grid_unknown for layer in layers) else ""
         raise ValueError(f"no layer of this model has a map of positions; this probe needs a vision network{hint}")
-    return found
+    return spatial
 
 
 def remarks(layers: Sequence[Layer]) -> list[str]:
-    """What a reader of per-layer numbers has to know of how the layers were found."""
-    said = []
+    """Notes on how the layers were found, for readers of per-layer numbers."""
+    notes = []
     if any(layer.branch is not None and not layer.branch.skip for layer in layers):
-        said.append(
-            "this network has no residual blocks; its layers are what its convolutions, linear layers and poolings "
-            "give, --layers REGEX[:KIND] names others"
+        notes.append(
+            "this network has no residual blocks; its layers are the outputs of its convolutions, linear layers and "
+            "poolings; --layers REGEX[:KIND] names others"
         )
-    if any(layer.unexplained for layer in layers):
-        said.append(f"{_unexplained(layers)}; until then probes of maps leave them out")
-    return said
+    if any(layer.grid_unknown for layer in layers):
+        notes.append(f"{_unknown_grids(layers)}; until then probes of feature maps leave them out")
+    return notes
 
 
-def _unexplained(layers: Sequence[Layer]) -> str:
-    unknown = [layer for layer in layers if layer.unexplained]
-    first, more = unknown[0], f" ({len(unknown)} layers)"
+def _unknown_grids(layers: Sequence[Layer]) -> str:
+    unknown = [layer for layer in layers if layer.grid_unknown]
+    first, count = unknown[0], f" ({len(unknown)} layers)"
     if len(first.shape) == 2:
         return (
-            f"no grid of this model explains the {first.shape[0]} tokens of {first.name}{more}; "
-            "say it, for example --layers 'REGEX:msa:14x14+1' for 14 x 14 tokens behind one other"
+            f"no grid of this model explains the {first.shape[0]} tokens of {first.name}{count}; "
+            "give it, for example --layers 'REGEX:msa:14x14+1' for one token followed by 14 x 14"
         )
     shape = " x ".join(map(str, first.shape))
-    return f"where the {shape} numbers of {first.name} lie in the image cannot be told{more}; name others with --layers"
+    return f"the image positions of the {shape} numbers of {first.name} are unknown{count}; name others with --layers"
 
 
-def labels(layers: Sequence[Layer], axis: str) -> dict[str, tuple[Quantity, np.ndarray]]:
-    """What every per-layer result says of its layers: name, kind, stage, depth, reduces."""
+def layer_labels(layers: Sequence[Layer], axis: str) -> dict[str, tuple[Quantity, np.ndarray]]:
+    """Labels of every per-layer result: name, kind, stage, depth, reduces."""
     dims = (axis,)
     return {
         "name": (Quantity("module", dims=dims), np.array([layer.name for layer in layers])),
@@ -134,19 +153,3 @@ def labels(layers: Sequence[Layer], axis: str) -> dict[str, tuple[Quantity, np.n
             np.array([layer.reduces for layer in layers], dtype=np.uint8),
         ),
     }
-
-
-def _said(name: str, shape: tuple[int, ...], pattern: Pattern) -> tuple[Layout, tuple[int, int], int]:
-    """Layout, grid and prefix as a pattern says, if the tensor has so many tokens.
-
-    Raises:
-        ValueError: it has not.
-    """
-    count = pattern.grid[0] * pattern.grid[1] + pattern.prefix
-    if len(shape) != 2 or shape[0] != count:
-        raise ValueError(f"--layers {pattern} speaks of {count} tokens, {name} returns {' x '.join(map(str, shape))}")
-    return "tokens", pattern.grid, pattern.prefix
-
-
-def _finish(flow: Flow, module: str) -> int:
-    return next((call.stop for call in flow.calls if call.module == module), 0)

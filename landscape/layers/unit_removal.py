@@ -1,4 +1,4 @@
-"""Removing one unit from a trained network, and putting it back."""
+"""Remove units (residual branches, convolutions, linear layers) from a trained network, and restore them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from landscape.layers.residual_blocks import Tap
-from landscape.layers.selection import Layer
+from landscape.layers.forward_hooks import output_hooks
+from landscape.layers.layer import Layer, Tap
 
 POOLING = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.AvgPool2d, nn.MaxPool2d)
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm)
@@ -22,14 +22,14 @@ NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm)
 
 @dataclass(frozen=True)
 class Removal:
-    """One unit that can be removed and how.
+    """How one unit is removed.
 
     Args:
-        name: dotted name of the module it removes.
-        rule: in words, what happens instead.
+        name: dotted name of the module that is removed.
+        rule: in words, what replaces it.
         layer: the layer its branch ends in.
         zeroed: calls whose output becomes 0.
-        bypassed: calls whose output becomes their input, pooled by `stride` where that is above 1.
+        bypassed: calls whose output becomes their input, average-pooled by `stride` if that is above 1.
     """
 
     name: str
@@ -41,17 +41,17 @@ class Removal:
 
 
 def removals(model: nn.Module, layers: Sequence[Layer]) -> list[Removal]:
-    """Every unit of a network, one per residual branch, in order of depth.
+    """Every unit of a network that can be removed, one per residual branch, in order of depth.
 
-    MSA, MLP and basic-block branches contribute nothing (the skip stays). In a bottleneck the only spatial
-    convolution is bypassed together with the norm and activation that belong to it; in a network without skips every
-    convolution and linear layer with as many channels before as after it.
+    The output of an MSA, MLP or basic-block branch is zeroed (the skip stays). In a bottleneck the only spatial
+    convolution is bypassed with its norm and activation. In a network without skips, every convolution and linear layer
+    with as many input as output channels is bypassed.
     """
     modules = dict(model.named_modules())
     found = []
     for layer in layers:
         branch = layer.branch
-        if branch is not None and not branch.skip and _passes(modules, branch.leaves):
+        if branch is not None and not branch.skip and _keeps_shape(modules, branch.leaves):
             found.append(_bypass(modules, layer, branch.leaves[0], branch.leaves))
         if branch is None or branch.end is None:
             continue
@@ -61,70 +61,58 @@ def removals(model: nn.Module, layers: Sequence[Layer]) -> list[Removal]:
 
 
 @contextmanager
-def removed(model: nn.Module, *parts: Removal) -> Iterator[None]:
-    """The network without the units, for the time of the block; also after an exception nothing stays changed."""
-    modules = dict(model.named_modules())
-    counts: dict[str, int] = {}
+def removed(model: nn.Module, *units: Removal) -> Iterator[None]:
+    """Run the block with the units removed; the network is restored afterwards, also after an exception."""
     changes: dict[Tap, Callable[[tuple[Any, ...], Any], Any]] = {}
-    for removal in parts:
-        changes |= dict.fromkeys(removal.zeroed, _zeros) | dict.fromkeys(removal.bypassed, _input(removal.stride))
+    for unit in units:
+        changes |= dict.fromkeys(unit.zeroed, _zeros) | dict.fromkeys(unit.bypassed, _input(unit.stride))
 
-    def hook_of(name: str) -> Callable[..., Any]:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-            number = counts[name] = counts.get(name, -1) + 1
-            change = changes.get(Tap(name, "output", number))
-            return change(args, output) if change else None
+    def replaced(tap: Tap, args: tuple[Any, ...], output: Any) -> Any:
+        return changes[tap](args, output) if tap in changes else None
 
-        return hook
-
-    handles = [model.register_forward_pre_hook(lambda module, args: counts.clear())]
-    handles += [modules[name].register_forward_hook(hook_of(name)) for name in {tap.module for tap in changes}]
-    try:
+    with output_hooks(model, {tap.module for tap in changes}, replaced):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @dataclass(frozen=True)
 class Group:
-    """What one measurement removes: a unit, two neighbours, or all units of a stage.
+    """The units that one measurement removes together: one, two neighbours, or all of a stage.
 
     Args:
-        layer: says name, kind, stage and depth of the whole; `other` where the kinds of its parts differ.
-        rule: in words, what happens instead.
-        parts: the units.
+        layer: carries name, kind, stage and depth of the group; kind `other` where the units differ in kind.
+        rule: in words, what replaces them.
+        units: that are removed.
     """
 
     layer: Layer
     rule: str
-    parts: tuple[Removal, ...]
+    units: tuple[Removal, ...]
 
 
-def singles(found: Sequence[Removal]) -> list[Group]:
+def singles(units: Sequence[Removal]) -> list[Group]:
     """Every unit by itself."""
-    return [_group(unit.name, [unit]) for unit in found]
+    return [_group(unit.name, [unit]) for unit in units]
 
 
-def pairs(found: Sequence[Removal]) -> list[Group]:
+def pairs(units: Sequence[Removal]) -> list[Group]:
     """Every unit together with the next."""
-    return [_group(f"{one.name} + {next.name}", [one, next]) for one, next in pairwise(found)]
+    return [_group(f"{one.name} + {following.name}", [one, following]) for one, following in pairwise(units)]
 
 
-def stages(found: Sequence[Removal]) -> list[Group]:
-    """All units of every stage, named after the module that holds no others, or else by number."""
+def stages(units: Sequence[Removal]) -> list[Group]:
+    """All units of every stage, named after their common parent module where those are distinct, else by number."""
     members: dict[int, list[Removal]] = {}
-    for unit in found:
+    for unit in units:
         members.setdefault(unit.layer.stage, []).append(unit)
-    names = [_shared([unit.name for unit in units]) for units in members.values()]
-    alone = all(names) and not any(a != b and f"{b}.".startswith(f"{a}.") for a in names for b in names)
-    if not alone or len(set(names)) < len(names):
+    names = [_common_parent([unit.name for unit in group]) for group in members.values()]
+    distinct = all(names) and not any(a != b and f"{b}.".startswith(f"{a}.") for a in names for b in names)
+    if not distinct or len(set(names)) < len(names):
         names = [f"stage {stage}" for stage in members]
-    return [_group(name, units) for name, units in zip(names, members.values(), strict=True)]
+    return [_group(name, group) for name, group in zip(names, members.values(), strict=True)]
 
 
-def _group(name: str, parts: Sequence[Removal]) -> Group:
-    layers = [part.layer for part in parts]
+def _group(name: str, units: Sequence[Removal]) -> Group:
+    layers = [unit.layer for unit in units]
     kinds = {layer.kind for layer in layers}
     layer = replace(
         layers[0],
@@ -133,11 +121,11 @@ def _group(name: str, parts: Sequence[Removal]) -> Group:
         depth=sum(layer.depth for layer in layers) / len(layers),
         reduces=any(layer.reduces for layer in layers),
     )
-    return Group(layer, "; ".join(dict.fromkeys(part.rule for part in parts)), tuple(parts))
+    return Group(layer, "; ".join(dict.fromkeys(unit.rule for unit in units)), tuple(units))
 
 
-def _shared(names: Sequence[str]) -> str:
-    """The dotted beginning that names have in common."""
+def _common_parent(names: Sequence[str]) -> str:
+    """The dotted name of the innermost module that contains all named ones; "" for the model."""
     parts = [name.split(".")[:-1] for name in names]
     shared: list[str] = []
     for level in zip(*parts, strict=False):
@@ -178,7 +166,7 @@ def _bypass(modules: dict[str, nn.Module], layer: Layer, conv: Tap, group: tuple
 
 
 def _bottleneck(modules: dict[str, nn.Module], leaves: Sequence[Tap]) -> tuple[Tap, tuple[Tap, ...]] | None:
-    """The only spatial convolution between two pointwise layers, with its norm and activation."""
+    """The only spatial convolution, if it lies between pointwise layers, and with its norm and activation."""
     heavy = [tap for tap in leaves if isinstance(modules[tap.module], nn.Conv2d | nn.Linear)]
     spatial = [tap for tap in heavy if _spatial(modules[tap.module])]
     if len(spatial) != 1 or spatial[0] in (heavy[0], heavy[-1]):
@@ -199,8 +187,8 @@ def _bottleneck(modules: dict[str, nn.Module], leaves: Sequence[Tap]) -> tuple[T
     return spatial[0], tuple(group)
 
 
-def _passes(modules: dict[str, nn.Module], leaves: Sequence[Tap]) -> bool:
-    """Whether the first of some modules gives the shape it takes, but for a stride, so that they can be bypassed."""
+def _keeps_shape(modules: dict[str, nn.Module], leaves: Sequence[Tap]) -> bool:
+    """Whether the first of some modules preserves the shape of its input, up to a stride, and so can be bypassed."""
     module = modules[leaves[0].module] if leaves else None
     if isinstance(module, nn.Conv2d):
         sides = zip(module.kernel_size, module.dilation, strict=True)

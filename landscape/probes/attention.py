@@ -1,4 +1,4 @@
-"""What self-attentions look at, and how diverse they leave the tokens (Park et al. 2023, arXiv 2305.00729)."""
+"""Statistics of self-attention maps and of the diversity of tokens (Park et al. 2023, arXiv 2305.00729)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from landscape.layers import attention_statistics as metrics
-from landscape.layers.attention_maps import Maps
-from landscape.layers.forward_hooks import Listener, one_pass
-from landscape.layers.patterns import expanded
-from landscape.layers.selection import Layer, labels, layers_of
+from landscape.layers.attention_maps import AttentionMaps
+from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks
+from landscape.layers.layer import Layer
+from landscape.layers.layer_patterns import LayerPatterns, expand
+from landscape.layers.selection import layer_labels, layers_of
 from landscape.options import at_least
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
-from landscape.probes.fourier import mean_and_error
+from landscape.results.statistics import mean_over_batches
 from landscape.subject.subject import Subject
 
 PER_HEAD = {  # quantity: (long name, units)
@@ -36,9 +37,9 @@ PER_LAYER = {
 class Attention(Probe):
     """Attention distance, entropy and normalised mutual information per head; cosines and singular values per layer.
 
-    Maps lose their prefix tokens and have their rows renormalised; those of windows count per window. Tokens are
-    those of the residual stream after the self-attention, without prefix. Mutual information 0: all queries attend
-    alike, the attention has collapsed. Singular values are those of each image's tokens (token, channel), for the
+    Prefix tokens are removed from the maps and the rows renormalised; maps of windows count per window. Tokens are
+    those of the residual stream after the self-attention, without prefix. Mutual information 0: all queries have the
+    same attention, it has collapsed. Singular values are those of each image's tokens (token, channel), for the
     first `spectra_images` of every mini-batch, and of each mini-batch's token means (image, channel), without
     centring: ln(sigma_k / sigma_0), which is then averaged. One forward pass per mini-batch.
     """
@@ -48,15 +49,15 @@ class Attention(Probe):
     uses: ClassVar[tuple[str, ...]] = ("batch_size",)
     smallest: ClassVar[Mapping[str, Any]] = {"spectra_images": 1}
 
-    layers: Annotated[tuple[str, ...], "REGEX[:KIND] or file.toml: modules instead of the layers found"] = ()
-    spectra_images: Annotated[int, "images per mini-batch whose tokens get their singular values"] = 4
+    layers: LayerPatterns = ()
+    spectra_images: Annotated[int, "images per mini-batch whose tokens' singular values are computed"] = 4
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", expanded(self.layers))
+        object.__setattr__(self, "layers", expand(self.layers))
         at_least("spectra_images", self.spectra_images, 0)
 
     def plan(self, subject: Subject) -> Plan:
-        found = attention_layers(subject, self.layers)
+        layers = attention_layers(subject, self.layers)
         shape = self._shape(subject)
         per_head, per_layer = ("layer", "head"), ("layer",)
         token, image = ("layer", "token_rank"), ("layer", "image_rank")
@@ -67,22 +68,22 @@ class Attention(Probe):
                 sums[f"{name}_square_sum"] = Quantity(f"sum of squares over images: {long_name}", f"{units}^2", dims)
                 means[name] = Quantity(long_name, units, dims)
                 means[f"{name}_se"] = Quantity("its standard error over images", units, dims)
-        sides = np.array([layer.attention.sides if layer.attention else (0, 0) for layer in found])
+        grids = np.array([layer.attention.grid if layer.attention else (0, 0) for layer in layers])
         return Plan(
             over={"batch": np.arange(len(subject.batches))},
             axes={
-                "layer": np.arange(len(found)),
+                "layer": np.arange(len(layers)),
                 "head": np.arange(shape["heads"]),
                 "token_rank": np.arange(shape["tokens"]),
                 "image_rank": np.arange(shape["images"]),
             },
             labels={
-                **labels(found, "layer"),
+                **layer_labels(layers, "layer"),
                 "rows": (
                     Quantity("rows of the grid, or of its windows, that attend; 0: unknown", dims=per_layer),
-                    sides[:, 0],
+                    grids[:, 0],
                 ),
-                "columns": (Quantity("columns of it", dims=per_layer), sides[:, 1]),
+                "columns": (Quantity("columns of it", dims=per_layer), grids[:, 1]),
             },
             quantities={
                 "samples": Quantity("images in the mini-batch"),
@@ -107,39 +108,39 @@ class Attention(Probe):
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
         (i,) = unit.index
-        return one_pass(subject, i, [self.listener(subject, i)])[0]
+        return run_with_hooks(subject, i, [self.hooks(subject, i)])[0]
 
-    def listener(self, subject: Subject, i: int) -> Listener:
-        """What listens to mini-batch i."""
-        found, shape = attention_layers(subject, self.layers), self._shape(subject)
+    def hooks(self, subject: Subject, i: int) -> FeatureHooks:
+        """The hooks that measure mini-batch i."""
+        layers, shape = attention_layers(subject, self.layers), self._shape(subject)
         inputs, _ = subject.batches[i]
         device, (height, width) = subject.device, inputs.shape[-2:]
-        n = len(found)
+        n = len(layers)
 
         def empty(*sizes: int) -> Tensor:
             return torch.full(sizes, torch.nan, dtype=torch.float64, device=device)
 
-        heads = {name: empty(2, n, shape["heads"]) for name in PER_HEAD}
-        layers = {name: empty(2, n) for name in PER_LAYER}
+        head_sums = {name: empty(2, n, shape["heads"]) for name in PER_HEAD}
+        layer_sums = {name: empty(2, n) for name in PER_LAYER}
         token_values, image_values = empty(n, shape["tokens"]), empty(n, shape["images"])
-        before: dict[str, Tensor] = {}  # the tokens of the self-attention before
+        previous: dict[str, Tensor] = {}  # the tokens after the previous self-attention
 
-        def attend(position: int, maps: Maps) -> None:
-            per_head, per_image = _of_maps(found[position], maps, len(inputs), (height, width))
+        def on_attention(position: int, maps: AttentionMaps) -> None:
+            per_head, per_image = _statistics(layers[position], maps, len(inputs), (height, width))
             for name, values in per_head.items():
-                heads[name][:, position, : values.shape[1]] = _sums(values)
-            layers["head_cosine"][:, position] = _sums(per_image)
+                head_sums[name][:, position, : values.shape[1]] = _sums(values)
+            layer_sums["head_cosine"][:, position] = _sums(per_image)
 
-        def receive(position: int, tensor: Tensor) -> None:
-            layer = found[position]
+        def on_features(position: int, tensor: Tensor) -> None:
+            layer = layers[position]
             if not layer.spatial:
                 return
             tokens = layer.maps(tensor).flatten(2).transpose(1, 2)  # (image, token, channel)
-            layers["token_cosine"][:, position] = _sums(metrics.token_cosine(tokens))
-            last = before.pop("tokens", None)
+            layer_sums["token_cosine"][:, position] = _sums(metrics.token_cosine(tokens))
+            last = previous.pop("tokens", None)
             if last is not None and last.shape == tokens.shape:
-                layers["depth_cosine"][:, position] = _sums(metrics.depth_cosine(tokens, last))
-            before["tokens"] = tokens.clone()  # the network may go on in place
+                layer_sums["depth_cosine"][:, position] = _sums(metrics.depth_cosine(tokens, last))
+            previous["tokens"] = tokens.clone()  # the network may work in place
             if self.spectra_images:
                 some = metrics.singular_values(tokens[: self.spectra_images])
                 token_values[position, : some.shape[1]] = some.sum(dim=0)
@@ -147,7 +148,7 @@ class Attention(Probe):
             image_values[position, : len(ranks)] = ranks
 
         def values() -> Values:
-            sums = {name: value.cpu().numpy() for name, value in (*heads.items(), *layers.items())}
+            sums = {name: value.cpu().numpy() for name, value in (*head_sums.items(), *layer_sums.items())}
             return {
                 "samples": len(inputs),
                 **{f"{name}_sum": value[0] for name, value in sums.items()},
@@ -157,18 +158,18 @@ class Attention(Probe):
                 "batch_singular_value": image_values.cpu().numpy(),
             }
 
-        return Listener(found, receive, values, attend)
+        return FeatureHooks(layers, on_features, values, on_attention)
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
-        """Means over all finished images and their errors; of the images' singular values, over whole mini-batches."""
+        """Means over finished images with standard errors; singular values of images: means over full mini-batches."""
         done = data["done"] == 1
         means: dict[str, np.ndarray] = {}
         for name in (*PER_HEAD, *PER_LAYER):
-            means[name], means[f"{name}_se"] = mean_and_error(data, f"{name}_sum", f"{name}_square_sum")
+            means[name], means[f"{name}_se"] = mean_over_batches(data, f"{name}_sum", f"{name}_square_sum")
         count = data["token_samples"][done].sum()
         tokens = data["token_singular_value_sum"][done].sum(axis=0) / count if count else np.nan
-        whole = done & (data["samples"] == np.max(data["samples"][done], initial=0.0))  # ranks of a smaller one differ
-        images = data["batch_singular_value"][whole]
+        full = done & (data["samples"] == np.max(data["samples"][done], initial=0.0))  # a smaller one has other ranks
+        images = data["batch_singular_value"][full]
         return {
             **means,
             "token_singular_value": np.broadcast_to(tokens, data["token_singular_value_sum"].shape[1:]),
@@ -177,53 +178,56 @@ class Attention(Probe):
 
     def _shape(self, subject: Subject) -> dict[str, int]:
         """Lengths of the padded axes."""
-        found = attention_layers(subject, self.layers)
-        channels = [layer.channels for layer in found]
+        layers = attention_layers(subject, self.layers)
+        channels = [layer.channels for layer in layers]
         largest = len(subject.batches[0][1])
         return {
-            "heads": max(layer.attention.heads for layer in found if layer.attention),
-            "tokens": max(min(layer.grid[0] * layer.grid[1], c) for layer, c in zip(found, channels, strict=True)) or 1,
+            "heads": max(layer.attention.heads for layer in layers if layer.attention),
+            "tokens": max(min(layer.grid[0] * layer.grid[1], c) for layer, c in zip(layers, channels, strict=True))
+            or 1,
             "images": min(largest, max(channels)),
         }
 
 
 def attention_layers(subject: Subject, patterns: tuple[str, ...]) -> list[Layer]:
-    """The layers whose branch attends.
+    """The layers whose branch contains self-attention.
 
     Raises:
         ValueError: there is none.
     """
-    found = [layer for layer in layers_of(subject, patterns) if layer.attention is not None]
-    if not found:
-        raise ValueError("no self-attention was found in this network; if it has some, name its modules with --layers")
-    return found
+    layers = [layer for layer in layers_of(subject, patterns) if layer.attention is not None]
+    if not layers:
+        raise ValueError("no self-attention was found in this network; if it has any, name its modules with --layers")
+    return layers
 
 
-def _of_maps(layer: Layer, maps: Maps, images: int, size: tuple[int, int]) -> tuple[dict[str, Tensor], Tensor]:
+def _statistics(
+    layer: Layer, maps: AttentionMaps, images: int, size: tuple[int, int]
+) -> tuple[dict[str, Tensor], Tensor]:
     """Distance, entropy and mutual information per image and head, and the heads' cosine per image."""
     assert layer.attention is not None
-    sides, prefix = layer.attention.sides, layer.attention.prefix
+    grid, prefix = layer.attention.grid, layer.attention.prefix
     windows = maps.rows // images
-    some = max(1, maps.size // (maps.each * windows))  # as many images at a time as the queries' own memory holds
+    step = max(1, maps.size // (maps.row_size * windows))  # images at a time, within the memory of the queries
     distance = None
-    if sides != (0, 0):
+    if grid != (0, 0):
         down, across = (pixels / n for pixels, n in zip(size, layer.grid, strict=True))
-        distance = metrics.distances(sides, (down, across), maps.device)
-    parts: dict[str, list[Tensor]] = {name: [] for name in (*PER_HEAD, "head_cosine")}
-    for first in range(0, images, some):
-        found = metrics.without_prefix(maps.part(slice(first * windows, (first + some) * windows)), prefix)
-        parts["entropy"].append(entropy := metrics.entropy(found))
-        parts["mutual_information"].append(metrics.mutual_information(found, entropy))
-        far = torch.full_like(entropy, torch.nan) if distance is None else metrics.mean_distance(found, distance)
-        parts["distance"].append(far)
-        parts["head_cosine"].append(metrics.head_cosine(found))
-    per_image = {name: _per_image(values, images) for name, values in parts.items()}
+        distance = metrics.distances(grid, (down, across), maps.device)
+    chunks: dict[str, list[Tensor]] = {name: [] for name in (*PER_HEAD, "head_cosine")}
+    for first in range(0, images, step):
+        chunk = metrics.without_prefix(maps.chunk(slice(first * windows, (first + step) * windows)), prefix)
+        chunks["entropy"].append(entropy := metrics.entropy(chunk))
+        chunks["mutual_information"].append(metrics.mutual_information(chunk, entropy))
+        mean = torch.full_like(entropy, torch.nan) if distance is None else metrics.mean_distance(chunk, distance)
+        chunks["distance"].append(mean)
+        chunks["head_cosine"].append(metrics.head_cosine(chunk))
+    per_image = {name: _per_image(values, images) for name, values in chunks.items()}
     return {name: per_image[name] for name in PER_HEAD}, per_image["head_cosine"]
 
 
-def _per_image(parts: list[Tensor], images: int) -> Tensor:
+def _per_image(chunks: list[Tensor], images: int) -> Tensor:
     """The mean over the windows of each image."""
-    rows = torch.cat(parts)
+    rows = torch.cat(chunks)
     return rows.reshape(images, -1, *rows.shape[1:]).mean(dim=1)
 
 

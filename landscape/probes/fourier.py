@@ -10,22 +10,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.layers.forward_hooks import Listener, one_pass
+from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks
 from landscape.layers.fourier import (
     diagonal,
-    diagonal_alone,
     diagonal_frequencies,
+    diagonal_only,
     frequencies,
+    full_spectrum,
     half_spectrum,
     log_amplitude,
-    whole,
 )
-from landscape.layers.map_blocks import parts
-from landscape.layers.patterns import expanded
-from landscape.layers.selection import Layer, labels, spatial_layers
+from landscape.layers.layer import Layer, chunks
+from landscape.layers.layer_patterns import LayerPatterns, expand
+from landscape.layers.selection import layer_labels, spatial_layers
 from landscape.options import one_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
-from landscape.results.statistics import mean_and_standard_error_from_sums
+from landscape.results.statistics import mean_over_batches
 from landscape.subject.derived import once_per_weights
 from landscape.subject.subject import Subject
 
@@ -34,60 +34,60 @@ from landscape.subject.subject import Subject
 class Fourier(Probe):
     """DeltaLogA(f) = A(f, f) - A(0, 0), A the log amplitude averaged over images and channels AFTER the logarithm.
 
-    Negative and falling: the layer's map is smooth (a low-pass). One forward pass for all layers; per-batch sums are
-    stored, so that error bars and resuming are free. The reference of each layer is its own zero frequency.
+    Negative and falling where the layer's map is smooth (low-pass), relative to the layer's own zero frequency. One
+    forward pass for all layers; sums per mini-batch are stored.
     """
 
     name: ClassVar[str] = "fourier"
     logits: ClassVar[bool] = False
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"park2022": {"frequencies": "park2022"}}
 
-    layers: Annotated[tuple[str, ...], "REGEX[:KIND] or file.toml: modules instead of the layers found"] = ()
+    layers: LayerPatterns = ()
     spectrum: Annotated[
-        Literal["full", "diagonal"], "store the mean spectrum of all frequencies, or the diagonal alone"
+        Literal["full", "diagonal"], "store the mean spectrum at all frequencies, or only along the diagonal"
     ] = "full"
-    per_channel: Annotated[bool, "store the diagonal of every channel too"] = False
-    frequencies: Annotated[Literal["true", "park2022"], "true DFT frequencies, or the last bin called pi"] = "true"
+    per_channel: Annotated[bool, "also store the diagonal of every channel"] = False
+    frequencies: Annotated[Literal["true", "park2022"], "true DFT frequencies, or with the last bin called pi"] = "true"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", expanded(self.layers))
+        object.__setattr__(self, "layers", expand(self.layers))
         one_of("spectrum", self.spectrum, ("full", "diagonal"))
         one_of("frequencies", self.frequencies, ("true", "park2022"))
 
     def plan(self, subject: Subject) -> Plan:
-        found = spatial_layers(subject, self.layers)
-        bins = [diagonal_frequencies(*layer.grid) for layer in found]
+        layers = spatial_layers(subject, self.layers)
+        bins = [diagonal_frequencies(*layer.grid) for layer in layers]
         count = max(map(len, bins))
-        frequency = np.full((len(found), count), np.nan)
+        frequency = np.full((len(layers), count), np.nan)
         for row, values in zip(frequency, bins, strict=True):
             last = values[-1] if self.frequencies == "park2022" and values[-1] > 0 else 1.0
             row[: len(values)] = values / last
         side = min(subject.batches[0][0].shape[-2:])
-        scale = np.array([min(layer.grid) / side for layer in found])
+        scale = np.array([min(layer.grid) / side for layer in layers])
         coarsest = min((s for s, values in zip(scale, bins, strict=True) if len(values) > 1), default=1.0)
         coarse = frequency[list(scale).index(coarsest)] if coarsest in scale else np.zeros(1)
         per_bin = ("layer", "bin")
-        whole, channels = self._whole(found), self._channels(found)
+        spectrum, channels = self._spectrum_plan(layers), self._channel_plan(layers)
         return Plan(
             over={"batch": np.arange(len(subject.batches))},
             axes={
-                "layer": np.arange(len(found)),
+                "layer": np.arange(len(layers)),
                 "bin": np.arange(count),
                 "common_frequency": coarse[np.isfinite(coarse)] * coarsest,
-                **whole.axes,
+                **spectrum.axes,
                 **channels.axes,
             },
             labels={
-                **labels(found, "layer"),
+                **layer_labels(layers, "layer"),
                 "frequency": (Quantity("frequency on the layer's own grid", "pi", per_bin), frequency),
                 "scale": (Quantity("positions of the layer per input pixel, along one side", dims=("layer",)), scale),
-                **whole.labels,
+                **spectrum.labels,
             },
             quantities={
                 "samples": Quantity("images in the mini-batch"),
                 "delta_sum": Quantity("sum over images of DeltaLogA", "nats", per_bin),
                 "delta_square_sum": Quantity("sum over images of DeltaLogA squared", "nats^2", per_bin),
-                **whole.quantities,
+                **spectrum.quantities,
                 **channels.quantities,
             },
             summaries={
@@ -98,7 +98,7 @@ class Fourier(Probe):
                 ),
                 "high_frequency": Quantity("relative log amplitude at the highest frequency", "nats", ("layer",)),
                 "high_frequency_se": Quantity("its standard error over images", "nats", ("layer",)),
-                **whole.summaries,
+                **spectrum.summaries,
                 **channels.summaries,
             },
             about={
@@ -106,18 +106,18 @@ class Fourier(Probe):
                 "layer": Quantity("layer"),
                 "bin": Quantity("frequency bin"),
                 "common_frequency": Quantity("physical frequency", "pi per input pixel"),
-                **whole.about,
+                **spectrum.about,
                 **channels.about,
             },
         )
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
         (i,) = unit.index
-        return one_pass(subject, i, [self.listener(subject, i)])[0]
+        return run_with_hooks(subject, i, [self.hooks(subject, i)])[0]
 
-    def listener(self, subject: Subject, i: int) -> Listener:
-        """What listens to mini-batch i."""
-        found = spatial_layers(subject, self.layers)
+    def hooks(self, subject: Subject, i: int) -> FeatureHooks:
+        """The hooks that measure mini-batch i."""
+        layers = spatial_layers(subject, self.layers)
         samples = len(subject.batches[i][1])
         plan = _plan(subject, self)
 
@@ -127,8 +127,8 @@ class Fourier(Probe):
 
         sums = {name: zeros(name) for name in plan.quantities if name != "samples"}
 
-        def receive(position: int, tensor: Tensor) -> None:
-            measured = [self._measured(part) for part in parts(found[position].maps(tensor))]
+        def on_features(position: int, tensor: Tensor) -> None:
+            measured = [self._measured(chunk) for chunk in chunks(layers[position].maps(tensor))]
             images = torch.cat([delta for delta, _ in measured])
             totals = {"delta_sum": images.sum(dim=0), "delta_square_sum": images.square().sum(dim=0)}
             totals |= {name: torch.stack([more[name] for _, more in measured]).sum(dim=0) for name in measured[0][1]}
@@ -138,25 +138,25 @@ class Fourier(Probe):
         def values() -> Values:
             return {"samples": samples, **{name: value.cpu().numpy() for name, value in sums.items()}}
 
-        return Listener(found, receive, values)
+        return FeatureHooks(layers, on_features, values)
 
     def _measured(self, maps: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Of some images of one layer, (N, C, H, W): Delta log amplitude per image, (N, bins), and sums over them."""
+        """DeltaLogA of each map (N, C, H, W) of one layer, (N, bins), and sums over the maps."""
         sums: dict[str, Tensor] = {}
         if self.spectrum == "full":
             spectrum = half_spectrum(maps)
-            found = diagonal(spectrum, maps.shape[-1])
+            amplitude = diagonal(spectrum, maps.shape[-1])
             sums["spectrum_sum"] = log_amplitude(spectrum).mean(dim=1).sum(dim=0, dtype=torch.float64)
         else:
-            found = diagonal_alone(maps)
-        delta = found - found[..., :1]  # (N, C, bins)
+            amplitude = diagonal_only(maps)
+        delta = amplitude - amplitude[..., :1]  # (N, C, bins)
         if self.per_channel:
             sums["channel_sum"] = delta.sum(dim=0, dtype=torch.float64)
             sums["channel_square_sum"] = delta.double().square().sum(dim=0)
         return delta.mean(dim=1, dtype=torch.float64), sums
 
-    def _whole(self, layers: Sequence[Layer]) -> Plan:
-        """What the spectrum of all frequencies adds to the plan."""
+    def _spectrum_plan(self, layers: Sequence[Layer]) -> Plan:
+        """What `spectrum` full adds to the plan."""
         if self.spectrum == "diagonal":
             return Plan(over={}, quantities={})
         rows, columns = (max(layer.grid[axis] for layer in layers) for axis in (0, 1))
@@ -187,8 +187,8 @@ class Fourier(Probe):
             },
         )  # fmt: skip
 
-    def _channels(self, layers: Sequence[Layer]) -> Plan:
-        """What single channels add to the plan."""
+    def _channel_plan(self, layers: Sequence[Layer]) -> Plan:
+        """What `per_channel` adds to the plan."""
         if not self.per_channel:
             return Plan(over={}, quantities={})
         dims = ("layer", "channel", "bin")
@@ -207,8 +207,8 @@ class Fourier(Probe):
         )
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
-        """Means over all finished images, their errors, and the view at common frequencies."""
-        mean, error = mean_and_error(data, "delta_sum", "delta_square_sum")
+        """Means over all finished images, their standard errors, and the means at common physical frequencies."""
+        mean, error = mean_over_batches(data, "delta_sum", "delta_square_sum")
         physical = data["frequency"] * data["scale"][:, None]
         common = np.full((len(mean), len(data["common_frequency"])), np.nan)
         last = np.isfinite(data["frequency"]).sum(axis=1) - 1
@@ -220,7 +220,7 @@ class Fourier(Probe):
         if "spectrum_sum" in data:
             more["spectrum"] = _spectra(data)
         if "channel_sum" in data:
-            channel, channel_error = mean_and_error(data, "channel_sum", "channel_square_sum")
+            channel, channel_error = mean_over_batches(data, "channel_sum", "channel_square_sum")
             more = {**more, "delta_log_amplitude_channel": channel, "delta_log_amplitude_channel_se": channel_error}
         return {
             **more,
@@ -238,19 +238,12 @@ def _plan(subject: Subject, probe: Fourier) -> Plan:
 
 
 def _spectra(data: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Mean spectra of all finished images with zero frequency in the middle, relative to it, (layer, row, column)."""
+    """Mean spectra over all finished images, zero frequency in the centre and subtracted, (layer, row, column)."""
     found = np.full((len(data["layer"]), len(data["row"]), len(data["column"])), np.nan)
     done = data["done"] == 1
     if done.any():
         means = data["spectrum_sum"][done].sum(axis=0) / data["samples"][done].sum()
         sides = [np.isfinite(data[f"{name}_frequency"]).sum(axis=1) for name in ("row", "column")]
         for layer, (mean, height, width) in enumerate(zip(means, *sides, strict=True)):
-            found[layer, :height, :width] = whole(mean[:height, : width // 2 + 1], width) - mean[0, 0]
+            found[layer, :height, :width] = full_spectrum(mean[:height, : width // 2 + 1], width) - mean[0, 0]
     return found
-
-
-def mean_and_error(data: Mapping[str, np.ndarray], total: str, squares: str) -> tuple[np.ndarray, np.ndarray]:
-    """Mean over images and its standard error from per-batch sums (batch, ...) and `samples` (batch,)."""
-    done = data["done"] == 1
-    sums = (data[name][done].sum(axis=0) for name in (total, squares, "samples"))
-    return mean_and_standard_error_from_sums(*sums)

@@ -1,4 +1,4 @@
-"""Robustness to noise of one band of frequencies (Park & Kim 2022, Fig. 2b and Fig. D.6)."""
+"""Robustness to noise of one frequency band (Park & Kim 2022, Fig. 2b and Fig. D.6)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.layers.fourier import passed, ring, signs
+from landscape.layers.fourier import band_pass, ring, signs
 from landscape.options import parse_numbers, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed
 from landscape.subject import outputs, sample_statistics
@@ -26,27 +26,25 @@ class Noise(Probe):
 
     M_f passes the ring of frequencies within `half_width` of f, by their larger component. delta is drawn once per
     image, in the normalised input space, and shared by all bands. One pass over the samples per band and one without
-    noise. Errors are those of the paired differences per sample. A ring that holds no frequency of the images is
-    stored as NaN and named.
+    noise. Standard errors are of the paired differences per sample. A ring without frequencies of the images is NaN and
+    listed in `empty_bands`.
     """
 
     name: ClassVar[str] = "noise"
     smallest: ClassVar[Mapping[str, Any]] = {"bands": "0.2,0.3,0.7"}
 
-    bands: Annotated[str, "frequencies at the centre of the bands, in units of pi"] = (
-        "0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9"
-    )
+    bands: Annotated[str, "centre frequencies of the bands, in units of pi"] = "0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9"
     half_width: Annotated[float, "half the width of a band, in units of pi"] = 0.1
     eps: Annotated[
-        str, "size of the noise per pixel before it is filtered; several such as 0.3,0.7 make a study each"
+        str, "size of the noise per pixel before filtering; several such as 0.3,0.7 are studies of their own"
     ] = "0.7"
     equal_energy: Annotated[
-        bool, "rescale the noise of each image and band to one norm, the root mean square over the bands"
+        bool, "rescale the noise of every image and band to the same norm, the root mean square over the bands"
     ] = False
     seed: Annotated[int, "seed of the noise"] = 0
 
     def __post_init__(self) -> None:
-        for name in ("bands", "eps"):  # numbers are welcome from Python
+        for name in ("bands", "eps"):  # Python callers may pass numbers
             value = getattr(self, name)
             text = value if isinstance(value, str) else ",".join(map(str, np.atleast_1d(value).tolist()))
             object.__setattr__(self, name, text)
@@ -60,17 +58,17 @@ class Noise(Probe):
         return [replace(self, eps=str(size)) for size in parse_numbers("eps", self.eps)]
 
     def identity(self, subject: Subject) -> dict[str, Any]:
-        """The parameters as numbers, however they are spelt."""
+        """The parameters, with texts parsed to numbers."""
         return {**asdict(self), "bands": parse_numbers("bands", self.bands), "eps": parse_numbers("eps", self.eps)}
 
     def plan(self, subject: Subject) -> Plan:
         masks = self._masks(subject)
         loss, right = intact(subject)
         centres = np.array(parse_numbers("bands", self.bands))
-        held = masks.sum(axis=(1, 2))
+        counts = masks.sum(axis=(1, 2))
         return Plan(
             over={"batch": np.arange(len(subject.batches)), "band": centres},
-            labels={"frequencies": (Quantity("frequencies of the images in the band", dims=("band",)), held)},
+            labels={"frequencies": (Quantity("frequencies of the images in the band", dims=("band",)), counts)},
             quantities={
                 **sample_statistics.quantities(subject.meaning),
                 "noise_square_sum": Quantity("sum over samples of the mean square of the noise", "input^2"),
@@ -83,7 +81,7 @@ class Noise(Probe):
             facts={
                 "intact_loss": loss.mean().item(),
                 "intact_accuracy": right.mean().item(),
-                "empty_bands": ", ".join(f"{centre:g}" for centre in centres[held == 0]),
+                "empty_bands": ", ".join(f"{centre:g}" for centre in centres[counts == 0]),
             },
         )
 
@@ -95,28 +93,28 @@ class Noise(Probe):
         """Bands of one mini-batch share its noise."""
         masks = torch.from_numpy(self._masks(subject)).to(subject.device)
         norm = self._norm(subject)
-        held = -1
+        current = -1
         for unit in units:
             batch, band = unit.index
-            if batch != held:
-                (inputs, targets), held = subject.batch(batch), batch
+            if batch != current:
+                (inputs, targets), current = subject.batch(batch), batch
                 spectrum = torch.fft.rfft2(self._signs(subject, batch, inputs))
             values: dict[str, Any]
             if not masks[band].any():
                 values = {**dict.fromkeys(sample_statistics.quantities(), np.nan), "samples": len(inputs)}
                 yield {**values, "noise_square_sum": np.nan}
                 continue
-            noise = self._size * passed(spectrum, masks[band], (inputs.shape[-2], inputs.shape[-1]))
+            noise = self._size * band_pass(spectrum, masks[band], (inputs.shape[-2], inputs.shape[-1]))
             if self.equal_energy:
-                own = torch.linalg.vector_norm(noise, dim=(1, 2, 3), keepdim=True)
-                noise = noise * (norm / own.clamp_min(torch.finfo(noise.dtype).tiny))
+                norms = torch.linalg.vector_norm(noise, dim=(1, 2, 3), keepdim=True)
+                noise = noise * (norm / norms.clamp_min(torch.finfo(noise.dtype).tiny))
             with torch.inference_mode():
                 after = outputs.loss_and_correctness(subject, inputs + noise, targets)
             square = noise.double().square().mean(dim=(1, 2, 3)).sum().item()
             yield {**sample_statistics.change(subject, batch, after), "noise_square_sum": square}
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
-        """Means over all finished images and their errors."""
+        """Means over all finished images, and their standard errors."""
         done = data["done"] == 1
         n = np.where(done, data["samples"], 0.0).sum(axis=0)
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -127,7 +125,7 @@ class Noise(Probe):
     def _size(self) -> float:
         sizes = parse_numbers("eps", self.eps)
         if len(sizes) != 1:
-            raise ValueError(f"eps={self.eps} stands for {len(sizes)} studies; measure each of its variants()")
+            raise ValueError(f"eps={self.eps} means {len(sizes)} studies; measure each of its variants()")
         return sizes[0]
 
     def _masks(self, subject: Subject) -> np.ndarray:
@@ -135,7 +133,7 @@ class Noise(Probe):
         inputs = subject.batches[0][0]
         if inputs.ndim != 4 or not inputs.is_floating_point():
             raise ValueError(
-                f"noise needs images (N, C, H, W) of real numbers, got {tuple(inputs.shape)} {inputs.dtype}; "
+                f"noise needs images (N, C, H, W) of floating-point numbers, got {tuple(inputs.shape)} {inputs.dtype}; "
                 "measure it on image data"
             )
         height, width = inputs.shape[-2:]
@@ -143,13 +141,13 @@ class Noise(Probe):
         return np.stack([ring(height, width, f - self.half_width, f + self.half_width) for f in centres])
 
     def _norm(self, subject: Subject) -> float:
-        """The norm of an image's noise that the bands have in the root mean square: E |noise|^2 = eps^2 C |M_f|."""
-        held = self._masks(subject).sum(axis=(1, 2))
+        """Root mean square over the bands of the expected norm of an image's noise, E |noise|^2 = eps^2 C |M_f|."""
+        counts = self._masks(subject).sum(axis=(1, 2))
         channels = subject.batches[0][0].shape[1]
-        return float(self._size * np.sqrt(channels * held[held > 0].mean())) if held.any() else 0.0
+        return float(self._size * np.sqrt(channels * counts[counts > 0].mean())) if counts.any() else 0.0
 
     def _signs(self, subject: Subject, batch: int, inputs: Tensor) -> Tensor:
-        """Random signs of every image, by its place in the data: the batch size does not change them."""
+        """Random signs of every image, seeded by its index in the data, so that the batch size does not matter."""
         start = sample_statistics.first_row(subject, batch)
         seeds = (derived_seed(self.seed, start + row) for row in range(len(inputs)))
         return torch.stack([signs(tuple(inputs.shape[1:]), seed) for seed in seeds]).to(inputs)

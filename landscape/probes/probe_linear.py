@@ -1,4 +1,4 @@
-"""Linear probe of every layer: what a linear classifier reads from frozen features (Alain & Bengio 2017)."""
+"""Linear probes: accuracy of a linear classifier on the frozen features of every layer (Alain & Bengio 2017)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from torch import Tensor
 
 from landscape.data.sampling import shuffled
 from landscape.layers import logistic
-from landscape.layers.forward_hooks import listening
-from landscape.layers.linear_classifier import chosen
-from landscape.layers.selection import Layer, labels, layers_of
+from landscape.layers.forward_hooks import feature_hooks
+from landscape.layers.layer import Layer
+from landscape.layers.linear_classifier import fit_with_best_penalty
+from landscape.layers.selection import layer_labels, layers_of
 from landscape.options import OptionError, at_least, one_of, parse_count
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.subject.derived import once_per_weights
@@ -23,8 +24,8 @@ from landscape.subject.outputs import intact
 from landscape.subject.standard_error import mean_and_standard_error
 from landscape.subject.subject import Subject
 
-HELD_OUT = 0.2  # of the samples that are fitted on
-LEAST = 10  # samples to fit on
+HELD_OUT = 0.2  # of the training samples
+LEAST_SAMPLES = 10  # to fit on
 NAMES = {"ridge": "ridge", "lbfgs": "logistic regression's"}
 
 
@@ -33,8 +34,8 @@ class ProbeLinear(Probe):
     """Accuracy on the test split of a linear classifier fitted to each layer's features of the train split.
 
     The classifier is ridge regression in closed form, or logistic regression (`lbfgs`). The features are averages over
-    positions (`mean`), or the class token (`cls`). The penalty is chosen on a held-out fifth of the samples that are
-    fitted on, never on those that are scored. Data with one set of samples for both splits are fitted on samples that
+    positions (`mean`), or the class token (`cls`). The penalty is selected on a held-out fifth of the training samples,
+    never on those that are scored. Where both splits are one set of samples, the classifier is fitted to samples that
     are not scored. One forward pass over the samples of each split for all layers.
     """
 
@@ -42,7 +43,7 @@ class ProbeLinear(Probe):
     logits: ClassVar[bool] = False
     smallest: ClassVar[Mapping[str, Any]] = {"train_samples": 64}
 
-    layers: Annotated[tuple[str, ...], "REGEX[:KIND]: modules to listen to instead of the discovered layers"] = ()
+    layers: Annotated[tuple[str, ...], "REGEX[:KIND]: modules to measure instead of the discovered layers"] = ()
     pool: Annotated[Literal["mean", "cls"], "features of a map: mean over positions, or the class token"] = "mean"
     train_samples: Annotated[str, "samples of the train split to fit on: a number, or all"] = "8192"
     solver: Annotated[
@@ -52,38 +53,38 @@ class ProbeLinear(Probe):
     def __post_init__(self) -> None:
         one_of("pool", self.pool, ("mean", "cls"))
         one_of("solver", self.solver, ("ridge", "lbfgs"))
-        object.__setattr__(self, "train_samples", str(self.train_samples))  # numbers are welcome from Python
-        at_least("train_samples", parse_count("train_samples", self.train_samples, 10**9), LEAST)
+        object.__setattr__(self, "train_samples", str(self.train_samples))  # Python callers may pass a number
+        at_least("train_samples", parse_count("train_samples", self.train_samples, 10**9), LEAST_SAMPLES)
 
     def identity(self, subject: Subject) -> dict[str, Any]:
-        """The parameters, with the content of what is fitted on instead of its number."""
+        """The parameters, with the digest of the training samples for their number, without the default solver."""
         images = training_samples(subject, self.train_samples).images
         assert images is not None
-        asked = {**asdict(self), "train_samples": images.sha256()}
-        if self.solver == "ridge":  # the question that it was before there was a choice
-            del asked["solver"]
-        return asked
+        parameters = {**asdict(self), "train_samples": images.sha256()}
+        if self.solver == "ridge":
+            del parameters["solver"]
+        return parameters
 
     def plan(self, subject: Subject) -> Plan:
         if subject.spec is not None and subject.spec.split == "train":
             raise OptionError(
-                "--split train would score what is fitted on; drop it: probe-linear scores the test split"
+                "--split train would score the training samples; drop it: probe-linear scores the test split"
             )
-        _shares(subject.batches[0][1])
-        found, train = layers_of(subject, self.layers), training_samples(subject, self.train_samples)
-        without = [layer.name for layer in found if layer.layout != "tokens" or not layer.prefix]
+        _class_shares(subject.batches[0][1])
+        layers, train = layers_of(subject, self.layers), training_samples(subject, self.train_samples)
+        without = [layer.name for layer in layers if layer.layout != "tokens" or not layer.prefix]
         if self.pool == "cls" and without:
-            raise ValueError(f"--pool cls needs a class token, {without[0]} has none; ask for --pool mean")
+            raise ValueError(f"--pool cls needs a class token, {without[0]} has none; use --pool mean")
         _, right = intact(subject)
-        searched = {}
+        convergence = {}
         if self.solver == "lbfgs":
-            searched = {
+            convergence = {
                 "gradient": Quantity("largest component of the objective's gradient at the fit", "nats"),
                 "converged": Quantity(f"1 where that is at most {logistic.TOLERANCE}"),
             }
         return Plan(
-            over={"layer": np.arange(len(found))},
-            labels=labels(found, "layer"),
+            over={"layer": np.arange(len(layers))},
+            labels=layer_labels(layers, "layer"),
             quantities={
                 "accuracy": Quantity("accuracy of a linear probe"),
                 "accuracy_se": Quantity("its standard error over samples"),
@@ -91,7 +92,7 @@ class ProbeLinear(Probe):
                 "fitted_accuracy": Quantity("accuracy on the samples that it was fitted on"),
                 "penalty": Quantity(f"{NAMES[self.solver]} penalty, of features with unit variance"),
                 "features": Quantity("number of features"),
-                **searched,
+                **convergence,
             },
             about={"layer": Quantity("layer")},
             facts={
@@ -110,17 +111,17 @@ class ProbeLinear(Probe):
         held_out = torch.zeros(len(targets), dtype=torch.bool)
         held_out[torch.from_numpy(shuffled(len(targets))[: int(HELD_OUT * len(targets))])] = True
         x = features[i].double()
-        more: dict[str, float] = {}
+        convergence: dict[str, float] = {}
         if self.solver == "lbfgs":
-            probe, penalty, held_out_accuracy = chosen(
+            classifier, penalty, held_out_accuracy = fit_with_best_penalty(
                 x, targets, held_out, fit=logistic.logistic, penalties=logistic.PENALTIES
             )
-            left = logistic.gradient(probe, x, targets, penalty)
-            more = {"gradient": left, "converged": float(left <= logistic.TOLERANCE)}
+            gradient = logistic.gradient(classifier, x, targets, penalty)
+            convergence = {"gradient": gradient, "converged": float(gradient <= logistic.TOLERANCE)}
         else:
-            probe, penalty, held_out_accuracy = chosen(x, targets, held_out)
+            classifier, penalty, held_out_accuracy = fit_with_best_penalty(x, targets, held_out)
         hits, fitted = (
-            (probe.scores(x.double()).argmax(dim=1) == y.argmax(dim=1)).double()
+            (classifier.scores(x.double()).argmax(dim=1) == y.argmax(dim=1)).double()
             for x, y in ((others[i], wanted), (features[i], targets))
         )
         accuracy, error = mean_and_standard_error(hits)
@@ -131,27 +132,31 @@ class ProbeLinear(Probe):
             "fitted_accuracy": fitted.mean().item(),
             "penalty": penalty,
             "features": features[i].shape[1],
-            **more,
+            **convergence,
         }
 
 
 @once_per_weights
 @torch.inference_mode()
-def pooled_features(subject: Subject, layers: tuple[str, ...], pool: str) -> tuple[list[Tensor], Tensor]:
-    """Features of every layer, (N, features) on the CPU, and the share of every class, (N, classes) float64."""
-    found = layers_of(subject, layers)
+def pooled_features(subject: Subject, patterns: tuple[str, ...], pool: str) -> tuple[list[Tensor], Tensor]:
+    """Features of every layer, (N, features) on the CPU, and the class shares, (N, classes) float64."""
+    layers = layers_of(subject, patterns)
     rows: list[Tensor] = []
     targets: list[Tensor] = []
-    parts: dict[int, Tensor] = {}
+    features: dict[int, Tensor] = {}
+
+    def receive(position: int, tensor: Tensor) -> None:
+        features[position] = pooled(layers[position], tensor, pool)
+
     for i in range(len(subject.batches)):
         inputs, wanted = subject.batch(i)
-        with listening(subject.model, found, lambda at, tensor: parts.update({at: pooled(found[at], tensor, pool)})):
+        with feature_hooks(subject.model, layers, receive):
             subject.model(inputs)
-        rows.append(torch.cat([parts[at] for at in range(len(found))], dim=1).cpu())  # one transfer per mini-batch
+        row = torch.cat([features[position] for position in range(len(layers))], dim=1)
+        rows.append(row.cpu())  # one transfer per mini-batch
         targets.append(wanted.cpu())
-    shares = _shares(torch.cat(targets))
-    widths = [parts[at].shape[1] for at in range(len(found))]
-    return list(torch.split(torch.cat(rows), widths, dim=1)), shares
+    widths = [features[position].shape[1] for position in range(len(layers))]
+    return list(torch.split(torch.cat(rows), widths, dim=1)), _class_shares(torch.cat(targets))
 
 
 def pooled(layer: Layer, tensor: Tensor, pool: str) -> Tensor:
@@ -166,30 +171,30 @@ def pooled(layer: Layer, tensor: Tensor, pool: str) -> Tensor:
 
 @once_per_weights
 def training_samples(subject: Subject, samples: str) -> Subject:
-    """The samples to fit on, none of which is scored."""
+    """The samples to fit on, none of which are scored."""
     train = subject.other("train", samples)
     fit, scored = train.images, subject.images
     assert fit is not None
     assert scored is not None
     least = min(len(fit), len(scored))
-    if torch.equal(fit.inputs[:least], scored.inputs[:least]):  # one set of samples for both splits
+    if torch.equal(fit.inputs[:least], scored.inputs[:least]):  # both splits are one set of samples
         wanted = samples if samples == "all" else str(len(scored) + parse_count("train_samples", samples, 10**9))
         train = subject.other("train", wanted)
         assert train.images is not None
         train = train.rows(np.arange(len(scored), len(train.images)))
-    if len(train) < LEAST:
+    if len(train) < LEAST_SAMPLES:
         raise ValueError(
             f"{scored.name} leaves {len(train)} samples to fit on beside the {len(scored)} that are scored, expected "
-            f"at least {LEAST}; lower --samples, or give data with a train split"
+            f"at least {LEAST_SAMPLES}; lower --samples, or give data with a train split"
         )
     return train
 
 
-def _shares(targets: Tensor) -> Tensor:
+def _class_shares(targets: Tensor) -> Tensor:
     if targets.is_floating_point():
         if targets.ndim != 2:
-            raise ValueError("probe-linear needs classes, the data have real targets; measure it on labelled data")
+            raise ValueError("probe-linear needs classes, got real-valued targets; measure it on labelled data")
         return targets.double()
     if targets.ndim != 1:
-        raise ValueError("probe-linear needs a class per sample, the data have several targets; measure it on images")
+        raise ValueError("probe-linear needs one class per sample, got several targets; measure it on images")
     return F.one_hot(targets.long()).double()

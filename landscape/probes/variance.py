@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.layers.forward_hooks import Listener, one_pass
-from landscape.layers.map_blocks import parts
-from landscape.layers.patterns import expanded
-from landscape.layers.selection import labels, spatial_layers
+from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks
+from landscape.layers.layer import chunks
+from landscape.layers.layer_patterns import LayerPatterns, expand
+from landscape.layers.selection import layer_labels, spatial_layers
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
-from landscape.probes.fourier import mean_and_error
+from landscape.results.statistics import mean_over_batches
 from landscape.subject.subject import Subject
 
 
@@ -24,24 +24,24 @@ class Variance(Probe):
     """Unbiased variance over the H x W positions per image and channel, averaged over channels and images.
 
     Expected to fall where self-attention averages and to rise at convolutions and MLPs. The normalised form divides
-    by the mean square of the map and so does not see its scale.
+    by the mean square of the map and so does not depend on its scale.
     """
 
     name: ClassVar[str] = "variance"
     logits: ClassVar[bool] = False
 
-    layers: Annotated[tuple[str, ...], "REGEX[:KIND] or file.toml: modules instead of the layers found"] = ()
+    layers: LayerPatterns = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", expanded(self.layers))
+        object.__setattr__(self, "layers", expand(self.layers))
 
     def plan(self, subject: Subject) -> Plan:
-        found = spatial_layers(subject, self.layers)
+        layers = spatial_layers(subject, self.layers)
         per_layer = ("layer",)
         return Plan(
             over={"batch": np.arange(len(subject.batches))},
-            axes={"layer": np.arange(len(found))},
-            labels=labels(found, "layer"),
+            axes={"layer": np.arange(len(layers))},
+            labels=layer_labels(layers, "layer"),
             quantities={
                 "samples": Quantity("images in the mini-batch"),
                 "variance_sum": Quantity("sum over images of the variance", "feature^2", per_layer),
@@ -58,17 +58,18 @@ class Variance(Probe):
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
         (i,) = unit.index
-        return one_pass(subject, i, [self.listener(subject, i)])[0]
+        return run_with_hooks(subject, i, [self.hooks(subject, i)])[0]
 
-    def listener(self, subject: Subject, i: int) -> Listener:
-        """What listens to mini-batch i."""
-        found = spatial_layers(subject, self.layers)
+    def hooks(self, subject: Subject, i: int) -> FeatureHooks:
+        """The hooks that measure mini-batch i."""
+        layers = spatial_layers(subject, self.layers)
         samples = len(subject.batches[i][1])
-        sums = torch.full((3, len(found)), torch.nan, dtype=torch.float64, device=subject.device)
+        sums = torch.full((3, len(layers)), torch.nan, dtype=torch.float64, device=subject.device)
 
-        def receive(position: int, tensor: Tensor) -> None:
-            if found[position].grid != (1, 1):
-                moments = torch.cat([_moments(part) for part in parts(found[position].maps(tensor))], dim=1)
+        def on_features(position: int, tensor: Tensor) -> None:
+            layer = layers[position]
+            if layer.grid != (1, 1):
+                moments = torch.cat([_moments(chunk) for chunk in chunks(layer.maps(tensor))], dim=1)
                 variance, square = moments
                 sums[:, position] = torch.stack([variance.sum(), variance.square().sum(), square.sum()])
 
@@ -81,11 +82,11 @@ class Variance(Probe):
                 "square_sum": power,
             }
 
-        return Listener(found, receive, values)
+        return FeatureHooks(layers, on_features, values)
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
-        """Means over all finished images and their errors."""
-        mean, error = mean_and_error(data, "variance_sum", "variance_square_sum")
+        """Means over all finished images, and their standard errors."""
+        mean, error = mean_over_batches(data, "variance_sum", "variance_square_sum")
         power = data["square_sum"][data["done"] == 1].sum(axis=0)
         total = data["variance_sum"][data["done"] == 1].sum(axis=0)
         normalised = np.divide(total, power, out=np.full_like(total, np.nan), where=power > 0)
@@ -94,7 +95,7 @@ class Variance(Probe):
 
 def _moments(maps: Tensor) -> Tensor:
     """Variance over positions and mean square, means over channels, (2, N) float64."""
-    # About the mean, so that nothing large cancels, and several times as fast as torch.var on a CPU.
+    # Centred first against cancellation; several times as fast as torch.var on a CPU.
     positions = maps.shape[2] * maps.shape[3]
     mean = maps.mean(dim=(2, 3), keepdim=True)
     spread = torch.linalg.vector_norm(maps - mean, dim=(2, 3)).double().square() / (positions - 1)  # (N, C)

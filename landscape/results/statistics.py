@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -32,3 +33,16 @@ def mean_and_standard_error_from_sums(total: Sum, squares: Sum, n: Any) -> tuple
         mean: Any = total / n  # not made an array: NumPy squares scalars and arrays to different last digits
         variance = np.clip(squares - n * mean**2, 0.0, None) / (n - 1)
         return mean, np.sqrt(np.where(n > 1, variance, np.nan) / n)
+
+
+def mean_over_batches(data: Mapping[str, np.ndarray], total: str, squares: str) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard error over the samples of all finished mini-batches, from stored sums per mini-batch.
+
+    Args:
+        data: stored arrays, among them `done` and `samples`, (batch,).
+        total: name of the sums, (batch, ...).
+        squares: name of the sums of squares.
+    """
+    done = data["done"] == 1
+    sums = (data[name][done].sum(axis=0) for name in (total, squares, "samples"))
+    return mean_and_standard_error_from_sums(*sums)

@@ -9,8 +9,8 @@ import torch
 from analytic import answer, passage
 from foreign import Encoder
 
-from landscape.layers.patterns import Pattern, expanded, parsed
-from landscape.layers.selection import chosen
+from landscape.layers.layer_patterns import Pattern, expand, parse
+from landscape.layers.selection import select_layers
 from landscape.options import OptionError
 from landscape.probes.variance import Variance
 
@@ -30,8 +30,8 @@ from landscape.probes.variance import Variance
     ],
 )
 def test_an_entry_is_what_it_says_and_says_what_it_is(text: str, expected: Pattern) -> None:
-    assert parsed(text) == expected
-    assert parsed(str(expected)) == expected
+    assert parse(text) == expected
+    assert parse(str(expected)) == expected
 
 
 def test_a_file_stands_for_its_entries_in_their_order(tmp_path: Path) -> None:
@@ -41,14 +41,14 @@ def test_a_file_stands_for_its_entries_in_their_order(tmp_path: Path) -> None:
         "'tokens' = { kind = \"msa\", grid = [4, 8], prefix = 3 }\n"
     )
     patterns = ("head", str(file))
-    assert expanded(patterns) == ("head", "^maps$", "pool(ed)?$:subsample", "tokens:msa:4x8+3")
-    assert Variance(layers=patterns) == Variance(layers=expanded(patterns))  # the question outlives the file
+    assert expand(patterns) == ("head", "^maps$", "pool(ed)?$:subsample", "tokens:msa:4x8+3")
+    assert Variance(layers=patterns) == Variance(layers=expand(patterns))  # the run key does not name the file
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[layers", "is no TOML file"),
+        ("[layers", "is not a TOML file"),
         ("", r"has no table \[layers\]"),
         ("layers = 3", r"has no table \[layers\]"),
         ("[layers]\na = 3", "expected a kind, or a table of grid, kind, prefix"),
@@ -57,32 +57,32 @@ def test_a_file_stands_for_its_entries_in_their_order(tmp_path: Path) -> None:
         ("[layers]\na = { grid = [4] }", r"expected \[ROWS, COLUMNS\]"),
         ("[layers]\na = { grid = [0, 4] }", r"expected \[ROWS, COLUMNS\]"),
         ("[layers]\na = { grid = [4, 4], prefix = -1 }", r"expected \[ROWS, COLUMNS\]"),
-        ("[layers]\n'(' = 'msa'", "no regular expression"),
+        ("[layers]\n'(' = 'msa'", "not a regular expression"),
     ],
 )
 def test_a_file_that_says_something_else_is_refused(content: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "layers.toml"
     file.write_text(content)
     with pytest.raises(ValueError, match=f"--layers .*{message}"):
-        expanded([str(file)])
+        expand([str(file)])
 
 
 def test_a_file_that_is_not_there_and_a_grid_without_positions_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="give a TOML file"):
-        expanded([str(tmp_path / "gone.toml")])
+        expand([str(tmp_path / "gone.toml")])
     with pytest.raises(OptionError, match="without positions"):
-        parsed("a:msa:0x4")
+        parse("a:msa:0x4")
 
 
 def test_tokens_get_the_grid_that_is_said() -> None:
     torch.manual_seed(0)
     model, images = Encoder(prefix=1).eval(), torch.randn(2, 3, 16, 8)
-    (layer,) = chosen(model, images, ["encoder.layers.0$:msa:2x4+1"])
+    (layer,) = select_layers(model, images, ["encoder.layers.0$:msa:2x4+1"])
     assert (layer.kind, layer.grid, layer.prefix) == ("msa", (2, 4), 1)  # found: 4 x 2
     assert layer.attention is not None
-    assert (layer.attention.sides, layer.attention.prefix) == ((2, 4), 1)
-    with pytest.raises(ValueError, match=r"speaks of 17 tokens, encoder\.layers\.0 returns 9 x 12"):
-        chosen(model, images, ["encoder.layers.0$:msa:4x4+1"])
+    assert (layer.attention.grid, layer.attention.prefix) == ((2, 4), 1)
+    with pytest.raises(ValueError, match=r"means 17 tokens, but encoder\.layers\.0 returns 9 x 12"):
+        select_layers(model, images, ["encoder.layers.0$:msa:4x4+1"])
 
 
 def test_maps_of_said_tokens_are_measured() -> None:

@@ -1,0 +1,142 @@
+"""A layer of a network: a point of its residual stream, how to hook it, and how its tensor becomes feature maps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from landscape.layers.graph import Key
+
+Kind = Literal["stem", "conv", "msa", "mlp", "subsample", "head", "other"]
+KINDS: tuple[str, ...] = get_args(Kind)
+Layout = Literal["channels first", "channels last", "tokens", "none"]
+Grid = tuple[int, int]  # (rows, columns) of positions
+
+CPU_CHUNK = 2**18  # numbers in a chunk on a CPU: intermediate results stay in its caches
+GPU_CHUNK = 2**26  # many more elsewhere, where launching small kernels costs more than memory
+
+
+@dataclass(frozen=True)
+class Tap:
+    """Where to hook: the first tensor given to, or returned by, one call of a module."""
+
+    module: str
+    side: Literal["input", "output"]
+    call: int = 0
+
+
+@dataclass(frozen=True)
+class Branch:
+    """The residual branch that ends in a layer; in a network without skips, the modules that the layer consists of.
+
+    Args:
+        block: dotted name of the module whose forward does the addition.
+        leaves: calls of the branch's modules without children, in order of execution.
+        end: the last module call before the addition that returns the branch's output; None where there is none.
+        skip: whether there is an addition.
+    """
+
+    block: str
+    leaves: tuple[Tap, ...]
+    end: Tap | None
+    skip: bool = True
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """The call of an attention function in a layer's branch.
+
+    Args:
+        key: name of the function, and how many calls of it came before in the pass.
+        heads: attention maps per image or window.
+        grid: (rows, columns) of the positions it mixes: the layer's grid, or one of its windows; (0, 0) if unknown.
+        prefix: tokens before them.
+    """
+
+    key: Key
+    heads: int
+    grid: Grid
+    prefix: int
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A point of the residual stream after a block.
+
+    Args:
+        name: dotted module name: of the block, or of the module whose output is added to the stream.
+        kind: what the block computes.
+        stage: 0 for the stem, then counted up whenever the map gets smaller.
+        depth: normalised, 0 to 1.
+        reduces: whether the map gets smaller here.
+        tap: where to hook its tensor.
+        shape: of the tensor without the batch axis.
+        layout: the order of channels and positions in it.
+        grid: (H, W) of its positions; (0, 0) where there is none.
+        prefix: tokens before those of the grid (class token, registers).
+        branch: the residual branch, where there is one.
+        attention: the attention call of its branch, where there is one.
+        rows_per_image: rows of the tensor's first axis per image: above 1 where windows share that axis.
+    """
+
+    name: str
+    kind: Kind
+    stage: int
+    depth: float
+    reduces: bool
+    tap: Tap
+    shape: tuple[int, ...]
+    layout: Layout
+    grid: Grid
+    prefix: int = 0
+    branch: Branch | None = None
+    attention: AttentionCall | None = None
+    rows_per_image: int = 1
+
+    @property
+    def spatial(self) -> bool:
+        """Whether it has a map of positions."""
+        return self.grid != (0, 0)
+
+    @property
+    def grid_unknown(self) -> bool:
+        """Whether it has tokens or positions whose place in the image is unknown."""
+        return len(self.shape) > 1 and not self.spatial
+
+    @property
+    def channels(self) -> int:
+        """Length of its axis of channels."""
+        return self.shape[0] if self.layout == "channels first" else self.shape[-1]
+
+    def without_grid(self) -> Layer:
+        """The layer with its positions declared unknown."""
+        attention = replace(self.attention, grid=(0, 0), prefix=0) if self.attention else None
+        kind: Kind = "other" if self.kind == "subsample" else self.kind
+        return replace(self, kind=kind, grid=(0, 0), prefix=0, reduces=False, attention=attention)
+
+    def features(self, tensor: Tensor) -> Tensor:
+        """The tensor without prefix tokens, in any order of axes after the first, (N, ...)."""
+        if self.rows_per_image > 1:
+            return tensor.reshape(-1, self.rows_per_image, *tensor.shape[1:])
+        return tensor[:, self.prefix :] if self.layout == "tokens" else tensor
+
+    def maps(self, tensor: Tensor) -> Tensor:
+        """The tensor as feature maps, (N, C, H, W)."""
+        if self.layout == "channels first":
+            return tensor
+        if self.layout == "channels last":
+            return tensor.permute(0, 3, 1, 2)
+        height, width = self.grid
+        tokens = tensor[:, self.prefix :, :].transpose(1, 2)  # (N, C, T)
+        return tokens.reshape(len(tensor), -1, height, width)
+
+
+def chunks(maps: Tensor, size: int | None = None) -> tuple[Tensor, ...]:
+    """A batch (N, ...) in consecutive chunks of whole rows, of about `size` numbers on a CPU."""
+    row = max(1, maps[0].numel()) if len(maps) else 1
+    most = (size or CPU_CHUNK) if maps.device.type == "cpu" else GPU_CHUNK
+    split: tuple[Tensor, ...] = torch.split(maps, max(1, most // row))
+    return split

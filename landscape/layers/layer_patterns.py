@@ -1,0 +1,114 @@
+r"""Parse `--layers`: REGEX[:KIND[:ROWSxCOLUMNS[+PREFIX]]], or a TOML file of such entries.
+
+[layers]
+'^stem$' = ""                                             # keep the kind that discovery finds
+'blocks\.\d+$' = "mlp"
+'encoder$' = { kind = "msa", grid = [14, 14], prefix = 1 }  # for tokens whose grid discovery cannot find
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from landscape.layers.layer import KINDS, Grid
+from landscape.options import OptionError
+
+LayerPatterns = Annotated[
+    tuple[str, ...], "REGEX[:KIND] or file.toml: modules to measure instead of the discovered layers"
+]
+_GRID = re.compile(r"(\d+)x(\d+)(?:\+(\d+))?")
+_KEYS = {"kind", "grid", "prefix"}
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """One entry of `--layers`.
+
+    Args:
+        expression: regular expression, searched for in module names.
+        kind: replaces the kind that discovery finds; "" keeps it.
+        grid: (rows, columns) of tokens, replaces the grid that discovery finds; (0, 0) keeps it.
+        prefix: tokens before those of the grid.
+    """
+
+    expression: str
+    kind: str = ""
+    grid: Grid = (0, 0)
+    prefix: int = 0
+
+    def __str__(self) -> str:
+        grid = f":{self.grid[0]}x{self.grid[1]}+{self.prefix}" if any(self.grid) else ""
+        return f"{self.expression}:{self.kind}{grid}" if self.kind or grid else self.expression
+
+
+def parse(text: str) -> Pattern:
+    """Parse one entry as written on the command line.
+
+    Raises:
+        OptionError: the regular expression is invalid, or the grid has no positions.
+    """
+    head, _, last = text.rpartition(":")
+    grid, prefix = (0, 0), 0
+    if head and (match := _GRID.fullmatch(last)):
+        grid, prefix = (int(match[1]), int(match[2])), int(match[3] or 0)
+        if not all(grid):
+            raise OptionError(f"--layers {text} has a grid without positions; expected ROWSxCOLUMNS, both at least 1")
+        text, (head, _, last) = head, head.rpartition(":")
+    expression, kind = (head, last) if head and last in (*KINDS, "") else (text, "")
+    try:
+        re.compile(expression)
+    except re.error as error:
+        raise OptionError(f"--layers {text} is not a regular expression ({error})") from None
+    return Pattern(expression, kind, grid, prefix)
+
+
+def expand(patterns: Iterable[str]) -> tuple[str, ...]:
+    """Replace each TOML file by its entries, so that a result is identified by the entries and not by a file name.
+
+    Raises:
+        OptionError: as `parse`.
+        FileNotFoundError, ValueError: a file is missing or has other content; see the message.
+    """
+    expanded: list[str] = []
+    for text in patterns:
+        expanded += [str(pattern) for pattern in _entries(Path(text))] if text.endswith(".toml") else [text]
+    for text in expanded:
+        parse(text)
+    return tuple(expanded)
+
+
+def _entries(path: Path) -> Iterator[Pattern]:
+    if not path.is_file():
+        raise FileNotFoundError(f"--layers {path} does not exist; give a TOML file with a table [layers]")
+    try:
+        content = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"--layers {path} is not a TOML file ({error})") from None
+    table = content.get("layers")
+    if not isinstance(table, dict) or not table:
+        raise ValueError(f"--layers {path} has no table [layers]; expected lines such as 'blocks' = \"mlp\" in it")
+    for expression, value in table.items():
+        yield _entry(path, expression, value)
+
+
+def _entry(path: Path, expression: str, value: Any) -> Pattern:
+    values = {"kind": value} if isinstance(value, str) else value
+    if not isinstance(values, dict) or not set(values) <= _KEYS:
+        raise ValueError(
+            f"--layers {path}: {expression!r} = {value!r}; expected a kind, or a table of {', '.join(sorted(_KEYS))}"
+        )
+    kind, grid, prefix = values.get("kind", ""), values.get("grid", (0, 0)), values.get("prefix", 0)
+    if kind not in (*KINDS, ""):
+        raise ValueError(f"--layers {path}: {expression!r} has the kind {kind!r}; kinds are {', '.join(KINDS)}")
+    is_pair = isinstance(grid, list | tuple) and len(grid) == 2 and all(isinstance(side, int) for side in grid)
+    if not is_pair or ("grid" in values and min(grid) < 1) or not isinstance(prefix, int) or prefix < 0:
+        raise ValueError(
+            f"--layers {path}: {expression!r} has grid {grid!r} and prefix {prefix!r}; "
+            "expected [ROWS, COLUMNS] and a number of tokens"
+        )
+    return Pattern(expression, kind, (grid[0], grid[1]), prefix)
