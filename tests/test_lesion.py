@@ -364,5 +364,5 @@ def test_stages_of_one_module_are_told_apart_by_number() -> None:
 def test_what_cannot_be_grouped_is_refused() -> None:
     with pytest.raises(OptionError, match="--pairs and --stages are different studies"):
         Lesion(pairs=True, stages=True)
-    with pytest.raises(ValueError, match=r"--pairs needs two units, there is layer1\.0 alone"):
+    with pytest.raises(ValueError, match=r"--pairs needs two units, there is only layer1\.0"):
         Lesion(pairs=True, layers=(r"layer1\.0",)).plan(_subject())
