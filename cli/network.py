@@ -75,7 +75,7 @@ def _layers(checkpoint: Path | None, layers: list[str], json: bool, **options: A
 def _evaluate(checkpoint: Path | None, passes: int, json: bool, **options: Any) -> None:
     """Loss, accuracy, top-5 and calibration error, of a language model the perplexity, each with its error."""
     from landscape.subject import loading
-    from landscape.subject.evaluation import evaluated
+    from landscape.subject.evaluation import metrics_of
     from landscape.subject.identity import protocol
 
     given = {key: options[key] for key in (*LOADING, "data_root") if options.get(key) is not None}
@@ -84,7 +84,7 @@ def _evaluate(checkpoint: Path | None, passes: int, json: bool, **options: Any) 
     given |= {name: options[name] for name in ("trust_pickle", "allow_missing")}
     loaded = loading.load(file_of(checkpoint), device=options["device"], seed=options["seed"], **given)
     introduce(loaded, quiet=options["quiet"])
-    found = evaluated(loaded, passes=passes)
+    found = metrics_of(loaded, passes=passes)
     if json:
         typer.echo(encoding.dumps(found))
         return

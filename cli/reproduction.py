@@ -131,12 +131,12 @@ def _asked(
 
 
 def _evaluated(checkpoint: Path, out: Path, label: str, *, passes: int, **options: Any) -> xr.Dataset:
+    from landscape.probes.evaluation import Evaluation
     from landscape.results import reader
     from landscape.run import run
     from landscape.subject import loading
-    from landscape.subject.evaluation import Stored
 
-    outcome = run(Stored(passes), loading.load(checkpoint, label=label, **options), out)
+    outcome = run(Evaluation(passes), loading.load(checkpoint, label=label, **options), out)
     return dict(reader.groups(out))[outcome.group].sel(passes=passes)
 
 

@@ -148,10 +148,10 @@ def test_probabilities_of_several_passes_are_averaged() -> None:
     assert evaluate(model, batches, passes=3, seed=6) != found
 
 
-def test_equal_passes_are_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_equal_passes_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     evaluate(nn.Identity(), batches(count=8), passes=3)
     assert caplog.messages == [
-        "the 3 passes are equal: this network draws nothing at test time, one pass says the same"
+        "the 3 passes are equal: this network is deterministic at test time, one pass suffices"
     ]
 
 

@@ -23,7 +23,7 @@ from landscape.models.providers import Wanted
 from landscape.options import OptionError
 from landscape.probes.hessian import Hessian
 from landscape.subject import loading
-from landscape.subject.evaluation import evaluated
+from landscape.subject.evaluation import metrics_of
 from landscape.subject.identity import attributes, protocol
 from landscape.subject.outputs import outputs_of
 from landscape.subject.spec import Spec
@@ -133,7 +133,7 @@ def _after(run: torch.Tensor, row: torch.Tensor) -> int:
 
 def test_evaluate_gives_perplexity_with_errors_over_sequences(folder: Path, tokens: Path) -> None:
     subject = _loaded(folder, tokens)
-    found = evaluated(subject)
+    found = metrics_of(subject)
     inputs, targets = subject.batch(0)
     with torch.inference_mode():
         chances = subject.model(inputs).logits.double().log_softmax(dim=-1)

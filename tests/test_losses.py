@@ -20,7 +20,7 @@ from landscape.plots.drawing import draw
 from landscape.probe import Quantity
 from landscape.probes.hessian import Hessian
 from landscape.run import digest
-from landscape.subject.evaluation import evaluated
+from landscape.subject.evaluation import metrics_of
 from landscape.subject.identity import identity, protocol
 from landscape.subject.losses import CLASSIFICATION, MEANINGS, NAMES, losses_of
 from landscape.subject.outputs import logits_in
@@ -149,7 +149,7 @@ def test_a_regression_has_its_own_units_and_no_accuracy(file: Path, tmp_path: Pa
     assert line["loss"].attrs["units"] == units
     spectrum = landscape.measure("hessian", subject, out=tmp_path / "r.h5", top=1)
     assert spectrum["loss"].attrs["units"] == units
-    assert set(evaluated(subject)) == {"samples", "loss", "loss_se"}
+    assert set(metrics_of(subject)) == {"samples", "loss", "loss_se"}
     for path in draw(tmp_path / "r.h5", tmp_path):
         assert path.stat().st_size > 0
 

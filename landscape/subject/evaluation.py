@@ -1,4 +1,4 @@
-"""How well a network does: loss, accuracy, top-5, Brier score, calibration error, with standard errors."""
+"""Evaluate a network: loss, accuracy, top-5, Brier score and calibration error, each with its standard error."""
 
 from __future__ import annotations
 
@@ -6,34 +6,25 @@ import contextlib
 import logging
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
-from typing import ClassVar
+from dataclasses import asdict, dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from landscape.options import OptionError, at_least
-from landscape.probe import Plan, Quantity, Unit, Values, derived_seed
+from landscape.probe import derived_seed
 from landscape.subject.losses import cross_entropy
 from landscape.subject.outputs import intact, outputs_of
 from landscape.subject.standard_error import mean_and_standard_error
 from landscape.subject.subject import Subject
 
 CALIBRATION_BINS = 10
-STORED = {
-    "loss": Quantity("cross-entropy", "nats"),
-    "accuracy": Quantity("share of right classes"),
-    "top5": Quantity("share with the right class among the first five"),
-    "brier": Quantity("Brier score"),
-    "ece": Quantity("expected calibration error"),
-}
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class ClassificationMetrics:
     """Means over samples and their standard errors, std(ddof=1) / sqrt(samples), NaN for a single sample.
 
     Args:
@@ -56,63 +47,38 @@ class Evaluation:
     ece_se: float
 
 
-@dataclass(frozen=True)
-class Stored:
-    """The `Evaluation` of a classifier as a question to a results file, with one unit: all samples at once.
-
-    No command of its own measures it; `landscape reproduce` does.
-    """
-
-    name: ClassVar[str] = "evaluate"
-    uses: ClassVar[tuple[str, ...]] = ("batch_size", "seed")  # of which the passes draw
-
-    passes: int = 1
-
-    def plan(self, subject: Subject) -> Plan:
-        errors = {f"{name}_se": replace(what, long_name="its standard error") for name, what in STORED.items()}
-        return Plan(
-            over={"passes": np.array([self.passes])},
-            quantities={"samples": Quantity("samples"), **STORED, **errors},
-            about={"passes": Quantity("passes whose probabilities are averaged")},
-        )
-
-    def measure(self, subject: Subject, unit: Unit) -> Values:
-        batches = (subject.batch(i) for i in range(len(subject.batches)))
-        return asdict(evaluate(subject.model, batches, passes=self.passes, seed=subject.seed))
-
-
 def evaluate(
     model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], *, passes: int = 1, seed: int = 0
-) -> Evaluation:
+) -> ClassificationMetrics:
     """Evaluate a classifier in eval mode, leaving every module in the mode it was in.
 
     Args:
-        model: (N, ...) -> logits (N, classes), or what holds them, see `logits_in`.
-        batches: inputs on the model's device and class indices (N,), or shares of the classes (N, classes).
-        passes: of a network that draws at test time (MC dropout, Gal & Ghahramani 2016, arXiv 1506.02142): the
-            probabilities of that many passes are averaged, and the average is evaluated.
-        seed: of what the passes draw.
+        model: (N, ...) -> logits (N, classes), or an output that contains them, see `logits_in`.
+        batches: inputs on the model's device and class indices (N,) or soft targets (N, classes).
+        passes: for a network that is stochastic at test time (MC dropout, Gal & Ghahramani 2016, arXiv 1506.02142):
+            evaluate the mean of the probabilities of this many passes.
+        seed: of the random numbers of several passes.
 
     Raises:
-        OptionError: there are no passes.
-        ValueError: there is no batch, or its targets are no classes.
+        OptionError: `passes` is below 1.
+        ValueError: there is no batch, or the targets are not classes.
     """
     at_least("passes", passes, 1)
     parts: list[Tensor] = []
-    drawn = False
+    stochastic = False
     with torch.no_grad(), _evaluating(model):
         for i, (inputs, targets) in enumerate(batches):
             outputs = _passes(model, inputs, passes, derived_seed(seed, "passes", i))
-            drawn = drawn or any(not torch.equal(one, outputs[0]) for one in outputs[1:])
+            stochastic = stochastic or any(not torch.equal(one, outputs[0]) for one in outputs[1:])
             parts.append(_per_sample(_averaged(outputs), targets))
-    if passes > 1 and parts and not drawn:
-        _log.warning("the %d passes are equal: this network draws nothing at test time, one pass says the same", passes)
+    if passes > 1 and parts and not stochastic:
+        _log.warning("the %d passes are equal: this network is deterministic at test time, one pass suffices", passes)
     if not parts:
-        raise ValueError("got no batches to evaluate on, expected at least one; ask for more samples")
-    # Copied to the host once, here: a copy per batch would make a GPU wait.
+        raise ValueError("got no batches to evaluate on, expected at least one; raise --samples")
+    # Copied to the host once: a copy per batch would make a GPU wait.
     loss, correct, top5, brier, confidence = torch.cat(parts, dim=1).cpu()
     ece = calibration_terms(confidence, correct)
-    return Evaluation(
+    return ClassificationMetrics(
         len(loss),
         *mean_and_standard_error(loss),
         *mean_and_standard_error(correct),
@@ -122,32 +88,31 @@ def evaluate(
     )
 
 
-def evaluated(subject: Subject, *, passes: int = 1) -> dict[str, float]:
-    """What can be said of a subject: of a classifier its `Evaluation`, else the loss, and accuracy where it has one.
+def metrics_of(subject: Subject, *, passes: int = 1) -> dict[str, float]:
+    """`ClassificationMetrics` of a classifier; of another model the loss, and the accuracy if the loss defines one.
 
-    A language model has its perplexity beside the loss, the mean cross-entropy per token: exp(loss), its error by the
-    delta method. Samples are sequences, so that errors are over sequences, whose tokens depend on each other.
+    A language model also has its perplexity exp(loss), where the loss is the mean cross-entropy per token; the error is
+    by the delta method. Samples are sequences: errors are over sequences because the tokens of one are dependent.
 
     Raises:
-        OptionError: several passes of something else than a classifier; ValueError: as `evaluate`.
+        OptionError: several passes of a model that is not a classifier; ValueError: as `evaluate`.
     """
     targets = subject.batch(0)[1]
     classes = targets.dim() == 1 and not targets.is_floating_point()
     soft = targets.dim() == 2 and targets.is_floating_point()
     if subject.losses is cross_entropy and (classes or soft):
-        batches = (subject.batch(i) for i in range(len(subject.batches)))
-        return asdict(evaluate(subject.model, batches, passes=passes, seed=subject.seed))
+        return asdict(evaluate(subject.model, subject.each_batch(), passes=passes, seed=subject.seed))
     if passes != 1:
         raise OptionError(f"--passes {passes} averages the probabilities of a classifier; leave it out here")
-    loss, right = intact(subject)
-    found: dict[str, float] = {"samples": len(loss)}
-    found["loss"], found["loss_se"] = mean_and_standard_error(loss)
-    if not right.isnan().any():
-        found["accuracy"], found["accuracy_se"] = mean_and_standard_error(right)
+    loss, correct = intact(subject)
+    metrics: dict[str, float] = {"samples": len(loss)}
+    metrics["loss"], metrics["loss_se"] = mean_and_standard_error(loss)
+    if not correct.isnan().any():
+        metrics["accuracy"], metrics["accuracy_se"] = mean_and_standard_error(correct)
     if subject.images is not None and subject.images.sequences and subject.losses is cross_entropy:
-        found["perplexity"] = math.exp(found["loss"])
-        found["perplexity_se"] = found["perplexity"] * found["loss_se"]
-    return found
+        metrics["perplexity"] = math.exp(metrics["loss"])
+        metrics["perplexity_se"] = metrics["perplexity"] * metrics["loss_se"]
+    return metrics
 
 
 def calibration_terms(confidence: Tensor, correct: Tensor, bins: int = CALIBRATION_BINS) -> Tensor:
@@ -175,7 +140,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _passes(model: nn.Module, inputs: Tensor, passes: int, seed: int) -> list[Tensor]:
-    """Logits of every pass; of several, with random numbers of their own."""
+    """Logits of every pass; several passes draw from a seed of their own."""
     if passes == 1:
         return [outputs_of(model, inputs)]
     with torch.random.fork_rng(devices=[inputs.device] if inputs.is_cuda else []):
@@ -184,7 +149,7 @@ def _passes(model: nn.Module, inputs: Tensor, passes: int, seed: int) -> list[Te
 
 
 def _averaged(outputs: list[Tensor]) -> Tensor:
-    """Logits, or of several passes the logarithm of their mean probabilities: logits of just these."""
+    """Logits of the only pass, or the logarithm of the mean probabilities of several, which are their logits."""
     if len(outputs) == 1:
         return outputs[0]
     logarithms = [logits.double().log_softmax(dim=1) for logits in outputs]

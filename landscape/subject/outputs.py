@@ -47,7 +47,7 @@ def loss_and_correctness(subject: Subject, inputs: Tensor, targets: Tensor) -> T
 def per_sample(subject: Subject) -> tuple[Tensor, Tensor]:
     """Loss and correctness of every sample, (N,) float64 on the CPU; one pass, one transfer at its end."""
     with torch.inference_mode():
-        parts = [loss_and_correctness(subject, *subject.batch(i)) for i in range(len(subject.batches))]
+        parts = [loss_and_correctness(subject, *batch) for batch in subject.each_batch()]
     loss, right = torch.cat(parts, dim=1).cpu()
     return loss, right
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -121,6 +121,10 @@ class Subject:
         inputs, targets = self.batches[i]
         inputs = inputs.to(self.device, self.dtype if inputs.is_floating_point() else None)
         return inputs, targets.to(self.device)
+
+    def each_batch(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every mini-batch, as `batch` gives it."""
+        return (self.batch(i) for i in range(len(self.batches)))
 
     def right(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Correctness of every sample, (N,), whose mean is the accuracy; NaN where the loss defines none."""

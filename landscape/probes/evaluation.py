@@ -1,0 +1,41 @@
+"""Metrics of a classifier as a stored result, for `landscape reproduce`; `landscape evaluate` prints them unstored."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.subject import evaluation
+from landscape.subject.subject import Subject
+
+METRICS = {
+    "loss": Quantity("cross-entropy", "nats"),
+    "accuracy": Quantity("share of right classes"),
+    "top5": Quantity("share with the right class among the first five"),
+    "brier": Quantity("Brier score"),
+    "ece": Quantity("expected calibration error"),
+}
+
+
+@dataclass(frozen=True)
+class Evaluation(Probe):
+    """`ClassificationMetrics` of all samples, measured as one unit. Not a command."""
+
+    name: ClassVar[str] = "evaluate"
+    uses: ClassVar[tuple[str, ...]] = ("batch_size", "seed")  # the random numbers of several passes depend on both
+
+    passes: int = 1
+
+    def plan(self, subject: Subject) -> Plan:
+        errors = {f"{name}_se": replace(metric, long_name="its standard error") for name, metric in METRICS.items()}
+        return Plan(
+            over={"passes": np.array([self.passes])},
+            quantities={"samples": Quantity("samples"), **METRICS, **errors},
+            about={"passes": Quantity("passes whose probabilities are averaged")},
+        )
+
+    def measure(self, subject: Subject, unit: Unit) -> Values:
+        return asdict(evaluation.evaluate(subject.model, subject.each_batch(), passes=self.passes, seed=subject.seed))
