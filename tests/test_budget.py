@@ -18,6 +18,7 @@ from landscape.results import group as groups
 from landscape.results import reader
 from landscape.run import run
 from landscape.subject import loading
+from landscape.subject.derived import once_per_weights
 from landscape.subject.subject import Subject
 from landscape.weight_space import cost_model, forward_mode
 from landscape.weight_space.budget import chosen, fitted
@@ -123,7 +124,7 @@ def test_a_budget_for_eigenvectors_seeks_them_once_and_of_the_samples_it_leaves(
         sought.append(len(subject))
         return replace(plane_of(subject, "random", **options), kind="eigen")
 
-    monkeypatch.setattr("landscape.probes.surface.plane_of", plane)
+    monkeypatch.setattr("landscape.probes.surface._plane", once_per_weights(plane))
     monkeypatch.setattr(Surface, "autotune", lambda self, subject: {"samples": 64} if self.budget else {})
     run(Surface(plane="eigen", resolution="3", budget="1m"), digits, tmp_path / "results.h5")
     assert sought == [64]

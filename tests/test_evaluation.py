@@ -150,9 +150,7 @@ def test_probabilities_of_several_passes_are_averaged() -> None:
 
 def test_equal_passes_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     evaluate(nn.Identity(), batches(count=8), passes=3)
-    assert caplog.messages == [
-        "the 3 passes are equal: this network is deterministic at test time, one pass suffices"
-    ]
+    assert caplog.messages == ["the 3 passes are equal: this network is deterministic at test time, one pass suffices"]
 
 
 def test_passes_of_a_network_that_draws_nothing_change_nothing() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +96,9 @@ def test_another_way_than_the_usual_one_has_to_be_clearly_faster(monkeypatch: py
 
 def test_the_graph_is_compiled_where_the_products_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_trial", lambda candidate: 10.0)
-    monkeypatch.setattr(module, "_traced", lambda plain, kind: replace(plain, kind=kind))
+    monkeypatch.setattr(
+        module, "_traced", lambda subject, parameters, holds, kind: Curvature(subject, parameters, kind, holds=holds)
+    )
     subject = tanh_net()
     assert curvature(subject, subject.parameters, "auto", batches=50).kind == "compiled"
 
