@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from landscape.cli.main import status
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
@@ -19,18 +21,19 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of libraries inside the commands
-def test_the_python_example_runs(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "landscape"]
-    train = [*command, "train", "vit_demo", "--data", "digits", "--epochs", "0"]
-    subprocess.run(train, cwd=tmp_path, check=True, capture_output=True)
+def test_the_python_example_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert status(["train", "vit_demo", "--data", "digits", "--epochs", "0"]) == 0
     (example,) = [block for block in blocks("python") if "landscape.load" in block]
-    run = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert "NEP" in run.stdout
-    assert "vit_demo-digits" in run.stdout
+    exec(example, {})
+    printed = capsys.readouterr().out
+    assert "NEP" in printed
+    assert "vit_demo-digits" in printed
 
 
-def test_your_own_model_in_the_readme_is_measured(tmp_path: Path) -> None:
+def test_your_own_model_in_the_readme_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (mine,) = [block for block in blocks("python") if block.startswith("# mine.py")]
     (tmp_path / "mine.py").write_text(mine)
     scope: dict[str, object] = {}
@@ -38,10 +41,8 @@ def test_your_own_model_in_the_readme_is_measured(tmp_path: Path) -> None:
     torch.manual_seed(0)
     torch.save(scope["model"]().state_dict(), tmp_path / "weights.pt")  # type: ignore[operator]
     (line,) = [line for block in blocks("console") for line in block.splitlines() if "mine.py:model" in line]
-    words = line.removeprefix("$ landscape ").split()
-    command = [sys.executable, "-m", "landscape", *words, "--resolution", "3"]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
+    monkeypatch.chdir(tmp_path)
+    assert status([*line.removeprefix("$ landscape ").split(), "--resolution", "3"]) == 0
     assert (tmp_path / "results.h5").exists()
 
 
