@@ -36,7 +36,7 @@ from landscape.subject.subject import Subject
 from landscape.weight_space import adaptive_sampling
 from landscape.weight_space.coordinates import ticks
 from landscape.weight_space.directions import POSITIONS
-from landscape.weight_space.plane_evaluator import Evaluator
+from landscape.weight_space.plane_evaluator import PlaneEvaluator
 from landscape.weight_space.planes import plane_of
 
 SIDE = 3  # 3 x 3 points per turn
@@ -62,8 +62,10 @@ def ours(subject: Subject, **options: Any) -> Tool:
     places = [(float(x), float(y), False) for x in ticks(-1, 1, SIDE) for y in ticks(-1, 1, SIDE)]
 
     def run() -> object:
-        with Evaluator(subject, plane, 0, probe.l2_definition, manner=probe.manner, cap=probe.cap) as evaluator:
-            return list(evaluator.along(places))
+        with PlaneEvaluator(
+            subject, plane, l2_definition=probe.l2_definition, mode=probe.mode, cap=probe.cap
+        ) as evaluator:
+            return list(evaluator.evaluate(places))
 
     return run
 
@@ -190,7 +192,7 @@ def overhead(model: nn.Module, shape: tuple[int, ...], points: int = 51) -> floa
     plane = plane_of(subject, "random", normalize="filter", ignore=POSITIONS, seed=0)
     constant = torch.zeros(128, 10)
     model.forward = lambda inputs: constant  # type: ignore[method-assign, assignment]
-    with Evaluator(subject, plane) as evaluator:
+    with PlaneEvaluator(subject, plane) as evaluator:
         evaluator.at(0.5, 0.5)
         found = []
         for y in ticks(-1, 1, points):
@@ -208,7 +210,7 @@ def memory(model: nn.Module) -> float:
         model(subject.batch(0)[0])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     plane = plane_of(subject, "random", normalize="filter", ignore=POSITIONS, seed=0)
-    with Evaluator(subject, plane) as evaluator:
+    with PlaneEvaluator(subject, plane) as evaluator:
         evaluator.at(0.5, 0.5)
     return 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / size
 
@@ -231,7 +233,7 @@ def previewed(subject: Subject, full: dict[str, np.ndarray], tolerance: float) -
         evaluated.ravel()[step.points] = True
     if step.fallback:
         return f"| {subject.label} | {loss.size} | {step.error:.1%} | falls back: {step.fallback} | | |"
-    found = adaptive_sampling.filled(axes, {"loss": np.where(evaluated, loss, np.nan)}, evaluated)["loss"]
+    found = adaptive_sampling.interpolate_missing(axes, {"loss": np.where(evaluated, loss, np.nan)}, evaluated)["loss"]
     error = np.abs(found / loss - 1)[~evaluated]
     return (
         f"| {subject.label} | {evaluated.sum()} of {loss.size} | {step.error:.1%} | {np.median(error):.2%} "
@@ -296,7 +298,7 @@ def main() -> None:
             turns = max(1, math.ceil(arguments.turns * arguments.samples[0] / samples))
             only = arguments.only or (LARGE if samples > arguments.samples[0] else [])
             print("\n".join(throughput(load(arguments, name, samples), turns, arguments.compile, only)), flush=True)
-    print("\n| model | manner | median | 95th | greatest (standard errors) |\n| --- | --- | --- | --- | --- |")
+    print("\n| model | execution mode | median | 95th | greatest (standard errors) |\n| --- | --- | --- | --- | --- |")
     for name in arguments.models:
         subject = load(arguments, name, arguments.samples[0])
         print(f"| {name} | bf16, channels last | "

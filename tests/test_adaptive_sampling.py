@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from landscape.weight_space import adaptive_sampling
-from landscape.weight_space.adaptive_sampling import Design, filled, step
+from landscape.weight_space.adaptive_sampling import Design, interpolate_missing, step
 
 AXES = np.linspace(-1, 1, 51), np.linspace(-2, 1, 45)
 SMALL = Design(coarse=5, step=10, points=65, hold_outs=59)
@@ -38,7 +38,7 @@ def test_a_smooth_surface_needs_few_points_and_the_hold_outs_bound_its_error() -
     evaluated, last = walked(loss)
     assert evaluated.sum() == adaptive_sampling.DESIGN.total == 340
     assert not last.fallback
-    found = filled(AXES, {"loss": np.where(evaluated, loss, np.nan)}, evaluated)["loss"]
+    found = interpolate_missing(AXES, {"loss": np.where(evaluated, loss, np.nan)}, evaluated)["loss"]
     error = np.abs(found / loss - 1)[~evaluated]
     assert np.quantile(error, 0.95) <= min(0.02, last.error)
     np.testing.assert_array_equal(found[evaluated], loss[evaluated])
@@ -49,7 +49,7 @@ def test_the_bound_covers_95_percent_of_the_errors_for_19_of_20_draws_of_hold_ou
     loss, covered = valley(axes), []
     for seed in range(40):
         evaluated, last = walked(loss, axes=axes, seed=seed, tolerance=10.0, design=SMALL)
-        found = filled(axes, {"loss": np.where(evaluated, loss, np.nan)}, evaluated)["loss"]
+        found = interpolate_missing(axes, {"loss": np.where(evaluated, loss, np.nan)}, evaluated)["loss"]
         covered.append(last.error >= np.quantile(np.abs(found / loss - 1)[~evaluated], 0.95))
     assert np.mean(covered) >= 0.9
     assert len({walked(loss, axes=axes, seed=s, tolerance=10.0, design=SMALL)[1].error for s in range(3)}) == 3
@@ -101,7 +101,9 @@ def test_a_quadratic_l2_is_met_exactly_and_shares_stay_shares() -> None:
     evaluated, _ = walked(valley(), design=SMALL, tolerance=9.0)
     l2, accuracy = 40 + x + 3 * x**2 - x * y + 2 * y**2, np.clip(2 - x**2 - y**2, 0, 1)
     known = {"l2": l2, "accuracy": accuracy, "rise_se": 0.1 * np.hypot(x, y)}
-    found = filled(AXES, {name: np.where(evaluated, values, np.nan) for name, values in known.items()}, evaluated)
+    found = interpolate_missing(
+        AXES, {name: np.where(evaluated, values, np.nan) for name, values in known.items()}, evaluated
+    )
     np.testing.assert_allclose(found["l2"], l2, rtol=1e-12)
     assert 0 <= found["accuracy"].min() <= found["accuracy"].max() <= 1
     assert np.isfinite(found["rise_se"]).all()  # zero at the centre, where a logarithm is not

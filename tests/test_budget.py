@@ -1,4 +1,4 @@
-"""Trials and manners: what a budget lowers, what is recorded and used again, what a fast forward pass may change."""
+"""Budgets, autotuning and execution modes: what a budget lowers, what is stored, what a faster pass may change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from analytic import answer, attention_net, convolution_net, same_state, state
 
 from landscape.options import OptionError
-from landscape.probes.surface import Surface, control
+from landscape.probes.surface import Surface
 from landscape.results import group as groups
 from landscape.results import reader
 from landscape.run import run
@@ -21,9 +21,9 @@ from landscape.subject import loading
 from landscape.subject.derived import once_per_weights
 from landscape.subject.subject import Subject
 from landscape.weight_space import cost_model, forward_mode
-from landscape.weight_space.budget import chosen, fitted
-from landscape.weight_space.cost_model import PRODUCTS, Rates, Work
-from landscape.weight_space.forward_mode import Forward, Manner, quickest
+from landscape.weight_space.budget import autotune, fit_to_budget
+from landscape.weight_space.cost_model import PRODUCTS, Rates, Workload
+from landscape.weight_space.forward_mode import REFERENCE, ExecutionMode, ForwardPass, fastest, is_control_point
 from landscape.weight_space.planes import Plane, plane_of
 
 
@@ -51,7 +51,7 @@ def test_what_is_no_time_is_a_usage_error(text: str) -> None:
 
 @pytest.mark.parametrize("limit", [20.0, 60.0, 500.0, 1e4])
 def test_a_budget_is_met_and_not_by_much_less(limit: float) -> None:
-    grid, samples = fitted((51, 51), 1024, product, each, limit, "")
+    grid, samples = fit_to_budget((51, 51), 1024, product, each, limit, "")
     cost = each(grid, samples)
     assert cost <= limit
     assert cost > 0.8 * min(limit, 51 * 51 * 1.024)
@@ -61,7 +61,7 @@ def test_a_budget_is_met_and_not_by_much_less(limit: float) -> None:
 
 def test_a_budget_that_nothing_meets_says_what_would() -> None:
     with pytest.raises(ValueError, match=r"--budget 1s is too short: 11 x 11 points on 64 samples take about 8 s"):
-        fitted((51, 51), 1024, product, each, 1.0, "1s")
+        fit_to_budget((51, 51), 1024, product, each, 1.0, "1s")
 
 
 def test_a_budget_counts_the_points_of_a_preview() -> None:
@@ -69,7 +69,7 @@ def test_a_budget_counts_the_points_of_a_preview() -> None:
         return 340
 
     few, many = (
-        fitted((51, 51), 1024, points, partial(Rates(1e-3).total, Work(points)), 200.0, "")
+        fit_to_budget((51, 51), 1024, points, partial(Rates(1e-3).total, Workload(points)), 200.0, "")
         for points in (preview, product)
     )
     assert few[0] == (51, 51)
@@ -77,28 +77,30 @@ def test_a_budget_counts_the_points_of_a_preview() -> None:
 
 
 def test_a_run_costs_all_its_passes_and_not_its_points_alone() -> None:
-    rates = Rates(forward=1.0, plain=10.0, refresh=100.0, product=1000.0)
+    rates = Rates(forward=1.0, reference=10.0, refresh=100.0, product=1000.0)
     points, origin = 6 * 1.0 * 7, 1.0 * 7
-    assert rates.total(Work(product), (2, 3), 7) == points + origin + 7 * 100.0
-    assert replace(rates, refresh=0.0, compilation=5.0).total(Work(product), (2, 3), 7) == 49.0 + 5.0
-    assert replace(rates, refresh=0.0).total(Work(product, controls=lambda grid: 4), (2, 3), 7) == 49.0 + 4 * 10.0 * 7
-    assert replace(rates, refresh=0.0).total(Work(product, corners=3), (2, 3), 7) == 49.0 + 3 * 10.0 * 7
-    assert replace(rates, refresh=0.0).total(Work(product, eigen=True), (2, 3), 7) == 49.0 + PRODUCTS * 1000.0 * 7
+    assert rates.total(Workload(product), (2, 3), 7) == points + origin + 7 * 100.0
+    assert replace(rates, refresh=0.0, compilation=5.0).total(Workload(product), (2, 3), 7) == 49.0 + 5.0
+    assert (
+        replace(rates, refresh=0.0).total(Workload(product, controls=lambda grid: 4), (2, 3), 7) == 49.0 + 4 * 10.0 * 7
+    )
+    assert replace(rates, refresh=0.0).total(Workload(product, corners=3), (2, 3), 7) == 49.0 + 3 * 10.0 * 7
+    assert replace(rates, refresh=0.0).total(Workload(product, eigen=True), (2, 3), 7) == 49.0 + PRODUCTS * 1000.0 * 7
 
 
 def test_only_what_a_surface_does_is_timed_and_the_model_is_left_alone() -> None:
     subject = convolution_net(sizes=(8, 5))
     kept = state(subject.model)
-    plain = cost_model.rates(subject, Manner(), Surface()._work(subject))
-    assert (plain.plain, plain.refresh, plain.product) == (0.0, 0.0, 0.0)
+    reference = cost_model.rates(subject, REFERENCE, Surface()._workload)
+    assert (reference.reference, reference.refresh, reference.product) == (0.0, 0.0, 0.0)
     fast = Surface(precision="bf16", bn="recalibrate:2", plane="eigen")
-    found = cost_model.rates(subject, fast.manner, fast._work(subject))
-    assert min(found.forward, found.plain, found.refresh, found.product) > 0
+    found = cost_model.rates(subject, fast.mode, fast._workload)
+    assert min(found.forward, found.reference, found.refresh, found.product) > 0
     assert same_state(subject.model, kept)
 
 
 def test_a_preview_says_that_it_may_need_every_point(digits: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("landscape.probes.surface.rates", lambda subject, manner, work: Rates(1 / 256))
+    monkeypatch.setattr("landscape.weight_space.cost_model.rates", lambda subject, mode, work: Rates(1 / 256))
     probe = Surface(resolution="51", preview=True)
     expected = "about 6 min, or 43 min if interpolation errs and all are evaluated"
     assert probe.estimate(digits, 2601) == expected
@@ -108,7 +110,7 @@ def test_a_preview_says_that_it_may_need_every_point(digits: Subject, monkeypatc
 def test_pairs_of_directions_share_a_budget_and_a_trial(digits: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     budgets = []
     monkeypatch.setattr(
-        "landscape.weight_space.budget.chosen", lambda *_, budget, **__: budgets.append(budget) or {"samples": 64}
+        "landscape.weight_space.budget.autotune", lambda *_, budget, **__: budgets.append(budget) or {"samples": 64}
     )
     variants = Surface(directions=3, budget="1m").variants()
     assert [probe.autotune(digits) for probe in variants] == [{"samples": 64}] * 3
@@ -131,9 +133,9 @@ def test_a_budget_for_eigenvectors_seeks_them_once_and_of_the_samples_it_leaves(
 
 
 def test_samples_in_memory_as_they_are_cannot_be_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("landscape.weight_space.budget.rates", lambda subject, manner, work: Rates(1 / 400))
+    monkeypatch.setattr("landscape.weight_space.budget.rates", lambda subject, mode, work: Rates(1 / 400))
     with pytest.raises(ValueError, match="needs fewer samples than the 400 in memory"):
-        chosen(attention_net(sizes=(400,)), Manner(), grid=(11, 11), work=Work(product), budget="1m")
+        autotune(attention_net(sizes=(400,)), REFERENCE, grid=(11, 11), work=Workload(product), budget="1m")
 
 
 def test_a_choice_is_recorded_and_used_again(digits: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,17 +174,19 @@ def test_the_quickest_way_is_taken_only_if_it_is_clearly_quicker(
 ) -> None:
     rates = {(32, "contiguous"): 100.0, (32, "channels_last"): 104.0, (64, "contiguous"): 120.0}
     monkeypatch.setattr(
-        forward_mode, "_rate", lambda subject, manner: rates.get((subject.batch_size, manner.memory_format), 90.0)
+        forward_mode,
+        "_samples_per_second",
+        lambda subject, mode: rates.get((subject.batch_size, mode.memory_format), 90),
     )
-    assert quickest(digits, Manner()) == (64, Manner())
+    assert fastest(digits, REFERENCE) == (64, REFERENCE)
     rates[(32, "channels_last")] = 130.0
-    assert quickest(digits, Manner()) == (32, Manner(memory_format="channels_last"))
+    assert fastest(digits, REFERENCE) == (32, ExecutionMode(memory_format="channels_last"))
 
 
 def test_a_trial_measures_and_estimates(digits: Subject) -> None:
-    assert forward_mode.seconds(digits, Manner()) > 0
+    assert forward_mode.forward_seconds(digits, REFERENCE) > 0
     assert Surface(resolution="21").estimate(digits, 441).startswith("about ")
-    found = chosen(digits, Manner(), grid=(51, 51), work=Work(product), tune=True, budget="2h")
+    found = autotune(digits, REFERENCE, grid=(51, 51), work=Workload(product), tune=True, budget="2h")
     assert set(found) == {"batch_size", "memory_format", "resolution", "samples"}
 
 
@@ -249,17 +253,17 @@ def test_a_fast_manner_stopped_and_resumed_gives_the_same_numbers_and_deviations
 
 def test_mini_batches_are_prepared_once_and_only_while_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = attention_net(sizes=(6, 6, 6))
-    first = Forward(subject, Manner())
+    first = ForwardPass(subject, REFERENCE)
     outputs = [first(i)[0] for i in range(3)]
-    assert len(first._kept) == 3
-    monkeypatch.setattr(forward_mode, "RESIDENT", subject.batch(0)[0].nbytes)
-    tight = Forward(attention_net(sizes=(6, 6, 6)), Manner())
+    assert len(first._cache) == 3
+    monkeypatch.setattr(forward_mode, "CACHE_BYTES", subject.batch(0)[0].nbytes)
+    tight = ForwardPass(attention_net(sizes=(6, 6, 6)), REFERENCE)
     for i in (0, 1, 2, 1):
         assert torch.equal(tight(i)[0], outputs[i])
-    assert len(tight._kept) == 1
+    assert len(tight._cache) == 1
 
 
 def test_control_points_are_spread_over_the_grid() -> None:
-    found = [(i, j) for i in range(51) for j in range(21) if control((i, j), (51, 21))]
+    found = [(i, j) for i in range(51) for j in range(21) if is_control_point((i, j), (51, 21))]
     assert len(found) == 25
     assert {(0, 0), (25, 10), (50, 20), (0, 20)} <= set(found)

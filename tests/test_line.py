@@ -20,8 +20,9 @@ from landscape.subject import batchnorm
 from landscape.subject.outputs import per_sample
 from landscape.subject.subject import Subject
 from landscape.weight_space.directions import POSITIONS, random_direction
-from landscape.weight_space.lines import Along, sections_of
-from landscape.weight_space.planes import reach
+from landscape.weight_space.extreme_eigenvectors import reach
+from landscape.weight_space.lines import ModelOnLine, lines_of
+from landscape.weight_space.running_statistics import OWN
 
 SAMPLES = torch.tensor([[1.0, 0.0], [2.0, 0.5], [0.5, -1.0], [3.0, 0.0], [-0.5, 0.2]])  # scale, offset
 
@@ -177,10 +178,10 @@ def test_accuracy_falls_below_the_straight_line_by_its_paired_deficit(tmp_path: 
     there["0.weight"], there["5.weight"] = -3 * there["0.weight"], 2 * there["5.weight"].flip(0)
     found = answer(Line(along=_saved(tmp_path / "b.pt", there), resolution=9), subject)
     rights = []
-    with Along(subject, sections_of(subject, str(tmp_path / "b.pt"), normalize="filter", ignore="", seed=0, count=1)[0],
-               interpolate=True) as along:  # fmt: skip
+    (line,) = lines_of(subject, str(tmp_path / "b.pt"), normalize="filter", ignore="", seed=0, count=1)
+    with ModelOnLine(subject, line, OWN) as model:
         for t in found["t"]:
-            along.place(float(t))
+            model.move_to(float(t))
             rights.append(per_sample(subject)[1].numpy())
     deficits = [(1 - t) * rights[0] + t * rights[-1] - right for t, right in zip(found["t"], rights, strict=True)]
     assert np.ptp([right.mean() for right in rights]) > 0.05  # it does change
@@ -297,14 +298,14 @@ def test_what_is_no_line_is_refused_in_one_sentence(tmp_path: Path) -> None:
     same = _saved(tmp_path / "same.pt", state(subject.model))
     wide = _saved(tmp_path / "wide.pt", {name: torch.zeros(7, 7) for name in state(subject.model)})
     for along, said in {
-        same: "holds the weights of the checkpoint itself; a line needs two different ones",
+        same: "holds the same weights as the checkpoint; a line needs two different ones",
         wide: r"wide.pt is of another architecture: \S+ is \(7, 7\), expected",
-        "sideways": "--along sideways is neither random, eigen, a checkpoint B.pt, a run's folder nor directions",
+        "sideways": "--along sideways is neither random, eigen, a checkpoint B.pt, a run's folder nor a file of dir",
         str(tmp_path / "none.pt"): r"no checkpoint at \S+none.pt",
     }.items():
         with pytest.raises((ValueError, FileNotFoundError), match=said):
             Line(along=along).plan(subject)
-    with pytest.raises(OptionError, match=r"--directions 2 has no meaning beside --along \S+wide.pt"):
+    with pytest.raises(OptionError, match=r"--directions 2 cannot be combined with --along \S+wide.pt"):
         Line(along=wide, directions=2).plan(subject)
     with pytest.raises(ValueError, match="--bn interpolate needs another checkpoint"):
         Line(along=str(tmp_path), bn="interpolate").plan(_run_of(subject, tmp_path))

@@ -18,8 +18,10 @@ from landscape.curvature.vectors import inner
 from landscape.probes.surface import Surface
 from landscape.subject.subject import Subject
 from landscape.weight_space.directions import POSITIONS
-from landscape.weight_space.plane_evaluator import Evaluator
-from landscape.weight_space.planes import SHARE, Plane, plane_of, reach
+from landscape.weight_space.extreme_eigenvectors import LOSS_CHANGE, reach
+from landscape.weight_space.plane_evaluator import PlaneEvaluator
+from landscape.weight_space.planes import Plane, plane_of
+from landscape.weight_space.running_statistics import RunningStatistics
 
 aten = torch.ops.aten
 
@@ -64,7 +66,7 @@ def test_a_point_of_the_plane_is_the_loss_at_those_weights() -> None:
     subject = attention_net()
     plane = _plane(subject, "random")
     first, second = plane.directions
-    with Evaluator(subject, plane) as evaluator:
+    with PlaneEvaluator(subject, plane) as evaluator:
         found = evaluator.at(0.7, -0.4)["loss"]
     moves = {n: 0.7 * d for n, d in first.items()}, {n: -0.4 * d for n, d in second.items()}
     assert found == pytest.approx(_loss_with(subject, _shifted(subject, *moves)), rel=1e-13)
@@ -76,7 +78,7 @@ def test_the_plane_through_two_checkpoints_has_them_at_its_unit_points(tmp_path:
     for name, weights in zip("ab", states, strict=True):
         torch.save(weights, tmp_path / f"{name}.pt")
     plane = _plane(subject, f"{tmp_path / 'a.pt'},{tmp_path / 'b.pt'}")
-    with Evaluator(subject, plane) as evaluator:
+    with PlaneEvaluator(subject, plane) as evaluator:
         found = [evaluator.at(*point)["loss"] for point in plane.path.T]
     expected = [_loss_with(subject, weights) for weights in (dict(state(subject.model)), *states)]
     assert found == pytest.approx(expected, rel=1e-13)
@@ -100,7 +102,7 @@ def test_the_plane_of_a_run_of_three_passes_through_each_of_them(tmp_path: Path,
     expected = [_loss_with(subject, weights) for weights in states]
     subject.model.load_state_dict(states[through])
     plane = _plane(subject, str(run))
-    with Evaluator(subject, plane) as evaluator:
+    with PlaneEvaluator(subject, plane) as evaluator:
         found = [evaluator.at(*point)["loss"] for point in plane.path.T]
     assert found == pytest.approx(expected, rel=1e-12)
     np.testing.assert_allclose(plane.path[:, through], 0.0, atol=1e-12)
@@ -138,7 +140,7 @@ def test_the_eigen_plane_curves_by_the_smallest_and_the_largest_eigenvalue() -> 
     plane = _plane(subject, "eigen")
     assert plane.norms == pytest.approx((1.0, 1.0))
     assert plane.cosine == pytest.approx(0.0, abs=1e-6)
-    with Evaluator(subject, plane) as evaluator:
+    with PlaneEvaluator(subject, plane) as evaluator:
         along_x, along_y = evaluator.at(0.5, 0.0)["loss"], evaluator.at(0.0, 0.5)["loss"]
     assert along_x == pytest.approx(-2.0 / 8, rel=1e-3)
     assert along_y == pytest.approx(8.0 / 8, rel=1e-3)
@@ -148,12 +150,12 @@ def test_the_eigen_plane_is_as_wide_as_its_curvatures_let_the_saddle_show() -> N
     offset = torch.tensor([[1.0, 4.0]])  # a loss of 4 at the saddle
     subject = quadratic(symmetric([200.0, 3.0, 1.0, -5.0]), weight=torch.zeros(1, 4), batches=(offset,))
     (_, x), (_, y) = _plane(subject, "eigen").spans
-    assert x == pytest.approx((2 * SHARE * 4.0 / 5.0) ** 0.5, rel=0.01)
-    assert y == pytest.approx((2 * SHARE * 4.0 / 200.0) ** 0.5, rel=0.03)
+    assert x == pytest.approx((2 * LOSS_CHANGE * 4.0 / 5.0) ** 0.5, rel=0.01)
+    assert y == pytest.approx((2 * LOSS_CHANGE * 4.0 / 200.0) ** 0.5, rel=0.03)
     found = answer(Surface(plane="eigen", resolution="5"), subject)
     rise = found["loss"] - 4.0
-    assert rise[0, 2] == pytest.approx(-SHARE * 4.0, rel=0.02)  # down along x and up along y, alike
-    assert rise[2, 0] == pytest.approx(SHARE * 4.0, rel=0.05)
+    assert rise[0, 2] == pytest.approx(-LOSS_CHANGE * 4.0, rel=0.02)  # down along x and up along y, alike
+    assert rise[2, 0] == pytest.approx(LOSS_CHANGE * 4.0, rel=0.05)
     asked = Surface(plane="eigen", resolution="5", range="0.5")
     assert answer(asked, subject)["x"].tolist() == [-0.5, -0.25, 0.0, 0.25, 0.5]
     assert asked.identity(subject)["range"] == ((-0.5, 0.5), (-0.5, 0.5))
@@ -178,7 +180,7 @@ def test_the_eigen_plane_is_that_of_all_samples_weighted_alike() -> None:
     matrix = symmetric([8.0, 3.0, -2.0])
     batches = [torch.tensor([[1.0, 0.0]] * 3), torch.tensor([[5.0, 0.0]])]  # mean scale 2
     subject = quadratic(matrix, weight=torch.zeros(1, 3), batches=batches)
-    with Evaluator(subject, _plane(subject, "eigen")) as evaluator:
+    with PlaneEvaluator(subject, _plane(subject, "eigen")) as evaluator:
         assert evaluator.at(0.0, 1.0)["loss"] == pytest.approx(8.0, rel=1e-3)
 
 
@@ -217,7 +219,7 @@ def test_with_nothing_left_to_move_there_is_no_plane() -> None:
 def test_weights_and_buffers_come_back_bit_for_bit(recalibrate: int) -> None:
     subject = convolution_net()
     kept, modes = state(subject.model), [m.training for m in subject.model.modules()]
-    with Evaluator(subject, _plane(subject, "random"), recalibrate) as evaluator:
+    with PlaneEvaluator(subject, _plane(subject, "random"), RunningStatistics(recalibrate=recalibrate)) as evaluator:
         evaluator.at(1.0, -0.3)
         assert not same_state(subject.model, kept)
     assert same_state(subject.model, kept)
@@ -230,7 +232,10 @@ def test_weights_come_back_after_an_exception_in_the_forward_pass() -> None:
     subject = convolution_net()
     kept = state(subject.model)
     broken = replace(subject, batches=[*subject.batches, (torch.zeros(1, 7, 2, 2), torch.zeros(1).long())])
-    with pytest.raises(RuntimeError), Evaluator(broken, _plane(subject, "random"), 3) as evaluator:
+    with (
+        pytest.raises(RuntimeError),
+        PlaneEvaluator(broken, _plane(subject, "random"), RunningStatistics(recalibrate=3)) as evaluator,
+    ):
         evaluator.at(0.5, 0.5)
     assert same_state(subject.model, kept)
     assert not any(m.training for m in subject.model.modules())
@@ -243,9 +248,9 @@ def test_l2_is_that_of_the_moved_weights_by_either_definition() -> None:
         {n: c * d for n, d in direction.items()} for c, direction in zip((0.7, -0.4), plane.directions, strict=True)
     ]
     weights = [w for name, w in _shifted(subject, *moves).items() if name in subject.parameters]
-    with Evaluator(subject, plane, 0, "squared") as evaluator:
+    with PlaneEvaluator(subject, plane, l2_definition="squared") as evaluator:
         assert evaluator.at(0.7, -0.4)["l2"] == pytest.approx(sum(w.square().sum().item() for w in weights) / 2)
-    with Evaluator(subject, plane, 0, "park2022") as evaluator:
+    with PlaneEvaluator(subject, plane, l2_definition="park2022") as evaluator:
         assert evaluator.at(0.7, -0.4)["l2"] == pytest.approx(sum(w.norm().item() for w in weights))
 
 
@@ -253,7 +258,7 @@ def test_recalibrated_statistics_are_the_plain_average_over_the_first_mini_batch
     subject = convolution_net(sizes=(6, 6, 6))
     plane = _plane(subject, "random")
     norm = subject.model.get_submodule("1")
-    with Evaluator(subject, plane, 2) as evaluator:
+    with PlaneEvaluator(subject, plane, RunningStatistics(recalibrate=2)) as evaluator:
         found = evaluator.at(0.3, 0.2)["loss"]
         convolution = subject.model.get_submodule("0")
         with torch.no_grad():
@@ -301,14 +306,14 @@ def test_orthogonal_directions_are_as_long_as_before() -> None:
 
 def test_an_evaluator_holds_three_copies_of_the_weights_beside_the_model() -> None:
     subject = attention_net()
-    evaluator = Evaluator(subject, _plane(subject, "random"))
+    evaluator = PlaneEvaluator(subject, _plane(subject, "random"))
     evaluator.at(0.5, 0.5)
     live = {p.data_ptr() for p in subject.model.parameters()}
     held = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-        for tensors in vars(evaluator).values()
-        if isinstance(tensors, list)
-        for tensor in tensors
+        for tensors in (evaluator._weights.original, *vars(evaluator).values())
+        if isinstance(tensors, dict)
+        for tensor in tensors.values()
         if tensor.data_ptr() not in live
     }
     size = sum(p.numel() * p.element_size() for p in subject.model.parameters())
@@ -318,18 +323,18 @@ def test_an_evaluator_holds_three_copies_of_the_weights_beside_the_model() -> No
 def test_a_row_is_transferred_at_once_off_the_cpu_and_gives_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = convolution_net()
     places = [(x, y, False) for x in (0.0, 0.5) for y in (-0.1, 0.2, 0.3)]
-    with Evaluator(subject, _plane(subject, "random")) as evaluator:
-        by_point = list(evaluator.along(places))
+    with PlaneEvaluator(subject, _plane(subject, "random")) as evaluator:
+        by_point = list(evaluator.evaluate(places))
         counted = {"rows": 0}
-        original = evaluator._fetched
+        original = evaluator._transferred
 
-        def fetched(row: list[tuple[float, float, Tensor]]) -> Iterable[dict[str, float]]:
+        def transferred(row: list[tuple[float, float, Tensor]]) -> Iterable[dict[str, float]]:
             counted["rows"] += bool(row)
             return original(row)
 
-        monkeypatch.setattr(evaluator, "_fetched", fetched)
+        monkeypatch.setattr(evaluator, "_transferred", transferred)
         monkeypatch.setattr(type(subject), "device", property(lambda self: _Accelerator()))
-        by_row = list(evaluator.along(places))
+        by_row = list(evaluator.evaluate(places))
     assert counted["rows"] == 2
     for one, other in zip(by_point, by_row, strict=True):
         np.testing.assert_equal(one, other)
@@ -339,13 +344,13 @@ def test_a_row_is_transferred_at_once_off_the_cpu_and_gives_the_same_numbers(mon
 def test_within_a_row_nothing_waits_for_the_device(recalibrate: int, monkeypatch: pytest.MonkeyPatch) -> None:
     subject = convolution_net(sizes=(6, 6, 6))
     monkeypatch.setattr(type(subject), "device", property(lambda self: _Accelerator()))
-    with Evaluator(subject, _plane(subject, "random"), recalibrate) as evaluator:
+    with PlaneEvaluator(subject, _plane(subject, "random"), RunningStatistics(recalibrate=recalibrate)) as evaluator:
         evaluator.at(0.0, 0.0)  # losses at the origin are made once
         reads = _Reads()
         for name in ("tolist", "numpy", "cpu"):
             monkeypatch.setattr(Tensor, name, reads.counted(getattr(Tensor, name)))
         with reads:
-            rows = list(evaluator.along((x, y, False) for x in (0.0, 0.5) for y in (-0.1, 0.2, 0.3)))
+            rows = list(evaluator.evaluate((x, y, False) for x in (0.0, 0.5) for y in (-0.1, 0.2, 0.3)))
     assert len(rows) == 6
     assert reads.count == 2  # one transfer a row
 

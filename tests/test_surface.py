@@ -38,7 +38,7 @@ from landscape.subject.subject import Subject
 from landscape.weight_space.coordinates import through_checkpoints, ticks
 from landscape.weight_space.directions import Normalize
 from landscape.weight_space.planes import plane_of
-from landscape.weight_space.weights_in_place import Between
+from landscape.weight_space.weights_in_place import WeightsInPlace, barycentric
 
 CURVATURES = [4.0, 3.0, 2.5, 1.0, -1.5, -2.0]
 
@@ -334,7 +334,7 @@ def test_summaries_are_those_of_a_quadratic() -> None:
     assert np.isnan(half.get("minima", np.nan))
 
 
-def test_options_that_came_later_leave_older_answers_where_they_are() -> None:
+def test_optional_parameters_enter_the_run_key_only_if_they_are_not_at_their_defaults() -> None:
     subject = _bowl()
     known = {"resolution", "range", "normalize", "plane", "ignore", "bn", "directions", "l2_definition", "seed"}
     assert set(Surface().identity(subject)) == known
@@ -434,20 +434,26 @@ def test_between_three_checkpoints_statistics_are_their_weighted_mean(tmp_path: 
     subject, others, word = _three(tmp_path)
     plane = plane_of(subject, word, normalize="filter", ignore="", seed=0)
     own = state(subject.model)
-    between = Between(subject, *plane.ends)
-    assert set(plane.ends[0]) == {"1.running_mean", "1.running_var"}
+    first, second = plane.ends
+    weights_in_place = WeightsInPlace(subject, first)
+
+    def move_to(x: float, y: float) -> None:
+        share, second_share = barycentric(x, y)
+        weights_in_place.interpolate(first, share, second, second_share)
+
+    assert set(first) == {"1.running_mean", "1.running_var"}
     # Outside, a share below 0 counts as 0: (1.5, 1.5) has none of the first and halves of the others.
     for (x, y), shares in {
         (0.2, 0.3): (0.5, 0.2, 0.3),
         (1.5, 1.5): (0.0, 0.5, 0.5),
         (-1.0, 0.0): (1.0, 0.0, 0.0),
     }.items():
-        between.place(x, y)
+        move_to(x, y)
         for name in plane.ends[0]:
             mean = sum(s * w[name] for s, w in zip(shares, (own, *others), strict=True))
             torch.testing.assert_close(subject.model.state_dict()[name], mean, rtol=1e-14, atol=0.0)
     for (x, y), weights in {(1.0, 0.0): others[0], (0.0, 1.0): others[1], (0.0, 0.0): own}.items():
-        between.place(x, y)
+        move_to(x, y)
         assert all(torch.equal(subject.model.state_dict()[name], weights[name]) for name in plane.ends[0])
 
 

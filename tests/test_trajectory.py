@@ -16,7 +16,7 @@ from landscape.probes.trajectory import Trajectory
 from landscape.subject import batchnorm
 from landscape.subject.outputs import per_sample
 from landscape.subject.subject import Subject
-from landscape.weight_space.plane_evaluator import Evaluator
+from landscape.weight_space.plane_evaluator import PlaneEvaluator
 from landscape.weight_space.planes import plane_of
 
 
@@ -110,7 +110,7 @@ def test_the_loss_on_the_plane_is_that_of_the_surface_of_the_run(tmp_path: Path)
         torch.save(state(subject.model), tmp_path / f"epoch_{epoch}.pt")
     found = answer(Trajectory(run=str(tmp_path)), subject)
     plane = plane_of(subject, str(tmp_path), normalize="filter", ignore="", seed=0)
-    with Evaluator(subject, plane) as evaluator:
+    with PlaneEvaluator(subject, plane) as evaluator:
         points = [evaluator.at(x, y) for x, y in zip(found["pc1"], found["pc2"], strict=True)]
     for name, other in {"plane_loss": "loss", "plane_loss_se": "loss_se", "plane_accuracy": "accuracy"}.items():
         np.testing.assert_allclose(found[name], [point[other] for point in points], rtol=1e-10)

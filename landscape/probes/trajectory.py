@@ -1,4 +1,4 @@
-"""The path of training in weight space, polar and on its principal plane (Park & Kim 2022, Fig. 1b; Li et al. 2018)."""
+"""Measure the trajectory of training in weight space (Park & Kim 2022, Fig. 1b; Li et al. 2018, section 7)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from landscape.checkpoints import checkpoint as checkpoints
@@ -24,17 +23,18 @@ from landscape.subject.outputs import per_sample
 from landscape.subject.subject import Subject
 from landscape.weight_space import weight_differences
 from landscape.weight_space.principal_axes import Principal, principal
+from landscape.weight_space.weights_in_place import WeightsInPlace
 
 
 @dataclass(frozen=True)
 class Trajectory(Probe):
-    """Radius and angle of every snapshot seen from the final weights, its place on the principal plane, its loss.
+    """Radius and angle of every snapshot from the final weights, its projection on the principal plane, its loss.
 
     D_t = w_t - w_T: radius ||D_t|| / ||D_0||, angle arccos(<D_t, D_0> / (||D_t|| ||D_0||)). The polar figure is easy
-    to misread: in high dimension almost all of a path is off any plane; look at off_plane and the explained variance,
-    and at plane_excess: how much higher the loss is where the plane shows a snapshot than at the snapshot itself.
-    On the plane, statistics of batch norm are those of the final weights, as on `surface --plane RUN_DIR`, unless `bn`
-    says recalibrate; a snapshot's own loss is always with its own.
+    to misread: in high dimension almost all of a trajectory is off any plane. See off_plane, the explained variance
+    and plane_excess: how much higher the loss is at the projection of a snapshot than at the snapshot itself.
+    On the plane, batch norm's running statistics are those of the final weights, as in `surface --plane RUN_DIR`,
+    unless `bn` is recalibrate:K; a snapshot's own loss always uses its own.
     """
 
     name: ClassVar[str] = "trajectory"
@@ -43,17 +43,16 @@ class Trajectory(Probe):
         "park2022": {"split": "train", "augment": True, "weight_decay": 0.05}
     }
 
-    run: Annotated[str, "folder of the snapshots; default: the folder of the checkpoint"] = ""
+    run: Annotated[str, "folder of the snapshots; default: that of the checkpoint"] = ""
     bn: Annotated[str, "batch-norm statistics on the principal plane: frozen, or recalibrate:K mini-batches"] = "frozen"
 
     def __post_init__(self) -> None:
         recalibration(self.bn)
 
     def identity(self, subject: Subject) -> dict[str, Any]:
-        """The snapshots' contents instead of their folder."""
-        found = self._snapshots(subject)
+        """The contents of the snapshots instead of their folder."""
         return {
-            "run": [[snapshot.epoch, snapshot.sha256] for snapshot in found],
+            "run": [[snapshot.epoch, snapshot.sha256] for snapshot in self._snapshots(subject)],
             "bn": self.bn,
             **batchnorm.dependence(subject, recalibration(self.bn)),
         }
@@ -61,9 +60,8 @@ class Trajectory(Probe):
     def plan(self, subject: Subject) -> Plan:
         refuse_unsteady(subject)
         found = self._snapshots(subject)
-        weight_differences.difference(
-            checkpoints.read(found[-1].path), subject.parameters
-        )  # refuses another architecture
+        # Raises for another architecture.
+        weight_differences.difference(checkpoints.read(found[-1].path), subject.parameters)
         count = np.arange(len(found))
         per_snapshot, meaning = ("snapshot",), subject.meaning
         epochs = np.array([snapshot.epoch for snapshot in found])
@@ -105,16 +103,17 @@ class Trajectory(Probe):
         (t,) = unit.index
         found = self._snapshots(subject)
         lenient = subject.spec is not None and subject.spec.allow_missing
-        own = {name: tensor.clone() for name, tensor in subject.model.state_dict().items()}
-        try:
+        with WeightsInPlace(subject, [name for name, _ in subject.model.named_parameters()]):
             snapshots.place(subject.model, found[t], allow_missing=lenient)
             loss, right = (values.numpy() for values in per_sample(subject))
             snapshots.place(subject.model, found[-1], allow_missing=lenient)
-            gram, _, _ = self._geometry(subject)
-            self._project(subject, t)
-            on_plane, right_on_plane = (values.numpy() for values in per_sample(subject))
-        finally:
-            subject.model.load_state_dict(own)
+            gram, axes, directions = _geometry(subject, self._run(subject))
+            steps = zip(directions, axes.coordinates[:, t].tolist(), strict=True)
+            with WeightsInPlace(subject, subject.parameters) as final:  # from the final weights to the projection
+                final.translate(*steps)
+                if recalibration(self.bn):
+                    batchnorm.refresh(subject, recalibration(self.bn))
+                on_plane, right_on_plane = (values.numpy() for values in per_sample(subject))
         values = {"gram": gram[t], "accuracy": right.mean(), "plane_accuracy": right_on_plane.mean()}
         with np.errstate(invalid="ignore"):  # infinite losses
             excess = on_plane - loss
@@ -123,14 +122,14 @@ class Trajectory(Probe):
         return values
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
-        """Everything geometric, from the inner products alone."""
+        """All geometric quantities, from the inner products alone."""
         done = data["done"] == 1
-        gram = np.where(done[:, None], data["gram"], data["gram"].T)  # symmetric: one of the two rows suffices
+        gram = np.where(done[:, None], data["gram"], data["gram"].T)  # symmetric: one of two rows is enough
         start, squared = gram[0], np.diag(gram)
         with np.errstate(invalid="ignore", divide="ignore"):
             radius = np.sqrt(squared / gram[0, 0])
             angle = np.arccos(np.clip(start / np.sqrt(squared * gram[0, 0]), -1.0, 1.0))
-        # Identical vectors give an angle of rounding size, not zero: the start is (1, 0) by definition.
+        # The start is at angle 0 by definition; arccos would return a rounding error.
         angle[0] = 0.0 if np.isfinite(gram[0, 0]) else np.nan
         angle[squared == 0.0] = np.nan
         summaries: dict[str, Any] = {"radius": radius, "angle": angle}
@@ -139,19 +138,6 @@ class Trajectory(Probe):
             summaries |= {"pc1": axes.coordinates[0], "pc2": axes.coordinates[1], "off_plane": axes.off_plane}
             summaries["explained_variance"] = axes.explained
         return summaries
-
-    def _geometry(self, subject: Subject) -> tuple[np.ndarray, Principal, list[dict[str, Tensor]]]:
-        return _geometry(subject, self._run(subject))
-
-    def _project(self, subject: Subject, t: int) -> None:
-        """Move the model from the final weights to where the principal plane shows snapshot t."""
-        _, axes, directions = self._geometry(subject)
-        with torch.no_grad():
-            for coordinate, direction in zip(axes.coordinates[:, t], directions, strict=True):
-                for name, change in direction.items():
-                    subject.parameters[name].add_(change, alpha=coordinate)
-        if recalibration(self.bn):
-            batchnorm.refresh(subject, recalibration(self.bn))
 
     def _run(self, subject: Subject) -> Path:
         if not self.run and subject.checkpoint is None:
@@ -169,7 +155,7 @@ def _snapshots(subject: Subject, run: Path) -> list[Snapshot]:
 
 @once_per_weights
 def _geometry(subject: Subject, run: Path) -> tuple[np.ndarray, Principal, list[dict[str, Tensor]]]:
-    """Inner products, principal axes and their directions, seen from the final weights, which the model holds."""
+    """Inner products, principal axes and their directions, relative to the final weights, which the model holds."""
     found = _snapshots(subject, run)
     final = {name: p.detach() for name, p in subject.parameters.items()}
     gram = weight_differences.gram(found, final)

@@ -1,4 +1,4 @@
-"""The numbers that stand for a surface, from its stored arrays alone."""
+"""Summarise a surface from its stored arrays: heights, curvature, convexity, and minima with their persistence."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 from landscape.probe import Quantity
 
 RADII = (0.1, 0.25, 0.5, 1.0)
-MINIMA = 8  # the most persistent ones are stored
-CLEAR = 2.0  # standard errors that tell a minimum from noise
+MINIMA = 8  # stored at most, the most persistent first
+CLEAR = 2.0  # standard errors by which a minimum differs from noise
 QUANTITIES: Mapping[str, Quantity] = {
     "height": Quantity("mean rise of the loss at a radius", "nats", ("radius",)),
     "height_se": Quantity("standard error of the height, at most", "nats", ("radius",)),
@@ -25,39 +25,45 @@ QUANTITIES: Mapping[str, Quantity] = {
     "persistence": Quantity("rise from a local minimum to where a lower valley begins", "nats", ("minimum",)),
     "persistence_se": Quantity("standard error of the persistence, at most", "nats", ("minimum",)),
 }
-OF_PREVIEW: Mapping[str, Quantity] = {
+PREVIEW: Mapping[str, Quantity] = {
     "hold_out_error": Quantity("greatest relative error of the loss at random hold-outs"),
     "evaluations": Quantity("points evaluated"),
 }
-OF_MANNER: Mapping[str, Quantity] = {
+EXECUTION_MODE: Mapping[str, Quantity] = {
     "deviation_95": Quantity("95th percentile of the control points' deviation", "standard errors"),
     "deviation_max": Quantity("greatest deviation of a control point", "standard errors"),
 }
 
 
-def quantities(*, preview: bool, plain: bool, units: str = "nats") -> dict[str, Quantity]:
-    """What `of` fills in, and beside it for a preview; `units` are the loss's."""
-    own = {name: replace(q, units=units) if q.units == "nats" else q for name, q in QUANTITIES.items()}
-    return {**own, **(OF_PREVIEW if preview else {}), **({} if plain else OF_MANNER)}
+def quantities(*, preview: bool, reference: bool, units: str = "nats") -> dict[str, Quantity]:
+    """The summaries of a surface.
+
+    Args:
+        preview: some points are interpolated.
+        reference: the execution mode is the reference, from which nothing deviates.
+        units: of the loss.
+    """
+    always = {name: replace(q, units=units) if q.units == "nats" else q for name, q in QUANTITIES.items()}
+    return {**always, **(PREVIEW if preview else {}), **({} if reference else EXECUTION_MODE)}
 
 
-def of(data: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Summaries: heights and curvature where their cells are finished, the rest when all are."""
+def summarise(data: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Heights and curvature where their cells are finished, the other summaries when all cells are."""
     x, y, finished = data["x"], data["y"], data["done"] == 1
     loss = np.where(finished, data["loss"], np.nan)
-    rise_se = np.where(finished, data.get("rise_se", np.nan), np.nan)  # an earlier version did not store it
+    rise_se = np.where(finished, data.get("rise_se", np.nan), np.nan)  # imported surfaces have none
     heights = np.array([height(x, y, loss, radius, rise_se=rise_se) for radius in data["radius"]])
     second, second_se = curvature(x, y, loss, rise_se)
-    found: dict[str, Any] = {
+    summaries: dict[str, Any] = {
         "height": heights[:, 0], "height_se": heights[:, 1], "curvature": second, "curvature_se": second_se,
         "non_finite": float((~np.isfinite(loss[finished])).mean()) if finished.any() else np.nan,
     }  # fmt: skip
     if finished.all():
-        found |= {"non_convex": non_convex(x, y, loss), **_topology(loss, rise_se)}
+        summaries |= {"non_convex": non_convex(x, y, loss), **_topology(loss, rise_se)}
     if "deviates" in data and np.isfinite(data["deviates"]).any():
         deviates = data["deviates"][np.isfinite(data["deviates"])]
-        found |= {"deviation_95": float(np.quantile(deviates, 0.95)), "deviation_max": float(deviates.max())}
-    return found
+        summaries |= {"deviation_95": float(np.quantile(deviates, 0.95)), "deviation_max": float(deviates.max())}
+    return summaries
 
 
 def _topology(loss: np.ndarray, rise_se: np.ndarray) -> dict[str, Any]:
@@ -92,7 +98,7 @@ def height(
     rise_se: np.ndarray | None = None,
     angles: int = 360,
 ) -> Estimate:
-    """Mean over angles of the loss at a radius minus the centre's, bilinear between grid points; NaN outside."""
+    """Mean loss on a circle minus the loss at its centre, bilinear between grid points; NaN beyond the grid."""
     from scipy.interpolate import RegularGridInterpolator
 
     if min(x[-1], -x[0], y[-1], -y[0]) < radius * (1 - 1e-9):
@@ -111,9 +117,9 @@ def height(
 
 
 def curvature(x: np.ndarray, y: np.ndarray, loss: np.ndarray, rise_se: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Second derivatives (xx, xy, yy) of the least-squares quadratic around the centre, with their errors, (3,), (3,).
+    """Second derivatives (xx, xy, yy) at the centre with their standard errors, (3,), (3,).
 
-    Fitted to the 5 x 5 grid points nearest to the origin, all of which must be finite.
+    By a least-squares quadratic through the 5 x 5 grid points nearest to the origin; NaN unless all are finite.
     """
     unknown = np.full(3, np.nan)
     if min(len(x), len(y)) < 5 or not (x[0] < 0 < x[-1] and y[0] < 0 < y[-1]):
@@ -121,19 +127,19 @@ def curvature(x: np.ndarray, y: np.ndarray, loss: np.ndarray, rise_se: np.ndarra
     rows, columns = (np.sort(np.argsort(np.abs(axis), kind="stable")[:5]) for axis in (x, y))
     near = np.ix_(rows, columns)
     a, b = (part.ravel() for part in np.meshgrid(x[rows], y[columns], indexing="ij"))
-    width = max(np.abs(a).max(), np.abs(b).max())  # a well-conditioned fit at any scale
+    width = max(np.abs(a).max(), np.abs(b).max())  # well-conditioned at any scale
     a, b = a / width, b / width
     design = np.stack([np.ones_like(a), a, b, a**2 / 2, a * b, b**2 / 2], axis=1)
     weights = np.linalg.pinv(design)[3:] / width**2
     with np.errstate(invalid="ignore"):
-        found, errors = weights @ loss[near].ravel(), np.abs(weights) @ rise_se[near].ravel()
-    return np.where(np.isfinite(found), found, np.nan), np.where(np.isfinite(found), errors, np.nan)
+        second, errors = weights @ loss[near].ravel(), np.abs(weights) @ rise_se[near].ravel()
+    return np.where(np.isfinite(second), second, np.nan), np.where(np.isfinite(second), errors, np.nan)
 
 
 def non_convex(x: np.ndarray, y: np.ndarray, loss: np.ndarray) -> float:
     """Share of inner grid points whose Hessian, by second differences, has a negative eigenvalue.
 
-    Over those whose 3 x 3 points are all finite; NaN if there are none.
+    Only points with a finite 3 x 3 neighbourhood count; NaN if there are none.
     """
     if min(loss.shape) < 3:
         return float("nan")
@@ -144,7 +150,7 @@ def non_convex(x: np.ndarray, y: np.ndarray, loss: np.ndarray) -> float:
         yy = (loss[1:-1, 2:] - 2 * inner + loss[1:-1, :-2]) / hy**2
         xy = (loss[2:, 2:] - loss[2:, :-2] - loss[:-2, 2:] + loss[:-2, :-2]) / (4 * hx * hy)
         smallest = (xx + yy) / 2 - np.hypot((xx - yy) / 2, xy)
-        rounding = 1e-13 * np.abs(inner) / min(hx, hy) ** 2  # a straight valley is not bent by it
+        rounding = 1e-13 * np.abs(inner) / min(hx, hy) ** 2  # does not make a straight valley non-convex
     known = np.isfinite(smallest)
     return float((smallest < -rounding)[known].mean()) if known.any() else float("nan")
 
@@ -155,8 +161,8 @@ class Minimum:
 
     Args:
         at: its grid point.
-        saddle: where its valley first meets a lower one; None for the lowest of all.
-        persistence: how much higher the saddle is; infinite for the lowest of all.
+        saddle: where its basin first meets a lower one; None for the global minimum.
+        persistence: how much higher the saddle is; infinite for the global minimum.
     """
 
     at: tuple[int, int]
@@ -165,10 +171,10 @@ class Minimum:
 
 
 def minima(loss: np.ndarray) -> list[Minimum]:
-    """Local minima by descending persistence: the 0-dimensional homology of the sublevel sets, 4 neighbours a point.
+    """Local minima by descending persistence: 0-dimensional homology of the sublevel sets, 4 neighbours per point.
 
-    Points enter by ascending loss; where two valleys meet, the one with the higher bottom ends (Edelsbrunner & Harer
-    2010, chapter VII). Points that are not finite never enter. Plateaus count once.
+    Points are added by ascending loss; where two basins meet, the one with the higher minimum ends (Edelsbrunner &
+    Harer 2010, chapter VII). Points that are not finite are never added. A plateau counts once.
     """
     values, columns = loss.ravel(), loss.shape[1]
     parent = np.full(values.size, -1)

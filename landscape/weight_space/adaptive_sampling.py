@@ -1,6 +1,6 @@
-"""A surface from few of its points: which to evaluate, from coarse to fine, and the others by interpolation.
+"""Adaptive sampling of a surface: which points to evaluate, from coarse to fine, and how to interpolate the others.
 
-Everything here follows from the stored values and a seed, so that a stopped preview goes on as if it had not been.
+Everything follows from stored values and a seed, so that a preview that was stopped continues as if it had not been.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Points = np.ndarray  # flat positions in the grid, int64
 
 @dataclass(frozen=True)
 class Design:
-    """How many points, and how they are chosen.
+    """How many points are evaluated, and how they are chosen.
 
     Args:
         coarse: points per axis of the first, even grid.
-        step: points of a round, where two interpolants of the log loss disagree most.
-        points: evaluated by choice, the coarse grid included.
-        hold_outs: drawn at random from the rest and predicted before they join: 0.95^59 < 0.05, so their greatest
-            error bounds 95 % of the errors with 95 % confidence.
+        step: points per round, placed where two interpolants of the log loss disagree most.
+        points: number chosen in this way, the coarse grid included.
+        hold_outs: random points among the others, predicted before they are used: 0.95^59 < 0.05, so their largest
+            error bounds 95 % of all errors with 95 % confidence.
     """
 
     coarse: int = 9
@@ -34,7 +34,7 @@ class Design:
 
     @property
     def total(self) -> int:
-        """Points evaluated unless the hold-outs say that more are needed."""
+        """Number of evaluated points, unless the hold-outs show that all are needed."""
         return self.points + self.hold_outs
 
 
@@ -43,12 +43,12 @@ DESIGN = Design()
 
 @dataclass(frozen=True)
 class Step:
-    """What comes next.
+    """The next step.
 
     Args:
-        points: to evaluate now; empty when the rest can be interpolated.
-        error: the greatest relative error of the loss at the hold-outs, NaN before they are known.
-        fallback: why all points are evaluated, else empty.
+        points: to evaluate now; empty when the others can be interpolated.
+        error: largest relative error of the loss at the hold-outs, NaN before they are evaluated.
+        fallback: why all points have to be evaluated, else empty.
     """
 
     points: Points
@@ -65,13 +65,13 @@ def step(
     seed: int,
     design: Design = DESIGN,
 ) -> Step:
-    """The points to evaluate next, by going through the rounds again with the values at hand.
+    """The points to evaluate next, found by replaying the rounds with the stored values.
 
     Args:
         axes: coordinates along x and y.
         loss: (x, y).
-        evaluated: (x, y), where it is known.
-        tolerance: of the hold-outs' error; beyond it every point is evaluated.
+        evaluated: (x, y), where the loss is known.
+        tolerance: largest accepted error at the hold-outs; beyond it every point is evaluated.
         seed: of the hold-outs.
         design: see `Design`.
     """
@@ -80,14 +80,13 @@ def step(
     error = float("nan")
     if loss.size <= design.total or min(loss.shape) < 3:  # nothing to save, or too narrow for an interpolant
         return Step(everything[~known], fallback="the grid is too small to save any")
-    chosen = _coarse(loss.shape, design.coarse)
-    for fresh, held_out in _rounds(grid, chosen, values, known, seed, design):
+    for fresh, predictors in _rounds(grid, loss.shape, values, seed, design):
         if not known[fresh].all():
             return Step(fresh[~known[fresh]])
         if not np.isfinite(values[fresh]).all():  # no interpolant passes through an infinite value
             return Step(everything[~known], fallback="the loss is not finite everywhere")
-        if held_out is not None:
-            predicted = interpolated(grid[held_out], values[held_out], grid[fresh])
+        if predictors is not None:
+            predicted = interpolated(grid[predictors], values[predictors], grid[fresh])
             error = float(np.max(np.abs(predicted / values[fresh] - 1))) if len(fresh) else 0.0
     if error <= tolerance:
         return Step(everything[:0], error)
@@ -95,12 +94,13 @@ def step(
 
 
 def _rounds(
-    grid: np.ndarray, chosen: Points, values: np.ndarray, known: np.ndarray, seed: int, design: Design
+    grid: np.ndarray, shape: tuple[int, ...], values: np.ndarray, seed: int, design: Design
 ) -> Iterator[tuple[Points, Points | None]]:
     """Rounds of points; the last are the hold-outs, with the points to predict them from.
 
-    A round is drawn only after the one before it is known.
+    A round is chosen only after the one before it is evaluated.
     """
+    chosen = _coarse(shape, design.coarse)
     yield chosen, None
     while len(chosen) < min(design.points, len(grid)):
         rest = np.setdiff1d(np.arange(len(grid)), chosen)
@@ -114,40 +114,40 @@ def _rounds(
 
 
 def coordinates(axes: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-    """Grid points in C order as shares of the axes, (n, 2), each axis from -1 to 1."""
-    shares = [2 * (axis - axis[0]) / (axis[-1] - axis[0]) - 1 for axis in axes]
-    return np.stack([part.ravel() for part in np.meshgrid(*shares, indexing="ij")], axis=1)
+    """Grid points in C order, (n, 2), with each axis scaled to [-1, 1]."""
+    scaled = [2 * (axis - axis[0]) / (axis[-1] - axis[0]) - 1 for axis in axes]
+    return np.stack([part.ravel() for part in np.meshgrid(*scaled, indexing="ij")], axis=1)
 
 
 def interpolated(at: np.ndarray, values: np.ndarray, wanted: np.ndarray, *, kernel: str = "cubic") -> np.ndarray:
-    """Radial basis functions through positive values on a log scale, with quadratics exact; plain where some are not.
+    """Interpolate the logarithms by radial basis functions, exact for quadratics; the values if some are not positive.
 
-    On the log scale because a loss spans orders of magnitude: on the loss itself the greatest error is 70 times larger.
+    A loss spans orders of magnitude: without the logarithm the largest error is 70 times larger.
     """
     positive = bool((values > 0).all())
-    found = _radial(at, np.log(values) if positive else values, wanted, kernel)
-    return np.exp(found) if positive else found
+    predicted = _radial(at, np.log(values) if positive else values, wanted, kernel)
+    return np.exp(predicted) if positive else predicted
 
 
-def filled(
+def interpolate_missing(
     axes: tuple[np.ndarray, np.ndarray], quantities: Mapping[str, np.ndarray], evaluated: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Quantities with every point: what was evaluated as it is, the rest interpolated.
+    """Quantities at every point: evaluated ones unchanged, the others interpolated.
 
-    Losses and their errors on a log scale, shares and l2 as they are (l2 is a quadratic, which is met exactly).
+    Losses and their errors on a log scale, accuracy and l2 without (l2 is a quadratic, which is reproduced exactly).
     """
     grid, known = coordinates(axes), evaluated.ravel().astype(bool)
-    found = {}
+    complete = {}
     for name, array in quantities.items():
         values = array.ravel().copy()
-        sound = known & np.isfinite(values)
-        if sound.sum() >= 6:
+        usable = known & np.isfinite(values)
+        if usable.sum() >= 6:
             method = _radial if name in ("accuracy", "l2") else interpolated
-            values[~known] = method(grid[sound], values[sound], grid[~known])
+            values[~known] = method(grid[usable], values[usable], grid[~known])
         if name == "accuracy":
             values = np.clip(values, 0.0, 1.0)
-        found[name] = values.reshape(array.shape)
-    return found
+        complete[name] = values.reshape(array.shape)
+    return complete
 
 
 def _radial(at: np.ndarray, values: np.ndarray, wanted: np.ndarray, kernel: str = "cubic") -> np.ndarray:
@@ -157,13 +157,14 @@ def _radial(at: np.ndarray, values: np.ndarray, wanted: np.ndarray, kernel: str 
 
 
 def _coarse(shape: tuple[int, ...], count: int) -> Points:
-    """An even grid of at most `count` points per axis with its ends and, on odd axes, its centre."""
+    """An even grid of at most `count` points per axis with both ends and, on odd axes, the centre."""
     rows, columns = (np.unique(np.linspace(0, n - 1, min(n, count)).round().astype(int)) for n in shape)
-    found: Points = rows[:, None] * shape[1] + columns
-    return found.ravel()
+    points: Points = rows[:, None] * shape[1] + columns
+    return points.ravel()
 
 
 def _disagreement(grid: np.ndarray, chosen: Points, values: np.ndarray, rest: Points) -> np.ndarray:
+    """Relative difference of two interpolants."""
     one, other = (
         interpolated(grid[chosen], values[chosen], grid[rest], kernel=kernel)
         for kernel in ("cubic", "thin_plate_spline")
@@ -173,7 +174,7 @@ def _disagreement(grid: np.ndarray, chosen: Points, values: np.ndarray, rest: Po
 
 
 def _spread(grid: np.ndarray, rest: Points, score: np.ndarray, chosen: Points, count: int) -> Points:
-    """The highest scores that keep a distance: each taken point damps its neighbourhood."""
+    """The points with the highest score times distance to all that are chosen, which spreads them."""
     score = score.copy()
     distance = np.sqrt(((grid[rest][:, None] - grid[chosen][None]) ** 2).sum(axis=2)).min(axis=1)
     taken = []

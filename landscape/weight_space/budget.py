@@ -1,4 +1,4 @@
-"""What a short trial on this machine chooses for a surface: batch size, memory format, resolution and samples."""
+"""Autotune a surface on this machine: batch size, memory format, and the resolution and samples that fit a budget."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from typing import Any
 
 from landscape.options import parse_duration
 from landscape.subject.subject import Subject
-from landscape.weight_space.cost_model import Grid, Work, rates
-from landscape.weight_space.forward_mode import Manner, quickest
+from landscape.weight_space.cost_model import Grid, Workload, rates
+from landscape.weight_space.forward_mode import ExecutionMode, fastest
 
-FEWEST_POINTS, FEWEST_SAMPLES = 11, 64  # per axis, and in all: below, a surface says nothing
-PLANNED = 0.9  # of a budget: rates timed for half a second are not those of the next minutes on a shared machine
+MIN_POINTS, MIN_SAMPLES = 11, 64  # per axis, and in all; a surface of fewer is useless
+PLANNED = 0.9  # share of a budget: on a shared machine, rates change after half a second of timing
 _log = logging.getLogger(__name__)
 
 
-def chosen(
+def autotune(
     subject: Subject,
-    manner: Manner,
+    mode: ExecutionMode,
     *,
     grid: Grid,
-    work: Work,
+    work: Workload,
     tune: bool = False,
     budget: str = "",
 ) -> dict[str, Any]:
-    """The choices by name, each of which could have been given as an option.
+    """Choices by name, each of which could have been given as an option.
 
-    What the trial itself takes is part of the budget, the compilation of a model within it.
+    The time that autotuning takes, compilation included, counts towards the budget.
 
     Args:
         subject: all samples that may be used.
-        manner: of the forward passes.
-        grid: the finest that may be used.
+        mode: execution mode of the forward passes.
+        grid: the finest grid that may be used.
         work: what a run consists of.
         tune: choose batch size and memory format.
         budget: time that resolution and samples have to fit.
@@ -44,57 +44,57 @@ def chosen(
         ValueError: even the coarsest surface takes longer than the budget.
     """
     start = time.monotonic()
-    found: dict[str, Any] = {}
+    choices: dict[str, Any] = {}
     if tune:
-        size, manner = quickest(subject, manner)
-        found |= {"batch_size": size, "memory_format": manner.memory_format}
+        size, mode = fastest(subject, mode)
+        choices |= {"batch_size": size, "memory_format": mode.memory_format}
         subject = subject.rebatched(size)
     if budget:
         timing = time.monotonic()
-        timed = rates(subject, manner, work)
+        timed = rates(subject, mode, work)
         now = time.monotonic()
-        again = now - timing - timed.compilation  # by the estimate that follows
+        again = now - timing - timed.compilation  # the estimate that follows times the same
         left = PLANNED * parse_duration("budget", budget) - (now - start) - again
-        grid, samples = fitted(grid, len(subject), work.points, partial(timed.total, work), left, budget)
+        grid, samples = fit_to_budget(grid, len(subject), work.points, partial(timed.total, work), left, budget)
         if subject.images is None and samples < len(subject):
             raise ValueError(f"--budget {budget} needs fewer samples than the {len(subject)} in memory; give fewer")
-        found |= {"resolution": ",".join(map(str, grid)), "samples": samples}
-    _log.info("chosen by a trial: %s", ", ".join(f"{name} {value}" for name, value in found.items()))
-    return found
+        choices |= {"resolution": ",".join(map(str, grid)), "samples": samples}
+    _log.info("autotuned: %s", ", ".join(f"{name} {value}" for name, value in choices.items()))
+    return choices
 
 
-def fitted(
+def fit_to_budget(
     grid: Grid,
     samples: int,
     points: Callable[[Grid], int],
     seconds: Callable[[Grid, int], float],
     limit: float,
-    words: str,
+    budget: str,
 ) -> tuple[Grid, int]:
-    """Resolution and samples whose cost is within the limit, both lowered alike, odd resolutions staying odd.
+    """Resolution and samples that fit the limit: both are lowered alike, odd resolutions stay odd.
 
     Args:
         grid: the finest.
         samples: the most.
-        points: how many of a grid's points are evaluated.
-        seconds: what so many points and samples take in all.
-        limit: seconds in all.
-        words: how the limit was given.
+        points: number of evaluated points of a grid.
+        seconds: of a run with a grid and a number of samples.
+        limit: of the seconds.
+        budget: as the user gave it.
 
     Raises:
-        ValueError: it cannot be met.
+        ValueError: nothing fits.
     """
-    fewest, finest, most = min(FEWEST_SAMPLES, samples), grid, samples
+    fewest, finest, most = min(MIN_SAMPLES, samples), grid, samples
     while seconds(grid, samples) > limit:
-        coarser = tuple(n - 2 if n - 2 >= FEWEST_POINTS else n for n in grid)
-        helps = points((coarser[0], coarser[1])) < points(grid)  # not where a preview takes as many of either
-        if samples > fewest and (not helps or samples / most >= points(grid) / points(finest)):
+        coarser = tuple(n - 2 if n - 2 >= MIN_POINTS else n for n in grid)
+        fewer_points = points((coarser[0], coarser[1])) < points(grid)  # not where a preview evaluates as many
+        if samples > fewest and (not fewer_points or samples / most >= points(grid) / points(finest)):
             samples = max(fewest, int(0.9 * samples))
         elif coarser != grid:
             grid = (coarser[0], coarser[1])
         else:
             raise ValueError(
-                f"--budget {words} is too short: {grid[0]} x {grid[1]} points on {samples} samples take about "
+                f"--budget {budget} is too short: {grid[0]} x {grid[1]} points on {samples} samples take about "
                 f"{math.ceil(seconds(grid, samples))} s; give more time, or --preview"
             )
     return grid, samples

@@ -8,7 +8,7 @@ Span = tuple[float, float]
 
 
 def ticks(low: float, high: float, count: int) -> np.ndarray:
-    """Evenly spaced coordinates whose 0 and 1 are exact, so that a checkpoint there is itself."""
+    """Evenly spaced coordinates with exact 0 and 1, so that the checkpoints there are reproduced exactly."""
     values = np.linspace(low, high, count)
     for exact in (0.0, 1.0):
         values = np.where(np.abs(values - exact) < 1e-12 * (high - low), exact, values)
@@ -16,14 +16,14 @@ def ticks(low: float, high: float, count: int) -> np.ndarray:
 
 
 def through_checkpoints(count: int) -> Span:
-    """A range around 0 and 1 that has both among its ticks, and about a sixth of them on either side, one at least."""
+    """A range with 0 and 1 among its ticks, and about a sixth of the ticks (at least one) on either side."""
     between = max(min(round((count - 1) / 1.5), count - 3), 1)
     before = (count - 1 - between) // 2
     return -before / between, (count - 1 - before) / between
 
 
 def through_centre(span: Span, count: int) -> Span:
-    """A range around 0 moved by half a step at most, so that 0 is among its ticks."""
+    """The range shifted by at most half a step, so that 0 is among its ticks."""
     low, high = span
     step = (high - low) / (count - 1)
     before = min(max(round(-low / step), 0), count - 1)

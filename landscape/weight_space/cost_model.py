@@ -1,7 +1,8 @@
-"""What a surface costs on this machine: the seconds of its parts, each timed, and how often a run needs them."""
+"""How long a surface takes on this machine: the timed seconds of its parts, and how often a run needs each."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,26 +11,26 @@ import torch
 
 from landscape.curvature.operator import Curvature
 from landscape.curvature.vectors import random_unit
+from landscape.options import format_duration
 from landscape.subject import batchnorm
 from landscape.subject.subject import Subject
-from landscape.weight_space.forward_mode import Forward, Manner
+from landscape.weight_space.forward_mode import REFERENCE, ExecutionMode, ForwardPass
 
 Grid = tuple[int, int]
-SECONDS = 0.5  # of passes behind a rate: one alone may take twice its time where other programs run
-PRODUCTS = 30  # that the two ends of a Hessian take: 14 to 30 on the demo networks, at most 200
-PLAIN = Manner()
+SECONDS = 0.5  # of passes per timing: a single one may take twice as long where other programs run
+PRODUCTS = 30  # for both ends of a Hessian's spectrum: 14 to 30 on the demo networks, at most 200
 
 
 @dataclass(frozen=True)
-class Work:
+class Workload:
     """What a run consists of.
 
     Args:
-        points: how many points of a grid are evaluated.
-        controls: how many of them the plain manner evaluates too.
+        points: number of evaluated points of a grid.
+        controls: how many of them the reference mode evaluates too.
         recalibrate: mini-batches that refresh batch norm at every point.
-        corners: evaluations in the plain manner before the first point.
-        eigen: whether the directions are eigenvectors, which are sought first.
+        corners: evaluations in the reference mode before the first point.
+        eigen: whether the directions are eigenvectors, which are computed first.
     """
 
     points: Callable[[Grid], int]
@@ -41,87 +42,114 @@ class Work:
 
 @dataclass(frozen=True)
 class Rates:
-    """Seconds of the parts of a run; of those a run has not, 0.
+    """Seconds of the parts of a run; 0 for parts that it lacks.
 
     Args:
-        forward: per sample and pass, in the manner of the run.
-        plain: per sample and pass, in the plain manner.
+        forward: per sample and pass, in the execution mode of the run.
+        reference: per sample and pass, in the reference mode.
         refresh: of batch norm's statistics, per point.
-        product: of the Hessian of all samples, per sample.
+        product: with the Hessian of all samples, per sample.
         compilation: for a last mini-batch of another size, where the timed samples had none.
     """
 
     forward: float
-    plain: float = 0.0
+    reference: float = 0.0
     refresh: float = 0.0
     product: float = 0.0
     compilation: float = 0.0
 
-    def before(self, work: Work, samples: int) -> float:
-        """Seconds before the first point: the directions and the checkpoints that span a plane."""
-        found = work.corners * (samples * self.plain + self.refresh)
-        return found + (PRODUCTS * samples * self.product if work.eigen else 0.0)
+    def before(self, work: Workload, samples: int) -> float:
+        """Seconds before the first point: directions, and the checkpoints that span a plane."""
+        corners = work.corners * (samples * self.reference + self.refresh)
+        return corners + (PRODUCTS * samples * self.product if work.eigen else 0.0)
 
     def during(self, points: int, controls: int, samples: int) -> float:
-        """Seconds of so many points, and of the checkpoint itself, which all are compared with."""
-        return (points + 1) * (samples * self.forward + self.refresh) + controls * samples * self.plain
+        """Seconds of the points, and of the checkpoint itself, with which all are compared."""
+        return (points + 1) * (samples * self.forward + self.refresh) + controls * samples * self.reference
 
-    def total(self, work: Work, grid: Grid, samples: int) -> float:
+    def total(self, work: Workload, grid: Grid, samples: int) -> float:
         """Seconds of a run."""
         points = self.during(work.points(grid), work.controls(grid), samples)
         return self.compilation + self.before(work, samples) + points
 
 
-def rates(subject: Subject, manner: Manner, work: Work) -> Rates:
-    """Each part of the work, timed on a mini-batch of the full size."""
-    compilation = _compiled(subject, manner) if manner.compile else 0.0
-    plain = _forward(subject, PLAIN) if manner != PLAIN or work.corners else 0.0
+def rates(subject: Subject, mode: ExecutionMode, work: Workload) -> Rates:
+    """Time each part of the work on a mini-batch of the full size."""
+    compilation = _compile(subject, mode) if mode.compile else 0.0
+    reference = _forward(subject, REFERENCE) if mode != REFERENCE or work.corners else 0.0
     return Rates(
-        forward=_forward(subject, manner),
-        plain=plain,
+        forward=_forward(subject, mode),
+        reference=reference,
         refresh=_refresh(subject, work.recalibrate) if work.recalibrate else 0.0,
-        product=product(subject) if work.eigen else 0.0,
+        product=hessian_product_seconds(subject) if work.eigen else 0.0,
         compilation=compilation,
     )
 
 
-def product(subject: Subject) -> float:
-    """Seconds per sample of a product with the Hessian of all samples, its graph built anew as there."""
+def estimate(
+    subject: Subject, mode: ExecutionMode, work: Workload, *, grid: Grid, units: int, workers: int, at_most: bool
+) -> str:
+    """How long some units of a grid take after the directions are known, in words.
+
+    Args:
+        subject: all samples.
+        mode: execution mode of the forward passes.
+        work: what a run consists of.
+        grid: all points.
+        units: points that are pending.
+        workers: tasks at once; each computes the eigenvectors itself.
+        at_most: points may be left early.
+    """
+    work, samples = replace(work, corners=0), len(subject)
+    timed = rates(subject, mode, replace(work, eigen=work.eigen and workers > 1))
+
+    def words(points: int) -> str:
+        controls = work.controls(grid) * points / math.prod(grid)
+        each = math.ceil(points / workers), math.ceil(controls / workers)
+        return format_duration(timed.before(work, samples) + timed.during(*each, samples))
+
+    points = min(units, work.points(grid))
+    text = f"{'at most' if at_most else 'about'} {words(points)}"
+    return text if points == units else f"{text}, or {words(units)} if interpolation errs and all are evaluated"
+
+
+def hessian_product_seconds(subject: Subject) -> float:
+    """Seconds per sample of a product with the Hessian of all samples, whose graph is built anew each time."""
     curvature = Curvature(replace(subject, weight_decay=0.0), subject.parameters, "kept")
     vector = random_unit(subject.size, 0, device=subject.device, dtype=subject.dtype)
-    return _timed(lambda: curvature.product(0)(vector)[0].item()) / len(subject.batch(0)[1])
+    return _mean_seconds(lambda: curvature.product(0)(vector)[0].item()) / len(subject.batch(0)[1])
 
 
-def _forward(subject: Subject, manner: Manner) -> float:
-    forward, samples = Forward(subject, manner), len(subject.batch(0)[1])
+def _forward(subject: Subject, mode: ExecutionMode) -> float:
+    forward, samples = ForwardPass(subject, mode), len(subject.batch(0)[1])
     with torch.inference_mode():
-        return _timed(lambda: subject.losses(*forward(0)).double().sum().item()) / samples
+        return _mean_seconds(lambda: subject.losses(*forward(0)).double().sum().item()) / samples
 
 
-def _compiled(subject: Subject, manner: Manner) -> float:
-    """Compile for all sizes of mini-batches; the seconds of another compilation where they have but one size."""
-    forward, last = Forward(subject, manner), len(subject.batches) - 1
+def _compile(subject: Subject, mode: ExecutionMode) -> float:
+    """Compile for all sizes of mini-batches; if there is one only, the seconds that another will take."""
+    forward, last = ForwardPass(subject, mode), len(subject.batches) - 1
     with torch.inference_mode():
         start = time.perf_counter()
         forward(0)
-        took = time.perf_counter() - start
+        seconds = time.perf_counter() - start
         if len(subject.batch(last)[1]) == len(subject.batch(0)[1]):
-            return took
+            return seconds
         forward(last)
     return 0.0
 
 
 def _refresh(subject: Subject, count: int) -> float:
-    kept = batchnorm.statistics(subject.model)
+    statistics = batchnorm.statistics(subject.model)
     with torch.inference_mode():
         try:
-            return _timed(lambda: batchnorm.refresh(subject, count))
+            return _mean_seconds(lambda: batchnorm.refresh(subject, count))
         finally:
-            batchnorm.restore(subject.model, kept)
+            batchnorm.restore(subject.model, statistics)
 
 
-def _timed(work: Callable[[], object]) -> float:
-    """Mean seconds, after a warm-up."""
+def _mean_seconds(work: Callable[[], object]) -> float:
+    """After a warm-up."""
     work()
     start, count = time.perf_counter(), 0
     while count < 2 or time.perf_counter() - start < SECONDS:

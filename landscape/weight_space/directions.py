@@ -1,4 +1,4 @@
-"""Directions in weight space, normalised per filter (Li et al. 2018, section 4)."""
+"""Random directions in weight space with filter normalisation (Li et al. 2018, section 4)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from landscape.probe import derived_seed
 
 Normalize = Literal["filter", "layer", "none", "park2022"]
 
-FILTERS = 64  # normalised at a time
-# Tables of positions are looked up, not multiplied: a "filter" of them has no scale invariance to respect.
+FILTERS = 64  # normalised at once
+# Position embeddings are looked up, not multiplied: their rows have no scale invariance.
 POSITIONS = r"pos(ition)?(al)?_?(emb|enc)|relative_position|rel_pos"
 
 
@@ -27,26 +27,34 @@ def random_direction(
     normalize: Normalize = "filter",
     ignore: str = POSITIONS,
 ) -> dict[str, Tensor]:
-    """A random direction for the parameters that move.
+    """A random direction for all parameters that move, name -> tensor like the weight.
 
-    Every tensor is drawn from its own generator keyed by (seed, axis, name), on the CPU: the same on any device, in
+    Every tensor is drawn on the CPU from its own generator, seeded by (seed, axis, name): the same on any device, in
     any order and in any split of the work. Parameters with fewer than two dimensions (biases, norm scales) and those
-    whose name `ignore` finds do not move and are left out.
+    whose names match the regular expression `ignore` do not move and are left out.
 
-    Returns:
-        name -> tensor like the weight.
+    Raises:
+        ValueError: no parameter moves.
     """
-    return {
+    direction = {
         name: normalised(drawn(weight, seed, axis, name), weight, normalize)
         for name, weight in weights.items()
         if weight.dim() >= 2 and not (ignore and re.search(ignore, name))
     }
+    if not direction:
+        raise ValueError("no parameter with at least two dimensions is left to move; relax --ignore")
+    return direction
+
+
+def length_units(normalize: Normalize) -> str:
+    """Units of a coordinate along a random direction."""
+    return {"none": "weight", "park2022": "norm of the weights along dim 0"}.get(normalize, f"{normalize} norm")
 
 
 def orthogonal_to(fixed: Mapping[str, Tensor], direction: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The direction without its component along a fixed one, as long as before.
+    """The direction minus its component along a fixed one, rescaled to its length.
 
-    Two random directions are nearly orthogonal; taken after normalisation, so that lengths per filter change by about
+    Two random directions are nearly orthogonal; applied after normalisation, this changes lengths per filter by about
     their cosine.
     """
     names = list(direction)
@@ -58,13 +66,13 @@ def orthogonal_to(fixed: Mapping[str, Tensor], direction: Mapping[str, Tensor]) 
 
 
 def drawn(weight: Tensor, seed: int, axis: int, name: str) -> Tensor:
-    """Standard normal entries for one tensor, keyed by (seed, axis, name)."""
+    """Standard normal entries for one tensor, seeded by (seed, axis, name)."""
     generator = torch.Generator().manual_seed(derived_seed(seed, axis, name))
     return torch.randn(weight.shape, generator=generator, dtype=torch.float32).to(weight)
 
 
 def normalised(direction: Tensor, weight: Tensor, normalize: Normalize) -> Tensor:
-    """The direction, changed in place to have the norms of the weight: a second copy of the largest layer would count.
+    """The direction with the norms of the weight, changed in place to save a copy of the largest layer.
 
     `filter`: each slice along dim 0 gets the norm of the same slice of the weight; `layer`: the tensor as a whole;
     `park2022`: norms along dim 0, one per remaining index, as the published notebooks do; `none`: unscaled.
@@ -72,13 +80,13 @@ def normalised(direction: Tensor, weight: Tensor, normalize: Normalize) -> Tenso
     if normalize == "none":
         return direction
     dims = {"filter": tuple(range(1, weight.dim())), "layer": tuple(range(weight.dim())), "park2022": (0,)}[normalize]
-    # Norms in float64: a filter of zeros keeps its direction at zero, any other ratio is exact to fp32.
+    # Norms in float64: the direction of a zero filter is zero, any other ratio is exact to float32.
     target, length = _norms(weight, dims), _norms(direction, dims)
     ratio = torch.where(length > 0, target / length.clamp_min(1e-300), 0.0)
     return direction.mul_(ratio.to(direction))
 
 
 def _norms(tensor: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """Norms over some dimensions in float64; where filters stay apart, some at a time, for the sake of memory."""
+    """Norms over some dimensions in float64; if per filter, some filters at a time to save memory."""
     parts = torch.split(tensor, FILTERS) if 0 not in dims else (tensor,)
     return torch.cat([part.double().square().sum(dims, keepdim=True) for part in parts]).sqrt()

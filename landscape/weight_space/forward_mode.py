@@ -1,13 +1,15 @@
-"""How mini-batches go through a model: precision, memory format, compilation; and how long that takes."""
+"""Execution modes of the forward pass (precision, memory format, compilation), and which is the fastest."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,25 +19,42 @@ from landscape.subject.subject import Subject
 
 Precision = Literal["fp32", "bf16"]
 MemoryFormat = Literal["contiguous", "channels_last"]
-RESIDENT = 2**30  # bytes of prepared mini-batches kept on the device; beyond, each is prepared anew at every access
+CACHE_BYTES = 2**30  # of prepared mini-batches in device memory; the others are prepared anew at every access
 BATCH_SIZES = (32, 64, 128, 256, 512)
-TRIAL_SAMPLES = 256
-GAIN = 0.05  # what a trial must bring: less is noise
+BENCHMARK_SAMPLES = 256
+GAIN = 0.05  # smallest relative speed-up that counts: less is noise
 
 
 @dataclass(frozen=True)
-class Manner:
-    """How the forward pass is computed; the default is the model's own precision.
+class ExecutionMode:
+    """How the forward pass is computed; the default, in the model's own precision, is the reference.
 
     Args:
-        precision: bf16 computes under autocast from weights that are written in full precision.
-        memory_format: of the inputs; convolutions then take the weights in that order too.
+        precision: bf16 uses autocast; weights are written in full precision.
+        memory_format: of the inputs; convolutions then use it for their weights too.
         compile: by `torch.compile`, which sees weights written in place.
     """
 
     precision: Precision = "fp32"
     memory_format: MemoryFormat = "contiguous"
     compile: bool = False
+
+
+REFERENCE = ExecutionMode()
+
+
+def is_control_point(index: tuple[int, ...], grid: tuple[int, int]) -> bool:
+    """Whether a grid point is one of the 5 x 5 at which a faster mode is compared with the reference."""
+    return all(i in _control_indices(n) for i, n in zip(index, grid, strict=True))
+
+
+def control_points(grid: tuple[int, int]) -> int:
+    """Number of control points: fewer than 25 on a grid that is narrower."""
+    return math.prod(len(_control_indices(n)) for n in grid)
+
+
+def _control_indices(count: int) -> set[int]:
+    return set(np.linspace(0, count - 1, 5).round().astype(int).tolist())
 
 
 @once_per_weights
@@ -45,87 +64,83 @@ def _compiled(subject: Subject) -> Callable[[Tensor], Any]:
 
 @once_per_weights
 def _prepared(subject: Subject, memory_format: MemoryFormat) -> list[tuple[Tensor, Tensor]]:
-    """The prepared mini-batches, which `Forward` appends in order."""
+    """The prepared mini-batches, which `ForwardPass` appends in order."""
     return []
 
 
-class Forward:
-    """The model on mini-batch i in some manner, `forward(i) -> (outputs, targets)`, mini-batches kept prepared.
+class ForwardPass:
+    """`forward(i) -> (outputs, targets)` of mini-batch i in an execution mode; prepared mini-batches are cached."""
 
-    Args:
-        subject: model and mini-batches.
-        manner: see `Manner`.
-    """
-
-    def __init__(self, subject: Subject, manner: Manner) -> None:
-        self._subject, self._manner = subject, manner
+    def __init__(self, subject: Subject, mode: ExecutionMode) -> None:
+        self._subject, self._mode = subject, mode
         self._model: Callable[[Tensor], Any] = subject.model
-        if manner.compile:
+        if mode.compile:
             self._model = _compiled(subject)
-        self._kept: list[tuple[Tensor, Tensor]] = _prepared(subject, manner.memory_format)
+        self._cache: list[tuple[Tensor, Tensor]] = _prepared(subject, mode.memory_format)
 
     def __len__(self) -> int:
         return len(self._subject.batches)
 
     def __call__(self, i: int) -> tuple[Tensor, Tensor]:
         inputs, targets = self._prepared(i)
-        with self.context():
+        with self._autocast():
             outputs = logits_in(self._model(inputs))
         return outputs.float() if outputs.dtype == torch.bfloat16 else outputs, targets
 
-    def context(self) -> AbstractContextManager[object]:
-        """What the model runs under: nothing in full precision, so that those numbers are untouched.
+    def _autocast(self) -> AbstractContextManager[object]:
+        """Autocast for bf16 only: full precision stays untouched.
 
-        Left after every mini-batch: autocast keeps cast weights while it lasts, and they move.
+        Left after every mini-batch, because autocast caches the cast weights, and the weights move.
         """
-        if self._manner.precision == "fp32":
+        if self._mode.precision == "fp32":
             return nullcontext()
         return torch.autocast(self._subject.device.type, dtype=torch.bfloat16)
 
     def _prepared(self, i: int) -> tuple[Tensor, Tensor]:
-        if i < len(self._kept):
-            return self._kept[i]
+        if i < len(self._cache):
+            return self._cache[i]
         inputs, targets = self._subject.batch(i)
-        if self._manner.memory_format == "channels_last" and inputs.dim() == 4:
+        if self._mode.memory_format == "channels_last" and inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
-        if i == len(self._kept) and (len(self._kept) + 1) * inputs.nbytes <= RESIDENT:
-            self._kept.append((inputs, targets))
+        if i == len(self._cache) and (len(self._cache) + 1) * inputs.nbytes <= CACHE_BYTES:
+            self._cache.append((inputs, targets))
         return inputs, targets
 
 
-def seconds(subject: Subject, manner: Manner, batches: Iterable[int] = (0,)) -> float:
-    """Time of the forward pass of some mini-batches and their losses, after a warm-up; the better of two."""
-    forward, chosen, found = Forward(subject, manner), list(batches), []
+def forward_seconds(subject: Subject, mode: ExecutionMode, batches: Iterable[int] = (0,)) -> float:
+    """Time of the forward pass and the losses of some mini-batches: the better of two, after a warm-up."""
+    forward, indices, times = ForwardPass(subject, mode), list(batches), []
     with torch.inference_mode():
         for _ in range(3):
             start = time.perf_counter()
-            sums = [subject.losses(*forward(i)).double().sum() for i in chosen]
+            sums = [subject.losses(*forward(i)).double().sum() for i in indices]
             sums[-1].item()  # waits for the device
-            found.append(time.perf_counter() - start)
-    return min(found[1:])
+            times.append(time.perf_counter() - start)
+    return min(times[1:])
 
 
-def quickest(subject: Subject, manner: Manner) -> tuple[int, Manner]:
-    """Batch size and memory format that passed a trial fastest; the present ones where nothing is clearly faster."""
+def fastest(subject: Subject, mode: ExecutionMode) -> tuple[int, ExecutionMode]:
+    """The fastest batch size and memory format in a short benchmark; the present ones unless others clearly win."""
     formats: tuple[MemoryFormat, ...] = ("contiguous", "channels_last")
-    inputs = subject.batch(0)[0]
-    found = (_rate(subject, manner), subject.batch_size, manner)
-    for name in formats if inputs.dim() == 4 else ():
-        if name != manner.memory_format:
-            other = Manner(manner.precision, name, manner.compile)
-            found = _better(found, (_rate(subject, other), subject.batch_size, other))
-    manner = found[2]
+    best = (_samples_per_second(subject, mode), subject.batch_size, mode)
+    for name in formats if subject.batch(0)[0].dim() == 4 else ():
+        if name != mode.memory_format:
+            other = replace(mode, memory_format=name)
+            best = _faster(best, (_samples_per_second(subject, other), subject.batch_size, other))
+    mode = best[2]
     for size in BATCH_SIZES if subject.images is not None else ():
         if size != subject.batch_size and size <= len(subject):
-            found = _better(found, (_rate(subject.rebatched(size), manner), size, manner))
-    return found[1], found[2]
+            best = _faster(best, (_samples_per_second(subject.rebatched(size), mode), size, mode))
+    return best[1], best[2]
 
 
-def _rate(subject: Subject, manner: Manner) -> float:
-    """Samples per second over some mini-batches of the full size."""
-    count = max(1, min(len(subject) // subject.batch_size, TRIAL_SAMPLES // subject.batch_size))
-    return min(count * subject.batch_size, len(subject)) / seconds(subject, manner, range(count))
+def _samples_per_second(subject: Subject, mode: ExecutionMode) -> float:
+    """Over some mini-batches of the full size."""
+    count = max(1, min(len(subject) // subject.batch_size, BENCHMARK_SAMPLES // subject.batch_size))
+    return min(count * subject.batch_size, len(subject)) / forward_seconds(subject, mode, range(count))
 
 
-def _better(kept: tuple[float, int, Manner], tried: tuple[float, int, Manner]) -> tuple[float, int, Manner]:
-    return tried if tried[0] > (1 + GAIN) * kept[0] else kept
+def _faster(
+    best: tuple[float, int, ExecutionMode], other: tuple[float, int, ExecutionMode]
+) -> tuple[float, int, ExecutionMode]:
+    return other if other[0] > (1 + GAIN) * best[0] else best

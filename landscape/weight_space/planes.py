@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +14,14 @@ from torch import Tensor
 
 from landscape.checkpoints import checkpoint as checkpoints
 from landscape.checkpoints import snapshots
-from landscape.curvature.lanczos import lanczos
-from landscape.curvature.operator import Curvature, over_all_samples
-from landscape.curvature.spectrum import memory
-from landscape.curvature.vectors import flat, inner, random_unit, unflat
+from landscape.curvature.vectors import inner
 from landscape.exchange import tomgoldstein
-from landscape.options import format_duration
 from landscape.subject.subject import Subject
-from landscape.weight_space import cost_model, weight_differences
-from landscape.weight_space.coordinates import Span
-from landscape.weight_space.directions import Normalize, orthogonal_to, random_direction
+from landscape.weight_space import weight_differences
+from landscape.weight_space.coordinates import Span, through_centre, through_checkpoints
+from landscape.weight_space.directions import Normalize, length_units, orthogonal_to, random_direction
+from landscape.weight_space.extreme_eigenvectors import extreme_eigenvectors, reach
 from landscape.weight_space.principal_axes import principal
-
-_log = logging.getLogger(__name__)
-SHARE = 0.02  # of the loss: further out, the loss of trained networks follows its curvature no more
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,14 +33,13 @@ class Plane:
         directions: (d1, d2), each name -> tensor of the parameters that move.
         names: long names of the axes.
         units: what 1 means on both.
-        spans: the range of x and y that shows what the plane is about.
+        spans: of x and y, to choose their ranges from.
         identity: what the plane depends on beyond weights and data.
-        model: of the loss around the centre, where it is known: `model_loss`, and `slope_x`, `curvature_x` and those of
-            y; the cross term is zero.
+        model: quadratic model of the loss around the centre, where known: see `ExtremeEigenvectors`.
         path: coordinates of a run's snapshots, or of the checkpoints that span the plane, (2, snapshots).
-        path_names: of these, their epochs or files.
-        ends: of a plane through checkpoints, the tensors of the other two that no direction moves and that differ
-            (statistics of batch norm, frozen weights), by name; empty where all agree.
+        path_names: epochs or files of these.
+        ends: on a plane through checkpoints, tensors of the other two that no direction moves and that differ (batch
+            norm's statistics, frozen weights), by name; empty where all agree.
     """
 
     kind: str
@@ -76,11 +68,26 @@ class Plane:
         lengths = self.norms[0] * self.norms[1]
         return product / lengths if lengths else 0.0
 
+    @property
+    def facts(self) -> dict[str, str | float]:
+        """Short facts that are stored with a surface."""
+        norm_x, norm_y = self.norms
+        return {"plane": self.kind, "cosine": self.cosine, "norm_x": norm_x, "norm_y": norm_y, **self.model}
+
+    def default_ranges(self, grid: tuple[int, int]) -> tuple[Span, Span]:
+        """Ranges of x and y with the checkpoints of a plane through three, or the centre of a run's, on the grid."""
+        nx, ny = grid
+        if self.kind == "checkpoints":
+            return through_checkpoints(nx), through_checkpoints(ny)
+        if self.kind == "run":
+            return through_centre(self.spans[0], nx), through_centre(self.spans[1], ny)
+        return self.spans
+
 
 def plane_of(
     subject: Subject, kind: str, *, normalize: Normalize, ignore: str, seed: int, orthogonal: bool = False
 ) -> Plane:
-    """The plane that a word names: `random`, `eigen`, `A.pt,B.pt`, a run's folder or a file of directions.
+    """The plane that `--plane` names: `random`, `eigen`, `A.pt,B.pt`, a run's folder or a file of directions.
 
     Raises:
         FileNotFoundError, ValueError: there is no such plane for this subject.
@@ -90,18 +97,10 @@ def plane_of(
         first, second = (
             random_direction(weights, seed=seed, axis=axis, normalize=normalize, ignore=ignore) for axis in (0, 1)
         )
-        if not first:
-            raise ValueError("no parameter with at least two dimensions is left to move; relax --ignore")
         if orthogonal:
             second = orthogonal_to(first, second)
-        units = {"none": "weight", "park2022": "norm of the weights along dim 0"}.get(normalize, f"{normalize} norm")
-        return Plane(
-            "random",
-            (first, second),
-            ("first random direction", "second random direction"),
-            units,
-            identity="random",
-        )
+        names = "first random direction", "second random direction"
+        return Plane("random", (first, second), names, length_units(normalize), identity="random")
     if kind == "eigen":
         return _eigen_plane(subject, seed)
     if "," in kind:
@@ -116,66 +115,17 @@ def plane_of(
 
 
 def _eigen_plane(subject: Subject, seed: int) -> Plane:
-    """Unit eigenvectors of the smallest and the largest Hessian eigenvalue of the loss over all samples."""
-    if _log.isEnabledFor(logging.INFO):
-        seconds = cost_model.PRODUCTS * len(subject) * cost_model.product(subject)
-        time = format_duration(seconds)
-        _log.info("Hessian eigenvectors first: some %d products, about %s", cost_model.PRODUCTS, time)
-    parameters = list(subject.parameters.values())
-    product = over_all_samples(subject, Curvature(replace(subject, weight_decay=0.0), subject.parameters, "kept"))
-    start = random_unit(subject.size, seed, device=subject.device, dtype=subject.dtype)
-    room, storage = memory(start)
-    try:
-        found = lanczos(product, start, 1, which="both", room=room, storage=storage, vectors=True)
-    except FloatingPointError as error:
-        raise ValueError(f"--plane eigen needs finite curvature: {error}; check the weights") from None
-    assert found.vectors is not None
-    negative, positive = (
-        dict(zip(subject.parameters, unflat(found.vectors[k], parameters), strict=True)) for k in (1, 0)
+    eigenvectors = extreme_eigenvectors(subject, seed)
+    smallest, largest = eigenvectors.values
+    x, y = (
+        reach(eigenvectors.loss, slope, curvature)
+        for slope, curvature in zip(eigenvectors.slopes, eigenvectors.values, strict=True)
     )
-    names = (
-        f"eigenvector of {found.values[1]:.3g} (smallest)",
-        f"eigenvector of {found.values[0]:.3g} (largest)",
-    )
-    value, gradient = _gradient(subject)
-    slopes = found.vectors[[1, 0]].double() @ gradient
-    model = {
-        "model_loss": value,
-        "slope_x": slopes[0].item(),
-        "slope_y": slopes[1].item(),
-        "curvature_x": float(found.values[1]),
-        "curvature_y": float(found.values[0]),
-    }
-    x, y = (reach(value, model[f"slope_{axis}"], model[f"curvature_{axis}"]) for axis in "xy")
     return Plane(
-        "eigen", (negative, positive), names, "weight", spans=((-x, x), (-y, y)), identity="eigen", model=model
+        "eigen", eigenvectors.directions,
+        (f"eigenvector of {smallest:.3g} (smallest)", f"eigenvector of {largest:.3g} (largest)"), "weight",
+        spans=((-x, x), (-y, y)), identity="eigen", model=eigenvectors.quadratic_model,
     )  # fmt: skip
-
-
-def reach(loss: float, slope: float, curvature: float) -> float:
-    """How far to look along a unit eigenvector, to two digits: where curvature alone changes the loss by `SHARE`.
-
-    At least to twice the distance of the quadratic model's stationary point, so that it is in sight; 1 at most, the
-    range of other planes, which is also what a direction without curvature gets.
-    """
-    if not (curvature and np.isfinite([loss, slope, curvature]).all()):
-        return 1.0
-    found = max(math.sqrt(2 * SHARE * (abs(loss) or 1.0) / abs(curvature)), 2 * abs(slope / curvature))
-    return float(f"{min(found, 1.0):.2g}")
-
-
-def _gradient(subject: Subject) -> tuple[float, Tensor]:
-    """Loss over all samples and its gradient, flat, both in float64."""
-    parameters = list(subject.parameters.values())
-    total, gradient = 0.0, torch.zeros(subject.size, dtype=torch.float64, device=subject.device)
-    for i in range(len(subject.batches)):
-        share = len(subject.batches[i][1]) / len(subject)
-        with torch.enable_grad():
-            loss = subject.loss(i)
-            found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-        total += share * loss.item()
-        gradient.add_(flat(found).double(), alpha=share)
-    return total, gradient
 
 
 def _checkpoint_plane(subject: Subject, weights: Mapping[str, Tensor], paths: list[Path]) -> Plane:
@@ -201,18 +151,18 @@ def _checkpoint_plane(subject: Subject, weights: Mapping[str, Tensor], paths: li
 def _ends(
     subject: Subject, weights: Mapping[str, Tensor], others: list[checkpoints.Checkpoint]
 ) -> tuple[dict[str, Tensor], ...]:
-    """The floating-point tensors beside the weights in which other checkpoints differ from the subject."""
-    still = {**dict(subject.model.named_parameters()), **dict(subject.model.named_buffers())}
-    own = {n: t.detach() for n, t in still.items() if t.is_floating_point() and n not in weights}
-    found = [checkpoints.fitted(other.state_dict, set(own)) for other in others]
-    for other, state in zip(others, found, strict=True):
+    """Floating-point tensors that no direction moves and in which the other checkpoints differ from the subject."""
+    tensors = {**dict(subject.model.named_parameters()), **dict(subject.model.named_buffers())}
+    own = {n: t.detach() for n, t in tensors.items() if t.is_floating_point() and n not in weights}
+    states = [checkpoints.fitted(other.state_dict, set(own)) for other in others]
+    for other, state in zip(others, states, strict=True):
         for name, tensor in own.items():
             if name in state and state[name].shape != tensor.shape:
                 raise ValueError(
                     f"{other.path} is of another architecture: {name} is {tuple(state[name].shape)}, expected "
                     f"{tuple(tensor.shape)}; take checkpoints of one model"
                 )
-    ends = tuple({name: state.get(name, tensor).to(tensor) for name, tensor in own.items()} for state in found)
+    ends = tuple({name: state.get(name, tensor).to(tensor) for name, tensor in own.items()} for state in states)
     differing = [n for n, tensor in own.items() if not all(torch.equal(end[n], tensor) for end in ends)]
     return tuple({name: end[name] for name in differing} for end in ends)
 
@@ -224,9 +174,9 @@ def directions_in(subject: Subject, path: Path) -> list[dict[str, Tensor]]:
     found = tomgoldstein.read_directions(path, shapes, state)
     trainable = subject.parameters
     for direction in found:
-        still = next((name for name in direction if name not in trainable), None)
-        if still is not None:
-            raise ValueError(f"{path} moves {still}, which is not trainable here; train it, or give other directions")
+        frozen = next((name for name in direction if name not in trainable), None)
+        if frozen is not None:
+            raise ValueError(f"{path} moves {frozen}, which is not trainable here; train it, or give other directions")
     return [
         {name: torch.as_tensor(values).to(trainable[name]) for name, values in direction.items()} for direction in found
     ]
@@ -243,7 +193,7 @@ def _file_plane(subject: Subject, path: Path) -> Plane:
 
 
 def _run_plane(subject: Subject, weights: Mapping[str, Tensor], run: Path) -> Plane:
-    """The principal plane of a run's path, through the present weights, with the path as coordinates."""
+    """The plane of a run's first two principal components through the present weights, with the run's path on it."""
     found = snapshots.of_run(run)
     axes = principal(weight_differences.gram(found, weights))
     if not axes.coefficients[1].any():
@@ -252,10 +202,9 @@ def _run_plane(subject: Subject, weights: Mapping[str, Tensor], run: Path) -> Pl
     path = axes.coordinates
     low, high = np.minimum(path.min(axis=1), 0.0), np.maximum(path.max(axis=1), 0.0)
     margin = 0.25 * np.maximum(high - low, 0.05 * (high - low).max())
-    shares = [f"component {k + 1} of the run ({100 * axes.explained[k]:.0f} % of its variance)" for k in range(2)]
     (x_low, y_low), (x_high, y_high) = low - margin, high + margin
     return Plane(
-        "run", (first, second), (shares[0], shares[1]), "weight",
+        "run", (first, second), (axes.names[0], axes.names[1]), "weight",
         spans=((float(x_low), float(x_high)), (float(y_low), float(y_high))),
         identity=[snapshot.sha256 for snapshot in found], path=path,
         path_names=tuple(f"epoch {round(s.epoch, 2):g}" if math.isfinite(s.epoch) else s.path.stem for s in found),

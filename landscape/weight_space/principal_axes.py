@@ -1,4 +1,4 @@
-"""Principal components of many weight vectors from their Gram matrix alone."""
+"""Principal component analysis of weight vectors from their Gram matrix alone."""
 
 from __future__ import annotations
 
@@ -23,12 +23,20 @@ class Principal:
     explained: np.ndarray
     off_plane: np.ndarray
 
+    @property
+    def names(self) -> list[str]:
+        """Long names of the axes of a run."""
+        return [
+            f"component {k + 1} of the run ({100 * share:.0f} % of its variance)"
+            for k, share in enumerate(self.explained)
+        ]
+
 
 def principal(gram: np.ndarray, components: int = 2) -> Principal:
-    """PCA of D_0 .. D_(T-1) from gram[s, t] = <D_s, D_t>: n-dimensional vectors at the price of T x T.
+    """PCA of D_0 .. D_(T-1) from gram[s, t] = <D_s, D_t>: only a T x T matrix, whatever the number of parameters.
 
-    Axes are those of the centred D_t, as in the PCA plane of Li et al. 2018, section 7; the sign of each makes its
-    largest coordinate positive. Axes beyond the rank are zero.
+    The axes are those of the centred D_t, as in Li et al. 2018, section 7; their signs make the largest coordinate
+    positive. Axes beyond the rank are zero.
     """
     count = len(gram)
     centring = np.eye(count) - 1.0 / count

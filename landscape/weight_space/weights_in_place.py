@@ -1,49 +1,85 @@
-"""What a plane through three checkpoints moves beside its directions: batch norm's statistics, frozen weights."""
+"""Write weights into a model in place, and restore the model bit for bit."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Self
 
 import torch
 from torch import Tensor
 
+from landscape.subject import batchnorm
 from landscape.subject.subject import Subject
 
+Tensors = Mapping[str, Tensor]  # by name, of the dtype and on the device of the model's own
 
-class Between:
-    """Tensors of the model between those of three checkpoints, written in place.
 
-    Each is the mean of the three with the point's barycentric shares, so that every corner has its own, bit for bit.
-    Beyond the triangle a share below 0 counts as 0: an extrapolated variance may turn negative.
+class WeightsInPlace:
+    """A context manager that overwrites parameters and buffers of a subject's model.
+
+    Every write starts from the original tensors: steps added to each other would drift. On exit, also after an
+    exception, the named tensors and all buffers (batch norm's running statistics) have their original bits.
 
     Args:
-        subject: whose model is written; its own tensors are those of (0, 0).
-        first: name -> tensor at (1, 0).
-        second: the same at (0, 1).
+        subject: whose model is written.
+        names: parameters and buffers that will be written.
     """
 
-    def __init__(self, subject: Subject, first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> None:
-        named: dict[str, Tensor] = {**dict(subject.model.named_parameters()), **dict(subject.model.named_buffers())}
-        self._live = [named[name].data for name in first]
-        self._origin = [tensor.clone() for tensor in self._live]
-        self._first, self._second = list(first.values()), [second[name] for name in first]
+    def __init__(self, subject: Subject, names: Iterable[str]) -> None:
+        self._subject = subject
+        tensors: dict[str, Tensor] = {**dict(subject.model.named_parameters()), **dict(subject.model.named_buffers())}
+        self._live = {name: tensors[name].data for name in names}
+        self.original = {name: tensor.clone() for name, tensor in self._live.items()}
+        self._buffers = batchnorm.statistics(subject.model)
 
-    def place(self, x: float, y: float) -> None:
-        """Write those of a point."""
-        one, other = shares(x, y)
-        if other == 1.0:
-            torch._foreach_copy_(self._live, self._second)
-            return
-        torch._foreach_copy_(self._live, self._origin)
-        torch._foreach_lerp_(self._live, self._first, one / (1.0 - other))
-        torch._foreach_lerp_(self._live, self._second, other)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.restore()
 
     def restore(self) -> None:
-        """Write the subject's own."""
-        torch._foreach_copy_(self._live, self._origin)
+        """Write back the original tensors."""
+        torch._foreach_copy_(list(self._live.values()), list(self.original.values()))
+        batchnorm.restore(self._subject.model, self._buffers)
+
+    def translate(self, *steps: tuple[Tensors, float]) -> None:
+        """Write w + sum of length * direction, where every direction names the same tensors."""
+        (first, length), *rest = steps
+        live, original = self._select(first)
+        if self._subject.device.type == "cpu":  # limited by memory bandwidth: one pass less
+            for tensor, start, change in zip(live, original, first.values(), strict=True):
+                torch.add(start, change, alpha=length, out=tensor)
+        else:  # limited by kernel launches: two, whatever the number of tensors
+            torch._foreach_copy_(live, original)
+            torch._foreach_add_(live, list(first.values()), alpha=length)
+        for direction, length in rest:
+            torch._foreach_add_(live, [direction[name] for name in first], alpha=length)
+
+    def interpolate(
+        self, first: Tensors, share: float, second: Tensors | None = None, second_share: float = 0.0
+    ) -> None:
+        """Write (1 - share - second_share) w + share * first + second_share * second; exact where a share is 1."""
+        if not first:
+            return
+        live, original = self._select(first)
+        ends = [list(first.values()), [second[name] for name in first] if second is not None else []]
+        if second_share == 1.0:
+            torch._foreach_copy_(live, ends[1])
+            return
+        torch._foreach_copy_(live, original)
+        torch._foreach_lerp_(live, ends[0], share / (1.0 - second_share))
+        if second is not None:
+            torch._foreach_lerp_(live, ends[1], second_share)
+
+    def _select(self, names: Iterable[str]) -> tuple[list[Tensor], list[Tensor]]:
+        return [self._live[name] for name in names], [self.original[name] for name in names]
 
 
-def shares(x: float, y: float) -> tuple[float, float]:
-    """Shares of the checkpoints at (1, 0) and (0, 1), that at (0, 0) has the rest; none below 0."""
-    parts = [max(part, 0.0) for part in (1.0 - x - y, x, y)]
-    return parts[1] / sum(parts), parts[2] / sum(parts)
+def barycentric(x: float, y: float) -> tuple[float, float]:
+    """Shares of the corners (1, 0) and (0, 1) of a triangle; (0, 0) has the rest.
+
+    Outside the triangle a negative share counts as 0: an extrapolated variance may turn negative.
+    """
+    shares = [max(share, 0.0) for share in (1.0 - x - y, x, y)]
+    return shares[1] / sum(shares), shares[2] / sum(shares)

@@ -1,0 +1,109 @@
+"""Extreme Hessian eigenvectors as axes of a plane, with the quadratic model of the loss around the checkpoint."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from landscape.curvature.lanczos import lanczos
+from landscape.curvature.operator import Curvature, over_all_samples
+from landscape.curvature.spectrum import memory
+from landscape.curvature.vectors import flat, random_unit, unflat
+from landscape.options import format_duration
+from landscape.subject.subject import Subject
+from landscape.weight_space import cost_model
+
+_log = logging.getLogger(__name__)
+LOSS_CHANGE = 0.02  # relative; farther out the loss of trained networks no longer follows its curvature
+
+
+@dataclass(frozen=True, eq=False)
+class ExtremeEigenvectors:
+    """Unit eigenvectors of the smallest and the largest Hessian eigenvalue of the loss over all samples.
+
+    Args:
+        values: smallest and largest eigenvalue.
+        directions: their eigenvectors, name -> tensor.
+        loss: at the checkpoint.
+        slopes: derivatives of the loss along the eigenvectors.
+    """
+
+    values: tuple[float, float]
+    directions: tuple[dict[str, Tensor], dict[str, Tensor]]
+    loss: float
+    slopes: tuple[float, float]
+
+    @property
+    def quadratic_model(self) -> dict[str, float]:
+        """Its coefficients as stored with a result; the cross term is zero."""
+        return {
+            "model_loss": self.loss,
+            "slope_x": self.slopes[0],
+            "slope_y": self.slopes[1],
+            "curvature_x": self.values[0],
+            "curvature_y": self.values[1],
+        }
+
+
+def extreme_eigenvectors(subject: Subject, seed: int) -> ExtremeEigenvectors:
+    """Both ends of the Hessian's spectrum by Lanczos.
+
+    Raises:
+        ValueError: the curvature is not finite.
+    """
+    if _log.isEnabledFor(logging.INFO):
+        seconds = cost_model.PRODUCTS * len(subject) * cost_model.hessian_product_seconds(subject)
+        _log.info(
+            "Hessian eigenvectors first: some %d products, about %s", cost_model.PRODUCTS, format_duration(seconds)
+        )
+    parameters = list(subject.parameters.values())
+    product = over_all_samples(subject, Curvature(replace(subject, weight_decay=0.0), subject.parameters, "kept"))
+    start = random_unit(subject.size, seed, device=subject.device, dtype=subject.dtype)
+    room, storage = memory(start)
+    try:
+        found = lanczos(product, start, 1, which="both", room=room, storage=storage, vectors=True)
+    except FloatingPointError as error:
+        raise ValueError(f"--plane eigen needs finite curvature: {error}; check the weights") from None
+    assert found.vectors is not None
+    smallest, largest = (
+        dict(zip(subject.parameters, unflat(found.vectors[k], parameters), strict=True)) for k in (1, 0)
+    )
+    loss, gradient = _loss_and_gradient(subject)
+    slopes = found.vectors[[1, 0]].double() @ gradient
+    return ExtremeEigenvectors(
+        values=(float(found.values[1]), float(found.values[0])),
+        directions=(smallest, largest),
+        loss=loss,
+        slopes=(slopes[0].item(), slopes[1].item()),
+    )
+
+
+def reach(loss: float, slope: float, curvature: float) -> float:
+    """Default range along a unit eigenvector, to two digits: where curvature alone changes the loss by `LOSS_CHANGE`.
+
+    At least twice the distance of the quadratic model's stationary point, so that it is in view. At most 1, the range
+    of other planes, which a direction without curvature gets too.
+    """
+    if not (curvature and np.isfinite([loss, slope, curvature]).all()):
+        return 1.0
+    distance = max(math.sqrt(2 * LOSS_CHANGE * (abs(loss) or 1.0) / abs(curvature)), 2 * abs(slope / curvature))
+    return float(f"{min(distance, 1.0):.2g}")
+
+
+def _loss_and_gradient(subject: Subject) -> tuple[float, Tensor]:
+    """Loss over all samples and its flat gradient, both accumulated in float64."""
+    parameters = list(subject.parameters.values())
+    total, gradient = 0.0, torch.zeros(subject.size, dtype=torch.float64, device=subject.device)
+    for i in range(len(subject.batches)):
+        share = len(subject.batches[i][1]) / len(subject)
+        with torch.enable_grad():
+            loss = subject.loss(i)
+            gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+        total += share * loss.item()
+        gradient.add_(flat(gradients).double(), alpha=share)
+    return total, gradient
