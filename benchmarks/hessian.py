@@ -38,8 +38,9 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 import landscape
 from landscape.cli.process_setup import keep_freed
 from landscape.curvature.hessian_product import differentiable_attention, hessian_product
+from landscape.curvature.hvp_choice import Hvp, convolves, curvature
 from landscape.curvature.lanczos import lanczos
-from landscape.curvature.operator import Curvature, Hvp, convolves, curvature
+from landscape.curvature.operator import Curvature
 from landscape.curvature.vectors import random_unit
 from landscape.subject.batchnorm import refresh
 from landscape.subject.outputs import outputs_of

@@ -197,9 +197,9 @@ def test_the_band_holds_every_vector_and_the_line_their_mean() -> None:
 def test_the_product_of_one_mini_batch_keeps_its_graph() -> None:
     class Counting:
         prepared = 0
-        together = 0
+        batched = 0
 
-        def fits_together(self, batches: list[int]) -> bool:
+        def fits_batched(self, batches: list[int]) -> bool:
             return False
 
         def product(self, i: int) -> Callable[[torch.Tensor], torch.Tensor]:

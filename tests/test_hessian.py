@@ -21,9 +21,10 @@ from analytic import (
     tanh_net,
 )
 
+from landscape.curvature.hvp_choice import CODES
 from landscape.curvature.lanczos import Which
-from landscape.curvature.operator import CODES, Operator
-from landscape.curvature.spectrum import negative_share, positive_mean
+from landscape.curvature.operator import Operator
+from landscape.curvature.stored_spectrum import negative_share, positive_mean
 from landscape.curvature.vectors import random_unit
 from landscape.options import OptionError
 from landscape.probes.hessian import Hessian, Scope
@@ -174,7 +175,7 @@ def test_per_layer_of_some_parameters() -> None:
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # by torch's forward mode
 @pytest.mark.parametrize("verify", [False, True])
 def test_mini_batches_side_by_side_have_the_numbers_of_each(verify: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("landscape.curvature.operator.TOGETHER", 2)
+    monkeypatch.setattr("landscape.curvature.hvp_choice.BATCHED", 2)
     subject = tanh_net(sizes=(6, 6, 6))  # one handful and an incomplete one
     options: dict[str, Any] = {"top": 3, "tol": 1e-6, "verify": verify, "eigenvectors": True}
     together, alone = (answer(Hessian(**options, hvp=hvp), subject) for hvp in ("together", "kept"))
@@ -189,7 +190,7 @@ def test_mini_batches_side_by_side_have_the_numbers_of_each(verify: bool, monkey
 def test_side_by_side_a_mini_batch_that_is_not_finite_does_not_spoil_its_neighbours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("landscape.curvature.operator.TOGETHER", 3)
+    monkeypatch.setattr("landscape.curvature.hvp_choice.BATCHED", 3)
     subject = _bowl([4.0, 2.0, 1.0], [1.0, float("inf"), 2.0])
     found = answer(Hessian(top=2, hvp="together"), subject)
     np.testing.assert_allclose(found["eigenvalue"][[0, 2]], [[4, 2], [8, 4]], rtol=1e-6)

@@ -17,8 +17,9 @@ from torch.func import functional_call, jacrev
 from torch.utils.checkpoint import checkpoint
 
 from landscape.curvature import operator as module
-from landscape.curvature.kinks import Held, bends, sides
-from landscape.curvature.operator import Hvp, Operator, curvature
+from landscape.curvature.hvp_choice import Hvp, curvature
+from landscape.curvature.kinks import FixedPattern, activation_pattern, has_kinks
+from landscape.curvature.operator import Operator
 from landscape.curvature.vectors import random_unit
 from landscape.probes.hessian import Hessian
 from landscape.subject.subject import Subject
@@ -85,7 +86,7 @@ def test_products_of_several_mini_batches_at_once_are_those_of_double_precision(
     vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float32)
     exact = [curvature(double, double.parameters, "kept", batches=2).product(i)(vector.double()) for i in (0, 1)]
     joint = curvature(subject, subject.parameters, "together", batches=2, kinks="double")
-    rows = joint.joint([0, 1] * (joint.together // 2))(vector.expand(joint.together, -1))
+    rows = joint.batched_product([0, 1] * (joint.batched // 2))(vector.expand(joint.batched, -1))
     torch.testing.assert_close(rows[:2].double(), torch.stack(exact), rtol=1e-5, atol=1e-6)
 
 
@@ -104,7 +105,7 @@ def test_a_part_of_a_mini_batch_has_its_own_sides() -> None:
     held = curvature(subject, subject.parameters, "kept", batches=1, kinks="double")
     vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float32)
     whole = held.product(0)(vector)
-    held._cut.parts = 2
+    held._micro_batching.count = 2
     torch.testing.assert_close(held.product(0)(vector), whole, rtol=1e-5, atol=1e-6)
 
 
@@ -143,13 +144,13 @@ def test_every_bend_has_the_slopes_of_double_precision(name: str) -> None:
     model = Cancelling(bend, near=near).eval()
     doubled = copy.deepcopy(model).double()
     x = torch.cat([torch.ones(2, 3), torch.randn(3, 3)])
-    decided = sides(model, x)
+    decided = activation_pattern(model, x)
 
     def slopes(network: nn.Module, inputs: Tensor, *, hold: bool) -> dict[str, Tensor]:
         def outputs(weights: dict[str, Tensor]) -> Tensor:
             if not hold:
                 return functional_call(network, weights, (inputs,))  # type: ignore[no-any-return]
-            with Held(decided):
+            with FixedPattern(decided):
                 return functional_call(network, weights, (inputs,))  # type: ignore[no-any-return]
 
         return jacrev(outputs)(dict(network.named_parameters()))  # type: ignore[no-any-return]
@@ -166,7 +167,7 @@ def test_where_nothing_is_near_a_kink_not_a_bit_changes() -> None:
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU6(), nn.MaxPool2d(2), nn.Flatten(), nn.LazyLinear(3)).eval()
     x = 10 * torch.randn(5, 2, 8, 8)
     plain = model(x)
-    with Held(sides(model, x)):
+    with FixedPattern(activation_pattern(model, x)):
         assert torch.equal(model(x), plain)
 
 
@@ -183,7 +184,7 @@ def test_the_model_stays_as_it_was() -> None:
 
     model = Counting().eval()
     before, random = state(model), torch.get_rng_state()
-    sides(model, torch.ones(4, 3))
+    activation_pattern(model, torch.ones(4, 3))
     assert same_state(model, before)
     assert torch.equal(torch.get_rng_state(), random)
     assert all(p.grad is None and p.dtype == torch.float32 for p in model.parameters())
@@ -193,9 +194,9 @@ def test_a_smooth_network_has_no_pass_in_double_precision(monkeypatch: pytest.Mo
     subject = attention_net()
     subject.model.float()
     subject = Subject(subject.model, [(x.float(), y) for x, y in subject.batches])
-    assert not bends(subject.model, subject.batch(0)[0])
-    monkeypatch.setattr(module, "sides", lambda *_: pytest.fail("a pass in double precision"))
-    assert not curvature(subject, subject.parameters, "kept", batches=1, kinks="double").holds
+    assert not has_kinks(subject.model, subject.batch(0)[0])
+    monkeypatch.setattr(module, "activation_pattern", lambda *_: pytest.fail("a pass in double precision"))
+    assert not curvature(subject, subject.parameters, "kept", batches=1, kinks="double").fixed
 
 
 def test_a_network_that_does_not_run_in_double_precision_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -206,15 +207,18 @@ def test_a_network_that_does_not_run_in_double_precision_says_so(caplog: pytest.
     subject = cancelling()
     single = replace(subject, model=Single(F.relu).eval())
     with caplog.at_level(logging.INFO, logger="landscape"):
-        assert not curvature(single, single.parameters, "kept", batches=1, kinks="double").holds
+        assert not curvature(single, single.parameters, "kept", batches=1, kinks="double").fixed
     assert "the model cannot be followed in double" in caplog.text
 
 
 @pytest.mark.parametrize("more", [-1, 1])
 def test_a_pass_with_other_kinks_is_refused(more: int) -> None:
     model = Cancelling(F.relu).eval()
-    decided = sides(model, torch.ones(4, 3))
-    with pytest.raises(ValueError, match="fewer" if more > 0 else "more"), Held(decided + decided if more > 0 else []):
+    decided = activation_pattern(model, torch.ones(4, 3))
+    with (
+        pytest.raises(ValueError, match="fewer" if more > 0 else "more"),
+        FixedPattern(decided + decided if more > 0 else []),
+    ):
         model(torch.ones(4, 3))
 
 
@@ -235,7 +239,7 @@ def test_the_probe_holds_them_and_another_precision_is_another_question() -> Non
 
 def holds(model: nn.Module, inputs: Tensor) -> bool:
     subject = Subject(model.eval(), [(inputs, torch.arange(len(inputs)) % 3)])
-    return curvature(subject, subject.parameters, "kept", batches=1, kinks="double").holds
+    return curvature(subject, subject.parameters, "kept", batches=1, kinks="double").fixed
 
 
 class Net(nn.Module):
@@ -294,7 +298,7 @@ def test_caches_that_a_model_builds_stay_in_single_precision() -> None:
 def test_infinite_inputs_have_no_kink() -> None:
     x = torch.tensor([-torch.inf, -1.0, 1.0, torch.inf])
     model = nn.Sequential(nn.ReLU6())
-    with Held(sides(model, x)):
+    with FixedPattern(activation_pattern(model, x)):
         assert torch.equal(model(x), torch.tensor([0.0, 0.0, 1.0, 6.0]))
 
 
@@ -304,10 +308,10 @@ def test_layers_of_a_mini_batch_share_its_pass_in_double_precision(monkeypatch: 
     def counted(*arguments: object) -> list[Tensor]:
         nonlocal passes
         passes += 1
-        return sides(*arguments)  # type: ignore[arg-type]
+        return activation_pattern(*arguments)  # type: ignore[arg-type]
 
     subject = cancelling()
     curvature(subject, subject.parameters, "kept", batches=1, kinks="double")  # looks once whether it can
-    monkeypatch.setattr(module, "sides", counted)
+    monkeypatch.setattr(module, "activation_pattern", counted)
     answer(Hessian(top=1, per_layer=True), subject)
     assert passes == len(subject.batches)

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from landscape.curvature import matrix_products as module
-from landscape.curvature.matrix_products import ENOUGH, matmul, suits, widen
+from landscape.curvature.graph_passes import use_onednn
+from landscape.curvature.matrix_products import LARGE, faster_by_onednn, matmul
 
-LARGE = (160, 128, 144)  # m, k, n
-_ops = torch.ops.landscape.matmul.default
+SHAPE = (160, 128, 144)  # m, k, n
 
 
 def _pair(m: int, k: int, n: int, *, transposed: tuple[bool, bool] = (False, False)) -> tuple[Tensor, Tensor]:
@@ -28,32 +28,32 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a CPU with AVX-512, wherever oneDNN is."""
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this torch has no oneDNN")
-    monkeypatch.setattr(module, "_wide", lambda: True)
+    monkeypatch.setattr(module, "_has_avx512", lambda: True)
 
 
 @pytest.mark.usefixtures("wide")
 @pytest.mark.parametrize("transposed", list(product((False, True), repeat=2)))
 def test_products_are_those_of_torch_in_any_layout(transposed: tuple[bool, bool]) -> None:
-    a, b = _pair(*LARGE, transposed=transposed)
-    assert suits(a, b)
+    a, b = _pair(*SHAPE, transposed=transposed)
+    assert faster_by_onednn(a, b)
 
     torch.testing.assert_close(matmul(a, b).double(), a.double() @ b.double(), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.usefixtures("wide")
 def test_small_and_double_matrices_are_left_to_torch() -> None:
-    a, b = _pair(*LARGE)
-    small = _pair(10, 10, (ENOUGH - 1) // 200)
+    a, b = _pair(*SHAPE)
+    small = _pair(10, 10, (LARGE - 1) // 200)
 
-    assert not suits(a.double(), b.double())
-    assert not suits(*small)
+    assert not faster_by_onednn(a.double(), b.double())
+    assert not faster_by_onednn(*small)
     assert torch.equal(matmul(*small), small[0] @ small[1])
     assert torch.equal(matmul(a.double(), b.double()), a.double() @ b.double())
 
 
 def test_a_narrow_processor_keeps_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_wide", lambda: False)
-    a, b = _pair(*LARGE)
+    monkeypatch.setattr(module, "_has_avx512", lambda: False)
+    a, b = _pair(*SHAPE)
 
     assert torch.equal(matmul(a, b), a @ b)
 
@@ -62,19 +62,19 @@ def test_a_narrow_processor_keeps_to_torch(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("transposed", list(product((False, True), repeat=2)))
 @pytest.mark.parametrize("changing", [(), (0,), (1,), (0, 1)])
 def test_a_recorded_graph_computes_the_same(transposed: tuple[bool, bool], changing: tuple[int, ...]) -> None:
-    a, b = _pair(*LARGE, transposed=transposed)
-    bias, small = torch.randn(LARGE[2]), torch.randn(LARGE[2], 2)
+    a, b = _pair(*SHAPE, transposed=transposed)
+    bias, small = torch.randn(SHAPE[2]), torch.randn(SHAPE[2], 2)
 
     def function(a: Tensor, b: Tensor) -> Tensor:
         return (torch.addmm(bias, a, b) + a @ b) @ small
 
     recorded = make_fx(function)(a, b)
     inputs = [node for node in recorded.graph.nodes if node.op == "placeholder"]
-    widen(recorded.graph, {inputs[i] for i in changing})
+    use_onednn(recorded.graph, {inputs[i] for i in changing})
     recorded.recompile()
 
     targets = [node.target for node in recorded.graph.nodes]
-    assert targets.count(_ops) == 2
+    assert targets.count(module.operator()) == 2
     assert targets.count(torch.ops.aten.mm.default) == 1  # the small one
     torch.testing.assert_close(recorded(a, b), function(a, b), rtol=1e-4, atol=1e-2)
 
@@ -85,7 +85,7 @@ def test_what_changes_is_multiplied_as_it_lies() -> None:
     x, g = torch.randn(160, 128), torch.randn(160, 144)
     recorded = make_fx(lambda x, g: g.T @ x)(x, g)
     fixed, moving = (node for node in recorded.graph.nodes if node.op == "placeholder")
-    widen(recorded.graph, {moving, *moving.users})
+    use_onednn(recorded.graph, {moving, *moving.users})
     recorded.recompile()
 
     (copy,) = (node for node in recorded.graph.nodes if node.target == torch.ops.aten.clone.default)

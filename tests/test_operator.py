@@ -15,10 +15,10 @@ from analytic import attention_net, batches_of, convolution_net, tanh_net
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from landscape.curvature import hessian_product
-from landscape.curvature import operator as module
-from landscape.curvature.hessian_product import HessianProduct
-from landscape.curvature.operator import CODES, WORTH_TRACING, Curvature, Hvp, Operator, curvature
+from landscape.curvature import hvp_choice as module
+from landscape.curvature.hessian_product import HessianProduct, non_differentiable_layer
+from landscape.curvature.hvp_choice import CODES, WORTH_TRACING, Hvp, curvature
+from landscape.curvature.operator import Curvature, Operator
 from landscape.curvature.vectors import random_unit
 from landscape.probes.hessian import Hessian
 from landscape.results import reader
@@ -44,9 +44,9 @@ class Branching(nn.Module):
 
 
 def test_few_mini_batches_keep_the_plain_graph_without_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_trial", lambda _: pytest.fail("a trial"))
+    monkeypatch.setattr(module, "_seconds_per_product", lambda _: pytest.fail("a trial"))
     subject = tanh_net()
-    assert curvature(subject, subject.parameters, "auto", batches=WORTH_TRACING - 1).kind == "kept"
+    assert curvature(subject, subject.parameters, "auto", batches=WORTH_TRACING - 1).hvp == "kept"
 
 
 @pytest.mark.parametrize("fastest", ["kept", "traced-channels-last"])
@@ -56,14 +56,14 @@ def test_of_many_the_fastest_in_a_trial_is_taken_and_said(
     tried: list[str] = []
 
     def seconds(candidate: Curvature) -> float:
-        tried.append(candidate.kind)
-        return 0.001 if candidate.kind == fastest else 0.002
+        tried.append(candidate.hvp)
+        return 0.001 if candidate.hvp == fastest else 0.002
 
-    monkeypatch.setattr(module, "_trial", seconds)
+    monkeypatch.setattr(module, "_seconds_per_product", seconds)
     subject = convolution_net()
     with caplog.at_level(logging.INFO, logger="landscape"):
         chosen = curvature(subject, subject.parameters, "auto", batches=WORTH_TRACING)
-    assert (chosen.kind, tried) == (fastest, ["kept", "traced-channels-last"])
+    assert (chosen.hvp, tried) == (fastest, ["kept", "traced-channels-last"])
     assert f"Hessian products: {fastest} (kept " in caplog.text
     assert curvature(subject, subject.parameters, "auto", batches=50) is chosen  # tried once per subject
     assert len(tried) == 2
@@ -71,7 +71,7 @@ def test_of_many_the_fastest_in_a_trial_is_taken_and_said(
 
 def test_channels_last_is_no_candidate_without_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
-    monkeypatch.setattr(module, "_trial", lambda candidate: tried.append(candidate.kind) or 0.1)
+    monkeypatch.setattr(module, "_seconds_per_product", lambda candidate: tried.append(candidate.hvp) or 0.1)
     subject = tanh_net()
     curvature(subject, subject.parameters, "auto", batches=WORTH_TRACING)
     assert tried == ["kept", "traced"]
@@ -81,7 +81,7 @@ def test_what_cannot_be_traced_keeps_its_graph_and_says_why(caplog: pytest.LogCa
     subject = Subject(Branching().double().eval(), batches_of((4,), (6,) * 3, 3))
     with caplog.at_level(logging.INFO, logger="landscape"):
         chosen = curvature(subject, subject.parameters, "auto", batches=WORTH_TRACING)
-    assert chosen.kind == "kept"
+    assert chosen.hvp == "kept"
     assert "no traced Hessian products: the model cannot be traced" in caplog.text
     with pytest.raises(ValueError, match="cannot be traced"):  # asked for by name it is an error
         curvature(subject, subject.parameters, "traced", batches=WORTH_TRACING)
@@ -89,18 +89,16 @@ def test_what_cannot_be_traced_keeps_its_graph_and_says_why(caplog: pytest.LogCa
 
 def test_another_way_than_the_usual_one_has_to_be_clearly_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = {"kept": 0.1, "traced-channels-last": 0.115}
-    monkeypatch.setattr(module, "_trial", lambda candidate: seconds[candidate.kind])
+    monkeypatch.setattr(module, "_seconds_per_product", lambda candidate: seconds[candidate.hvp])
     subject = convolution_net()
-    assert curvature(subject, subject.parameters, "auto", batches=50).kind == "traced-channels-last"
+    assert curvature(subject, subject.parameters, "auto", batches=50).hvp == "traced-channels-last"
 
 
 def test_the_graph_is_compiled_where_the_products_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_trial", lambda candidate: 10.0)
-    monkeypatch.setattr(
-        module, "_traced", lambda subject, parameters, holds, kind: Curvature(subject, parameters, kind, holds=holds)
-    )
+    monkeypatch.setattr(module, "_seconds_per_product", lambda candidate: 10.0)
+    monkeypatch.setattr(module, "_traced", lambda subject, parameters, fixed, hvp: Curvature(subject, parameters, hvp))
     subject = tanh_net()
-    assert curvature(subject, subject.parameters, "auto", batches=50).kind == "compiled"
+    assert curvature(subject, subject.parameters, "auto", batches=50).hvp == "compiled"
 
 
 @pytest.mark.parametrize(("network", "layout"), [(tanh_net, "contiguous_format"), (convolution_net, "channels_last")])
@@ -120,11 +118,11 @@ def test_a_compiled_graph_gives_the_products_of_the_plain_one(network: Callable[
 def test_several_mini_batches_at_once_have_the_products_of_each(
     network: Callable[[], Subject], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "TOGETHER", 2)
+    monkeypatch.setattr(module, "BATCHED", 2)
     subject = network()
-    together = curvature(subject, subject.parameters, "together", batches=2)
-    assert together.together == 2
-    joint = together.joint([0, 1])
+    batched = curvature(subject, subject.parameters, "together", batches=2)
+    assert batched.batched == 2
+    joint = batched.batched_product([0, 1])
     rows = torch.stack([
         random_unit(subject.size, seed, device=torch.device("cpu"), dtype=torch.float64) for seed in (0, 1)
     ])  # fmt: skip
@@ -133,12 +131,12 @@ def test_several_mini_batches_at_once_have_the_products_of_each(
         alone = Curvature(subject, subject.parameters, "kept").product(i)
         torch.testing.assert_close(found[i], alone(rows[i]), rtol=1e-10, atol=1e-13)
         assert joint.values[i] == pytest.approx(alone.value, rel=1e-12)
-    assert not together.fits_together([0])
+    assert not batched.fits_batched([0])
 
 
 def test_an_answer_that_was_begun_keeps_to_its_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fastest = ["traced", "kept"]
-    monkeypatch.setattr(module, "_trial", lambda candidate: 1.0 if candidate.kind == fastest[0] else 9.0)
+    monkeypatch.setattr(module, "_seconds_per_product", lambda candidate: 1.0 if candidate.hvp == fastest[0] else 9.0)
     monkeypatch.setattr(module, "WORTH_TRACING", 2)
 
     def spectra(path: Path, stop: int) -> np.ndarray:
@@ -189,7 +187,7 @@ def test_a_mini_batch_that_does_not_fit_goes_on_in_parts(
     subject.model.most = 3  # type: ignore[assignment]
     parts = Curvature(subject, subject.parameters, "kept", operator)
     first = parts.product(0)
-    assert "out of memory: mini-batches of 7 go on in 4 parts" in caplog.text
+    assert "out of memory: continuing with mini-batches of 7 in 4 micro-batches" in caplog.text
     caplog.clear()
     second = parts.product(1)
     torch.testing.assert_close(second(vector), whole(vector), rtol=1e-12, atol=1e-15)
@@ -260,7 +258,7 @@ def test_a_layer_without_a_second_derivative_is_named(layer: type[nn.Module]) ->
 
 def test_the_trial_times_products_of_the_first_mini_batch() -> None:
     subject = tanh_net()
-    assert 0 < module._trial(Curvature(subject, subject.parameters, "kept")) < 1
+    assert 0 < module._seconds_per_product(Curvature(subject, subject.parameters, "kept")) < 1
 
 
 def test_weight_decay_is_in_every_kind_of_product() -> None:
@@ -296,7 +294,7 @@ def test_weights_written_after_a_trace_are_those_that_count(kind: Hvp, tmp_path:
 
 def test_a_layer_without_a_second_derivative_is_named_behind_others_that_work_in_place() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Hardswish(inplace=True), nn.Hardsigmoid(inplace=True))
-    assert hessian_product.once_differentiable(model, lambda: model(torch.randn(2, 3))) == "2 (Hardsigmoid)"
+    assert non_differentiable_layer(model, lambda: model(torch.randn(2, 3))) == "2 (Hardsigmoid)"
 
 
 def test_products_that_cannot_be_compiled_say_why() -> None:

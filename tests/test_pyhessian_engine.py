@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -15,23 +16,13 @@ from landscape.curvature.lanczos import Spectrum
 from landscape.curvature.pyhessian_engine import power_iteration
 from landscape.options import OptionError
 from landscape.probes.hessian import Hessian
-from landscape.subject.outputs import logits_in
 from landscape.subject.subject import Subject
 
 
 def _found(subject: Subject, k: int = 2, *, tol: float = 1e-9, shift: float = 0.0, pattern: str = "") -> Spectrum:
     parameters = [p for name, p in subject.parameters.items() if pattern in name]
-    return power_iteration(
-        subject.model,
-        lambda returned, y: subject.losses(logits_in(returned), y).mean(),
-        subject.batch(0),
-        parameters,
-        hessian_product(partial(subject.loss, 0), parameters, shift=shift),
-        k,
-        shift=shift,
-        tol=tol,
-        iterations=500,
-    )
+    product = hessian_product(partial(subject.loss, 0), parameters, shift=shift)
+    return power_iteration(replace(subject, weight_decay=shift), 0, parameters, product, k, tol=tol, iterations=500)
 
 
 def _largest(matrix: Tensor, k: int) -> np.ndarray:
@@ -101,11 +92,11 @@ def test_gradients_survive_a_failure() -> None:
     parameters = list(subject.parameters.values())
     parameters[0].grad = torch.ones_like(parameters[0])
 
-    def broken(returned: object, targets: Tensor) -> Tensor:
+    def broken(logits: Tensor, targets: Tensor) -> Tensor:
         raise RuntimeError("broken")
 
     with pytest.raises(RuntimeError, match="broken"):
-        power_iteration(subject.model, broken, subject.batch(0), parameters[1:], lambda v: v, 1)
+        power_iteration(replace(subject, losses=broken), 0, parameters[1:], lambda v: v, 1)
     assert bool((parameters[0].grad == 1).all())
     assert parameters[0].requires_grad
 

@@ -13,9 +13,9 @@ from torch import Tensor, fx, nn
 
 from landscape import models
 from landscape.curvature import matrix_products
-from landscape.curvature.graph_passes import join
+from landscape.curvature.graph_passes import join_convolutions
 from landscape.curvature.hessian_product import hessian_product
-from landscape.curvature.operator import Hvp, curvature
+from landscape.curvature.hvp_choice import Hvp, curvature
 from landscape.curvature.traced_hessian import TracedHessian, trace
 from landscape.curvature.vectors import random_unit
 from landscape.subject.subject import Subject
@@ -187,7 +187,7 @@ def test_sums_of_two_convolutions_are_one() -> None:
     convolutions = sum(isinstance(module, nn.Conv2d) for module in subject.model.modules())
     cats = [node for node in traced._each.graph.nodes if node.target is torch.ops.aten.cat.default]
     assert len(cats) == 2 * 2 * (convolutions - 1)
-    assert join(traced._each.graph) == 0
+    assert join_convolutions(traced._each.graph) == 0
 
 
 @pytest.mark.parametrize("options", [{"groups": 4}, {"stride": 2, "padding": 1}, {"dilation": 2}, {"bias": False}])
@@ -209,7 +209,7 @@ def test_convolutions_of_every_geometry_have_the_products_of_the_kept_graph(opti
 
 def test_large_matrices_in_single_precision_have_the_products_of_double(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever oneDNN is, it multiplies them, transposed ones and those of a bias among them."""
-    monkeypatch.setattr(matrix_products, "_wide", torch.backends.mkldnn.is_available)
+    monkeypatch.setattr(matrix_products, "_has_avx512", torch.backends.mkldnn.is_available)
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Flatten(), nn.Linear(128, 160), nn.Tanh(), nn.Linear(160, 128), nn.Tanh(), nn.Linear(128, 3)

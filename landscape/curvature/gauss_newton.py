@@ -8,8 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from landscape.curvature.hessian_product import differentiable_attention, linked, refuse_severed, twice_differentiable
-from landscape.curvature.vectors import flat, unflat
+from landscape.curvature.hessian_product import (
+    differentiable_attention,
+    explained,
+    flat_shifted,
+    require_second_derivative,
+    with_graphs,
+)
+from landscape.curvature.vectors import unflat
 
 
 @dataclass(frozen=True)
@@ -21,7 +27,7 @@ class GaussNewtonProduct:
     derivative.
 
     Args:
-        value: the loss at the present weights.
+        value: of the loss at the present weights.
         parameters: the tensors differentiated by.
         shift: added to the diagonal.
     """
@@ -30,15 +36,15 @@ class GaussNewtonProduct:
     parameters: Sequence[Tensor]
     shift: float
     _outputs: Tensor
-    _probe: Tensor
-    _transposed: Sequence[Tensor]  # J' probe, with its graph
-    _middle: Callable[[Tensor], Tensor]
+    _u: Tensor
+    _transposed: Sequence[Tensor]  # J' u, with its graph
+    _middle: Callable[[Tensor], Tensor]  # v -> M v
 
     def __call__(self, vector: Tensor) -> Tensor:
         """J' M J v + shift v, (n,)."""
-        with twice_differentiable():
+        with explained():
             (forward,) = torch.autograd.grad(
-                self._transposed, self._probe, grad_outputs=unflat(vector, self.parameters), retain_graph=True
+                self._transposed, self._u, grad_outputs=unflat(vector, self.parameters), retain_graph=True
             )
             products = torch.autograd.grad(
                 self._outputs,
@@ -48,8 +54,7 @@ class GaussNewtonProduct:
                 allow_unused=True,
                 materialize_grads=True,
             )
-        product = flat(products)
-        return product.add_(vector, alpha=self.shift) if self.shift else product
+        return flat_shifted(products, vector, self.shift)
 
 
 def gauss_newton_product(
@@ -77,7 +82,7 @@ def gauss_newton_product(
     with torch.enable_grad():
         point = logits.detach().requires_grad_()
         loss = losses(point).mean()
-        (slope,) = linked(torch.autograd.grad(loss, point, create_graph=True), [point])
+        (slope,) = with_graphs(torch.autograd.grad(loss, point, create_graph=True), [point])
 
     def middle(vector: Tensor) -> Tensor:
         (curved,) = torch.autograd.grad(slope, point, grad_outputs=vector, retain_graph=True)
@@ -103,19 +108,19 @@ def fisher_product(
         ValueError: an operation in the model has no derivative; names it.
     """
     with differentiable_attention(), torch.enable_grad():
-        found = losses()
-    return _prepared(found.mean().item(), found, lambda vector: vector / len(found), parameters, shift)
+        outputs = losses()
+    return _prepared(outputs.mean().item(), outputs, lambda vector: vector / len(outputs), parameters, shift)
 
 
 def _prepared(
     value: float, outputs: Tensor, middle: Callable[[Tensor], Tensor], parameters: Sequence[Tensor], shift: float
 ) -> GaussNewtonProduct:
-    with torch.enable_grad(), twice_differentiable():
-        probe = torch.zeros_like(outputs, requires_grad=True)
+    with torch.enable_grad(), explained():
+        u = torch.zeros_like(outputs, requires_grad=True)
         transposed = torch.autograd.grad(
-            outputs, parameters, grad_outputs=probe, create_graph=True, allow_unused=True, materialize_grads=True
+            outputs, parameters, grad_outputs=u, create_graph=True, allow_unused=True, materialize_grads=True
         )
-        # A parameter that is not used has no graph to the probe.
-        transposed = tuple(t if t.requires_grad else t + 0 * probe.sum() for t in transposed)
-    refuse_severed(transposed)
-    return GaussNewtonProduct(value, parameters, shift, outputs, probe, transposed, middle)
+        # A parameter that is not used has no graph to u.
+        transposed = tuple(t if t.requires_grad else t + 0 * u.sum() for t in transposed)
+    require_second_derivative(transposed)
+    return GaussNewtonProduct(value, parameters, shift, outputs, u, transposed, middle)

@@ -1,4 +1,4 @@
-"""Products of the loss Hessian with vectors."""
+"""Hessian-vector products by double backward, and which layer is to blame where a model has no second derivative."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from landscape.curvature.vectors import flat, unflat
 
-_switches = threading.RLock()
+_attention_switches = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class HessianProduct:
     gradients. Nothing is written to `.grad`. A call raises ValueError where the model has no second derivative.
 
     Args:
-        value: the function at the present weights.
+        value: of the function at the present weights.
         gradient: flat, (n,), without its graph.
         parameters: the tensors differentiated by.
         shift: added to the diagonal: the Hessian of shift * (1/2) ||w||^2.
@@ -39,7 +39,7 @@ class HessianProduct:
 
     def __call__(self, vector: Tensor) -> Tensor:
         """H v, (n,)."""
-        with twice_differentiable():
+        with explained():
             products = torch.autograd.grad(
                 self._graph,
                 self.parameters,
@@ -48,41 +48,50 @@ class HessianProduct:
                 allow_unused=True,
                 materialize_grads=True,
             )
-        product = flat(products)
-        return product.add_(vector, alpha=self.shift) if self.shift else product
+        return flat_shifted(products, vector, self.shift)
 
 
 def hessian_product(
     function: Callable[[], Tensor], parameters: Sequence[Tensor], *, shift: float = 0.0
 ) -> HessianProduct:
-    """Prepare Hessian products of a scalar function of the parameters, at a cost of one gradient.
+    """Prepare Hessian products of a scalar function of the parameters, at the cost of one gradient.
 
     Raises:
         ValueError: an operation in the model has no derivative; names it.
     """
     with differentiable_attention(), torch.enable_grad():
         value = function()
-        with twice_differentiable():
+        with explained():
             graph = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True, materialize_grads=True)
-        graph = linked(graph, parameters)
-    refuse_severed(graph)
+        graph = with_graphs(graph, parameters)
+    require_second_derivative(graph)
     return HessianProduct(value.item(), flat(graph).detach(), parameters, shift, graph)
 
 
-def linked(gradients: Sequence[Tensor], sources: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Gradients that can all be differentiated: what enters linearly, or not at all, has one without a graph."""
+def flat_shifted(products: Sequence[Tensor], vector: Tensor, shift: float) -> Tensor:
+    """Products of all parameters as one vector, plus shift times the vector multiplied, (n,)."""
+    product = flat(products)
+    return product.add_(vector, alpha=shift) if shift else product
+
+
+def with_graphs(gradients: Sequence[Tensor], sources: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Gradients that can all be differentiated again: a source that enters linearly, or not at all, gets a graph."""
     return tuple(g if g.requires_grad else g + 0 * p for g, p in zip(gradients, sources, strict=True))
 
 
-def refuse_severed(graph: Sequence[Tensor]) -> None:
-    """Refuse a gradient cut off from the weights: without this its products would be zero, and nothing would say so."""
-    waiting = [g.grad_fn for g in graph]
+def require_second_derivative(gradients: Sequence[Tensor]) -> None:
+    """Reject gradients that are cut off from the weights: otherwise products would silently be zero.
+
+    Raises:
+        ValueError: a function in the graph is marked once_differentiable.
+    """
+    waiting = [g.grad_fn for g in gradients]
     seen = set(waiting)
     while waiting:
         node = waiting.pop()
         if node is None:
             continue
-        if node.name().endswith("Error"):  # what torch puts there for a function marked once_differentiable
+        if node.name().endswith("Error"):  # what torch inserts for a function marked once_differentiable
             raise ValueError("the model cannot be differentiated twice (one of its functions is once_differentiable)")
         following = {function for function, _ in node.next_functions} - seen
         seen |= following
@@ -90,8 +99,8 @@ def refuse_severed(graph: Sequence[Tensor]) -> None:
 
 
 @contextlib.contextmanager
-def twice_differentiable() -> Iterator[None]:
-    """Say what it means where torch has no derivative of a derivative; running out of memory is another matter."""
+def explained() -> Iterator[None]:
+    """Turn torch's error about a missing second derivative into a ValueError; out-of-memory errors pass unchanged."""
     try:
         yield
     except RuntimeError as error:
@@ -101,7 +110,7 @@ def twice_differentiable() -> Iterator[None]:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out: torch has a class for it on accelerators only."""
+    """Whether an error reports exhausted memory; torch has a class for it on accelerators only."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return "allocate memory" in str(error) or "not enough memory" in str(error)
@@ -109,11 +118,11 @@ def out_of_memory(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def differentiable_attention() -> Iterator[None]:
-    """Attention by plain matrix products: fused kernels have no second derivative.
+    """Compute attention by plain matrix products: fused kernels have no second derivative.
 
-    One thread at a time: the switches belong to the process, and whoever leaves would flip them for the others.
+    One thread at a time: the switches belong to the process, and leaving the context would reset them for the others.
     """
-    with _switches:
+    with _attention_switches:
         fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         try:
@@ -123,27 +132,40 @@ def differentiable_attention() -> Iterator[None]:
             torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def once_differentiable(model: nn.Module, forward: Callable[[], object]) -> str:
-    """The innermost module that can be differentiated only once, as `name (class)`; "" where none is found.
+def naming_the_layer(error: ValueError, model: nn.Module, inputs: Tensor) -> ValueError:
+    """The error, with the non-differentiable layer and a remedy added if it is about a missing second derivative."""
+    if "differentiated twice" not in str(error):
+        return error
+    with differentiable_attention():
+        layer = non_differentiable_layer(model, lambda: model(inputs))
+    where = f"the layer is {layer}; " if layer else ""
+    return ValueError(
+        f"{error}; {where}use its plain version (fused attention: fused_attn=False in timm, "
+        'attn_implementation="eager" in transformers), or exclude its parameters with --params'
+    )
 
-    Every module is run by itself, on what it got, and differentiated twice: inner ones before those around them.
+
+def non_differentiable_layer(model: nn.Module, forward: Callable[[], object]) -> str:
+    """The innermost module that cannot be differentiated twice, as `name (class)`; "" if none is found.
+
+    Every module is run alone, on the inputs it received, and differentiated twice; inner modules come first.
 
     Args:
         model: to search in.
         forward: runs it once.
     """
-    found: list[str] = []
+    layers: list[str] = []
     names = {module: name for name, module in model.named_modules()}
     testing = False
 
     def test(module: nn.Module, given: tuple[Any, ...], options: dict[str, Any], returned: object) -> None:
         nonlocal testing
-        if testing or found:
+        if testing or layers:
             return
         testing = True
         try:
-            if not _twice(module, given, options):
-                found.append(f"{names[module] or 'the model'} ({type(module).__name__})")
+            if not _twice_differentiable(module, given, options):
+                layers.append(f"{names[module] or 'the model'} ({type(module).__name__})")
         finally:
             testing = False
 
@@ -154,27 +176,27 @@ def once_differentiable(model: nn.Module, forward: Callable[[], object]) -> str:
     finally:
         for handle in handles:
             handle.remove()
-    return found[0] if found else ""
+    return layers[0] if layers else ""
 
 
-def _twice(module: nn.Module, given: tuple[Any, ...], options: dict[str, Any]) -> bool:
+def _twice_differentiable(module: nn.Module, given: tuple[Any, ...], options: dict[str, Any]) -> bool:
     leaves: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
 
     def leaf(value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return value
         leaves.append(value.detach().clone().requires_grad_())
-        return leaves[-1].clone()  # which a module may write to in place
+        return leaves[-1].clone()  # a module may write to it in place
 
     with torch.enable_grad(), contextlib.suppress(StopIteration):
         returned = module(*map(leaf, given), **{name: leaf(value) for name, value in options.items()})
         output = next(value for value in _tensors(returned) if value.requires_grad)
         try:
             first = torch.autograd.grad(output.square().sum(), leaves, create_graph=True, allow_unused=True)
-            linked = [g for g in first if g is not None and g.requires_grad]
-            refuse_severed(linked)
-            if linked:
-                torch.autograd.grad([g.square().sum() for g in linked], leaves, allow_unused=True)
+            gradients = [g for g in first if g is not None and g.requires_grad]
+            require_second_derivative(gradients)
+            if gradients:
+                torch.autograd.grad([g.square().sum() for g in gradients], leaves, allow_unused=True)
         except (RuntimeError, ValueError):
             return False
     return True

@@ -1,9 +1,9 @@
-"""On which side of its kinks a network is: decided in double precision, and held in single.
+"""Activation patterns of networks with kinks (ReLU, max pooling): decided in double precision, fixed in single.
 
-The Hessian of a ReLU network jumps where the input of a unit passes zero. Single precision puts a unit that is within
-rounding of zero on either side, another one for every order of its sums: an eigenvalue of a mini-batch was seen to
-change by 1e-3 of its size for one unit among two million. Once they are decided in double precision, all ways
-of computing it are those of one and the same function.
+The Hessian of a ReLU network jumps where the input of a unit passes zero. In single precision a unit within rounding
+of zero lands on either side, depending on the order of its sums: one unit among two million was seen to change an
+eigenvalue of a mini-batch by 1e-3 of its size. With the pattern decided in double precision, every way to compute the
+Hessian differentiates the same function.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from torch.overrides import TorchFunctionMode
 
 from landscape.curvature.hessian_product import differentiable_attention
 
-LEAST = 1e-30  # how far from a kink at zero a unit is put that rounding leaves on it; from others a share of their size
-ROUNDING = 1e-4  # of the largest input at a kink: what is farther from it lies on its own side in any precision
+LEAST = 1e-30  # distance to a kink at zero of a unit that rounding puts on it; for other kinks a share of their size
+ROUNDING = 1e-4  # of the largest input at a kink: units farther away are on the same side in any precision
 Points = tuple[float, ...]
 _functorch: Any = torch._C._functorch
-_saving: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignoring: None)
+_saved_tensors_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignoring: None)
 
 
 def _at(*points: float) -> Callable[..., Points]:
@@ -44,8 +44,8 @@ def _threshold(_: Tensor, threshold: float, value: float, inplace: bool = False)
     return (threshold,)
 
 
-# Functions of one number whose first or second derivative jumps, and where.
-BENT: Mapping[Any, Callable[..., Points]] = {
+# Elementwise functions whose first or second derivative jumps, and where.
+KINKED: Mapping[Any, Callable[..., Points]] = {
     **dict.fromkeys((F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_), _at(0.0)),
     **dict.fromkeys((F.leaky_relu, F.leaky_relu_, F.prelu, torch.prelu, Tensor.prelu, F.rrelu, F.rrelu_), _at(0.0)),
     **dict.fromkeys((F.elu, F.elu_, F.celu, F.celu_, F.selu, F.selu_, torch.celu, torch.selu), _at(0.0)),
@@ -57,7 +57,7 @@ BENT: Mapping[Any, Callable[..., Points]] = {
     **dict.fromkeys((F.hardswish, F.hardsigmoid), _at(-3.0, 3.0)),
     F.relu6: _at(0.0, 6.0),
 }
-# Poolings that take the largest: the function that says where it is too, and of how many dimensions.
+# Max poolings: the function that also returns the positions, and its number of dimensions.
 POOLED: Mapping[Any, tuple[Callable[..., tuple[Tensor, Tensor]], int]] = {
     name: (with_indices, dimensions)
     for names, with_indices, dimensions in (
@@ -72,73 +72,69 @@ POOLED: Mapping[Any, tuple[Callable[..., tuple[Tensor, Tensor]], int]] = {
 }
 
 
-def bends(model: nn.Module, inputs: Tensor) -> bool:
-    """Whether a forward pass comes to a kink known here."""
+def has_kinks(model: nn.Module, inputs: Tensor) -> bool:
+    """Whether a forward pass calls a function with kinks that is known here."""
     recorder = _Recorder()
     with torch.no_grad(), recorder:
         model(inputs)
-    return bool(recorder.found)
+    return bool(recorder.pattern)
 
 
-def sides(model: nn.Module, inputs: Tensor) -> list[Tensor]:
-    """On which side of every kink the units of a network are, by a forward pass of a copy in double precision.
+def activation_pattern(model: nn.Module, inputs: Tensor) -> list[Tensor]:
+    """The side of its kink of every unit, from a forward pass of a copy of the model in double precision.
 
-    Those of ReLU and its relatives (`BENT`) and of max pooling (`POOLED`), called by these functions or the modules of
-    torch.nn that do; other functions are left as they are.
+    Covers ReLU and its relatives (`KINKED`) and max pooling (`POOLED`), called as functions or by modules of torch.nn;
+    other functions are left alone.
 
     Args:
         model: in evaluation mode; stays as it is.
         inputs: (N, ...).
 
     Returns:
-        In the order in which the pass comes to them, a tensor per kink: -1, 0 or 1 per unit, in single precision, or
-        of a max pooling the positions of the largest.
+        One tensor per kink, in the order of the pass: -1, 0 or 1 per unit in single precision; for a max pooling the
+        positions of the maxima.
 
     Raises:
-        Exception: whatever a model raises that cannot be copied or does not run in double precision.
+        Exception: whatever the model raises if it cannot be copied or does not run in double precision.
     """
     recorder = _Recorder()
     with torch.no_grad(), differentiable_attention(), recorder:
-        _in_double(model)(_double(inputs))
-    return recorder.found
+        _double_copy(model)(inputs.double() if inputs.is_floating_point() else inputs)
+    return recorder.pattern
 
 
-def refuse_another(model: nn.Module, inputs: Tensor, decided: Sequence[Tensor]) -> None:
-    """Refuse sides that belong to another function than the model's own in single precision.
+def check_pattern(model: nn.Module, inputs: Tensor, pattern: Sequence[Tensor]) -> None:
+    """Reject a pattern that belongs to another function than the model in single precision.
 
     Raises:
-        ValueError: a unit far from its kink would have to change its side, or passes are made anew behind it, in
-            backward passes, where nothing holds it.
+        ValueError: a unit far from its kink would have to change sides, or the model recomputes parts of its forward
+            pass in the backward pass, where the pattern cannot be fixed.
     """
-    checked = _Checked(decided)
+    checked = _Checked(pattern)
     with torch.enable_grad(), differentiable_attention(), checked:
         model(inputs)
 
 
-def _in_double(model: nn.Module) -> nn.Module:
-    """A copy whose floating-point weights and buffers were never copied in single precision."""
+def _double_copy(model: nn.Module) -> nn.Module:
+    """A copy in double precision; floating-point weights and buffers are not copied in single precision first."""
     tensors = itertools.chain(model.parameters(), model.buffers())
     doubled: dict[int, Any] = {}
     for tensor in tensors:
         if tensor.is_floating_point():
-            made = tensor.detach().to(torch.float64, copy=True)
-            weight = isinstance(tensor, nn.Parameter)
-            doubled[id(tensor)] = nn.Parameter(made, requires_grad=False) if weight else made
+            double = tensor.detach().to(torch.float64, copy=True)
+            is_parameter = isinstance(tensor, nn.Parameter)
+            doubled[id(tensor)] = nn.Parameter(double, requires_grad=False) if is_parameter else double
     return copy.deepcopy(model, doubled)
 
 
-def _double(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
-
-
-class _AtKinks(TorchFunctionMode):
-    """Takes the place of the functions that have kinks."""
+class _KinkMode(TorchFunctionMode):
+    """Intercepts calls of functions with kinks."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         options = dict(kwargs or {})
-        if function not in BENT and function not in POOLED:
+        if function not in KINKED and function not in POOLED:
             return function(*args, **options)
         if not args and "input" in options:
             args = (options.pop("input"),)
@@ -146,13 +142,13 @@ class _AtKinks(TorchFunctionMode):
             return function(*args, **options)
         if function in POOLED:
             pooling, dimensions = POOLED[function]
-            wanted = bool(options.pop("return_indices", False)) or function is pooling
-            found, where = self.pooled(pooling, dimensions, *args, **options)
-            return (found, where) if wanted else found
-        return self.bent(function, BENT[function](*args, **options), *args, **options)
+            with_indices = bool(options.pop("return_indices", False)) or function is pooling
+            maxima, indices = self.pooled(pooling, dimensions, *args, **options)
+            return (maxima, indices) if with_indices else maxima
+        return self.kinked(function, KINKED[function](*args, **options), *args, **options)
 
     @abstractmethod
-    def bent(self, function: Any, points: Points, value: Tensor, *args: Any, **options: Any) -> Tensor: ...
+    def kinked(self, function: Any, points: Points, value: Tensor, *args: Any, **options: Any) -> Tensor: ...
 
     @abstractmethod
     def pooled(
@@ -160,83 +156,85 @@ class _AtKinks(TorchFunctionMode):
     ) -> tuple[Tensor, Tensor]: ...
 
 
-class _Recorder(_AtKinks):
+class _Recorder(_KinkMode):
+    """Records the activation pattern of a forward pass."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[Tensor] = []
+        self.pattern: list[Tensor] = []
 
-    def bent(self, function: Any, points: Points, value: Tensor, *args: Any, **options: Any) -> Tensor:
+    def kinked(self, function: Any, points: Points, value: Tensor, *args: Any, **options: Any) -> Tensor:
         if _functorch.is_functorch_wrapped_tensor(value):
             raise ValueError("it maps or differentiates a function with kinks within its forward pass")
-        self.found += [(value - point).sign_().float() for point in points]
-        found: Tensor = function(value, *args, **options)
-        return found
+        self.pattern += [(value - point).sign_().float() for point in points]
+        output: Tensor = function(value, *args, **options)
+        return output
 
     def pooled(self, pooling: Any, dimensions: int, value: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        found, where = pooling(value, *args, **options)
-        self.found.append(where)
-        return found, where
+        maxima, indices = pooling(value, *args, **options)
+        self.pattern.append(indices)
+        return maxima, indices
 
 
-class Held(_AtKinks):
-    """Within it a forward pass has its units on the sides given: an input on the other one is mirrored at the kink.
+class FixedPattern(_KinkMode):
+    """Fixes the activation pattern of one forward pass: an input on the wrong side of a kink is mirrored at it.
 
     Args:
-        sides: those of `sides` for the same model and inputs.
+        pattern: from `activation_pattern`, for the same model and inputs.
 
     Raises:
-        ValueError: the pass comes to more or fewer kinks.
+        ValueError: the pass has more or fewer kinks than the pattern.
     """
 
-    def __init__(self, sides: Sequence[Tensor]) -> None:
+    def __init__(self, pattern: Sequence[Tensor]) -> None:
         super().__init__()
-        self._left = iter(sides)
+        self._remaining = iter(pattern)
 
-    def bent(self, function: Any, points: Points, value: Tensor, *args: Any, **options: Any) -> Tensor:
+    def kinked(self, function: Any, points: Points, value: Tensor, *args: Any, **options: Any) -> Tensor:
         shift = sum(self.shift(value.detach(), point) for point in points)
         in_place = options.get("inplace") or any(a is True for a in args) or function.__name__.endswith("_")
-        found: Tensor = function(value.add_(shift) if in_place else value + shift, *args, **options)
-        return found
+        output: Tensor = function(value.add_(shift) if in_place else value + shift, *args, **options)
+        return output
 
     def shift(self, value: Tensor, point: float) -> Tensor:
-        """What puts units on their sides of a point: exactly nothing but for about one in a million."""
+        """What moves units to their side of a point: exactly zero for all but about one in a million."""
         limits = torch.finfo(value.dtype)
-        distance = (value - point if point else value).clamp(limits.min, limits.max)  # infinite ones have none
-        return self.decided() * distance.abs().clamp_min(max(LEAST, limits.eps * abs(point))) - distance
+        distance = (value - point if point else value).clamp(limits.min, limits.max)  # infinite inputs stay
+        return self.next_sides() * distance.abs().clamp_min(max(LEAST, limits.eps * abs(point))) - distance
 
     def pooled(self, pooling: Any, dimensions: int, value: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        where = self.decided()
-        found = value.flatten(-dimensions).gather(-1, where.flatten(-dimensions)).view(where.shape)
+        indices = self.next_sides()
+        maxima = value.flatten(-dimensions).gather(-1, indices.flatten(-dimensions)).view(indices.shape)
         if value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last):
-            found = found.contiguous(memory_format=torch.channels_last)
-        return found, where
+            maxima = maxima.contiguous(memory_format=torch.channels_last)
+        return maxima, indices
 
-    def decided(self) -> Tensor:
-        """The sides of the next kink."""
+    def next_sides(self) -> Tensor:
+        """The pattern at the next kink."""
         try:
-            return next(self._left)
+            return next(self._remaining)
         except StopIteration:
-            raise _other("more") from None
+            raise _mismatch("more") from None
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        if error[0] is None and next(self._left, None) is not None:
-            raise _other("fewer")
+        if error[0] is None and next(self._remaining, None) is not None:
+            raise _mismatch("fewer")
 
 
-class _Checked(Held):
+class _Checked(FixedPattern):
     def shift(self, value: Tensor, point: float) -> Tensor:
-        if _saving(True) is not None:
-            raise ValueError("it makes parts of its forward pass anew in the backward pass")
-        found = super().shift(value, point)
+        if _saved_tensors_hooks(True) is not None:
+            raise ValueError("it recomputes parts of its forward pass in the backward pass")
+        shift = super().shift(value, point)
         finite = value[value.isfinite()]
-        if finite.numel() and found.abs().nan_to_num().max() > ROUNDING * finite.abs().max():
+        if finite.numel() and shift.abs().nan_to_num().max() > ROUNDING * finite.abs().max():
             raise ValueError("in double precision it is another function")
-        return found
+        return shift
 
 
-def _other(count: str) -> ValueError:
+def _mismatch(count: str) -> ValueError:
     return ValueError(
-        f"a forward pass came to {count} kinks than the one in double precision: the model branches on values; "
-        "ask for --kinks single"
+        f"the forward pass has {count} kinks than the one in double precision: the model branches on values; "
+        "use --kinks single"
     )

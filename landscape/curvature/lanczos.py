@@ -10,16 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.curvature.krylov_basis import Basis
-from landscape.curvature.vectors import dot, length, random_unit
+from landscape.curvature.krylov_projection import Projection
+from landscape.curvature.vectors import dot, length
 
-Search = Generator[Tensor, Tensor, "Spectrum"]  # yields v, is sent H v, returns what was found
+Search = Generator[Tensor, Tensor, "Spectrum"]  # yields v, is sent H v, returns the spectrum
 Which = Literal["LM", "LA", "SA", "both"]
-ROUNDING = {
-    torch.float32: 1e-6,
-    torch.float64: 1e-13,
-}  # residual floor, as a share of the largest |eigenvalue|
-ERROR = 0.01  # of tol: the relative error at which a value counts as known, by its estimate min(r, r^2 / gap)
+ERROR = 0.01  # of tol: the estimated relative error min(r, r^2 / gap) at which a value counts as known
 
 
 @dataclass(frozen=True)
@@ -28,7 +24,7 @@ class Spectrum:
 
     Args:
         values: (k,).
-        residuals: ||H v - lambda v||, (k,): an eigenvalue of H lies within it. Includes rounding. Says nothing of
+        residuals: ||H v - lambda v||, (k,): an eigenvalue of H lies within it. Includes rounding. Says nothing about
             further copies of a multiple eigenvalue: one start vector finds one.
         converged: residual <= tol |value|, (k,).
         errors: estimates min(r, r^2 / gap) of the errors, gap the distance to the next Ritz value, (k,). Not bounds:
@@ -40,6 +36,7 @@ class Spectrum:
         weights: (m,), non-negative, sum 1.
         products: operator products spent.
         vectors: (k, n) if asked for, each in the half space of the start vector.
+        missed: how many of the values only the search of `verification.verified` found.
     """
 
     values: np.ndarray
@@ -53,6 +50,7 @@ class Spectrum:
     weights: np.ndarray
     products: int
     vectors: Tensor | None = None
+    missed: int = 0
 
 
 def lanczos(
@@ -71,9 +69,9 @@ def lanczos(
     """The k wanted eigenvalues by Lanczos with full reorthogonalisation, tested at every step.
 
     Two passes of classical Gram-Schmidt per step ("twice is enough", Giraud et al. 2005) as matrix-vector products
-    on the (m, n) basis. A random start is needed: gradient-like starts hide eigenvectors. Where the start's Krylov
-    space ends the search goes on beside it, until that no longer changes the wanted values. Where the basis is full
-    it is restarted with its best vectors (thick restart, Wu & Simon 2000).
+    on the (m, n) basis. A random start is needed: gradient-like starts hide eigenvectors. On breakdown (an invariant
+    subspace) the search continues with a random vector orthogonal to the basis, until that no longer changes the
+    wanted values. A full basis is restarted with its best vectors (thick restart, Wu & Simon 2000).
 
     Args:
         product: v -> H v.
@@ -82,19 +80,19 @@ def lanczos(
         which: LM largest magnitude, LA largest, SA smallest, both: k largest then k smallest.
         tol: relative residual at which a value counts as converged. The search also goes on until the estimated error
             of every value is a hundredth of that.
-        ends: relative residual to which the two algebraic ends are followed too, or to tol of the largest |value|:
-            near zero nothing relative is ever reached. The error of a value is about the square of its residual, so
-            0.1 leaves them right to about one per cent, for about one product; 1.0 asks nothing of them.
-        max_steps: cap on the number of products, at least k; what is unconverged then is returned as such.
-        room: most vectors kept, above the number of wanted values by ten at least.
-        storage: half precision halves the memory of the basis; values and residuals are then measured anew with their
+        ends: also converge the largest and smallest eigenvalue to this relative residual, or to tol of the largest
+            |value|: near zero no relative residual is ever reached. The error of a value is about the square of its
+            residual, so 0.1 leaves them right to about one per cent, for about one product; 1.0 disables it.
+        max_steps: cap on the number of products, at least k; values unconverged then are returned as such.
+        room: most vectors kept; at least ten more than wanted values.
+        storage: half precision halves the memory of the basis; values and residuals are then recomputed from their
             vectors, by one more product each.
         vectors: return eigenvectors too.
 
     Raises:
         FloatingPointError: the operator returned a non-finite vector.
     """
-    search = searching(
+    search = lanczos_search(
         start, k, which=which, tol=tol, ends=ends, max_steps=max_steps, room=room, storage=storage, vectors=vectors
     )
     vector = next(search)
@@ -102,11 +100,11 @@ def lanczos(
         try:
             vector = search.send(product(vector))
         except StopIteration as end:
-            found: Spectrum = end.value
-            return found
+            spectrum: Spectrum = end.value
+            return spectrum
 
 
-def searching(
+def lanczos_search(
     start: Tensor,
     k: int,
     *,
@@ -118,84 +116,61 @@ def searching(
     storage: torch.dtype | None = None,
     vectors: bool = False,
 ) -> Search:
-    """The search of `lanczos`, which asks for one product at a time: several may go on side by side."""
+    """The search of `lanczos` as a generator that asks for one product at a time: several may run side by side."""
     n = start.numel()
     room = max(room, k * (2 if which == "both" else 1) + 10)
     steps = min(n, max_steps) if room >= n else max_steps  # n without a restart span everything
-    most = min(steps, room)
-    basis = Basis(start, most, storage)
-    matrix = np.zeros((most, most))  # the operator on the basis: tridiagonal, but for the arrow that a restart leaves
-    origin = np.eye(most)[0]  # the start vector on the basis
-    floor = ROUNDING.get(start.dtype, 1e-6)
-    begun = 0  # products spent on invariant subspaces, complete
-    before: np.ndarray | None = None  # the wanted values after the last of them
+    ritz = Projection(start, min(steps, room), storage)
+    breakdown = 0  # products at the last invariant subspace
+    before: np.ndarray | None = None  # the wanted values there
     quadrature: tuple[np.ndarray, np.ndarray] | None = None  # before the first restart
     for products in range(1, steps + 1):
-        w = yield basis.last()
-        m = len(basis)
-        alpha = dot(w, basis.last())
-        w = basis.orthogonal(w)
-        alpha_value, beta = torch.stack([alpha, length(w)]).tolist()
-        if not np.isfinite(alpha_value) or not np.isfinite(beta):
-            raise FloatingPointError("a Hessian product is not finite")
-        matrix[m - 1, m - 1] = alpha_value
-        theta, s = np.linalg.eigh(matrix[:m, :m])  # s: (basis, value)
-        scale = float(np.abs(theta).max()) or 1.0
-        if beta <= floor * scale:
-            beta = 0.0  # an invariant subspace: its values are exact
-        residuals = np.maximum(beta * np.abs(s[-1]), floor * scale if n > 1 else 0.0)
-        chosen = wanted(theta, k, which)
-        if beta > 0.0:
-            done = products - begun > min(k, n - 1) and _settled(theta, residuals, chosen, which, tol, ends, floor)
+        ritz.extend((yield ritz.basis.last()))
+        chosen = wanted(ritz.values, k, which)
+        if ritz.beta > 0.0:
+            done = products - breakdown > min(k, n - 1) and _converged(ritz, chosen, which, tol, ends)
         else:
-            done = _same(theta[chosen], before, floor * scale)
-            begun, before = products, theta[chosen]
+            done = _same(ritz.values[chosen], before, ritz.floor * ritz.scale)
+            breakdown, before = products, ritz.values[chosen]
         if done or products == steps:
             break
-        if m == most:
-            quadrature = quadrature or (theta, (origin @ s) ** 2)
-            kept = _worth_keeping(theta, (most + len(chosen)) // 2, which)
-            basis.keep(s[:, kept])
-            m = len(kept)
-            origin = np.append(origin @ s[:, kept], np.zeros(most - m))
-            matrix = np.diag(np.append(theta[kept], np.zeros(most - m)))
-            matrix[m, :m] = matrix[:m, m] = beta * s[-1, kept]
-        else:
-            matrix[m, m - 1] = matrix[m - 1, m] = beta
-        basis.append(w / beta if beta > 0.0 else _beside(basis, start, products))
-    towards = origin[:m] @ s
-    nodes, weights = quadrature or (theta, towards**2)
-    values, bounds = theta[chosen], residuals[chosen]
-    found: Tensor | None = None
-    if vectors or not basis.exact:
-        # The sign LAPACK happens to give is fixed, so that the same question has the same answer everywhere.
-        found = basis.combinations((s * np.where(towards < 0, -1.0, 1.0))[:, chosen])
-    if found is not None and not basis.exact:
+        if ritz.full:
+            quadrature = quadrature or (ritz.values, ritz.start_components() ** 2)
+            ritz.restart(_worth_keeping(ritz.values, (ritz.room + len(chosen)) // 2, which))
+        ritz.append_next(start, products)
+    components = ritz.start_components()
+    nodes, weights = quadrature or (ritz.values, components**2)
+    values, residuals = ritz.values[chosen], ritz.residuals[chosen]
+    rows: Tensor | None = None
+    if vectors or not ritz.basis.exact:
+        # The sign LAPACK happens to give is fixed, so that equal searches give equal vectors everywhere.
+        rows = ritz.basis.combinations((ritz.vectors * np.where(components < 0, -1.0, 1.0))[:, chosen])
+    if rows is not None and not ritz.basis.exact:
         products += len(chosen)
-        values, bounds = yield from _measured(found, floor * scale)
+        values, residuals = yield from _rayleigh_quotients(rows, ritz.floor * ritz.scale)
     return Spectrum(
         values=values,
-        residuals=bounds,
-        converged=bounds <= tol * np.abs(values),
-        errors=_estimated(theta, residuals, chosen),
-        largest=float(theta[-1]),
-        smallest=float(theta[0]),
-        ends=(float(residuals[-1]), float(residuals[0])),
+        residuals=residuals,
+        converged=residuals <= tol * np.abs(values),
+        errors=_estimated_errors(ritz, chosen),
+        largest=float(ritz.values[-1]),
+        smallest=float(ritz.values[0]),
+        ends=(float(ritz.residuals[-1]), float(ritz.residuals[0])),
         nodes=nodes,
         weights=weights,
         products=products,
-        vectors=found if vectors else None,
+        vectors=rows if vectors else None,
     )
 
 
 def side_by_side(product: Callable[[Tensor], Tensor], searches: Sequence[Search]) -> list[Spectrum | None]:
-    """Several searches with one product for all of them; None for one whose operator is not finite.
+    """Run several searches with one product for all of them; None for a search whose operator is not finite.
 
     Args:
-        product: rows v_i -> H_i v_i, (searches, n) -> (searches, n). The rows of searches that have ended are zero.
-        searches: not yet begun.
+        product: rows v_i -> H_i v_i, (searches, n) -> (searches, n). The rows of finished searches are zero.
+        searches: not yet started.
     """
-    found: list[Spectrum | None] = [None] * len(searches)
+    spectra: list[Spectrum | None] = [None] * len(searches)
     vectors = torch.stack([next(search) for search in searches])
     active = set(range(len(searches)))
     while active:
@@ -205,12 +180,12 @@ def side_by_side(product: Callable[[Tensor], Tensor], searches: Sequence[Search]
                 vectors[i] = searches[i].send(products[i])
                 continue
             except StopIteration as end:
-                found[i] = end.value
+                spectra[i] = end.value
             except FloatingPointError:
-                found[i] = None
+                spectra[i] = None
             vectors[i] = 0.0
             active.discard(i)
-    return found
+    return spectra
 
 
 def wanted(values: np.ndarray, k: int, which: Which) -> np.ndarray:
@@ -225,38 +200,40 @@ def wanted(values: np.ndarray, k: int, which: Which) -> np.ndarray:
     return np.concatenate([order[::-1][:k], order[:k]])
 
 
-def _settled(
-    theta: np.ndarray, residuals: np.ndarray, chosen: np.ndarray, which: Which, tol: float, ends: float, floor: float
-) -> bool:
+def _converged(ritz: Projection, chosen: np.ndarray, which: Which, tol: float, ends: float) -> bool:
+    """Whether the wanted values are known, and the two algebraic ends as far as they are asked for."""
+    theta, residuals = ritz.values, ritz.residuals
     size = np.abs(theta)
-    least = floor * size.max()
+    least = ritz.floor * size.max()
     known = residuals[chosen] <= np.maximum(tol * size[chosen], least)
-    known &= _estimated(theta, residuals, chosen) <= np.maximum(ERROR * tol * size[chosen], least)
-    if which == "LM" and known.all() and _contested(theta, residuals, chosen, ERROR * tol, least):
+    known &= _estimated_errors(ritz, chosen) <= np.maximum(ERROR * tol * size[chosen], least)
+    if which == "LM" and known.all() and _contested(ritz, chosen, ERROR * tol, least):
         return False
     if ends >= 1.0:
         return bool(known.all())
     both = np.array([0, len(theta) - 1])
-    near = residuals[both] <= np.maximum(ends * size[both], max(tol, floor) * size.max())
+    near = residuals[both] <= np.maximum(ends * size[both], max(tol, ritz.floor) * size.max())
     return bool(known.all() and near.all())
 
 
-def _contested(theta: np.ndarray, residuals: np.ndarray, chosen: np.ndarray, tol: float, least: float) -> bool:
-    """Whether an unknown value of the other sign may yet turn out larger than the smallest of the wanted ones."""
+def _contested(ritz: Projection, chosen: np.ndarray, tol: float, least: float) -> bool:
+    """Whether an unconverged value of the other sign may yet turn out larger than the smallest wanted one."""
+    theta = ritz.values
     last = theta[chosen[-1]]
     others = np.setdiff1d(np.flatnonzero(theta * last < 0), chosen)
     if not len(others):
         return False
     rival = others[np.abs(theta[others]).argmax()]
-    error = _estimated(theta, residuals, np.array([rival]))[0]
+    error = _estimated_errors(ritz, np.array([rival]))[0]
     return bool(error > max(tol * abs(last), least) and abs(theta[rival]) + error > abs(last))
 
 
-def _estimated(theta: np.ndarray, residuals: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    distances = np.abs(theta[chosen][:, None] - theta)  # (chosen, m)
+def _estimated_errors(ritz: Projection, chosen: np.ndarray) -> np.ndarray:
+    """min(r, r^2 / gap), gap the distance to the next Ritz value."""
+    distances = np.abs(ritz.values[chosen][:, None] - ritz.values)  # (chosen, m)
     distances[np.arange(len(chosen)), chosen] = np.inf
-    found = residuals[chosen]
-    return np.asarray(np.minimum(found, found**2 / np.maximum(distances.min(axis=1), 1e-300)))
+    residuals = ritz.residuals[chosen]
+    return np.asarray(np.minimum(residuals, residuals**2 / np.maximum(distances.min(axis=1), 1e-300)))
 
 
 def _same(values: np.ndarray, before: np.ndarray | None, floor: float) -> bool:
@@ -264,19 +241,13 @@ def _same(values: np.ndarray, before: np.ndarray | None, floor: float) -> bool:
 
 
 def _worth_keeping(theta: np.ndarray, count: int, which: Which) -> np.ndarray:
-    """Positions of the Ritz vectors that a restart keeps: of those asked for and next to them, and both ends."""
+    """Positions of the Ritz vectors that a restart keeps: the wanted ones, their neighbours, and both ends."""
     inner = wanted(theta, count // 2 if which == "both" else count, which)
     return np.unique(np.concatenate([inner, [0, len(theta) - 1]]))[: len(theta) - 1]
 
 
-def _beside(basis: Basis, start: Tensor, seed: int) -> Tensor:
-    """A unit vector orthogonal to the basis, to go on from an invariant subspace."""
-    vector = basis.orthogonal(random_unit(start.numel(), seed, device=start.device, dtype=start.dtype))
-    return vector.div_(length(vector).to(vector.dtype))
-
-
-def _measured(vectors: Tensor, floor: float) -> Generator[Tensor, Tensor, tuple[np.ndarray, np.ndarray]]:
-    """Rayleigh quotients and residuals of vectors, which are normalised in place."""
+def _rayleigh_quotients(vectors: Tensor, floor: float) -> Generator[Tensor, Tensor, tuple[np.ndarray, np.ndarray]]:
+    """Values and residuals of vectors, which are normalised in place."""
     values, residuals = [], []
     for vector in vectors:
         vector.div_(length(vector).to(vector.dtype))

@@ -1,4 +1,4 @@
-"""Products on a mini-batch that may not fit into memory: it is then cut into parts, whose weighted mean is exact."""
+"""Products on a mini-batch that may exceed memory: it is then split into micro-batches, whose mean is exact."""
 
 from __future__ import annotations
 
@@ -27,24 +27,25 @@ class Product(Protocol):
 
 
 @dataclass
-class Cut:
-    """Into how many parts mini-batches are cut; doubled where memory runs out, and kept for those that follow."""
+class MicroBatching:
+    """Micro-batches per mini-batch; doubled when memory runs out, and kept for the mini-batches that follow."""
 
-    parts: int = 1
+    count: int = 1
 
 
-class Divided:
-    """v -> H v of a mean over samples, from as few parts as memory allows.
+class MicroBatchedProduct:
+    """v -> H v of a mean over samples, with as few micro-batches as memory allows.
 
-    The graph of a whole mini-batch is kept. Of parts each is rebuilt for every product: one more gradient, for the
-    memory of a part. Samples must not depend on each other, as they do in batch norm's training mode.
+    The graph of a whole mini-batch is kept between products. With several micro-batches each graph is rebuilt for every
+    product: one more gradient, for the memory of a micro-batch. Samples must not depend on each other, as they do in
+    batch norm's training mode.
 
     Args:
-        make: prepares the product of some samples.
+        prepare: prepares the product of a slice of the samples.
         samples: in the mini-batch.
-        cut: into how many parts, shared by all mini-batches.
-        explain: makes more of an error that says that there is no second derivative.
-        whole: prepares that of all of them where it is another one than `make` gives.
+        micro_batching: shared by all mini-batches.
+        explain: adds the cause to an error about a missing second derivative.
+        whole: prepares the product of all samples, if that is another one than `prepare` gives.
 
     Raises:
         ValueError: as explained.
@@ -53,30 +54,30 @@ class Divided:
 
     def __init__(
         self,
-        make: Callable[[slice], Product],
+        prepare: Callable[[slice], Product],
         samples: int,
-        cut: Cut,
+        micro_batching: MicroBatching,
         *,
         explain: Callable[[ValueError], ValueError],
         whole: Callable[[], Product] | None = None,
     ) -> None:
-        self._make, self._samples, self._cut, self._explain = make, samples, cut, explain
-        self._kept: Product | None = None
-        if cut.parts == 1:
-            self._kept = self._within_memory(whole or (lambda: make(slice(None))))
-        self.value = self._mean_value() if self._kept is None else self._kept.value
+        self._prepare, self._samples, self._micro_batching, self._explain = prepare, samples, micro_batching, explain
+        self._whole: Product | None = None
+        if micro_batching.count == 1:
+            self._whole = self._within_memory(whole or (lambda: prepare(slice(None))))
+        self.value = self._mean_value() if self._whole is None else self._whole.value
 
     def __call__(self, vector: Tensor) -> Tensor:
         """H v, (n,)."""
-        found = None
-        while found is None:
-            found = self._within_memory(lambda: (self._kept or self._in_parts)(vector))
-            if found is None:
-                self._kept = None
-        return found
+        product = None
+        while product is None:
+            product = self._within_memory(lambda: (self._whole or self._by_micro_batches)(vector))
+            if product is None:
+                self._whole = None
+        return product
 
     def _within_memory(self, work: Callable[[], T]) -> T | None:
-        """What the work gives, or None after it ran out of memory, with more parts for the next attempt."""
+        """The result of the work, or None if it ran out of memory; then with more micro-batches at the next attempt."""
         try:
             return work()
         except ValueError as error:
@@ -84,32 +85,35 @@ class Divided:
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
-        if self._cut.parts >= self._samples:
+        if self._micro_batching.count >= self._samples:
             raise MemoryError(
-                "the curvature of a single sample does not fit into memory; ask for a smaller model, "
-                "fewer parameters with --params, or another device"
+                "the curvature of a single sample does not fit into memory; use a smaller model, "
+                "fewer parameters (--params), or another device"
             )
-        self._cut.parts = min(2 * self._cut.parts, self._samples)
-        log.warning("out of memory: mini-batches of %d go on in %d parts", self._samples, self._cut.parts)
+        self._micro_batching.count = min(2 * self._micro_batching.count, self._samples)
+        log.warning(
+            "out of memory: continuing with mini-batches of %d in %d micro-batches",
+            self._samples, self._micro_batching.count,
+        )  # fmt: skip
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return None
 
-    def _parts(self) -> list[slice]:
-        size = -(-self._samples // self._cut.parts)
+    def _slices(self) -> list[slice]:
+        size = -(-self._samples // self._micro_batching.count)
         return [slice(at, min(at + size, self._samples)) for at in range(0, self._samples, size)]
 
-    def _in_parts(self, vector: Tensor) -> Tensor:
+    def _by_micro_batches(self, vector: Tensor) -> Tensor:
         total = torch.zeros_like(vector)
-        for part in self._parts():
-            total.add_(self._make(part)(vector), alpha=(part.stop - part.start) / self._samples)
+        for part in self._slices():
+            total.add_(self._prepare(part)(vector), alpha=(part.stop - part.start) / self._samples)
         return total
 
     def _mean_value(self) -> float:
-        found = None
-        while found is None:
-            found = self._within_memory(
-                lambda: sum(self._make(part).value * (part.stop - part.start) for part in self._parts())
+        total = None
+        while total is None:
+            total = self._within_memory(
+                lambda: sum(self._prepare(part).value * (part.stop - part.start) for part in self._slices())
             )
-        return float(found) / self._samples
+        return float(total) / self._samples

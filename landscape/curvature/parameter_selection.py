@@ -1,20 +1,27 @@
-"""Which parameters are meant: by a regular expression, or by the module they belong to."""
+"""Which parameters are measured: those that match a regular expression, as a whole or layer by layer."""
 
 from __future__ import annotations
 
 import difflib
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
+from torch import Tensor
+
+from landscape.probe import Quantity
+
 T = TypeVar("T")
+PARAMS_HELP = "only parameters whose names match this regular expression"
 
 
 def matching(parameters: Mapping[str, T], pattern: str) -> dict[str, T]:
-    """Those whose name the expression finds, in order; all of them for an empty one.
+    """Those whose name matches the expression anywhere, in order; all of them for an empty one.
 
     Raises:
-        ValueError: it finds none, and names some that are near; or there are none at all.
+        ValueError: none matches, with names close to the expression; or the model has no trainable parameter.
     """
     found = {name: p for name, p in parameters.items() if re.search(pattern, name)}
     if not parameters:
@@ -27,8 +34,56 @@ def matching(parameters: Mapping[str, T], pattern: str) -> dict[str, T]:
 
 
 def by_module(parameters: Mapping[str, T]) -> dict[str, dict[str, T]]:
-    """Parameters by the module that owns them, in order; those of the model itself under its own first name."""
+    """Parameters by the module that owns them, in order; those of the model itself under their own first name."""
     groups: dict[str, dict[str, T]] = {}
     for name, p in parameters.items():
         groups.setdefault(name.rpartition(".")[0] or name, {})[name] = p
     return groups
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Diagonal blocks of a curvature matrix: a single one of all parameters, or one per layer on an axis `group`.
+
+    Args:
+        groups: parameters of each block.
+        per_layer: whether there is an axis `group`.
+    """
+
+    groups: Mapping[str, Mapping[str, Tensor]]
+    per_layer: bool
+
+    @staticmethod
+    def of(parameters: Mapping[str, Tensor], *, per_layer: bool) -> Blocks:
+        return Blocks(by_module(parameters) if per_layer else {"": parameters}, per_layer)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Parameters of each block."""
+        return np.array([sum(p.numel() for p in group.values()) for group in self.groups.values()])
+
+    @property
+    def axis(self) -> dict[str, np.ndarray]:
+        return {"group": np.arange(len(self.groups))} if self.per_layer else {}
+
+    @property
+    def labels(self) -> dict[str, tuple[Quantity, np.ndarray]]:
+        if not self.per_layer:
+            return {}
+        names = Quantity("module whose own parameters these are", dims=("group",)), np.array(list(self.groups))
+        return {"name": names, "size": (Quantity("parameters of the group", dims=("group",)), self.sizes)}
+
+    def position(self, index: tuple[int, ...]) -> int:
+        """The block of a unit, from its index (batch,) or (batch, group)."""
+        return index[1] if self.per_layer else 0
+
+    def require_rows(self, top: int) -> None:
+        """Check that the largest block has as many rows as eigenvalues are asked for.
+
+        Raises:
+            ValueError: it has fewer.
+        """
+        size = int(self.sizes.max())
+        if top > size:
+            whose = "largest layer" if self.per_layer else "model"
+            raise ValueError(f"--top {top} exceeds the {size} parameters of the {whose}; ask for at most {size}")

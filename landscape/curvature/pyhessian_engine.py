@@ -1,4 +1,4 @@
-"""PyHessian 0.1 (Yao et al. 2020) as a second engine: kept from its side effects, and each value with its residual."""
+"""PyHessian 0.1 (Yao et al. 2020) as a second engine, without its side effects and with residuals."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from landscape.curvature.hessian_product import differentiable_attention
 from landscape.curvature.lanczos import Spectrum, wanted
 from landscape.curvature.vectors import flat
+from landscape.subject.outputs import logits_in
+from landscape.subject.subject import Subject
 
 
 class _Counted(nn.Module):
-    """The model, counting the products: PyHessian clears gradients once before each of them."""
+    """Counts the products of a model: PyHessian clears its gradients once before each of them."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -32,59 +34,61 @@ class _Counted(nn.Module):
 
 
 def power_iteration(
-    model: nn.Module,
-    loss: Callable[[object, Tensor], Tensor],
-    batch: tuple[Tensor, Tensor],
+    subject: Subject,
+    i: int,
     parameters: Sequence[Tensor],
     product: Callable[[Tensor], Tensor],
     k: int,
     *,
-    shift: float = 0.0,
     tol: float = 1e-3,
     iterations: int = 100,
     seed: int = 0,
 ) -> Spectrum:
     """The k eigenvalues of largest magnitude as PyHessian finds them, one by one, by power iteration and deflation.
 
-    It stops where two steps agree and knows no residual: values may be missed, or wrong by far more than `tol`. That
-    makes it a cross-check. The residual of each is computed here, by one product more.
+    PyHessian stops when two steps agree and computes no residual: values may be missed, or wrong by far more than
+    `tol`. That makes it a cross-check. The residual of each value is computed here, by one more product.
 
     Args:
-        model: in eval mode; left as found.
-        loss: (what the model returns, targets) -> mean loss.
-        batch: inputs and targets.
-        parameters: by which to differentiate; the others stand still meanwhile.
-        product: v -> H v + shift v, for the residuals.
+        subject: its model is in eval mode, and left as found.
+        i: mini-batch.
+        parameters: by which to differentiate; the others are fixed.
+        product: v -> H v, weight decay included, for the residuals.
         k: how many.
-        shift: added to the diagonal.
         tol: relative change between two steps at which PyHessian stops.
-        iterations: its cap on the steps for one eigenvalue.
+        iterations: cap on its steps for one eigenvalue.
         seed: of its start vectors.
 
     Returns:
-        A spectrum that knows neither ends nor nodes.
+        A spectrum without ends and nodes.
 
     Raises:
         FloatingPointError: a value is not finite.
     """
     from pyhessian import hessian
 
-    counted = _Counted(model)
+    counted, batch, shift = _Counted(subject.model), subject.batch(i), subject.weight_decay
 
     def objective(returned: object, targets: Tensor) -> Tensor:
+        loss = subject.losses(logits_in(returned), targets).mean()
         # Also where shift is 0: it links every parameter to the loss, and PyHessian fails on those that are not.
-        return loss(returned, targets) + 0.5 * shift * torch.stack([p.square().sum() for p in parameters]).sum()
+        return loss + 0.5 * shift * torch.stack([p.square().sum() for p in parameters]).sum()
 
-    with _left_as_found(model, parameters), differentiable_attention(), torch.random.fork_rng(devices=[]):
+    with _left_as_found(subject.model, parameters), differentiable_attention(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         engine = hessian(counted, objective, data=batch, cuda=batch[0].device.type == "cuda")
         found, vectors = engine.eigenvalues(maxIter=iterations, tol=tol, top_n=k)
     if not np.isfinite(found).all():
         raise FloatingPointError("a Hessian product is not finite")
     order = wanted(np.array(found), k, "LM")
-    values = np.array(found)[order]
-    basis = torch.stack([flat(vectors[i]) for i in order])
-    basis = basis / basis.norm(dim=1, keepdim=True)
+    basis = torch.stack([flat(vectors[j]) for j in order])
+    return _with_residuals(np.array(found)[order], basis, product, tol, counted.products + k)
+
+
+def _with_residuals(
+    values: np.ndarray, vectors: Tensor, product: Callable[[Tensor], Tensor], tol: float, products: int
+) -> Spectrum:
+    basis = vectors / vectors.norm(dim=1, keepdim=True)
     residuals = np.array([(product(v) - value * v).norm().item() for v, value in zip(basis, values, strict=True)])
     return Spectrum(
         values=values,
@@ -96,23 +100,23 @@ def power_iteration(
         ends=(float("nan"), float("nan")),
         nodes=np.empty(0),
         weights=np.empty(0),
-        products=counted.products + k,
+        products=products,
         vectors=basis,
     )
 
 
 @contextlib.contextmanager
 def _left_as_found(model: nn.Module, parameters: Sequence[Tensor]) -> Iterator[None]:
-    """Gradients, modes and what is trainable, restored; PyHessian adds to the gradients it finds and leaves its own."""
+    """Restore gradients, modes and what is trainable: PyHessian adds to existing gradients and leaves its own."""
     every = list(model.parameters())
     gradients = [p.grad for p in every]
     trainable = [p.requires_grad for p in every]
     modes = [(module, module.training) for module in model.modules()]
-    chosen = {id(p) for p in parameters}
+    differentiated = {id(p) for p in parameters}
     try:
         for p in every:
             p.grad = None
-            p.requires_grad_(id(p) in chosen)
+            p.requires_grad_(id(p) in differentiated)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # backward() with create_graph, and the package's own syntax
             yield

@@ -1,9 +1,9 @@
-"""A second search beside what one Lanczos run found: one start vector cannot see further copies of a multiple value."""
+"""A second Lanczos search for missed eigenvalues: one start vector cannot see further copies of a multiple value."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -11,19 +11,6 @@ from torch import Tensor
 
 from landscape.curvature.lanczos import Spectrum, Which, lanczos, wanted
 from landscape.curvature.vectors import random_unit
-
-
-@dataclass(frozen=True)
-class Verified:
-    """A spectrum after the search.
-
-    Args:
-        spectrum: with what was missed in its place; `products` counts the search.
-        missed: eigenvalues that the first run should have returned and did not.
-    """
-
-    spectrum: Spectrum
-    missed: int
 
 
 def verified(
@@ -34,12 +21,12 @@ def verified(
     tol: float = 1e-3,
     max_steps: int = 200,
     seed: int = 0,
-) -> Verified:
-    """Search the complement of the found eigenvectors, until its outermost value is none of the wanted.
+) -> Spectrum:
+    """Search the orthogonal complement of the found eigenvectors, until its outermost value is not a wanted one.
 
     Lanczos from a fresh random start on P H P, P the projection off the vectors V found so far, for its one outermost
-    value. It was missed where it lies further out than the last of the wanted, by more than both residuals; it then
-    joins V and the search goes on, so that a value of any multiplicity is found, one search per copy.
+    value. It was missed if it lies further out than the last wanted value, by more than both residuals; it then joins V
+    and the search goes on, so that a value of any multiplicity is found, one search per copy.
 
     The residual of a value found there is sqrt(r^2 + ||H V - V Theta||^2), r that on P H P: an upper bound of that on
     H, without a product.
@@ -47,53 +34,55 @@ def verified(
     Args:
         product: v -> H v.
         found: with its vectors.
-        which: what was asked for; both ends are searched one after the other.
+        which: what was asked for; with `both` one end is searched after the other.
         tol: relative residual of the values searched for.
         max_steps: cap on the products of one search.
-        seed: of the start vectors; another one than the first run's.
+        seed: of the start vectors; not that of the first run.
+
+    Returns:
+        The spectrum with the missed values in their places; `missed` counts them, `products` includes the search.
 
     Raises:
         ValueError: the spectrum has no vectors.
         FloatingPointError: the operator returned a non-finite vector.
     """
     if found.vectors is None:
-        raise ValueError("verifying needs the eigenvectors; ask lanczos for vectors=True")
-    if which == "both":
-        k = len(found.values) // 2
-        parts = [_part(found, np.arange(k)), _part(found, np.arange(k, 2 * k))]
-        first = _searched(product, parts[0], parts[1].vectors, "LA", tol, max_steps, seed)
-        second = _searched(product, parts[1], first.spectrum.vectors, "SA", tol, max_steps, seed + 1)
-        upper, lower = first.spectrum, second.spectrum
-        assert upper.vectors is not None
-        assert lower.vectors is not None
-        whole = replace(
-            found,
-            values=np.concatenate([upper.values, lower.values]),
-            residuals=np.concatenate([upper.residuals, lower.residuals]),
-            converged=np.concatenate([upper.converged, lower.converged]),
-            errors=np.concatenate([upper.errors, lower.errors]),
-            products=upper.products + lower.products - found.products,
-            vectors=torch.cat([upper.vectors, lower.vectors]),
-        )
-        return Verified(whole, first.missed + second.missed)
-    return _searched(product, found, None, which, tol, max_steps, seed)
+        raise ValueError("verifying needs the eigenvectors; call lanczos with vectors=True")
+    if which != "both":
+        return _searched(product, found, None, which, tol, max_steps, seed)
+    k = len(found.values) // 2
+    parts = [_part(found, np.arange(k)), _part(found, np.arange(k, 2 * k))]
+    upper = _searched(product, parts[0], parts[1].vectors, "LA", tol, max_steps, seed)
+    lower = _searched(product, parts[1], upper.vectors, "SA", tol, max_steps, seed + 1)
+    assert upper.vectors is not None
+    assert lower.vectors is not None
+    return replace(
+        found,
+        values=np.concatenate([upper.values, lower.values]),
+        residuals=np.concatenate([upper.residuals, lower.residuals]),
+        converged=np.concatenate([upper.converged, lower.converged]),
+        errors=np.concatenate([upper.errors, lower.errors]),
+        products=upper.products + lower.products - found.products,
+        vectors=torch.cat([upper.vectors, lower.vectors]),
+        missed=upper.missed + lower.missed,
+    )
 
 
 def _searched(
     product: Callable[[Tensor], Tensor],
     found: Spectrum,
-    beside: Tensor | None,
+    excluded: Tensor | None,
     which: Which,
     tol: float,
     max_steps: int,
     seed: int,
-) -> Verified:
+) -> Spectrum:
     assert found.vectors is not None
     k, known, missed = len(found.values), found, 0
     n = found.vectors.shape[1]
     while True:
         assert known.vectors is not None
-        off = known.vectors if beside is None else torch.cat([known.vectors, beside])
+        off = known.vectors if excluded is None else torch.cat([known.vectors, excluded])
         off = _orthonormal(off)
         if len(off) >= n:
             break
@@ -107,19 +96,19 @@ def _searched(
         if inside or not _further_out(value, known.values[last], leak + known.residuals[last], which):
             break
         missed += 1
-        known = _joined(known, value, leak, extra, tol, which)
-    return Verified(_part(known, wanted(known.values, k, which)), missed)
+        known = _joined(known, value, leak, extra, tol)
+    return replace(_part(known, wanted(known.values, k, which)), missed=missed)
 
 
 def _outermost(
     product: Callable[[Tensor], Tensor], off: Tensor, start: Tensor, which: Which, tol: float, max_steps: int
 ) -> Spectrum:
-    def beside(vector: Tensor) -> Tensor:
+    def complement(vector: Tensor) -> Tensor:
         vector = product(vector - off.T @ (off @ vector))
         return vector - off.T @ (off @ vector)
 
     start = start - off.T @ (off @ start)
-    return lanczos(beside, start, 1, which=which, tol=tol, ends=1.0, max_steps=max_steps, vectors=True)
+    return lanczos(complement, start, 1, which=which, tol=tol, ends=1.0, max_steps=max_steps, vectors=True)
 
 
 def _further_out(value: float, last: float, margin: float, which: Which) -> bool:
@@ -128,7 +117,7 @@ def _further_out(value: float, last: float, margin: float, which: Which) -> bool
     return value > last + margin if which == "LA" else value < last - margin
 
 
-def _joined(known: Spectrum, value: float, residual: float, extra: Spectrum, tol: float, which: Which) -> Spectrum:
+def _joined(known: Spectrum, value: float, residual: float, extra: Spectrum, tol: float) -> Spectrum:
     assert known.vectors is not None
     assert extra.vectors is not None
     return replace(
@@ -141,20 +130,20 @@ def _joined(known: Spectrum, value: float, residual: float, extra: Spectrum, tol
     )
 
 
-def _part(found: Spectrum, chosen: np.ndarray) -> Spectrum:
+def _part(found: Spectrum, positions: np.ndarray) -> Spectrum:
     assert found.vectors is not None
     return replace(
         found,
-        values=found.values[chosen],
-        residuals=found.residuals[chosen],
-        converged=found.converged[chosen],
-        errors=found.errors[chosen],
-        vectors=found.vectors[chosen.tolist()],
+        values=found.values[positions],
+        residuals=found.residuals[positions],
+        converged=found.converged[positions],
+        errors=found.errors[positions],
+        vectors=found.vectors[positions.tolist()],
     )
 
 
 def _orthonormal(vectors: Tensor) -> Tensor:
-    """The same span: in single precision the joined vectors are orthogonal only nearly; `both` may hold one twice."""
+    """A basis of the same span: joined vectors are orthogonal to single precision only; `both` may hold one twice."""
     q, r = torch.linalg.qr(vectors.T)
     rows: Tensor = q.T[r.diagonal().abs() > 1e-3]
     return rows

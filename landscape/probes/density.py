@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, get_args
 
 import numpy as np
 from torch import Tensor
 
+from landscape.curvature.hvp_choice import CODES, CODES_MEANING, HVP_HELP, Hvp, autotuned, curvature, without_hvp
 from landscape.curvature.lanczos import lanczos
-from landscape.curvature.operator import CODES, HOW, Hvp, curvature, over_all_samples
-from landscape.curvature.parameter_selection import matching
+from landscape.curvature.operator import over_all_samples
+from landscape.curvature.parameter_selection import PARAMS_HELP, matching
 from landscape.curvature.vectors import random_unit
 from landscape.options import at_least, one_of, regular_expression
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
@@ -22,11 +23,11 @@ from landscape.subject.subject import Subject
 
 @dataclass(frozen=True)
 class Density(Probe):
-    """Density of all Hessian eigenvalues of loss + weight decay over all samples, for the parameters.
+    """Density of all Hessian eigenvalues of loss + weight decay over all samples.
 
     A Lanczos run from a random unit vector v gives nodes and weights with sum_j weight_j f(node_j) = v' f(H) v, exact
-    for polynomials up to degree 2 steps - 1; its mean over v is the mean of f over the eigenvalues. What is stored is
-    not broadened: that is the figure's choice. Cost: steps products with all samples per vector.
+    for polynomials up to degree 2 steps - 1; its mean over v is the mean of f over the eigenvalues. Nodes are stored
+    unbroadened: the broadening is the figure's choice. Cost: steps products with all samples per vector.
     """
 
     name: ClassVar[str] = "density"
@@ -38,9 +39,9 @@ class Density(Probe):
     }
 
     vectors: Annotated[int, "random start vectors"] = 8
-    steps: Annotated[int, "Lanczos steps, and so nodes, per vector; as many as parameters at most"] = 40
-    hvp: Annotated[Hvp, "how products are made; auto tries and takes the fastest, equal to rounding"] = "auto"
-    params: Annotated[str, "regular expression: only parameters whose name it finds"] = ""
+    steps: Annotated[int, "Lanczos steps, and so nodes, per vector; at most the number of parameters"] = 40
+    hvp: Annotated[Hvp, HVP_HELP] = "auto"
+    params: Annotated[str, PARAMS_HELP] = ""
     seed: Annotated[int, "seed of the start vectors"] = 0
 
     def __post_init__(self) -> None:
@@ -50,7 +51,7 @@ class Density(Probe):
         regular_expression("params", self.params)
 
     def plan(self, subject: Subject) -> Plan:
-        matching(subject.parameters, self.params)  # nothing is begun for an expression that finds none
+        matching(subject.parameters, self.params)  # fails before any work where nothing matches
         eigenvalue, node = "loss per squared weight", ("node",)
         return Plan(
             over={"vector": np.arange(self.vectors)},
@@ -59,7 +60,7 @@ class Density(Probe):
                 "nodes": Quantity("node of the quadrature: a Ritz value, ascending", eigenvalue, node),
                 "weights": Quantity("its weight; those of a vector sum to 1", dims=node),
                 "matvecs": Quantity("Hessian products with all samples spent"),
-                "hvp": Quantity(HOW),
+                "hvp": Quantity(CODES_MEANING),
             },
             summaries={
                 "mean": Quantity("mean eigenvalue: the trace over the number of parameters", eigenvalue),
@@ -71,18 +72,15 @@ class Density(Probe):
         )
 
     def identity(self, subject: Subject) -> dict[str, Any]:
-        """The parameters without the way products are made, which changes nothing but rounding."""
-        return {name: value for name, value in asdict(self).items() if name != "hvp"}
+        return without_hvp(self)
 
     def autotune(self, subject: Subject) -> dict[str, str]:
-        """How products are made, chosen once for the whole answer where that is left to a trial."""
-        if self.hvp != "auto":
-            return {}
-        parameters, batches = matching(subject.parameters, self.params), len(subject.batches)
-        return {"hvp": curvature(subject, parameters, "auto", batches=batches).kind}
+        """The backend, chosen once for the whole result."""
+        parameters = matching(subject.parameters, self.params)
+        return autotuned(subject, parameters, self.hvp, batches=len(subject.batches))
 
     def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Density, Subject]:
-        """Probe and subject with the choices of a trial."""
+        """Probe and subject with the choices of `autotune`."""
         return replace(self, **choices), subject
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
@@ -90,23 +88,22 @@ class Density(Probe):
         return values
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
-        """Start vectors one after the other, with products prepared once."""
+        """One start vector after the other, with products prepared once."""
         parameters = matching(subject.parameters, self.params)
-        size = sum(p.numel() for p in parameters.values())
-        products = curvature(subject, parameters, self.hvp, batches=len(subject.batches))
-        product = over_all_samples(subject, products)
+        curved = curvature(subject, parameters, self.hvp, batches=len(subject.batches))
+        product = over_all_samples(subject, curved)
         for unit in units:
-            start = random_unit(size, unit.seed(self.seed), device=subject.device, dtype=subject.dtype)
-            yield {**self._quadrature(product, start), "hvp": CODES.index(products.kind)}
+            start = random_unit(curved.size, unit.seed(self.seed), device=subject.device, dtype=subject.dtype)
+            yield {**self._quadrature(product, start), "hvp": CODES.index(curved.hvp)}
 
     def _quadrature(self, product: Callable[[Tensor], Tensor], start: Tensor) -> dict[str, Any]:
         nodes, weights = np.full((2, self.steps), np.nan)
         try:
-            # All nodes are wanted, to no tolerance: nothing stops the run before its last step.
+            # tol 0: all nodes are wanted, and nothing stops the run before its last step.
             found = lanczos(product, start, self.steps, tol=0.0, max_steps=self.steps)
         except FloatingPointError:
             return {"nodes": nodes, "weights": weights, "matvecs": math.nan}
-        # Where the start's Krylov space ends, the search goes on beside it: those nodes have no weight.
+        # On breakdown the search continued with a random vector: the nodes from there on have no weight.
         known = found.weights > np.finfo(np.float64).tiny
         count = int(known.sum())
         nodes[:count] = found.nodes[known]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from landscape.curvature.operator import CODES, HOW, Curvature, Hvp, curvature
-from landscape.curvature.parameter_selection import matching
+from landscape.curvature.hvp_choice import CODES, CODES_MEANING, HVP_HELP, Hvp, autotuned, curvature, without_hvp
+from landscape.curvature.operator import Curvature
+from landscape.curvature.parameter_selection import PARAMS_HELP, matching
 from landscape.curvature.trace_estimators import TraceEstimate, hutch_plus_plus, hutchinson, xtrace
 from landscape.options import at_least, one_of, regular_expression
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
@@ -26,11 +27,11 @@ METHODS: Mapping[str, Callable[..., TraceEstimate]] = {
 
 @dataclass(frozen=True)
 class Trace(Probe):
-    """Trace of the Hessian of loss + weight decay, for all parameters asked for; not divided by their number.
+    """Trace of the Hessian of loss + weight decay for the parameters asked for, not divided by their number.
 
-    Every mini-batch has random vectors of its own. The trace over all samples is the sample-weighted mean of those of
-    the mini-batches, exactly: the loss is a mean over samples and the trace is linear. Its error thus falls with the
-    number of mini-batches too, at no cost in memory.
+    Every mini-batch has its own random vectors. The trace over all samples is exactly the sample-weighted mean of those
+    of the mini-batches: the loss is a mean over samples and the trace is linear. Its error thus also falls with the
+    number of mini-batches, at no cost in memory.
     """
 
     name: ClassVar[str] = "trace"
@@ -43,8 +44,8 @@ class Trace(Probe):
 
     method: Annotated[Method, "estimator; xtrace has the smallest error for the same work"] = "xtrace"
     vectors: Annotated[int, "Hessian products per mini-batch"] = 32
-    hvp: Annotated[Hvp, "how products are made; auto tries and takes the fastest, equal to rounding"] = "auto"
-    params: Annotated[str, "regular expression: only parameters whose name it finds"] = ""
+    hvp: Annotated[Hvp, HVP_HELP] = "auto"
+    params: Annotated[str, PARAMS_HELP] = ""
     seed: Annotated[int, "seed of the random vectors"] = 0
 
     def __post_init__(self) -> None:
@@ -54,7 +55,7 @@ class Trace(Probe):
         regular_expression("params", self.params)
 
     def plan(self, subject: Subject) -> Plan:
-        matching(subject.parameters, self.params)  # nothing is begun for an expression that finds none
+        matching(subject.parameters, self.params)  # fails before any work where nothing matches
         trace = "loss per squared weight"
         return Plan(
             over={"batch": np.arange(len(subject.batches))},
@@ -64,7 +65,7 @@ class Trace(Probe):
                 "samples": Quantity("samples in the mini-batch"),
                 "loss": Quantity("loss of the mini-batch", subject.meaning.units),
                 "matvecs": Quantity("Hessian products spent"),
-                "hvp": Quantity(HOW),
+                "hvp": Quantity(CODES_MEANING),
             },
             summaries={
                 "trace": Quantity("trace of the Hessian over the samples of all finished mini-batches", trace),
@@ -75,18 +76,15 @@ class Trace(Probe):
         )
 
     def identity(self, subject: Subject) -> dict[str, Any]:
-        """The parameters without the way products are made, which changes nothing but rounding."""
-        return {name: value for name, value in asdict(self).items() if name != "hvp"}
+        return without_hvp(self)
 
     def autotune(self, subject: Subject) -> dict[str, str]:
-        """How products are made, chosen once for the whole answer where that is left to a trial."""
-        if self.hvp != "auto":
-            return {}
-        parameters, batches = matching(subject.parameters, self.params), len(subject.batches)
-        return {"hvp": curvature(subject, parameters, "auto", batches=batches, joint=False).kind}
+        """The backend, chosen once for the whole result."""
+        parameters = matching(subject.parameters, self.params)
+        return autotuned(subject, parameters, self.hvp, batches=len(subject.batches), batched=False)
 
     def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Trace, Subject]:
-        """Probe and subject with the choices of a trial."""
+        """Probe and subject with the choices of `autotune`."""
         return replace(self, **choices), subject
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
@@ -96,23 +94,22 @@ class Trace(Probe):
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Mini-batches one after the other, with products prepared once for all of one shape."""
         parameters = matching(subject.parameters, self.params)
-        products = curvature(subject, parameters, self.hvp, batches=len(units), joint=False)
+        curved = curvature(subject, parameters, self.hvp, batches=len(units), batched=False)
         for unit in units:
-            yield self._estimate(subject, products, unit)
+            yield self._estimate(curved, unit)
 
-    def _estimate(self, subject: Subject, products: Curvature, unit: Unit) -> dict[str, float]:
-        (i,) = unit.index
-        product = products.product(i)
-        values = {"samples": len(subject.batches[i][1]), "loss": product.value, "hvp": CODES.index(products.kind)}
-        size = sum(p.numel() for p in products.parameters.values())
+    def _estimate(self, curved: Curvature, unit: Unit) -> dict[str, float]:
+        subject, (i,) = curved.subject, unit.index
+        product = curved.product(i)
+        values = {"samples": len(subject.batches[i][1]), "loss": product.value, "hvp": CODES.index(curved.hvp)}
         try:
-            found = METHODS[self.method](
-                product, size, self.vectors,
+            estimate = METHODS[self.method](
+                product, curved.size, self.vectors,
                 seed=unit.seed(self.seed), device=subject.device, dtype=subject.dtype,
             )  # fmt: skip
         except FloatingPointError:
             return {**values, "batch_trace": math.nan, "batch_trace_se": math.nan, "matvecs": math.nan}
-        return {**values, "batch_trace": found.value, "batch_trace_se": found.error, "matvecs": found.products}
+        return {**values, "batch_trace": estimate.value, "batch_trace_se": estimate.error, "matvecs": estimate.products}
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> dict[str, float]:
         """The sample-weighted mean over all finished mini-batches with a finite trace."""

@@ -1,0 +1,227 @@
+"""Which backend computes Hessian-vector products: the one asked for, or the fastest in a short benchmark."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from landscape.curvature.hessian_product import out_of_memory
+from landscape.curvature.kinks import activation_pattern, check_pattern, has_kinks
+from landscape.curvature.micro_batches import MicroBatching
+from landscape.curvature.operator import Curvature, Operator
+from landscape.curvature.traced_hessian import trace
+from landscape.curvature.vectors import length, random_unit
+from landscape.subject.checks import refuse_training
+from landscape.subject.derived import once_per_weights
+from landscape.subject.outputs import logits_in
+from landscape.subject.subject import Subject
+
+# kept: double backward through a kept graph; traced: a recorded forward-over-reverse graph, with images in the order
+# given or channels last; compiled: that graph as machine code; together: that graph for several mini-batches at once.
+Hvp = Literal["auto", "kept", "traced", "traced-channels-last", "compiled", "together"]
+Kinks = Literal["double", "single"]
+CODES: tuple[str, ...] = get_args(Hvp)[1:]  # a mini-batch stores the position of its backend in this list
+CODES_MEANING = f"how products were made: {', '.join(f'{i} {hvp}' for i, hvp in enumerate(CODES))}"
+HVP_HELP = "Hessian-vector product backend; auto benchmarks and picks the fastest (results agree to rounding)"
+WORTH_TRACING = 32  # mini-batches: for fewer a trace of some seconds does not pay
+WORTH_COMPILING = 500.0  # seconds of products: below that a compilation of half a minute to two does not
+PRODUCTS = 16  # per mini-batch, for that estimate
+BATCHED = 8  # mini-batches per product of `together`
+AGREES = 0.1  # relative difference of products by two backends: a unit on another side of its kink made 0.03
+REPEATS = 3  # products per candidate
+CLEARLY = 1.2  # how many times faster than the expected backend another one has to be
+
+log = logging.getLogger(__name__)
+
+
+def curvature(
+    subject: Subject,
+    parameters: Mapping[str, Tensor],
+    hvp: Hvp,
+    *,
+    batches: int,
+    operator: Operator = "hessian",
+    kinks: Kinks = "single",
+    batched: bool = True,
+) -> Curvature:
+    """Prepare products for a number of mini-batches; those of other matrices than the Hessian use double backward.
+
+    `auto` uses double backward for a few mini-batches; for more it traces the model and picks the backend that is the
+    fastest over three products. With `batched` False several mini-batches at once are no candidate. Fixing the
+    activation pattern (`kinks` double) costs a forward pass in double precision per product prepared.
+
+    Raises:
+        ValueError: the backend does not work with this model, or the model is in training mode.
+    """
+    refuse_training(subject.model)
+    fixed = kinks == "double" and _can_fix_pattern(subject)
+    if operator == "hessian" and hvp == "auto" and batches >= WORTH_TRACING:
+        known = _fastest_so_far(subject, parameters, fixed, batched)
+        if not known:
+            known.append(_fastest(Curvature(subject, parameters, "kept", fixed=fixed), batches, batched))
+        return known[0]
+    if operator != "hessian" or hvp in ("auto", "kept"):
+        return Curvature(subject, parameters, "kept", operator, fixed)
+    return _traced(subject, parameters, fixed, hvp)
+
+
+def autotuned(
+    subject: Subject,
+    parameters: Mapping[str, Tensor],
+    hvp: Hvp,
+    *,
+    batches: int,
+    kinks: Kinks = "single",
+    batched: bool = True,
+) -> dict[str, str]:
+    """The choice of a probe's `autotune`: the backend that `auto` picks; empty if one was asked for."""
+    if hvp != "auto":
+        return {}
+    return {"hvp": curvature(subject, parameters, hvp, batches=batches, kinks=kinks, batched=batched).hvp}
+
+
+def without_hvp(probe: Any) -> dict[str, Any]:
+    """The parameters of a probe without the backend, which changes nothing but rounding."""
+    return {name: value for name, value in asdict(probe).items() if name != "hvp"}
+
+
+@once_per_weights
+def _can_fix_pattern(subject: Subject) -> bool:
+    """Whether the network has kinks in single precision, and is the same function in double."""
+    if subject.dtype != torch.float32 or subject.device.type == "mps":
+        return False
+    inputs, _ = subject.batch(0)
+    try:
+        if not has_kinks(subject.model, inputs):
+            return False
+        check_pattern(subject.model, inputs, activation_pattern(subject.model, inputs))
+    except Exception as error:  # whatever a model's own code raises
+        if isinstance(error, RuntimeError | MemoryError) and out_of_memory(error):
+            return True  # micro-batches may fit
+        why = str(error).strip().partition("\n")[0]
+        log.info("kinks stay as single precision decides them: the model cannot be followed in double (%s)", why)
+        return False
+    return True
+
+
+@once_per_weights
+def _fastest_so_far(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, batched: bool) -> list[Curvature]:
+    """The result of a benchmark, empty before it: one serves for any number of mini-batches."""
+    return []
+
+
+def _fastest(double_backward: Curvature, batches: int, batched: bool) -> Curvature:
+    """The fastest backend of a benchmark; unless another is clearly faster, the one that usually is."""
+    subject = double_backward.subject
+    kinds: list[Hvp] = ["traced-channels-last" if convolves(subject.model) else "traced"]
+    if batched and subject.device.type != "cpu" and batches >= 2 * BATCHED:
+        kinds.insert(0, "together")
+    candidates = {"kept": double_backward}
+    seconds = {"kept": _seconds_per_product(double_backward)}
+    for hvp in kinds:
+        _add_candidate(hvp, candidates, seconds)
+    if batches * PRODUCTS * min(seconds.values()) > WORTH_COMPILING:
+        log.info("compiling the Hessian products, a minute or two")
+        _add_candidate("compiled", candidates, seconds)
+    least = min(seconds.values())
+    order = ["compiled", *kinds, "kept"]
+    best = next(candidates[hvp] for hvp in order if seconds.get(hvp, math.inf) <= CLEARLY * least)
+    log.info(
+        "Hessian products: %s (%s); --hvp chooses another",
+        best.hvp, ", ".join(f"{hvp} {1e3 * s:.1f} ms" for hvp, s in seconds.items()),
+    )  # fmt: skip
+    return best
+
+
+def convolves(model: nn.Module) -> bool:
+    """Whether a model slides overlapping kernels over maps; cutting an image into patches does not count."""
+    convolutions = (m for m in model.modules() if isinstance(m, nn.Conv2d))
+    return any(k > s for m in convolutions for k, s in zip(m.kernel_size, m.stride, strict=True))
+
+
+def _add_candidate(hvp: Hvp, candidates: dict[str, Curvature], seconds: dict[str, float]) -> None:
+    """Add a backend with its time, if it works with this model."""
+    double_backward = candidates["kept"]
+    try:
+        kinks: Kinks = "double" if double_backward.fixed else "single"
+        candidate = curvature(double_backward.subject, double_backward.parameters, hvp, batches=0, kinks=kinks)
+        seconds[hvp] = _seconds_per_product(candidate)
+    except (ValueError, RuntimeError) as error:
+        log.info("no %s Hessian products: %s", hvp, str(error).partition("\n")[0])
+        return
+    candidates[hvp] = candidate
+
+
+@once_per_weights
+def _traced(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, hvp: Hvp) -> Curvature:
+    double_backward = Curvature(subject, parameters, "kept", fixed=fixed)
+
+    def losses(returned: object, targets: Tensor) -> Tensor:
+        return subject.losses(logits_in(returned), targets)
+
+    inputs, targets = subject.batch(0)
+    traced = trace(
+        subject.model, losses, parameters, inputs, targets,
+        pattern=double_backward.pattern(0) if fixed else (),
+        channels_last=hvp == "traced-channels-last" or (hvp == "compiled" and convolves(subject.model)),
+        compiled=hvp == "compiled",
+        batched=BATCHED if hvp == "together" else 0,
+    )  # fmt: skip
+    candidate = replace(double_backward, hvp=hvp, _traced=traced, _micro_batching=MicroBatching())
+    _require_agreement(candidate, double_backward)
+    return candidate
+
+
+def _require_agreement(candidate: Curvature, double_backward: Curvature) -> None:
+    """Reject a trace whose product differs from that of double backward, where the latter works and is finite.
+
+    Code that is compiled already, such as TorchScript, may be recorded wrongly.
+    """
+    subject = candidate.subject
+    vector = random_unit(candidate.size, 0, device=subject.device, dtype=subject.dtype)
+    try:
+        expected = double_backward.product(0)(vector)
+    except ValueError:
+        return
+    if candidate.batched:
+        rows = vector.expand(candidate.batched, -1)
+        product = candidate.batched_product([0] * candidate.batched)(rows)[0]
+    else:
+        product = candidate.product(0)(vector)
+    difference, size = length(product - expected).item(), length(expected).item()
+    if math.isfinite(size) and not difference <= AGREES * size:
+        raise ValueError(
+            f"the model cannot be traced (a Hessian product of length {size:.3g} would be wrong by {difference:.3g}); "
+            "use --hvp kept"
+        )
+
+
+def _seconds_per_product(candidate: Curvature) -> float:
+    """Seconds per mini-batch and product, the best of a few after a warm-up."""
+    subject, batched = candidate.subject, candidate.batched
+    vector = random_unit(candidate.size, 0, device=subject.device, dtype=subject.dtype)
+    if batched:
+        joint, rows = candidate.batched_product([0] * batched), vector.expand(batched, -1)
+        return min(_seconds(lambda: joint(rows), subject.device) for _ in range(1 + REPEATS)) / batched
+    product = candidate.product(0)
+    return min(_seconds(lambda: product(vector), subject.device) for _ in range(1 + REPEATS))
+
+
+def _seconds(work: Callable[[], Tensor], device: torch.device) -> float:
+    """Seconds of work; on a CPU of this process alone, which other programs slow down less."""
+    if device.type == "cpu":
+        start = time.process_time()
+        work()
+        return (time.process_time() - start) / torch.get_num_threads()
+    torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    work()
+    torch.cuda.synchronize(device)
+    return time.perf_counter() - start

@@ -1,0 +1,159 @@
+"""What the results file holds of every spectrum, and the summaries NEP and APE of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from landscape.curvature.hvp_choice import CODES_MEANING
+from landscape.curvature.krylov_projection import ROUNDING
+from landscape.curvature.lanczos import Spectrum
+from landscape.curvature.operator import Operator
+from landscape.curvature.spectrum import Request
+from landscape.probe import Quantity
+
+RESAMPLES = 1000
+MATRICES: Mapping[Operator, tuple[str, str]] = {  # long name and units of the eigenvalues
+    "hessian": ("Hessian", "loss per squared weight"),
+    "ggn": ("Gauss-Newton", "loss per squared weight"),
+    "fisher": ("empirical Fisher", "squared loss per squared weight"),
+}
+
+
+def spectrum_quantities(operator: Operator, *, whole: str, loss_units: str, request: Request) -> dict[str, Quantity]:
+    """The quantities of `spectrum_values`, and those that a probe adds to them: `loss` and `hvp`.
+
+    Args:
+        operator: which matrix.
+        whole: what each matrix belongs to: a mini-batch, or all samples.
+        loss_units: of the loss.
+        request: what to find.
+    """
+    (matrix, units), rank, node = MATRICES[operator], ("rank",), ("node",)
+    quantities = {
+        "eigenvalue": Quantity(f"{matrix} eigenvalue", units, rank),
+        "residual": Quantity("residual ||Hv - lambda v||", units, rank),
+        "error": Quantity("estimated error min(r, r^2 / gap) of the eigenvalue", units, rank),
+        "converged": Quantity("1 where residual <= tol |eigenvalue|", dims=rank),
+        "largest": Quantity("algebraically largest eigenvalue", units),
+        "smallest": Quantity("algebraically smallest eigenvalue", units),
+        "largest_residual": Quantity("residual of the largest eigenvalue", units),
+        "smallest_residual": Quantity("residual of the smallest eigenvalue", units),
+        "loss": Quantity(f"loss of the {whole}", loss_units),
+        "matvecs": Quantity(f"matrix products spent, each with the {whole}"),
+        "nodes": Quantity("Lanczos nodes: Ritz values of the start vector's quadrature", units, node),
+        "weights": Quantity("their weights: the spectral density that the start vector saw", dims=node),
+        "hvp": Quantity(CODES_MEANING),
+    }
+    if request.verify:
+        quantities["missed"] = Quantity("eigenvalues that only the search beside the others found")
+    if request.vectors:
+        quantities["eigenvector"] = Quantity(
+            "unit eigenvector, parameters one after the other as in named_parameters()", dims=("rank", "parameter")
+        )
+    return quantities
+
+
+def spectrum_values(spectrum: Spectrum | None, request: Request, *, nodes: int, size: int) -> dict[str, Any]:
+    """The stored values of one matrix: rows as long as the request, padded with NaN; all NaN if it is not finite.
+
+    Args:
+        spectrum: None if a product was not finite.
+        request: what was to be found.
+        nodes: length of the rows of nodes.
+        size: number of parameters.
+    """
+    ranks = request.ranks
+    if spectrum is None:
+        values: dict[str, Any] = dict.fromkeys(("largest", "smallest", "largest_residual", "smallest_residual"), np.nan)
+        values |= {name: np.full(ranks, np.nan) for name in ("eigenvalue", "residual", "error")}
+        values |= {"nodes": np.full(nodes, np.nan), "weights": np.full(nodes, np.nan)}
+        values |= {"converged": np.zeros(ranks), "matvecs": 1}
+    else:
+        values = {
+            "eigenvalue": _padded(spectrum.values, ranks),
+            "residual": _padded(spectrum.residuals, ranks),
+            "error": _padded(spectrum.errors, ranks),
+            "converged": _padded(spectrum.converged, ranks),
+            "largest": spectrum.largest,
+            "smallest": spectrum.smallest,
+            "largest_residual": spectrum.ends[0],
+            "smallest_residual": spectrum.ends[1],
+            "matvecs": spectrum.products,
+            "nodes": _padded(spectrum.nodes, nodes),
+            "weights": _padded(spectrum.weights, nodes),
+        }
+    if request.verify:
+        values["missed"] = np.nan if spectrum is None else spectrum.missed
+    if request.vectors:
+        vectors = None if spectrum is None else spectrum.vectors
+        values["eigenvector"] = np.full((ranks, size), np.nan) if vectors is None else vectors.double().cpu().numpy()
+    return values
+
+
+def _padded(values: np.ndarray, count: int) -> np.ndarray:
+    """Values followed by NaN, (count,)."""
+    row = np.full(count, np.nan)
+    row[: len(values)] = values[:count]
+    return row
+
+
+def summary_quantities(operator: Operator, dims: tuple[str, ...]) -> dict[str, Quantity]:
+    """The quantities of `summaries`."""
+    _, units = MATRICES[operator]
+    return {
+        "nep": Quantity("share of negative eigenvalues", dims=dims),
+        "nep_low": Quantity("lower end of the 95 % bootstrap interval of nep over mini-batches", dims=dims),
+        "nep_high": Quantity("upper end of the 95 % bootstrap interval of nep over mini-batches", dims=dims),
+        "ape": Quantity("mean of the positive eigenvalues", units, dims),
+        "ape_low": Quantity("lower end of the 95 % bootstrap interval of ape", units, dims),
+        "ape_high": Quantity("upper end of the 95 % bootstrap interval of ape", units, dims),
+    }
+
+
+def summaries(data: Mapping[str, np.ndarray], *, per_layer: bool) -> dict[str, Any]:
+    """NEP and APE over all finished mini-batches, of each layer if there are several, with bootstrap intervals."""
+    values, done = _without_rounding(data), data["done"]
+    if not per_layer:
+        return _summaries(values, done)
+    rows = [_summaries(values[:, g], done[:, g]) for g in range(done.shape[1])]
+    return {name: np.array([row.get(name, np.nan) for row in rows]) for name in summary_quantities("hessian", ())}
+
+
+def _without_rounding(data: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The eigenvalues, with 0 for those that are zero up to rounding: their sign has no meaning."""
+    values = data["eigenvalue"]
+    ends = np.fmax(np.abs(data["largest"]), np.abs(data["smallest"]))[..., None]
+    size = np.abs(values)
+    is_rounding = size <= np.minimum(data["residual"], ROUNDING[torch.float32] * np.fmax(ends, size))
+    return np.where(is_rounding, 0.0, values)
+
+
+def _summaries(eigenvalues: np.ndarray, done: np.ndarray) -> dict[str, float]:
+    """NEP and APE of eigenvalues (batch, rank), each with a 95 % bootstrap interval over mini-batches."""
+    values = eigenvalues[done == 1]
+    values = values[np.isfinite(values).any(axis=1)]
+    if len(values) == 0:
+        return {}
+    draws = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
+    found: dict[str, float] = {}
+    for name, statistic in (("nep", negative_share), ("ape", positive_mean)):
+        found[name] = statistic(values)
+        resampled = np.array([statistic(values[rows]) for rows in draws])
+        if len(values) > 1 and np.isfinite(resampled).any():
+            found[f"{name}_low"], found[f"{name}_high"] = np.nanquantile(resampled, [0.025, 0.975])
+    return found
+
+
+def negative_share(values: np.ndarray) -> float:
+    """NEP: share of negative values, a measure of non-convexity."""
+    return float((values < 0).sum() / np.isfinite(values).sum())
+
+
+def positive_mean(values: np.ndarray) -> float:
+    """APE: mean of the positive values, a measure of sharpness; NaN where there are none."""
+    positive = values[values > 0]
+    return float(positive.mean()) if positive.size else float("nan")
