@@ -2,12 +2,12 @@
 
     python benchmarks/train.py [--data-root DIR] [--rounds 9] [--steps 4] [--threads 1] [--batch-size 96] [--wall]
 
-Demo networks on CIFAR-10. `per image` is the loop of tutorials: a data set that decodes nothing but crops, mirrors,
-converts and normalises one image at a time with Pillow, torch's `DataLoader` in the same process, default layout and
+Demo networks on CIFAR-10. `per image` is the usual loop: a data set of decoded images that crops, mirrors, converts
+and normalises one image at a time with Pillow, torch's `DataLoader` in the same process, default layout and
 optimiser. `bare` does forward, backward, clipping and the fused optimiser on one prepared mini-batch in the memory
 format that the trainer chooses. `trainer` is what `landscape train` runs, by its recipe: shuffled, augmented, mixed.
-Every round runs each column once, so that what else the machine does falls on all; ratios are medians over rounds, in
-process time (or `--wall`).
+Every round runs each column once, so that other load affects all alike; ratios are medians over rounds, in process
+time (or `--wall`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The figure of a training run: what it draws, also of a run that is not finished, and what it refuses."""
+"""The figure of a training run, finished or not, its errors, and TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_lines_are_the_columns_and_the_axis_is_the_whole_run() -> None:
     assert all(ax.get_xlim()[1] > 10 for ax in axes)
 
 
-def test_a_run_that_is_not_finished_draws_and_says_how_far_it_is(run: Path, tmp_path: Path) -> None:
+def test_an_unfinished_run_is_drawn_and_its_progress_stated(run: Path, tmp_path: Path) -> None:
     (path,) = drawing.draw_run(run, tmp_path / "figures", ("svg",))
     words = path.read_text()
     assert "3 of 5 epochs, test accuracy 0.4000, at its highest" in words

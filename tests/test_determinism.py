@@ -1,4 +1,4 @@
-"""Facts about the deterministic mode."""
+"""The deterministic mode: its error for an operation without an algorithm, and what it restores."""
 
 from __future__ import annotations
 

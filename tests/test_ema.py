@@ -1,4 +1,4 @@
-"""Facts about the moving average of the weights."""
+"""The moving average of the weights: its recursion, its buffers, its checkpoint."""
 
 from __future__ import annotations
 

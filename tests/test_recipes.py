@@ -1,4 +1,4 @@
-"""Facts about recipes and the optimiser they make."""
+"""Recipes: their values, overrides and errors; the optimiser and the schedule they define."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
 
 
 @pytest.mark.parametrize("victim", ["write_snapshot", "write_metrics", "write_state", "tidy"])
-def test_a_kill_at_any_write_loses_nothing(
+def test_an_interruption_at_any_write_loses_nothing(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str
 ) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -248,7 +248,7 @@ def test_train_loss_is_the_cross_entropy_with_soft_targets(source: str, tmp_path
 
 
 def test_clipping_bounds_the_first_step(source: str, tmp_path: Path) -> None:
-    """Plain SGD with a gradient longer than `clip` moves by exactly lr * clip."""
+    """One step of SGD without momentum, with a gradient longer than `clip`, has length lr * clip."""
     one = short(1, optimizer="sgd", batch_size=22, warmup=0.0, weight_decay=0.0, lr=0.5, clip=1e-3)
     final = train("vit_demo", source, recipe=one, out=tmp_path / "run", model_args=SMALL)
     before = checkpoint.read(final.with_name("init.pt")).state_dict
@@ -335,7 +335,7 @@ def test_a_second_run_in_the_same_folder_ends_in_one_line(source: str, tmp_path:
     def again(progress: EpochResult) -> None:
         train("vit_demo", source, **given)
 
-    with pytest.raises(RuntimeError, match=r"run is being trained in by another process; .*--name or --out"):
+    with pytest.raises(RuntimeError, match=r"another process is training in .*run; .*--name or --out"):
         train("vit_demo", source, report=again, **given)
     assert weights(train("vit_demo", source, **given))  # the lock ended with the run
 
@@ -365,7 +365,7 @@ def test_half_precision_is_for_snapshots_between_the_warm_up_and_the_end(source:
     assert [snapshot.epoch for snapshot in of_run(half)] == pytest.approx([0, 0.6667, 1, 2, 3], abs=1e-3)
 
 
-def test_what_half_precision_cannot_hold_stays() -> None:
+def test_values_beyond_half_precision_keep_their_precision() -> None:
     found = run_folder.half_precision(
         {"wide": torch.full((2, 2), 1e5), "weight": torch.ones(2, 2), "count": torch.tensor(70000)}
     )
@@ -374,7 +374,7 @@ def test_what_half_precision_cannot_hold_stays() -> None:
     }  # fmt: skip
 
 
-def test_a_full_disk_leaves_the_last_snapshot_and_a_run_that_goes_on(
+def test_a_full_disk_leaves_the_last_snapshot_and_a_run_that_can_resume(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, out = tmp_path / "whole", tmp_path / "run"
@@ -399,7 +399,7 @@ def test_a_full_disk_leaves_the_last_snapshot_and_a_run_that_goes_on(
     assert names(out) == names(whole)
 
 
-def test_a_table_that_cannot_be_written_is_named_and_the_old_one_stays(
+def test_a_metrics_table_that_cannot_be_written_is_named_and_the_old_one_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_folder.write_metrics(tmp_path, [{"epoch": 1}], ["epoch"])
@@ -424,7 +424,7 @@ def test_bf16_keeps_fp32_weights(source: str, tmp_path: Path) -> None:
     assert weights(half) != weights(full)
 
 
-def test_training_leaves_the_global_generator_alone(source: str, tmp_path: Path) -> None:
+def test_training_leaves_the_global_rng_state_alone(source: str, tmp_path: Path) -> None:
     state = torch.get_rng_state()
     train("vit_demo", source, recipe=short(1, drop_path=0.5), out=tmp_path / "run", model_args=SMALL)
     assert torch.equal(torch.get_rng_state(), state)
@@ -468,7 +468,7 @@ def test_a_damaged_resume_state_is_named(source: str, tmp_path: Path) -> None:
         ({"recipe": Recipe(epochs=2)}, OptionError, "--warmup must be between 0 and the 2 epochs of the run, got 5.0"),
     ],
 )
-def test_silly_values_are_refused_before_anything_is_written(
+def test_invalid_values_are_refused_before_anything_is_written(
     source: str, tmp_path: Path, changes: dict[str, object], error: type[Exception], message: str
 ) -> None:
     given = {"model": "vit_demo", "data": source, "recipe": short(1), "out": tmp_path / "run", **changes}

@@ -54,8 +54,7 @@ def locked(folder: Path) -> Iterator[None]:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise RuntimeError(
-                    f"{folder} is being trained in by another process; wait for it, or give this run another --name "
-                    "or --out"
+                    f"another process is training in {folder}; wait for it, or give this run another --name or --out"
                 ) from None
         yield
     finally:
