@@ -1,13 +1,13 @@
-"""Top-5 Hessian eigenvalues of mini-batches: ours against PyHessian and curvlinops with scipy's eigsh, in one run.
+"""Compare top-5 Hessian eigenvalues of mini-batches in one run: ours, PyHessian, and curvlinops with scipy's eigsh.
 
     python benchmarks/hessian.py --data cifar10 --data-root DATA [--checkpoints DIR] [--out hessian.jsonl]
 
 Every engine gets the same models, the same mini-batches and one thread. Measured per mini-batch: products, process
 time, errors against a float64 reference (ours at residual 1e-6; scipy's eigsh checks the first mini-batch), eigenvalues
-missed at 1 %, and a product's time in gradients; peak memory in a run of its own (--memory). Rows are appended as they
-come, so that a killed run goes on where it stopped; the table is printed at the end. Trained models are read from
-DIR/<model>-<data>/final.pt, untrained ones from its init.pt; their batch-norm statistics, which are zeros and ones
-there, are filled from the mini-batches.
+missed at 1 %, and the time of a product in gradients; peak memory in a separate run (--memory). Rows are appended one
+by one, so that a killed run resumes where it stopped; the table is printed at the end. Trained models are read from
+DIR/<model>-<data>/final.pt, untrained ones from its init.pt, with batch-norm statistics (zeros and ones there)
+computed from the mini-batches.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Spectral density of the Hessian with its bulk visible (Ghorbani et al. 2019, Fig. 1, on other axes)."""
+"""Spectral density of the Hessian, on axes that show the bulk (Ghorbani et al. 2019, Fig. 1, on other axes)."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MEANING = (
-    "The density of all Hessian eigenvalues: the mean over random start vectors, in a band from the least to the "
-    "greatest of them. A single eigenvalue cannot be told from a few, values closer than the broadening look like one "
-    "peak, and where the band is wide more vectors are needed."
+    "The density of all Hessian eigenvalues: the mean over random start vectors, with a band from the lowest to the "
+    "highest curve. One eigenvalue cannot be told from a few, values closer than the broadening look like one peak, "
+    "and where the band is wide more vectors are needed."
 )
 POINTS = 800
 
 
 @dataclass(frozen=True)
 class Grain:
-    """How finely quadratures resolve the axis: what the drawing is made with.
+    """Resolution of a drawing: how finely quadratures resolve the axis.
 
     Args:
-        linear: the axis is asinh(eigenvalue / linear): linear within, logarithmic beyond.
+        linear: the axis is asinh(eigenvalue / linear): linear up to this value, logarithmic beyond.
         width: standard deviation of the Gaussian that broadens a node, on that axis.
     """
 
@@ -43,10 +43,10 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, grain: Grain |
     """Draw the density of eigenvalues, both axes logarithmic away from zero.
 
     Args:
-        data: a stored answer.
-        ax: where.
+        data: a stored result.
+        ax: to draw on.
         look: colour and line.
-        grain: of axis and broadening; default: from the distances between the nodes.
+        grain: resolution of axis and broadening; by default from the distances between the nodes.
     """
     look, grain = look or look_of(data), grain or grain_of([data])
     at, curves = broadened(*quadratures(data), grain)
@@ -66,44 +66,44 @@ def banded(
     return ax
 
 
-def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """All answers overlaid with one broadening, mean and ends in the legend."""
-    grain = grain_of(answers)
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """All results overlaid with one broadening, mean and ends in the legend."""
+    grain = grain_of(results)
     legend = [
         replace(look, label=f"{look.label}: {_numbers(data)}", marker="").sample()
-        for data, look in zip(answers, looks, strict=True)
+        for data, look in zip(results, looks, strict=True)
     ]
     note = (
-        f"Axis linear within ±{grain.linear:.2g}; nodes broadened by {grain.width:.2g} on it. Band: least to greatest."
+        f"Axis linear within ±{grain.linear:.2g}; nodes broadened by {grain.width:.2g} on it. Band: lowest to highest."
     )
-    figure = style.page(answers, looks, height=2.4, legend=legend, note=note)
+    figure = style.page(results, looks, height=2.4, legend=legend, note=note)
     ax = figure.subplots()
-    for data, look in zip(answers, looks, strict=True):
+    for data, look in zip(results, looks, strict=True):
         draw(data, ax, look=look, grain=grain)
     return figure
 
 
 def quadratures(data: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and weights of the finished runs, (run, node), NaN where one ended early."""
+    """Nodes and weights of the finished runs, (run, node), padded with NaN where a run ended early."""
     nodes, weights = (data[name].transpose(..., "node").values for name in ("nodes", "weights"))
     known = np.isfinite(nodes).any(axis=1)
     return nodes[known], weights[known]
 
 
-def grain_of(answers: Sequence[xr.Dataset]) -> Grain:
+def grain_of(results: Sequence[xr.Dataset]) -> Grain:
     """Linear within the median distance of neighbouring nodes, broadened by their median distance on that axis.
 
     A share of the largest eigenvalue would hide the bulk, which is narrower by orders of magnitude.
     """
-    nodes = [row for data in answers for row in quadratures(data)[0]]
+    nodes = [row for data in results for row in quadratures(data)[0]]
     linear = _median_distance(nodes) or max(float(np.nanmax(np.abs(row))) for row in nodes) or 1.0
     return Grain(linear, _median_distance([np.arcsinh(row / linear) for row in nodes]) or 0.1)
 
 
 def broadened(nodes: np.ndarray, weights: np.ndarray, grain: Grain) -> tuple[np.ndarray, np.ndarray]:
-    """Points, and the density there per unit of eigenvalue for every start vector, (points,), (vector, points).
+    """Points, and the density at them for every start vector, (points,), (vector, points).
 
-    Every node is a Gaussian on the axis u = asinh(x / linear); du/dx makes a density over x of it, whose integral is 1.
+    Every node becomes a Gaussian on the axis u = asinh(x / linear); du/dx makes it a density over x with integral 1.
     """
     u = np.arcsinh(nodes / grain.linear)
     margin = 5 * grain.width

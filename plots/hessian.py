@@ -22,7 +22,7 @@ MEANING = (
     "The largest-magnitude Hessian eigenvalues of many mini-batches: NEP is the share of negative ones (non-"
     "convexity), APE the mean of the positive ones (sharpness), each with the 95 % bootstrap interval over "
     "mini-batches. They depend on batch size, phase of training, augmentation and weight decay: compare only "
-    "answers of one protocol."
+    "results of one protocol."
 )
 Range = tuple[float, float]
 UNEVEN = 10.0  # ratio of the densities' peaks from which a linear axis hides the lower one
@@ -39,10 +39,10 @@ def draw(
     """Draw the density of all eigenvalues, its negative side on the first axes and its positive side on the second.
 
     Args:
-        data: a stored answer.
+        data: a stored result.
         axes: left and right.
         look: colour and line.
-        ranges: of both sides; default: from the data's quantiles, `PAPER` has the paper's.
+        ranges: of both sides; the default follows the data's quantiles, the paper's are in `PAPER`.
     """
     look = look or look_of(data)
     values = eigenvalues(data)
@@ -59,21 +59,21 @@ def draw(
     return axes
 
 
-def page(answers: Sequence[xr.Dataset], looks: Sequence[Look], *, ranges: tuple[Range, Range] | None = None) -> Figure:
-    """All answers overlaid, NEP and APE in the legend; a logarithmic density where the peaks are very uneven."""
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look], *, ranges: tuple[Range, Range] | None = None) -> Figure:
+    """All results overlaid, NEP and APE in the legend; a logarithmic density where the peaks are very uneven."""
     legend = [
         replace(look, label=f"{look.label}: {_numbers(data)}", marker="").sample()
-        for data, look in zip(answers, looks, strict=True)
+        for data, look in zip(results, looks, strict=True)
     ]
-    figure = style.page(answers, looks, height=2.1, legend=legend)
+    figure = style.page(results, looks, height=2.1, legend=legend)
     left, right = figure.subplots(1, 2, sharey=True)
-    for data, look in zip(answers, looks, strict=True):
-        draw(data, (left, right), look=look, ranges=ranges or spans(answers))
+    for data, look in zip(results, looks, strict=True):
+        draw(data, (left, right), look=look, ranges=ranges or spans(results))
     peaks = [
-        max(float(line.get_ydata().max()) for line in (left.lines[k], right.lines[k])) for k in range(len(answers))
+        max(float(line.get_ydata().max()) for line in (left.lines[k], right.lines[k])) for k in range(len(results))
     ]
     if max(peaks) > UNEVEN * min(peaks):
-        left.set_yscale("log")  # shared: one sharp density would press the others to the axis
+        left.set_yscale("log")  # shared: on a linear axis one sharp density would flatten the others
         left.set_ylim(0.03 * min(peaks), 2 * max(peaks))
     left.set_title("negative")
     right.set_title("positive")
@@ -86,10 +86,10 @@ def eigenvalues(data: xr.Dataset) -> np.ndarray:
     return np.asarray(values[np.isfinite(values)])
 
 
-def spans(answers: Sequence[xr.Dataset]) -> tuple[Range, Range]:
-    """Ranges of both sides that hold nearly all values of every answer; single outliers do not stretch them."""
+def spans(results: Sequence[xr.Dataset]) -> tuple[Range, Range]:
+    """Ranges of both sides that hold nearly all values of every result; single outliers do not stretch them."""
     low, high = 0.0, 0.0
-    for data in answers:
+    for data in results:
         values = eigenvalues(data)
         negative, positive = values[values < 0], values[values > 0]
         low = min(low, 1.15 * float(np.quantile(negative, 0.01)) if negative.size else 0.0)

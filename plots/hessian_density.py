@@ -1,4 +1,4 @@
-"""Spectral density as the searches for the largest eigenvalues saw it: on log axes, with the bulk visible."""
+"""Spectral density from the Lanczos runs of the eigenvalue search, on log axes that show the bulk."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from landscape.plots.density import Grain, banded, broadened, grain_of, quadratu
 
 MEANING = (
     "The density of all Hessian eigenvalues of a mini-batch, mean over mini-batches with a band from the 10th to the "
-    "90th percentile. It costs nothing beside the eigenvalues: every search from a random vector is a quadrature of "
-    "the density with as many nodes as it took products, coarse in the bulk and sharp at the ends."
+    "90th percentile. It comes at no cost with the eigenvalues: every Lanczos run is a quadrature of the density with "
+    "as many nodes as products, coarse in the bulk and sharp at the ends."
 )
 
 
@@ -26,10 +26,10 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, grain: Grain |
     """Draw the mean density over mini-batches, both axes logarithmic away from zero.
 
     Args:
-        data: a stored answer.
-        ax: where.
+        data: a stored result.
+        ax: to draw on.
         look: colour and line.
-        grain: of axis and broadening; default: from the distances between the nodes.
+        grain: resolution of axis and broadening; by default from the distances between the nodes.
     """
     look, grain = look or look_of(data), grain or grain_of([data])
     at, curves = broadened(*quadratures(data), grain)
@@ -37,16 +37,16 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, grain: Grain |
     return banded(ax, at, curves.mean(axis=0), low, high, look=look, grain=grain)
 
 
-def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """All answers overlaid with one broadening."""
-    grain = grain_of(answers)
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """All results overlaid with one broadening."""
+    grain = grain_of(results)
     legend = [replace(look, marker="").sample() for look in looks]
     note = (
         f"Axis linear within ±{grain.linear:.2g}; nodes broadened by {grain.width:.2g} on it. Band: 10 to 90 % of the "
         "mini-batches."
     )
-    figure = style.page(answers, looks, height=2.3, legend=legend, note=note)
+    figure = style.page(results, looks, height=2.3, legend=legend, note=note)
     ax = figure.subplots()
-    for data, look in zip(answers, looks, strict=True):
+    for data, look in zip(results, looks, strict=True):
         draw(data, ax, look=look, grain=grain)
     return figure

@@ -1,4 +1,4 @@
-"""The ends of the Hessian spectrum of every layer's own parameters, as bars."""
+"""The largest and smallest Hessian eigenvalue of every layer's parameters, as bars."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 
 MEANING = (
-    "The largest (to the right) and the smallest (to the left) eigenvalue of the diagonal block of the Hessian that "
-    "belongs to each layer, mean and standard error over mini-batches. A block leaves out how layers act on each "
-    "other: the largest eigenvalue of the whole Hessian is at least that of every block."
+    "The largest (to the right) and the smallest (to the left) eigenvalue of each layer's diagonal block of the "
+    "Hessian, mean and standard error over mini-batches. A block leaves out interactions between layers: the largest "
+    "eigenvalue of the whole Hessian is at least that of every block."
 )
 ROW = 0.115  # inches per layer
 
@@ -25,8 +25,8 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
     """Draw both ends of every layer's spectrum, the first layer on top.
 
     Args:
-        data: a stored answer with a group axis.
-        ax: where.
+        data: a stored result with a group axis.
+        ax: to draw on.
         look: colour.
     """
     look = look or look_of(data)
@@ -44,17 +44,17 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
     return ax
 
 
-def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """One panel per answer, side by side, as high as the longest list of layers needs."""
-    layers = max(data.sizes["group"] for data in answers)
-    columns = min(len(answers), 3)
-    rows = -(-len(answers) // columns)
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """One panel per result, side by side, as high as the longest list of layers needs."""
+    layers = max(data.sizes["group"] for data in results)
+    columns = min(len(results), 3)
+    rows = -(-len(results) // columns)
     width = style.PAGE if columns > 1 else 0.75 * style.PAGE
-    figure = style.page(answers, looks, height=rows * (0.55 + ROW * layers), width=width)
+    figure = style.page(results, looks, height=rows * (0.55 + ROW * layers), width=width)
     axes = figure.subplots(rows, columns, squeeze=False)
-    for ax in axes.flat[len(answers) :]:
+    for ax in axes.flat[len(results) :]:
         ax.remove()
-    for data, look, ax in zip(answers, looks, axes.flat, strict=False):
+    for data, look, ax in zip(results, looks, axes.flat, strict=False):
         draw(data, ax, look=look)
         ax.set_title(style.fitted(look.label, width / columns, style.SMALL), fontsize=style.SMALL)
     return figure

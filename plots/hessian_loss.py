@@ -1,4 +1,4 @@
-"""Hessian eigenvalues of mini-batches against their loss: are the sharp mini-batches those that are not yet fitted?"""
+"""Hessian eigenvalues of mini-batches against their loss: are the sharp mini-batches those with a high loss?"""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from landscape.plots.appearance import Look, loss_units
 from landscape.plots.appearance import look as look_of
 
 MEANING = (
-    "Every mini-batch at its loss: the eigenvalue of largest magnitude as a large mark, the others small. The rank "
-    "correlation is that of the large ones; it says that sharpness and loss go together over mini-batches of one "
-    "network, not that one makes the other."
+    "Eigenvalues of every mini-batch over its loss: the one of largest magnitude as a large mark, the others small. "
+    "The rank correlation is that of the large marks; it says that sharpness and loss vary together over mini-batches "
+    "of one network, not that one causes the other."
 )
 
 
@@ -25,8 +25,8 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
     """Draw the eigenvalues of every finished mini-batch over its loss.
 
     Args:
-        data: a stored answer.
-        ax: where.
+        data: a stored result.
+        ax: to draw on.
         look: colour and marker.
     """
     look = look or look_of(data)
@@ -39,17 +39,17 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
     return ax
 
 
-def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """All answers in one panel, the rank correlation in the legend."""
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """All results in one panel, the rank correlation in the legend."""
     legend = [
         replace(look, label=f"{look.label}: {_numbers(data)}", line=" ").sample()  # type: ignore[arg-type]
-        for data, look in zip(answers, looks, strict=True)
+        for data, look in zip(results, looks, strict=True)
     ]
-    figure = style.page(answers, looks, height=2.3, legend=legend)
+    figure = style.page(results, looks, height=2.3, legend=legend)
     ax = figure.subplots()
-    for data, look in zip(answers, looks, strict=True):
+    for data, look in zip(results, looks, strict=True):
         draw(data, ax, look=look)
-    values = np.concatenate([data["eigenvalue"].values.ravel() for data in answers])
+    values = np.concatenate([data["eigenvalue"].values.ravel() for data in results])
     sizes = np.abs(values[np.isfinite(values) & (values != 0)])
     if sizes.size and sizes.max() > 100 * np.median(sizes):
         style.asinh(ax, "y", float(np.median(sizes)))

@@ -18,7 +18,7 @@ from landscape.plots.appearance import looks as looks_of
 MEANING = (
     "NEP (share of negative eigenvalues) and APE (mean of the positive ones) with their 95 % bootstrap intervals over "
     "mini-batches, and the median largest eigenvalue with its quartiles over mini-batches, at snapshots of one run. "
-    "Between the snapshots nothing was measured."
+    "Nothing was measured between the snapshots."
 )
 
 
@@ -26,32 +26,32 @@ def draw(data: Sequence[xr.Dataset] | xr.Dataset, axes: Sequence[Axes], *, look:
     """Draw the three numbers of one run over its epochs.
 
     Args:
-        data: answers to one question at snapshots of one run; a single answer is a run of one.
+        data: results of equal parameters at snapshots of one run; a single result is a run of one.
         axes: three.
         look: colour, marker and line.
     """
     run = sorted([data] if isinstance(data, xr.Dataset) else data, key=epoch)
     look = look or looks_of(run)[-1]
-    at = [epoch(answer) for answer in run]
+    at = [epoch(result) for result in run]
     for ax, name in zip(axes, ("nep", "ape"), strict=False):
         middle, low, high = (np.array([float(a[key]) for a in run]) for key in (name, f"{name}_low", f"{name}_high"))
         _band(ax, at, middle, np.where(np.isfinite(low), low, middle), np.where(np.isfinite(high), high, middle), look)
-    middle, low, high = np.array([np.nanquantile(answer["largest"].values, [0.5, 0.25, 0.75]) for answer in run]).T
+    middle, low, high = np.array([np.nanquantile(result["largest"].values, [0.5, 0.25, 0.75]) for result in run]).T
     _band(axes[2], at, middle, low, high, look)
     for ax, name in zip(axes, ("NEP", "APE", "largest eigenvalue"), strict=True):
         ax.set(xlabel="epoch", ylabel=name)
     return axes
 
 
-def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One line per run, in the look of its last snapshot."""
-    lines = list(runs(answers).values())
-    last = [answers[line[-1]] for line in lines]
-    shown = looks_of(last)  # a run is one thing here: its snapshots need no looks of their own
+    lines = list(runs(results).values())
+    last = [results[line[-1]] for line in lines]
+    shown = looks_of(last)  # one look per run, not one per snapshot
     figure = style.page(last, shown, height=1.9, legend=[look.sample() for look in shown])
     axes = figure.subplots(1, 3)
     for line, look in zip(lines, shown, strict=True):
-        draw([answers[i] for i in line], axes, look=look)
+        draw([results[i] for i in line], axes, look=look)
     axes[0].set_ylim(bottom=-0.03 * axes[0].get_ylim()[1])
     for ax in axes[1:]:
         shown_values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in ax.lines])
@@ -60,25 +60,25 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     return figure
 
 
-def select(answers: Sequence[xr.Dataset]) -> list[int]:
-    """Positions of the answers that belong to a run with several of its snapshots."""
-    return sorted(i for line in runs(answers).values() for i in line)
+def select(results: Sequence[xr.Dataset]) -> list[int]:
+    """Positions of the results that belong to a run with several of its snapshots."""
+    return sorted(i for line in runs(results).values() for i in line)
 
 
-def runs(answers: Sequence[xr.Dataset]) -> dict[tuple[str, str, str], list[int]]:
-    """Positions of answers to one question at several snapshots of one run, by epoch."""
+def runs(results: Sequence[xr.Dataset]) -> dict[tuple[str, str, str], list[int]]:
+    """Positions of results of equal parameters at several snapshots of one run, by epoch."""
     found: dict[tuple[str, str, str], dict[float, int]] = {}
-    for i, data in enumerate(answers):
+    for i, data in enumerate(results):
         spec = json.loads(str(data.attrs.get("spec", "{}")) or "{}")
         folder = str(PurePath(str(spec.get("checkpoint") or "")).parent)
         if np.isfinite(epoch(data)) and folder not in ("", "."):
             key = (folder, str(data.attrs.get("protocol", "")), json.dumps(asked(data), sort_keys=True))
-            found.setdefault(key, {})[epoch(data)] = i  # of two at one epoch the newer
+            found.setdefault(key, {})[epoch(data)] = i  # the newer of two at one epoch
     return {key: [i for _, i in sorted(line.items())] for key, line in found.items() if len(line) > 1}
 
 
 def epoch(data: xr.Dataset) -> float:
-    """The epoch of an answer's checkpoint, NaN where the file does not say it."""
+    """The epoch of a result's checkpoint, NaN where the file does not have it."""
     return float(data.attrs.get("epoch", np.nan))
 
 

@@ -1,4 +1,4 @@
-"""Trace of the Hessian: every mini-batch, and all samples together."""
+"""Trace of the Hessian, of every mini-batch and of all samples."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ MEANING = (
     "in it, and rescaling weights that leaves the network's function alone changes it."
 )
 DECADE = 10.0
-BESIDE = 0.3  # share of the distance of two mini-batches over which answers stand side by side
+BESIDE = 0.3  # share of the distance between two mini-batches over which results are drawn side by side
 
 
 def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shift: float = 0.0) -> Axes:
     """Draw the trace of every mini-batch with its error, and that of all samples as a line in its band.
 
     Args:
-        data: a stored answer.
-        ax: where.
+        data: a stored result.
+        ax: to draw on.
         look: colour, marker and line.
-        shift: of the points to the right, so that those of several answers stand side by side.
+        shift: of the points to the right, so that those of several results do not overlap.
     """
     look = look or look_of(data)
     ax.errorbar(
@@ -49,24 +49,24 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shift: float =
     return ax
 
 
-def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """All answers overlaid, the traces in the legend; logarithmic where they are positive and decades apart."""
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """All results overlaid, the traces in the legend; logarithmic where they are positive and decades apart."""
     from matplotlib.ticker import MaxNLocator
 
     legend = [
         replace(look, label=f"{look.label}: {_number(data)}").sample()
-        for data, look in zip(answers, looks, strict=True)
+        for data, look in zip(results, looks, strict=True)
     ]
-    figure = style.page(answers, looks, height=2.2, legend=legend)
+    figure = style.page(results, looks, height=2.2, legend=legend)
     ax = figure.subplots()
-    for i, (data, look) in enumerate(zip(answers, looks, strict=True)):
-        draw(data, ax, look=look, shift=BESIDE * (i / len(answers) - 0.5 + 0.5 / len(answers)))
-    found = np.concatenate([data["batch_trace"].values for data in answers])
+    for i, (data, look) in enumerate(zip(results, looks, strict=True)):
+        draw(data, ax, look=look, shift=BESIDE * (i / len(results) - 0.5 + 0.5 / len(results)))
+    found = np.concatenate([data["batch_trace"].values for data in results])
     if np.nanmin(found) > 0 and np.nanmax(found) > DECADE * np.nanmin(found):
         ax.set_yscale("log")
     else:
         ax.axhline(0.0, color="0.5", linewidth=0.5)
-    ax.set_xlim(-0.6, max(data.sizes["batch"] for data in answers) - 0.4)  # one mini-batch is an axis too
+    ax.set_xlim(-0.6, max(data.sizes["batch"] for data in results) - 0.4)  # one mini-batch is an axis too
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     return figure
 

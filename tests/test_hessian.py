@@ -364,6 +364,12 @@ def test_the_model_is_left_as_found() -> None:
     assert all(p.grad is None for p in subject.parameters.values())
 
 
+@pytest.mark.parametrize("other", [{"hvp": "traced"}, {"eigenvectors": True}, {"engine": "pyhessian"}])
+def test_per_layer_excludes_what_it_cannot_do(other: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=rf"--{next(iter(other))}.*--per-layer|--per-layer.*--{next(iter(other))}"):
+        Hessian(per_layer=True, **other)
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -1,7 +1,8 @@
-"""Matrix products by the other library."""
+"""Matrix products by oneDNN are those of torch, called directly and in a recorded graph."""
 
 from __future__ import annotations
 
+import importlib.util
 from itertools import product
 
 import pytest
@@ -77,6 +78,14 @@ def test_a_recorded_graph_computes_the_same(transposed: tuple[bool, bool], chang
     assert targets.count(module.operator()) == 2
     assert targets.count(torch.ops.aten.mm.default) == 1  # the small one
     torch.testing.assert_close(recorded(a, b), function(a, b), rtol=1e-4, atol=1e-2)
+
+
+def test_the_operator_is_registered_at_its_first_use_and_not_at_import() -> None:
+    assert module.operator() is module.operator()
+    spec = importlib.util.spec_from_file_location("a_second_import", module.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))  # torch accepts one definition per process
 
 
 @pytest.mark.usefixtures("wide")

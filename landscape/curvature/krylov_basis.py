@@ -1,4 +1,4 @@
-"""Orthonormal rows in memory that is reserved as they come, perhaps in half precision."""
+"""An orthonormal basis that grows row by row, in half precision if memory is short."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import Tensor
 
 from landscape.curvature.vectors import length
 
-GROWTH = 32  # rows reserved at once
-BLOCK = 2**22  # entries converted at once: as much for many rows as for few, so that freed memory fits again
+GROWTH = 32  # rows allocated at once
+BLOCK = 2**22  # entries converted at once, for any number of rows, so that freed memory is reused
 
 
 class Basis:
     """Up to `room` orthonormal rows of length n.
 
-    Rows in half precision are scaled by sqrt(n), so that their entries are about 1 and nothing of them underflows; the
-    arithmetic on them stays that of the vectors given.
+    Rows in half precision are scaled by sqrt(n), so that their entries are about 1 and do not underflow; arithmetic
+    stays in the precision of the given vectors.
 
     Args:
-        start: the first row is this vector, normalised; its dtype and device are those of the arithmetic.
-        room: most rows ever held.
+        start: normalised, it is the first row; its dtype and device are those of the arithmetic.
+        room: maximum number of rows.
         storage: dtype of the rows; None keeps that of `start`.
     """
 
@@ -33,7 +33,7 @@ class Basis:
         self._scale = 1.0 if self.exact else math.sqrt(start.numel())
         self._room, self._size = room, start.numel()
         self._device = start.device
-        self._blocks: list[Tensor] = []  # of GROWTH rows each: nothing has to be copied where one more is needed
+        self._blocks: list[Tensor] = []  # of GROWTH rows each, so that growing copies nothing
         self._count = 0
         self.append(start / length(start).to(start.dtype))
 
@@ -41,7 +41,7 @@ class Basis:
         return self._count
 
     def last(self) -> Tensor:
-        """The newest row, (n,): what was stored of it."""
+        """The newest row as stored, (n,)."""
         row = self._row(self._count - 1)
         return row if self.exact else row.to(self._dtype).div_(self._scale)
 
@@ -54,13 +54,13 @@ class Basis:
         self._row(self._count - 1).copy_(row if self.exact else row * self._scale)
 
     def orthogonal(self, vector: Tensor) -> Tensor:
-        """What of a vector lies beside all rows, by two passes of classical Gram-Schmidt, (n,)."""
+        """The part of a vector orthogonal to all rows, by two passes of classical Gram-Schmidt, (n,)."""
         for _ in range(2):
             vector = vector - self._combined(self._inner(vector))
         return vector
 
     def combinations(self, coefficients: np.ndarray) -> Tensor:
-        """Combinations of the rows, (k, n), from coefficients (rows, k)."""
+        """Linear combinations of the rows, (k, n), from coefficients (rows, k)."""
         weights = self._weights(coefficients)
         if self.exact:
             parts = [weights[:, at : at + GROWTH] @ rows for at, rows in self._filled()]
@@ -68,7 +68,7 @@ class Basis:
         return torch.stack([self._combined(row) for row in weights])
 
     def keep(self, coefficients: np.ndarray) -> None:
-        """Replace the rows by combinations of them, in place and some columns at a time: no second basis is needed."""
+        """Replace the rows by linear combinations, in place and some columns at a time, without a second basis."""
         weights = self._weights(coefficients)
         width = max(1, BLOCK // self._count)
         for at in range(0, self._size, width):
@@ -82,7 +82,7 @@ class Basis:
         return self._blocks[i // GROWTH][i % GROWTH]
 
     def _filled(self) -> list[tuple[int, Tensor]]:
-        """The rows that are in use, with the number of the first of each block."""
+        """The rows in use by block, each with the index of its first row."""
         starts = range(0, self._count, GROWTH)
         return [(at, block[: self._count - at]) for at, block in zip(starts, self._blocks, strict=False)]
 
@@ -97,12 +97,12 @@ class Basis:
     def _combined(self, weights: Tensor) -> Tensor:
         combine = torch.mv if self.exact else _combined_of
         parts = [combine(rows.T, weights[at : at + GROWTH]) for at, rows in self._filled()]
-        found = functools.reduce(torch.add, parts)
-        return found if self.exact else found.div_(self._scale)
+        combination = functools.reduce(torch.add, parts)
+        return combination if self.exact else combination.div_(self._scale)
 
 
 def _inner_of(rows: Tensor, vector: Tensor) -> Tensor:
-    """Products of rows with a vector in the precision of the vector, some columns at a time."""
+    """Inner products of rows with a vector in the precision of the vector, some columns at a time."""
     width = max(1, BLOCK // len(rows))
     pieces = zip(torch.split(rows, width, dim=1), torch.split(vector, width), strict=True)
     parts = [part.to(vector.dtype) @ x for part, x in pieces]
@@ -110,6 +110,6 @@ def _inner_of(rows: Tensor, vector: Tensor) -> Tensor:
 
 
 def _combined_of(columns: Tensor, weights: Tensor) -> Tensor:
-    """Combinations of columns (n, rows) in the precision of the weights, some entries at a time."""
+    """Linear combinations of columns (n, rows) in the precision of the weights, some entries at a time."""
     width = max(1, BLOCK // len(weights))
     return torch.cat([part.to(weights.dtype) @ weights for part in torch.split(columns, width)])

@@ -1,4 +1,4 @@
-"""Extreme eigenvalues of a symmetric operator known only by its products (Lanczos 1950)."""
+"""Extreme eigenvalues of a symmetric operator from its products with vectors (Lanczos 1950)."""
 
 from __future__ import annotations
 
@@ -126,33 +126,33 @@ def lanczos_search(
     quadrature: tuple[np.ndarray, np.ndarray] | None = None  # before the first restart
     for products in range(1, steps + 1):
         ritz.extend((yield ritz.basis.last()))
-        chosen = wanted(ritz.values, k, which)
+        positions = wanted(ritz.values, k, which)
         if ritz.beta > 0.0:
-            done = products - breakdown > min(k, n - 1) and _converged(ritz, chosen, which, tol, ends)
+            done = products - breakdown > min(k, n - 1) and _converged(ritz, positions, which, tol, ends)
         else:
-            done = _same(ritz.values[chosen], before, ritz.floor * ritz.scale)
-            breakdown, before = products, ritz.values[chosen]
+            done = _unchanged(ritz.values[positions], before, ritz.floor * ritz.scale)
+            breakdown, before = products, ritz.values[positions]
         if done or products == steps:
             break
         if ritz.full:
             quadrature = quadrature or (ritz.values, ritz.start_components() ** 2)
-            ritz.restart(_worth_keeping(ritz.values, (ritz.room + len(chosen)) // 2, which))
+            ritz.restart(_worth_keeping(ritz.values, (ritz.room + len(positions)) // 2, which))
         ritz.append_next(start, products)
     components = ritz.start_components()
     nodes, weights = quadrature or (ritz.values, components**2)
-    values, residuals = ritz.values[chosen], ritz.residuals[chosen]
+    values, residuals = ritz.values[positions], ritz.residuals[positions]
     rows: Tensor | None = None
     if vectors or not ritz.basis.exact:
         # The sign LAPACK happens to give is fixed, so that equal searches give equal vectors everywhere.
-        rows = ritz.basis.combinations((ritz.vectors * np.where(components < 0, -1.0, 1.0))[:, chosen])
+        rows = ritz.basis.combinations((ritz.vectors * np.where(components < 0, -1.0, 1.0))[:, positions])
     if rows is not None and not ritz.basis.exact:
-        products += len(chosen)
+        products += len(positions)
         values, residuals = yield from _rayleigh_quotients(rows, ritz.floor * ritz.scale)
     return Spectrum(
         values=values,
         residuals=residuals,
         converged=residuals <= tol * np.abs(values),
-        errors=_estimated_errors(ritz, chosen),
+        errors=_estimated_errors(ritz, positions),
         largest=float(ritz.values[-1]),
         smallest=float(ritz.values[0]),
         ends=(float(ritz.residuals[-1]), float(ritz.residuals[0])),
@@ -200,14 +200,14 @@ def wanted(values: np.ndarray, k: int, which: Which) -> np.ndarray:
     return np.concatenate([order[::-1][:k], order[:k]])
 
 
-def _converged(ritz: Projection, chosen: np.ndarray, which: Which, tol: float, ends: float) -> bool:
+def _converged(ritz: Projection, positions: np.ndarray, which: Which, tol: float, ends: float) -> bool:
     """Whether the wanted values are known, and the two algebraic ends as far as they are asked for."""
     theta, residuals = ritz.values, ritz.residuals
     size = np.abs(theta)
     least = ritz.floor * size.max()
-    known = residuals[chosen] <= np.maximum(tol * size[chosen], least)
-    known &= _estimated_errors(ritz, chosen) <= np.maximum(ERROR * tol * size[chosen], least)
-    if which == "LM" and known.all() and _contested(ritz, chosen, ERROR * tol, least):
+    known = residuals[positions] <= np.maximum(tol * size[positions], least)
+    known &= _estimated_errors(ritz, positions) <= np.maximum(ERROR * tol * size[positions], least)
+    if which == "LM" and known.all() and _contested(ritz, positions, ERROR * tol, least):
         return False
     if ends >= 1.0:
         return bool(known.all())
@@ -216,11 +216,11 @@ def _converged(ritz: Projection, chosen: np.ndarray, which: Which, tol: float, e
     return bool(known.all() and near.all())
 
 
-def _contested(ritz: Projection, chosen: np.ndarray, tol: float, least: float) -> bool:
+def _contested(ritz: Projection, positions: np.ndarray, tol: float, least: float) -> bool:
     """Whether an unconverged value of the other sign may yet turn out larger than the smallest wanted one."""
     theta = ritz.values
-    last = theta[chosen[-1]]
-    others = np.setdiff1d(np.flatnonzero(theta * last < 0), chosen)
+    last = theta[positions[-1]]
+    others = np.setdiff1d(np.flatnonzero(theta * last < 0), positions)
     if not len(others):
         return False
     rival = others[np.abs(theta[others]).argmax()]
@@ -228,15 +228,15 @@ def _contested(ritz: Projection, chosen: np.ndarray, tol: float, least: float) -
     return bool(error > max(tol * abs(last), least) and abs(theta[rival]) + error > abs(last))
 
 
-def _estimated_errors(ritz: Projection, chosen: np.ndarray) -> np.ndarray:
+def _estimated_errors(ritz: Projection, positions: np.ndarray) -> np.ndarray:
     """min(r, r^2 / gap), gap the distance to the next Ritz value."""
-    distances = np.abs(ritz.values[chosen][:, None] - ritz.values)  # (chosen, m)
-    distances[np.arange(len(chosen)), chosen] = np.inf
-    residuals = ritz.residuals[chosen]
+    distances = np.abs(ritz.values[positions][:, None] - ritz.values)  # (positions, m)
+    distances[np.arange(len(positions)), positions] = np.inf
+    residuals = ritz.residuals[positions]
     return np.asarray(np.minimum(residuals, residuals**2 / np.maximum(distances.min(axis=1), 1e-300)))
 
 
-def _same(values: np.ndarray, before: np.ndarray | None, floor: float) -> bool:
+def _unchanged(values: np.ndarray, before: np.ndarray | None, floor: float) -> bool:
     return before is not None and len(before) == len(values) and bool((np.abs(values - before) <= floor).all())
 
 

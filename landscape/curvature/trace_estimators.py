@@ -1,4 +1,4 @@
-"""Trace of a symmetric operator known only by its products: Hutchinson, Hutch++ and XTrace."""
+"""Estimates of the trace of a symmetric operator from its products: Hutchinson, Hutch++ and XTrace."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TraceEstimate:
 
     Args:
         value: the estimate.
-        error: its standard error over the random vectors; 0 where the trace is exact.
+        error: its standard error over the random vectors; 0 if the trace is exact.
         products: operator products spent.
     """
 
@@ -38,9 +38,9 @@ def hutchinson(
     Args:
         operator: symmetric.
         size: n.
-        products: how many may be spent, 2 at least; `size` products give the trace itself.
+        products: how many may be spent, at least 2; `size` products give the exact trace.
         seed: of the random vectors.
-        device: where the operator expects its vectors.
+        device: of the vectors that the operator expects.
         dtype: of the vectors.
 
     Raises:
@@ -59,10 +59,10 @@ def hutchinson(
 def hutch_plus_plus(
     operator: Operator, size: int, products: int, *, seed: int, device: torch.device, dtype: torch.dtype
 ) -> TraceEstimate:
-    """The trace on the range of a sketch, exactly, and Hutchinson's on what is left (Meyer et al. 2021, algorithm 1).
+    """The exact trace on the range of a sketch, and Hutchinson's on its complement (Meyer et al. 2021, algorithm 1).
 
-    A third of the products each for the sketch, its range and the rest: exact where the rank is at most a third of the
-    products. The standard error is that of the rest. Arguments as `hutchinson`; 4 products at least.
+    A third of the products each for the sketch, its range and the complement: exact where the rank is at most a third
+    of the products. The standard error is that of the complement. Arguments as `hutchinson`; at least 4 products.
     """
     if products >= size:
         return exact(operator, size, device=device, dtype=dtype)
@@ -84,15 +84,15 @@ def hutch_plus_plus(
 def xtrace(
     operator: Operator, size: int, products: int, *, seed: int, device: torch.device, dtype: torch.dtype
 ) -> TraceEstimate:
-    """Every random vector serves for the sketch and, left out of it, for the rest (Epperly, Tropp & Webber 2024).
+    """Hutch++ with exchangeable vectors: each is in the sketch of all others (Epperly, Tropp & Webber 2024, XTrace).
 
     With W = (w_1 .. w_m) Gaussian, Q_i an orthonormal basis of A W without column i and P_i = I - Q_i Q_i',
 
         tr_i = tr Q_i' A Q_i + (n - rank Q_i) / ||P_i w_i||^2  w_i' P_i A P_i w_i,
 
-    each unbiased (the ratio takes the length of w_i out of its variance); the estimate is their mean, the error their
-    deviation over sqrt(m), both from m + rank(A W) products. Exact where the rank is below m. Arguments as
-    `hutchinson`; 4 products at least. Holds some 2 * products vectors at once.
+    each unbiased (the ratio removes the length of w_i from its variance); the estimate is their mean, the error their
+    standard deviation over sqrt(m), both from m + rank(A W) products. Exact where the rank is below m. Arguments as
+    `hutchinson`; at least 4 products. Holds about 2 * products vectors at once.
     """
     if products >= size:
         return exact(operator, size, device=device, dtype=dtype)
@@ -111,7 +111,7 @@ def xtrace(
     images = singular[:, None] * right  # basis' A W
     traces = torch.empty(m, dtype=torch.float64)
     for i in range(m):
-        # The direction that the range loses without column i. Where the other columns span it too there is none.
+        # The direction that the range loses without column i; none if the other columns span it too.
         alone = right[:, i].square().sum() > 1 - 1e-8
         s = right[:, i] / singular
         s = s / s.norm() if alone else torch.zeros_like(s)
@@ -123,7 +123,7 @@ def xtrace(
 
 
 def exact(operator: Operator, size: int, *, device: torch.device, dtype: torch.dtype) -> TraceEstimate:
-    """The trace itself from n products, one per coordinate.
+    """The exact trace from n products, one per coordinate.
 
     Raises:
         FloatingPointError: a product is not finite.
@@ -141,7 +141,7 @@ def _mean(samples: Tensor, products: int) -> TraceEstimate:
 
 
 def _range(y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Orthonormal basis of the columns, with the small factors in float64 on the CPU; rounding counts as zero."""
+    """Orthonormal basis of the columns, and the small factors in float64 on the CPU; rounding is dropped."""
     q, r = torch.linalg.qr(y)
     left, singular, right = torch.linalg.svd(r.double().cpu(), full_matrices=False)
     kept = singular > len(r) * torch.finfo(y.dtype).eps * singular.max()

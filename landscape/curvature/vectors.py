@@ -1,4 +1,4 @@
-"""Lists of parameters as one flat vector, and back."""
+"""Flat vectors for lists of parameters, random unit vectors, and inner products in float64."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def unflat(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 
 def random_unit(size: int, seed: int, *, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """A uniformly random unit vector from its own generator: the same on every device."""
+    """A uniformly random unit vector from a generator of its own: the same on every device."""
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.float64 if dtype == torch.float64 else torch.float32
     vector = torch.randn(size, generator=generator, dtype=drawn).to(device, dtype)
@@ -31,24 +31,24 @@ def random_unit(size: int, seed: int, *, device: torch.device, dtype: torch.dtyp
 
 
 def dot(left: Tensor, right: Tensor) -> Tensor:
-    """<left, right> of flat vectors, summed in float64: single precision is wrong by 1e-5 from 1e5 entries on."""
+    """<left, right> of flat vectors, summed in float64: in single precision the error is 1e-5 from 1e5 entries on."""
     blocks = zip(torch.split(left, BLOCK), torch.split(right, BLOCK), strict=True)
     return torch.stack([torch.dot(a.double(), b.double()) for a, b in blocks]).sum()
 
 
 def length(vector: Tensor) -> Tensor:
-    """||vector||, summed in float64, as `dot`."""
+    """||vector||, summed in float64 as in `dot`."""
     norm: Tensor = torch.linalg.vector_norm(vector, dtype=torch.float64)
     return norm
 
 
 def inner(left: Iterable[Tensor], right: Iterable[Tensor]) -> float:
-    """<left, right> over lists of tensors, in float64; the same bits with any number of threads."""
+    """<left, right> over lists of tensors, in float64; bit-identical for any number of threads."""
     return float(sum(_inner(a.reshape(-1), b.reshape(-1)) for a, b in zip(left, right, strict=True)))
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
-    """<a, b> of vectors. By rows, each of which one thread adds up: torch splits a long sum among all it has.
+    """<a, b> of vectors, summed by rows of one thread each: torch would split a long sum among all its threads.
 
     Some rows at a time, so that the copies in float64 stay small.
     """
