@@ -173,8 +173,8 @@ def _results(file: Path) -> list[dict[str, Any]]:
 
 def _checkpoint(file: Path) -> dict[str, Any]:
     """From the outline alone: no tensor is loaded, and torch is not imported."""
-    from landscape.checkpoints import containers, file_formats
-    from landscape.checkpoints.outline import outline, refusal
+    from landscape.checkpoints import containers, file_formats, file_kinds
+    from landscape.checkpoints.outline import refusal
 
     files = file_formats.files_of(file)
     size = sum(part.stat().st_size for part in files)
@@ -182,10 +182,10 @@ def _checkpoint(file: Path) -> dict[str, Any]:
         "file": str(file),
         "sha256": file_formats.sha256_of(file) if size <= HASHED else f"not computed of {size:,} bytes; sha256sum does",
     }
-    kind = file_formats.kind_of(files[0])
-    if kind in ("script", "export"):
-        return rows | {"weights": f"in a {kind} program, which runs code to load: give probes --trust-pickle"}
-    found = outline(file)
+    kind = file_kinds.kind_of(files[0])
+    if kind.program:
+        return rows | {"weights": f"in a {kind.name} program, which runs code to load: give probes --trust-pickle"}
+    found = file_kinds.outline_of(file)
     if found.wanted:
         raise refusal(file, found.wanted)
     try:

@@ -118,12 +118,12 @@ def _asked(
     import xarray as xr
 
     from landscape import api
-    from landscape.checkpoints import checkpoint as checkpoints
+    from landscape.checkpoints.checkpoint import read_checkpoint
 
     options: dict[str, Any] = {"data_root": data_root, "device": device, **question.options}
     checkpoint = folder / question.snapshot
     if question.probe == "metrics":
-        return xr.Dataset(checkpoints.read(checkpoint).metrics)
+        return xr.Dataset(read_checkpoint(checkpoint).metrics)
     name = label if question.snapshot == "final.pt" else f"{label}-{checkpoint.stem}"
     if question.probe == "evaluate":
         return _evaluated(checkpoint, results, name, **options)
@@ -146,7 +146,7 @@ def _protocol(
     """What was done, in words, with the networks and how good they are."""
     import numpy as np
 
-    from landscape.checkpoints import checkpoint as checkpoints
+    from landscape.checkpoints.checkpoint import read_checkpoint
 
     lines = [
         "# Claims of the papers, measured anew",
@@ -158,7 +158,7 @@ def _protocol(
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for name, network in networks.items():
-        runs = [checkpoints.read(out / "checkpoints" / f"{name}-s{seed}" / "final.pt") for seed in range(seeds)]
+        runs = [read_checkpoint(out / "checkpoints" / f"{name}-s{seed}" / "final.pt") for seed in range(seeds)]
         accuracy = np.array([run.metrics["accuracy"] for run in runs])
         mean, standard_error = mean_and_standard_error(accuracy)
         error = f" ± {standard_error:.4f}" if seeds > 1 else ""

@@ -110,13 +110,13 @@ def run_training(
     final = train_model(model, data, recipe=resolved, out=out, report=report, **options)
     if not foremost():
         return final
-    from landscape.checkpoints import checkpoint
+    from landscape.checkpoints.checkpoint import read_checkpoint
 
     averaged = final.with_name("final_ema.pt")
     if averaged.exists():
-        metrics = checkpoint.read(averaged).metrics
+        metrics = read_checkpoint(averaged).metrics
         say(f"moving average: {averaged}, loss {metrics['loss']:.4f}, accuracy {metrics['accuracy']:.4f}", quiet=quiet)
-    metrics = checkpoint.read(final).metrics  # the last line is that of final.pt, also for scripts
+    metrics = read_checkpoint(final).metrics  # the last line is that of final.pt, also for scripts
     state = "already trained" if existed else "trained"
     say(f"{state}: {final}, loss {metrics['loss']:.4f}, accuracy {metrics['accuracy']:.4f}", quiet=quiet)
     if (out / "metrics.csv").exists():

@@ -14,7 +14,8 @@ from torch import nn
 
 import landscape
 from landscape import models
-from landscape.checkpoints import checkpoint
+from landscape.checkpoints.checkpoint import write_checkpoint
+from landscape.checkpoints.file_formats import file_sha256
 from landscape.options import OptionError
 
 ARGUMENTS: dict[str, Any] = {"classes": 10, "image_size": 16, "blocks": (1, 1), "width": 8}
@@ -25,7 +26,7 @@ FEW: dict[str, Any] = {"samples": 16, "batch_size": 8}
 def final(tmp_path: Path) -> Path:
     torch.manual_seed(0)
     path = tmp_path / "checkpoints" / "resnet-digits" / "final.pt"
-    checkpoint.write(
+    write_checkpoint(
         path,
         model="resnet_demo",
         model_args=ARGUMENTS,
@@ -78,7 +79,7 @@ def test_options_go_to_the_probe_and_to_loading(final: Path, out: Path) -> None:
 def test_the_newest_checkpoint_is_measured_where_none_is_given(final: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(final.parents[2])
     data = landscape.measure("variance", **FEW)
-    assert data.attrs["checkpoint_sha256"] == checkpoint.file_sha256(final)
+    assert data.attrs["checkpoint_sha256"] == file_sha256(final)
     assert Path("results.h5").exists()
 
 

@@ -22,7 +22,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import landscape
-from landscape.checkpoints import checkpoint, file_formats
+from landscape.checkpoints import file_formats
+from landscape.checkpoints.checkpoint import read_checkpoint
 from landscape.cli.main import status
 from landscape.results import reader
 
@@ -165,23 +166,23 @@ def test_the_moving_average_is_taken_on_request(form: str, mine: Path) -> None:
     path = FORMS[form](mine)
     subject = landscape.load(path, model="mine.py:model", data="mine.py:data", weights="ema")
     assert torch.equal(outputs(subject), expected(subject, seed=1))
-    read = checkpoint.read(path)
+    read = read_checkpoint(path)
     assert (read.taken, read.others) == (
         ("state_dict", ("state_dict_ema",)) if form == "timm" else ("model", ("model_ema",))
     )
 
 
 def test_epoch_and_architecture_come_from_the_file(mine: Path) -> None:
-    assert checkpoint.read(FORMS["timm"](mine)).arch == "mine"
-    assert checkpoint.read(FORMS["timm"](mine)).epoch == 7
+    assert read_checkpoint(FORMS["timm"](mine)).arch == "mine"
+    assert read_checkpoint(FORMS["timm"](mine)).epoch == 7
     folder = FORMS["Hugging Face folder"](mine)
-    assert (checkpoint.read(folder).arch, checkpoint.read(folder).epoch) == (f"hf:{folder}", 3.0)
+    assert (read_checkpoint(folder).arch, read_checkpoint(folder).epoch) == (f"hf:{folder}", 3.0)
     (folder / "config.json").write_text(json.dumps({"architecture": "vit_tiny_patch16_224"}))
-    assert checkpoint.read(folder).arch == "vit_tiny_patch16_224"
+    assert read_checkpoint(folder).arch == "vit_tiny_patch16_224"
     arguments = argparse.Namespace(model="deit_tiny_patch16_224")
-    assert checkpoint.read(saved(mine / "a.pt", {"model": state(), "args": arguments})).arch == "deit_tiny_patch16_224"
+    assert read_checkpoint(saved(mine / "a.pt", {"model": state(), "args": arguments})).arch == "deit_tiny_patch16_224"
     for word in ("os:system", "../x.py:f", "a b", "", 3, None):
-        assert checkpoint.read(saved(mine / "b.pt", {"state_dict": state(), "arch": word})).arch == ""
+        assert read_checkpoint(saved(mine / "b.pt", {"state_dict": state(), "arch": word})).arch == ""
     with pytest.raises(ValueError, match=r"holds weights only \(of mine, it says\); name their architecture"):
         landscape.load(FORMS["timm"](mine), data="mine.py:data")
 
@@ -391,7 +392,7 @@ def test_a_checkpoint_of_timm_itself(mine: Path) -> None:
         subject = landscape.load(path, model="theirs.py:model", data="mine.py:data", weights=weights)
         with torch.inference_mode():
             assert torch.equal(outputs(subject), net(subject.batch(0)[0]))
-    read = checkpoint.read(path)
+    read = read_checkpoint(path)
     assert (read.arch, read.epoch, read.others) == ("vit_tiny_patch16_224", 2.0, ("state_dict_ema",))
 
 
@@ -487,4 +488,4 @@ def test_the_layers_of_a_script_are_refused_in_one_line(mine: Path, capsys: pyte
 def test_a_plain_pickle_says_what_it_is(mine: Path) -> None:
     (mine / "weights.pkl").write_bytes(pickle.dumps({"weight": [1.0, 2.0]}))
     with pytest.raises(ValueError, match=r"is not a readable checkpoint .* expected a file written by torch.save"):
-        checkpoint.read(mine / "weights.pkl")
+        read_checkpoint(mine / "weights.pkl")

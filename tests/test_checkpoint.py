@@ -23,7 +23,16 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from landscape.checkpoints import checkpoint, file_formats
+from landscape.checkpoints import file_formats
+from landscape.checkpoints.checkpoint import (
+    label_of,
+    newest_checkpoint,
+    read_checkpoint,
+    save_atomically,
+    state_dict_sha256,
+    write_checkpoint,
+)
+from landscape.checkpoints.state_dict_loading import load_into
 
 KEYS = ["format", "model", "model_args", "state_dict", "data", "recipe", "epoch", "metrics", "seed", "versions"]
 
@@ -68,8 +77,8 @@ def saved(path: Path, content: object) -> Path:
 
 def test_what_is_written_is_read(tmp_path: Path, weights: dict[str, Tensor]) -> None:
     path = tmp_path / "run" / "final.pt"
-    checkpoint.write(path, **contents())
-    found = checkpoint.read(path)
+    write_checkpoint(path, **contents())
+    found = read_checkpoint(path)
     assert_same(found.state_dict, weights)
     given = contents()
     for name in ("model", "model_args", "data", "recipe", "epoch", "metrics", "seed"):
@@ -82,7 +91,7 @@ def test_what_is_written_is_read(tmp_path: Path, weights: dict[str, Tensor]) -> 
 
 def test_a_file_is_plain_data_in_the_order_of_the_format(tmp_path: Path) -> None:
     path = tmp_path / "final.pt"
-    checkpoint.write(path, **contents())
+    write_checkpoint(path, **contents())
     content = torch.load(path, weights_only=True)  # with torch's own list of harmless globals
     assert list(content) == KEYS
     assert content["format"] == 1
@@ -92,16 +101,16 @@ def test_a_file_is_plain_data_in_the_order_of_the_format(tmp_path: Path) -> None
 
 def test_a_stored_tensor_is_no_view_of_a_larger_one(tmp_path: Path) -> None:
     content = {**contents(), "state_dict": {"weight": torch.zeros(1_000_000)[:10]}}
-    checkpoint.write(tmp_path / "final.pt", **content)
+    write_checkpoint(tmp_path / "final.pt", **content)
     assert (tmp_path / "final.pt").stat().st_size < 10_000
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "final.pt"
-    checkpoint.write(path, **contents())
+    write_checkpoint(path, **contents())
     before = path.read_bytes()
     with pytest.raises((pickle.PicklingError, AttributeError)):
-        checkpoint.save_atomically({"weights": torch.zeros(3), "code": lambda: None}, path)
+        save_atomically({"weights": torch.zeros(3), "code": lambda: None}, path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
@@ -109,10 +118,10 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
 FULL = """
 import resource, sys, torch
 from pathlib import Path
-from landscape.checkpoints import checkpoint
+from landscape.checkpoints.checkpoint import save_atomically
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
 try:
-    checkpoint.save_atomically({"weights": torch.zeros(100_000)}, Path(sys.argv[1]))
+    save_atomically({"weights": torch.zeros(100_000)}, Path(sys.argv[1]))
 except OSError as error:
     print(error)
 """
@@ -129,15 +138,15 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 def test_weights_sha256_is_of_the_weights_not_of_the_file(tmp_path: Path, weights: dict[str, Tensor]) -> None:
-    wanted = checkpoint.weights_sha256(weights)
-    checkpoint.write(tmp_path / "a.pt", **contents())
+    wanted = state_dict_sha256(weights)
+    write_checkpoint(tmp_path / "a.pt", **contents())
     saved(tmp_path / "b.pt", dict(reversed(list(weights.items()))))
     save_file(weights, tmp_path / "c.safetensors")
     torch.save(weights, tmp_path / "d.pth", _use_new_zipfile_serialization=False)
-    found = {checkpoint.weights_sha256(checkpoint.read(file).state_dict) for file in tmp_path.iterdir()}
+    found = {state_dict_sha256(read_checkpoint(file).state_dict) for file in tmp_path.iterdir()}
     assert found == {wanted}
     transposed = {**weights, "3.weight": weights["3.weight"].T.contiguous().T}  # other strides, equal values
-    assert checkpoint.weights_sha256(transposed) == wanted
+    assert state_dict_sha256(transposed) == wanted
 
 
 @pytest.mark.parametrize(
@@ -154,7 +163,7 @@ def test_weights_sha256_is_of_the_weights_not_of_the_file(tmp_path: Path, weight
 def test_weights_sha256_sees_every_change(
     change: Callable[[dict[str, Tensor]], dict[str, Tensor]], weights: dict[str, Tensor]
 ) -> None:
-    assert checkpoint.weights_sha256(change(weights)) != checkpoint.weights_sha256(weights)
+    assert state_dict_sha256(change(weights)) != state_dict_sha256(weights)
 
 
 # --- foreign forms ---
@@ -167,12 +176,12 @@ def test_containers_and_wrappers_are_looked_through(
 ) -> None:
     wrapped = {f"{prefix}{name}": tensor for name, tensor in weights.items()}
     path = saved(tmp_path / "foreign.pth", {container: wrapped, "epoch": 7} if container else wrapped)
-    found = checkpoint.read(path)
+    found = read_checkpoint(path)
     assert not found.native
     assert found.taken == (container or "the file itself")
     assert found.epoch == 7 or not container
     model = network(seed=1)
-    checkpoint.load_into(model, found)
+    load_into(model, found)
     assert_same(dict(model.state_dict()), weights)
 
 
@@ -180,7 +189,7 @@ def test_wrappers_inside_a_name_are_looked_through(tmp_path: Path, weights: dict
     compiled = {name.replace("0.", "0._orig_mod.", 1): tensor for name, tensor in weights.items()}
     for number, content in enumerate((compiled, {f"module.{name}": tensor for name, tensor in compiled.items()})):
         model = network(seed=1)
-        checkpoint.load_into(model, checkpoint.read(saved(tmp_path / f"{number}.pt", content)))
+        load_into(model, read_checkpoint(saved(tmp_path / f"{number}.pt", content)))
         assert_same(dict(model.state_dict()), weights)
 
 
@@ -192,7 +201,7 @@ def test_a_model_whose_own_names_begin_like_a_wrapper_keeps_them(tmp_path: Path)
 
     for number, content in enumerate((Wrapped(0).state_dict(), nn.ModuleDict({"module": Wrapped(0)}).state_dict())):
         model = Wrapped(1)
-        checkpoint.load_into(model, checkpoint.read(saved(tmp_path / f"{number}.pt", content)))
+        load_into(model, read_checkpoint(saved(tmp_path / f"{number}.pt", content)))
         assert_same(dict(model.state_dict()), dict(Wrapped(0).state_dict()))
 
 
@@ -207,9 +216,9 @@ def test_a_lightning_checkpoint_with_everything_around_its_weights(tmp_path: Pat
         "optimizer_states": [{"state": {0: {"step": torch.tensor(1.0)}}, "param_groups": [{"lr": 1e-3}]}],
         "hyper_parameters": {"lr": np.float64(1e-3), "layers": [1, 2]},
     }
-    found = checkpoint.read(saved(tmp_path / "last.ckpt", content))
+    found = read_checkpoint(saved(tmp_path / "last.ckpt", content))
     model = network(seed=1)
-    checkpoint.load_into(model, found)
+    load_into(model, found)
     assert_same(dict(model.state_dict()), weights)
     assert found.epoch == 12
 
@@ -228,7 +237,7 @@ def test_harmless_things_of_real_checkpoints_are_read(tmp_path: Path, weights: d
         "classes": {1, 2},
     }
     allowed = set(torch.serialization.get_safe_globals())
-    found = checkpoint.read(saved(tmp_path / "timm.pth.tar", {"state_dict": weights, "arch": "vit", **around}))
+    found = read_checkpoint(saved(tmp_path / "timm.pth.tar", {"state_dict": weights, "arch": "vit", **around}))
     assert_same(found.state_dict, weights)
     assert set(torch.serialization.get_safe_globals()) == allowed
 
@@ -236,19 +245,19 @@ def test_harmless_things_of_real_checkpoints_are_read(tmp_path: Path, weights: d
 def test_threads_read_at_the_same_time(tmp_path: Path, weights: dict[str, Tensor]) -> None:
     path = saved(tmp_path / "timm.pth.tar", {"state_dict": weights, "args": argparse.Namespace(lr=0.1)})
     with ThreadPoolExecutor(4) as threads:
-        for found in threads.map(checkpoint.read, [path] * 50):
+        for found in threads.map(read_checkpoint, [path] * 50):
             assert_same(found.state_dict, weights)
 
 
 def test_the_moving_average_is_taken_when_asked_for(tmp_path: Path, weights: dict[str, Tensor]) -> None:
     average = {name: tensor * 2 for name, tensor in weights.items()}
     path = saved(tmp_path / "timm.pth", {"state_dict": weights, "state_dict_ema": average})
-    assert_same(checkpoint.read(path).state_dict, weights)
-    found = checkpoint.read(path, weights="ema")
+    assert_same(read_checkpoint(path).state_dict, weights)
+    found = read_checkpoint(path, weights="ema")
     assert_same(found.state_dict, average)
     assert found.taken == "state_dict_ema"
     with pytest.raises(ValueError, match=r"has no moving average \(state_dict_ema, model_ema, .*\); drop --weights"):
-        checkpoint.read(saved(tmp_path / "none.pth", {"state_dict": weights}), weights="ema")
+        read_checkpoint(saved(tmp_path / "none.pth", {"state_dict": weights}), weights="ema")
 
 
 def test_weights_are_brought_to_the_cpu_and_into_the_models_precision(
@@ -256,7 +265,7 @@ def test_weights_are_brought_to_the_cpu_and_into_the_models_precision(
 ) -> None:
     half = {name: t.half() if t.is_floating_point() else t for name, t in weights.items()}
     model = network(seed=1)
-    checkpoint.load_into(model, checkpoint.read(saved(tmp_path / "half.pt", half)))
+    load_into(model, read_checkpoint(saved(tmp_path / "half.pt", half)))
     for name, tensor in model.state_dict().items():
         assert tensor.dtype == weights[name].dtype
         assert torch.equal(tensor, half[name].to(tensor.dtype))
@@ -267,18 +276,18 @@ def test_weights_are_brought_to_the_cpu_and_into_the_models_precision(
 
 def test_a_mismatch_lists_what_is_missing_and_what_is_unexpected(tmp_path: Path, weights: dict[str, Tensor]) -> None:
     other = {("extra.weight" if name == "3.bias" else name): tensor for name, tensor in weights.items()}
-    found = checkpoint.read(saved(tmp_path / "other.pt", other))
+    found = read_checkpoint(saved(tmp_path / "other.pt", other))
     model = network(seed=1)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(ValueError, match=r"1 missing keys \(3.bias\), 1 unexpected keys \(extra.weight\); .*--model"):
-        checkpoint.load_into(model, found)
+        load_into(model, found)
     assert_same(dict(model.state_dict()), before)
 
 
 def test_another_shape_names_the_weight_and_both_shapes(tmp_path: Path, weights: dict[str, Tensor]) -> None:
-    found = checkpoint.read(saved(tmp_path / "other.pt", {**weights, "3.weight": torch.zeros(5, 4)}))
+    found = read_checkpoint(saved(tmp_path / "other.pt", {**weights, "3.weight": torch.zeros(5, 4)}))
     with pytest.raises(ValueError, match=r"3.weight is \(5, 4\) in the file and \(2, 4\) in the model"):
-        checkpoint.load_into(network(), found)
+        load_into(network(), found)
 
 
 # --- files that would run code ---
@@ -330,7 +339,7 @@ def test_a_file_that_would_run_code_is_refused_by_name_and_not_run(
     with pytest.raises(
         ValueError, match=r"would run code to load \(.+\); refused.*state_dict\(\).*--trust-pickle"
     ) as e:
-        checkpoint.read(path)
+        read_checkpoint(path)
     named = {"partial": "functools.partial", "getattr": "getattr", "eval": "eval", "exec": "exec"}
     named |= {"subprocess": "getoutput", "torch.hub": "torch.hub"}  # pickle calls subprocess by its name in Python 2
     assert named.get(attack, "system") in str(e.value)
@@ -342,15 +351,15 @@ def test_a_bare_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
     ran, path = tmp_path / "ran", tmp_path / "evil.pth"
     path.write_bytes(pickle.dumps(Reduced(os.system, f"touch {ran}")))
     with pytest.raises(ValueError, match=r"evil.pth"):
-        checkpoint.read(path)
+        read_checkpoint(path)
     assert not ran.exists()
 
 
 def test_a_pickled_module_is_read_only_on_trust(tmp_path: Path, weights: dict[str, Tensor]) -> None:
     path = saved(tmp_path / "whole.pt", network())
     with pytest.raises(ValueError, match=r"would run code to load \(.*torch.nn.modules.*--trust-pickle"):
-        checkpoint.read(path)
-    assert_same(checkpoint.read(path, trust_pickle=True).state_dict, weights)
+        read_checkpoint(path)
+    assert_same(read_checkpoint(path, trust_pickle=True).state_dict, weights)
 
 
 # --- files that are no checkpoints ---
@@ -396,7 +405,7 @@ NO_CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "other kinds": (
         lambda path: torch.save({**dict.fromkeys(KEYS, "x"), "format": 1, "state_dict": {"w": torch.ones(1)}}, path),
-        r"is no format-1 checkpoint: an entry is of another kind",
+        r"is not a format-1 checkpoint: an entry has another type",
     ),
     "folder": (lambda path: path.mkdir(), r"is a folder, expected a checkpoint file such as .*final.pt"),
 }
@@ -408,7 +417,7 @@ def test_a_file_that_is_no_checkpoint_is_refused_in_one_line(kind: str, tmp_path
     path = tmp_path / "file.pt"
     make(path)
     with pytest.raises(ValueError, match=message) as caught:
-        checkpoint.read(path)
+        read_checkpoint(path)
     assert "\n" not in str(caught.value)
     assert str(path) in str(caught.value)
 
@@ -427,13 +436,13 @@ def test_a_truncated_file_is_refused_in_one_line(
     path.write_bytes(whole[: int(share * len(whole))])
     # a name cut in two is one that is not allowed
     with pytest.raises(ValueError, match=r"is not a readable (checkpoint|safetensors file)|would run code") as caught:
-        checkpoint.read(path)
+        read_checkpoint(path)
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no checkpoint at .*none.pt; give an existing file, or make one"):
-        checkpoint.read(tmp_path / "none.pt")
+        read_checkpoint(tmp_path / "none.pt")
 
 
 # --- names ---
@@ -441,15 +450,15 @@ def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
 
 def test_the_newest_final_is_found_below_a_folder(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no final.pt under .*; name one, or make one: landscape train"):
-        checkpoint.newest(tmp_path)
+        newest_checkpoint(tmp_path)
     for age, name in enumerate(("b/final.pt", "a/deep/final.pt", "c/epoch_001.pt", "c/final.pt")):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         os.utime(path, (1e9 - age, 1e9 - age))
-    assert checkpoint.newest(tmp_path) == tmp_path / "b/final.pt"
+    assert newest_checkpoint(tmp_path) == tmp_path / "b/final.pt"
     os.utime(tmp_path / "c/final.pt")
-    assert checkpoint.newest(tmp_path) == tmp_path / "c/final.pt"
+    assert newest_checkpoint(tmp_path) == tmp_path / "c/final.pt"
 
 
 @pytest.mark.parametrize(
@@ -464,4 +473,4 @@ def test_the_newest_final_is_found_below_a_folder(tmp_path: Path) -> None:
     ],
 )
 def test_labels_follow_from_paths(path: str, label: str) -> None:
-    assert checkpoint.label_of(Path(path)) == label
+    assert label_of(Path(path)) == label

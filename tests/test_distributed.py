@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from landscape.checkpoints import checkpoint
+from landscape.checkpoints.checkpoint import read_checkpoint
 from landscape.options import OptionError
 from landscape.training.distributed import SINGLE_PROCESS, ProcessGroup, device_of
 from landscape.training.recipes import recipe
@@ -134,9 +134,9 @@ def test_two_processes_give_the_weights_of_one(
     """Four parts of each update of 8 rows; the last of 22 rows has 6, which are two parts of one step then."""
     source, overrides = f"{folder / 'source.py'}:{data}", {**OVERRIDES, **more}
     train(model, source, recipe=recipe("demo", **overrides), out=tmp_path, model_args=SMALL[model], seed=2)
-    initial = checkpoint.read(tmp_path / "init.pt").state_dict
+    initial = read_checkpoint(tmp_path / "init.pt").state_dict
     for name in ("final.pt", "final_ema.pt"):
-        one, two = (checkpoint.read(run / name).state_dict for run in (tmp_path, folder / model))
+        one, two = (read_checkpoint(run / name).state_dict for run in (tmp_path, folder / model))
         for key in one:
             torch.testing.assert_close(two[key], one[key], rtol=2e-4, atol=2e-5)
     assert max((one[key] - initial[key]).abs().max().item() for key in one) > 1e-2
@@ -169,7 +169,7 @@ def test_a_killed_group_resumes_and_each_process_refuses_another_run_in_one_line
         "vit_demo", source, recipe=recipe("demo", **overrides), out=tmp_path / "one", seed=2,
         model_args=SMALL["vit_demo"],
     )  # fmt: skip
-    one, two = (checkpoint.read(path).state_dict for path in (alone, out / "final.pt"))
+    one, two = (read_checkpoint(path).state_dict for path in (alone, out / "final.pt"))
     for name in one:
         torch.testing.assert_close(two[name], one[name], rtol=1e-2, atol=1e-3)  # rounding grown over 48 updates
     for code, errors in refused:

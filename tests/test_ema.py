@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from landscape.checkpoints import checkpoint
+from landscape.checkpoints.checkpoint import read_checkpoint
 from landscape.checkpoints.snapshots import of_run
 from landscape.subject.evaluation import evaluate
 from landscape.subject.loading import bare
@@ -53,10 +53,10 @@ def test_no_decay_gives_the_last_weights_and_does_not_change_the_run(tmp_path: P
     small = {"model_args": {"dim": 8, "depth": 2, "heads": 2}, "fraction": 0.1}
     plain = train("vit_demo", "digits", recipe=recipe("demo", **asked), out=tmp_path / "plain", **small)
     final = train("vit_demo", "digits", recipe=recipe("demo", ema=1e-9, **asked), out=tmp_path / "run", **small)
-    averaged = checkpoint.read(final.with_name("final_ema.pt"))
-    last = checkpoint.read(final)
+    averaged = read_checkpoint(final.with_name("final_ema.pt"))
+    last = read_checkpoint(final)
     assert not (plain.parent / "final_ema.pt").exists()
-    assert all(torch.equal(last.state_dict[n], t) for n, t in checkpoint.read(plain).state_dict.items())
+    assert all(torch.equal(last.state_dict[n], t) for n, t in read_checkpoint(plain).state_dict.items())
     for name, tensor in last.state_dict.items():
         torch.testing.assert_close(averaged.state_dict[name], tensor, rtol=1e-6, atol=1e-7)
 
@@ -66,11 +66,11 @@ def test_the_averaged_checkpoint_is_complete_and_no_snapshot_of_the_trajectory(t
     asked = recipe("demo", epochs=2, batch_size=32, ema=0.9)
     final = train("resnet_demo", "digits", recipe=asked, out=tmp_path / "run", snapshots=1, **small)
     path = final.with_name("final_ema.pt")
-    found = checkpoint.read(path)
+    found = read_checkpoint(path)
     assert (found.epoch, found.recipe["ema"]) == (2.0, 0.9)
     network, _ = bare(Spec(checkpoint=path))
     _, testing = splits("digits", root=None)
     measured = evaluate(network, [(testing.normalised(testing.inputs), testing.targets)])
     assert found.metrics["loss"] == pytest.approx(measured.loss, rel=1e-5)
-    assert found.metrics["loss"] != pytest.approx(checkpoint.read(final).metrics["loss"], rel=3e-5)
+    assert found.metrics["loss"] != pytest.approx(read_checkpoint(final).metrics["loss"], rel=3e-5)
     assert path not in [snapshot.path for snapshot in of_run(tmp_path / "run")]

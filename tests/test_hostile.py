@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from landscape.checkpoints import checkpoint
+from landscape.checkpoints.checkpoint import read_checkpoint
 from landscape.cli.main import status
 from landscape.data import cifar
 from landscape.probe import Plan, Quantity
@@ -79,7 +79,6 @@ import contextlib, io, json, resource, sys, torch
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import hostile
-from landscape.checkpoints import checkpoint
 from landscape.cli.main import status
 folder = Path(sys.argv[2])
 for name, make in hostile.ABSURD.items():
@@ -138,7 +137,7 @@ def test_a_checkpoint_cut_anywhere_is_refused(suffix: str, tmp_path: Path) -> No
     for length in range(0, len(whole), 1024):
         path.write_bytes(whole[:length])
         with pytest.raises(ValueError, match=r"is not a readable|would run code") as caught:
-            checkpoint.read(path)
+            read_checkpoint(path)
         assert "\n" not in str(caught.value)
 
 
@@ -157,7 +156,7 @@ def test_a_checkpoint_with_a_bit_turned_is_read_or_refused(suffix: str, tmp_path
         turned[position] ^= 1 << int(generator.integers(8))
         path.write_bytes(turned)
         try:
-            checkpoint.read(path)
+            read_checkpoint(path)
             outcomes["read"] += 1
         except ValueError as error:
             outcomes["refused"] += 1
@@ -172,7 +171,7 @@ def test_noise_is_refused(tmp_path: Path) -> None:
         path = tmp_path / f"{i}.pt"
         path.write_bytes(start + generator.bytes(3000))
         with pytest.raises(ValueError, match=r"is not a readable checkpoint|would run code"):
-            checkpoint.read(path)
+            read_checkpoint(path)
 
 
 # --- results files ---

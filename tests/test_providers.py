@@ -18,7 +18,7 @@ from torch import nn
 
 import landscape
 from landscape import models
-from landscape.checkpoints import checkpoint as checkpoints
+from landscape.checkpoints.checkpoint import read_checkpoint, write_checkpoint
 from landscape.data.preprocessing import Fit
 from landscape.models import libraries, providers
 from landscape.models.providers import Wanted
@@ -195,7 +195,7 @@ def test_a_neighbourhood_is_part_of_the_question_of_a_checkpoint(tmp_path: Path)
     for k in (3, 5):
         arguments = {**sizes, "depth": 1, "neighbourhood": k}
         about = {"data": {"name": "digits"}, "recipe": {}, "epoch": 0, "metrics": {}, "seed": 0}
-        checkpoints.write(tmp_path / f"{k}.pt", model="localvit_ti", model_args=arguments, state_dict=state, **about)  # type: ignore[arg-type]
+        write_checkpoint(tmp_path / f"{k}.pt", model="localvit_ti", model_args=arguments, state_dict=state, **about)  # type: ignore[arg-type]
         torch.save(state, tmp_path / "bare.pt")
         found.append(landscape.load(tmp_path / f"{k}.pt", samples=16, device="cpu"))
         named = {"model": "localvit_ti", "model_arg": {"depth": 1, "neighbourhood": k}, "data": "digits"}
@@ -232,7 +232,7 @@ def test_a_checkpoint_says_how_many_classes(timm: Any, pictures: Path, tmp_path:
     torch.manual_seed(0)
     model = timm.create_model("resnet18", num_classes=5)
     torch.save(model.state_dict(), tmp_path / "weights.pt")
-    stored = checkpoints.read(tmp_path / "weights.pt")
+    stored = read_checkpoint(tmp_path / "weights.pt")
     net, size = loading.bare(Spec(checkpoint=tmp_path / "weights.pt", model="timm:resnet18"))
     assert net.num_classes == 5
     assert size == 224
@@ -248,9 +248,9 @@ def test_the_architecture_is_read_from_a_checkpoint_that_names_it(
     timm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str, spec: str
 ) -> None:
     torch.save(providers.build(Wanted(spec, classes=3)).state_dict(), tmp_path / "weights.pt")
-    stored = checkpoints.read(tmp_path / "weights.pt")
+    stored = read_checkpoint(tmp_path / "weights.pt")
     object.__setattr__(stored, "arch", arch)
-    monkeypatch.setattr(checkpoints, "read", lambda *_, **__: stored)
+    monkeypatch.setattr(loading, "read_checkpoint", lambda *_, **__: stored)
     net, _ = loading.bare(Spec(checkpoint=tmp_path / "weights.pt"))
     assert sum(p.numel() for p in net.parameters()) == sum(
         p.numel() for p in providers.build(Wanted(spec, classes=3)).parameters()
@@ -261,9 +261,9 @@ def test_a_checkpoint_that_names_a_strange_architecture_asks_for_the_model(
     timm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.save({"weight": torch.zeros(2, 2)}, tmp_path / "weights.pt")
-    stored = checkpoints.read(tmp_path / "weights.pt")
+    stored = read_checkpoint(tmp_path / "weights.pt")
     object.__setattr__(stored, "arch", "my_network")
-    monkeypatch.setattr(checkpoints, "read", lambda *_, **__: stored)
+    monkeypatch.setattr(loading, "read_checkpoint", lambda *_, **__: stored)
     with pytest.raises(ValueError, match="name their architecture with --model"):
         loading.bare(Spec(checkpoint=tmp_path / "weights.pt"))
 
@@ -330,7 +330,7 @@ def test_a_folder_of_something_else_is_refused(transformers: Any, tmp_path: Path
     with pytest.raises(ValueError, match="neither an image classifier nor a causal language model"):
         providers.build(Wanted(f"hf:{tmp_path}"))
     (tmp_path / "config.json").write_text("[1")
-    with pytest.raises(ValueError, match="is no readable JSON"):
+    with pytest.raises(ValueError, match="is not readable JSON"):
         providers.build(Wanted(f"hf:{tmp_path}"))
 
 

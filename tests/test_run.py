@@ -21,14 +21,15 @@ from analytic import attention_net
 from torch import nn
 
 from landscape import models
-from landscape.checkpoints import checkpoint
+from landscape.checkpoints.checkpoint import weights_sha256, write_checkpoint
+from landscape.checkpoints.file_formats import file_sha256
 from landscape.probe import Plan, Probe, Quantity
 from landscape.probes import PROBES, probe_class
 from landscape.results import group as groups
 from landscape.results.run_key import Arrays, Outcome, RunKey, safe
 from landscape.results.writer import Writer
 from landscape.run import digest, run, run_key
-from landscape.subject import loading, subject
+from landscape.subject import identity, loading, subject
 
 ARGUMENTS = {"blocks": (1, 1), "width": 8}
 
@@ -75,7 +76,7 @@ def save(path: Path, *, seed: int, **changed: Any) -> Path:
         "metrics": {},
         "seed": seed,
     }
-    checkpoint.write(path, **{**content, **changed})
+    write_checkpoint(path, **{**content, **changed})
     return path
 
 
@@ -152,11 +153,11 @@ def test_stopped_and_resumed_equals_uninterrupted(name: str, folder: Path, tmp_p
     probe, path = small(name), tmp_path / "results.h5"
     whole = answer(tmp_path / "whole.h5", run(probe, fitting(name, folder), tmp_path / "whole.h5"))
     one = fitting(name, folder)
-    weights = checkpoint.weights_sha256(one.model.state_dict())
+    weights = weights_sha256(one.model.state_dict())
     with pytest.raises(KeyboardInterrupt) as caught:
         run(probe, one, path, report=stop_after(1))
     assert caught.traceback  # and still the model is as it was
-    assert checkpoint.weights_sha256(one.model.state_dict()) == weights
+    assert weights_sha256(one.model.state_dict()) == weights
     group = groups.stored_group(path, probe.name, digest(probe, one))
     assert group is not None
     assert groups.read_group(path, group)["done"].sum() == 1
@@ -410,7 +411,7 @@ def test_a_group_says_what_made_it(folder: Path, tmp_path: Path) -> None:
     outcome = run(small("hessian"), loaded(folder, weight_decay=0.5), path)
     with h5py.File(path) as file:
         about = dict(file[outcome.group].attrs)
-    assert about["checkpoint_sha256"] == checkpoint.file_sha256(folder / "final.pt")
+    assert about["checkpoint_sha256"] == file_sha256(folder / "final.pt")
     assert about["epoch"] == 2.0
     assert (about["probe"], about["model"], about["data"]) == ("hessian", "resnet_demo", "digits")
     assert about["protocol"] == "digits test, 32 samples, batch size 8, no augmentation, weight decay 0.5, seed 0"
@@ -547,8 +548,8 @@ def test_the_weights_are_hashed_once_per_run(
     name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashed: list[int] = []
-    hash_weights = checkpoint.weights_sha256
-    monkeypatch.setattr(checkpoint, "weights_sha256", lambda state: hashed.append(len(state)) or hash_weights(state))
+    hash_weights = identity.state_dict_sha256
+    monkeypatch.setattr(identity, "state_dict_sha256", lambda state: hashed.append(len(state)) or hash_weights(state))
     measured = loaded(folder)
     run(small(name), measured, tmp_path / "results.h5")
     assert hashed == [len(measured.model.state_dict())]

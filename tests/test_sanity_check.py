@@ -15,7 +15,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from landscape import models
-from landscape.checkpoints import checkpoint
+from landscape.checkpoints.checkpoint import write_checkpoint
 from landscape.cli.main import status
 from landscape.subject.losses import NAMES
 from landscape.subject.sanity_check import LEVEL, Proof, doubt, guessed, order_of, prove
@@ -184,7 +184,7 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
                 "model": "resnet_demo", "model_args": arguments, "data": {"name": "digits"}, "recipe": {}, "seed": 0,
                 "state_dict": models.build("resnet_demo", **arguments).state_dict(), "metrics": {},
             }  # fmt: skip
-            checkpoint.write(tmp_path / "w.pt", **{**content, **entries})
+            write_checkpoint(tmp_path / "w.pt", **{**content, **entries})
         file = ["w.pt"] if entries else []
         assert status(["variance", *file, *words, "--samples", "200"]) == 0
         return capsys.readouterr().err

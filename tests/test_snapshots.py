@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from landscape.checkpoints import checkpoint, snapshots
+from landscape.checkpoints import snapshots
+from landscape.checkpoints.checkpoint import read_checkpoint, state_dict_sha256, write_checkpoint
 from landscape.weight_space import weight_differences
 
 
@@ -21,7 +22,7 @@ def state(seed: float, width: int = 3) -> dict[str, Tensor]:
 
 
 def ours(path: Path, *, epoch: float, seed: float | None = None) -> None:
-    checkpoint.write(
+    write_checkpoint(
         path,
         model="net",
         model_args={},
@@ -105,7 +106,7 @@ def test_equal_weights_count_once_whatever_their_file_says(tmp_path: Path) -> No
     foreign(tmp_path / "copy.pth", 3, epoch=3)
     found = snapshots.of_run(tmp_path)
     assert [snapshot.epoch for snapshot in found] == [0.0, 3.0]
-    assert found[-1].sha256 == checkpoint.weights_sha256(state(3))
+    assert found[-1].sha256 == state_dict_sha256(state(3))
 
 
 def test_what_is_no_snapshot_is_left_out(tmp_path: Path) -> None:
@@ -128,7 +129,7 @@ def test_a_run_that_came_back_ends_where_it_ended(tmp_path: Path) -> None:
     for epoch, seed in enumerate((1, 2, 3, 1)):
         ours(tmp_path / f"epoch_{epoch:03}.pt", epoch=epoch, seed=seed)
     found = snapshots.of_run(tmp_path)
-    assert found[-1].sha256 == checkpoint.weights_sha256(state(1))
+    assert found[-1].sha256 == state_dict_sha256(state(1))
     assert [snapshot.epoch for snapshot in found] == [1.0, 2.0, 3.0]
 
 
@@ -156,7 +157,7 @@ def test_differences_and_their_inner_products(tmp_path: Path) -> None:
     weights = state(2)
     found = snapshots.of_run(tmp_path)
     flat = np.stack([np.concatenate([(state(t)[n] - weights[n]).double().ravel() for n in weights]) for t in range(3)])
-    difference = weight_differences.difference(checkpoint.read(found[0].path), weights)
+    difference = weight_differences.difference(read_checkpoint(found[0].path), weights)
     np.testing.assert_allclose(np.concatenate([d.ravel() for d in difference.values()]), flat[0], rtol=1e-6)
     np.testing.assert_allclose(weight_differences.gram(found, weights), flat @ flat.T, rtol=1e-5, atol=1e-12)
     np.testing.assert_array_equal(weight_differences.gram(found, weights)[2], np.zeros(3))
@@ -181,10 +182,10 @@ def test_inner_products_do_not_depend_on_how_many_snapshots_are_held_at_once(
 def test_another_architecture_is_named(tmp_path: Path) -> None:
     torch.save(state(1, width=4), tmp_path / "wide.pt")
     with pytest.raises(ValueError, match=r"wide.pt is of another architecture: weight is \(4, 2\), expected \(3, 2\)"):
-        weight_differences.difference(checkpoint.read(tmp_path / "wide.pt"), state(0))
+        weight_differences.difference(read_checkpoint(tmp_path / "wide.pt"), state(0))
     torch.save({"weight": torch.zeros(3, 2)}, tmp_path / "less.pt")
     with pytest.raises(ValueError, match=r"less.pt is of another architecture: bias is missing, expected \(3,\)"):
-        weight_differences.difference(checkpoint.read(tmp_path / "less.pt"), state(0))
+        weight_differences.difference(read_checkpoint(tmp_path / "less.pt"), state(0))
 
 
 def test_placing_a_snapshot_brings_its_buffers_too(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from landscape.checkpoints import checkpoint
-from landscape.checkpoints.state_dict_fit import fit
+from landscape.checkpoints.checkpoint import Checkpoint
+from landscape.checkpoints.state_dict_fit import match_keys
+from landscape.checkpoints.state_dict_loading import load_into
 
 BODY = ["stem.weight", "blocks.0.weight", "blocks.0.bias", "blocks.1.weight", "blocks.1.bias"]
 MODEL = [*BODY, "fc.weight", "fc.bias"]
@@ -22,35 +23,35 @@ def under(prefix: str, names: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("wrappers", list(itertools.permutations(["module.", "model.", "_orig_mod."])))
 def test_wrappers_come_off_in_any_order_and_inside_names(wrappers: tuple[str, ...]) -> None:
-    found = fit(under("".join(wrappers), MODEL), MODEL)
+    found = match_keys(under("".join(wrappers), MODEL), MODEL)
     assert dict(found.names) == {name: "".join(wrappers) + name for name in MODEL}
     inside = [name.replace("blocks.0.", "blocks._orig_mod.0.module.") for name in MODEL]
-    assert sorted(fit(inside, MODEL).names) == sorted(MODEL)
-    assert fit(inside, MODEL).unexpected == ()
+    assert sorted(match_keys(inside, MODEL).names) == sorted(MODEL)
+    assert match_keys(inside, MODEL).unexpected == ()
 
 
 def test_wrappers_of_the_model_itself_come_off_too() -> None:
     compiled = under("_orig_mod.", MODEL)
-    assert dict(fit(MODEL, compiled).names) == dict(zip(compiled, MODEL, strict=True))
-    assert dict(fit(under("module.", MODEL), compiled).names) == dict(
+    assert dict(match_keys(MODEL, compiled).names) == dict(zip(compiled, MODEL, strict=True))
+    assert dict(match_keys(under("module.", MODEL), compiled).names) == dict(
         zip(compiled, under("module.", MODEL), strict=True)
     )
 
 
 def test_names_that_wrappers_alone_tell_apart_stay_as_they_are() -> None:
     both = ["a.module.weight", "a.weight"]
-    assert dict(fit(both, both).names) == {name: name for name in both}
-    assert fit(["a.module.weight"], both).missing == ("a.weight",)
+    assert dict(match_keys(both, both).names) == {name: name for name in both}
+    assert match_keys(["a.module.weight"], both).missing == ("a.weight",)
 
 
 def test_a_prefix_that_the_file_lacks_is_put_on() -> None:
-    found = fit(BODY, [*under("backbone.", BODY), "head.weight"])
+    found = match_keys(BODY, [*under("backbone.", BODY), "head.weight"])
     assert (found.added, found.missing, found.unexpected) == ("backbone.", ("head.weight",), ())
     assert "with the prefix backbone." in found.words
 
 
-def test_blocks_that_agree_once_their_fronts_are_gone_are_no_fit() -> None:
-    found = fit(["layers.3.weight", "other.x", "other.y"], ["blocks.1.weight", "u", "v"])
+def test_blocks_that_agree_once_their_fronts_are_gone_are_no_match() -> None:
+    found = match_keys(["layers.3.weight", "other.x", "other.y"], ["blocks.1.weight", "u", "v"])
     assert not found.names
     assert len(found.unexpected) == len(found.missing) == 3
 
@@ -84,7 +85,7 @@ METHODS = {"moco": MOCO, "moco-1": MOCO_1, "moco-3": MOCO_3, "simsiam": SIMSIAM,
 @pytest.mark.parametrize("method", METHODS)
 def test_of_a_self_supervised_file_the_encoder_is_left_and_the_rest_is_named(method: str) -> None:
     names = METHODS[method]
-    found = fit(names, MODEL)
+    found = match_keys(names, MODEL)
     assert list(found.names) == BODY
     assert found.missing == ("fc.weight", "fc.bias")
     assert found.unexpected == ()
@@ -95,34 +96,34 @@ def test_of_a_self_supervised_file_the_encoder_is_left_and_the_rest_is_named(met
 @pytest.mark.parametrize("method", ["moco", "moco-3"])
 def test_of_two_networks_the_moving_average_is_taken_on_request(method: str) -> None:
     trained, average = ({"moco": ("encoder_q", "encoder_k"), "moco-3": ("base_encoder", "momentum_encoder")})[method]
-    assert all(trained in name for name in fit(METHODS[method], MODEL).names.values())
-    assert all(average in name for name in fit(METHODS[method], MODEL, "ema").names.values())
+    assert all(trained in name for name in match_keys(METHODS[method], MODEL).names.values())
+    assert all(average in name for name in match_keys(METHODS[method], MODEL, "ema").names.values())
 
 
 def test_a_model_that_has_both_networks_takes_both() -> None:
-    assert fit(MOCO, MOCO).dropped == ()
+    assert match_keys(MOCO, MOCO).dropped == ()
     whole = [name.removeprefix("module.") for name in MOCO]
-    found = fit(MOCO, whole)
+    found = match_keys(MOCO, whole)
     assert (len(found.names), found.dropped, found.missing) == (len(MOCO), (), ())
 
 
 def test_a_classifier_is_kept_where_nothing_speaks_against_it() -> None:
     supervised = under("encoder.", MODEL)
-    assert list(fit(supervised, MODEL).names) == MODEL
-    assert fit([*supervised, "n_averaged", "total_ops"], MODEL).dropped == ("n_averaged", "total_ops")
+    assert list(match_keys(supervised, MODEL).names) == MODEL
+    assert match_keys([*supervised, "n_averaged", "total_ops"], MODEL).dropped == ("n_averaged", "total_ops")
 
 
 def test_a_network_with_a_decoder_of_its_own_keeps_it() -> None:
     names = [*under("encoder.", BODY), *under("decoder.", BODY)]
-    assert fit(under("module.", names), names).dropped == ()
+    assert match_keys(under("module.", names), names).dropped == ()
 
 
 def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
 
 
-def stored(state_dict: dict[str, Tensor]) -> checkpoint.Checkpoint:
-    return checkpoint.Checkpoint(Path("weights.pt"), state_dict)
+def stored(state_dict: dict[str, Tensor]) -> Checkpoint:
+    return Checkpoint(Path("weights.pt"), state_dict)
 
 
 def test_what_is_missing_stays_as_it_was_and_is_said() -> None:
@@ -135,10 +136,10 @@ def test_what_is_missing_stays_as_it_was_and_is_said() -> None:
         "extra": torch.ones(1),
     }
     with pytest.raises(ValueError, match=r"1 missing keys \(2.bias\), 1 unexpected keys \(extra\); best fit: 3 of 4"):
-        checkpoint.load_into(model, stored(given))
+        load_into(model, stored(given))
     with pytest.raises(ValueError, match=r"1 missing keys"):  # the classifier has no such name
-        checkpoint.load_into(model, stored(given), logits=False)
-    taken = checkpoint.load_into(model, stored(given), allow_missing=True)
+        load_into(model, stored(given), logits=False)
+    taken = load_into(model, stored(given), allow_missing=True)
     assert taken.taken == "state_dict, left out 2 (extra, 2.weight), as initialised 2 (2.bias, 2.weight)"
     now = model.state_dict()
     assert torch.equal(now["0.weight"], other["0.weight"])
@@ -148,20 +149,20 @@ def test_what_is_missing_stays_as_it_was_and_is_said() -> None:
 
 def test_where_nothing_fits_nothing_is_allowed() -> None:
     with pytest.raises(ValueError, match="has none of the model's 4 weights; give another --model"):
-        checkpoint.load_into(network(), stored({"x": torch.ones(1)}), allow_missing=True)
+        load_into(network(), stored({"x": torch.ones(1)}), allow_missing=True)
 
 
 def test_a_mismatch_names_the_prefix_without_which_most_fits() -> None:
     given = {f"student.net.{name}": tensor for name, tensor in list(network().state_dict().items())[:3]}
     with pytest.raises(ValueError, match=r"1 missing keys \(2.bias\), .* 3 of 4 without the prefix student.net.;"):
-        checkpoint.load_into(network(), stored(given))
+        load_into(network(), stored(given))
 
 
 def test_a_classifier_may_be_missing_where_no_logits_are_used() -> None:
     model = nn.ModuleDict({"body": network(), "head": nn.Linear(2, 2)})
     given = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("head")}
     with pytest.raises(ValueError, match=r"2 missing keys \(head.weight, head.bias\)"):
-        checkpoint.load_into(model, stored(given))
-    taken = checkpoint.load_into(model, stored(given), logits=False)
+        load_into(model, stored(given))
+    taken = load_into(model, stored(given), logits=False)
     assert taken.headless
     assert taken.missing == ("head.weight", "head.bias")

@@ -15,7 +15,7 @@ from analytic import tanh_net
 from torch import Tensor, nn
 
 from landscape import models
-from landscape.checkpoints import checkpoint
+from landscape.checkpoints.checkpoint import read_checkpoint, state_dict_sha256, write_checkpoint
 from landscape.data import load as load_data
 from landscape.options import OptionError
 from landscape.subject.identity import identity
@@ -70,7 +70,7 @@ def saved(path: Path, *, classes: int = 10, **changed: Any) -> Path:
         "metrics": {},
         "seed": 0,
     }
-    checkpoint.write(path, **{**content, **changed})
+    write_checkpoint(path, **{**content, **changed})
     return path
 
 
@@ -202,8 +202,8 @@ def test_a_model_is_in_eval_mode_whatever_it_was() -> None:
 def test_a_checkpoint_of_ours_needs_no_option(tmp_path: Path) -> None:
     path = saved(tmp_path / "resnet-digits" / "final.pt")
     subject = load(path)
-    stored = checkpoint.read(path)
-    assert checkpoint.weights_sha256(subject.model.state_dict()) == checkpoint.weights_sha256(stored.state_dict)
+    stored = read_checkpoint(path)
+    assert state_dict_sha256(subject.model.state_dict()) == state_dict_sha256(stored.state_dict)
     assert (subject.label, len(subject)) == ("resnet-digits", 360)
     assert subject.images is not None
     assert subject.images.name == "digits"
@@ -265,7 +265,7 @@ def test_a_fresh_model_follows_its_seed_and_leaves_the_global_generator_alone() 
     torch.manual_seed(5)
     wanted = torch.rand(3)
     torch.manual_seed(5)
-    digests = [checkpoint.weights_sha256(load(**options, seed=seed).model.state_dict()) for seed in (0, 0, 1)]
+    digests = [state_dict_sha256(load(**options, seed=seed).model.state_dict()) for seed in (0, 0, 1)]
     assert torch.equal(torch.rand(3), wanted)
     assert digests[0] == digests[1] != digests[2]
 

@@ -17,8 +17,9 @@ import torch
 from scipy.special import logsumexp
 
 from landscape import models
-from landscape.checkpoints import checkpoint
+from landscape.checkpoints.checkpoint import read_checkpoint, state_dict_sha256
 from landscape.checkpoints.snapshots import of_run
+from landscape.checkpoints.state_dict_loading import load_into
 from landscape.data.augment import Augmentation
 from landscape.options import OptionError
 from landscape.probe import derived_seed
@@ -75,7 +76,7 @@ def names(folder: Path) -> set[str]:
 
 
 def weights(path: Path) -> str:
-    return checkpoint.weights_sha256(checkpoint.read(path).state_dict)
+    return state_dict_sha256(read_checkpoint(path).state_dict)
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -88,7 +89,7 @@ def test_the_run_folder_and_the_epochs_of_its_snapshots(source: str, tmp_path: P
     out = tmp_path / "run"
     final = train("vit_demo", source, recipe=short(4, warmup=4 / 3), out=out, model_args=SMALL, snapshots=2)
     assert final == out / "final.pt"
-    epochs = {path.name: checkpoint.read(path).epoch for path in out.glob("*.pt")}
+    epochs = {path.name: read_checkpoint(path).epoch for path in out.glob("*.pt")}
     assert epochs == pytest.approx(
         {"init.pt": 0, "warmup.pt": 4 / 3, "epoch_002.pt": 2, "epoch_004.pt": 4, "final.pt": 4}
     )
@@ -101,12 +102,12 @@ def test_a_snapshot_rebuilds_the_network_its_metrics_were_measured_on(source: st
     train("vit_demo", source, recipe=short(2, drop_path=0.3), out=tmp_path / "run", model_args=SMALL, seed=5)
     _, testing = splits(source, root=None)
     for path in (tmp_path / "run").glob("*.pt"):
-        found = checkpoint.read(path)
+        found = read_checkpoint(path)
         assert found.data == {"name": source, "classes": 3, "size": 8, "mean": (), "std": ()}
         assert found.model_args == {"classes": 3, "image_size": 8, "drop_path": 0.3, **SMALL}
         assert (found.recipe["name"], found.recipe["epochs"], found.seed) == ("demo", 2, 5)
         network = models.build(found.model, **found.model_args)
-        checkpoint.load_into(network, found)
+        load_into(network, found)
         measured = evaluate(network, [(testing.inputs, testing.targets)])
         assert found.metrics["loss"] == pytest.approx(measured.loss, rel=1e-5)
         assert found.metrics["accuracy"] == measured.accuracy
@@ -118,7 +119,7 @@ def test_no_epochs_leave_the_seeded_initial_weights_twice(source: str, tmp_path:
     torch.manual_seed(3)
     fresh = models.build("vit_demo", classes=3, image_size=8, **SMALL)
     assert names(out) == {"init.pt", "final.pt"}
-    assert weights(out / "init.pt") == weights(out / "final.pt") == checkpoint.weights_sha256(fresh.state_dict())
+    assert weights(out / "init.pt") == weights(out / "final.pt") == state_dict_sha256(fresh.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -218,7 +219,7 @@ def test_a_loss_that_stops_being_finite_ends_in_one_line(source: str, tmp_path: 
         train("vit_demo", source, recipe=wild, out=out, model_args=SMALL)
     assert "\n" not in str(caught.value)
     for path in out.glob("*.pt"):
-        assert all(tensor.isfinite().all() for tensor in checkpoint.read(path).state_dict.values())
+        assert all(tensor.isfinite().all() for tensor in read_checkpoint(path).state_dict.values())
     assert names(out) == {"init.pt"}
 
 
@@ -233,9 +234,9 @@ def test_train_loss_is_the_cross_entropy_with_soft_targets(source: str, tmp_path
     mixing = short(1, batch_size=22, warmup=0.0, mixup=1.0, cutmix=0.8, label_smoothing=0.1, flip=False, crop=0)
     seen: list[EpochResult] = []
     train("vit_demo", source, recipe=mixing, out=tmp_path / "run", model_args=SMALL, report=seen.append)
-    first = checkpoint.read(tmp_path / "run" / "init.pt")
+    first = read_checkpoint(tmp_path / "run" / "init.pt")
     network = models.build(first.model, **first.model_args)
-    checkpoint.load_into(network, first)
+    load_into(network, first)
     training, _ = splits(source, root=None)
     order = torch.randperm(22, generator=torch.Generator().manual_seed(derived_seed(0, "order", 1)))
     inputs, targets = Augmentation.of_recipe(asdict(mixing))(
@@ -251,8 +252,8 @@ def test_clipping_bounds_the_first_step(source: str, tmp_path: Path) -> None:
     """One step of SGD without momentum, with a gradient longer than `clip`, has length lr * clip."""
     one = short(1, optimizer="sgd", batch_size=22, warmup=0.0, weight_decay=0.0, lr=0.5, clip=1e-3)
     final = train("vit_demo", source, recipe=one, out=tmp_path / "run", model_args=SMALL)
-    before = checkpoint.read(final.with_name("init.pt")).state_dict
-    after = checkpoint.read(final).state_dict
+    before = read_checkpoint(final.with_name("init.pt")).state_dict
+    after = read_checkpoint(final).state_dict
     moved = math.sqrt(sum((after[name] - before[name]).double().square().sum().item() for name in before))
     assert moved == pytest.approx(0.5 * 1e-3, rel=1e-3)
 
@@ -265,7 +266,7 @@ def test_bytes_are_normalised_and_the_checkpoint_stores_the_crop_in_pixels(sourc
         out=tmp_path / "run",
         model_args=SMALL,
     )
-    found = checkpoint.read(final)
+    found = read_checkpoint(final)
     assert found.recipe["crop"] == 2  # 8 at 32 pixels
     assert len(found.data["mean"]) == 3
 
@@ -276,7 +277,7 @@ def test_channels_last_changes_a_run_by_rounding_alone(source: str, tmp_path: Pa
         train("resnet_demo", source, recipe=short(2, memory_format=name), out=tmp_path / name, **given)
         for name in ("contiguous", "channels_last")
     ]
-    one, other = (checkpoint.read(path).state_dict for path in paths)
+    one, other = (read_checkpoint(path).state_dict for path in paths)
     assert all(tensor.is_contiguous() for tensor in other.values())
     for name in one:
         torch.testing.assert_close(one[name], other[name], rtol=1e-3, atol=1e-4)
@@ -290,7 +291,7 @@ def test_the_memory_format_that_was_used_is_stored(
     source: str, tmp_path: Path, model: str, arguments: dict[str, object], expected: str
 ) -> None:
     final = train(model, source, recipe=short(0), out=tmp_path / "run", model_args=arguments)
-    assert checkpoint.read(final).recipe["memory_format"] == expected
+    assert read_checkpoint(final).recipe["memory_format"] == expected
 
 
 def test_a_resumed_run_keeps_its_memory_format(source: str, tmp_path: Path) -> None:
@@ -301,7 +302,7 @@ def test_a_resumed_run_keeps_its_memory_format(source: str, tmp_path: Path) -> N
     with pytest.raises(KeyboardInterrupt):
         train("resnet_demo", source, recipe=contiguous, out=out, report=stop_after(1), **given)
     assert weights(train("resnet_demo", source, recipe=short(2), out=out, **given)) == weights(whole)
-    assert checkpoint.read(train("resnet_demo", source, recipe=short(2), out=out, **given)).recipe["memory_format"] == (
+    assert read_checkpoint(train("resnet_demo", source, recipe=short(2), out=out, **given)).recipe["memory_format"] == (
         "contiguous"
     )
     with pytest.raises(ValueError, match="memory_format contiguous there, channels_last asked for"):
@@ -318,8 +319,8 @@ def test_accumulated_gradients_are_those_of_the_larger_batch(
     whole = train("vit_demo", source, recipe=short(2, **{**mixing, "batch_size": 16}), out=tmp_path / "whole", **given)
     asked = short(2, **{**mixing, "batch_size": batch_size, "accumulate": accumulate})
     parts = train("vit_demo", source, recipe=asked, out=tmp_path / "parts", **given)
-    one, other = (checkpoint.read(path).state_dict for path in (whole, parts))
-    begun = checkpoint.read(whole.with_name("init.pt")).state_dict
+    one, other = (read_checkpoint(path).state_dict for path in (whole, parts))
+    begun = read_checkpoint(whole.with_name("init.pt")).state_dict
     for name in one:
         torch.testing.assert_close(other[name], one[name], rtol=1e-5, atol=1e-6)
     assert max((one[name] - begun[name]).abs().max().item() for name in one) > 1e-2
@@ -351,13 +352,13 @@ def test_half_precision_is_for_snapshots_between_the_warm_up_and_the_end(source:
     assert rows(half) == rows(full)
     for name in ("epoch_001.pt", "epoch_002.pt"):
         stored = torch.load(half / name, weights_only=True)["state_dict"]
-        exact, found = checkpoint.read(full / name), checkpoint.read(half / name)
+        exact, found = read_checkpoint(full / name), read_checkpoint(half / name)
         for key, tensor in exact.state_dict.items():
             assert stored[key].dtype == (torch.float16 if tensor.ndim >= 2 else tensor.dtype)
             assert found.state_dict[key].dtype == tensor.dtype
             assert torch.equal(found.state_dict[key], tensor.half().float() if tensor.ndim >= 2 else tensor)
         network = models.build(found.model, **found.model_args)
-        checkpoint.load_into(network, found)
+        load_into(network, found)
         _, testing = splits(source, root=None)
         measured = evaluate(network, [(testing.inputs, testing.targets)])
         assert found.metrics["loss"] == pytest.approx(measured.loss, rel=1e-6)
@@ -420,7 +421,7 @@ def test_bf16_keeps_fp32_weights(source: str, tmp_path: Path) -> None:
     given = {"model_args": SMALL}
     half = train("vit_demo", source, recipe=short(1, precision="bf16"), out=tmp_path / "bf16", **given)
     full = train("vit_demo", source, recipe=short(1), out=tmp_path / "fp32", **given)
-    assert {tensor.dtype for tensor in checkpoint.read(half).state_dict.values()} == {torch.float32}
+    assert {tensor.dtype for tensor in read_checkpoint(half).state_dict.values()} == {torch.float32}
     assert weights(half) != weights(full)
 
 

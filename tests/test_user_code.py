@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from landscape.checkpoints.user_code import named, spec_sha256
+from landscape.checkpoints.user_code import import_callable, spec_sha256
 from landscape.data import Batches, load
 from landscape.data.sampling import balanced
 
@@ -78,13 +78,15 @@ def test_a_dataset_is_read_once_in_order_and_served_balanced(script: Callable[[s
     path = script(DATASET)
     images = load(f"{path}:Pictures")
     order = balanced(np.arange(6) % 2)
-    assert named(f"{path}:read")() == [*range(6), *range(4)]  # the first again: are they the same?
+    assert import_callable(f"{path}:read")() == [*range(6), *range(4)]  # the first again: are they the same?
     assert images.inputs[:, 0, 0, 0].tolist() == order.tolist()
     assert images.targets.tolist() == (order % 2).tolist()
     assert (images.classes, images.size, images.inputs.dtype) == (3, 4, torch.uint8)
     assert images.mean == (0.485, 0.456, 0.406)
     assert load(f"{path}:Pictures", samples=3).sha256() == load(f"{path}:Listed", samples=3).sha256()
-    assert named(f"{path}:read")()[-6:] == 2 * order[:3].tolist()  # a dataset that lists its targets: only the chosen
+    assert (
+        import_callable(f"{path}:read")()[-6:] == 2 * order[:3].tolist()
+    )  # a dataset that lists its targets: only the chosen
     floats = load(f"{path}:floats", samples=4)
     assert floats.targets.bincount().tolist() == [2, 2]
     assert floats.mean == ()
@@ -111,13 +113,13 @@ def test_a_callable_that_gives_no_data_is_explained(
 
 
 def test_specs_name_callables_of_files_and_modules(script: Callable[[str], str], tmp_path: Path) -> None:
-    assert named("collections:OrderedDict") is __import__("collections").OrderedDict
+    assert import_callable("collections:OrderedDict") is __import__("collections").OrderedDict
     path = script("def f(): return 1\n")
-    first, digest = named(f"{path}:f"), spec_sha256(f"{path}:f")
+    first, digest = import_callable(f"{path}:f"), spec_sha256(f"{path}:f")
     assert digest == hashlib.sha256(b"def f(): return 1\n").hexdigest()
-    assert named(f"{path}:f") is first
+    assert import_callable(f"{path}:f") is first
     script("def f(): return 2\n")
-    assert named(f"{path}:f")() == 2  # an edited file is loaded anew
+    assert import_callable(f"{path}:f")() == 2  # an edited file is loaded anew
     assert spec_sha256(f"{path}:f") != digest
     assert spec_sha256("collections:OrderedDict") is None
 
@@ -133,16 +135,16 @@ def test_specs_name_callables_of_files_and_modules(script: Callable[[str], str],
 )
 def test_a_spec_that_leads_nowhere_is_explained(spec: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        named(spec)
+        import_callable(spec)
 
 
 def test_a_file_that_does_not_import_is_explained(script: Callable[[str], str]) -> None:
     with pytest.raises(ValueError, match="failed with SyntaxError"):
-        named(f"{script('def f(:')}:f")
+        import_callable(f"{script('def f(:')}:f")
     with pytest.raises(ValueError, match="failed with ModuleNotFoundError"):
-        named(f"{script('import no_such_module')}:f")
+        import_callable(f"{script('import no_such_module')}:f")
     with pytest.raises(ValueError, match="failed with SystemExit"):
-        named(f"{script('raise SystemExit(2)')}:f")
+        import_callable(f"{script('raise SystemExit(2)')}:f")
 
 
 RANDOM = """

@@ -1,4 +1,4 @@
-"""Checkpoints, read and written: plain data and tensors, never code."""
+"""Read and write checkpoints: weights and plain data, never code."""
 
 from __future__ import annotations
 
@@ -10,43 +10,39 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from landscape.checkpoints import file_formats
+from landscape.checkpoints import file_formats, file_kinds
 from landscape.checkpoints.containers import FORMAT, Weights, architecture_in, is_native, weights_in
-from landscape.checkpoints.file_formats import file_sha256 as file_sha256
-from landscape.checkpoints.safe_load import Program, safe_load
-from landscape.checkpoints.state_dict_fit import Fit, fit, grouped, of_a_head
-from landscape.checkpoints.transformers_keys import of_transformers, renamed
+from landscape.checkpoints.safe_load import Program
+from landscape.checkpoints.state_dict_fit import is_head
+from landscape.results import declared_size
 from landscape.results.versions import versions
 
-EXPANSION = 16  # most that tensors may be larger than their file, by sharing memory
-SLACK = 2**26  # bytes below which that does not matter
 FINAL = "final.pt"  # the last weights of a run of the trainer
-FINAL_EMA = "final_ema.pt"  # beside them their moving average, a checkpoint of its own
-T = TypeVar("T")
+FINAL_EMA = "final_ema.pt"  # their moving average, a separate checkpoint
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a file holds: the weights, and where they come from as far as the file says.
+    """The weights in a file, and what the file says about them.
 
     Args:
         path: the file, or the folder.
         state_dict: name -> tensor, on the CPU.
-        model: trainer's model name or "" where the file does not say.
-        arch: name of the architecture in another trainer's words, such as timm's `vit_tiny_patch16_224`, or `hf:FOLDER`
-            of a folder with its own config; "" where the file does not say. To be looked up, never imported.
-        taken: in words, which of the file's weights these are.
-        missing: names of the model's weights that are as initialised, once it has been loaded into one.
+        model: name of a bundled model; "" if the file does not say.
+        arch: the architecture as another trainer names it, such as timm's `vit_tiny_patch16_224`, or `hf:FOLDER` for a
+            folder with its own config; "" if the file does not say. To be looked up, never imported.
+        taken: which of the file's weights these are, for messages.
+        missing: names of the model's weights that were left as initialised, once loaded into a model.
         others: further entries of the file that hold weights.
-        weights: of two networks in one state dict, the trained one ("raw") or its moving average ("ema").
-        epoch: a float, init 0; NaN where the file does not say.
-        module: of a program or a pickled module, the model itself.
-        batch_size: the only one that a program takes; 0 for any.
+        weights: which of two networks in one state dict: the trained one ("raw") or its moving average ("ema").
+        epoch: a float, init 0; NaN if the file does not say.
+        module: the model itself, if the file is a program or a pickled module.
+        batch_size: the only one that a program accepts; 0 for any.
     """
 
     path: Path
@@ -69,21 +65,21 @@ class Checkpoint:
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256 of the file's bytes; of several files, over their names and digests. Read at the first request."""
+        """SHA-256 of the file's bytes (for several files, of their names and digests), computed at first access."""
         return file_formats.sha256_of(self.path)
 
     @property
     def native(self) -> bool:
-        """Whether the file is one of ours and rebuilds its model by itself."""
+        """Whether the file is in this project's format, and names the model to build."""
         return bool(self.model)
 
     @property
     def headless(self) -> bool:
-        """Whether the classifier that it was loaded into, or a part of it, is as initialised."""
-        return any(of_a_head(name) for name in self.missing)
+        """Whether the model's classifier, or a part of it, was left as initialised."""
+        return any(is_head(name) for name in self.missing)
 
 
-def write(
+def write_checkpoint(
     path: Path,
     *,
     model: str,
@@ -95,7 +91,7 @@ def write(
     metrics: Mapping[str, float],
     seed: int,
 ) -> None:
-    """Write one checkpoint, atomically: the file is either the old one or the complete new one."""
+    """Write a checkpoint atomically: afterwards the file is either the old one or the complete new one."""
     content = {
         "format": FORMAT,
         "model": model,
@@ -115,7 +111,7 @@ def write(
 
 
 def save_atomically(content: object, path: Path) -> None:
-    """`torch.save` to a temporary neighbour, then replace; a full disk leaves the previous file intact."""
+    """`torch.save` to a temporary file in the same folder, then replace; a full disk leaves the old file intact."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -127,32 +123,32 @@ def save_atomically(content: object, path: Path) -> None:
         os.replace(temporary, path)
     except OSError as error:
         raise OSError(f"cannot write {path}: {error.strerror}; free some space, then run again") from error
-    except RuntimeError as error:  # as which torch reports a failed write of its zip writer
+    except RuntimeError as error:  # raised by torch when its zip writer cannot write
         raise OSError(f"cannot write {path}: the disk is full; free some space, then run again") from error
     finally:
         Path(temporary).unlink(missing_ok=True)
 
 
-def read(path: Path | str, *, weights: Weights = "raw", trust_pickle: bool = False) -> Checkpoint:
-    """Read a checkpoint, ours or foreign, without ever running code from it.
+def read_checkpoint(path: Path | str, *, weights: Weights = "raw", trust_pickle: bool = False) -> Checkpoint:
+    """Read a checkpoint of this project or of another tool, without running code from it.
 
     Args:
-        path: a file of torch.save, of TorchScript, torch.export or safetensors; an index of shards; or a folder of
-            Hugging Face's.
-        weights: "raw" takes the model itself, "ema" its moving average where the file has one; of a run's `final.pt`
-            the checkpoint `final_ema.pt` beside it.
+        path: a file of torch.save, TorchScript, torch.export or safetensors; an index of shards; or a Hugging Face
+            folder.
+        weights: "raw" takes the model's own weights, "ema" their moving average if the file has one; for a run's
+            `final.pt`, that is the checkpoint `final_ema.pt` beside it.
         trust_pickle: unpickle arbitrary objects and load programs. Runs code from the file: only for files of your own.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is no checkpoint, is damaged, is from a newer format, or holds code.
+        ValueError: it is not a checkpoint, is damaged, has a newer format, or holds code.
     """
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"no checkpoint at {path}; give an existing file, or make one: landscape train")
     if not path.is_file() and not path.is_dir():
-        raise ValueError(f"{path} is neither a file nor a folder, expected a checkpoint")
-    content = safe_load(path, trust_pickle=trust_pickle)
+        raise ValueError(f"{path} is neither a file nor a folder; expected a checkpoint")
+    content = file_kinds.load(path, trust_pickle=trust_pickle)
     if isinstance(content, nn.Module | Program):
         return _of_module(path, content)
     try:
@@ -162,14 +158,14 @@ def read(path: Path | str, *, weights: Weights = "raw", trust_pickle: bool = Fal
     except ValueError as error:
         raise ValueError(f"{path} {error}") from None
     if averaged:
-        average = read(path.with_name(FINAL_EMA))
+        average = read_checkpoint(path.with_name(FINAL_EMA))
         return replace(average, taken=f"{average.taken}, the moving average beside {FINAL}")
-    _refuse_absurd(path, found.weights)
+    _refuse_oversized(path, found.weights)
     plain = Checkpoint(path, found.weights, taken=found.taken, others=found.others, weights=weights)
     if not native:
         arch, epoch = _about(path, content)
         return replace(plain, arch=arch, epoch=epoch)
-    # half precision is how a snapshot may be stored, not what it computes in
+    # a snapshot may be stored in half precision, but the model computes in single
     single = {name: t.float() if t.dtype == torch.float16 else t for name, t in found.weights.items()}
     try:
         return replace(
@@ -185,9 +181,9 @@ def read(path: Path | str, *, weights: Weights = "raw", trust_pickle: bool = Fal
             versions=dict(content["versions"]),
         )
     except KeyError as error:
-        raise ValueError(f"{path} lacks the entry {error} of a format-{FORMAT} checkpoint; it is incomplete") from None
+        raise ValueError(f"{path} is incomplete: it lacks the entry {error} of a format-{FORMAT} checkpoint") from None
     except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{path} is no format-{FORMAT} checkpoint: an entry is of another kind ({error})") from None
+        raise ValueError(f"{path} is not a format-{FORMAT} checkpoint: an entry has another type ({error})") from None
 
 
 def _of_module(path: Path, content: nn.Module | Program) -> Checkpoint:
@@ -197,7 +193,7 @@ def _of_module(path: Path, content: nn.Module | Program) -> Checkpoint:
 
 
 def _about(path: Path, content: Mapping[str, Any]) -> tuple[str, float]:
-    """Architecture and epoch, from the content or from what lies beside it in a folder."""
+    """Architecture and epoch, from the content or from the other files of its folder."""
     folder = path if path.is_dir() else path.parent if path.name.endswith(file_formats.INDEX) else None
     if folder is None:
         return architecture_in(content), _number(content.get("epoch"))
@@ -213,105 +209,23 @@ def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else float("nan")
 
 
-def _refuse_absurd(path: Path, weights: Mapping[str, Tensor]) -> None:
-    """Refuse tensors without values, and ones that grow when they are copied."""
+def _refuse_oversized(path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that are not dense numbers, and views that would grow far beyond the file when copied."""
     for name, tensor in weights.items():
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
             kind = (
                 "quantized" if tensor.is_quantized else "meta" if tensor.device.type == "meta" else str(tensor.layout)
             )
             raise ValueError(f"{path}: {name} is a {kind} tensor, expected plain numbers; save it as a dense tensor")
-    needed = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+    declared = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
     held = sum(file.stat().st_size for file in file_formats.files_of(path))
-    if needed > EXPANSION * held + SLACK:
-        raise ValueError(f"{path} has {held:,} bytes and declares tensors of {needed:,} bytes; refused")
-
-
-def load_into(
-    model: nn.Module, checkpoint: Checkpoint, *, allow_missing: bool = False, logits: bool = True
-) -> Checkpoint:
-    """Copy the weights into a module, after removing wrappers' names and prefixes.
-
-    Args:
-        model: takes the weights.
-        checkpoint: has them.
-        allow_missing: leave what is missing, or of another shape, as it was initialised.
-        logits: whether the model's outputs are used; else its classifier alone may be missing.
-
-    Returns:
-        the checkpoint, whose `taken` also says which prefix came off, what was dropped and what is missing.
-
-    Raises:
-        ValueError: keys are missing or unexpected, or shapes differ; lists the first few of each, and the prefix
-            without which most fit. With `allow_missing`: nothing fits.
-    """
-    wanted, given = model.state_dict(), checkpoint.state_dict
-    found = fit(given, wanted, checkpoint.weights)
-    if (found.missing or found.unexpected) and checkpoint.path.is_dir() and of_transformers(model):
-        given = renamed(model, checkpoint.path)
-        found = fit(given, wanted)
-    tied = _tied(wanted)
-    missing = [name for name in found.missing if not tied[name] & found.names.keys()]
-    found = replace(found, missing=tuple(missing))
-
-    def may_miss(name: str) -> bool:
-        # the counter that batch norm has kept since PyTorch 0.4.1, and that no forward pass in eval mode reads
-        return allow_missing or name.endswith("num_batches_tracked") or (not logits and of_a_head(name))
-
-    differing = [name for name, own in found.names.items() if given[own].shape != wanted[name].shape]
-    lacking = [name for name in found.missing if not may_miss(name)]
-    if lacking or (found.unexpected and not allow_missing):
-        raise ValueError(f"{checkpoint.path} does not fit the model: {_misfit(found, len(wanted))}")
-    for name in differing:
-        if not may_miss(name):
-            raise ValueError(
-                f"{checkpoint.path} does not fit the model: {name} is {tuple(given[found.names[name]].shape)} in the "
-                f"file and {tuple(wanted[name].shape)} in the model; check --model-arg (classes, image_size), or leave "
-                "such weights as initialised with --allow-missing"
-            )
-    for name, own in found.names.items():
-        if wanted[name].is_floating_point() and not given[own].is_floating_point():
-            raise ValueError(
-                f"{checkpoint.path} has {own} as {str(given[own].dtype).removeprefix('torch.')} and the model as "
-                f"{str(wanted[name].dtype).removeprefix('torch.')}: quantized weights lack their scales here; "
-                "save them in floating point"
-            )
-    found = found.without(differing)
-    if not found.names:
-        raise ValueError(f"{checkpoint.path} has none of the model's {len(wanted)} weights; give another --model")
-    model.load_state_dict({name: given[own] for name, own in found.names.items()}, strict=False)
-    taken = ", ".join(filter(None, (checkpoint.taken, found.words)))
-    return replace(checkpoint, taken=taken, missing=found.missing)
-
-
-def _tied(weights: Mapping[str, Tensor]) -> dict[str, set[str]]:
-    """Of every weight the names that share its numbers: a file may hold one of them alone, as safetensors must."""
-    places: dict[tuple[int, torch.Size, tuple[int, ...]], set[str]] = {}
-    for name, tensor in weights.items():
-        places.setdefault((tensor.data_ptr() or id(tensor), tensor.shape, tensor.stride()), set()).add(name)
-    return {name: names for names in places.values() for name in names}
-
-
-def _misfit(found: Fit, wanted: int) -> str:
-    dropped = f"; dropped {grouped(found.dropped)}" if found.dropped else ""
-    change = found.prefix or found.added
-    how = f"{'without' if found.prefix else 'with'} the prefix {change}" if change else "with the names as they are"
-    return (
-        f"{len(found.missing)} missing keys{_first(found.missing)}, {len(found.unexpected)} unexpected "
-        f"keys{_first(found.unexpected)}{dropped}; best fit: {len(found.names)} of {wanted} {how}; "
-        "give the model that made it with --model, or leave these out with --allow-missing"
+    declared_size.refuse_oversized(
+        str(path), "tensors", declared, held, expansion=declared_size.EXPANSION, slack=declared_size.SLACK
     )
 
 
-def fitted(state_dict: Mapping[str, T], wanted: set[str]) -> dict[str, T]:
-    """The same weights (or their shapes) under the names that fit best; what nothing explains keeps its own."""
-    found = fit(state_dict, wanted)
-    names = {own: name for name, own in found.names.items()} | {own: own for own in found.unexpected}
-    return {names[own]: value for own, value in state_dict.items() if own in names}
-
-
-def weights_sha256(state_dict: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, dtypes, shapes and bytes of all tensors, whatever file held them."""
+def state_dict_sha256(state_dict: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, dtypes, shapes and bytes of all tensors, independent of the file format."""
     digest = hashlib.sha256()
     for name in sorted(state_dict):
         tensor = state_dict[name].detach().cpu().contiguous()
@@ -320,11 +234,11 @@ def weights_sha256(state_dict: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def newest(root: Path = Path("checkpoints")) -> Path:
+def newest_checkpoint(root: Path = Path("checkpoints")) -> Path:
     """The newest `final.pt` below a folder.
 
     Raises:
-        FileNotFoundError: there is none; says how to make one.
+        FileNotFoundError: there is none.
     """
     files = sorted(root.glob(f"**/{FINAL}"), key=lambda file: file.stat().st_mtime)
     if not files:
@@ -336,7 +250,7 @@ def newest(root: Path = Path("checkpoints")) -> Path:
 
 
 def label_of(path: Path) -> str:
-    """The default label: the run folder's name for its `final.pt`, folder and stem for other snapshots."""
+    """The default label: for `final.pt` the name of the run folder, for other snapshots folder and stem."""
     folder = path.resolve().parent.name
     if path.is_dir() or path.name in file_formats.IN_FOLDER:
         return path.resolve().name if path.is_dir() else folder
@@ -345,7 +259,3 @@ def label_of(path: Path) -> str:
     if path.name == FINAL_EMA or re.fullmatch(r"init|warmup|epoch_\d+", path.stem):
         return f"{folder}-{path.stem}"
     return path.stem
-
-
-def _first(names: tuple[str, ...]) -> str:
-    return f" ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})" if names else ""

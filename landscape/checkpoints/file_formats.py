@@ -1,4 +1,4 @@
-"""Kinds of weight files, told by their bytes, and archives checked before anything in them is believed."""
+"""The bytes of checkpoint files: archives, safetensors headers, shards and JSON, checked before they are trusted."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any
 
-Kind = Literal["zip", "legacy", "script", "export", "safetensors"]
-# files that hold the weights of a Hugging Face folder, the safe ones first
+from landscape.results.declared_size import EXPANSION, refuse_oversized
+
+# files with the weights in a Hugging Face folder, the safe ones first
 IN_FOLDER = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 INDEX = ".index.json"
-MAX_TEXT = 64 * 2**20  # bytes of a config, an index or a header: none of a real model comes near
-HEADER = 8  # bytes of the length before a safetensors header
-EXPANSION = 16  # of the compressed code in TorchScript: text
+MAX_TEXT = 64 * 2**20  # bytes of a config, an index or a header, far more than those of real models
+HEADER = 8  # bytes of the length in front of a safetensors header
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Member:
     """One file of an archive.
 
     Args:
-        name: below the archive's own folder.
+        name: path below the archive's top folder.
         size: in bytes, uncompressed.
     """
 
@@ -34,41 +34,15 @@ class Member:
 
 
 def unreadable(path: Path, reason: str) -> ValueError:
-    """The error of a file that is no checkpoint, in one line."""
+    """The one-line error of a file that is not a checkpoint."""
     short = " ".join(reason.split())[:160]
     return ValueError(
         f"{path} is not a readable checkpoint ({short}); expected a file written by torch.save or safetensors"
     )
 
 
-def kind_of(path: Path) -> Kind:
-    """What wrote a file.
-
-    Raises:
-        ValueError: it is an archive of another kind, or one that declares what it cannot hold.
-    """
-    with path.open("rb") as stream:
-        start = stream.read(HEADER + 1)
-    if start.startswith(b"\x89HDF"):
-        raise unreadable(path, "it is an HDF5 file: a results file, or weights of another framework")
-    if path.suffix == ".safetensors" or _starts_like_safetensors(start, path.stat().st_size):
-        return "safetensors"
-    if not start.startswith(b"PK"):
-        return "legacy"
-    names = [member.name for member in members(path)]
-    if "constants.pkl" in names or any(name.startswith("code/") for name in names):
-        return "script"
-    if "serialized_exported_program.json" in names or any(
-        name.startswith("models/") and name.endswith(".json") for name in names
-    ):
-        return "export"
-    if "data.pkl" not in names:
-        raise unreadable(path, "a zip archive without data.pkl, or cut short")
-    return "zip"
-
-
 def members(path: Path) -> list[Member]:
-    """The files of an archive written by torch, without its own folder's name.
+    """The files of a zip archive written by torch, without its top folder in their names.
 
     Raises:
         ValueError: it is damaged, has names that lead out of it, or declares more than it can hold.
@@ -84,11 +58,14 @@ def members(path: Path) -> list[Member]:
     room = path.stat().st_size
     packed = sum(info.file_size for info in listed if info.compress_type != zipfile.ZIP_STORED)
     plain = sum(info.file_size for info in listed if info.compress_type == zipfile.ZIP_STORED)
-    if plain > room or packed > EXPANSION * room + MAX_TEXT // 4:
-        raise unreadable(path, f"it declares {plain + packed:,} bytes of content in a file of {room:,} bytes")
+    try:
+        refuse_oversized("it", "content", plain, room)
+        refuse_oversized("it", "compressed content", packed, room, expansion=EXPANSION, slack=MAX_TEXT // 4)
+    except ValueError as error:
+        raise unreadable(path, str(error)) from None
     compressed = [info.filename for info in listed if info.compress_type != zipfile.ZIP_STORED]
     if compressed and not any("/code/" in f"/{name}" for name in compressed):
-        raise unreadable(path, f"{compressed[0]!r} in it is compressed, as torch.save leaves nothing; unpack it first")
+        raise unreadable(path, f"{compressed[0]!r} in it is compressed, which torch.save never does; unpack it first")
     return [Member(info.filename.partition("/")[2], info.file_size) for info in listed]
 
 
@@ -96,13 +73,13 @@ def header(path: Path) -> dict[str, Any]:
     """The header of a safetensors file: name -> dtype, shape, data_offsets; and `__metadata__`.
 
     Raises:
-        ValueError: it is damaged, or declares what the file cannot hold.
+        ValueError: it is damaged, or declares other sizes than the file has.
     """
     size = path.stat().st_size
     with path.open("rb") as stream:
         length = int.from_bytes(stream.read(HEADER), "little")
         if size < HEADER or length > min(size - HEADER, MAX_TEXT):
-            raise _damaged(path, f"a header of {length:,} bytes in a file of {size:,} bytes")
+            raise _damaged(path, f"it declares a header of {length:,} bytes in a file of {size:,} bytes")
         raw = stream.read(length)
     try:
         found = json.loads(raw)
@@ -112,15 +89,15 @@ def header(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError, AttributeError, TypeError, KeyError, IndexError) as error:
         raise _damaged(path, str(error) or type(error).__name__) from None
     if not shaped or last != size - HEADER - length:
-        raise _damaged(path, f"tensors of {last:,} bytes in a file with {size - HEADER - length:,} bytes of them")
+        raise _damaged(path, f"it declares tensors of {last:,} bytes and holds {size - HEADER - length:,}")
     return dict(found)
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files that hold the weights of a checkpoint: itself, or the shards that a folder or an index names.
+    """The files with the weights of a checkpoint: itself, or the shards that a folder or an index names.
 
     Raises:
-        FileNotFoundError: a shard is not there.
+        FileNotFoundError: a shard is missing.
         ValueError: the folder holds no weights, or its index is damaged or leads out of it.
     """
     if path.is_dir():
@@ -135,20 +112,22 @@ def files_of(path: Path) -> list[Path]:
         return [path]
     table = json_of(path).get("weight_map")
     if not isinstance(table, dict) or not table or not all(isinstance(name, str) for name in table.values()):
-        raise ValueError(f"{path} is no index of shards: expected a weight_map of names to files; get it anew")
+        raise ValueError(
+            f"{path} is not an index of shards: expected a weight_map of names to files; download it again"
+        )
     names = sorted(set(table.values()))
     for name in names:
         if not name or name != os.path.basename(name) or name in (".", "..") or "\0" in name or "\\" in name:
-            raise ValueError(f"{path} names the shard {name!r}, which is no file beside it; refused")
+            raise ValueError(f"{path} names the shard {name!r}, which is not a file in the same folder; refused")
         if not (path.parent / name).is_file():
             raise FileNotFoundError(
-                f"{path} names the shard {name}, which is not there; expected all {len(names)} of them beside the index"
+                f"{path} names the shard {name}, which is missing; expected all {len(names)} shards beside the index"
             )
     return [path.parent / name for name in names]
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a checkpoint's bytes; of several files, over their names and digests."""
+    """SHA-256 of a checkpoint's bytes; for several files, of their names and digests."""
     files = files_of(path)
     if len(files) == 1:
         return file_sha256(files[0])
@@ -167,25 +146,20 @@ def holds_weights(folder: Path) -> bool:
 
 
 def json_of(path: Path) -> dict[str, Any]:
-    """A small JSON file.
+    """The object in a small JSON file.
 
     Raises:
-        ValueError: it is absurdly large, damaged, or no object.
+        ValueError: it is far too large, damaged, or not an object.
     """
     if path.stat().st_size > MAX_TEXT:
-        raise ValueError(f"{path} has {path.stat().st_size:,} bytes, expected a short JSON file; get it anew")
+        raise ValueError(f"{path} has {path.stat().st_size:,} bytes, expected a short JSON file; download it again")
     try:
         found = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no readable JSON ({error}); get it anew") from None
+        raise ValueError(f"{path} is not readable JSON ({error}); download it again") from None
     if not isinstance(found, dict):
-        raise ValueError(f"{path} holds a {type(found).__name__}, expected a JSON object; get it anew")
+        raise ValueError(f"{path} holds a {type(found).__name__}, expected a JSON object; download it again")
     return found
-
-
-def _starts_like_safetensors(start: bytes, size: int) -> bool:
-    length = int.from_bytes(start[:HEADER], "little")
-    return start[HEADER:] == b"{" and 2 <= length <= size - HEADER
 
 
 def _leads_out(name: str) -> bool:

@@ -1,4 +1,7 @@
-"""What a checkpoint holds, with shapes in place of tensors: nothing is loaded, run or imported, torch neither."""
+"""Outlines of checkpoint files: their content with shapes in place of tensors. Nothing is loaded or run.
+
+Neither torch nor anything that the file names is imported.
+"""
 
 from __future__ import annotations
 
@@ -15,49 +18,55 @@ from pathlib import Path
 from typing import Any
 
 from landscape.checkpoints import restricted_unpickler
-from landscape.checkpoints.file_formats import files_of, header, kind_of, members, unreadable
+from landscape.checkpoints.file_formats import header, members, unreadable
+from landscape.results.declared_size import refuse_oversized
 
 MAGIC = 0x1950A86A20F9469CFC6C  # of torch's format before it was a zip archive
 ITEM_BYTES = {
     "Double": 8, "Float": 4, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Short": 2, "Char": 1, "Byte": 1,
     "Bool": 1, "ComplexDouble": 16, "ComplexFloat": 8, "QUInt8": 1, "QInt8": 1, "QInt32": 4, "Untyped": 1,
 }  # fmt: skip
-# What torch itself rebuilds without running anything of the file's: tensors, storages, and words for kinds of numbers.
+# What torch rebuilds without running code of the file: tensors, storages, and names of dtypes and layouts.
 OF_TORCH = re.compile(
     r"torch\.(_utils\._rebuild_\w+|_tensor\._rebuild_from_type_v2|(storage\.)?\w*Storage|\w*Tensor|Size|device|Generator"
     r"|nn\.parameter\.(Parameter|Buffer|Uninitialized\w+)|serialization\._get_layout|bool|strided|sparse_\w+"
     r"|(u?int|qu?int|b?float|complex)\d+(_e\w+|x\d)?|\w+_format|channels_last(_3d)?|per_(tensor|channel)_affine)"
 )
-NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)+")  # damaged pickles name anything
+NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)+")  # a damaged pickle may name anything
 Names = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor of which only this much is known."""
+    """Shape and dtype of a tensor."""
 
     shape: tuple[int, ...]
     dtype: str
 
     def numel(self) -> int:
-        """How many numbers."""
+        """Number of elements."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Outline:
-    """The content of a file and what its pickle names beyond plain data."""
+    """The outline of a file.
+
+    Args:
+        content: as `torch.load` would return it, with an `Entry` for each tensor; None if it cannot be read safely.
+        wanted: globals that its pickle names beyond tensors and plain data.
+    """
 
     content: Any
     wanted: Names = ()
 
 
-# Globals that real checkpoints name beside tensors, and what stands for them: nothing that does anything when called.
+# Globals that checkpoints commonly name beside tensors, and their stand-ins, which do nothing when called.
 HARMLESS: Mapping[str, Callable[..., Any]] = {
     **restricted_unpickler.NUMPY,
     **{f"pathlib.{part}{name}": pathlib.PurePosixPath for part in ("", "_local.")
        for name in ("PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")},
-    "_codecs.encode": lambda word, *_: word.encode("latin1"),  # bytes, as protocol 2 spells them
+    "_codecs.encode": lambda word, *_: word.encode("latin1"),  # bytes in pickle protocol 2
     "argparse.Namespace": argparse.Namespace,
     "collections.OrderedDict": collections.OrderedDict,
     "collections.Counter": collections.Counter,
@@ -67,45 +76,36 @@ HARMLESS: Mapping[str, Callable[..., Any]] = {
 
 
 def refusal(path: Path, wanted: Names) -> ValueError:
-    """The error of a file that would run code."""
+    """The error of a file that would run code when loaded."""
     return ValueError(
         f"{path} would run code to load ({', '.join(wanted[:4])}); refused. If the file is your own, save its "
         "state_dict() alone, or give --trust-pickle"
     )
 
 
-def outline(path: Path) -> Outline:
-    """The content of a checkpoint, whatever of its forms it has.
+def of_safetensors(path: Path) -> Outline:
+    """The outline of a safetensors file, from its header.
 
     Raises:
-        FileNotFoundError, ValueError: a part is not there or damaged, or declares what it cannot hold.
+        ValueError: it is damaged.
     """
-    files = files_of(path)
-    if len(files) == 1:
-        return _of_file(files[0])
-    parts = [_of_file(file) for file in files]
-    content = {
-        name: entry for part in parts if isinstance(part.content, Mapping) for name, entry in part.content.items()
-    }
-    return Outline(content, tuple(name for part in parts for name in part.wanted))
+    entries = {name: entry for name, entry in header(path).items() if name != "__metadata__"}
+    return Outline({name: Entry(tuple(e["shape"]), str(e["dtype"]).lower()) for name, e in entries.items()})
 
 
-def _of_file(path: Path) -> Outline:
-    kind = kind_of(path)
-    if kind == "safetensors":
-        entries = {name: entry for name, entry in header(path).items() if name != "__metadata__"}
-        return Outline({name: Entry(tuple(e["shape"]), str(e["dtype"]).lower()) for name, e in entries.items()})
-    return {"zip": _of_zip, "script": _of_zip, "legacy": _of_pickles, "export": _of_export}[kind](path)
+def of_zip(path: Path) -> Outline:
+    """The outline of a zip archive of torch.save.
 
-
-def _of_zip(path: Path) -> Outline:
+    Raises:
+        ValueError: it is damaged, or declares tensors of other sizes than it holds.
+    """
     sizes = {member.name: member.size for member in members(path)}
 
     def storage(pid: Any) -> _Storage:
         found = _Storage.of(pid)
         if sizes.get(f"data/{found.key}") != found.bytes:
             raise ValueError(
-                f"tensor {found.key} declares {found.bytes:,} bytes, {sizes.get(f'data/{found.key}')} are there"
+                f"it declares tensor {found.key} of {found.bytes:,} bytes and holds {sizes.get(f'data/{found.key}')}"
             )
         return found
 
@@ -118,20 +118,25 @@ def _of_zip(path: Path) -> Outline:
     return _read(path, io.BytesIO(raw), storage)
 
 
-def _of_pickles(path: Path) -> Outline:
-    """Of a file before zip archives: magic number, version, system, content; else of a plain pickle, its names."""
+def of_pickles(path: Path) -> Outline:
+    """The outline of a file of torch.save before its zip archives: magic number, version, system, content.
+
+    Of another pickle, only the globals that it names.
+
+    Raises:
+        ValueError: it is neither, is damaged, or declares more than it can hold.
+    """
     room = path.stat().st_size
 
     def storage(pid: Any) -> _Storage:
         found = _Storage.of(pid)
-        if found.bytes > room:
-            raise ValueError(f"tensor {found.key} declares {found.bytes:,} bytes in a file of {room:,} bytes")
+        refuse_oversized("it", f"tensor {found.key}", found.bytes, room)
         return found
 
     with path.open("rb") as stream:
         try:
             first = _read(path, stream, storage)
-        except ValueError:  # no pickle at all
+        except ValueError:  # not a pickle
             first = Outline(None)
         if first.content != MAGIC:
             if first.wanted:
@@ -142,7 +147,12 @@ def _of_pickles(path: Path) -> Outline:
         return _read(path, stream, storage)
 
 
-def _of_export(path: Path) -> Outline:
+def of_program(path: Path) -> Outline:
+    """An empty outline: the content of a program is known only once it is loaded.
+
+    Raises:
+        ValueError: the archive is damaged, or declares more than it can hold.
+    """
     members(path)
     return Outline(None)
 
@@ -152,7 +162,7 @@ def _read(path: Path, stream: Any, storage: Callable[[Any], Any]) -> Outline:
     try:
         content = unpickler.load()
     except MemoryError:
-        raise unreadable(path, "its pickle asks for more memory than there is") from None
+        raise unreadable(path, "its pickle needs more memory than there is") from None
     except Exception as error:  # a damaged pickle raises almost anything
         if wanted := _wanted(unpickler.named):
             return Outline(None, wanted)
@@ -167,7 +177,7 @@ def _wanted(names: Mapping[str, None]) -> Names:
 
 @dataclass(frozen=True)
 class _Storage:
-    """Numbers in a row that tensors are cut from."""
+    """The flat storage that a tensor is a view of."""
 
     key: str
     kind: str
@@ -179,10 +189,10 @@ class _Storage:
 
     @classmethod
     def of(cls, pid: Any) -> _Storage:
-        """From the description in a pickle: ("storage", kind, key, location, numel, ...)."""
+        """The storage that a persistent id describes: ("storage", kind, key, location, numel, ...)."""
         word, kind, key, _, numel = pid[:5]
         if restricted_unpickler.text(word) != "storage" or not isinstance(numel, int) or numel < 0:
-            raise ValueError("a reference to something that is no storage")
+            raise ValueError("a reference to something other than a storage")
         name = str(getattr(kind, "named", "")).rpartition(".")[2]
         return cls(restricted_unpickler.text(key), name.removesuffix("Storage"), numel)
 

@@ -1,27 +1,30 @@
-"""The tensors of a checkpoint, read without running code from it."""
+"""Load one checkpoint file without running code from it, unless the user trusts it.
+
+The functions import torch, not the module: the table of file kinds refers to them without it.
+"""
 
 from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+from landscape.checkpoints.file_formats import header, unreadable
+from landscape.checkpoints.outline import HARMLESS, Outline, refusal
 
-from landscape.checkpoints.file_formats import Kind, files_of, header, kind_of, unreadable
-from landscape.checkpoints.outline import HARMLESS, outline, refusal
-from landscape.checkpoints.user_code import on_path
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.export import ExportedProgram
 
-_allowing = threading.Lock()  # the list of allowed globals belongs to the process
-PROGRAMS = {"script": "TorchScript", "export": "torch.export"}
+_allowing = threading.Lock()  # torch's list of allowed globals is process-wide
 
 
 @dataclass(frozen=True)
 class Program:
-    """A model that a file holds with its code.
+    """A model whose code is in the file.
 
     Args:
         module: the model.
@@ -32,104 +35,118 @@ class Program:
     batch_size: int = 0
 
 
-def safe_load(path: Path, *, trust_pickle: bool = False) -> Any:
-    """Tensors and plain data of a checkpoint in any of its forms, on the CPU.
-
-    Args:
-        path: a file, an index of shards, or a folder of Hugging Face's. Of TorchScript and torch.export, a `Program`.
-        trust_pickle: unpickle arbitrary objects and load programs, which runs code from the file.
+def safetensors(path: Path, trust_pickle: bool) -> dict[str, Tensor]:
+    """Load a safetensors file, which cannot hold code.
 
     Raises:
-        FileNotFoundError: a shard is not there.
-        ValueError: the file is of another kind, is damaged, or would run code; names what it would call.
+        ValueError: it is damaged.
     """
-    files = files_of(path)
-    if len(files) == 1:
-        return _of_file(files[0], trust_pickle)
-    content: dict[str, Any] = {}
-    for file in files:
-        part = _of_file(file, trust_pickle)
-        if not isinstance(part, dict) or content.keys() & part.keys():
-            raise ValueError(f"{file} is no shard: expected a dict of tensors that no other shard holds; get it anew")
-        content |= part
-    return content
-
-
-def _of_file(path: Path, trust_pickle: bool) -> Any:
-    kind = kind_of(path)
-    if kind == "safetensors":
-        return _safetensors(path)
-    if kind in PROGRAMS:
-        return _program(path, kind, trust_pickle)
-    return _pickled(path, trust_pickle)
-
-
-def _safetensors(path: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    header(path)  # what it declares, before a byte is reserved for it
+    header(path)  # checks the declared sizes before memory is reserved
     try:
         return load_file(path)
     except (SafetensorError, KeyError, ValueError, RuntimeError, OSError) as error:
         raise ValueError(f"{path} is not a readable safetensors file ({error}); it may be truncated") from None
 
 
-def _program(path: Path, kind: Kind, trust_pickle: bool) -> Program:
-    """A TorchScript or exported model.
+def torchscript(path: Path, trust_pickle: bool) -> Program:
+    """Load a TorchScript program, whose operations include torch.save and torch.from_file.
 
-    Both are programs, and their own operations open and write files as soon as they run: TorchScript has torch.save
-    and torch.from_file, and torch.export's reader evaluates the sizes in its graph as Python.
+    Raises:
+        ValueError: the user does not trust it, or it is damaged.
     """
+    import torch
+
+    _refuse_untrusted(path, "TorchScript", trust_pickle)
+    try:
+        module = torch.jit.load(path, map_location="cpu")  # type: ignore[no-untyped-call]
+    except Exception as error:  # its reader raises almost anything
+        raise unreadable(path, f"TorchScript: {error}") from None
+    return Program(module)
+
+
+def exported(path: Path, trust_pickle: bool) -> Program:
+    """Load a program of torch.export, whose reader evaluates the sizes in the graph as Python.
+
+    Raises:
+        ValueError: the user does not trust it, or it is damaged.
+    """
+    import torch
+
+    _refuse_untrusted(path, "torch.export", trust_pickle)
+    try:
+        program = torch.export.load(path)
+        module = program.module()
+    except Exception as error:  # its reader raises almost anything
+        raise unreadable(path, f"torch.export: {error}") from None
+    for name in ("train", "eval"):  # the mode is fixed in the graph, and setting one raises
+        module.__dict__.pop(name, None)
+    return Program(module, _fixed_batch_size(program))
+
+
+def _refuse_untrusted(path: Path, kind: str, trust_pickle: bool) -> None:
     if not trust_pickle:
         raise ValueError(
-            f"{path} is a {PROGRAMS[kind]} program, and running it may read and write files; refused. If the file is "
-            "your own, give --trust-pickle; else save the state_dict() of its model and name that with --model"
+            f"{path} is a {kind} program, and running it may read and write files; refused. If the file is "
+            "your own, give --trust-pickle; otherwise save the state_dict() of its model and name that with --model"
         )
-    try:
-        if kind == "script":
-            module = torch.jit.load(path, map_location="cpu")  # type: ignore[no-untyped-call]
-            return Program(module)
-        exported = torch.export.load(path)
-        module = exported.module()
-    except Exception as error:  # readers of programs stumble in many ways
-        raise unreadable(path, f"{PROGRAMS[kind]}: {error}") from None
-    for name in ("train", "eval"):  # the mode is baked into the graph, and asking for one raises
-        module.__dict__.pop(name, None)
-    return Program(module, _fixed_batch(exported))
 
 
-def _fixed_batch(exported: torch.export.ExportedProgram) -> int:
-    """The number of samples that an exported graph takes, 0 where it takes any."""
-    inputs = set(exported.graph_signature.user_inputs)
-    for node in exported.graph.nodes:
+def _fixed_batch_size(program: ExportedProgram) -> int:
+    """The batch size that an exported graph is specialised to, 0 for any."""
+    from torch import Tensor
+
+    inputs = set(program.graph_signature.user_inputs)
+    for node in program.graph.nodes:
         value = node.meta.get("val")
         if node.op == "placeholder" and node.name in inputs and isinstance(value, Tensor) and value.dim():
             return value.shape[0] if isinstance(value.shape[0], int) else 0
     return 0
 
 
-def _pickled(path: Path, trust_pickle: bool) -> Any:
+def pickled(path: Path, trust_pickle: bool, *, outline: Callable[[Path], Outline]) -> Any:
+    """Load a file of torch.save: tensors and plain data alone, or whatever it holds if the user trusts it.
+
+    Args:
+        path: of the file.
+        trust_pickle: unpickle arbitrary objects.
+        outline: reads its outline, which also checks the declared sizes.
+
+    Raises:
+        ValueError: it is damaged, or would run code; names what it would call.
+    """
+    import torch
+
     if trust_pickle:
-        try:
-            with on_path(Path.cwd()):  # where the class of a pickled module is defined, as often as not
-                return torch.load(path, map_location="cpu", weights_only=False)
-        except ModuleNotFoundError as error:
-            raise ValueError(
-                f"{path} needs the code of its model, and there is {str(error)[0].lower()}{str(error)[1:]}; run in the "
-                "folder that has it, or save the state_dict() of the model and name that with --model"
-            ) from None
-        except Exception as error:  # a file cut short is an OSError, or whatever its reader stumbles over
-            raise unreadable(path, str(error) or type(error).__name__) from None
-    wanted = outline(path).wanted  # also refuses what declares more than it holds
+        return _trusted(path)
+    wanted = outline(path).wanted
     try:
         with _allowing, torch.serialization.safe_globals([(stand_in, name) for name, stand_in in HARMLESS.items()]):
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         text = str(error).strip()
-        named = re.search(r"nsupported (?:global: )?GLOBAL ([\w.]+)", text)
-        wanted = wanted or ((named[1],) if named else ())
+        refused = re.search(r"nsupported (?:global: )?GLOBAL ([\w.]+)", text)
+        wanted = wanted or ((refused[1],) if refused else ())
         if wanted:
             raise refusal(path, wanted) from None
-        said = re.search(r"WeightsUnpickler error:\s*(.+)", text) or re.match(r"(.+)", text)  # torch gives advice first
-        raise unreadable(path, said[1] if said else type(error).__name__) from None
+        reason = re.search(r"WeightsUnpickler error:\s*(.+)", text) or re.match(r"(.+)", text)  # after torch's advice
+        raise unreadable(path, reason[1] if reason else type(error).__name__) from None
+
+
+def _trusted(path: Path) -> Any:
+    import torch
+
+    from landscape.checkpoints.user_code import on_path
+
+    try:
+        with on_path(Path.cwd()):  # the class of a pickled module is often defined there
+            return torch.load(path, map_location="cpu", weights_only=False)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{path} needs the code of its model, and there is {str(error)[0].lower()}{str(error)[1:]}; run in the "
+            "folder that has it, or save the state_dict() of the model and name that with --model"
+        ) from None
+    except Exception as error:  # a truncated file is an OSError, or whatever its reader raises
+        raise unreadable(path, str(error) or type(error).__name__) from None

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from landscape.checkpoints import checkpoint as checkpoints
-from landscape.checkpoints.checkpoint import Checkpoint
+from landscape.checkpoints.checkpoint import FINAL, Checkpoint, read_checkpoint, state_dict_sha256
+from landscape.checkpoints.state_dict_loading import load_into, with_model_keys
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".safetensors")
 NOT_SNAPSHOTS = ("resume", "final_ema")  # the moving average is no place on the path
@@ -49,11 +49,11 @@ def of_run(folder: Path) -> list[Snapshot]:
     read: list[Snapshot] = []
     shapes: dict[str, torch.Size] = {}
     for file in files:
-        content = checkpoints.read(file)
+        content = read_checkpoint(file)
         here = {name: tensor.shape for name, tensor in content.state_dict.items()}
         shapes = shapes or here
-        _alike(file, here, files[0], checkpoints.fitted(shapes, set(here)))
-        read.append(Snapshot(file, _epoch(content, numbers[file]), checkpoints.weights_sha256(content.state_dict)))
+        _alike(file, here, files[0], with_model_keys(shapes, set(here)))
+        read.append(Snapshot(file, _epoch(content, numbers[file]), state_dict_sha256(content.state_dict)))
     read.sort(key=lambda snapshot: (snapshot.epoch, snapshot.path.stem == "final"))
     first = {snapshot.sha256: snapshot for snapshot in reversed(read)}
     last = read[-1:]  # w_T, also of a run that came back to earlier weights
@@ -68,13 +68,13 @@ def of_run(folder: Path) -> list[Snapshot]:
 
 def last(folder: Path) -> Path:
     """The checkpoint a run folder stands for: its `final.pt`, else its last snapshot."""
-    final = folder / checkpoints.FINAL
+    final = folder / FINAL
     return final if final.exists() else of_run(folder)[-1].path
 
 
 def place(model: torch.nn.Module, snapshot: Snapshot, *, allow_missing: bool = False) -> None:
     """Load a snapshot's weights and buffers into the model."""
-    checkpoints.load_into(model, checkpoints.read(snapshot.path), allow_missing=allow_missing)
+    load_into(model, read_checkpoint(snapshot.path), allow_missing=allow_missing)
 
 
 def _alike(file: Path, found: Mapping[str, torch.Size], first: Path, expected: Mapping[str, torch.Size]) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, Subset
 
 from landscape.checkpoints import user_code
-from landscape.checkpoints.user_code import guarded, named
+from landscape.checkpoints.user_code import guarded, import_callable
 from landscape.data import decoding
 from landscape.data.dataset import Images
 from landscape.data.memory import Resident
@@ -111,10 +111,10 @@ def _materialised(name: str, dataset: Any, samples: Samples, image_size: int | N
 
 def _item(name: str, dataset: Any, row: int) -> tuple[Any, bool]:
     """An item, drawn from a seed of its own where it is random, and whether it is."""
-    with user_code.fixed(derived_seed(SEED, "item", row)):
-        before = user_code.states()
+    with user_code.fixed_rng(derived_seed(SEED, "item", row)):
+        before = user_code.rng_states()
         item = guarded(f"{name}: item {row}", partial(operator.getitem, dataset, row))
-        return item, before != user_code.states()
+        return item, before != user_code.rng_states()
 
 
 def _streamed(
@@ -128,7 +128,7 @@ def _streamed(
         _log.info("%s: the loader shuffles; it is read once, in the order of seed %d", name, SEED)
     rows = None if total is None else wanted or total
     inputs, targets = Resident(name, rows), Resident(name, rows)
-    with user_code.fixed(SEED):  # the same shuffle and the same transforms at every loading
+    with user_code.fixed_rng(SEED):  # the same shuffle and the same transforms at every loading
         for i, item in enumerate(_items(name, stream)):
             what = f"{name}: {'batch' if batched else 'item'} {i}"
             value, target = _parts(what, item)
@@ -277,7 +277,7 @@ def load(spec: str, *, samples: Samples, image_size: int | None, fit: Fit | None
     Raises:
         FileNotFoundError, ValueError: as `named`; the callable fails, or returns something else.
     """
-    function = named(spec)
-    with user_code.fixed(derived_seed(0, "data")):
+    function = import_callable(spec)
+    with user_code.fixed_rng(derived_seed(0, "data")):
         made = guarded(spec, function)
     return images_of(spec, made, samples=samples, image_size=image_size, fit=fit)

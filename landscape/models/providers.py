@@ -14,7 +14,7 @@ from torch import nn
 
 from landscape.checkpoints import file_formats
 from landscape.checkpoints.huggingface_cache import folder_of
-from landscape.checkpoints.user_code import guarded, named, spec_sha256
+from landscape.checkpoints.user_code import guarded, import_callable, spec_sha256
 from landscape.data.preprocessing import Crop, Fit, Preprocessing
 from landscape.models import SIZES, huggingface
 from landscape.models.libraries import MISMATCH, library
@@ -196,12 +196,12 @@ def _huggingface_preprocessing(wanted: Wanted) -> Preprocessing | None:
 
 def _callable(wanted: Wanted) -> Any:
     try:
-        function = named(wanted.spec)
+        function = import_callable(wanted.spec)
     except ValueError as error:
         if MISMATCH not in str(error):
             raise
         library("torchvision")  # the code imports it, or timm: with the cure it can
-        function = named(wanted.spec)
+        function = import_callable(wanted.spec)
     return guarded(wanted.spec, partial(function, **wanted.arguments))
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.checkpoints import checkpoint, snapshots
+from landscape.checkpoints import snapshots
+from landscape.checkpoints.checkpoint import state_dict_sha256
 from landscape.layers.cka import LEAST_SAMPLES, centred_kernel, hsic, hsic_of_itself
 from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks
 from landscape.layers.layer import Layer
@@ -45,7 +46,7 @@ class Similarity(Probe):
     def identity(self, subject: Subject) -> dict[str, Any]:
         """The parameters, with the digest of the other checkpoint's weights in place of its path."""
         other = self._other(subject)
-        against = "" if other is subject else checkpoint.weights_sha256(other.model.state_dict())
+        against = "" if other is subject else state_dict_sha256(other.model.state_dict())
         return {**asdict(self), "against": against}
 
     def plan(self, subject: Subject) -> Plan:

@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from landscape.checkpoints import checkpoint as checkpoints
 from landscape.checkpoints import snapshots
+from landscape.checkpoints.checkpoint import read_checkpoint
 from landscape.checkpoints.snapshots import Snapshot
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.results.statistics import mean_and_standard_error
@@ -61,7 +61,7 @@ class Trajectory(Probe):
         refuse_unsteady(subject)
         found = self._snapshots(subject)
         # Raises for another architecture.
-        weight_differences.difference(checkpoints.read(found[-1].path), subject.parameters)
+        weight_differences.difference(read_checkpoint(found[-1].path), subject.parameters)
         count = np.arange(len(found))
         per_snapshot, meaning = ("snapshot",), subject.meaning
         epochs = np.array([snapshot.epoch for snapshot in found])

@@ -9,14 +9,14 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from landscape.results.declared_size import EXPANSION, SLACK, refuse_oversized
+
 FORMAT = 1
 # What HDF5 and its readers raise on damaged bytes.
 DAMAGE = (OSError, RuntimeError, KeyError, TypeError, AttributeError, OverflowError, MemoryError, UnicodeError)
 
 DEPTH = 3  # probe, result, quantity
 MOST_LINKS = 200_000
-EXPANSION = 16  # how many times larger than the file its arrays may be, by compression or unwritten values
-SLACK = 2**26  # bytes that are always allowed
 
 
 def hard_links(group: h5py.Group) -> list[str]:
@@ -35,7 +35,7 @@ def reject_external(file: h5py.File, path: Path, *, links: bool) -> None:
     Raises:
         ValueError: names the first offender.
     """
-    count, total, room = 0, 0, EXPANSION * path.stat().st_size + SLACK
+    count, total, size = 0, 0, path.stat().st_size
     groups: list[tuple[h5py.Group, int]] = [(file, 1)]
     while groups:
         group, depth = groups.pop()
@@ -54,10 +54,9 @@ def reject_external(file: h5py.File, path: Path, *, links: bool) -> None:
                 if item.external or item.is_virtual:
                     raise ValueError(f"{path} keeps the numbers of {item.name} in another file; refused")
                 total += item.nbytes
-        if total > room or count > MOST_LINKS:
-            raise ValueError(
-                f"{path} has {path.stat().st_size:,} bytes and declares arrays of {total:,} bytes; refused"
-            )
+        refuse_oversized(str(path), "arrays", total, size, expansion=EXPANSION, slack=SLACK)
+        if count > MOST_LINKS:
+            raise ValueError(f"{path} has more than {MOST_LINKS:,} groups and datasets; refused")
 
 
 @contextlib.contextmanager

@@ -32,10 +32,10 @@ def _draws(subject: Subject) -> bool:
     found = []
     with torch.inference_mode():
         for seed in (0, 1):
-            with user_code.fixed(seed):
-                before = user_code.states()
+            with user_code.fixed_rng(seed):
+                before = user_code.rng_states()
                 found.append(outputs_of(subject.model, inputs))
-                drawn = before != user_code.states()
+                drawn = before != user_code.rng_states()
     return drawn and not torch.equal(*found)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from landscape.checkpoints import checkpoint as checkpoints
+from landscape.checkpoints.checkpoint import state_dict_sha256
 from landscape.checkpoints.user_code import spec_sha256
 from landscape.data.dataset import Batches
 from landscape.models import providers
@@ -19,7 +19,7 @@ from landscape.subject.subject import Subject
 
 def weights_sha256(subject: Subject) -> str:
     """SHA-256 of the weights as they are now; values derived from other weights are discarded."""
-    sha256 = checkpoints.weights_sha256(subject.model.state_dict())
+    sha256 = state_dict_sha256(subject.model.state_dict())
     subject.derived.keep_for(sha256)
     return sha256
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from landscape import data as datasets
 from landscape import models
-from landscape.checkpoints import checkpoint as checkpoints
-from landscape.checkpoints.checkpoint import Checkpoint
+from landscape.checkpoints.checkpoint import Checkpoint, label_of, newest_checkpoint, read_checkpoint
+from landscape.checkpoints.state_dict_loading import load_into
 from landscape.checkpoints.user_code import guarded
 from landscape.data import tokens
 from landscape.data.augment import Augmentation
@@ -59,7 +59,7 @@ def load(checkpoint: Path | str | nn.Module | None = None, *, label: str = "", *
         return _load(Spec(**options), module=checkpoint, label=label)
     path = Path(checkpoint) if checkpoint is not None else None
     if path is None and not options.get("model"):
-        path = checkpoints.newest()
+        path = newest_checkpoint()
     subject = _load(Spec(checkpoint=path, **options), label=label)
     if subject.checkpoint is not None:
         _ = subject.checkpoint.sha256  # of the file as it was read, once
@@ -68,8 +68,8 @@ def load(checkpoint: Path | str | nn.Module | None = None, *, label: str = "", *
 
 def bare(spec: Spec) -> tuple[nn.Module, int]:
     """A model without data, in eval mode on the CPU, and the image size it takes (224 where nothing says it)."""
-    path = checkpoints.newest() if spec.checkpoint is None and not spec.model else spec.checkpoint
-    stored = checkpoints.read(path, weights=spec.weights, trust_pickle=spec.trust_pickle) if path else None
+    path = newest_checkpoint() if spec.checkpoint is None and not spec.model else spec.checkpoint
+    stored = read_checkpoint(path, weights=spec.weights, trust_pickle=spec.trust_pickle) if path else None
     if spec.model in models.NAMES and not stored:
         spec = replace(spec, model_arg={"image_size": spec.image_size or 224, **spec.model_arg})
     spec = named(spec, stored)
@@ -77,7 +77,7 @@ def bare(spec: Spec) -> tuple[nn.Module, int]:
     size = spec.image_size or (stored.data.get("size") if stored else 0) or (own.size if own else 0) or 224
     net = build(spec, stored, None)
     if stored is not None:
-        checkpoints.load_into(net, stored, allow_missing=spec.allow_missing, logits=False)
+        load_into(net, stored, allow_missing=spec.allow_missing, logits=False)
     return net.eval(), int(spec.model_arg.get("image_size", size))
 
 
@@ -100,7 +100,7 @@ def _load(spec: Spec, *, module: nn.Module | None = None, label: str = "") -> Su
     device = device_of(spec.device)
     stored = None
     if spec.checkpoint is not None:
-        stored = checkpoints.read(spec.checkpoint, weights=spec.weights, trust_pickle=spec.trust_pickle)
+        stored = read_checkpoint(spec.checkpoint, weights=spec.weights, trust_pickle=spec.trust_pickle)
     if module is None:
         spec = named(spec, stored)
     asked, prepared = spec, _prepared(spec, stored)
@@ -115,7 +115,7 @@ def _load(spec: Spec, *, module: nn.Module | None = None, label: str = "") -> Su
     _say_unused(asked, images)
     model = module if module is not None else build(spec, stored, images)
     if stored is not None and model is not stored.module:
-        stored = checkpoints.load_into(model, stored, allow_missing=spec.allow_missing, logits=spec.logits)
+        stored = load_into(model, stored, allow_missing=spec.allow_missing, logits=spec.logits)
     if stored is not None and stored.batch_size:
         _refuse_other_batches(stored, spec, len(images))
     first = next(model.parameters(), None)
@@ -125,7 +125,7 @@ def _load(spec: Spec, *, module: nn.Module | None = None, label: str = "") -> Su
     if first.dtype in (torch.float16, torch.bfloat16):
         model = model.float()
     augmentation = _augmentation(stored) if spec.augment else None
-    default = checkpoints.label_of(stored.path) if stored else spec.model.rpartition("/")[2] or "model"
+    default = label_of(stored.path) if stored else spec.model.rpartition("/")[2] or "model"
     subject = Subject(
         model=model,
         batches=Batches(images.to(device), spec.batch_size, augmentation, spec.seed),
@@ -149,16 +149,16 @@ def beside(subject: Subject, path: Path) -> Subject:
         FileNotFoundError, ValueError: as `load`.
     """
     spec = subject.spec or Spec()
-    stored = checkpoints.read(path, weights=spec.weights, trust_pickle=spec.trust_pickle)
+    stored = read_checkpoint(path, weights=spec.weights, trust_pickle=spec.trust_pickle)
     asked = replace(spec, model="", model_arg={}) if stored.native else spec
     model = build(asked, stored, subject.images)
     if model is not stored.module:
-        stored = checkpoints.load_into(model, stored, allow_missing=spec.allow_missing, logits=spec.logits)
+        stored = load_into(model, stored, allow_missing=spec.allow_missing, logits=spec.logits)
     model = model.to(subject.device, subject.dtype).eval()
     other = replace(
         subject,
         model=model,
-        label=checkpoints.label_of(stored.path),
+        label=label_of(stored.path),
         checkpoint=stored,
         spec=replace(asked, checkpoint=path),
     )

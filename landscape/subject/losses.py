@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from landscape.checkpoints.user_code import named
+from landscape.checkpoints.user_code import import_callable
 from landscape.options import invalid
 from landscape.probe import Quantity
 
@@ -141,7 +141,7 @@ def losses_of(spec: str) -> Losses:
         return NAMES[spec]
     if ":" not in spec:
         raise invalid("loss", spec, f"{', '.join(NAMES)}, or file.py:callable")
-    function = named(spec)
+    function = import_callable(spec)
 
     def losses(outputs: Tensor, targets: Tensor) -> Tensor:
         found = function(outputs, targets)

@@ -11,14 +11,15 @@ import torch
 from torch import nn
 
 from landscape import models
-from landscape.checkpoints import checkpoint as checkpoints
 from landscape.checkpoints.checkpoint import Checkpoint
+from landscape.checkpoints.state_dict_loading import with_model_keys
 from landscape.data.dataset import Images
 from landscape.models import providers
 from landscape.models.providers import Wanted
+from landscape.results.declared_size import EXPANSION, refuse_oversized
 from landscape.subject.spec import Spec
 
-LARGER, SMALL = 16, 10**6  # a described model may be so many times its weights, and so many numbers larger
+SLACK = 10**6  # numbers by which a described model may exceed `EXPANSION` times its weights
 SOURCES = ("timm", "torchvision")  # of names in front of a colon, those that look a model up in a table
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ def _built(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.M
             arguments = {"classes": images.classes, "image_size": images.size, **arguments}
         arguments = {"classes": 10, "image_size": 32, **arguments}
         if not spec.model and stored is not None:
-            _refuse_absurd(stored, name, arguments)
+            _refuse_oversized(stored, name, arguments)
         return models.build(name, **arguments)
     if ":" not in name:
         models.build(name, classes=10, image_size=32)  # raises with the near names
@@ -93,7 +94,7 @@ def _built(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.M
 def _classes_in(stored: Checkpoint, module: nn.Module) -> int | None:
     """The classes of a file whose tensors differ from the module's in their number of rows alone; else None."""
     own = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    found = checkpoints.fitted(stored.state_dict, set(own))
+    found = with_model_keys(stored.state_dict, set(own))
     pairs = {(tuple(found[name].shape), shape) for name, shape in own.items() if name in found}
     differing = [(there, here) for there, here in pairs if there != here]
     rows = {there[:1] for there, _ in differing}
@@ -101,10 +102,9 @@ def _classes_in(stored: Checkpoint, module: nn.Module) -> int | None:
     return rows.pop()[0] if len(rows) == 1 and alike else None
 
 
-def _refuse_absurd(stored: Checkpoint, name: str, arguments: Mapping[str, Any]) -> None:
+def _refuse_oversized(stored: Checkpoint, name: str, arguments: Mapping[str, Any]) -> None:
     """Refuse a description of a far larger model than the weights beside it, before a byte is reserved for it."""
     with torch.device("meta"):
         described = sum(tensor.numel() for tensor in models.build(name, **arguments).state_dict().values())
     held = sum(tensor.numel() for tensor in stored.state_dict.values())
-    if described > LARGER * held + SMALL:
-        raise ValueError(f"{stored.path} describes a {name} of {described:,} numbers and holds {held:,}; refused")
+    refuse_oversized(str(stored.path), f"a {name}", described, held, expansion=EXPANSION, slack=SLACK, unit="numbers")

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from landscape.checkpoints import checkpoint as checkpoints
-from landscape.checkpoints.checkpoint import Checkpoint
+from landscape.checkpoints.checkpoint import Checkpoint, state_dict_sha256
 from landscape.data.dataset import Batches, Images
 from landscape.subject.derived import Derived
 from landscape.subject.losses import Meaning, cross_entropy, meaning_of
@@ -104,9 +103,7 @@ class Subject:
         if self.images is not None:
             return self.images.sha256()
         digests = {
-            checkpoints.weights_sha256(
-                {f"{i}/{j}": t for i in range(len(self.batches)) for j, t in enumerate(self.batches[i])}
-            )
+            state_dict_sha256({f"{i}/{j}": t for i in range(len(self.batches)) for j, t in enumerate(self.batches[i])})
             for _ in range(2)
         }
         if len(digests) > 1:

@@ -15,10 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from landscape.checkpoints import checkpoint
+from landscape.checkpoints.checkpoint import FINAL, read_checkpoint, save_atomically, write_checkpoint
 
-FINAL = checkpoint.FINAL
-FINAL_EMA = checkpoint.FINAL_EMA
 INIT = "init.pt"
 WARMUP = "warmup.pt"
 RESUME = "resume.pt"
@@ -73,7 +71,7 @@ def write_snapshot(
     metrics: Mapping[str, float],
 ) -> None:
     """Write one checkpoint of the run, atomically."""
-    checkpoint.write(path, **asdict(identity), state_dict=state_dict, epoch=epoch, metrics=metrics)
+    write_checkpoint(path, **asdict(identity), state_dict=state_dict, epoch=epoch, metrics=metrics)
 
 
 def half_precision(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -96,7 +94,7 @@ def refuse_another_run(folder: Path, identity: RunIdentity) -> None:
     """
     for name in (INIT, FINAL):
         if (folder / name).exists():
-            stored = checkpoint.read(folder / name)
+            stored = read_checkpoint(folder / name)
             recorded = RunIdentity(stored.model, stored.model_args, stored.data, stored.recipe, stored.seed)
             _check_same(folder, recorded, identity)
     state = read_state(folder)
@@ -111,13 +109,13 @@ def recorded_memory_format(folder: Path) -> str | None:
         return str(state["identity"]["recipe"]["memory_format"])
     for name in (FINAL, INIT):
         if (folder / name).exists():
-            return str(checkpoint.read(folder / name).recipe["memory_format"])
+            return str(read_checkpoint(folder / name).recipe["memory_format"])
     return None
 
 
 def write_state(folder: Path, identity: RunIdentity, state: Mapping[str, Any]) -> None:
     """Replace the state that the run resumes from, atomically."""
-    checkpoint.save_atomically({"identity": asdict(identity), **state}, folder / RESUME)
+    save_atomically({"identity": asdict(identity), **state}, folder / RESUME)
 
 
 def read_state(folder: Path) -> dict[str, Any] | None:

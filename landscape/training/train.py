@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape import models
+from landscape.checkpoints.checkpoint import FINAL, FINAL_EMA
 from landscape.data.dataset import Batches, Images
 from landscape.options import OptionError, at_least, one_of, require
 from landscape.subject.evaluation import evaluate
@@ -26,8 +27,6 @@ from landscape.training.determinism import deterministic_algorithms
 from landscape.training.distributed import ProcessGroup, device_of, process_group
 from landscape.training.recipes import Recipe, at_size, validated
 from landscape.training.run_folder import (
-    FINAL,
-    FINAL_EMA,
     INIT,
     WARMUP,
     RunIdentity,

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.checkpoints import checkpoint as checkpoints
 from landscape.checkpoints import file_formats, snapshots
+from landscape.checkpoints.checkpoint import label_of, read_checkpoint, state_dict_sha256
+from landscape.checkpoints.state_dict_loading import with_model_keys
 from landscape.curvature.vectors import inner
 from landscape.options import OptionError
 from landscape.subject import batchnorm
@@ -152,7 +153,7 @@ def _lines_of_file(subject: Subject, path: Path) -> list[StraightLine]:
     return [
         StraightLine(
             "file", f"{axis}direction of {path.name}", direction, "direction",
-            identity=checkpoints.weights_sha256(direction),
+            identity=state_dict_sha256(direction),
         )
         for axis, direction in zip("xy", directions_in(subject, path), strict=False)
     ]  # fmt: skip
@@ -160,10 +161,10 @@ def _lines_of_file(subject: Subject, path: Path) -> list[StraightLine]:
 
 def _towards(subject: Subject, path: Path) -> StraightLine:
     """The line to another checkpoint of the same model at t = 1; it also moves weights that are not trainable."""
-    other, own = checkpoints.read(path), subject.model.state_dict()
+    other, own = read_checkpoint(path), subject.model.state_dict()
     # Raises for the first weight that does not fit.
     weight_differences.difference(other, {name: own[name] for name in subject.parameters})
-    state = checkpoints.fitted(other.state_dict, set(own))
+    state = with_model_keys(other.state_dict, set(own))
     floating = {name: tensor for name, tensor in own.items() if tensor.is_floating_point()}
     end = {name: state[name].to(tensor) for name, tensor in floating.items() if name in state}
     names = [name for name, _ in subject.model.named_parameters()]
@@ -171,8 +172,8 @@ def _towards(subject: Subject, path: Path) -> StraightLine:
     if not any(bool(change.any()) for change in difference.values()):
         raise ValueError(f"{path} holds the same weights as the checkpoint; a line needs two different ones")
     return StraightLine(
-        "checkpoints", f"towards {checkpoints.label_of(path)}", difference, "share of the way", (0.0, 1.0),
-        identity=checkpoints.weights_sha256(other.state_dict), end=end,
+        "checkpoints", f"towards {label_of(path)}", difference, "share of the way", (0.0, 1.0),
+        identity=state_dict_sha256(other.state_dict), end=end,
     )  # fmt: skip
 
 

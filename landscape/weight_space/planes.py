@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.checkpoints import checkpoint as checkpoints
 from landscape.checkpoints import snapshots
+from landscape.checkpoints.checkpoint import Checkpoint, read_checkpoint, state_dict_sha256
+from landscape.checkpoints.state_dict_loading import with_model_keys
 from landscape.curvature.vectors import inner
 from landscape.exchange import tomgoldstein
 from landscape.subject.subject import Subject
@@ -133,9 +134,9 @@ def _checkpoint_plane(subject: Subject, weights: Mapping[str, Tensor], paths: li
         raise ValueError(f"--plane names {len(paths)} checkpoints, expected two: A.pt,B.pt")
     differences, digests, states = [], [], []
     for path in paths:
-        other = checkpoints.read(path)
+        other = read_checkpoint(path)
         differences.append(weight_differences.difference(other, weights))
-        digests.append(checkpoints.weights_sha256(other.state_dict))
+        digests.append(state_dict_sha256(other.state_dict))
         states.append(other)
     plane = Plane(
         "checkpoints", (differences[0], differences[1]), (f"towards {paths[0].stem}", f"towards {paths[1].stem}"),
@@ -148,13 +149,11 @@ def _checkpoint_plane(subject: Subject, weights: Mapping[str, Tensor], paths: li
     return plane
 
 
-def _ends(
-    subject: Subject, weights: Mapping[str, Tensor], others: list[checkpoints.Checkpoint]
-) -> tuple[dict[str, Tensor], ...]:
+def _ends(subject: Subject, weights: Mapping[str, Tensor], others: list[Checkpoint]) -> tuple[dict[str, Tensor], ...]:
     """Floating-point tensors that no direction moves and in which the other checkpoints differ from the subject."""
     tensors = {**dict(subject.model.named_parameters()), **dict(subject.model.named_buffers())}
     own = {n: t.detach() for n, t in tensors.items() if t.is_floating_point() and n not in weights}
-    states = [checkpoints.fitted(other.state_dict, set(own)) for other in others]
+    states = [with_model_keys(other.state_dict, set(own)) for other in others]
     for other, state in zip(others, states, strict=True):
         for name, tensor in own.items():
             if name in state and state[name].shape != tensor.shape:
@@ -187,7 +186,7 @@ def _file_plane(subject: Subject, path: Path) -> Plane:
     if len(directions) < 2:
         raise ValueError(f"{path} holds one direction, a plane needs two; draw it with: landscape line --along {path}")
     first, second = directions
-    identity = [checkpoints.weights_sha256(direction) for direction in directions]
+    identity = [state_dict_sha256(direction) for direction in directions]
     names = (f"xdirection of {path.name}", f"ydirection of {path.name}")
     return Plane("file", (first, second), names, "direction", identity=identity)
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.checkpoints import checkpoint as checkpoints
-from landscape.checkpoints.checkpoint import Checkpoint
+from landscape.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from landscape.checkpoints.snapshots import Snapshot
+from landscape.checkpoints.state_dict_loading import with_model_keys
 from landscape.curvature.vectors import inner
 
 GRAM_BYTES = 2**30  # of snapshots held at once
@@ -22,7 +22,7 @@ def difference(other: Checkpoint, weights: Mapping[str, Tensor]) -> dict[str, Te
     Raises:
         ValueError: a parameter is missing or of another shape; names the first.
     """
-    found = checkpoints.fitted(other.state_dict, set(weights))
+    found = with_model_keys(other.state_dict, set(weights))
     for name, weight in weights.items():
         if name not in found or found[name].shape != weight.shape:
             got = f"is {tuple(found[name].shape)}" if name in found else "is missing"
@@ -39,9 +39,9 @@ def gram(snapshots: Sequence[Snapshot], weights: Mapping[str, Tensor]) -> np.nda
     block = max(1, GRAM_BYTES // max(size, 1))
     products = np.zeros((len(snapshots), len(snapshots)))
     for start in range(0, len(snapshots), block):
-        held = [difference(checkpoints.read(s.path), weights) for s in snapshots[start : start + block]]
+        held = [difference(read_checkpoint(s.path), weights) for s in snapshots[start : start + block]]
         for t in range(start, len(snapshots)):
-            other = held[t - start] if t < start + block else difference(checkpoints.read(snapshots[t].path), weights)
+            other = held[t - start] if t < start + block else difference(read_checkpoint(snapshots[t].path), weights)
             for s in range(start, min(start + block, t + 1)):
                 products[s, t] = products[t, s] = inner(held[s - start].values(), other.values())
     return products
@@ -53,7 +53,7 @@ def combined(
     """sum_t coefficients[k, t] D_t for every k; holds one snapshot beside the sums."""
     sums = [{name: torch.zeros_like(weight) for name, weight in weights.items()} for _ in coefficients]
     for t, snapshot in enumerate(snapshots):
-        change = difference(checkpoints.read(snapshot.path), weights)
+        change = difference(read_checkpoint(snapshot.path), weights)
         for total, row in zip(sums, coefficients, strict=True):
             for name in total:
                 total[name].add_(change[name], alpha=row[t])

@@ -1,0 +1,150 @@
+"""The kinds of checkpoint files: how each is detected, outlined without its tensors, and loaded.
+
+Torch is imported when a file is loaded, not before: `landscape show` reads outlines without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from landscape.checkpoints import outline, safe_load
+from landscape.checkpoints.file_formats import HEADER, files_of, members, unreadable
+from landscape.checkpoints.outline import Outline
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a kind is detected by.
+
+    Args:
+        path: of the file.
+        start: its first bytes.
+    """
+
+    path: Path
+    start: bytes
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Names of the files in a zip archive.
+
+        Raises:
+            ValueError: it is damaged, or declares more than it can hold.
+        """
+        return frozenset(member.name for member in members(self.path))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of checkpoint file.
+
+    Args:
+        name: for messages.
+        detect: whether a file is of this kind, if it is of none before it in `KINDS`.
+        outline: reads its content with shapes in place of tensors.
+        load: reads its tensors; takes whether the user trusts the file to run code.
+        program: the model's code is in the file, and loading it runs that code.
+    """
+
+    name: str
+    detect: Callable[[Evidence], bool]
+    outline: Callable[[Path], Outline]
+    load: Callable[[Path, bool], Any]
+    program: bool = False
+
+
+def _is_safetensors(file: Evidence) -> bool:
+    length = int.from_bytes(file.start[:HEADER], "little")
+    starts = file.start[HEADER:] == b"{" and 2 <= length <= file.path.stat().st_size - HEADER
+    return file.path.suffix == ".safetensors" or starts
+
+
+def _is_torchscript(file: Evidence) -> bool:
+    return "constants.pkl" in file.names or any(name.startswith("code/") for name in file.names)
+
+
+def _is_exported(file: Evidence) -> bool:
+    return "serialized_exported_program.json" in file.names or any(
+        name.startswith("models/") and name.endswith(".json") for name in file.names
+    )
+
+
+KINDS = (  # in the order in which they are tried
+    Kind("safetensors", _is_safetensors, outline.of_safetensors, safe_load.safetensors),
+    Kind(
+        "pickle",  # of torch before its zip archives
+        lambda file: not file.start.startswith(b"PK"),
+        outline.of_pickles,
+        partial(safe_load.pickled, outline=outline.of_pickles),
+    ),
+    Kind("TorchScript", _is_torchscript, outline.of_program, safe_load.torchscript, program=True),
+    Kind("torch.export", _is_exported, outline.of_program, safe_load.exported, program=True),
+    Kind(
+        "zip",
+        lambda file: "data.pkl" in file.names,
+        outline.of_zip,
+        partial(safe_load.pickled, outline=outline.of_zip),
+    ),
+)
+
+
+def kind_of(path: Path) -> Kind:
+    """The kind of a file, by its bytes.
+
+    Raises:
+        ValueError: it is an archive of another kind, or one that declares more than it can hold.
+    """
+    with path.open("rb") as stream:
+        start = stream.read(HEADER + 1)
+    if start.startswith(b"\x89HDF"):
+        raise unreadable(path, "it is an HDF5 file: a results file, or weights of another framework")
+    evidence = Evidence(path, start)
+    kind = next((kind for kind in KINDS if kind.detect(evidence)), None)
+    if kind is None:
+        raise unreadable(path, "a zip archive without data.pkl, or cut short")
+    return kind
+
+
+def outline_of(path: Path) -> Outline:
+    """The content of a checkpoint with shapes in place of tensors: a file, an index of shards, or a folder.
+
+    Raises:
+        FileNotFoundError, ValueError: a file is missing or damaged, or declares more than it can hold.
+    """
+    files = files_of(path)
+    if len(files) == 1:
+        return kind_of(files[0]).outline(files[0])
+    parts = [kind_of(file).outline(file) for file in files]
+    content = {
+        name: entry for part in parts if isinstance(part.content, Mapping) for name, entry in part.content.items()
+    }
+    return Outline(content, tuple(name for part in parts for name in part.wanted))
+
+
+def load(path: Path, *, trust_pickle: bool = False) -> Any:
+    """Tensors and plain data of a checkpoint, on the CPU, or a `Program`, without running code from the file.
+
+    Args:
+        path: a file, an index of shards, or a Hugging Face folder.
+        trust_pickle: unpickle arbitrary objects and load programs, which runs code from the file.
+
+    Raises:
+        FileNotFoundError: a shard is missing.
+        ValueError: the file is of another kind, is damaged, or would run code; names what it would call.
+    """
+    files = files_of(path)
+    if len(files) == 1:
+        return kind_of(files[0]).load(files[0], trust_pickle)
+    content: dict[str, Any] = {}
+    for file in files:
+        part = kind_of(file).load(file, trust_pickle)
+        if not isinstance(part, dict) or content.keys() & part.keys():
+            raise ValueError(
+                f"{file} is not a shard: expected a dict of tensors that no other shard holds; download it again"
+            )
+        content |= part
+    return content

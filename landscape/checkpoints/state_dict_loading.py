@@ -1,0 +1,99 @@
+"""Load the weights of a checkpoint into a model, or explain which of them do not match."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from landscape.checkpoints.checkpoint import Checkpoint
+from landscape.checkpoints.state_dict_fit import KeyMatch, grouped, is_head, listed, match_keys
+from landscape.checkpoints.transformers_keys import is_transformers_model, read_by_transformers
+
+T = TypeVar("T")
+
+
+def load_into(
+    model: nn.Module, checkpoint: Checkpoint, *, allow_missing: bool = False, logits: bool = True
+) -> Checkpoint:
+    """Copy the weights of a checkpoint into a model, whatever wrappers and prefixes are in their names.
+
+    Args:
+        model: is modified.
+        checkpoint: has the weights.
+        allow_missing: leave weights that are missing, or have another shape, as initialised.
+        logits: whether the model's outputs are used; if not, its classifier may be missing.
+
+    Returns:
+        the checkpoint, with `taken` extended by the prefix that was removed, what was dropped and what is missing.
+
+    Raises:
+        ValueError: keys are missing or unexpected, or shapes differ; lists the first few of each, and the prefix with
+            which most match. With `allow_missing`: none matches.
+    """
+    wanted, given = model.state_dict(), checkpoint.state_dict
+    found = match_keys(given, wanted, checkpoint.weights)
+    if (found.missing or found.unexpected) and checkpoint.path.is_dir() and is_transformers_model(model):
+        given = read_by_transformers(model, checkpoint.path)
+        found = match_keys(given, wanted)
+    tied = _tied(wanted)
+    missing = [name for name in found.missing if not tied[name] & found.names.keys()]
+    found = replace(found, missing=tuple(missing))
+
+    def may_miss(name: str) -> bool:
+        # batch norm's counter, which PyTorch before 0.4.1 did not save and eval mode does not use
+        return allow_missing or name.endswith("num_batches_tracked") or (not logits and is_head(name))
+
+    differing = [name for name, own in found.names.items() if given[own].shape != wanted[name].shape]
+    lacking = [name for name in found.missing if not may_miss(name)]
+    if lacking or (found.unexpected and not allow_missing):
+        raise ValueError(f"{checkpoint.path} does not fit the model: {_mismatch(found, len(wanted))}")
+    for name in differing:
+        if not may_miss(name):
+            raise ValueError(
+                f"{checkpoint.path} does not fit the model: {name} is {tuple(given[found.names[name]].shape)} in the "
+                f"file and {tuple(wanted[name].shape)} in the model; check --model-arg (classes, image_size), or leave "
+                "such weights as initialised with --allow-missing"
+            )
+    for name, own in found.names.items():
+        if wanted[name].is_floating_point() and not given[own].is_floating_point():
+            raise ValueError(
+                f"{checkpoint.path} has {own} as {str(given[own].dtype).removeprefix('torch.')} and the model as "
+                f"{str(wanted[name].dtype).removeprefix('torch.')}: quantized weights lack their scales here; "
+                "save them in floating point"
+            )
+    found = found.without(differing)
+    if not found.names:
+        raise ValueError(f"{checkpoint.path} has none of the model's {len(wanted)} weights; give another --model")
+    model.load_state_dict({name: given[own] for name, own in found.names.items()}, strict=False)
+    taken = ", ".join(filter(None, (checkpoint.taken, found.words)))
+    return replace(checkpoint, taken=taken, missing=found.missing)
+
+
+def _tied(weights: Mapping[str, Tensor]) -> dict[str, set[str]]:
+    """For each weight the names that share its memory: a file may hold only one of them, as safetensors must."""
+    places: dict[tuple[int, torch.Size, tuple[int, ...]], set[str]] = {}
+    for name, tensor in weights.items():
+        places.setdefault((tensor.data_ptr() or id(tensor), tensor.shape, tensor.stride()), set()).add(name)
+    return {name: names for names in places.values() for name in names}
+
+
+def _mismatch(found: KeyMatch, wanted: int) -> str:
+    dropped = f"; dropped {grouped(found.dropped)}" if found.dropped else ""
+    change = found.prefix or found.added
+    how = f"{'without' if found.prefix else 'with'} the prefix {change}" if change else "with the names as they are"
+    return (
+        f"{len(found.missing)} missing keys{listed(found.missing)}, {len(found.unexpected)} unexpected "
+        f"keys{listed(found.unexpected)}{dropped}; best match: {len(found.names)} of {wanted} {how}; "
+        "give the model of this checkpoint with --model, or leave these weights out with --allow-missing"
+    )
+
+
+def with_model_keys(state_dict: Mapping[str, T], wanted: set[str]) -> dict[str, T]:
+    """The same weights (or their shapes) under the model's names that match best; unmatched ones keep their own."""
+    found = match_keys(state_dict, wanted)
+    names = {own: name for name, own in found.names.items()} | {own: own for own in found.unexpected}
+    return {names[own]: value for own, value in state_dict.items() if own in names}

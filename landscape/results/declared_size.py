@@ -1,0 +1,26 @@
+"""Reject files that declare far more content than they can hold, before memory is reserved for it."""
+
+from __future__ import annotations
+
+EXPANSION = 16  # most that content may be larger than its file: shared or compressed, or values that were never written
+SLACK = 2**26  # bytes below which that does not matter
+
+
+def refuse_oversized(
+    file: str,
+    what: str,
+    declared: int,
+    held: int,
+    *,
+    expansion: int = 1,
+    slack: int = 0,
+    container: str = "in a file",
+    unit: str = "bytes",
+) -> None:
+    """Refuse content that is larger than `expansion` times what holds it, plus `slack`.
+
+    Raises:
+        ValueError: it is; the message starts with `file`.
+    """
+    if declared > expansion * held + slack:
+        raise ValueError(f"{file} declares {what} of {declared:,} {unit} {container} of {held:,} {unit}; refused")
