@@ -135,7 +135,7 @@ def test_what_is_missing_stays_as_it_was_and_is_said() -> None:
         "2.weight": torch.zeros(7, 3),
         "extra": torch.ones(1),
     }
-    with pytest.raises(ValueError, match=r"1 missing keys \(2.bias\), 1 unexpected keys \(extra\); best fit: 3 of 4"):
+    with pytest.raises(ValueError, match=r"1 missing keys \(2.bias\), 1 unexpected keys \(extra\); best match: 3 of 4"):
         load_into(model, stored(given))
     with pytest.raises(ValueError, match=r"1 missing keys"):  # the classifier has no such name
         load_into(model, stored(given), logits=False)
