@@ -36,7 +36,7 @@ import torch
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 import landscape
-from landscape.cli.process_setup import keep_freed
+from landscape.cli.process_setup import keep_freed_memory
 from landscape.curvature.hessian_product import differentiable_attention, hessian_product
 from landscape.curvature.hvp_choice import Hvp, convolves, curvature
 from landscape.curvature.lanczos import lanczos
@@ -320,7 +320,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     arguments = parser.parse_args()
     if not arguments.memory:  # where it would be counted
-        keep_freed()  # as the command does, here for all engines
+        keep_freed_memory()  # as the command does, here for all engines
     print(memory(arguments) if arguments.memory else table(measure(arguments)))
 
 

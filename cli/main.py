@@ -15,17 +15,12 @@ import typer
 from typer.core import TyperGroup
 
 from landscape.checkpoints.huggingface_cache import folder_of
-from landscape.cli import exchange, files, network, reproduction, training
-from landscape.cli.probing import command_of
-from landscape.cli.process_setup import keep_freed
-from landscape.cli.progress import spoken
+from landscape.cli import evaluate, figures, import_export, layers, reproduce, show, training
+from landscape.cli.measuring import command_of
+from landscape.cli.process_setup import set_up_process
+from landscape.cli.progress import print_log
 from landscape.options import OptionError
 from landscape.probes import FEATURES_HELP, PROBES
-
-# OpenMP threads wait for each other by spinning, by default for milliseconds, and starve each other as soon as anything
-# else runs: a training step on two cores beside two busy processes took 3 s instead of 0.1 s with a short spin, which
-# costs nothing on a quiet machine (0.04 s either way). Has to be said before torch is imported.
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 INTERRUPTED, TERMINATED = 130, 143  # 128 + the number of the signal, as shells have it
 MEASURING = {**{name: entry.help for name, entry in PROBES.items()}, "features": FEATURES_HELP}
@@ -65,12 +60,13 @@ def _placeholder() -> None:
 
 for _name in MEASURING:
     _add_probe(app, _name, _placeholder)
-for _maker in (training.train, training.models, training.demo, reproduction.reproduce):
-    app.command(rich_help_panel=TRAINING)(_maker)
-for _viewer in (files.plot, files.report, files.show, network.layers, network.evaluate):
-    app.command(rich_help_panel=LOOKING)(_viewer)
-app.command("import", rich_help_panel=LOOKING)(exchange.import_)
-app.command("export", rich_help_panel=LOOKING)(exchange.export)
+_command: Any
+for _command in (training.train, training.models, training.demo, reproduce.reproduce):
+    app.command(rich_help_panel=TRAINING)(_command)
+for _command in (figures.plot, figures.report, show.show, layers.layers, evaluate.evaluate):
+    app.command(rich_help_panel=LOOKING)(_command)
+app.command("import", rich_help_panel=LOOKING)(import_export.import_)
+app.command("export", rich_help_panel=LOOKING)(import_export.export)
 
 
 def _version(wanted: bool) -> None:
@@ -92,7 +88,7 @@ def landscape(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
-    keep_freed()
+    set_up_process()
     code = status(sys.argv[1:] if arguments is None else arguments)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
         # Of a group of processes: all is written, and threads of a closed connection may abort an orderly end.
@@ -107,7 +103,7 @@ def status(arguments: Sequence[str]) -> int:
     usage_error: Any = typer.BadParameter.__base__
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        with spoken(quiet="--quiet" in arguments):
+        with print_log(quiet="--quiet" in arguments):
             code = app(list(arguments), standalone_mode=False)
         if code == INTERRUPTED:  # Typer turns Ctrl-C into this code without a word
             raise KeyboardInterrupt

@@ -65,33 +65,33 @@ class Progress:
             say(f"{self._what} {finished}/{total}, {100 * finished / total:.0f} %{speed}")
 
 
-def foremost() -> bool:
-    """Whether this process speaks and draws: alone, or the first that `torchrun` started."""
+def is_main_process() -> bool:
+    """Whether this process prints and draws: the only one, or the first that `torchrun` started."""
     return "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("RANK", "0") == "0"
 
 
 def say(text: str, *, quiet: bool = False) -> None:
-    """One line for the human, on stderr."""
-    if not quiet and foremost():
+    """Print one line for the user on stderr."""
+    if not quiet and is_main_process():
         print(text, file=sys.stderr, flush=True)
 
 
-class _Spoken(logging.Handler):
-    """What the engine notes, said to the human."""
+class _Printer(logging.Handler):
+    """Prints log records for the user."""
 
     def emit(self, record: logging.LogRecord) -> None:
         say(record.getMessage())
 
 
 @contextlib.contextmanager
-def spoken(*, quiet: bool = False) -> Iterator[None]:
-    """Say what the engine logs while the block runs: estimates, choices, fallbacks; warnings alone if quiet."""
-    logger, handler = logging.getLogger("landscape"), _Spoken()
-    before = logger.level
+def print_log(*, quiet: bool = False) -> Iterator[None]:
+    """Print what the library logs while the block runs: estimates, choices, fallbacks; only warnings if quiet."""
+    logger, handler = logging.getLogger("landscape"), _Printer()
+    level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.WARNING if quiet else logging.INFO)
     try:
         yield
     finally:
         logger.removeHandler(handler)
-        logger.setLevel(before)
+        logger.setLevel(level)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from landscape.cli.progress import foremost, say
+from landscape.cli.progress import is_main_process, say
 from landscape.options import OptionError
 
 Option = typer.Option
@@ -108,7 +108,7 @@ def run_training(
 
     existed = (out / "final.pt").exists()
     final = train_model(model, data, recipe=resolved, out=out, report=report, **options)
-    if not foremost():
+    if not is_main_process():
         return final
     from landscape.checkpoints.checkpoint import read_checkpoint
 
@@ -154,6 +154,6 @@ def demo(
     debug: Annotated[bool, Option(help="Show the traceback of an error.")] = False,
 ) -> None:
     """Train a ViT, a ResNet and an AlterNet on digits, run every probe, draw every figure: about four minutes."""
-    from landscape.cli.demonstration import demonstrate
+    from landscape.cli.demo import run_demo
 
-    demonstrate(out, epochs=epochs, samples=samples, device=device, quiet=quiet)
+    run_demo(out, epochs=epochs, samples=samples, device=device, quiet=quiet)

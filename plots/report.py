@@ -91,15 +91,6 @@ def summary_table(path: Path | str) -> list[Row]:
     return [_row(label, found) for label, found in answers.items()]
 
 
-def text_table(rows: Sequence[Mapping[str, Cell]]) -> str:
-    """Rows with common keys as aligned text under a header."""
-    if not rows:
-        return "(nothing measured)"
-    cells = [list(rows[0]), *([shown(value) for value in row.values()] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in cells)
-
-
 def shown(value: Cell) -> str:
     """A table's cell as text: four digits of a number, nothing for NaN."""
     if isinstance(value, str | int):

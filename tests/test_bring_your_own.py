@@ -253,7 +253,7 @@ def test_an_encoder_is_measured_where_no_logits_are_needed(
     said = capsys.readouterr().err
     assert "dropped" in said
     assert "as initialised 2 (fc.weight, fc.bias)" in said
-    assert "no classifier of the checkpoint's own" in said
+    assert "its classifier is not from the checkpoint" in said
     ((_, data),) = reader.groups("r.h5")
     assert "dropped" in data.attrs["weights_taken"]
     # what needs logits refuses, in one line, unless it is told to take a fresh classifier

@@ -1,4 +1,4 @@
-"""Claims: numbers in closed form from made-up answers, verdicts by the t interval, the whole road on digits."""
+"""Claims: numbers in closed form from made-up results, verdicts by the t interval, the whole road on digits."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from scipy import stats
 import landscape
 from landscape.cli.claims import (
     CLAIMS,
+    MEASUREMENTS,
     NETWORKS,
-    QUESTIONS,
-    Answers,
     Claim,
-    Finding,
-    Question,
-    findings,
+    Measurement,
+    Results,
     first_against_rest,
-    steps,
-    table,
+    mean_step,
 )
+from landscape.cli.findings import Finding, findings, markdown_table
 from landscape.cli.main import status
 from landscape.results import reader
 from landscape.subject import evaluation
@@ -31,8 +29,8 @@ from landscape.subject import evaluation
 BY_NAME = {claim.name: claim for claim in CLAIMS}
 
 
-def answers(*answers: tuple[str, str, xr.Dataset]) -> Answers:
-    return {(network, question): data for network, question, data in answers}
+def results(*results: tuple[str, str, xr.Dataset]) -> Results:
+    return {(network, measurement): data for network, measurement, data in results}
 
 
 def layers(kinds: list[str], reduces: list[int] | None = None, **values: list[float]) -> xr.Dataset:
@@ -48,11 +46,11 @@ def claim(claimed: int = 1) -> Claim:
     return Claim("made-up", "A is above B", "nobody", "A - B", "none", claimed, (), lambda _: 0.0)  # type: ignore[arg-type]
 
 
-def test_every_claim_needs_known_networks_and_questions() -> None:
+def test_every_claim_needs_known_networks_and_measurements() -> None:
     assert len(BY_NAME) == len(CLAIMS)
     for one in CLAIMS:
         assert one.needs
-        assert all(network in NETWORKS and question in QUESTIONS for network, question in one.needs)
+        assert all(network in NETWORKS and measurement in MEASUREMENTS for network, measurement in one.needs)
 
 
 def test_the_interval_is_student_s_over_seeds() -> None:
@@ -82,17 +80,17 @@ def test_a_claim_holds_where_the_whole_interval_has_its_sign(numbers: list[float
 
 def test_a_seed_that_lacks_an_answer_gives_no_number() -> None:
     data = xr.Dataset({"accuracy": 0.5})
-    complete = answers(("alternet", "accuracy", data + 0.2), ("preresnet", "accuracy", data))
-    (finding,) = findings([BY_NAME["alternet"]], [complete, answers(("alternet", "accuracy", data))])
+    complete = results(("alternet", "accuracy", data + 0.2), ("preresnet", "accuracy", data))
+    (finding,) = findings([BY_NAME["alternet"]], [complete, results(("alternet", "accuracy", data))])
     assert finding.numbers == pytest.approx([0.2])
 
 
 def test_steps_leave_out_layers_that_reduce_and_layers_after_one_without_a_value() -> None:
     data = layers(["stem", "conv", "conv", "msa", "conv", "conv"], [0, 0, 1, 0, 0, 0])
     values = np.array([0.0, 1.0, 10.0, 7.0, math.nan, 3.0])
-    assert steps(values, data, ["conv"]) == 1.0
-    assert steps(values, data, ["msa"]) == -3.0
-    assert math.isnan(steps(values, data, ["mlp"]))
+    assert mean_step(values, data, ["conv"]) == 1.0
+    assert mean_step(values, data, ["msa"]) == -3.0
+    assert math.isnan(mean_step(values, data, ["mlp"]))
 
 
 def test_filters_and_variance_are_changes_across_a_kind_of_layer() -> None:
@@ -101,10 +99,10 @@ def test_filters_and_variance_are_changes_across_a_kind_of_layer() -> None:
         high_frequency=[-1.0, -3.0, -2.5, -3.5, -2.0],
         variance=[1.0, 0.5, 2.0, 1.0, 4.0],
     )
-    known = answers(("vit", "fourier", features), ("vit", "variance", features))
-    assert BY_NAME["low-pass"].of(known) == pytest.approx(-1.5)
-    assert BY_NAME["high-pass-mlp"].of(known) == pytest.approx(1.0)
-    assert BY_NAME["variance"].of(known) == pytest.approx(-math.log(2))
+    known = results(("vit", "fourier", features), ("vit", "variance", features))
+    assert BY_NAME["low-pass"].compute(known) == pytest.approx(-1.5)
+    assert BY_NAME["high-pass-mlp"].compute(known) == pytest.approx(1.0)
+    assert BY_NAME["variance"].compute(known) == pytest.approx(-math.log(2))
 
 
 def test_the_rhythm_is_the_first_unit_of_a_stage_against_its_others() -> None:
@@ -116,7 +114,7 @@ def test_the_rhythm_is_the_first_unit_of_a_stage_against_its_others() -> None:
 def test_ends_compares_the_attention_that_ends_a_stage_with_the_same_place_without() -> None:
     mixed = units(["conv", "conv", "conv", "msa", "conv", "msa"], [1, 1, 2, 2, 3, 3], [0, 0, 0, 0.5, 0, 0.3])
     plain = units(["conv"] * 6, [1, 1, 2, 2, 3, 3], [0, 0, 0, 0.1, 0, 0.2])
-    found = BY_NAME["ends"].of(answers(("alternet", "lesion", mixed), ("preresnet", "lesion", plain)))
+    found = BY_NAME["ends"].compute(results(("alternet", "lesion", mixed), ("preresnet", "lesion", plain)))
     assert found == pytest.approx(((0.5 - 0.1) + (0.3 - 0.2)) / 2)
 
 
@@ -127,23 +125,24 @@ def test_surface_spectrum_and_noise_are_read_where_they_are_stored() -> None:
     def noise(drops: list[float]) -> xr.Dataset:
         return xr.Dataset({"accuracy_drop": ("band", drops)}, {"band": [0.1, 0.30000000000000004, 0.9]})
 
-    known = answers(
+    known = results(
         ("vit", "surface", surface(1.5)), ("resnet", "surface", surface(2.0)),
         ("vit", "spectrum", xr.Dataset({"ape": 2.0})), ("resnet", "spectrum", xr.Dataset({"ape": 8.0})),
         ("vit", "noise", noise([0, 0.2, 0.1])), ("resnet", "noise", noise([0, 0.1, 0.3])),
     )  # fmt: skip
-    assert BY_NAME["flatter"].of(known) == -0.5
-    assert BY_NAME["sharpness"].of(known) == pytest.approx(-math.log(4))
-    assert BY_NAME["noise"].of(known) == pytest.approx(-0.2)
-    assert BY_NAME["noise-contrast"].of(known) == pytest.approx(-0.1 - 0.2)
+    assert BY_NAME["flatter"].compute(known) == -0.5
+    assert BY_NAME["sharpness"].compute(known) == pytest.approx(-math.log(4))
+    assert BY_NAME["noise"].compute(known) == pytest.approx(-0.2)
+    assert BY_NAME["noise-contrast"].compute(known) == pytest.approx(-0.1 - 0.2)
 
 
 def test_the_table_has_a_row_per_claim_with_its_verdict() -> None:
-    text = table([Finding(claim(), [1.0, 1.1, 0.9]), Finding(claim(-1), [])])
-    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in text.splitlines()]
+    text = markdown_table([Finding(claim(), [1.0, 1.1, 0.9]), Finding(claim(-1), [])])
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in text.splitlines() if row.startswith("|")]
     assert {len(row) for row in rows} == {8}
     assert rows[2][5:] == ["1 ± 0.25", "1, 1.1, 0.9", "**holds**"]
     assert rows[3][5:] == ["not measured", "", "**cannot tell**"]
+    assert text.endswith("\n\nIn all: 1 holds, 1 cannot tell.\n")
 
 
 def test_claims_are_reproduced_from_training_to_the_table(
@@ -168,8 +167,8 @@ def test_claims_are_reproduced_from_training_to_the_table(
 
 def test_answers_of_ensembles_are_stored_like_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(NETWORKS, "smoothing", NETWORKS["dropout"])  # type: ignore[index]
-    few = Question("evaluate", {"samples": 64, "passes": 2})
-    monkeypatch.setitem(QUESTIONS, "ensemble", few)  # type: ignore[index]
+    few = Measurement("evaluate", {"samples": 64, "passes": 2})
+    monkeypatch.setitem(MEASUREMENTS, "ensemble", few)  # type: ignore[index]
     command = ["reproduce", "--data", "digits", "--claim", "smoothing", "--seeds", "1", "--epochs", "1"]
     command += ["--fraction", "0.05", "--out", str(tmp_path), "--quiet"]
     assert status(command) == 0
@@ -183,4 +182,4 @@ def test_answers_of_ensembles_are_stored_like_the_others(tmp_path: Path, monkeyp
 
 def test_an_unknown_claim_is_a_usage_error_that_names_near_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert status(["reproduce", "--claim", "flat"]) == 2
-    assert "--claim flat is unknown; ask for flatter" in capsys.readouterr().err
+    assert "--claim must be flatter" in capsys.readouterr().err

@@ -23,6 +23,7 @@ import torch
 
 import landscape
 from landscape.cli.main import status
+from landscape.cli.text_table import text_table
 from landscape.results import reader
 
 Command = Callable[..., tuple[int, str, str]]
@@ -178,7 +179,7 @@ def test_the_batch_size_belongs_to_the_question_only_where_batch_norm_is_refresh
         (("surface", "--resolution", "0"), 2, "at least 2"),
         (("surface", "--resolution", "1"), 2, "at least 2"),
         (("surface", "--resolution", "many"), 2, "NX,NY"),
-        (("surface", "--range", "1:-1"), 2, "swap"),
+        (("surface", "--range", "1:-1"), 2, "from a low to a higher number"),
         (("surface", "--bn", "melt"), 2, "recalibrate:K"),
         (("surface", "--plane", "nowhere"), 1, "random, eigen"),
         (("surface", "--plane", "eigen", "--directions", "2"), 2, "random planes"),
@@ -186,7 +187,7 @@ def test_the_batch_size_belongs_to_the_question_only_where_batch_norm_is_refresh
         (("surface", "--model", "vit_demo"), 1, "a fresh model comes without data"),
         (("surface", "--plane", "nowhere.h5"), 1, "nor a file of directions"),
         (("line", "--resolution", "1"), 2, "at least 2"),
-        (("line", "--range", "1:-1"), 2, "swap"),
+        (("line", "--range", "1:-1"), 2, "from a low to a higher number"),
         (("line", "--bn", "melt"), 2, "recalibrate:K"),
         (("line", "--bn", "recalibrate:99"), 1, "mini-batches"),
         (("line", "--bn", "interpolate"), 2, "another checkpoint"),
@@ -196,16 +197,16 @@ def test_the_batch_size_belongs_to_the_question_only_where_batch_norm_is_refresh
         (("line", "--along", "checkpoints/resnet_demo-digits"), 1, "at least two"),
         (("line", "--along", "checkpoints"), 1, "holds 0 different snapshots"),
         (("trajectory", "--bn", "melt"), 2, "recalibrate:K"),
-        (("lesion", "--pairs", "--stages"), 2, "ask for one of them"),
+        (("lesion", "--pairs", "--stages"), 2, "choose one of them"),
         (("lesion", "--layers", "nothing_has_this_name"), 1, "matches no unit; there are layer1.0"),
-        (("noise", "--eps", "0"), 2, "ask for more than 0"),
+        (("noise", "--eps", "0"), 2, "above 0, got 0"),
         (("noise", "--bands", "0.5,2"), 2, "from 0 to 1"),
         (("probe-linear", "--pool", "cls"), 1, "ask for --pool mean"),
         (("probe-linear", "--split", "train"), 2, "drop it"),
         (("probe-linear", "--train-samples", "few"), 2, "10%"),
         (("hessian", "--top", "0"), 2, "at least 1"),
         (("hessian", "--top", "99999999"), 1, "parameters"),
-        (("hessian", "--tol", "2"), 2, "between 0 and 1"),
+        (("hessian", "--tol", "2"), 2, "above 0 and below 1"),
         (("hessian", "--which", "XX"), 2, "LM"),
         (("hessian", "--params", "nothing_has_this_name"), 1, "no trainable parameter"),
         (("hessian", "--batches", "1000"), 1, "mini-batches"),
@@ -227,7 +228,7 @@ def test_the_batch_size_belongs_to_the_question_only_where_batch_norm_is_refresh
         (
             ("layers", "--model", "torch.nn:Linear", "--model-arg", "in_features=5", "--model-arg", "out_features=2"),
             1,
-            "refuses inputs",
+            "does not accept inputs",
         ),
         (("fourier", "--augment", "--model", "vit_demo", "--data", "digits", "--nonsense"), 2, "nonsense"),
         (("trajectory",), 1, "at least two"),
@@ -416,6 +417,12 @@ def test_plot_draws_without_torch(command: Command, trained: Path, tmp_path: Pat
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".png", ".pdf", ".svg"}
+
+
+def test_the_text_table_is_aligned_and_leaves_unmeasured_cells_empty() -> None:
+    lines = text_table([{"name": "a\x1b[2J", "NEP": 0.12345}, {"name": "long name", "NEP": float("nan")}]).splitlines()
+    assert lines == ["name       NEP", "a\N{REPLACEMENT CHARACTER}[2J      0.1235", "long name"]
+    assert text_table([]) == "(empty)"
 
 
 def test_show_loads_neither_torch_nor_matplotlib(tmp_path: Path) -> None:

@@ -537,7 +537,7 @@ def test_several_files_import_once_beside_our_own_and_draw_together(command: Com
     assert command("import", *files, "--label", "one", "--label", "two")[0] == 0
     code, _, err = command("import", *files)
     assert code == 0
-    assert err.count("was there already") == 2
+    assert err.count("already imported") == 2
     assert len(landscape.open(tmp_path / "results.h5")["surface"].children) == 3
     code, out, _ = command("plot", "results.h5")
     assert code == 0
@@ -570,14 +570,14 @@ def test_bad_files_end_in_one_line_and_change_nothing(command: Command, tmp_path
         ("import", good, "noise.bin"): (1, "neither HDF5 nor text"),
         ("import", good, "results.h5"): (1, "is a results file of landscape already"),
         ("import", good, tmp_path): (1, "is a folder"),
-        ("import", good, "--label", "a", "--label", "b"): (2, "given 2 times for 1 files"),
+        ("import", good, "--label", "a", "--label", "b"): (2, "once per file (1), got 2"),
         ("import", good, "--weight-decay", "-1"): (2, "weight-decay"),
         ("import", path): (1, "holds the path of a run, expected a surface; give both"),
         ("import", good, "--path", "none.h5"): (1, "no file at none.h5; give a projection file"),
         ("import", good, "--path", "other.h5"): (1, "holds no proj_xcoord and proj_ycoord, got weights"),
         ("import", good, "--path", good): (1, "is not an HDF5 file; give a projection file"),
         ("import", line, "--path", path): (1, "holds a line, expected a surface under the path"),
-        ("import", good, line, "--path", path): (2, "2 files were given"),
+        ("import", good, line, "--path", path): (2, "got 2 files"),
         ("export", "none.h5"): (1, "none.h5"),
         ("export", "--format", "stl"): (2, "--format must be tomgoldstein, csv, vtp or vtk, got stl"),
         ("export", "--label", "theirs"): (1, "holds no surface with the label theirs, but of ours"),

@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-from landscape.cli.process_setup import KEPT
+from landscape.cli.process_setup import MALLOC
 
 ALLOCATE = """
 import resource, sys, torch
-from landscape.cli.process_setup import keep_freed
+from landscape.cli.process_setup import keep_freed_memory
 if "keep" in sys.argv:
-    keep_freed()
+    keep_freed_memory()
 def work():
     return [torch.ones(12_000_000) for _ in range(3)] and None
 for _ in range(3):
@@ -25,7 +25,7 @@ for _ in range(20):
     work()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
-ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("GLIBC_TUNABLES", *(name for name, _, _ in KEPT))}
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("GLIBC_TUNABLES", *(name for name, _, _ in MALLOC))}
 
 
 @functools.cache

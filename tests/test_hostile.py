@@ -242,7 +242,7 @@ DAMAGED = """
 import json, sys
 from pathlib import Path
 from landscape.plots import headlines
-from landscape.cli.files import survives
+from landscape.cli.damaged_files import check_not_damaged
 path, whole = Path(sys.argv[1]), Path(sys.argv[1]).read_bytes()
 import numpy as np
 generator = np.random.default_rng(0)
@@ -250,7 +250,7 @@ outcomes = {"read": 0, "refused": 0}
 def tried(content):
     path.write_bytes(content)
     try:
-        survives(path)
+        check_not_damaged(path)
         headlines.summary(path)
         outcomes["read"] += 1
     except ValueError as error:

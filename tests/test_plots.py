@@ -571,16 +571,6 @@ def test_the_summary_table_holds_the_stored_numbers(study: Path) -> None:
     assert row["worst unit"] == "stages.0.0.stem"
 
 
-def test_the_text_table_is_aligned_and_leaves_unmeasured_cells_empty(tmp_path: Path) -> None:
-    path = synthetic.write(tmp_path / "r.h5", synthetic.NETWORKS[:2], probes=("hessian",))
-    lines = report.text_table(report.summary_table(path)).splitlines()
-    assert len(lines) == 3
-    start = lines[0].index("NEP")
-    assert all(line[start - 2 : start] == "  " and line[start] != " " for line in lines)
-    assert all(line.endswith(line.split()[-1]) and "nan" not in line for line in lines)
-    assert report.text_table([]) == "(nothing measured)"
-
-
 def test_a_report_into_a_folder_is_refused(study: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected a file for the page"):
         report.report(study, tmp_path, [])

@@ -140,10 +140,10 @@ def test_the_range_of_the_two_panels_is_an_option(file: Path, tmp_path: Path, mo
 
 @pytest.mark.parametrize("text", ["900", "0:900", "-1:0", "a:b", "nan:3", "5:-5"])
 def test_a_range_without_zero_in_it_is_refused(text: str) -> None:
-    from landscape.cli.files import range_of
+    from landscape.cli.figures import parse_eigenvalues
 
     with pytest.raises(OptionError, match="--eigenvalues must be LOW:HIGH around zero, for example -120:900"):
-        range_of(text)
+        parse_eigenvalues(text)
 
 
 class TestHeadline:

@@ -1,0 +1,109 @@
+"""The options of the commands: those of probes and of loading come from dataclass fields, the others stand here.
+
+An option is an annotation and a default, as Typer reads them; a table of them has the name of each as its key.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import typer
+
+from landscape.options import parse_arguments, parse_numbers
+from landscape.subject.spec import Spec
+
+Option: TypeAlias = tuple[Any, Any]
+GENERAL, OWN, DATA, OUTPUT = "Options", "This probe", "Model and data", "Output"  # panels of the help
+QUIET, DEBUG = "print errors only", "show the traceback of an error"
+Quiet = Annotated[bool, typer.Option(help=QUIET)]
+Debug = Annotated[bool, typer.Option(help=DEBUG)]
+GENERAL_FIELDS = ("device", "seed")
+# Loading options with one default; that of the others depends on the probe, its preset and the checkpoint: None.
+FIXED = (*GENERAL_FIELDS, "trust_pickle", "allow_missing")
+
+
+def option(kind: Any, help: str, default: Any, panel: str, *flags: str) -> Option:
+    """One option."""
+    return Annotated[kind, typer.Option(*flags, help=help, rich_help_panel=panel)], default
+
+
+RUN: Mapping[str, Option] = {
+    "preset": option(str, "settings of a paper: park2022", "", GENERAL),
+    "workers": option(int, "number of processes that measure in parallel", 1, GENERAL),
+    "label": option(list[str], "name in the results file, one per checkpoint; repeatable", [], OUTPUT),
+    "out": option(Path, "results file", Path("results.h5"), OUTPUT),
+    "overwrite": option(bool, "measure again what the file already holds", False, OUTPUT),
+    "quiet": option(bool, QUIET, False, OUTPUT),
+    "debug": option(bool, DEBUG, False, OUTPUT),
+}
+
+
+def probe_options(kind: type[Any]) -> dict[str, Option]:
+    """The options of a probe: the fields of its dataclass, except the seed, which is a loading option too."""
+    table = {}
+    for name, annotation, help, default in _documented(kind):
+        if name != "seed":
+            repeatable = typing.get_origin(annotation) is tuple
+            flag = f"--{name.replace('_', '-')}"
+            table[name] = option(
+                list[str] if repeatable else annotation, help, [] if repeatable else default, OWN, flag
+            )
+    return table
+
+
+def loading_options(defaults: Mapping[str, Any], *, without: tuple[str, ...] = ()) -> dict[str, Option]:
+    """The options of loading: the documented fields of `Spec`.
+
+    Args:
+        defaults: values that take the place of an option that is not given, for its help text.
+        without: fields that the command has no use for.
+    """
+    table = {}
+    for name, annotation, help, default in _documented(Spec):
+        if name in without:
+            continue
+        if name == "model_arg":
+            annotation, default = list[str], []
+        elif name not in FIXED:
+            text = annotation == int | str or typing.get_origin(annotation) is tuple
+            annotation, default = (str if text else annotation) | None, None
+        help += f"; default {defaults[name]}" if name in defaults else ""
+        table[name] = option(annotation, help, default, GENERAL if name in GENERAL_FIELDS else DATA)
+    return table
+
+
+def loading_values(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The loading options among those of a command as fields of `Spec`, without those that were not given.
+
+    Raises:
+        OptionError: a text cannot be parsed.
+    """
+    given = {name: options[name] for name, *_ in _documented(Spec) if options.get(name) is not None}
+    given |= {name: parse_numbers(name, given[name]) for name in ("mean", "std") if name in given}
+    return given | {"model_arg": parse_arguments("model_arg", given.get("model_arg", []))}
+
+
+def with_options(function: Callable[..., None], table: Mapping[str, Option]) -> Callable[..., None]:
+    """A function as a command whose options Typer reads from a table."""
+    function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            for name, (annotation, default) in table.items()
+        ]
+    )
+    function.__annotations__ = {name: annotation for name, (annotation, _) in table.items()}
+    return function
+
+
+def _documented(kind: type[Any]) -> Iterator[tuple[str, Any, str, Any]]:
+    """Name, type, help text and default of every field that has a help text."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for field in fields(kind):
+        if typing.get_origin(hints[field.name]) is Annotated:
+            annotation, help = typing.get_args(hints[field.name])[:2]
+            yield field.name, annotation, help, field.default

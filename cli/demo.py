@@ -1,0 +1,66 @@
+"""The demo: three small networks trained on the embedded digits, every probe, every figure, one report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from landscape.cli.figures import draw
+from landscape.cli.measuring import measure_all
+from landscape.cli.process_setup import fastest_threads
+from landscape.cli.progress import say
+from landscape.cli.text_table import text_table
+from landscape.cli.training import run_name, run_training
+from landscape.options import format_duration
+from landscape.probes import FEATURES, PROBES
+
+MODELS = ("vit_demo", "resnet_demo", "alternet_demo")
+EPOCHS = 12  # of the 25 of the recipe
+# Parameters coarser than the defaults, fine enough to see the shape; and the number of samples, where it is smaller.
+COARSE: Mapping[str, Mapping[str, Any]] = {
+    "surface": {"resolution": "15"},
+    "line": {"resolution": 15},
+    "trace": {"vectors": 12},
+    "density": {"vectors": 2, "steps": 20},
+}
+SAMPLES: Mapping[str, str] = {"surface": "256", "line": "256", "hessian": "256", "trace": "128", "density": "64"}
+
+
+def run_demo(out: Path, *, epochs: int | None, samples: str, device: str, quiet: bool) -> None:
+    """Train, measure, plot, report; whatever is finished is kept and not done again."""
+    from landscape.plots import report
+
+    start = time.monotonic()
+    _set_threads()
+    checkpoints = [
+        run_training(
+            model, "digits", {"epochs": EPOCHS if epochs is None else epochs}, recipe="demo",
+            out=out / "checkpoints" / run_name(model, "digits"), device=device, quiet=quiet,
+        )
+        for model in MODELS
+    ]  # fmt: skip
+    results = out / "results.h5"
+    for name in (*(name for name in PROBES if name not in FEATURES), "features"):
+        began = time.monotonic()
+        loading = {"samples": SAMPLES.get(name, samples), "device": device, "seed": 0}
+        measure_all(name, checkpoints, COARSE.get(name, {}), loading, out=results, quiet=True)
+        say(f"{name}: {len(checkpoints)} networks in {format_duration(time.monotonic() - began)}", quiet=quiet)
+    figures = draw(results, out / "figures", ("png",), quiet=True)
+    page = report.report(results, out / "report.html", figures)
+    typer.echo(text_table(report.summary_table(results)))
+    took = format_duration(time.monotonic() - start)
+    say(f"{results}, {len(figures)} figures in {out / 'figures'}, {page}; {took} in all", quiet=quiet)
+
+
+def _set_threads() -> None:
+    """Choose the number of threads by the speed of training steps."""
+    import torch
+
+    from landscape import models
+
+    model, images = models.build(MODELS[-1], classes=10, image_size=16), torch.randn(32, 3, 16, 16)
+    fastest_threads(lambda: model(images).sum().backward())

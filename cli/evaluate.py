@@ -1,0 +1,52 @@
+"""The command `evaluate`: loss, accuracy and calibration of a checkpoint."""
+
+from __future__ import annotations
+
+import json as encoding
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from landscape.cli.command_options import (
+    DATA,
+    OUTPUT,
+    RUN,
+    loading_options,
+    loading_values,
+    option,
+    with_options,
+)
+from landscape.cli.loading import CHECKPOINT, load
+
+
+def evaluate(checkpoint: Path | None, passes: int, json: bool, quiet: bool, **options: Any) -> None:
+    """Loss, accuracy, top-5 and calibration error; of a language model the perplexity; each with its standard error."""
+    from landscape.subject.evaluation import metrics_of
+    from landscape.subject.identity import protocol
+
+    subject = load(checkpoint, loading_values(options), quiet=quiet)
+    found = metrics_of(subject, passes=passes)
+    if json:
+        typer.echo(encoding.dumps(found))
+        return
+    averaged = f", probabilities of {passes} passes averaged" if passes > 1 else ""
+    typer.echo(f"{subject.label}, {protocol(subject)}{averaged}")
+    for name, value in found.items():
+        if name != "samples" and not name.endswith("_se"):
+            typer.echo(f"{name:10} {value:.4f} +- {found[f'{name}_se']:.4f}")
+    if "accuracy" not in found:
+        typer.echo(f"accuracy   {subject.meaning.accuracy or 'none: the targets are not classes'}")
+
+
+with_options(
+    evaluate,
+    {
+        "checkpoint": CHECKPOINT,
+        **loading_options({"split": "test", "samples": "all", "batch_size": 128}, without=("weight_decay",)),
+        "passes": option(int, "passes whose probabilities are averaged: for MC dropout", 1, DATA),
+        "json": option(bool, "print JSON", False, OUTPUT, "--json"),
+        "quiet": RUN["quiet"],
+        "debug": RUN["debug"],
+    },
+)

@@ -1,0 +1,72 @@
+"""The commands `import` and `export`: exchange surfaces, lines and paths with other tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from landscape.cli.command_options import Debug, Quiet
+from landscape.cli.damaged_files import check_not_damaged
+from landscape.cli.progress import say
+
+Option = typer.Option
+
+
+def import_(
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="surfaces: tomgoldstein HDF5, or published CSV", metavar="FILE"),
+    ],
+    out: Annotated[Path, Option(help="results file")] = Path("results.h5"),
+    label: Annotated[list[str], Option(help="name in the results file, one per file; repeatable")] = [],  # noqa: B006
+    weight_decay: Annotated[
+        float,
+        Option(min=0.0, help="for the objective of a CSV, loss + weight decay x l2; default: as published"),
+    ] = 0.05,
+    path: Annotated[Path | None, Option(help="projection file of loss-landscape: a run's path over FILE")] = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Import surfaces of tomgoldstein/loss-landscape (HDF5) or how-do-vits-work (CSV) into a results file."""
+    from landscape.exchange import importing
+    from landscape.options import OptionError
+    from landscape.plots import headlines
+    from landscape.results import hdf5_file
+    from landscape.run import reduce_of
+
+    if label and len(label) != len(files):
+        raise OptionError(f"--label must be given once per file ({len(files)}), got {len(label)}")
+    if path is not None and len(files) != 1:
+        raise OptionError(f"--path belongs to one surface, got {len(files)} files; import them one by one")
+    hdf5_file.check(out, writable=True)
+    for file in files:
+        importing.read(file, course=path)  # all of them, before the first is stored
+    for i, file in enumerate(files):
+        name = label[i] if label else ""
+        for found in importing.import_file(
+            file, out, label=name, weight_decay=weight_decay, course=path, reduce_of=reduce_of
+        ):
+            counted = f"{found.measured} of {found.units} points" if found.measured else "already imported"
+            say(f"{found.group} in {out}: {counted}. {headlines.headline(out, found.group)}", quiet=quiet)
+
+
+def export(
+    file: Annotated[Path, typer.Argument(help="results file")] = Path("results.h5"),
+    format: Annotated[str, Option(help="any of tomgoldstein (HDF5), csv, vtp, vtk, separated by commas")] = "vtp",
+    out: Annotated[Path, Option(help="folder for the files")] = Path("exported"),
+    label: Annotated[str | None, Option(help="only results with this label")] = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Export surfaces, lines and paths to other tools: ParaView (vtp, vtk), tomgoldstein/loss-landscape (HDF5), CSV."""
+    from landscape.exchange import exporting
+    from landscape.options import parse_choices
+
+    check_not_damaged(file)
+    formats = parse_choices("format", format, exporting.WRITERS)
+    paths = exporting.export(file, out, formats, label=label)
+    for path in paths:
+        typer.echo(path)
+    say(f"{len(paths)} files in {out}", quiet=quiet)

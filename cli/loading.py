@@ -1,0 +1,78 @@
+"""Load the checkpoint that a command names, and print what was loaded."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from landscape.cli.progress import say
+
+if TYPE_CHECKING:
+    from landscape.subject.subject import Subject
+
+# The argument of a command that takes one checkpoint.
+CHECKPOINT = (
+    Annotated[Path | None, typer.Argument(help="checkpoint, or run folder; default: the newest under ./checkpoints")],
+    None,
+)
+
+
+def checkpoint_file(path: Path | None) -> Path | None:
+    """The checkpoint that a path stands for: the last one of a run folder, else the path itself."""
+    from landscape.checkpoints import file_formats, snapshots
+
+    if path is None or not path.is_dir() or file_formats.holds_weights(path):
+        return path
+    return snapshots.last(path)
+
+
+def load(path: Path | None, values: dict[str, Any], *, label: str = "", quiet: bool) -> Subject:
+    """Load a subject and print what was loaded.
+
+    Raises:
+        FileNotFoundError, ValueError: as `landscape.load`; the model's outputs are not finite.
+    """
+    from landscape.subject import loading
+
+    subject = loading.load(checkpoint_file(path), label=label, **values)
+    introduce(subject, quiet=quiet)
+    return subject
+
+
+def introduce(subject: Subject, *, quiet: bool) -> None:
+    """Print what was loaded, with loss and accuracy of a few samples: do weights, classes and normalisation match?
+
+    Raises:
+        ValueError: the model's outputs are not finite.
+    """
+    from landscape.models.providers import AS_BUILT
+    from landscape.subject import identity, loading, sanity_check
+
+    stored = subject.checkpoint
+    about = f"{subject.size / 1e6:.3g} M parameters, {subject.device}; {identity.protocol(subject)}"
+    if not loading.classifies(subject):
+        source = f"{stored.path} ({stored.taken})" if stored is not None else identity.origin(subject)
+        say(
+            f"{subject.label}: {source}, {about}; its classifier is not from the checkpoint: loss and accuracy say "
+            "nothing",
+            quiet=quiet,
+        )
+        return
+    found = sanity_check.prove(subject)
+    if stored is not None:
+        source = f"{stored.path} ({stored.taken})" + (", initial weights" if stored.epoch == 0 else "")
+        warning = sanity_check.doubt(found, epoch=stored.epoch, own=stored.metrics.get("accuracy"))
+    elif identity.origin(subject) != AS_BUILT:
+        source, warning = identity.origin(subject), sanity_check.doubt(found)
+    else:  # a callable may bring trained weights of its own
+        source, warning = "freshly initialised" if found.at_chance else f"no checkpoint, weights {AS_BUILT}", ""
+    say(
+        f"{subject.label}: {source}, {about}; on {found.samples} of them loss {found.loss:.4f}"
+        + (f", accuracy {found.accuracy:.4f}" if math.isfinite(found.accuracy) else ""),
+        quiet=quiet,
+    )
+    if warning:
+        say(warning, quiet=quiet)

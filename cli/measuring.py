@@ -1,0 +1,166 @@
+"""The command of every probe: its options, and measuring each checkpoint into the results file with progress."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from landscape.cli.command_options import RUN, loading_options, loading_values, probe_options, with_options
+from landscape.cli.loading import load
+from landscape.cli.process_setup import set_threads, worker_pool
+from landscape.cli.progress import Progress, say
+from landscape.options import OptionError, at_least, format_duration
+from landscape.probes import FEATURES, probe_class
+
+if TYPE_CHECKING:
+    from landscape.results.run_key import Outcome
+    from landscape.subject.subject import Subject
+
+
+def command_of(name: str) -> Callable[..., None]:
+    """The function behind `landscape NAME`, with options made from the dataclasses of its probes and of loading."""
+    from landscape.api import defaults
+
+    own = {key: item for probe in probes_of(name) for key, item in probe_options(probe_class(probe)).items()}
+
+    def command(checkpoint: list[Path] | None, **options: Any) -> None:
+        parameters = {key: tuple(v) if isinstance(v, list) else v for key, v in options.items() if key in own}
+        run = {key: options[key] for key in RUN if key != "debug"}
+        measure_all(name, checkpoint or [None], parameters, loading_values(options), **run)
+
+    what = "folder of a run's snapshots" if name == "trajectory" else "checkpoints, or run folders"
+    checkpoints = Annotated[
+        list[Path] | None, typer.Argument(help=f"{what}; default: the newest final.pt under ./checkpoints")
+    ]
+    loading = loading_options(defaults(probes_of(name)[0]))
+    return with_options(command, {"checkpoint": (checkpoints, None), **own, **loading, **RUN})
+
+
+def probes_of(command: str) -> tuple[str, ...]:
+    """The probes that a command measures."""
+    return FEATURES if command == "features" else (command,)
+
+
+def measure_all(
+    command: str,
+    checkpoints: Sequence[Path | None],
+    parameters: Mapping[str, Any],
+    loading: Mapping[str, Any],
+    *,
+    out: Path,
+    preset: str = "",
+    workers: int = 1,
+    label: Sequence[str] = (),
+    overwrite: bool = False,
+    quiet: bool = False,
+) -> None:
+    """Measure one checkpoint after the other into one file.
+
+    Args:
+        command: name of a probe, or "features".
+        checkpoints: files or run folders; None is the newest checkpoint.
+        parameters: of the probes.
+        loading: fields of `Spec`.
+        out: results file.
+        preset: named settings, which parameters other than the defaults and loading options override.
+        workers: number of processes.
+        label: name of each checkpoint in the results file; none: from their paths.
+        overwrite: measure again what the file already holds.
+        quiet: print errors only.
+
+    Raises:
+        OptionError: an option has an invalid value.
+        FileNotFoundError, ValueError, OSError: as `landscape.measure`.
+    """
+    from landscape import api
+    from landscape.results import hdf5_file
+
+    at_least("workers", workers, 1)
+    if label and len(label) != len(checkpoints):
+        raise OptionError(f"--label must be given once per checkpoint ({len(checkpoints)}), got {len(label)}")
+    runs, spec = _configured(command, preset, parameters, loading)
+    hdf5_file.check(out, writable=True)
+    for path in checkpoints:  # all of them, before the first is measured for an hour
+        if path is not None and not path.exists():
+            raise FileNotFoundError(f"no checkpoint at {path}; give an existing file or a run's folder")
+    for position, path in enumerate(checkpoints):
+        values = {**api.defaults(probes_of(command)[0]), **spec}
+        subject = load(path, values, label=label[position] if label else "", quiet=quiet)
+        if subject.device.type == "cpu" and workers == 1:
+            set_threads(subject)
+        _note_unusual_layers(runs[0], subject, quiet=quiet)
+        if len(runs) > 1:
+            say(f"{command}: {len(runs)} runs, each reported separately, with its share of any budget", quiet=quiet)
+        for probes in runs:
+            _measure(command, probes, subject, out, workers=workers, overwrite=overwrite, quiet=quiet)
+
+
+def _configured(
+    command: str, preset: str, parameters: Mapping[str, Any], loading: Mapping[str, Any]
+) -> tuple[list[list[Any]], dict[str, Any]]:
+    """The probes of each run, and the fields of `Spec`, of a command.
+
+    A parameter with its default value leaves the choice to the preset.
+    """
+    from landscape import api
+
+    probes = probes_of(command)
+    usual = {key: value for probe in probes for key, value in api.own_defaults(probe).items()}
+    given = {**{key: value for key, value in parameters.items() if value != usual[key]}, **loading}
+    if len(probes) > 1:
+        together, spec = api.configured_together(probes, preset, given)
+        return [list(together)], spec
+    probe, spec = api.configured(command, {**api.preset_of(command, preset), **given})
+    return [[variant] for variant in api.variants(probe)], spec
+
+
+def _note_unusual_layers(probes: Sequence[Any], subject: Subject, *, quiet: bool) -> None:
+    """Say how layers were found, if not in the usual way, unless the user has chosen them."""
+    from landscape.layers.selection import layers_of, remarks
+
+    if all(getattr(probe, "layers", None) == () for probe in probes):
+        try:
+            layers = layers_of(subject)
+        except ValueError:
+            return  # the probe raises the same
+        for remark in remarks(layers):
+            say(f"note: {remark}", quiet=quiet)
+
+
+def _measure(
+    command: str, probes: list[Any], subject: Subject, out: Path, *, workers: int, overwrite: bool, quiet: bool
+) -> None:
+    """Measure one probe, or several from shared forward passes, and print their headlines."""
+    from landscape.plots import headlines
+    from landscape.run import run
+    from landscape.shared_pass import fitting, run_together
+
+    start = time.monotonic()
+    outcomes: list[Outcome]
+    with worker_pool(workers) as executor:
+        if command == "features":
+            probes, reasons = fitting(probes, subject)
+            for name, reason in reasons.items():
+                say(f"note: {name} is left out: {reason}", quiet=quiet)
+        with Progress(f"{command} {subject.label}", quiet=quiet) as report:
+            if command == "features":
+                outcomes = run_together(
+                    probes, subject, out, executor=executor, workers=workers, overwrite=overwrite, report=report
+                )
+            else:
+                outcomes = [
+                    run(probe, subject, out, executor=executor, workers=workers, overwrite=overwrite, report=report)
+                    for probe in probes
+                ]
+    took = format_duration(time.monotonic() - start)
+    for outcome in outcomes:
+        headline = headlines.headline(out, outcome.group)
+        if outcome.measured == 0:
+            say(f"already measured: {outcome.group} in {out}; --overwrite measures again. {headline}", quiet=quiet)
+        else:
+            counted = f"{outcome.measured} of {outcome.units} units in {took}"
+            say(f"{outcome.group} in {out}: {counted}. {headline}", quiet=quiet)

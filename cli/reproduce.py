@@ -1,0 +1,181 @@
+"""The command `reproduce`: train small networks, measure the papers' claims on them, and write the table."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from landscape.cli.command_options import Debug, Quiet
+from landscape.cli.progress import say
+from landscape.cli.training import run_training
+from landscape.options import alternatives, at_least, format_duration, invalid
+from landscape.results.statistics import mean_and_standard_error
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from landscape.cli.claims import Claim, Measurement, Network, Results
+
+Option = typer.Option
+TABLE = "CLAIMS.md"
+BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # of batch norm, which are no parameters
+
+
+def reproduce(
+    data: Annotated[str, Option(help="NAME, FOLDER or file.py:callable")] = "cifar10",
+    data_root: Annotated[Path | None, Option(help="folder that holds cifar-100-python/ and the like")] = None,
+    claim: Annotated[
+        list[str], Option(help="only this claim, into CLAIMS-NAME.md; repeatable; names: see cli/claims.py")
+    ] = [],  # noqa: B006
+    seeds: Annotated[int, Option(help="networks of each kind, with seeds 0, 1, ...; fewer than 3 decide nothing")] = 3,
+    fraction: Annotated[float, Option(help="class-balanced share of the training split")] = 0.2,
+    epochs: Annotated[int, Option(help="epochs of the main networks; the others train for fewer or more")] = 8,
+    measure: Annotated[bool, Option(help="measure the networks, or only train them")] = True,
+    device: Annotated[str, Option(help="auto, cpu, cuda or cuda:1")] = "auto",
+    out: Annotated[Path, Option(help="folder for checkpoints, results.h5 and CLAIMS.md")] = Path("reproduction"),
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Train small networks of each family and test the papers' claims on them: holds, fails, or cannot tell.
+
+    Takes about two hours on a CPU with three seeds. Whatever is finished is kept and not done again.
+    """
+    from landscape.cli.claims import MEASUREMENTS, NETWORKS
+    from landscape.cli.findings import findings, markdown_table
+
+    at_least("seeds", seeds, 1)
+    at_least("epochs", epochs, 1)
+    claims = _claims_named(claim)
+    file = out / _table_name(claims)
+    studies: list[Results] = []
+    needs = list(dict.fromkeys(need for one in claims for need in one.needs))
+    networks = {name: NETWORKS[name] for name in dict.fromkeys(network for network, _ in needs)}
+    for seed in range(seeds):
+        folders = {
+            name: _train(name, network, data, data_root, seed, fraction, epochs, device, out, quiet)
+            for name, network in networks.items()
+        }
+        if not measure:
+            continue
+        results: dict[tuple[str, str], xr.Dataset] = {}
+        for network, measurement in needs:
+            began = time.monotonic()
+            results[network, measurement] = _measure(
+                MEASUREMENTS[measurement], folders[network], data_root, device, out / "results.h5", f"{network}-s{seed}"
+            )
+            took = format_duration(time.monotonic() - began)
+            say(f"{network}, seed {seed}: {measurement} in {took}", quiet=quiet)
+        studies.append(results)
+        about = _protocol(networks, out, data=data, seeds=seed + 1, fraction=fraction, epochs=epochs)
+        _write(file, about + "\n" + markdown_table(findings(claims, studies)))
+    if measure:
+        typer.echo(file.read_text(), nl=False)
+
+
+def _claims_named(names: Sequence[str]) -> list[Claim]:
+    """The claims of some names, or all.
+
+    Raises:
+        OptionError: there is no claim of a name.
+    """
+    from landscape.cli.claims import CLAIMS
+
+    known = {one.name: one for one in CLAIMS}
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 3) or list(known)
+            raise invalid("claim", name, alternatives(near))
+    return [one for name, one in known.items() if not names or name in names]
+
+
+def _table_name(claims: Sequence[Claim]) -> str:
+    """File name of the claims' table: a selection has its own, which does not replace the table of all claims."""
+    from landscape.cli.claims import CLAIMS
+
+    return TABLE if len(claims) == len(CLAIMS) else f"CLAIMS-{'+'.join(one.name for one in claims)}.md"
+
+
+def _train(
+    name: str, network: Network, data: str, data_root: Path | None, seed: int, fraction: float, epochs: int,
+    device: str, out: Path, quiet: bool,
+) -> Path:  # fmt: skip
+    """Train one network, unless it is trained; return its run folder."""
+    share = float(f"{fraction * network.images:.6g}")  # 0.2 x 0.2 is 0.04
+    return run_training(
+        network.model, data, {"epochs": max(1, round(epochs * network.epochs))}, recipe="demo",
+        out=out / "checkpoints" / f"{name}-s{seed}", data_root=data_root, model_args=network.model_args,
+        fraction=share, seed=seed, device=device, quiet=quiet,
+    ).parent  # fmt: skip
+
+
+def _measure(
+    measurement: Measurement, folder: Path, data_root: Path | None, device: str, results: Path, label: str
+) -> xr.Dataset:
+    """One measurement of one network, or its result if the results file already holds it."""
+    import xarray as xr
+
+    from landscape import api
+    from landscape.checkpoints.checkpoint import read_checkpoint
+
+    options: dict[str, Any] = {"data_root": data_root, "device": device, **measurement.options}
+    checkpoint = folder / measurement.snapshot
+    if measurement.probe == "metrics":
+        return xr.Dataset(read_checkpoint(checkpoint).metrics)
+    name = label if measurement.snapshot == "final.pt" else f"{label}-{checkpoint.stem}"
+    if measurement.probe == "evaluate":
+        return _evaluate(checkpoint, results, name, **options)
+    return api.measure(measurement.probe, checkpoint, out=results, label=name, **options)
+
+
+def _evaluate(checkpoint: Path, out: Path, label: str, *, passes: int, **options: Any) -> xr.Dataset:
+    from landscape.probes.evaluation import Evaluation
+    from landscape.results import reader
+    from landscape.run import run
+    from landscape.subject import loading
+
+    outcome = run(Evaluation(passes), loading.load(checkpoint, label=label, **options), out)
+    return reader.result(out, outcome.group).sel(passes=passes)
+
+
+def _protocol(
+    networks: Mapping[str, Network], out: Path, *, data: str, seeds: int, fraction: float, epochs: int
+) -> str:
+    """The protocol in words, and a table of the networks with their accuracies."""
+    import numpy as np
+
+    from landscape.checkpoints.checkpoint import read_checkpoint
+    from landscape.cli.findings import RULE
+
+    lines = [
+        "# Claims of the papers, measured anew",
+        "",
+        f"Last output of `landscape reproduce`. {data}, seeds 0 to {seeds - 1}, {fraction:g} of the training images, "
+        f"{epochs} epochs, recipe demo. {RULE}",
+        "",
+        "| network | model | parameters | images | epochs | accuracy, mean ± standard error over seeds |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, network in networks.items():
+        runs = [read_checkpoint(out / "checkpoints" / f"{name}-s{seed}" / "final.pt") for seed in range(seeds)]
+        accuracy = np.array([run.metrics["accuracy"] for run in runs])
+        mean, standard_error = mean_and_standard_error(accuracy)
+        error = f" ± {standard_error:.4f}" if seeds > 1 else ""
+        size = sum(tensor.numel() for key, tensor in runs[0].state_dict.items() if not key.endswith(BUFFERS))
+        arguments = "".join(f" {key}={value}" for key, value in network.model_args.items())
+        lines.append(
+            f"| {name} | {network.model}{arguments} | {size:,} | {fraction * network.images:g} | {runs[0].epoch:g} "
+            f"| {mean:.4f}{error} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file atomically: it holds the old text or all of the new one."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text)
+    temporary.replace(path)

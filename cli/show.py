@@ -1,0 +1,88 @@
+"""The command `show`: what a checkpoint or a results file holds. Loads neither torch nor matplotlib."""
+
+from __future__ import annotations
+
+import json as encoding
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from landscape.cli.command_options import Debug
+from landscape.cli.damaged_files import check_not_damaged
+from landscape.cli.text_table import printable, text_table
+
+HASHED = 2**28  # bytes of a checkpoint up to which it is read whole for its digest
+
+
+def show(
+    file: Annotated[Path, typer.Argument(help="checkpoint or results file")],
+    json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    debug: Debug = False,
+) -> None:
+    """Show what a checkpoint or a results file holds."""
+    from landscape.checkpoints import file_formats
+
+    if not file.exists():
+        raise FileNotFoundError(f"no file at {file}; give a checkpoint or a results file")
+    if file.is_dir() and not file_formats.holds_weights(file):
+        raise ValueError(f"{file} is a folder; give a checkpoint in it, or a results file")
+    content = _results(file) if file.is_file() and _is_hdf5(file) else _checkpoint(file)
+    if json:
+        typer.echo(encoding.dumps(content, default=str))
+    elif isinstance(content, dict):
+        width = max(map(len, content))
+        for name, value in content.items():
+            typer.echo(f"{name:{width}}  {printable(value)}")
+    else:
+        typer.echo(text_table(content))
+
+
+def _is_hdf5(file: Path) -> bool:
+    with file.open("rb") as stream:
+        return stream.read(8) == b"\x89HDF\r\n\x1a\n"
+
+
+def _results(file: Path) -> list[dict[str, Any]]:
+    from landscape.plots import headlines
+
+    check_not_damaged(file)
+    return headlines.summary(file)
+
+
+def _checkpoint(file: Path) -> dict[str, Any]:
+    """What a checkpoint holds, from its outline alone: no tensor is loaded."""
+    from landscape.checkpoints import containers, file_formats, file_kinds
+    from landscape.checkpoints.outline import refusal
+
+    files = file_formats.files_of(file)
+    size = sum(part.stat().st_size for part in files)
+    rows = {
+        "file": str(file),
+        "sha256": file_formats.sha256_of(file) if size <= HASHED else f"not computed of {size:,} bytes; sha256sum does",
+    }
+    kind = file_kinds.kind_of(files[0])
+    if kind.program:
+        return rows | {"weights": f"in a {kind.name} program, which runs code to load: give probes --trust-pickle"}
+    found = file_kinds.outline_of(file)
+    if found.wanted:
+        raise refusal(file, found.wanted)
+    try:
+        native = containers.is_native(found.content)
+        held = containers.weights_in(found.content, "raw")
+    except ValueError as error:
+        raise ValueError(f"{file} {error}") from None
+    numbers = sum(entry.numel() for entry in held.weights.values())
+    also = f", beside {', '.join(held.others)}" if held.others else ""
+    about = {
+        key: found.content.get(key) for key in ("model_args", "data", "recipe", "epoch", "metrics", "seed", "versions")
+    }
+    model = found.content["model"] if native else ""
+    architecture = containers.architecture_in(found.content) or "not stored"
+    return {
+        **rows,
+        "weights": f"{len(held.weights)} tensors, {numbers:,} numbers ({held.taken}{also})",
+        "model": model or f"{architecture}: name it with --model",
+        **(about if native else {"epoch": found.content.get("epoch", math.nan)}),
+    }
