@@ -21,7 +21,7 @@ from analytic import attention_net
 from torch import nn
 
 from landscape import models
-from landscape.checkpoints.checkpoint import weights_sha256, write_checkpoint
+from landscape.checkpoints.checkpoint import write_checkpoint
 from landscape.checkpoints.file_formats import file_sha256
 from landscape.probe import Plan, Probe, Quantity
 from landscape.probes import PROBES, probe_class
