@@ -137,7 +137,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_weights_sha256_is_of_the_weights_not_of_the_file(tmp_path: Path, weights: dict[str, Tensor]) -> None:
+def test_state_dict_sha256_is_of_the_weights_not_of_the_file(tmp_path: Path, weights: dict[str, Tensor]) -> None:
     wanted = state_dict_sha256(weights)
     write_checkpoint(tmp_path / "a.pt", **contents())
     saved(tmp_path / "b.pt", dict(reversed(list(weights.items()))))
@@ -160,7 +160,7 @@ def test_weights_sha256_is_of_the_weights_not_of_the_file(tmp_path: Path, weight
         lambda w: {**w, "1.num_batches_tracked": w["1.num_batches_tracked"] + 1},
     ],
 )
-def test_weights_sha256_sees_every_change(
+def test_state_dict_sha256_sees_every_change(
     change: Callable[[dict[str, Tensor]], dict[str, Tensor]], weights: dict[str, Tensor]
 ) -> None:
     assert state_dict_sha256(change(weights)) != state_dict_sha256(weights)

@@ -21,7 +21,7 @@ from analytic import attention_net
 from torch import nn
 
 from landscape import models
-from landscape.checkpoints.checkpoint import write_checkpoint
+from landscape.checkpoints.checkpoint import state_dict_sha256, write_checkpoint
 from landscape.checkpoints.file_formats import file_sha256
 from landscape.probe import Plan, Probe, Quantity
 from landscape.probes import PROBES, probe_class
@@ -153,11 +153,11 @@ def test_stopped_and_resumed_equals_uninterrupted(name: str, folder: Path, tmp_p
     probe, path = small(name), tmp_path / "results.h5"
     whole = answer(tmp_path / "whole.h5", run(probe, fitting(name, folder), tmp_path / "whole.h5"))
     one = fitting(name, folder)
-    weights = weights_sha256(one.model.state_dict())
+    weights = state_dict_sha256(one.model.state_dict())
     with pytest.raises(KeyboardInterrupt) as caught:
         run(probe, one, path, report=stop_after(1))
     assert caught.traceback  # and still the model is as it was
-    assert weights_sha256(one.model.state_dict()) == weights
+    assert state_dict_sha256(one.model.state_dict()) == weights
     group = groups.stored_group(path, probe.name, digest(probe, one))
     assert group is not None
     assert groups.read_group(path, group)["done"].sum() == 1
