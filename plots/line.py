@@ -1,4 +1,4 @@
-"""Loss and accuracy along lines through the weights, with bands, and the barrier between two checkpoints."""
+"""Draw loss and accuracy along lines through the weights, with bands, and the barrier between two checkpoints."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def draw(
 ) -> tuple[Axes, Axes]:
     """Draw the loss (first axes) and the accuracy (second) of every direction with bands of two standard errors.
 
-    Of several random directions, thin lines, their mean, and a band of one standard deviation over directions.
+    Several random directions are thin lines with their mean and a band of one standard deviation over directions.
 
     Args:
-        data: a stored answer.
+        data: a stored result.
         axes: where to draw.
         look: colour of the checkpoint.
-        lines: of the directions; the first is that of the mean.
+        lines: line styles of the directions; the first is that of the mean.
     """
     look = look or look_of(data)
     for ax, name in zip(axes, ("loss", "accuracy"), strict=True):
@@ -59,9 +59,9 @@ def draw(
             for k, (value, error) in enumerate(zip(values, errors, strict=True)):
                 _band(ax, t, value, BAND * error, look, lines[k % len(lines)])
         if not np.isfinite(values).any():
-            says = data[name].attrs.get("long_name", name)
+            text = data[name].attrs.get("long_name", name)
             ax.text(
-                0.5, 0.5, says, transform=ax.transAxes, ha="center", va="center", color="0.5", fontsize=7, wrap=True
+                0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center", color="0.5", fontsize=7, wrap=True
             )
         ax.set(xlabel=_axis(data), ylabel=f"loss ({loss_units([data])})" if name == "loss" else name)
         ax.locator_params(axis="x", nbins=6)  # small ranges have long labels
@@ -69,26 +69,24 @@ def draw(
     return axes
 
 
-def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One row per kind of line: the loss on the left, the accuracy on the right; checkpoints overlaid."""
-    kinds = list(dict.fromkeys((kind(data), _axis(data)) for data in answers))
-    rows = [[(d, k) for d, k in zip(answers, looks, strict=True) if (kind(d), _axis(d)) == which] for which in kinds]
+    kinds = list(dict.fromkeys((kind(data), _axis(data)) for data in results))
+    rows = [[(d, k) for d, k in zip(results, looks, strict=True) if (kind(d), _axis(d)) == which] for which in kinds]
     entries = [_entries(row) for row in rows]
     note = f"Bands: {BAND:g} standard errors over samples" + (
-        "; of several random directions, one standard deviation over directions." if any(map(_spread, answers)) else "."
+        "; of several random directions, one standard deviation over directions." if any(map(_spread, results)) else "."
     )
-    if any("barrier" in data for data in answers):
+    if any("barrier" in data for data in results):
         note += " Dotted: straight line between the ends; bars up from it: the barrier."
     legend = [entry.sample() for row in entries for curves in row for entry in curves]
-    figure = style.page(answers, looks, height=2.1 * len(kinds), legend=legend, note=note)
+    figure = style.page(results, looks, height=2.1 * len(kinds), legend=legend, note=note)
     grid = figure.subplots(len(kinds), 2, squeeze=False)
     for axes, (which, _), row, drawn in zip(grid, kinds, rows, entries, strict=True):
         for (data, look), curves in zip(row, drawn, strict=True):
             draw(data, tuple(axes), look=look, lines=[curve.line for curve in curves])
         losses = np.concatenate([data["loss"].values[data["done"].values == 1] for data, _ in row])
-        positive = losses[np.isfinite(losses) & (losses > 0)]
-        if positive.size and positive.max() > 30 * positive.min():
-            axes[0].set_yscale("log")
+        style.log_if_wide(axes[0], losses)
         axes[0].set_title(TITLES.get(which, which))
         axes[1].set_ylim(-0.03, 1.03)
     return figure
@@ -100,7 +98,7 @@ def kind(data: xr.Dataset) -> str:
 
 
 def _spread(data: xr.Dataset) -> bool:
-    """Whether an answer is shown as a mean and a spread over its directions."""
+    """Whether a result is shown as a mean and a spread over its directions."""
     return kind(data) == "random" and data.sizes["direction"] > 1
 
 
@@ -114,7 +112,7 @@ def _band(ax: Axes, t: np.ndarray, value: np.ndarray, half: np.ndarray, look: Lo
 
 
 def _barriers(data: xr.Dataset, ax: Axes, look: Look) -> None:
-    """The straight line between the ends and the barrier as a bar up from it, where it is known."""
+    """The straight line between the ends, and the barrier as a bar up from it where it is known."""
     if "barrier" not in data:
         return
     loss, t = data["loss"].transpose("direction", "t").values, data["t"].values
@@ -128,28 +126,28 @@ def _barriers(data: xr.Dataset, ax: Axes, look: Look) -> None:
 
 
 def _entries(row: Sequence[tuple[xr.Dataset, Look]]) -> list[list[Look]]:
-    """The curves of every answer in a row, each with a line that no other of its colour has, as far as they go."""
+    """The curves of every result in a row; line styles are reused within a colour only when there are no more."""
     used: dict[Color, int] = {}
-    found = []
+    entries = []
     for data, look in row:
         curves = []
         for label in _labels(data, [other for other, _ in row]):
             curves.append(Look(label, look.color, "", LINES[used.get(look.color, 0) % len(LINES)]))
             used[look.color] = used.get(look.color, 0) + 1
-        found.append(curves)
-    return found
+        entries.append(curves)
+    return entries
 
 
 def _labels(data: xr.Dataset, row: Sequence[xr.Dataset]) -> list[str]:
-    """Checkpoint and direction; answers that share both are told apart by the parameters in which they differ."""
-    alike = [other for other in row if _who(other) == _who(data)]
+    """Checkpoint and direction; results that share both are told apart by the parameters in which they differ."""
+    alike = [other for other in row if _checkpoint_and_directions(other) == _checkpoint_and_directions(data)]
     name = names(alike)[[other is data for other in alike].index(True)]
     if _spread(data):
         return [f"{name}: {data.sizes['direction']} random directions"]
     return [f"{name}: {plain(str(which))}{_barrier(data, k)}" for k, which in enumerate(data["name"].values)]
 
 
-def _who(data: xr.Dataset) -> tuple[str, ...]:
+def _checkpoint_and_directions(data: xr.Dataset) -> tuple[str, ...]:
     return str(data.attrs.get("label", "")), *map(str, data["name"].values)
 
 
@@ -166,7 +164,7 @@ def _axis(data: xr.Dataset) -> str:
 
 
 def headline(data: xr.Dataset) -> Numbers:
-    """Between checkpoints the highest barrier with its error; else the loss at the checkpoint and the largest one."""
+    """Between checkpoints the highest barrier with its error, else the loss at the checkpoint and the largest loss."""
     barrier = finite(data, "barrier")
     if barrier.size:
         top = int(np.nanargmax(data["barrier"].values))

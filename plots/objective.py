@@ -1,14 +1,15 @@
-"""The published surface of an imported CSV: loss + weight decay x l2, as a wire mesh (Park & Kim 2022, Fig. 1a)."""
+"""Draw a published surface, loss + weight decay x l2 of an imported CSV, as a wire mesh (Park & Kim 2022, Fig. 1a)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import xarray as xr
 from matplotlib.figure import Figure
 
-from landscape.plots import style, surface_3d
+from landscape.plots import plane, surface_3d
 from landscape.plots.appearance import Look
 
 MEANING = (
@@ -23,19 +24,16 @@ def draw(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) 
     return surface_3d.draw(_rise(data), ax, span=span)
 
 
-def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """One mesh per answer on a common vertical scale."""
-    span = surface_3d.heights([_rise(data) for data in answers])
-    decays = sorted({f"{float(data.attrs['weight_decay']):g}" for data in answers if "weight_decay" in data.attrs})
-    least = ", ".join(f"{float(data['objective'].min()):.5g}" for data in answers)
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """One mesh per result on a common vertical scale."""
+    span = plane.vertical_range([_rise(data) for data in results], surface_3d.SHARE)
+    decays = sorted({f"{float(data.attrs['weight_decay']):g}" for data in results if "weight_decay" in data.attrs})
+    least = ", ".join(f"{float(data['objective'].min()):.5g}" for data in results)
     note = (
         f"Vertical axis and colour: loss + {' or '.join(decays) or 'weight decay'} x l2 above its least value "
         f"({least}), up to {span[1]:.3g}; cells above are left out."
     )
-    figure, axes = style.panels(answers, looks, aspect=0.8, share=False, projection="3d", note=note)
-    for data, ax in zip(answers, axes, strict=True):
-        draw(data, ax, span=span)
-    return figure
+    return plane.page_3d(results, looks, partial(draw, span=span), aspect=0.8, note=note)
 
 
 def _rise(data: xr.Dataset) -> xr.Dataset:

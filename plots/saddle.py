@@ -1,4 +1,4 @@
-"""The loss on the plane of the two extreme Hessian eigenvectors, with its quadratic model over it."""
+"""Draw the loss on the plane of the two extreme Hessian eigenvectors together with its quadratic model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from matplotlib.lines import Line2D
 
 from landscape.plots import style
 from landscape.plots.appearance import Look, loss_units, plain
-from landscape.plots.surface import axis_label, steps
+from landscape.plots.plane import axis_label
+from landscape.plots.surface import contour_levels
 from landscape.plots.surface import draw as draw_contours
 
 MEANING = (
@@ -26,15 +27,15 @@ X, Y = "#D55E00", "#0072B2"
 
 
 def draw(data: xr.Dataset, axes: tuple[Axes, Axes]) -> tuple[Axes, Axes]:
-    """Draw the loss with the model's contours, dashed, and sections of both through the checkpoint.
+    """Draw the loss with the model's contours, dashed, and both along the lines through the checkpoint.
 
     Args:
-        data: a stored answer on the plane of eigenvectors.
-        axes: of the plane, and of the sections.
+        data: a stored result on the plane of eigenvectors.
+        axes: of the plane, and of the lines.
     """
-    plane, sections = axes
+    plane, lines = axes
     x, y = data["x"].values, data["y"].values
-    levels = steps([data])
+    levels = contour_levels([data])
     draw_contours(data, plane, levels=levels)
     along_x, along_y = (np.linspace(at.min(), at.max(), FINE) for at in (x, y))
     fitted = model(data, along_x[None, :], along_y[:, None])
@@ -47,37 +48,37 @@ def draw(data: xr.Dataset, axes: tuple[Axes, Axes]) -> tuple[Axes, Axes]:
         (x, loss[:, j], error[:, j], along_x, model(data, along_x, np.array(0.0)), X),
         (y, loss[i], error[i], along_y, model(data, np.array(0.0), along_y), Y),
     ):
-        sections.plot(at, values, color=color)
-        sections.fill_between(at, values - 2 * errors, values + 2 * errors, color=color, alpha=0.2, linewidth=0)
-        sections.plot(fine, fit, "--", color=color, linewidth=0.8)
+        lines.plot(at, values, color=color)
+        lines.fill_between(at, values - 2 * errors, values + 2 * errors, color=color, alpha=0.2, linewidth=0)
+        lines.plot(fine, fit, "--", color=color, linewidth=0.8)
     drawn, half = np.concatenate([loss[:, j], loss[i]]), 2 * np.concatenate([error[:, j], error[i]])
     seen = np.concatenate([drawn, drawn - half, drawn + half])
     seen = seen[np.isfinite(seen)]
     if seen.size:
         margin = 0.1 * max(float(np.ptp(seen)), 1e-9)
-        sections.set_ylim(seen.min() - margin, seen.max() + margin)
+        lines.set_ylim(seen.min() - margin, seen.max() + margin)
     for ax in axes:
         ax.locator_params(axis="x", nbins=5)  # small ranges have long labels
-    sections.set(xlabel="distance along the eigenvector (weight)", ylabel=f"loss ({loss_units([data])})")
+    lines.set(xlabel="distance along the eigenvector (weight)", ylabel=f"loss ({loss_units([data])})")
     return axes
 
 
-def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """A row per answer: the plane and the sections."""
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """One row per result: the plane, and the lines through its centre."""
     legend = [
         Line2D([], [], color=X, label="along x: smallest eigenvalue"),
         Line2D([], [], color=Y, label="along y: largest eigenvalue"),
         Line2D([], [], color="0.4", linestyle="--", label="quadratic model"),
     ]
     figure = style.page(
-        answers,
+        results,
         looks,
-        height=2.9 * len(answers),
+        height=2.9 * len(results),
         legend=legend,
         note="Band: two standard errors of the rise over the checkpoint's loss, paired over samples.",
     )
-    rows = figure.subplots(len(answers), 2, squeeze=False)
-    for data, look, axes in zip(answers, looks, rows, strict=True):
+    rows = figure.subplots(len(results), 2, squeeze=False)
+    for data, look, axes in zip(results, looks, rows, strict=True):
         draw(data, tuple(axes))
         axes[0].set_title(style.fitted(look.label, style.COLUMN, style.SMALL), fontsize=style.SMALL)
         axes[1].set_title(
@@ -89,9 +90,9 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     return figure
 
 
-def select(answers: Sequence[xr.Dataset]) -> list[int]:
-    """Positions of the answers on a plane of eigenvectors, which know their quadratic model."""
-    return [i for i, data in enumerate(answers) if all(name in data.attrs for name in FACTS)]
+def select(results: Sequence[xr.Dataset]) -> list[int]:
+    """Positions of the results on a plane of eigenvectors, which know their quadratic model."""
+    return [i for i, data in enumerate(results) if all(name in data.attrs for name in FACTS)]
 
 
 def model(data: xr.Dataset, x: np.ndarray, y: np.ndarray) -> np.ndarray:

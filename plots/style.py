@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import xarray as xr
 
 from landscape.plots.appearance import Look, plain
@@ -167,6 +168,13 @@ def asinh(ax: Axes, side: str, width: float) -> None:
     power = LogFormatterSciNotation()
     power.set_axis(axis)
     axis.set_major_formatter(lambda value, _: "0" if value == 0 else power(value) if abs(value) > 1.5 * width else "")
+
+
+def log_if_wide(ax: Axes, values: np.ndarray) -> None:
+    """A logarithmic vertical axis where the positive values span more than a factor of 30."""
+    positive = values[np.isfinite(values) & (values > 0)]
+    if positive.size and positive.max() > 30 * positive.min():
+        ax.set_yscale("log")
 
 
 def fitted(text: str, width: float, size: float, lines: int = 3) -> str:

@@ -1,8 +1,9 @@
-"""The loss surface as a wire mesh, in the look of Park & Kim 2022, Fig. 1a."""
+"""Draw the loss surface as a wire mesh in the style of Park & Kim 2022, Fig. 1a."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import matplotlib
@@ -11,26 +12,26 @@ import xarray as xr
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from landscape.plots import style
+from landscape.plots import plane
 from landscape.plots.appearance import Look, loss_units
-from landscape.plots.surface import cells
 
 MEANING = (
     "The surface above as a mesh seen from the side, on one vertical scale for all panels: it shows at a "
     "glance which valley is wider. A perspective view has no readable numbers; take those from the contours."
 )
 LINES = 41  # mesh lines per axis at most
+SHARE = 0.9  # of the cells that are below the upper end of the vertical axis
 
 
 def draw(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) -> Any:
     """Draw the loss over the plane as a wire mesh coloured by height; axes off, elevation and azimuth 15 degrees.
 
     Args:
-        data: a stored answer.
+        data: a stored result.
         ax: three-dimensional axes.
         span: of the vertical axis; cells above it are left out. Default: from the data.
     """
-    low, high = span or heights([data])
+    low, high = span or plane.vertical_range([data], SHARE)
     x, y = (_thinned(data[name].values) for name in ("x", "y"))
     loss = data["loss"].transpose("y", "x").values[np.ix_(y, x)]
     loss = np.where(np.isfinite(loss) & (loss <= high), loss, np.nan)
@@ -46,8 +47,8 @@ def draw(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) 
     )
     mesh.set_facecolor((0, 0, 0, 0))
     mesh.set_rasterized(True)
-    if not cells(loss).any():
-        ax.text2D(0.5, 0.5, "too few points yet", transform=ax.transAxes, ha="center", color="0.5")
+    if not plane.complete_cells(loss).any():
+        plane.say_too_few_points(ax)
     ax.set_zlim(low, high)
     ax.view_init(elev=15, azim=15)
     ax.set_box_aspect((1, 1, 0.8), zoom=1.3)
@@ -55,23 +56,12 @@ def draw(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) 
     return ax
 
 
-def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """One mesh per answer on a common vertical scale."""
-    span = heights(answers)
-    scale = f"loss from {span[0]:.3g} to {span[1]:.3g} {loss_units(answers)}"
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """One mesh per result on a common vertical scale."""
+    span = plane.vertical_range(results, SHARE)
+    scale = f"loss from {span[0]:.3g} to {span[1]:.3g} {loss_units(results)}"
     note = f"Vertical axis and colour: {scale}; cells above are left out."
-    figure, axes = style.panels(answers, looks, aspect=0.8, share=False, projection="3d", note=note)
-    for data, ax in zip(answers, axes, strict=True):
-        draw(data, ax, span=span)
-    return figure
-
-
-def heights(answers: Sequence[xr.Dataset]) -> tuple[float, float]:
-    """A common vertical range: from the lowest loss to one that most cells of every answer stay below."""
-    values = [data["loss"].values[np.isfinite(data["loss"].values)] for data in answers]
-    low = min(float(v.min()) for v in values)
-    high = max(float(np.quantile(v, 0.9)) for v in values)
-    return low, high if high > low else low + 1.0
+    return plane.page_3d(results, looks, partial(draw, span=span), aspect=0.8, note=note)
 
 
 def _thinned(values: np.ndarray) -> np.ndarray:

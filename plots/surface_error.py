@@ -1,8 +1,9 @@
-"""How well every point of a surface is known: its standard error over samples, relative to the loss."""
+"""Draw the standard error of every point of a surface over samples, relative to the loss."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import xarray as xr
@@ -11,8 +12,8 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from landscape.plots.appearance import Look
-from landscape.plots.surface import places
-from landscape.plots.surface_heat import cells, panels_of, scale
+from landscape.plots.plane import mark_checkpoints, page_of_maps
+from landscape.plots.surface_heat import add_colour_bar, colour_scale, draw_map
 
 MEANING = (
     "The standard error of the loss over samples as a share of the loss, on one colour scale for all panels: where it "
@@ -25,23 +26,25 @@ def draw(data: xr.Dataset, ax: Axes, *, norm: Normalize | None = None) -> Axes:
     """Draw the relative standard error of every grid point; cells without one stay grey.
 
     Args:
-        data: a stored answer.
+        data: a stored result.
         ax: where to draw.
         norm: of the colours; default: from the data.
     """
-    shares = relative(data)
-    cells(ax, shares, "relative", norm or scale([shares], "relative"))
-    places(data, ax)
+    shares = _relative(data)
+    draw_map(shares, ax, "relative", norm or colour_scale([shares], "relative"))
+    mark_checkpoints(data, ax)
     return ax
 
 
-def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """One panel per answer and one colour bar."""
-    norm = scale([relative(data) for data in answers], "relative")
-    return panels_of(answers, looks, draw, norm, "standard error / loss", "")
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """One panel per result and one colour bar."""
+    norm = colour_scale([_relative(data) for data in results], "relative")
+    figure, axes = page_of_maps(results, looks, partial(draw, norm=norm))
+    add_colour_bar(figure, axes, norm, "standard error / loss")
+    return figure
 
 
-def relative(data: xr.Dataset) -> xr.Dataset:
-    """An answer with the share that the standard error is of the loss."""
+def _relative(data: xr.Dataset) -> xr.Dataset:
+    """A result with the ratio of the standard error to the loss."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return data.assign(relative=data["loss_se"] / np.abs(data["loss"]))

@@ -1,10 +1,10 @@
-"""The loss on a plane as a map of cells on a logarithmic colour scale, with what is behind each cell."""
+"""Draw the loss on a plane as a heat map on a logarithmic colour scale, with marks of how each value was obtained."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
-import matplotlib
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
@@ -12,74 +12,61 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
-from landscape.plots import style
+from landscape.plots import plane
 from landscape.plots.appearance import Look, loss_units
-from landscape.plots.surface import alike, axis_label, places
 
 MEANING = (
     "The loss of every grid point, unsmoothed, on one logarithmic colour scale for all panels: equal steps of colour "
     "are equal ratios of the loss. Dots mark the points that a preview evaluated (the others are interpolated) and "
     "crosses those left early above a cap, whose value is rough."
 )
-Draw = Callable[..., Axes]
-COLORS = matplotlib.colormaps["viridis"]
 
 
 def draw(data: xr.Dataset, ax: Axes, *, norm: Normalize | None = None) -> Axes:
-    """Draw one cell per grid point; not yet measured and not finite ones stay grey.
+    """Draw one cell per grid point; unfinished ones and those that are not finite stay grey.
 
     Args:
-        data: a stored answer.
+        data: a stored result.
         ax: where to draw.
         norm: of the colours; default: from the data.
     """
-    cells(ax, data, "loss", norm or scale([data]))
+    draw_map(data, ax, "loss", norm or colour_scale([data]))
     x, y = data["x"].values, data["y"].values
     if "evaluated" in data:
         _mark(ax, x, y, data["evaluated"].transpose("y", "x").values == 1, ".", "w")
     if "n" in data:
         n = data["n"].transpose("y", "x").values
         _mark(ax, x, y, n < np.nanmax(n, initial=0), "x", "0.9")
-    places(data, ax)
+    plane.mark_checkpoints(data, ax)
     return ax
 
 
-def cells(ax: Axes, data: xr.Dataset, quantity: str, norm: Normalize) -> None:
-    """One cell per grid point, labelled; those without a finite value stay grey."""
-    x, y = data["x"].values, data["y"].values
-    shown = np.ma.masked_invalid(data[quantity].transpose("y", "x").values)
-    ax.set_facecolor("0.88")
-    ax.pcolormesh(x, y, shown, cmap=COLORS, norm=norm, shading="nearest", rasterized=True)
-    limits = {"xlim": ax.get_xlim(), "ylim": ax.get_ylim()}  # of the cells, whatever is drawn beyond them
-    ax.set(xlabel=axis_label(data, "x"), ylabel=axis_label(data, "y"), **limits)
-    if 1 / 3 < np.ptp(x) / np.ptp(y) < 3:
-        ax.set_aspect("equal")
-
-
-def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """One panel per answer and one colour bar."""
-    return panels_of(answers, looks, draw, scale(answers), f"loss ({loss_units(answers)})", "")
-
-
-def panels_of(
-    answers: Sequence[xr.Dataset], looks: Sequence[Look], draw_one: Draw, norm: Normalize, label: str, note: str
-) -> Figure:
-    """Maps with one colour scale, their axis labels on the outside alone where all share them."""
-    figure, axes = style.panels(answers, looks, aspect=0.8, share=False, note=note, bar=0.2 if alike(answers) else 0.35)
-    for data, ax in zip(answers, axes, strict=True):
-        draw_one(data, ax, norm=norm)
-    style.outer(axes, alike=alike(answers))
-    bar = figure.colorbar(ScalarMappable(norm, COLORS), ax=axes, label=label, aspect=30, pad=0.02)
-    if isinstance(norm, LogNorm) and norm.vmax is not None and norm.vmin is not None and norm.vmax < 30 * norm.vmin:
-        ticks = nice(float(norm.vmin), float(norm.vmax))
-        bar.set_ticks(ticks.tolist(), labels=[f"{tick:.3g}" for tick in ticks], minor=False)
-        bar.minorticks_off()
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """One panel per result and one colour bar."""
+    norm = colour_scale(results)
+    figure, axes = plane.page_of_maps(results, looks, partial(draw, norm=norm))
+    add_colour_bar(figure, axes, norm, f"loss ({loss_units(results)})")
     return figure
 
 
-def scale(answers: Sequence[xr.Dataset], quantity: str = "loss") -> Normalize:
-    """Colours from the least to the greatest finite value of all answers; logarithmic where all are positive."""
-    values = np.concatenate([data[quantity].values[np.isfinite(data[quantity].values)] for data in answers])
+def draw_map(data: xr.Dataset, ax: Axes, quantity: str, norm: Normalize) -> None:
+    """One cell per grid point with labelled axes, whose limits are those of the cells."""
+    plane.draw_cells(ax, data, quantity, norm)
+    plane.label_axes(data, ax, xlim=ax.get_xlim(), ylim=ax.get_ylim())
+
+
+def add_colour_bar(figure: Figure, axes: Sequence[Axes], norm: Normalize, label: str) -> None:
+    """The colour bar of maps, with round ticks where a logarithmic scale spans less than two decades."""
+    bar = figure.colorbar(ScalarMappable(norm, plane.COLORS), ax=axes, label=label, aspect=30, pad=0.02)
+    if isinstance(norm, LogNorm) and norm.vmax is not None and norm.vmin is not None and norm.vmax < 30 * norm.vmin:
+        ticks = round_ticks(float(norm.vmin), float(norm.vmax))
+        bar.set_ticks(ticks.tolist(), labels=[f"{tick:.3g}" for tick in ticks], minor=False)
+        bar.minorticks_off()
+
+
+def colour_scale(results: Sequence[xr.Dataset], quantity: str = "loss") -> Normalize:
+    """Colours from the smallest to the largest finite value of all results; logarithmic where all are positive."""
+    values = np.concatenate([data[quantity].values[np.isfinite(data[quantity].values)] for data in results])
     if not values.size:
         return Normalize(0.0, 1.0)
     low, high = float(values.min()), float(values.max())
@@ -88,8 +75,8 @@ def scale(answers: Sequence[xr.Dataset], quantity: str = "loss") -> Normalize:
     return LogNorm(low, high) if low > 0 else Normalize(low, high)
 
 
-def nice(low: float, high: float) -> np.ndarray:
-    """Round numbers between two of less than two decades, not too many."""
+def round_ticks(low: float, high: float) -> np.ndarray:
+    """Round numbers in a range of less than two decades, not too many."""
     for within in (
         (1, 2, 5),
         (1, 1.5, 2, 3, 5, 7),
@@ -97,9 +84,9 @@ def nice(low: float, high: float) -> np.ndarray:
         tuple(np.arange(10, 100) / 10),
     ):
         series = np.outer(10.0 ** np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)) + 1), within).ravel()
-        found = series[(series >= low) & (series <= high)]
-        if len(found) >= 3:
-            return np.asarray(found[:: max(1, len(found) // 8)])
+        ticks = series[(series >= low) & (series <= high)]
+        if len(ticks) >= 3:
+            return np.asarray(ticks[:: max(1, len(ticks) // 8)])
     return np.array([low, high])
 
 

@@ -1,4 +1,4 @@
-"""Mean rise of the loss over the distance from the weights, with intervals; pairs of directions show a spread."""
+"""Draw the mean rise of the loss over the distance from the weights, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shift: float =
     """Draw the heights at the stored radii with their intervals.
 
     Args:
-        data: a stored answer.
+        data: a stored result.
         ax: where to draw.
         look: colour, marker and line.
         shift: of the bars along the axis, as a factor of 1 + shift, so that they do not hide each other.
@@ -47,19 +47,19 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shift: float =
     return ax
 
 
-def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """All answers, one panel per unit of distance, logarithmic where all heights are positive."""
-    figure = style.page(answers, looks, height=2.5, legend=[look.sample() for look in looks])
-    units = list(dict.fromkeys(_units(data) for data in answers))
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """All results, one panel per unit of distance, logarithmic where all heights are positive."""
+    figure = style.page(results, looks, height=2.5, legend=[look.sample() for look in looks])
+    units = list(dict.fromkeys(_units(data) for data in results))
     panels = figure.subplots(1, len(units), sharey=True, squeeze=False)[0]
-    for i, (data, look) in enumerate(zip(answers, looks, strict=True)):
+    for i, (data, look) in enumerate(zip(results, looks, strict=True)):
         ax = panels[units.index(_units(data))]
-        draw(data, ax, look=replace(look, label="_"), shift=0.012 * (i - (len(answers) - 1) / 2))
-    heights = np.concatenate([data["height"].values for data in answers])
+        draw(data, ax, look=replace(look, label="_"), shift=0.012 * (i - (len(results) - 1) / 2))
+    heights = np.concatenate([data["height"].values for data in results])
     heights = heights[np.isfinite(heights)]
     for ax in panels if heights.size and (heights > 0).all() else ():
         ax.set(xscale="log", yscale="log")
-        radii = answers[0]["radius"].values
+        radii = results[0]["radius"].values
         ax.set_xticks(radii, [f"{radius:g}" for radius in radii])
         ax.minorticks_off()
     for ax in panels[1:]:

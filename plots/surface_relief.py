@@ -1,8 +1,9 @@
-"""The loss surface in three dimensions with axes that can be read: logarithmic heights, contours on the floor."""
+"""Draw the loss surface in three dimensions with labelled axes: logarithmic heights, contours on the floor."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import matplotlib
@@ -11,28 +12,28 @@ import xarray as xr
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from landscape.plots import style
+from landscape.plots import plane
 from landscape.plots.appearance import Look, loss_units
-from landscape.plots.surface import axis_label, cells
-from landscape.plots.surface_heat import nice
+from landscape.plots.surface_heat import round_ticks
 
 MEANING = (
     "The same losses as in the contours, as a relief on a logarithmic vertical axis, with contours on its floor and "
     "one scale for all panels. Slopes here are relative changes of the loss, so a steep wall near the floor may be a "
     "small step of the loss."
 )
-COLORS = matplotlib.colormaps["viridis"]
+COLORS = matplotlib.colormaps[plane.COLORS]
+SHARE = 0.98  # of the cells that are below the upper end of the vertical axis
 
 
 def draw(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) -> Any:
     """Draw log10 of the loss over the plane as a shaded relief with a labelled box.
 
     Args:
-        data: a stored answer.
+        data: a stored result.
         ax: three-dimensional axes.
         span: losses at floor and ceiling; default: from the data.
     """
-    low, high = span or heights([data])
+    low, high = span or plane.vertical_range([data], SHARE)
     logarithmic = low > 0
     loss = data["loss"].transpose("y", "x").values
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -46,15 +47,15 @@ def draw(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) 
         x, y, z, rcount=80, ccount=80, facecolors=COLORS(norm(np.nan_to_num(z, nan=top))), linewidth=0, shade=True,
         rasterized=True,
     )  # fmt: skip
-    if cells(z).any():
+    if plane.complete_cells(z).any():
         ax.contourf(
             x, y, np.ma.masked_invalid(z), np.linspace(bottom, top, 13), zdir="z", offset=floor, cmap=COLORS, norm=norm
         )
     else:
-        ax.text2D(0.5, 0.5, "too few points yet", transform=ax.transAxes, ha="center", color="0.5")
+        plane.say_too_few_points(ax)
     ax.set_zlim(floor, top)
     if logarithmic:
-        ticks = nice(low, high)
+        ticks = round_ticks(low, high)
         ax.set_zticks(np.log10(ticks), [f"{tick:.3g}" for tick in ticks])
     ax.view_init(elev=28, azim=-60)
     ax.set_box_aspect((1, 1, 0.75), zoom=0.9)
@@ -67,20 +68,9 @@ def draw(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) 
     return ax
 
 
-def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """One relief per answer on a common vertical scale."""
-    span = heights(answers)
-    named = "; ".join(dict.fromkeys(f"x: {axis_label(d, 'x')}, y: {axis_label(d, 'y')}" for d in answers))
-    note = f"Upwards: loss ({loss_units(answers)}), up to {span[1]:.3g}; {named}."
-    figure, axes = style.panels(answers, looks, aspect=0.9, share=False, projection="3d", note=note)
-    for data, ax in zip(answers, axes, strict=True):
-        draw(data, ax, span=span)
-    return figure
-
-
-def heights(answers: Sequence[xr.Dataset]) -> tuple[float, float]:
-    """A common vertical range: from the lowest loss to one that nearly all cells of every answer stay below."""
-    values = [data["loss"].values[np.isfinite(data["loss"].values)] for data in answers]
-    low = min(float(v.min()) for v in values)
-    high = max(float(np.quantile(v, 0.98)) for v in values)
-    return low, high if high > low else low + 1.0
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """One relief per result on a common vertical scale."""
+    span = plane.vertical_range(results, SHARE)
+    axes = "; ".join(dict.fromkeys(f"x: {plane.axis_label(d, 'x')}, y: {plane.axis_label(d, 'y')}" for d in results))
+    note = f"Upwards: loss ({loss_units(results)}), up to {span[1]:.3g}; {axes}."
+    return plane.page_3d(results, looks, partial(draw, span=span), aspect=0.9, note=note)

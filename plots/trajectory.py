@@ -1,4 +1,4 @@
-"""The path of training, polar and on its principal plane (Park & Kim 2022, Fig. 1b; Li et al. 2018, Fig. 9)."""
+"""Draw the trajectory of training, polar and on its principal plane (Park & Kim 2022, Fig. 1b; Li et al. 2018)."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ MEANING = (
 
 
 def draw(data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look | None = None) -> tuple[Axes, Axes]:
-    """Draw the path on polar axes (first) and on its principal plane (second); a star marks the final weights."""
+    """Draw the trajectory on polar axes (first) and on its principal plane (second); a star marks the final weights."""
     look = look or look_of(data)
     polar, plane = axes
     angle, radius = data["angle"].values, data["radius"].values
-    # The end has no angle; it lies at the centre whatever the direction, so take the last one there is.
+    # The final weights have no angle: they lie at the centre. Take the last angle there is.
     known = angle[np.isfinite(angle)]
     angle = np.where(np.isfinite(radius) & np.isnan(angle), known[-1] if known.size else 0.0, angle)
     _path(polar, angle, radius, look)
@@ -43,23 +43,23 @@ def draw(data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look | None = None)
     return axes
 
 
-def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """All runs overlaid, each on its own principal plane; explained variance and distance off it in the legend."""
     legend = [
         replace(look, label=f"{look.label}: {_numbers(data)}").sample()
-        for data, look in zip(answers, looks, strict=True)
+        for data, look in zip(results, looks, strict=True)
     ]
     note = "Stars: final weights. Each run has its own principal plane. Polar figures are easy to misread."
-    figure = style.page(answers, looks, height=2.6, legend=legend, note=note)
+    figure = style.page(results, looks, height=2.6, legend=legend, note=note)
     polar = figure.add_subplot(1, 2, 1, projection="polar")
     plane = figure.add_subplot(1, 2, 2)
-    for data, look in zip(answers, looks, strict=True):
+    for data, look in zip(results, looks, strict=True):
         draw(data, (polar, plane), look=look)
-    if max(np.nanmax(data["angle"].values, initial=0.0) for data in answers) > np.pi / 2:
+    if max(np.nanmax(data["angle"].values, initial=0.0) for data in results) > np.pi / 2:
         polar.set_thetamax(180)  # type: ignore[attr-defined]
     polar.set_title("distance and angle, seen from the end")
     plane.set_title("principal plane")
-    if not any(np.isfinite(data["pc1"].values).any() for data in answers):
+    if not any(np.isfinite(data["pc1"].values).any() for data in results):
         plane.text(0.5, 0.5, "after the last snapshot", transform=plane.transAxes, ha="center", color="0.5")
     return figure
 
@@ -80,7 +80,7 @@ def _numbers(data: xr.Dataset) -> str:
 
 
 def headline(data: xr.Dataset) -> Numbers:
-    """Shares of the path's variance on its principal axes, and the farthest snapshot from their plane."""
-    found: Numbers = {f"pc{i + 1}": v for i, v in enumerate(finite(data, "explained_variance"))}
+    """Explained variance of the principal axes, and the largest distance of a snapshot from their plane."""
+    shares: Numbers = {f"pc{i + 1}": v for i, v in enumerate(finite(data, "explained_variance"))}
     off = finite(data, "off_plane")
-    return found | ({"off plane at most": off.max()} if off.size else {})
+    return shares | ({"off plane at most": off.max()} if off.size else {})

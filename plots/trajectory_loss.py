@@ -1,4 +1,4 @@
-"""What the principal plane of a run hides: its loss beside the snapshots' own, and the distances from it."""
+"""Draw the loss on the principal plane of a run beside the snapshots' own, and their distances from the plane."""
 
 from __future__ import annotations
 
@@ -38,27 +38,25 @@ def draw(data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look | None = None)
     return axes
 
 
-def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """All runs overlaid."""
     legend = [replace(look, line="-").sample() for look in looks]
     note = f"Solid: the snapshots' own loss; dashed: on the plane. Bands: {BAND:g} standard errors over samples."
-    figure = style.page(answers, looks, height=2.3, legend=legend, note=note)
+    figure = style.page(results, looks, height=2.3, legend=legend, note=note)
     own, off = figure.subplots(1, 2)
-    for data, look in zip(answers, looks, strict=True):
+    for data, look in zip(results, looks, strict=True):
         draw(data, (own, off), look=look)
-    losses = np.concatenate([data[name].values for data in answers for name in ("loss", "plane_loss")])
-    positive = losses[np.isfinite(losses) & (losses > 0)]
-    if positive.size and positive.max() > 30 * positive.min():
-        own.set_yscale("log")
+    losses = np.concatenate([data[name].values for data in results for name in ("loss", "plane_loss")])
+    style.log_if_wide(own, losses)
     own.set_title("loss of the snapshots and of the plane")
     off.set_title("distance of the snapshots from the plane")
-    if not any(np.isfinite(data["off_plane"].values).any() for data in answers):
+    if not any(np.isfinite(data["off_plane"].values).any() for data in results):
         off.text(0.5, 0.5, "after the last snapshot", transform=off.transAxes, ha="center", color="0.5")
     return figure
 
 
 def epochs(data: xr.Dataset) -> tuple[np.ndarray, str]:
-    """Where the snapshots stand on the axis of time: at their epochs where all are known, else in their order."""
+    """Horizontal coordinates of the snapshots: their epochs if all are known, else their order; and the label."""
     time = data["epoch"].values if "epoch" in data else np.array([np.nan])
     known = bool(np.isfinite(time).all())
     return (time, "epoch") if known else (np.arange(data.sizes["snapshot"]), "snapshot")

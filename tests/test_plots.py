@@ -323,7 +323,7 @@ def test_x_of_the_file_is_horizontal() -> None:
 
 def test_contour_levels_follow_the_span_of_the_loss() -> None:
     def levels(*values: float) -> np.ndarray:
-        return surface.steps([xr.Dataset({"loss": ("x", np.array(values))})])
+        return surface.contour_levels([xr.Dataset({"loss": ("x", np.array(values))})])
 
     even = np.diff(levels(*np.linspace(1, 3, 50)))
     np.testing.assert_allclose(even, even[0])
@@ -334,7 +334,7 @@ def test_contour_levels_follow_the_span_of_the_loss() -> None:
 
 def test_a_flat_surface_beside_a_steep_one_has_contours_too() -> None:
     steep, flat = (xr.Dataset({"loss": ("x", np.linspace(0.8, high, 50))}) for high in (15.0, 3.5))
-    even, shared = surface.steps([steep]), surface.steps([steep, flat])
+    even, shared = surface.contour_levels([steep]), surface.contour_levels([steep, flat])
     assert np.ptp(np.diff(even)) == pytest.approx(0.0, abs=1e-9)
     assert ((shared > 0.8) & (shared < 3.5)).sum() >= 3 > ((even > 0.8) & (even < 3.5)).sum()
 
@@ -649,7 +649,7 @@ def test_heights_are_drawn_with_their_intervals(study: Path) -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(0.9, 1.1), (1.0, 30.0), (2.0, 2.5), (1e-3, 5e-2)])
 def test_ticks_of_a_narrow_logarithmic_scale_are_round_and_few(low: float, high: float) -> None:
-    ticks = surface_heat.nice(low, high)
+    ticks = surface_heat.round_ticks(low, high)
     assert 2 <= len(ticks) <= 12
     assert low <= ticks.min() <= ticks.max() <= high
 
