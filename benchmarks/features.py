@@ -1,12 +1,11 @@
-"""What one shared pass costs: `landscape features` against a bare forward pass and against one pass per analysis.
+"""Cost of the shared pass of `landscape features`, against a bare forward pass and against one pass per analysis.
 
     python benchmarks/features.py [--images 256] [--batch-size 128] [--threads 1] [--repeats 5]
 
 Random 32 x 32 images and untrained networks: a ResNet of 0.27 M parameters (three stages of three basic blocks, 16 to
-64 channels) and ViT-Ti with patches of 2. Ratios are medians over rounds in each of which every column is run once, so
-that what else the machine does falls on all, in process time of one thread. Memory is the peak of one mini-batch above
-what was there before, each column in a fresh process. The notebook way keeps every feature map of the batch, one pass
-per analysis.
+64 channels) and ViT-Ti with patches of 2. Ratios of process time, with one thread: medians over rounds that run every
+column once, so that other load affects all of them. Memory: the peak during one mini-batch above that before it, every
+column in a fresh process. "Notebook" is one pass per analysis, keeping every feature map of the mini-batch.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ def shared(subject: Subject, column: str) -> None:
 
 
 def notebook(subject: Subject) -> None:
-    """Fourier, variance and CKA as notebooks have them: a pass each, all feature maps kept, then numpy-like code."""
+    """Fourier, variance and CKA as in notebooks: one pass each, all feature maps kept, then plain tensor code."""
     layers = layers_of(subject)
     for analysis in (_amplitudes, _variances, _kernels):
         for i in range(len(subject.batches)):
@@ -119,7 +118,7 @@ def fitting(network: str) -> list[str]:
 
 
 def measure(network: str, arguments: argparse.Namespace) -> dict[str, float]:
-    """Seconds per way: the median over rounds of its share of the bare pass, times the bare pass's median."""
+    """Seconds per column: the median over rounds of its ratio to the bare pass, times the bare pass's median."""
     subject = subject_of(network, arguments.images, arguments.batch_size)
     chosen = ways(fitting(network))
     for way in chosen.values():
@@ -137,9 +136,9 @@ def measure(network: str, arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def peak(network: str, way: str, arguments: argparse.Namespace) -> float:
-    """MB of one mini-batch above what the process had before, measured in a process of its own."""
+    """Peak MB during one mini-batch above the memory before it, in a fresh process."""
     command = [sys.executable, __file__, "--peak-of", network, way, "--batch-size", str(arguments.batch_size)]
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}  # what is freed is given back at once
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}  # return freed memory at once
     return float(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
 
 
@@ -151,8 +150,8 @@ def own_peak(network: str, way: str, batch_size: int) -> float:
             if "vit" in network or probe.name != "attention":
                 probe.plan(subject)  # finds the layers, on two images
     small = Subject(subject.model, [(x[:4], y[:4]) for x, y in subject.batches])
-    ways([way])[way](small)  # loads what is loaded on use
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    ways([way])[way](small)  # imports what is imported on use
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _status("VmRSS")
     ways([way])[way](subject)
     return _status("VmHWM") - before

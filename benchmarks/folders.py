@@ -1,8 +1,8 @@
-"""Image folders at the scale of ImageNet: seconds to list and choose, images per second decoded.
+"""Image folders at the scale of ImageNet: seconds to list files and select samples, images decoded per second.
 
-Made-up pictures in a temporary folder, JPEG (quality 75) with the 500 x 375 pixels of ImageNet; the listing is of
-empty files. Plain loop: Pillow alone, one picture after the other, as a Dataset without workers reads them. The ways
-take turns, the best of the rounds counts.
+Synthetic JPEG images (quality 75, 500 x 375 pixels as in ImageNet) in a temporary folder; the listed files are empty.
+"Plain loop" is Pillow alone, one image after the other, as a Dataset without workers. The variants alternate, and the
+best round counts.
 
     python benchmarks/folders.py [--files 1281167] [--pictures 400] [--rounds 3]
 """
@@ -29,7 +29,7 @@ SIZE = 224
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--files", type=int, default=1_281_167, help="empty files to list")
-    parser.add_argument("--pictures", type=int, default=400, help="pictures to decode")
+    parser.add_argument("--pictures", type=int, default=400, help="images to decode")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:

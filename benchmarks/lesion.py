@@ -1,9 +1,9 @@
-"""What a lesion study costs against one full forward pass per unit and one for the intact network.
+"""Cost of a lesion study, against one complete forward pass per unit and one of the intact network.
 
     python benchmarks/lesion.py [--samples 256] [--batch-size 64] [--image-size 32] MODEL...
 
-Counts floating-point operations (torch's own counter, so that only what runs is counted) and process time, of the study
-as the probe runs it and of the long way: the same hooks, every pass from the start. The results must agree to the bit.
+Counts the floating-point operations that run (torch's counter) and process time, of the study as the probe runs it and
+with complete forward passes under the same hooks. The results must agree to the bit.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def subject_of(name: str, size: int, samples: int, batch_size: int) -> Subject:
 
 
 def measured(work: Callable[[], object]) -> tuple[float, float]:
-    """Floating-point operations and process time, in two runs: counting costs time."""
+    """Floating-point operations and process time, of two runs, as counting takes time."""
     with FlopCounterMode(display=False) as counter:
         work()
     start = time.process_time()

@@ -1,11 +1,11 @@
-"""Every probe on real architectures of timm, torchvision and transformers: a key number, or the one line that refuses.
+"""Run every probe on architectures of timm, torchvision and transformers: its headline number, or its error.
 
     python benchmarks/zoo.py [--only REGEX] [--samples 16] [--out zoo.md]
 
 Small variants, randomly initialised (seed 0), on 16 handwritten digits at 32 to 64 px in mini-batches of 8; the two
-language models on 16 sequences of 16 random tokens. What is shown is that a probe runs and how it says that it cannot,
-not what the numbers of untrained networks are. A run of three snapshots, for `trajectory`, is the initial weights and
-two random steps.
+language models on 16 sequences of 16 random tokens. Shows which probes run, and the errors of those that do not apply;
+the numbers are those of untrained networks. `trajectory` gets a run of three snapshots: the initial weights and two
+random steps.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TOKENS = 16
 
 @dataclass(frozen=True)
 class Network:
-    """Spec, arguments, size of the images (0: tokens), and of transformers the entries of its configuration."""
+    """A model: its spec, arguments, image size (0: tokens) and, for transformers, entries of its configuration."""
 
     spec: str
     size: int = 64
@@ -93,7 +93,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def folder_of(network: Network, root: Path) -> str:
-    """The spec, for transformers with a folder that holds the configuration."""
+    """The spec of a model; for transformers, of a folder with the configuration written to it."""
     if not network.config:
         return network.spec
     kind = network.spec.partition(":")[2]
@@ -108,13 +108,11 @@ def folder_of(network: Network, root: Path) -> str:
 
 
 def measured(network: Network, samples: int, root: Path) -> dict[str, str]:
-    """A cell per probe, and what the network is."""
+    """One table cell per probe, and the number of parameters."""
     spec, tokens = folder_of(network, root), root / "tokens.npy"
     np.save(tokens, np.random.default_rng(0).integers(0, 64, samples * TOKENS + 1))
-    where: dict[str, Any] = (
-        {"data": str(tokens)} if not network.size else {"data": "digits", "image_size": network.size}
-    )
-    options = {**where, "model": spec, "model_arg": dict(network.arguments), "device": "cpu"}
+    data: dict[str, Any] = {"data": str(tokens)} if not network.size else {"data": "digits", "image_size": network.size}
+    options = {**data, "model": spec, "model_arg": dict(network.arguments), "device": "cpu"}
     subject = landscape.load(None, **options, samples=samples, batch_size=8, split="test")
     run = root / f"run-{network.spec.replace(':', '-')}"
     run.mkdir()
@@ -128,15 +126,15 @@ def measured(network: Network, samples: int, root: Path) -> dict[str, str]:
     cells = {"parameters": f"{last.size / 1e6:.2f} M"}
     for probe in PROBES:
         settings = dict(OPTIONS.get(probe, {}))
-        of = last.first(settings.pop("samples", samples))
+        part = last.first(settings.pop("samples", samples))
         cells[probe] = cell(
-            probe, of, root / "zoo.h5", {**settings, **({"run": str(run)} if probe == "trajectory" else {})}
+            probe, part, root / "zoo.h5", {**settings, **({"run": str(run)} if probe == "trajectory" else {})}
         )
     return cells
 
 
 def cell(probe: str, subject: Subject, out: Path, options: dict[str, Any]) -> str:
-    """The first number of a probe's headline, or why it refuses."""
+    """The first number of a probe's headline, or its error."""
     try:
         found = landscape.measure(probe, subject, out=out, **options)
     except ValueError as error:
@@ -153,19 +151,19 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--samples", type=int, default=16)
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     names = list(PROBES)
     lines = [f"| network | parameters | {' | '.join(names)} | s |", f"| {' | '.join(['---'] * (len(names) + 3))} |"]
     notes: dict[str, int] = {}
     for network in NETWORKS:
-        if not re.search(asked.only, network.spec):
+        if not re.search(options.only, network.spec):
             continue
         start = time.process_time()
         with tempfile.TemporaryDirectory() as root:
             try:
-                cells = measured(network, asked.samples, Path(root))
-            except Exception as error:  # a network that fails is a row that says so
+                cells = measured(network, options.samples, Path(root))
+            except Exception as error:  # report it in the network's row
                 cells = {"parameters": f"FAILED: {type(error).__name__}: {' '.join(str(error).split())[:300]}"}
         for name, text in cells.items():
             if text.startswith(("refused", "FAILED")):
@@ -175,8 +173,8 @@ def main() -> None:
         print(lines[-1], flush=True)
     lines += ["", *(f"{number}. {text}" for text, number in notes.items())]
     print("\n".join(lines[-len(notes) - 1 :]))
-    if asked.out:
-        asked.out.write_text("\n".join(lines) + "\n")
+    if options.out:
+        options.out.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Attention metrics in closed form, maps of every kind of attention against the explicit softmax, the probe by hand."""
+"""Attention statistics in closed form; maps of every kind of attention against the explicit softmax; the probe."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _vit(**arguments: Any) -> nn.Module:
 # Closed forms
 
 
-def test_uniform_attention_sees_everything_and_tells_nothing() -> None:
+def test_uniform_attention_has_the_largest_entropy_and_no_mutual_information() -> None:
     maps = torch.full((2, 3, 4, 4), 0.25, dtype=torch.float64)
     distance = metrics.distances((2, 2), (2.0, 2.0), CPU)
     entropy = metrics.entropy(maps)
@@ -53,7 +53,7 @@ def test_uniform_attention_sees_everything_and_tells_nothing() -> None:
     np.testing.assert_allclose(metrics.head_cosine(maps), 1.0)
 
 
-def test_attention_to_oneself_is_near_and_tells_everything() -> None:
+def test_attention_to_oneself_has_no_distance_and_full_mutual_information() -> None:
     maps = torch.eye(6, dtype=torch.float64).expand(2, 1, 6, 6)
     entropy = metrics.entropy(maps)
     np.testing.assert_allclose(metrics.mean_distance(maps, metrics.distances((2, 3), (4.0, 4.0), CPU)), 0.0)
@@ -69,14 +69,14 @@ def test_attention_of_all_to_one_token_is_collapsed() -> None:
     assert metrics.mutual_information(maps, metrics.entropy(maps)).item() == 0.0
 
 
-def test_attention_to_half_of_the_tokens_tells_half() -> None:
+def test_attention_within_halves_has_half_the_mutual_information() -> None:
     maps = torch.block_diag(*[torch.full((2, 2), 0.5, dtype=torch.float64)] * 2)[None, None]
     entropy = metrics.entropy(maps)
     assert entropy.item() == pytest.approx(math.log(2))
     assert metrics.mutual_information(maps, entropy).item() == pytest.approx(0.5)  # (ln 4 - ln 2) / ln 4
 
 
-def test_metrics_of_any_maps_are_those_written_out() -> None:
+def test_statistics_of_random_maps_equal_their_definitions() -> None:
     maps = (2 * _noise(3, 4, 6, 6)).softmax(dim=-1)
     places = np.array([(3.0 * y, 2.0 * x) for y in range(2) for x in range(3)])
     a = maps.numpy()
@@ -114,14 +114,14 @@ def test_collapsed_tokens_have_one_singular_value_and_cosine_one() -> None:
     assert values.isfinite().all()
 
 
-def test_single_heads_tokens_and_queries_have_nothing_to_compare() -> None:
+def test_statistics_of_single_heads_tokens_and_queries_are_missing() -> None:
     maps = torch.ones(2, 1, 1, 1, dtype=torch.float64)
     assert metrics.head_cosine(maps).isnan().all()
     assert metrics.token_cosine(_noise(2, 1, 4)).isnan().all()
     assert metrics.mutual_information(maps, metrics.entropy(maps)).isnan().all()
 
 
-def test_prefix_tokens_leave_and_rows_add_up_to_one_again() -> None:
+def test_prefix_tokens_are_removed_and_rows_renormalised() -> None:
     maps = _noise(2, 3, 6, 6).softmax(dim=-1)
     kept = metrics.without_prefix(maps, 2)
     np.testing.assert_allclose(kept.sum(dim=-1), 1.0)
@@ -132,7 +132,7 @@ def test_prefix_tokens_leave_and_rows_add_up_to_one_again() -> None:
 
 
 def _of(maps: AttentionMaps) -> Tensor:
-    """All rows, in parts of two."""
+    """All rows, in chunks of two."""
     return torch.cat([maps.chunk(slice(i, i + 2)) for i in range(0, maps.rows, 2)])
 
 
@@ -180,7 +180,7 @@ class _Explicit(nn.Module):
 
 
 @pytest.mark.parametrize("merged", [False, True])
-def test_an_explicit_softmax_is_taken_as_it_is(merged: bool) -> None:
+def test_maps_of_an_explicit_softmax_are_its_output(merged: bool) -> None:
     x, found = _noise(4, 3, 5, 2), []
     with attention_hooks({("softmax", 0): found.append}, 4):
         _Explicit(merged=merged)(x)
@@ -188,7 +188,7 @@ def test_an_explicit_softmax_is_taken_as_it_is(merged: bool) -> None:
 
 
 @pytest.mark.parametrize("mask", ["none", "shared", "per head", "padding"])
-def test_the_weights_of_torchs_own_module_some_images_at_a_time(mask: str) -> None:
+def test_maps_of_torchs_module_are_its_weights_some_images_at_a_time(mask: str) -> None:
     torch.manual_seed(0)
     module = nn.MultiheadAttention(6, 2, batch_first=True).double().eval()
     x, found = _noise(4, 5, 6), []
@@ -205,7 +205,7 @@ def test_the_weights_of_torchs_own_module_some_images_at_a_time(mask: str) -> No
     np.testing.assert_allclose(mixed, expected.detach(), atol=1e-12)
 
 
-def test_attention_is_watched_in_this_thread_and_this_block_only() -> None:
+def test_attention_hooks_act_in_this_thread_and_block_only() -> None:
     x, found = _noise(2, 3, 5, 2), []
     with pytest.raises(ZeroDivisionError), attention_hooks({("softmax", 0): lambda maps: 1 // 0}, 2):  # type: ignore[arg-type, return-value]
         torch.softmax(x, dim=-1)
@@ -233,7 +233,7 @@ def _maps_of_vit(model: Any, images: Tensor) -> list[tuple[Tensor, Tensor]]:
     return found
 
 
-def test_the_probe_is_what_a_forward_pass_by_hand_has() -> None:
+def test_the_probe_equals_a_forward_pass_written_out() -> None:
     subject = _subject(_vit(), 8, 8)
     found = answer(Attention(spectra_images=3), subject)
     parts = [_maps_of_vit(subject.model, images) for images, _ in subject.batches]
@@ -284,27 +284,27 @@ def test_torch_encoder_layers_with_oblong_grids_and_prefix_tokens(prefix: int) -
     np.testing.assert_allclose(found["distance"][0], expected, rtol=1e-9)
 
 
-def test_windows_count_by_themselves_and_lie_within_the_map() -> None:
+def test_maps_of_windows_count_per_window_on_the_window_grid() -> None:
     torch.manual_seed(0)
     model: Any = models.build("alternet_demo", classes=3, image_size=16)
     subject = _subject(model, 16, 16)
     layers = [layer for layer in discover(subject.model, subject.batches[0][0]) if layer.attention]
     found = answer(Attention(), subject)
     assert found["rows"].tolist() == [layer.attention.grid[0] for layer in layers if layer.attention] == [4, 4]
-    heard: list[AttentionMaps] = []
+    received: list[AttentionMaps] = []
     assert layers[0].attention is not None
     images = torch.cat([images for images, _ in subject.batches])
-    with torch.no_grad(), attention_hooks({layers[0].attention.key: heard.append}, 6):
+    with torch.no_grad(), attention_hooks({layers[0].attention.key: received.append}, 6):
         model(images)
-        assert heard[0].rows == 6 * 4  # windows of 4 x 4 in a map of 8 x 8
-        maps = heard[0].chunk(slice(None))
+        assert received[0].rows == 6 * 4  # windows of 4 x 4 in a map of 8 x 8
+        maps = received[0].chunk(slice(None))
     expected = metrics.mean_distance(maps, metrics.distances((4, 4), (2.0, 2.0), CPU)).mean(dim=0)
     np.testing.assert_allclose(found["distance"][0, : len(expected)], expected, rtol=1e-9)
     assert np.isnan(found["distance"][0, len(expected) :]).all()  # fewer heads than in the last stage
     assert found["distance"][0, 0] < 3 * 2 * 2**0.5
 
 
-def test_parts_of_a_batch_make_the_same_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_of_a_batch_give_the_result_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = _subject(_vit(dim=48), 8, 8)
     whole = answer(Attention(), subject)
     real = maps_from_qk
@@ -320,7 +320,7 @@ def test_parts_of_a_batch_make_the_same_whole(monkeypatch: pytest.MonkeyPatch) -
             np.testing.assert_allclose(values, whole[name], rtol=1e-10)
 
 
-def test_a_half_finished_answer_is_that_of_the_finished_images() -> None:
+def test_a_half_finished_result_is_that_of_the_finished_images() -> None:
     subject = _subject(_vit(), 8, 8)
     part = answer(Attention(), subject, units=1)
     first = answer(Attention(), Subject(subject.model, subject.batches[:1]))
@@ -330,7 +330,7 @@ def test_a_half_finished_answer_is_that_of_the_finished_images() -> None:
     assert all(np.isnan(nothing[name]).all() for name in ("distance", "token_cosine", "image_singular_value"))
 
 
-def test_without_spectra_of_tokens_everything_else_is_there() -> None:
+def test_without_spectra_of_tokens_everything_else_is_measured() -> None:
     found = answer(Attention(spectra_images=0), _subject(_vit(), 8, 8))
     assert np.isnan(found["token_singular_value"]).all()
     assert np.isfinite(found["distance"]).all()
@@ -338,6 +338,6 @@ def test_without_spectra_of_tokens_everything_else_is_there() -> None:
         Attention(spectra_images=-1)
 
 
-def test_a_network_without_attention_is_refused() -> None:
+def test_a_network_without_attention_is_an_error() -> None:
     with pytest.raises(ValueError, match="no self-attention was found"):
         Attention().plan(_subject(models.build("resnet_demo", classes=3, image_size=8), 8, 8))

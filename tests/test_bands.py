@@ -20,14 +20,14 @@ def test_a_ring_is_where_the_larger_frequency_lies_in_the_band(size: tuple[int, 
             assert mask[row, column] == (0.2 - 1e-12 <= max(frequencies) <= 0.6 + 1e-12)
 
 
-def test_the_edges_of_a_band_belong_to_it_whatever_their_sum_rounds_to() -> None:
+def test_the_edges_of_a_band_belong_to_it_despite_rounding() -> None:
     mask = ring(20, 20, 0.3 - 0.1, 0.3 + 0.1)  # 0.19999999999999998 and 0.4
     assert np.flatnonzero(mask[0]).tolist() == [2, 3, 4, 16, 17, 18]
     assert ring(20, 20, 0.8 - 0.1, 0.8 + 0.1)[0].nonzero()[0].tolist() == [7, 8, 9, 11, 12, 13]
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_what_passes_has_the_frequencies_of_the_ring_alone(size: tuple[int, int]) -> None:
+def test_band_passed_maps_have_only_the_frequencies_of_the_ring(size: tuple[int, int]) -> None:
     x = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     mask = ring(*size, 0.3, 0.7)
     found = band_pass(torch.fft.rfft2(x), torch.from_numpy(mask), size)

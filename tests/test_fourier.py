@@ -85,7 +85,7 @@ def test_a_box_blur_changes_white_noise_by_its_transfer_function(width: int) -> 
     np.testing.assert_allclose(change[:, 1:], expected, atol=1e-3)  # up to the 1e-6 inside the logarithm
 
 
-def test_a_constant_map_has_nothing_but_its_zero_frequency() -> None:
+def test_a_constant_map_has_only_zero_frequency() -> None:
     found = relative_log_amplitude(torch.full((2, 3, 8, 8), 5.0, dtype=torch.float64))
     np.testing.assert_allclose(found, np.broadcast_to([0.0, *[np.log(1e-6 / (64 * 5))] * 3], (2, 4)), atol=1e-6)
 
@@ -119,7 +119,7 @@ def test_a_common_frequency_is_one_of_the_image_and_not_of_a_layers_grid() -> No
     np.testing.assert_allclose(found["delta_log_amplitude_common"], found["delta_log_amplitude"][:, :4])
 
 
-def test_the_published_labels_call_the_last_bin_pi_and_change_no_value() -> None:
+def test_park2022_frequencies_call_the_last_bin_pi_and_change_no_value() -> None:
     subject = passage(_noise(7, 3, 8, 8))
     true, published = (answer(Fourier(layers=("maps",), frequencies=f), subject) for f in ("true", "park2022"))
     np.testing.assert_allclose(true["frequency"], [[0, 0.25, 0.5, 0.75]])
@@ -136,7 +136,7 @@ def test_sums_add_up_whatever_the_batch_size(batch_size: int) -> None:
     assert found["samples"].sum() == 11
 
 
-def test_a_half_finished_answer_is_the_mean_of_the_finished_images() -> None:
+def test_a_half_finished_result_is_the_mean_of_the_finished_images() -> None:
     probe, maps = Fourier(layers=("maps",)), _noise(11, 2, 6, 6)
     part, first = answer(probe, passage(maps), units=1), answer(probe, passage(maps[:5]))
     np.testing.assert_allclose(part["delta_log_amplitude"], first["delta_log_amplitude"])
@@ -176,7 +176,7 @@ def test_the_diagonal_of_the_spectrum_is_the_diagonal() -> None:
     np.testing.assert_allclose(found["spectrum"][0, middle, middle], found["delta_log_amplitude"][0], atol=1e-12)
 
 
-def test_the_diagonal_only_is_the_same_without_the_rest() -> None:
+def test_diagonal_only_equals_the_diagonal_of_the_spectrum() -> None:
     subject = passage(_noise(7, 3, 8, 8))
     full, alone = (answer(Fourier(layers=("maps",), spectrum=s), subject) for s in ("full", "diagonal"))  # type: ignore[arg-type]
     np.testing.assert_allclose(full["delta_log_amplitude"], alone["delta_log_amplitude"], atol=1e-12)
@@ -185,7 +185,7 @@ def test_the_diagonal_only_is_the_same_without_the_rest() -> None:
         Fourier(spectrum="half")  # type: ignore[arg-type]
 
 
-def test_channels_by_themselves_average_to_the_layer() -> None:
+def test_channels_average_to_the_layer() -> None:
     maps = _noise(7, 3, 8, 8)
     found = answer(Fourier(layers=("maps", "pooled"), per_channel=True), passage(maps))
     each = np.stack([_reference(maps[:, i : i + 1]) for i in range(3)])  # (channel, N, bin)
@@ -196,7 +196,7 @@ def test_channels_by_themselves_average_to_the_layer() -> None:
     np.testing.assert_allclose(mean, found["delta_log_amplitude"], atol=1e-12)
 
 
-def test_a_batch_in_parts_is_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_of_a_batch_give_the_result_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = passage(_noise(7, 3, 8, 8))
     probe = Fourier(layers=("maps", "tokens"), per_channel=True)
     whole = answer(probe, subject)
@@ -211,6 +211,6 @@ def test_maps_that_hardly_vary_around_a_large_mean_keep_their_high_frequencies()
     np.testing.assert_allclose(diagonal_only(maps), diagonal(half_spectrum(maps.double()), 32), atol=1e-4)
 
 
-def test_constant_maps_have_no_amplitude_but_at_zero_in_single_precision_too() -> None:
+def test_constant_maps_have_only_zero_frequency_in_single_precision_too() -> None:
     maps = torch.full((1, 1, 15, 15), 1000.0)
     np.testing.assert_allclose(diagonal_only(maps)[..., 1:], np.log(1e-6), atol=1e-3)

@@ -55,7 +55,7 @@ def test_ancestors_are_all_values_that_a_value_depends_on(flow: Flow) -> None:
     assert past(logits) == {0, first, second, total, logits}
 
 
-def test_between_two_values_lie_the_operations_that_lead_from_one_to_the_other(flow: Flow) -> None:
+def test_between_gives_the_operations_on_the_paths_between_two_values(flow: Flow) -> None:
     first, dead, second, total, _ = (operation.writes[0] for operation in flow.operations)
     assert flow.between(0, total) == [0, 2, 3]
     assert flow.between(first, second) == [2]
@@ -63,7 +63,7 @@ def test_between_two_values_lie_the_operations_that_lead_from_one_to_the_other(f
     assert flow.between(total, total) == []
 
 
-def test_calls_know_their_number_their_parent_and_what_went_in_and_out(flow: Flow) -> None:
+def test_calls_have_their_number_parent_inputs_and_outputs(flow: Flow) -> None:
     called = [(call.module, call.number) for call in flow.calls]
     assert called == [("", 0), ("linear", 0), ("outer", 0), ("outer.0", 0), ("outer.1", 0), ("linear", 1)]
     root, first, outer, relu, identity, second = flow.calls
@@ -81,19 +81,19 @@ def test_calls_know_their_number_their_parent_and_what_went_in_and_out(flow: Flo
     assert [flow.calls[i].module for i in flow.enclosing(4)] == ["outer.1", "outer", ""]
 
 
-def test_recording_leaves_hooks_modes_and_torchs_switches_alone_also_after_an_exception() -> None:
+def test_recording_restores_hooks_modes_and_torchs_switches_also_after_an_exception() -> None:
     model = Network()
     model.outer.eval()
-    modes, fast = [module.training for module in model.modules()], torch.backends.mha.get_fastpath_enabled()
+    modes, fastpath = [module.training for module in model.modules()], torch.backends.mha.get_fastpath_enabled()
     with pytest.raises(RuntimeError):
         record(model, torch.randn(2, 3))
     record(model, torch.randn(2, 4))
     assert [module.training for module in model.modules()] == modes
-    assert torch.backends.mha.get_fastpath_enabled() == fast
+    assert torch.backends.mha.get_fastpath_enabled() == fastpath
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_attention_is_seen_inside_torchs_fused_encoder_layer() -> None:
+def test_attention_inside_torchs_fused_encoder_layer_is_recorded() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     names = {operation.name for operation in record(layer, torch.randn(2, 5, 8)).operations}
     assert names & {"multi_head_attention_forward", "scaled_dot_product_attention", "softmax"}

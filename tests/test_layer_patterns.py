@@ -1,4 +1,4 @@
-"""What --layers says, on the command line and in a file."""
+"""`--layers` on the command line and in a file."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from landscape.probes.variance import Variance
         ("blocks::7x7+1", Pattern("blocks", "", (7, 7), 1)),
     ],
 )
-def test_an_entry_is_what_it_says_and_says_what_it_is(text: str, expected: Pattern) -> None:
+def test_an_entry_is_parsed_and_printed(text: str, expected: Pattern) -> None:
     assert parse(text) == expected
     assert parse(str(expected)) == expected
 
 
-def test_a_file_stands_for_its_entries_in_their_order(tmp_path: Path) -> None:
+def test_a_file_expands_to_its_entries_in_order(tmp_path: Path) -> None:
     file = tmp_path / "layers.toml"
     file.write_text(
         "[layers]\n'^maps$' = \"\"\n'pool(ed)?$' = \"subsample\"\n"
@@ -60,21 +60,21 @@ def test_a_file_stands_for_its_entries_in_their_order(tmp_path: Path) -> None:
         ("[layers]\n'(' = 'msa'", "not a regular expression"),
     ],
 )
-def test_a_file_that_says_something_else_is_refused(content: str, message: str, tmp_path: Path) -> None:
+def test_a_file_with_other_content_is_an_error(content: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "layers.toml"
     file.write_text(content)
     with pytest.raises(ValueError, match=f"--layers .*{message}"):
         expand([str(file)])
 
 
-def test_a_file_that_is_not_there_and_a_grid_without_positions_are_refused(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_grid_without_positions_are_errors(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="give a TOML file"):
         expand([str(tmp_path / "gone.toml")])
     with pytest.raises(OptionError, match="without positions"):
         parse("a:msa:0x4")
 
 
-def test_tokens_get_the_grid_that_is_said() -> None:
+def test_tokens_get_the_grid_of_the_pattern() -> None:
     torch.manual_seed(0)
     model, images = Encoder(prefix=1).eval(), torch.randn(2, 3, 16, 8)
     (layer,) = select_layers(model, images, ["encoder.layers.0$:msa:2x4+1"])
@@ -85,7 +85,7 @@ def test_tokens_get_the_grid_that_is_said() -> None:
         select_layers(model, images, ["encoder.layers.0$:msa:4x4+1"])
 
 
-def test_maps_of_said_tokens_are_measured() -> None:
+def test_maps_on_a_given_grid_are_measured() -> None:
     maps = torch.randn(6, 2, 4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found = answer(Variance(layers=("tokens:other:4x6+3",)), passage(maps))
     expected = maps.flatten(2).var(dim=2).mean(dim=1).mean()

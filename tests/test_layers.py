@@ -1,4 +1,4 @@
-"""Discovered layers of known networks, and that their taps deliver what a forward pass by hand has there."""
+"""Discovered layers of known networks; their taps deliver the tensors of a forward pass written out."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_depth_runs_from_zero_to_one_and_labels_say_the_same() -> None:
 # What the taps deliver
 
 
-def _heard(model: nn.Module, layers: list[Layer], images: Tensor) -> list[Tensor]:
+def _features(model: nn.Module, layers: list[Layer], images: Tensor) -> list[Tensor]:
     found: dict[int, Tensor] = {}
     with (
         torch.inference_mode(),
@@ -232,25 +232,25 @@ def test_taps_deliver_the_residual_stream(name: str) -> None:
         expected = list(
             _stream_of_vit(model, images) if isinstance(model, ViT) else _stream_of_residual(model, images)  # type: ignore[arg-type]
         )
-    for found, value in zip(_heard(model, discover(model, images), images), expected, strict=True):
+    for found, value in zip(_features(model, discover(model, images), images), expected, strict=True):
         torch.testing.assert_close(found, value, rtol=0, atol=1e-5)
 
 
-def test_taps_deliver_what_lies_before_and_after_the_pooling_of_a_stem() -> None:
+def test_taps_deliver_the_tensors_before_and_after_the_pooling_of_a_stem() -> None:
     model, images = _demo("resnet18", 96, width=8), _images(96, 96)
     assert isinstance(model, ResNet)
     with torch.inference_mode():
         expected = list(_stream_of_residual(model, images))
-    for found, value in zip(_heard(model, discover(model, images), images), expected, strict=True):
+    for found, value in zip(_features(model, discover(model, images), images), expected, strict=True):
         torch.testing.assert_close(found, value, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("norm_first", [True, False])
-def test_taps_deliver_the_stream_of_torch_encoder_layers_also_where_these_would_fuse(norm_first: bool) -> None:
+def test_taps_deliver_the_stream_of_torch_encoder_layers_despite_their_fused_path(norm_first: bool) -> None:
     model, images = Encoder(norm_first=norm_first).eval(), _images(16, 8)
     with torch.inference_mode():
         expected = list(_stream_of_encoder(model, images, norm_first=norm_first))
-    for found, value in zip(_heard(model, discover(model, images), images), expected, strict=True):
+    for found, value in zip(_features(model, discover(model, images), images), expected, strict=True):
         torch.testing.assert_close(found, value, rtol=0, atol=1e-5)
 
 
@@ -259,7 +259,7 @@ def test_tokens_become_maps_row_by_row_without_their_prefix() -> None:
     stem = discover(model, images)[0]
     with torch.no_grad():
         positions = model.positions.transpose(1, 2).reshape(1, 12, 4, 2)
-        torch.testing.assert_close(stem.maps(_heard(model, [stem], images)[0]), model.embed(images) + positions)
+        torch.testing.assert_close(stem.maps(_features(model, [stem], images)[0]), model.embed(images) + positions)
 
 
 def test_channels_last_become_maps() -> None:
@@ -268,10 +268,10 @@ def test_channels_last_become_maps() -> None:
     assert torch.equal(layer.maps(x), x.permute(0, 3, 1, 2))
 
 
-# Layers named by hand, and what is refused
+# Layers named by patterns, and errors
 
 
-def test_layers_may_be_named_where_there_is_no_residual_stream() -> None:
+def test_layers_can_be_named_without_a_residual_stream() -> None:
     assert _rows(select_layers(Plain().eval(), _images(), ["first:conv", "^pool$", "head"])) == [
         ("first", "conv", 1, False, (16, 16)),
         ("pool", "subsample", 2, True, (8, 8)),
@@ -279,7 +279,7 @@ def test_layers_may_be_named_where_there_is_no_residual_stream() -> None:
     ]
 
 
-def test_a_sum_that_meets_no_module_is_refused_with_advice() -> None:
+def test_a_sum_that_no_module_reads_or_returns_is_an_error_with_advice() -> None:
     with pytest.raises(ValueError, match=r"no module reads or returns .*; name layers with --layers"):
         discover(Functional().eval(), _images())
 
@@ -294,7 +294,7 @@ def test_named_layers_come_in_order_of_execution_with_the_kinds_that_are_known()
         ("layer3.1.attention", "msa", 3, True, (4, 4)),
     ]
     assert {layer.tap.side for layer in found} == {"output"}
-    torch.testing.assert_close(_heard(model, found, images)[1], list(_stream_of_residual(model, images))[1])  # type: ignore[arg-type]
+    torch.testing.assert_close(_features(model, found, images)[1], list(_stream_of_residual(model, images))[1])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -305,19 +305,19 @@ def test_named_layers_come_in_order_of_execution_with_the_kinds_that_are_known()
         ("fc:con", "no module"),
     ],
 )
-def test_patterns_that_name_nothing_are_refused(pattern: str, message: str) -> None:
+def test_patterns_that_match_nothing_are_errors(pattern: str, message: str) -> None:
     with pytest.raises(ValueError, match=f"--layers .*{message}"):
         select_layers(_demo("resnet_demo"), _images(), [pattern])
 
 
-def test_a_network_without_maps_is_refused_where_maps_are_needed() -> None:
+def test_a_network_without_maps_is_an_error_where_maps_are_needed() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 4)).eval()
     subject = Subject(model, [(torch.randn(2, 3, 2, 2), torch.tensor([0, 1]))])
     with pytest.raises(ValueError, match="needs a vision network"):
         spatial_layers(subject, ("1",))
 
 
-def test_discovery_and_hooks_leave_the_model_as_found() -> None:
+def test_discovery_and_hooks_restore_the_model() -> None:
     model, images = Squeeze(), _images()
     model.norm1.eval()  # one frozen norm in a model that is being trained
     modes, random = [module.training for module in model.modules()], torch.random.get_rng_state()

@@ -209,7 +209,7 @@ def test_a_convolution_that_starts_its_branch_is_no_bottleneck() -> None:
         torch.testing.assert_close(found, model.classifier(model.avgpool(x)))
 
 
-def test_a_branch_that_overflows_contributes_nothing_all_the_same() -> None:
+def test_a_removed_branch_that_overflows_contributes_nothing() -> None:
     model, images = _model("vit_demo"), _images()
     with torch.inference_mode():
         model.get_submodule("blocks.0.mlp.3").get_parameter("bias").fill_(torch.inf)
@@ -243,7 +243,7 @@ def test_differences_are_paired_per_sample_and_positive_where_it_gets_worse() ->
             assert found[f"{name}_se"][i] == pytest.approx(difference.std(ddof=1) / 11**0.5, abs=1e-14)
 
 
-def test_units_are_labelled_by_what_is_removed_and_how() -> None:
+def test_units_are_labelled_with_their_module_and_rule() -> None:
     subject = Subject(_model("resnet50", blocks=(1, 1), width=8), batches_of((3, 8, 8), (4,), 3))
     found = answer(Lesion(), subject)
     assert found["name"].tolist() == ["layer1.0.conv2", "layer2.0.conv2"]
@@ -257,7 +257,7 @@ def test_units_are_labelled_by_what_is_removed_and_how() -> None:
     ]
 
 
-def test_layers_chooses_units_by_name() -> None:
+def test_layers_selects_units_by_name() -> None:
     subject = _subject()
     assert answer(Lesion(layers=("layer2", r"^layer1\.0$")), subject)["name"].tolist() == [
         "layer1.0", "layer2.0", "layer2.1",
@@ -268,7 +268,7 @@ def test_layers_chooses_units_by_name() -> None:
         Lesion(layers=("fine", "["))
 
 
-def test_recalibrated_statistics_are_those_of_the_broken_network_and_are_put_back() -> None:
+def test_recalibrated_statistics_are_those_of_the_lesioned_network_and_are_restored() -> None:
     subject = _subject()
     kept = state(subject.model)
     found = answer(Lesion(bn="recalibrate:2", layers=(r"layer1\.1",)), subject)
@@ -288,7 +288,7 @@ def test_recalibrated_statistics_are_those_of_the_broken_network_and_are_put_bac
     assert found["loss_increase"] == pytest.approx([(after - loss).mean().item()], rel=1e-9)
 
 
-def test_nothing_is_left_behind_also_after_an_exception() -> None:
+def test_the_model_is_restored_also_after_an_exception() -> None:
     subject = _subject()
     kept = state(subject.model)
     probe = Lesion(bn="recalibrate:1")
@@ -340,7 +340,7 @@ def test_neighbours_and_stages_are_removed_together(name: str) -> None:
             assert study["depth"][i] == pytest.approx(np.mean([part.layer.depth for part in parts]))
 
 
-def test_groups_are_named_after_what_they_hold() -> None:
+def test_groups_are_named_after_their_units() -> None:
     def named(name: str, **arguments: Any) -> list[str]:
         labels: np.ndarray = Lesion(**arguments).plan(_subject(name)).labels["name"][1]
         return labels.tolist()  # type: ignore[no-any-return]
@@ -361,7 +361,7 @@ def test_stages_of_one_module_are_told_apart_by_number() -> None:
     assert [group.layer.name for group in stages(renamed)] == ["stage 1", "stage 2", "stage 3"]
 
 
-def test_what_cannot_be_grouped_is_refused() -> None:
+def test_impossible_groups_are_errors() -> None:
     with pytest.raises(OptionError, match="--pairs and --stages are different studies"):
         Lesion(pairs=True, stages=True)
     with pytest.raises(ValueError, match=r"--pairs needs two units, there is only layer1\.0"):

@@ -43,7 +43,7 @@ def test_scale_and_offset_of_features_do_not_matter() -> None:
     torch.testing.assert_close(one.scores(x), other.scores(1e4 * x - 3), rtol=1e-8, atol=1e-10)
 
 
-def test_a_constant_feature_is_left_alone_and_more_features_than_samples_are_fine() -> None:
+def test_constant_features_and_more_features_than_samples_are_fitted() -> None:
     x, y = _data(samples=10, features=30)
     x[:, 3] = 2.0
     found = ridge(x, y, PENALTIES)

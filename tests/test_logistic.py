@@ -1,4 +1,4 @@
-"""Logistic regression against scikit-learn, its stationarity, and what the probe stores of it."""
+"""Logistic regression against scikit-learn, and the stationarity of its fits."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_gradient_is_that_of_the_objective() -> None:
     assert gradient(classifier, x, y, 0.1) == pytest.approx(largest, rel=1e-9)
 
 
-def test_a_weight_of_several_classes_at_once_counts_as_so_many_samples() -> None:
+def test_class_probabilities_count_as_that_many_samples() -> None:
     x, y = _data(samples=40)
     other = y.roll(1, dims=1)
     (soft,) = logistic(x, 0.75 * y + 0.25 * other, (0.1,))

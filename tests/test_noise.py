@@ -1,4 +1,4 @@
-"""Noise of one band against its definition written out in numpy, and what it leaves alone."""
+"""Noise of one band against its definition in NumPy, and what it does not change."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _order() -> list[int]:
 
 
 @pytest.mark.parametrize("shape", [(3, 12, 12), (1, 9, 9), (4, 10, 15)])
-def test_the_noise_is_the_definition_written_out(shape: tuple[int, ...]) -> None:
+def test_the_noise_equals_its_definition(shape: tuple[int, ...]) -> None:
     subject = _subject(shape)
     found = _noise(subject, Noise(eps="0.7"))
     frequencies = [np.minimum(np.arange(n), n - np.arange(n)) * 2 / n for n in shape[1:]]
@@ -78,7 +78,7 @@ def test_the_noise_is_the_definition_written_out(shape: tuple[int, ...]) -> None
 
 
 @pytest.mark.parametrize("size", [(12, 12), (9, 14)])
-def test_a_band_has_its_frequencies_alone_and_with_equal_energy_one_norm(size: tuple[int, int]) -> None:
+def test_a_band_has_only_its_frequencies_and_with_equal_energy_one_norm(size: tuple[int, int]) -> None:
     subject = _subject((2, *size))
     plain, equal = (_noise(subject, Noise(equal_energy=flag)) for flag in (False, True))
     for noise in (plain, equal):
@@ -117,7 +117,7 @@ def test_drops_are_paired_differences_with_their_errors() -> None:
             assert found[f"{name}_se"][band] == pytest.approx(difference.std(ddof=1) / 11**0.5, rel=1e-9)
 
 
-def test_rings_without_a_frequency_are_nan_done_and_named() -> None:
+def test_rings_without_a_frequency_are_nan_done_and_listed() -> None:
     found = answer(Noise(), _subject((1, 4, 4)))
     empty = found["frequencies"] == 0
     assert empty.tolist() == [False, True, True, False, False, False, True, True, False]  # 0, 0.5 and 1 pi
@@ -136,7 +136,7 @@ def test_the_noise_does_not_depend_on_the_batch_size_nor_on_other_bands() -> Non
             np.testing.assert_allclose(other[name][0], found[name][2], rtol=1e-9)
 
 
-def test_noise_that_the_model_cannot_see_changes_nothing() -> None:
+def test_noise_that_the_model_ignores_changes_nothing() -> None:
     subject = _subject((1, 6, 6))
     assert isinstance(subject.model, Kept)
     with torch.no_grad():
@@ -146,7 +146,7 @@ def test_noise_that_the_model_cannot_see_changes_nothing() -> None:
     assert found["accuracy_drop"].tolist() == [0.0]
 
 
-def test_several_sizes_are_a_study_each_with_the_same_signs() -> None:
+def test_several_sizes_are_separate_studies_with_the_same_signs() -> None:
     small, large = Noise(eps="0.35,0.7").variants()
     assert (small.eps, large.eps) == ("0.35", "0.7")
     subject = _subject()
@@ -155,7 +155,7 @@ def test_several_sizes_are_a_study_each_with_the_same_signs() -> None:
         answer(Noise(eps="0.35,0.7"), subject)
 
 
-def test_the_model_is_as_it_was_also_after_an_exception() -> None:
+def test_the_model_is_restored_also_after_an_exception() -> None:
     subject = convolution_net()
     kept, probe = state(subject.model), Noise(bands="0.9")
     answer(probe, subject)
@@ -184,11 +184,11 @@ def _refuse(outputs: Tensor, targets: Tensor, *, message: str) -> Tensor:
         ({"half_width": 0.0}, "--half-width must be above 0, got 0.0"),
     ],
 )
-def test_what_is_out_of_range_is_a_usage_error(options: dict[str, str], words: str) -> None:
+def test_options_out_of_range_are_usage_errors(options: dict[str, str], words: str) -> None:
     with pytest.raises(OptionError, match=words):
         Noise(**options)  # type: ignore[arg-type]
 
 
-def test_data_without_images_are_refused() -> None:
+def test_data_without_images_are_an_error() -> None:
     with pytest.raises(ValueError, match=r"noise needs images \(N, C, H, W\)"):
         Noise().plan(Subject(nn.Linear(4, 3).double(), batches_of((4,), (5,), 3)))

@@ -1,4 +1,4 @@
-"""A forward pass started in the middle gives the bits of the whole one, runs less, and leaves nothing behind."""
+"""A resumed forward pass gives the same bits as a complete one, runs less, and restores the model."""
 
 from __future__ import annotations
 
@@ -42,9 +42,7 @@ def _networks() -> Mapping[str, nn.Module]:
 
 
 @pytest.mark.parametrize("name", list(_networks()))
-def test_every_unit_is_studied_from_its_own_place_with_the_bits_of_the_long_way(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_unit_is_resumed_with_the_bits_of_complete_passes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     subject, probe = _subject(_networks()[name]), Lesion()
     units = list(probe.plan(subject).units())
     short = list(probe.sweep(subject, units))
@@ -97,7 +95,7 @@ def test_a_later_resume_point_is_reached_from_an_earlier_one() -> None:
 
 
 class Sideways(nn.Module):
-    """The second half reads what the first has put into an attribute."""
+    """The second half reads an attribute that the first half writes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +129,7 @@ class Shared(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [Sideways, Shared])
-def test_networks_that_hide_or_repeat_something_get_the_right_numbers(
+def test_networks_with_hidden_state_or_repeated_modules_get_the_right_numbers(
     kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def studied() -> list[Any]:
@@ -145,7 +143,7 @@ def test_networks_that_hide_or_repeat_something_get_the_right_numbers(
     assert studied() == short
 
 
-def test_the_model_is_as_it_was_also_after_an_exception() -> None:
+def test_the_model_is_restored_also_after_an_exception() -> None:
     model = _networks()["vit"].double().eval()
     images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
     before, whole = state(model), model(images)
@@ -162,7 +160,7 @@ def test_the_model_is_as_it_was_also_after_an_exception() -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_a_model_that_takes_another_way_is_refused() -> None:
+def test_a_model_that_makes_other_calls_is_an_error() -> None:
     model = _networks()["vit"].double().eval()
     images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
     point = ResumePoint(1, frozenset({Tap("head", "output", 3)}), frozenset())

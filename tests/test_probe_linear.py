@@ -1,4 +1,4 @@
-"""Linear probes: features that hold the classes or do not, what is fitted on what, and what is refused."""
+"""Linear probes: features with and without the classes, which samples are fitted and scored, and errors."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _subject(model: nn.Module | None = None, *, scored: int = 60, fit: int = 100
     return Subject(made, Batches(part("test", "all"), batch_size), part=part)
 
 
-def test_a_layer_that_holds_the_classes_gives_them_and_one_that_does_not_is_at_chance() -> None:
+def test_a_layer_with_the_classes_is_accurate_and_one_without_is_at_chance() -> None:
     subject = _subject(scored=200, fit=400)
     found = answer(PROBE, subject)
     assert found["name"].tolist() == ["maps", "squared", "mean"]
@@ -70,7 +70,7 @@ def test_a_layer_that_holds_the_classes_gives_them_and_one_that_does_not_is_at_c
     assert found["facts"]["intact_accuracy"] == intact(subject)[1].mean()
 
 
-def test_numbers_are_those_of_a_probe_written_out() -> None:
+def test_numbers_equal_those_of_a_fit_written_out() -> None:
     subject = _subject()
     found = answer(ProbeLinear(layers=("maps",), train_samples="80"), subject)
     x = _images(100, seed=0)
@@ -87,7 +87,7 @@ def test_numbers_are_those_of_a_probe_written_out() -> None:
     assert found["fitted_accuracy"][0] == (probe.scores(fit).argmax(1) == x.targets[:80]).double().mean()
 
 
-def test_logistic_regression_instead_is_stored_with_how_far_it_converged() -> None:
+def test_logistic_regression_is_stored_with_its_convergence() -> None:
     subject = _subject()
     ridge = answer(ProbeLinear(layers=PROBE.layers), subject)
     found = answer(ProbeLinear(layers=PROBE.layers, solver="lbfgs"), subject)
@@ -110,7 +110,7 @@ def test_logistic_regression_instead_is_stored_with_how_far_it_converged() -> No
     assert "solver" not in ProbeLinear().identity(subject)  # answers from before there was a choice keep their place
 
 
-def test_the_scored_samples_do_not_choose_anything() -> None:
+def test_the_scored_samples_select_nothing() -> None:
     subject = _subject()
     found = answer(PROBE, subject)
     assert subject.images is not None
@@ -147,7 +147,7 @@ def test_tokens_are_averaged_without_their_prefix_or_are_the_class_token() -> No
         torch.testing.assert_close(features[-1], expected)
 
 
-def test_one_set_of_samples_for_both_splits_is_fitted_on_what_is_not_scored() -> None:
+def test_with_one_set_for_both_splits_fitted_samples_are_not_scored() -> None:
     images = _images(90, seed=0)
 
     def part(split: Split, samples: int | str) -> Images:
@@ -174,7 +174,7 @@ def test_a_loaded_subject_finds_its_train_split(tmp_path: Path) -> None:
     np.testing.assert_array_equal(other["accuracy"], data["accuracy"])
 
 
-def test_the_model_is_as_it_was_also_after_an_exception() -> None:
+def test_the_model_is_restored_also_after_an_exception() -> None:
     subject = _subject()
     kept = state(subject.model)
     answer(PROBE, subject)
@@ -187,7 +187,7 @@ def test_the_model_is_as_it_was_also_after_an_exception() -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in subject.model.modules())
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_impossible_requests_are_errors() -> None:
     with pytest.raises(OptionError, match="--pool must be mean or cls, got max"):
         ProbeLinear(pool="max")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="--solver must be ridge or lbfgs, got svm"):

@@ -1,4 +1,4 @@
-"""Networks without skips: their layers, what their taps deliver, what is removed from them, and what is refused."""
+"""Networks without skips: their layers, the tensors at their taps, removed units, and errors."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _rows(layers: list[Layer]) -> list[tuple[str, str, int, bool, tuple[int, int
     return [(layer.name, layer.kind, layer.stage, layer.reduces, layer.grid) for layer in layers]
 
 
-def test_a_layer_after_every_weight_and_pooling_but_the_classifier() -> None:
+def test_every_weight_and_pooling_but_the_classifier_is_a_layer() -> None:
     subject = _subject(Stack())
     layers = discover(subject.model, subject.batches[0][0])
     assert _rows(layers) == [
@@ -88,7 +88,7 @@ def test_a_layer_after_every_weight_and_pooling_but_the_classifier() -> None:
     assert ["no residual blocks" in remark for remark in remarks(layers)] == [True]
 
 
-def test_taps_deliver_what_is_behind_norm_activation_and_dropout() -> None:
+def test_taps_deliver_the_tensor_after_norm_activation_and_dropout() -> None:
     subject = _subject(Stack())
     model, images = subject.model, subject.batches[0][0]
     assert isinstance(model, Stack)
@@ -102,7 +102,7 @@ def test_taps_deliver_what_is_behind_norm_activation_and_dropout() -> None:
         torch.testing.assert_close(found[5], model.classifier[:4](model.average(model.features(images))))
 
 
-def test_functions_instead_of_modules_are_heard_where_a_module_meets_them() -> None:
+def test_outputs_of_functions_are_tapped_at_the_module_that_reads_them() -> None:
     model, images = Plain().eval(), torch.randn(2, 3, 16, 16)
     layers = discover(model, images)
     assert _rows(layers) == [
@@ -123,7 +123,7 @@ def test_vgg() -> None:
     assert [layer.name for layer in layers if not layer.spatial] == ["classifier.0", "classifier.3"]
 
 
-def test_lesions_bypass_what_gives_the_shape_that_it_takes() -> None:
+def test_lesions_bypass_layers_that_keep_the_shape_of_their_input() -> None:
     subject = _subject(Stack())
     model, images = subject.model, subject.batches[0][0]
     assert isinstance(model, Stack)
@@ -148,7 +148,7 @@ def test_lesions_bypass_what_gives_the_shape_that_it_takes() -> None:
     assert (loss != 0).all()
 
 
-def test_a_network_that_nothing_can_be_removed_from_is_refused() -> None:
+def test_a_network_without_removable_units_is_an_error() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 4))
     with pytest.raises(ValueError, match="no unit of this network can be removed"):
         Lesion().plan(_subject(model))
@@ -162,7 +162,7 @@ def test_a_network_that_nothing_can_be_removed_from_is_refused() -> None:
          ["1", "3"]),
     ],
 )  # fmt: skip
-def test_without_maps_only_the_probes_that_need_them_are_refused(build: type[nn.Module], names: list[str]) -> None:
+def test_without_maps_only_the_probes_that_need_them_are_left_out(build: type[nn.Module], names: list[str]) -> None:
     subject = _subject(build())
     assert [layer.name for layer in discover(subject.model, subject.batches[0][0])] == names
     fit, refused = fitting(configured_together(FEATURES, "", {})[0], subject)
@@ -185,12 +185,12 @@ def test_blocks_of_vectors_are_removed_as_a_whole() -> None:
         torch.testing.assert_close(found, model.head(x + model.blocks[1](x)))
 
 
-def test_nothing_to_listen_to_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"no residual block, convolution or linear layer .* --layers REGEX"):
+def test_a_network_without_layers_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"no residual block, and no convolution or linear layer .* --layers REGEX"):
         discover(nn.Flatten(), torch.randn(2, 3, 4, 4))
 
 
-def test_the_command_says_how_layers_were_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_how_layers_were_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "mine.py"
     source.write_text(
         "from torch import nn\n"

@@ -1,4 +1,4 @@
-"""Several probes from one forward pass: each answer is that of its probe alone, whatever is stopped or left out."""
+"""Several probes from one forward pass: each result equals that of its probe alone, also after interruptions."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ def assert_all_same(found: list[Arrays], wanted: list[Arrays]) -> None:
         assert_same(one, other)
 
 
-def test_every_answer_is_that_of_its_probe_alone(vit: Path, alone: list[Arrays], tmp_path: Path) -> None:
+def test_every_result_equals_that_of_its_probe_alone(vit: Path, alone: list[Arrays], tmp_path: Path) -> None:
     path = tmp_path / "results.h5"
     assert_all_same(answers(path, run_together(probes(), loaded(vit), path)), alone)
 
 
-def test_a_mini_batch_passes_once_for_all(vit: Path, tmp_path: Path) -> None:
+def test_a_mini_batch_passes_once_for_all_probes(vit: Path, tmp_path: Path) -> None:
     subject, passes = loaded(vit), []
     for probe in probes():
         probe.plan(subject)  # finds the layers
@@ -110,7 +110,7 @@ def test_stopped_and_resumed_equals_uninterrupted(vit: Path, alone: list[Arrays]
     assert [file.name for file in tmp_path.iterdir()] == ["results.h5"]
 
 
-def test_what_a_probe_had_measured_alone_is_not_measured_again(vit: Path, alone: list[Arrays], tmp_path: Path) -> None:
+def test_mini_batches_measured_alone_are_not_measured_again(vit: Path, alone: list[Arrays], tmp_path: Path) -> None:
     path = tmp_path / "results.h5"
     first, second = probes()[:2]
     run(first, loaded(vit), path)
@@ -123,7 +123,7 @@ def test_what_a_probe_had_measured_alone_is_not_measured_again(vit: Path, alone:
     assert [outcome.measured for outcome in again] == [4, 4, 4, 4]
 
 
-def test_a_half_finished_answer_keeps_its_batch_size_and_the_others_have_theirs(vit: Path, tmp_path: Path) -> None:
+def test_a_half_finished_result_keeps_its_batch_size_and_the_others_theirs(vit: Path, tmp_path: Path) -> None:
     path = tmp_path / "results.h5"
     with pytest.raises(KeyboardInterrupt):
         run(probes()[1], loaded(vit, batch_size=4), path, report=stop_after(1))
@@ -131,7 +131,7 @@ def test_a_half_finished_answer_keeps_its_batch_size_and_the_others_have_theirs(
     assert [(outcome.units, outcome.measured) for outcome in outcomes] == [(4, 4), (8, 7), (4, 4), (4, 4)]
 
 
-def test_probes_that_make_no_sense_are_left_out_with_their_reason(tmp_path: Path) -> None:
+def test_probes_that_do_not_apply_are_left_out_with_their_reason(tmp_path: Path) -> None:
     subject = loaded(save(tmp_path / "resnet.pt", seed=0))
     fit, refused = fitting(probes(), subject)
     assert [probe.name for probe in fit] == ["fourier", "variance", "similarity"]
@@ -142,7 +142,7 @@ def test_probes_that_make_no_sense_are_left_out_with_their_reason(tmp_path: Path
     assert "needs a vision network" in refused["fourier"]
 
 
-def test_layers_that_nobody_has_are_refused(vit: Path) -> None:
+def test_layers_that_do_not_exist_are_an_error(vit: Path) -> None:
     with pytest.raises(ValueError, match="similar names"):
         fitting(probes(layers=("blokcs",)), loaded(vit))
     with pytest.raises(OptionError, match="regular expression"):
@@ -150,7 +150,7 @@ def test_layers_that_nobody_has_are_refused(vit: Path) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_pass_leaves_the_model_as_found(vit: Path, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_restores_the_model(vit: Path, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     subject = loaded(vit)
     kept = state(subject.model)
     hooks = [probe.hooks(subject, 0) for probe in probes()]

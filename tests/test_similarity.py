@@ -59,7 +59,7 @@ def test_the_mean_over_all_mini_batches_is_the_full_batch() -> None:
     assert hsic(*kernels).item() == pytest.approx(np.mean(parts), rel=1e-10)
 
 
-def test_a_rotation_a_shift_and_a_scale_are_the_same_features() -> None:
+def test_alignment_is_invariant_to_rotation_shift_and_scale() -> None:
     x = _noise(12, 6)
     rotation, _ = torch.linalg.qr(_noise(6, 6, seed=1))
     assert _cka(x, 3.0 * x @ rotation + 7.0) == pytest.approx(1.0, abs=1e-12)
@@ -109,7 +109,7 @@ def test_a_last_mini_batch_too_small_for_an_estimate_is_left_out() -> None:
     np.testing.assert_array_equal(found["cka_se"], whole["cka_se"])
 
 
-def test_mini_batches_too_small_for_any_estimate_are_refused() -> None:
+def test_mini_batches_too_small_for_any_estimate_are_errors() -> None:
     with pytest.raises(ValueError, match="at least 4 images per mini-batch, got 3"):
         PROBE.plan(passage(_noise(9, 3, 4, 4), batch_size=3))
 
@@ -119,7 +119,7 @@ def test_a_layer_that_does_not_vary_has_no_alignment() -> None:
     assert np.isnan(found["cka"]).all()
 
 
-def test_a_network_without_maps_has_similar_layers_too() -> None:
+def test_a_network_without_maps_is_measured() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3))
     subject = loading.Subject(model.double().eval(), [(_noise(8, 3, 2, 2), torch.zeros(8, dtype=torch.long))])
@@ -134,7 +134,7 @@ def _loaded(path: Path) -> Any:
     return loading.load(path, data="digits", samples=16, batch_size=8)
 
 
-def test_a_network_against_itself_is_itself_and_against_another_has_the_others_layers(tmp_path: Path) -> None:
+def test_a_network_against_a_copy_aligns_fully_and_against_another_has_its_layers(tmp_path: Path) -> None:
     mine, same = save(tmp_path / "mine.pt", seed=0), save(tmp_path / "same.pt", seed=0, epoch=3.0)
     other = save(tmp_path / "other.pt", seed=1)
     alone = answer(Similarity(), _loaded(mine))
@@ -147,7 +147,7 @@ def test_a_network_against_itself_is_itself_and_against_another_has_the_others_l
     np.testing.assert_allclose(crossed["cka"], different["cka"].T, rtol=1e-9)
 
 
-def test_another_network_enters_the_question_by_its_content(tmp_path: Path) -> None:
+def test_another_network_enters_the_run_key_by_its_weights(tmp_path: Path) -> None:
     mine, other = save(tmp_path / "mine.pt", seed=0), save(tmp_path / "other.pt", seed=1)
     subject = _loaded(mine)
     asked = digest(Similarity(against=str(other)), subject)
@@ -158,7 +158,7 @@ def test_another_network_enters_the_question_by_its_content(tmp_path: Path) -> N
     assert digest(Similarity(against=str(moved)), _loaded(mine)) != asked
 
 
-def test_networks_of_different_depth_make_an_oblong_table(tmp_path: Path) -> None:
+def test_networks_of_different_depth_give_a_rectangular_table(tmp_path: Path) -> None:
     mine = save(tmp_path / "mine.pt", seed=0)
     arguments = {**ARGUMENTS, "blocks": (1, 2)}
     model = models.build("resnet_demo", classes=10, image_size=16, **arguments)
@@ -169,6 +169,6 @@ def test_networks_of_different_depth_make_an_oblong_table(tmp_path: Path) -> Non
     assert answer(Similarity(against=str(other)), _loaded(mine))["cka"].shape == (3, 4)
 
 
-def test_another_network_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_another_network_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"gone\.pt"):
         Similarity(against=str(tmp_path / "gone.pt")).plan(_loaded(save(tmp_path / "mine.pt", seed=0)))

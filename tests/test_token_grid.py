@@ -1,4 +1,4 @@
-"""Streams cut into windows: no grid is made up for them, it is said, and what needs no grid runs."""
+"""Windowed residual streams: their grid is unknown and reported so, and probes that need no grid run."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Block(nn.Module):
 class Windows(nn.Module):
     """An MLP block on a map, one on its 4 x 4 windows, and one on the map again."""
 
-    def __init__(self, *, beside: bool) -> None:
+    def __init__(self, *, batched: bool) -> None:
         super().__init__()
-        self.beside = beside  # windows beside images on the first axis, or on an axis of their own
+        self.batched = batched  # windows on the batch axis, or on an axis of their own
         self.stem = nn.Conv2d(3, 6, 2, 2)
         self.blocks = nn.ModuleList(Block() for _ in range(3))
         self.head = nn.Linear(6, 5)
@@ -46,7 +46,7 @@ class Windows(nn.Module):
         x = self.stem(images).permute(0, 2, 3, 1)  # (N, 8, 8, 6)
         x = self.blocks[0](x)
         x = x.reshape(-1, 2, 4, 2, 4, 6).transpose(2, 3)
-        x = x.reshape(-1, 16, 6) if self.beside else x.reshape(-1, 4, 16, 6)
+        x = x.reshape(-1, 16, 6) if self.batched else x.reshape(-1, 4, 16, 6)
         x = self.blocks[1](x)
         x = x.reshape(-1, 2, 2, 4, 4, 6).transpose(2, 3).reshape(-1, 8, 8, 6)
         x = self.blocks[2](x)
@@ -54,16 +54,16 @@ class Windows(nn.Module):
         return logits
 
 
-@pytest.mark.parametrize("beside", [False, True])
-def test_only_what_is_cut_has_no_grid(beside: bool) -> None:
+@pytest.mark.parametrize("batched", [False, True])
+def test_only_windowed_layers_have_no_grid(batched: bool) -> None:
     torch.manual_seed(0)
-    model = Windows(beside=beside).double().eval()
+    model = Windows(batched=batched).double().eval()
     images = torch.randn(6, 3, 16, 16).double()
     layers = discover(model, images)
     assert [(layer.name, layer.grid, layer.rows_per_image) for layer in layers] == [
         ("stem", (8, 8), 1),
         ("blocks.0.mlp", (8, 8), 1),
-        ("blocks.1.mlp", (0, 0), 4 if beside else 1),
+        ("blocks.1.mlp", (0, 0), 4 if batched else 1),
         ("blocks.2.mlp", (8, 8), 1),
     ]
     assert ["of blocks.1.mlp" in remark for remark in remarks(layers)] == [True]
@@ -72,9 +72,9 @@ def test_only_what_is_cut_has_no_grid(beside: bool) -> None:
     np.testing.assert_allclose(np.diag(answer(Similarity(), subject)["cka"]), 1.0)
 
 
-def test_windows_beside_images_belong_to_them() -> None:
+def test_windows_on_the_batch_axis_are_features_of_their_image() -> None:
     torch.manual_seed(0)
-    model, images = Windows(beside=True).eval(), torch.randn(3, 3, 16, 16)
+    model, images = Windows(batched=True).eval(), torch.randn(3, 3, 16, 16)
     layer = discover(model, images)[2]
     tensor = torch.randn(3 * 4, 16, 6)
     assert torch.equal(layer.features(tensor), tensor.reshape(3, 4, 16, 6))
@@ -100,7 +100,7 @@ FOREIGN: dict[str, tuple[Callable[[], nn.Module], int, set[str]]] = {
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_networks_that_work_in_windows_have_grids_where_these_are_undone(name: str) -> None:
+def test_windowed_networks_have_grids_where_the_windows_are_joined(name: str) -> None:
     torch.manual_seed(0)
     build, size, spatial = FOREIGN[name]
     layers = discover(build().eval(), torch.randn(2, 3, size, size))

@@ -61,7 +61,7 @@ def test_one_position_has_no_variance() -> None:
     assert np.isfinite(found["variance"][[0, 2]]).all()
 
 
-def test_the_normalised_form_does_not_see_the_scale_of_a_map() -> None:
+def test_the_normalised_form_does_not_depend_on_the_scale_of_a_map() -> None:
     maps = _maps(6, 2, 4, 4)
     plain, scaled = (answer(PROBE, passage(scale * maps)) for scale in (1.0, 50.0))
     np.testing.assert_allclose(scaled["variance_normalised"], plain["variance_normalised"], rtol=1e-12)
@@ -76,7 +76,7 @@ def test_sums_add_up_whatever_the_batch_size(batch_size: int) -> None:
         np.testing.assert_allclose(found[name], other[name], rtol=1e-9)
 
 
-def test_a_half_finished_answer_is_that_of_the_finished_images() -> None:
+def test_a_half_finished_result_is_that_of_the_finished_images() -> None:
     maps = _maps(11, 2, 6, 6)
     part, first = answer(PROBE, passage(maps), units=1), answer(PROBE, passage(maps[:5]))
     np.testing.assert_allclose(part["variance"], first["variance"])

@@ -51,12 +51,12 @@ def discover(model: nn.Module, example: Tensor) -> list[Layer]:
     for residual in blocks:
         between = _layers_between(flow, position, residual.fork, first=not layers, following=residual)
         tokens = tokens.after(flow, position, residual.fork)
-        lost = tokens.reordered
-        layers += [layer.without_grid() if lost and layer.layout != "channels first" else layer for layer in between]
+        unknown = tokens.reordered
+        layers += [layer.without_grid() if unknown and layer.layout != "channels first" else layer for layer in between]
         layer = _residual_layer(flow, residual)
-        layers.append(layer.without_grid() if lost else layer)
+        layers.append(layer.without_grid() if unknown else layer)
         position = residual.sum
-        if not lost and layer.spatial:
+        if not unknown and layer.spatial:
             tokens = TokenGrid(layer.grid)
     return staged(layers)
 
@@ -121,7 +121,7 @@ def _sequential_layers(flow: Flow) -> list[Layer]:
         layers.append(replace(layer, reduces=reduces, branch=branch, attention=attention))
     if not layers:
         raise ValueError(
-            "no residual block, convolution or linear layer was found before the last one of this model; "
+            "this model has no layers: no residual block, and no convolution or linear layer before its last one; "
             "name the modules to measure with --layers REGEX[:KIND]"
         )
     return layers

@@ -1,4 +1,4 @@
-"""Hessian products through attention of every make: forced to plain matrix products wherever it would be fused."""
+"""Hessian-vector products through attention of every library, without the fused kernels that lack derivatives."""
 
 from __future__ import annotations
 
