@@ -78,6 +78,7 @@ MAKES: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", MAKES)
 def test_products_through_attention_are_differences_of_its_gradient(make: str) -> None:
     torch.manual_seed(0)

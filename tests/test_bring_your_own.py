@@ -303,6 +303,7 @@ def exported(path: Path, *, fixed: bool = False) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*jit.*:DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("make", [script, exported])
 def test_a_program_is_the_model_itself_on_trust(
@@ -347,6 +348,7 @@ def test_a_pickled_module_is_the_model_itself_on_trust(mine: Path) -> None:
 # --- what the libraries themselves write ---
 
 
+@pytest.mark.slow
 def test_a_folder_of_transformers_itself(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, "HF_HUB_OFFLINE", "1")
     if importlib.util.find_spec("torchvision"):
@@ -456,6 +458,7 @@ def test_whole_numbers_do_not_pass_for_weights(mine: Path) -> None:
         landscape.load(mine / "int8.pt", model="mine.py:model", data="mine.py:data", device="cpu")
 
 
+@pytest.mark.slow
 def test_a_pickled_module_finds_its_class_where_the_command_runs(mine: Path) -> None:
     script = "import torch, mine\ntorch.save(mine.model(), 'whole.pt')"
     subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": "."})

@@ -223,6 +223,7 @@ def test_a_compiled_model_sees_weights_written_in_place(monkeypatch: pytest.Monk
     assert same_state(subject.model, kept)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"compile": True}, {"precision": "bf16"}])
 def test_a_fast_manner_stopped_and_resumed_gives_the_same_numbers_and_deviations(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

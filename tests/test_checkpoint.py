@@ -127,6 +127,7 @@ except OSError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     path = saved(tmp_path / "final.pt", {"weights": torch.ones(3)})
     before = path.read_bytes()

@@ -145,6 +145,7 @@ def test_the_table_has_a_row_per_claim_with_its_verdict() -> None:
     assert text.endswith("\n\nIn all: 1 holds, 1 cannot tell.\n")
 
 
+@pytest.mark.slow
 def test_claims_are_reproduced_from_training_to_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,6 +166,7 @@ def test_claims_are_reproduced_from_training_to_the_table(
     assert "already trained" in said
 
 
+@pytest.mark.slow
 def test_answers_of_ensembles_are_stored_like_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(NETWORKS, "smoothing", NETWORKS["dropout"])  # type: ignore[index]
     few = Measurement("evaluate", {"samples": 64, "passes": 2})

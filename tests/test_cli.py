@@ -103,6 +103,7 @@ def data():
 """
 
 
+@pytest.mark.slow
 def test_a_folder_of_any_checkpoints_is_a_run(command: Command, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     scope: dict[str, Any] = {}
@@ -152,6 +153,7 @@ def test_a_line_to_another_checkpoint_says_its_barrier(command: Command, tmp_pat
     assert command("line", "--along", tmp_path / "other.pt", *words)[2].count("already measured") == 1
 
 
+@pytest.mark.slow
 def test_directions_repeat_the_surface_with_the_next_seeds(command: Command, tmp_path: Path) -> None:
     out = tmp_path / "r.h5"
     words = ("--resolution", "3", "--samples", "16", "--out", out)
@@ -162,6 +164,7 @@ def test_directions_repeat_the_surface_with_the_next_seeds(command: Command, tmp
     assert "already measured" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", [("surface", "--resolution", "3"), ("lesion", "--layers", "layer3")])
 def test_the_batch_size_belongs_to_the_question_only_where_batch_norm_is_refreshed(
     command: Command, tmp_path: Path, probe: tuple[str, ...]
@@ -346,6 +349,7 @@ def test_no_checkpoint_anywhere_says_how_to_make_one(
     assert "landscape train" in err
 
 
+@pytest.mark.slow
 def test_an_interrupted_surface_keeps_what_it_has_and_resumes_to_the_same_numbers(
     trained: Path, tmp_path: Path, command: Command
 ) -> None:
@@ -390,6 +394,7 @@ def test_help_costs_no_torch() -> None:
     assert "hessian" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_last_line_of_a_training_is_the_accuracy_of_its_final_weights(command: Command, tmp_path: Path) -> None:
     words = ("train", "vit_demo", "--data", "digits", "--epochs", "0", "--ema", "0.9", "--out", tmp_path / "run")
     code, _, err = command(*words)
@@ -405,6 +410,7 @@ def test_a_run_s_name_is_no_path(command: Command) -> None:
     assert "--name must be a word, got the path ../a" in err
 
 
+@pytest.mark.slow
 def test_plot_draws_without_torch(command: Command, trained: Path, tmp_path: Path) -> None:
     out = tmp_path / "r.h5"
     assert command("variance", "--samples", "16", "--out", out)[0] == 0
@@ -425,6 +431,7 @@ def test_the_text_table_is_aligned_and_leaves_unmeasured_cells_empty() -> None:
     assert text_table([]) == "(empty)"
 
 
+@pytest.mark.slow
 def test_show_loads_neither_torch_nor_matplotlib(tmp_path: Path) -> None:
     study = synthetic.write(tmp_path / "r.h5")
     script = (
@@ -467,6 +474,7 @@ def test_evaluate_prints_loss_accuracy_and_calibration(command: Command) -> None
     assert {"top5", "ece"} <= set(found)
 
 
+@pytest.mark.slow
 def test_evaluate_loads_as_the_probes_do(command: Command, tmp_path: Path) -> None:
     run = "checkpoints/resnet_demo-digits"
     code, text, err = command("evaluate", run, "--samples", "40", "--batch-size", "20", "--split", "train")
@@ -556,6 +564,7 @@ def test_the_moving_average_of_a_run_is_taken_from_beside_its_final_weights(comm
     assert len(groups) == 1  # the same question
 
 
+@pytest.mark.slow
 def test_workers_give_the_same_file_as_one_process(command: Command, trained: Path, tmp_path: Path) -> None:
     one, two = tmp_path / "one.h5", tmp_path / "two.h5"
     words = ["surface", "--resolution", "3", "--samples", "32", "--quiet"]

@@ -46,6 +46,7 @@ def known(found: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     return found["nodes"][finite], found["weights"][finite]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 def test_nodes_and_weights_are_close_to_the_dense_spectrum(network: Callable[..., Subject]) -> None:
     subject = network(sizes=(6, 3))
@@ -117,6 +118,7 @@ def test_weight_decay_shifts_every_node() -> None:
     np.testing.assert_allclose(decayed["weights"], plain["weights"], rtol=1e-5, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_mean_eigenvalue_is_the_trace_over_the_number_of_weights() -> None:
     subject = tanh_net(sizes=(6, 3))
     trace = answer(Trace(vectors=subject.size), subject)["trace"]

@@ -35,6 +35,7 @@ def test_loss_accuracy_top5_and_brier_equal_numpy() -> None:
         assert getattr(found, f"{name}_se") == pytest.approx(values.std(ddof=1) / math.sqrt(203), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_calibration_error_equals_torchmetrics() -> None:
     # A CPU torch beside a torchvision built for accelerators: RuntimeError, not ImportError.
     metrics = pytest.importorskip("torchmetrics.functional.classification", exc_type=(ImportError, RuntimeError))

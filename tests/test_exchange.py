@@ -341,6 +341,7 @@ def test_the_published_surfaces_have_their_published_numbers(
     assert (numbers["least objective"], numbers["at"]) == (pytest.approx(objective, abs=5e-4), "(0, 0)")
 
 
+@pytest.mark.slow
 def test_the_published_surfaces_draw_and_go_back_byte_for_byte(both: Path, tmp_path: Path) -> None:
     drawn = [path.stem for path in drawing.draw(both, tmp_path / "figures")]
     assert {"surface", "surface_3d", "objective"} <= set(drawn)
@@ -429,6 +430,7 @@ def projection(path: Path, x: Sequence[float], y: Sequence[float]) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_path_comes_over_its_surface_and_goes_back(tmp_path: Path) -> None:
     x, y = [0.9, 0.4, 0.0, 5.0], [0.5, 0.5, 0.0, 0.0]
     path = projection(tmp_path / "s_proj.h5", x, y)
@@ -531,6 +533,7 @@ def command(
 Command = Callable[..., tuple[int, str, str]]
 
 
+@pytest.mark.slow
 def test_several_files_import_once_beside_our_own_and_draw_together(command: Command, tmp_path: Path) -> None:
     run(Surface(resolution="3"), attention_net(), tmp_path / "results.h5", label="ours")
     files = published_csv(tmp_path / "a.csv"), made_by_its_tool(tmp_path / "b.h5")

@@ -102,6 +102,7 @@ def test_state_dicts_hold_nothing_recomputable(name: str) -> None:
 # Residual networks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("groups", "width"), [(4, 16), (1, 128)], ids=["as resnext", "as wide resnet"])
 def test_torchvision_weights_give_torchvision_logits(groups: int, width: int) -> None:
     theirs = torchvision_models().resnet

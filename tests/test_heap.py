@@ -36,11 +36,13 @@ def _faults(*arguments: str, **environment: str) -> int:
     return int(run.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.confstr_names.get("CS_GNU_LIBC_VERSION"), reason="glibc's business")
 def test_tensors_of_a_pass_take_the_memory_of_the_last_one() -> None:
     assert _faults("keep") < _faults() / 5  # the heap grows a little at first
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.confstr_names.get("CS_GNU_LIBC_VERSION"), reason="glibc's business")
 def test_a_choice_of_the_user_stands() -> None:
     assert _faults("keep", MALLOC_TRIM_THRESHOLD_="131072") > 5 * _faults("keep")

@@ -60,6 +60,7 @@ def test_every_mini_batch_has_the_eigenvalues_of_its_dense_hessian(network: str,
     assert (found["residual"] <= 1e-6 * np.abs(found["eigenvalue"])).all()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # by torch's forward mode
 @pytest.mark.parametrize("network", NETWORKS)
 def test_a_traced_product_gives_the_same_numbers(network: str) -> None:
@@ -186,6 +187,7 @@ def test_mini_batches_side_by_side_have_the_numbers_of_each(verify: bool, monkey
     np.testing.assert_array_equal(together["matvecs"], alone["matvecs"])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 def test_side_by_side_a_mini_batch_that_is_not_finite_does_not_spoil_its_neighbours(
     monkeypatch: pytest.MonkeyPatch,
@@ -218,6 +220,7 @@ def test_the_estimated_error_is_never_above_the_bound_and_holds_here() -> None:
         assert (np.abs(found["eigenvalue"][i] - _expected(subject, i, 3, "LM")) <= 3 * found["error"][i] + 1e-12).all()
 
 
+@pytest.mark.slow
 def test_the_bound_holds_for_a_hundred_random_mini_batches() -> None:
     subject = tanh_net(sizes=(4,) * 100)
     found = answer(Hessian(top=3, tol=1e-1, ends=1.0), subject)

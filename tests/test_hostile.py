@@ -98,6 +98,7 @@ for name in hostile.ABSURD:
 """
 
 
+@pytest.mark.slow
 def test_absurd_files_are_refused_within_bounds(study: Path) -> None:
     """In a process that may take 2 GiB and two minutes of processor time for all of them."""
     folder = study / "corpus"
@@ -267,6 +268,7 @@ print(json.dumps([cut, outcomes]))
 """
 
 
+@pytest.mark.slow
 def test_a_damaged_results_file_is_read_or_refused(tmp_path: Path) -> None:
     path = stored(tmp_path / "r.h5")
     ended = subprocess.run([sys.executable, "-c", DAMAGED, str(path)], capture_output=True, text=True, check=False)
@@ -332,6 +334,7 @@ def surface(path: Path) -> h5py.File:
     return h5py.File(path, "r+")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", LABELS)
 def test_a_label_is_text_wherever_it_is_shown(label: str, study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = study / "r.h5"

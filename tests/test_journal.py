@@ -99,6 +99,7 @@ def test_random_bytes_behind_the_records_are_cut(tmp_path_factory: pytest.TempPa
     assert_are_first_records(read(path), 2)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(content=st.binary(max_size=200))
 def test_random_bytes_are_an_empty_journal(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:

@@ -68,6 +68,7 @@ def in_double(subject: Subject) -> Subject:
 HVPS: list[Hvp] = ["kept", "traced", "traced-channels-last", "compiled"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hvp", HVPS)
 def test_products_are_those_of_double_precision_in_every_way(hvp: Hvp) -> None:
     subject = cancelling()

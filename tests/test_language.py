@@ -145,6 +145,7 @@ def test_evaluate_gives_perplexity_with_errors_over_sequences(folder: Path, toke
     assert found["accuracy"] == pytest.approx((chances.argmax(2) == targets).double().mean().item())
 
 
+@pytest.mark.slow
 def test_the_hessian_is_that_of_its_dense_matrix_and_tied_weights_count_once(folder: Path, tokens: Path) -> None:
     subject = _loaded(folder, tokens, samples=4)
     subject.model.double()
@@ -174,6 +175,7 @@ def _dense(function: Callable[[torch.Tensor], torch.Tensor], at: torch.Tensor) -
     return torch.stack([torch.autograd.grad(gradient, point, row, retain_graph=True)[0] for row in rows])
 
 
+@pytest.mark.slow
 def test_probes_of_the_loss_run_on_it(folder: Path, tokens: Path, tmp_path: Path) -> None:
     subject, out = _loaded(folder, tokens), tmp_path / "r.h5"
     loss = subject.loss(0).item()

@@ -135,6 +135,7 @@ def test_accuracy_means_what_its_loss_says() -> None:
         assert MEANINGS[NAMES[name]].right(outputs, labels).isnan().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "units"), [("mse", "squared error"), ("l1", "absolute error"), ("huber", "Huber loss")]
 )

@@ -119,6 +119,7 @@ def test_bottlenecks_stride_in_their_3x3_convolution(name: str) -> None:
 # Agreement with independent computations
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
 def test_torchvision_weights_give_torchvision_logits(name: str) -> None:
     theirs = _trained(getattr(torchvision_models(), name)(num_classes=7))

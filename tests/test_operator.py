@@ -49,6 +49,7 @@ def test_few_mini_batches_keep_the_plain_graph_without_a_trial(monkeypatch: pyte
     assert curvature(subject, subject.parameters, "auto", batches=WORTH_TRACING - 1).hvp == "kept"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fastest", ["kept", "traced-channels-last"])
 def test_of_many_the_fastest_in_a_trial_is_taken_and_said(
     fastest: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -101,6 +102,7 @@ def test_the_graph_is_compiled_where_the_products_take_long(monkeypatch: pytest.
     assert curvature(subject, subject.parameters, "auto", batches=50).hvp == "compiled"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("network", "layout"), [(tanh_net, "contiguous_format"), (convolution_net, "channels_last")])
 def test_a_compiled_graph_gives_the_products_of_the_plain_one(network: Callable[[], Subject], layout: str) -> None:
     subject = network()
@@ -114,6 +116,7 @@ def test_a_compiled_graph_gives_the_products_of_the_plain_one(network: Callable[
     assert compiled._traced.layout is getattr(torch, layout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", [tanh_net, convolution_net, attention_net])
 def test_several_mini_batches_at_once_have_the_products_of_each(
     network: Callable[[], Subject], monkeypatch: pytest.MonkeyPatch
@@ -134,6 +137,7 @@ def test_several_mini_batches_at_once_have_the_products_of_each(
     assert not batched.fits_batched([0])
 
 
+@pytest.mark.slow
 def test_an_answer_that_was_begun_keeps_to_its_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fastest = ["traced", "kept"]
     monkeypatch.setattr(module, "_seconds_per_product", lambda candidate: 1.0 if candidate.hvp == fastest[0] else 9.0)
@@ -173,6 +177,7 @@ class Hungry(nn.Module):
         return y.tanh()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", ["hessian", "ggn", "fisher"])
 @pytest.mark.parametrize(
     "error",
@@ -199,6 +204,7 @@ def test_a_mini_batch_that_does_not_fit_goes_on_in_parts(
         second(vector)
 
 
+@pytest.mark.slow
 def test_running_out_of_memory_within_a_product_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = tanh_net()
     vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float64)
@@ -261,6 +267,7 @@ def test_the_trial_times_products_of_the_first_mini_batch() -> None:
     assert 0 < module._seconds_per_product(Curvature(subject, subject.parameters, "kept")) < 1
 
 
+@pytest.mark.slow
 def test_weight_decay_is_in_every_kind_of_product() -> None:
     plain, decayed = tanh_net(), tanh_net(weight_decay=0.25)
     vector = random_unit(plain.size, 0, device=torch.device("cpu"), dtype=torch.float64)
@@ -272,6 +279,7 @@ def test_weight_decay_is_in_every_kind_of_product() -> None:
         torch.testing.assert_close(with_it, without + 0.25 * vector, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["traced", "traced-channels-last", "compiled", "together"])
 def test_weights_written_after_a_trace_are_those_that_count(kind: Hvp, tmp_path: Path) -> None:
     subject = convolution_net()
@@ -297,6 +305,7 @@ def test_a_layer_without_a_second_derivative_is_named_behind_others_that_work_in
     assert non_differentiable_layer(model, lambda: model(torch.randn(2, 3))) == "2 (Hardsigmoid)"
 
 
+@pytest.mark.slow
 def test_products_that_cannot_be_compiled_say_why() -> None:
     subject = tanh_net()
     settings = {"cpp.cxx": (None, "no-such-compiler"), "fx_graph_cache": False}

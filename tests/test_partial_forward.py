@@ -41,6 +41,7 @@ def _networks() -> Mapping[str, nn.Module]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(_networks()))
 def test_every_unit_is_resumed_with_the_bits_of_complete_passes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     subject, probe = _subject(_networks()[name]), Lesion()

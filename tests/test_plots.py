@@ -113,6 +113,7 @@ def test_every_figure_says_what_it_means_in_two_sentences(name: str) -> None:
     assert FIGURES[name].module.MEANING.count(". ") == 1
 
 
+@pytest.mark.slow
 def test_every_figure_becomes_a_file_of_a_paper_width(drawn: list[Path]) -> None:
     assert [path.stem for path in drawn] == EVERYDAY
     for path in drawn:
@@ -120,6 +121,7 @@ def test_every_figure_becomes_a_file_of_a_paper_width(drawn: list[Path]) -> None
             assert image.width == round(style.PAGE * style.RC["savefig.dpi"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.001, 0.4])
 def test_a_half_finished_file_draws_every_figure(tmp_path: Path, share: float) -> None:
     path = synthetic.write(tmp_path / "half.h5", [synthetic.transformer("vit", depth=3)], share=share)
@@ -133,6 +135,7 @@ def test_an_answer_with_nothing_finished_is_left_out_and_named(tmp_path: Path) -
     assert [name.partition("/")[0] for name in drawing.left_out(path)] == ["hessian", "lesion"]
 
 
+@pytest.mark.slow
 def test_every_format_is_written_and_text_stays_text(study: Path, tmp_path: Path) -> None:
     written = drawing.draw(study, tmp_path, formats=("pdf", "svg"), probes=("variance",))
     assert [path.name for path in written] == ["variance.pdf", "variance.svg"]
@@ -143,6 +146,7 @@ def test_every_format_is_written_and_text_stays_text(study: Path, tmp_path: Path
     assert "batch size 128" in words  # the protocol is on the figure
 
 
+@pytest.mark.slow
 def test_equal_results_give_equal_files(study: Path, tmp_path: Path) -> None:
     for folder in ("one", "two"):
         drawing.draw(study, tmp_path / folder, formats=("svg", "pdf"), probes=("hessian",))
@@ -150,12 +154,14 @@ def test_equal_results_give_equal_files(study: Path, tmp_path: Path) -> None:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_drawing_leaves_the_callers_style_alone(study: Path, tmp_path: Path) -> None:
     before = dict(matplotlib.rcParams)
     drawing.draw(study, tmp_path, probes=("variance",))
     assert dict(matplotlib.rcParams) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", ["_hidden", "a$b$_{", "模型", "<b>bold", "x" * 200])
 def test_any_label_can_be_drawn(tmp_path: Path, label: str) -> None:
     path = synthetic.write(tmp_path / "r.h5", [synthetic.transformer(label, depth=2)], probes=("hessian", "variance"))
@@ -544,6 +550,7 @@ class Page(HTMLParser):
         self.words += data
 
 
+@pytest.mark.slow
 def test_the_report_holds_every_figure_and_needs_no_other_file(study: Path, drawn: list[Path], tmp_path: Path) -> None:
     page = Page()
     page.feed(report.report(study, tmp_path / "new" / "report.html", drawn).read_text())
@@ -560,6 +567,7 @@ def test_the_report_escapes_what_the_file_says(tmp_path: Path) -> None:
     assert "&lt;script&gt;x&amp;y" in text
 
 
+@pytest.mark.slow
 def test_the_summary_table_holds_the_stored_numbers(study: Path) -> None:
     rows = {row["checkpoint"]: row for row in report.summary_table(study)}
     assert list(rows[VIT]) == ["checkpoint", "model", *report.COLUMNS, "worst unit"]
@@ -602,6 +610,7 @@ def test_a_plane_through_checkpoints_marks_and_names_the_others(study: Path, nam
     assert ax.get_xlim()[1] < 2 * data["x"].values[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", ["surface", "surface_heat"])
 def test_labels_of_six_different_planes_do_not_overlap(study: Path, probe: str) -> None:
     answers = []

@@ -90,6 +90,7 @@ def test_a_timm_network_takes_the_classes_of_the_data_and_its_own_arguments(timm
     assert torch.equal(subject.loss(0), again.loss(0))
 
 
+@pytest.mark.slow
 def test_a_network_of_one_size_is_built_for_the_size_asked_for(timm: Any, pictures: Path) -> None:
     for model in ("timm:vit_tiny_patch16_224", "torchvision:vit_b_32"):
         subject = landscape.load(None, model=model, data=str(pictures), image_size=64, device="cpu")
@@ -125,6 +126,7 @@ def test_the_pixels_are_those_of_torchvisions_own_transform(pictures: Path) -> N
     _compare("torchvision:resnet18", pictures, own, image_size=224)
 
 
+@pytest.mark.slow
 def test_the_pixels_are_those_of_the_processor_in_the_folder(transformers: Any, pictures: Path, tmp_path: Path) -> None:
     processors = "transformers.models.{0}.image_processing_pil_{0}"
     vit = pytest.importorskip(processors.format("vit")).ViTImageProcessorPil
@@ -151,6 +153,7 @@ def _compare(spec: str, pictures: Path, transform: Callable[[Any], Any], *, imag
         assert min((got - other).abs().max() for other in candidates) < 1e-5
 
 
+@pytest.mark.slow
 def test_preprocessing_is_overridden_by_options_stored_and_part_of_the_question(
     timm: Any, pictures: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -228,6 +231,7 @@ def test_small_images_of_a_named_set_are_not_cropped_unless_asked(timm: Any) -> 
     np.testing.assert_array_equal(cropped.images.inputs[0], Fit("bicubic", 0.5).pixels(picture, 32))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_says_how_many_classes(timm: Any, pictures: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = timm.create_model("resnet18", num_classes=5)

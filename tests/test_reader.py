@@ -21,6 +21,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return synthetic.write(tmp_path_factory.mktemp("study") / "results.h5", synthetic.NETWORKS[:2], share=0.7)
 
 
+@pytest.mark.slow
 def test_every_group_equals_what_h5netcdf_reads(study: Path) -> None:
     found = reader.groups(study)
     assert len(found) == 2 * len(synthetic.PROBES)
@@ -29,11 +30,13 @@ def test_every_group_equals_what_h5netcdf_reads(study: Path) -> None:
             xr.testing.assert_identical(data, other.load())
 
 
+@pytest.mark.slow
 def test_the_tree_equals_what_xarray_opens(study: Path) -> None:
     with xr.open_datatree(study, engine="h5netcdf") as other:
         xr.testing.assert_identical(reader.open(study), other.load())
 
 
+@pytest.mark.slow
 def test_axes_are_coordinates_and_attributes_are_plain_python(study: Path) -> None:
     ((_, data),) = reader.find(study, probe="surface", label=synthetic.NETWORKS[0].label)
     assert data["loss"].dims == ("x", "y")
@@ -54,6 +57,7 @@ def test_find_takes_probe_and_label_together(study: Path) -> None:
     assert reader.find(study, probe="hessian", label="nobody") == []
 
 
+@pytest.mark.slow
 def test_links_out_of_the_file_or_to_other_groups_are_not_followed(study: Path, tmp_path: Path) -> None:
     linked = tmp_path / "linked.h5"
     linked.write_bytes(study.read_bytes())
@@ -67,6 +71,7 @@ def test_links_out_of_the_file_or_to_other_groups_are_not_followed(study: Path, 
     assert "stolen" not in reader.groups(linked)[0][1]
 
 
+@pytest.mark.slow
 def test_what_is_no_answer_is_left_alone(study: Path, tmp_path: Path) -> None:
     own = tmp_path / "own.h5"
     own.write_bytes(study.read_bytes())
@@ -79,6 +84,7 @@ def test_what_is_no_answer_is_left_alone(study: Path, tmp_path: Path) -> None:
     assert reader.groups(own)[0][1]["extra"].dims == ("extra_0",)
 
 
+@pytest.mark.slow
 def test_a_reader_sees_the_file_while_a_writer_holds_it_open(study: Path, tmp_path: Path) -> None:
     busy = tmp_path / "busy.h5"
     busy.write_bytes(study.read_bytes())
@@ -92,6 +98,7 @@ def test_a_reader_sees_the_file_while_a_writer_holds_it_open(study: Path, tmp_pa
         writer.communicate("\n")
 
 
+@pytest.mark.slow
 def test_summary_counts_units_and_says_what_was_found(study: Path) -> None:
     rows = {(row["probe"], row["label"]): row for row in headlines.summary(study)}
     row = rows["surface", synthetic.NETWORKS[0].label]
@@ -134,6 +141,7 @@ def test_a_missing_and_a_foreign_file_are_refused(tmp_path: Path) -> None:
         reader.groups(tmp_path / "text.h5")
 
 
+@pytest.mark.slow
 def test_neither_reading_nor_drawing_loads_torch() -> None:
     code = (
         "import sys, landscape.results.reader, landscape.plots, landscape.plots.report\n"

@@ -20,6 +20,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of libraries inside the commands
 def test_the_python_example_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -33,6 +34,7 @@ def test_the_python_example_runs(
     assert "vit_demo-digits" in printed
 
 
+@pytest.mark.slow
 def test_your_own_model_in_the_readme_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (mine,) = [block for block in blocks("python") if block.startswith("# mine.py")]
     (tmp_path / "mine.py").write_text(mine)

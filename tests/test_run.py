@@ -135,6 +135,7 @@ def test_stored_equals_measured(name: str, folder: Path, tmp_path: Path) -> None
         np.testing.assert_array_equal(stored[label], values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["threads", "processes"])
 @pytest.mark.parametrize("name", PROBES)
 def test_threads_equal_processes_equal_in_line(
@@ -148,6 +149,7 @@ def test_threads_equal_processes_equal_in_line(
     assert_same(answer(there, spread), answer(here, in_line))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROBES)
 def test_stopped_and_resumed_equals_uninterrupted(name: str, folder: Path, tmp_path: Path) -> None:
     probe, path = small(name), tmp_path / "results.h5"
@@ -169,6 +171,7 @@ def test_stopped_and_resumed_equals_uninterrupted(name: str, folder: Path, tmp_p
     assert [file.name for file in tmp_path.iterdir() if "journal" in file.name or "lock" in file.name] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bn", ["auto", "recalibrate:2"])
 def test_a_line_to_another_checkpoint_is_the_same_by_any_way(
     folder: Path, tmp_path: Path, executors: Mapping[str, Executor], bn: str
@@ -232,6 +235,7 @@ run(probe, loaded, Path(sys.argv[2]), report=lambda done, total: print(done, flu
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("resolution", "mode"), [("15", "exact"), ("19", "preview")])
 def test_a_killed_process_resumes_behind_its_last_acknowledged_unit(
     folder: Path, tmp_path: Path, resolution: str, mode: str
@@ -340,6 +344,7 @@ def test_an_augmented_question_knows_its_seed_and_its_batches(folder: Path) -> N
     assert len({digest(small("fourier"), loaded(folder, **option)) for option in options}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
@@ -435,6 +440,7 @@ def few(folder: Path) -> subject.Subject:
     return loaded(folder, samples=4, batch_size=4)
 
 
+@pytest.mark.slow
 def test_a_preview_stores_what_it_evaluated_and_what_it_made_of_the_rest(
     previewed: Arrays, folder: Path, tmp_path: Path
 ) -> None:
@@ -449,6 +455,7 @@ def test_a_preview_stores_what_it_evaluated_and_what_it_made_of_the_rest(
     np.testing.assert_allclose(previewed["l2"], exact["l2"], rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("units", [30, 100, 285, 341, 420])  # coarse grid, rounds, hold-outs, interpolation
 def test_a_preview_stopped_anywhere_has_the_content_of_a_straight_one(
     units: int, previewed: Arrays, folder: Path, tmp_path: Path
@@ -461,6 +468,7 @@ def test_a_preview_stopped_anywhere_has_the_content_of_a_straight_one(
     assert_same(answer(path, outcome), previewed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["threads", "processes"])
 def test_a_preview_spread_over_workers_has_the_content_of_one_in_line(
     kind: str, previewed: Arrays, folder: Path, tmp_path: Path, executors: Mapping[str, Executor]
@@ -469,6 +477,7 @@ def test_a_preview_spread_over_workers_has_the_content_of_one_in_line(
     assert_same(answer(path, run(preview(), few(folder), path, executor=executors[kind], workers=2)), previewed)
 
 
+@pytest.mark.slow
 def test_a_preview_that_errs_too_much_is_the_exact_surface(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "results.h5"
     exact = answer(path, run(small("surface", resolution="21"), few(folder), path))
@@ -525,6 +534,7 @@ def test_a_journal_of_an_unknown_probe_is_adopted_without_its_summaries(folder: 
     assert np.isnan(found["sum"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["surface", "lesion", "noise"])
 def test_weights_changed_in_place_are_measured_anew(name: str, tmp_path: Path) -> None:
     def changed(net: subject.Subject) -> subject.Subject:

@@ -113,6 +113,7 @@ def test_outputs_of_functions_are_tapped_at_the_module_that_reads_them() -> None
     assert [(layer.tap.module, layer.tap.side) for layer in layers[:2]] == [("second", "input"), ("pool", "input")]
 
 
+@pytest.mark.slow
 def test_vgg() -> None:
     vgg = torchvision_models().vgg11_bn(num_classes=5).eval()
     layers = discover(vgg, torch.randn(2, 3, 32, 32))

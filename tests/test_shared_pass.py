@@ -75,6 +75,7 @@ def assert_all_same(found: list[Arrays], wanted: list[Arrays]) -> None:
         assert_same(one, other)
 
 
+@pytest.mark.slow
 def test_every_result_equals_that_of_its_probe_alone(vit: Path, alone: list[Arrays], tmp_path: Path) -> None:
     path = tmp_path / "results.h5"
     assert_all_same(answers(path, run_together(probes(), loaded(vit), path)), alone)
@@ -90,6 +91,7 @@ def test_a_mini_batch_passes_once_for_all_probes(vit: Path, tmp_path: Path) -> N
     assert passes == [8, 8, 8, 8]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["threads", "processes"])
 def test_threads_equal_processes_equal_in_line(
     kind: str, vit: Path, alone: list[Arrays], tmp_path: Path, executors: Mapping[str, Executor]
@@ -99,6 +101,7 @@ def test_threads_equal_processes_equal_in_line(
     assert_all_same(answers(path, outcomes), alone)
 
 
+@pytest.mark.slow
 def test_stopped_and_resumed_equals_uninterrupted(vit: Path, alone: list[Arrays], tmp_path: Path) -> None:
     path = tmp_path / "results.h5"
     with pytest.raises(KeyboardInterrupt):
@@ -110,6 +113,7 @@ def test_stopped_and_resumed_equals_uninterrupted(vit: Path, alone: list[Arrays]
     assert [file.name for file in tmp_path.iterdir()] == ["results.h5"]
 
 
+@pytest.mark.slow
 def test_mini_batches_measured_alone_are_not_measured_again(vit: Path, alone: list[Arrays], tmp_path: Path) -> None:
     path = tmp_path / "results.h5"
     first, second = probes()[:2]
@@ -165,6 +169,7 @@ def test_a_pass_restores_the_model(vit: Path, fails: bool, monkeypatch: pytest.M
     assert torch.overrides._len_torch_function_stack() == 0  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_from_python(vit: Path, tmp_path: Path) -> None:
     subject, path = loaded(vit), tmp_path / "results.h5"
     found = features(subject, out=path, spectra_images=2)

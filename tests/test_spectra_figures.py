@@ -56,6 +56,7 @@ def _stored(file: Path, *, layers: bool) -> xr.Dataset:
     return next(data for _, data in reader.find(file, "hessian") if ("group" in data.dims) == layers)
 
 
+@pytest.mark.slow
 def test_each_answer_is_drawn_by_the_figures_that_are_about_it(file: Path, tmp_path: Path) -> None:
     drawn = [path.stem for path in drawing.draw(file, tmp_path)]
     assert drawn == ["hessian", "hessian_density", "hessian_loss", "hessian_layers"]
@@ -124,6 +125,7 @@ def test_the_density_of_the_searches_is_the_mean_over_mini_batches(file: Path) -
     assert np.trapezoid(expected, x) == pytest.approx(1.0, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_the_range_of_the_two_panels_is_an_option(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
     page = hessian.page
@@ -183,6 +185,7 @@ def test_a_search_that_is_cut_short_is_named_in_the_summary() -> None:
     assert headlines.numbers(data)["not converged"] == "6 of 6 values, mini-batches 0, 1"
 
 
+@pytest.mark.slow
 def test_the_saddle_view_has_the_quadratic_model_over_the_loss(tmp_path: Path) -> None:
     matrix = symmetric([6.0, 2.0, 1.0, -3.0])
     subject = quadratic(matrix, batches=[torch.tensor([[1.0, 0.5]] * 4), torch.tensor([[1.0, 0.2]] * 2)])

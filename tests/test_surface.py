@@ -165,6 +165,7 @@ def test_the_standard_error_is_that_of_the_mean_over_samples() -> None:
     assert found["loss_se"][1, 1] == pytest.approx(losses.std(ddof=1) / 11**0.5, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_the_standard_error_covers_the_loss_of_all_samples_in_nineteen_of_twenty_subsets() -> None:
     subject = attention_net(sizes=(4000,))
     probe, generator = Surface(resolution="2", range="-0.3:0.5"), torch.Generator().manual_seed(0)

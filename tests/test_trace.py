@@ -141,6 +141,7 @@ def test_curvlinops_agrees_within_the_errors() -> None:
 # --- the probe ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", [tanh_net, convolution_net, attention_net])
 def test_enough_products_give_the_traces_of_dense_hessians(network: Callable[..., Subject]) -> None:
     subject = network(sizes=(6, 3))

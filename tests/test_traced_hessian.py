@@ -54,12 +54,14 @@ def _assert_as_kept(subject: Subject, kind: Hvp, parameters: dict[str, nn.Parame
             torch.testing.assert_close(found(vector), expected(vector), rtol=1e-6, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["traced", "traced-channels-last"])
 @pytest.mark.parametrize("name", SMALL)
 def test_a_second_mini_batch_of_the_shape_has_the_products_of_its_own_graph(name: str, kind: Hvp) -> None:
     _assert_as_kept(_demo(name), kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [tanh_net, convolution_net, attention_net])
 def test_products_are_those_of_the_dense_hessian(make: Callable[[], Subject]) -> None:
     subject = make()
@@ -68,6 +70,7 @@ def test_products_are_those_of_the_dense_hessian(make: Callable[[], Subject]) ->
     torch.testing.assert_close(traced.product(1)(vector), dense_hessian(subject, 1) @ vector, rtol=1e-8, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", ["head", "weight"])
 def test_a_subset_of_the_parameters_leaves_the_others_constant(pattern: str) -> None:
     subject = _demo("vit_demo")
@@ -94,6 +97,7 @@ def test_tied_weights_count_once_and_unused_ones_have_no_curvature() -> None:
     _assert_as_kept(subject, "traced")
 
 
+@pytest.mark.slow
 def test_tracing_and_products_leave_the_model_as_found() -> None:
     subject = convolution_net()
     model = subject.model
@@ -140,6 +144,7 @@ def test_a_model_that_branches_on_values_is_refused_by_name_of_the_reason() -> N
         _traced(Subject(Branching().double(), batches_of((4,), (6,), 3)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", [nn.GELU, nn.SiLU, nn.Mish, nn.ELU, nn.Softplus, nn.Hardswish])
 def test_the_costly_part_of_an_activation_is_computed_once(activation: type[nn.Module]) -> None:
     """Only its product with what moves is left to every product; the numbers are those of the kept graph."""
@@ -154,6 +159,7 @@ def test_the_costly_part_of_an_activation_is_computed_once(activation: type[nn.M
     assert not [node.target for node in graph.graph.nodes if "_backward" in str(node.target)]
 
 
+@pytest.mark.slow
 def test_mini_batches_of_another_dtype_or_layout_have_the_products_of_the_kept_graph() -> None:
     """A compiled graph looks at memory, not at what is in it."""
     torch.manual_seed(0)
@@ -178,6 +184,7 @@ def test_a_trace_that_is_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         curvature(subject, subject.parameters, "traced", batches=2)
 
 
+@pytest.mark.slow
 def test_sums_of_two_convolutions_are_one() -> None:
     """Of all but the first, whose input stands still: once along the network and once back."""
     subject = _demo("resnet_demo")
@@ -190,6 +197,7 @@ def test_sums_of_two_convolutions_are_one() -> None:
     assert join_convolutions(traced._each.graph) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"groups": 4}, {"stride": 2, "padding": 1}, {"dilation": 2}, {"bias": False}])
 def test_convolutions_of_every_geometry_have_the_products_of_the_kept_graph(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
@@ -207,6 +215,7 @@ def test_convolutions_of_every_geometry_have_the_products_of_the_kept_graph(opti
         torch.testing.assert_close(found, kept, rtol=1e-10, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_large_matrices_in_single_precision_have_the_products_of_double(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever oneDNN is, it multiplies them, transposed ones and those of a bias among them."""
     monkeypatch.setattr(matrix_products, "_has_avx512", torch.backends.mkldnn.is_available)

@@ -122,6 +122,7 @@ def test_no_epochs_leave_the_seeded_initial_weights_twice(source: str, tmp_path:
     assert weights(out / "init.pt") == weights(out / "final.pt") == state_dict_sha256(fresh.state_dict())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "arguments", "changes"),
     [

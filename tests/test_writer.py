@@ -194,6 +194,7 @@ def test_units_of_another_plan_are_not_mixed_in(path: Path) -> None:
         w.pending()
 
 
+@pytest.mark.slow
 def test_kills_at_random_moments_lose_nothing_that_was_acknowledged(path: Path) -> None:
     question = counting.run_key()
     moments = random.Random(0)
@@ -237,6 +238,7 @@ def test_the_same_question_twice_is_busy(path: Path) -> None:
     assert group_of(path, question)["done"].sum() == 1
 
 
+@pytest.mark.slow
 def test_two_processes_with_different_questions_both_end_complete(path: Path) -> None:
     questions = [counting.run_key(digest=digit * 10) for digit in "ab"]
     commands = [[sys.executable, counting.__file__, str(path), question.digest] for question in questions]
@@ -299,6 +301,7 @@ def test_a_journal_that_is_being_adopted_is_waited_for(path: Path) -> None:
     assert_complete(path, question)
 
 
+@pytest.mark.slow
 def test_a_concurrent_reader_never_sees_a_broken_file(path: Path) -> None:
     question = counting.run_key()
     answered(path, small(digest="a" * 10))
