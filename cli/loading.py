@@ -49,11 +49,11 @@ def introduce(subject: Subject, *, quiet: bool) -> None:
         ValueError: the model's outputs are not finite.
     """
     from landscape.models.providers import AS_BUILT
-    from landscape.subject import identity, loading, sanity_check
+    from landscape.subject import checks, identity, sanity_check
 
     stored = subject.checkpoint
     about = f"{subject.size / 1e6:.3g} M parameters, {subject.device}; {identity.protocol(subject)}"
-    if not loading.classifies(subject):
+    if not checks.has_classifier(subject):
         source = f"{stored.path} ({stored.taken})" if stored is not None else identity.origin(subject)
         say(
             f"{subject.label}: {source}, {about}; its classifier is not from the checkpoint: loss and accuracy say "
@@ -61,12 +61,12 @@ def introduce(subject: Subject, *, quiet: bool) -> None:
             quiet=quiet,
         )
         return
-    found = sanity_check.prove(subject)
+    found = sanity_check.check_sanity(subject)
     if stored is not None:
         source = f"{stored.path} ({stored.taken})" + (", initial weights" if stored.epoch == 0 else "")
-        warning = sanity_check.doubt(found, epoch=stored.epoch, own=stored.metrics.get("accuracy"))
+        warning = sanity_check.warning(found, epoch=stored.epoch, own=stored.metrics.get("accuracy"))
     elif identity.origin(subject) != AS_BUILT:
-        source, warning = identity.origin(subject), sanity_check.doubt(found)
+        source, warning = identity.origin(subject), sanity_check.warning(found)
     else:  # a callable may bring trained weights of its own
         source, warning = "freshly initialised" if found.at_chance else f"no checkpoint, weights {AS_BUILT}", ""
     say(

@@ -475,9 +475,9 @@ def test_a_pickled_module_finds_its_class_where_the_command_runs(mine: Path) -> 
 def test_options_that_change_nothing_are_named(mine: Path, caplog: pytest.LogCaptureFixture) -> None:
     options = {"model": "mine.py:model", "data": "mine.py:data", "device": "cpu"}
     landscape.load(None, image_size=8, **options)
-    assert "changes nothing" not in caplog.text
+    assert "has no effect" not in caplog.text
     landscape.load(None, mean=(0.5,) * 3, std=(0.5,) * 3, image_size=16, block_size=4, **options)
-    said = "note: --block-size, --image-size, --mean, --std changes nothing: mine.py:data has float32 inputs, used as"
+    said = "note: --block-size, --image-size, --mean, --std has no effect: mine.py:data has float32 inputs, used as"
     assert said in caplog.text
 
 

@@ -24,7 +24,7 @@ from landscape.subject.evaluation import metrics_of
 from landscape.subject.identity import identity, protocol
 from landscape.subject.losses import CLASSIFICATION, MEANINGS, NAMES, losses_of
 from landscape.subject.outputs import logits_in
-from landscape.subject.sanity_check import prove
+from landscape.subject.sanity_check import check_sanity
 from landscape.subject.subject import Subject
 
 REGRESSION = """
@@ -210,10 +210,10 @@ def test_functions_made_in_python_are_told_apart() -> None:
 
 
 def test_there_is_no_accuracy_where_targets_are_no_classes(file: Path) -> None:
-    proof = prove(_loaded(file, "mse"))
-    assert np.isnan(proof.accuracy)
-    assert not proof.at_chance
-    assert np.isfinite(proof.loss)
+    check = check_sanity(_loaded(file, "mse"))
+    assert np.isnan(check.accuracy)
+    assert not check.at_chance
+    assert np.isfinite(check.loss)
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ def test_preprocessing_is_overridden_by_options_stored_and_part_of_the_question(
 
     with caplog.at_level("INFO", logger="landscape"):
         plain = loaded()
-    assert "images as timm:resnet18 has them: 32 px, crop 0.95, bicubic, mean 0.485 0.456 0.406" in caplog.text
+    assert "preprocessing of timm:resnet18: 32 px, crop 0.95, bicubic, mean 0.485 0.456 0.406" in caplog.text
     stored = json.loads(str(attributes(plain)["spec"]))
     assert (stored["crop"], stored["interpolation"], stored["std"]) == ("0.95", "bicubic", [0.229, 0.224, 0.225])
     questions = {digest(Hessian(), plain)}

@@ -1,4 +1,4 @@
-"""The proof line: when accuracy counts as chance, what is named as the cause, and when nothing is wrong."""
+"""The sanity check: when accuracy counts as chance, what is named as the cause, and when nothing is wrong."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from landscape import models
 from landscape.checkpoints.checkpoint import write_checkpoint
 from landscape.cli.main import status
 from landscape.subject.losses import NAMES
-from landscape.subject.sanity_check import LEVEL, Proof, doubt, guessed, order_of, prove
+from landscape.subject.sanity_check import LEVEL, SanityCheck, check_sanity, class_order_hint, guessing_p_value, warning
 from landscape.subject.subject import Subject
 
 CLASSES = 10
@@ -50,33 +50,33 @@ def subject(
 @pytest.mark.parametrize(
     ("hits", "samples", "classes"), [(0, 9, 3), (3, 9, 3), (9, 9, 3), (40, 256, 10), (2, 256, 1000)]
 )
-def test_chance_is_the_tail_of_the_binomial_distribution(hits: int, samples: int, classes: int) -> None:
+def test_the_p_value_is_the_tail_of_the_binomial_distribution(hits: int, samples: int, classes: int) -> None:
     wanted = stats.binomtest(hits, samples, 1 / classes, alternative="greater").pvalue
-    assert guessed(hits, samples, classes) == pytest.approx(wanted, rel=1e-9)
+    assert guessing_p_value(hits, samples, classes) == pytest.approx(wanted, rel=1e-9)
 
 
-def test_guesses_are_taken_for_chance_as_often_as_the_level_says() -> None:
+def test_false_alarms_are_as_frequent_as_the_level() -> None:
     hits = np.random.default_rng(0).binomial(256, 0.1, size=4000)
-    alarms = np.mean([guessed(int(h), 256, 10) < LEVEL for h in hits])
+    alarms = np.mean([guessing_p_value(int(h), 256, 10) < LEVEL for h in hits])
     assert alarms <= LEVEL + 3 * math.sqrt(LEVEL / 4000)
     assert alarms > LEVEL / 4
 
 
-def test_a_model_that_knows_is_in_no_doubt() -> None:
-    proof = prove(subject())
-    assert (proof.accuracy, proof.samples, proof.classes, proof.at_chance) == (1.0, 200, CLASSES, False)
-    assert doubt(proof) == ""
+def test_an_accurate_model_has_no_warning() -> None:
+    check = check_sanity(subject())
+    assert (check.accuracy, check.samples, check.classes, check.at_chance) == (1.0, 200, CLASSES, False)
+    assert warning(check) == ""
 
 
-def test_one_that_guesses_is_doubted_with_the_three_causes() -> None:
+def test_a_guessing_model_is_warned_of_with_the_three_causes() -> None:
     generator = torch.Generator().manual_seed(0)
     guesses = torch.randn(200, CLASSES, dtype=torch.float64, generator=generator)
-    proof = prove(subject(inputs=guesses))
-    said = doubt(proof, own=0.9)
-    assert proof.at_chance
-    assert proof.cause == ""
-    assert f"{proof.accuracy:.3f} on 200 samples is no better than guessing among 10 classes" in said
-    assert f"p = {stats.binomtest(round(proof.accuracy * 200), 200, 0.1, alternative='greater').pvalue:.2g}" in said
+    check = check_sanity(subject(inputs=guesses))
+    said = warning(check, own=0.9)
+    assert check.at_chance
+    assert check.cause == ""
+    assert f"{check.accuracy:.3f} on 200 samples is no better than guessing among 10 classes" in said
+    assert f"p = {stats.binomtest(round(check.accuracy * 200), 200, 0.1, alternative='greater').pvalue:.2g}" in said
     assert "own metrics say 0.900" in said
     for cause in ("classes in another order", "another normalisation", "weights of another model"):
         assert cause in said
@@ -86,36 +86,36 @@ def test_one_that_guesses_is_doubted_with_the_three_causes() -> None:
 # --- causes ---
 
 
-def test_another_order_of_the_classes_is_found_out() -> None:
+def test_another_order_of_the_classes_is_detected() -> None:
     order = torch.tensor([3, 4, 0, 1, 2, 9, 5, 6, 7, 8])
-    proof = prove(subject(targets=order[TARGETS]))
-    assert (proof.accuracy, proof.at_chance) == (0.0, True)
-    assert proof.cause.startswith("100% of held-out samples are right in another order of the classes")
-    assert "here 100% of held-out samples" in doubt(proof)
+    check = check_sanity(subject(targets=order[TARGETS]))
+    assert (check.accuracy, check.at_chance) == (0.0, True)
+    assert check.cause.startswith("100% of held-out samples are right in another order of the classes")
+    assert "here 100% of held-out samples" in warning(check)
 
 
-def test_classes_shifted_by_one_are_found_out_of_many_classes_too() -> None:
+def test_classes_shifted_by_one_are_detected_among_many_classes() -> None:
     generator = np.random.default_rng(0)
     wanted = generator.integers(1000, size=256)
     predicted = np.where(generator.random(256) < 0.7, wanted + 1, generator.integers(1000, size=256))
-    assert "% of the samples are taken for the class +1: the classes are shifted by one" in order_of(
+    assert "% of the samples are taken for the class +1: the classes are shifted by one" in class_order_hint(
         predicted, wanted, 1001
     )
-    assert "class -1" in order_of(wanted, predicted, 1001)
+    assert "class -1" in class_order_hint(wanted, predicted, 1001)
 
 
 @pytest.mark.parametrize("classes", [2, 10, 100, 1000])
-def test_guesses_follow_no_order(classes: int) -> None:
+def test_guesses_have_no_class_order_hint(classes: int) -> None:
     generator = np.random.default_rng(classes)
     for _ in range(50):
         wanted, predicted = generator.integers(classes, size=(2, 256))
-        assert order_of(predicted, wanted, classes) == ""
+        assert class_order_hint(predicted, wanted, classes) == ""
 
 
-def test_one_class_for_all_is_no_order_but_said() -> None:
-    proof = prove(subject(lambda x: x * 0 + torch.arange(CLASSES)))
-    assert proof.accuracy == 0.1
-    assert proof.cause == "every sample is taken for class 9, as unfit weights or inputs do"
+def test_a_single_predicted_class_is_reported() -> None:
+    check = check_sanity(subject(lambda x: x * 0 + torch.arange(CLASSES)))
+    assert check.accuracy == 0.1
+    assert check.cause == "every sample is taken for class 9, as unfit weights or inputs do"
 
 
 @pytest.mark.parametrize(
@@ -127,21 +127,21 @@ def test_one_class_for_all_is_no_order_but_said() -> None:
     ],
 )
 def test_inputs_that_do_not_look_normalised_are_named(inputs: Tensor, words: str) -> None:
-    proof = prove(subject(inputs=inputs))
-    assert proof.at_chance
-    assert words in proof.cause
+    check = check_sanity(subject(inputs=inputs))
+    assert check.at_chance
+    assert words in check.cause
 
 
 # --- no false alarms ---
 
 
-def test_initial_weights_and_those_that_say_so_are_not_doubted() -> None:
-    proof = Proof(loss=2.3, accuracy=0.1, samples=200, classes=10, chance=0.5)
-    assert doubt(proof)
-    assert doubt(proof, epoch=0.0) == ""
-    assert doubt(proof, epoch=1.0, own=0.11) == ""
-    assert doubt(proof, epoch=1.0, own=0.6)
-    assert doubt(replace(proof, chance=1e-4), own=0.6) == ""
+def test_initial_weights_and_expected_chance_accuracy_have_no_warning() -> None:
+    check = SanityCheck(loss=2.3, accuracy=0.1, samples=200, classes=10, p_value=0.5)
+    assert warning(check)
+    assert warning(check, epoch=0.0) == ""
+    assert warning(check, epoch=1.0, own=0.11) == ""
+    assert warning(check, epoch=1.0, own=0.6)
+    assert warning(replace(check, p_value=1e-4), own=0.6) == ""
 
 
 @pytest.mark.parametrize(
@@ -151,21 +151,21 @@ def test_initial_weights_and_those_that_say_so_are_not_doubted() -> None:
         ((torch.arange(2000) % 3 == 0).double().view(200, CLASSES), "bce"),  # several labels per sample
     ],
 )
-def test_targets_that_are_no_classes_are_not_tested_against_guessing(targets: Tensor, loss: str) -> None:
-    proof = prove(subject(targets=targets, loss=loss))
-    assert math.isnan(proof.accuracy) == (loss == "mse")  # of several labels it is the share on their side
-    assert not proof.at_chance
-    assert doubt(proof) == ""
+def test_targets_that_are_not_classes_are_not_tested_against_guessing(targets: Tensor, loss: str) -> None:
+    check = check_sanity(subject(targets=targets, loss=loss))
+    assert math.isnan(check.accuracy) == (loss == "mse")  # of several labels it is the share on their side
+    assert not check.at_chance
+    assert warning(check) == ""
 
 
 def test_one_output_has_no_accuracy() -> None:
     one = torch.randn(200, 1, dtype=torch.float64)
-    assert math.isnan(prove(subject(inputs=one, targets=one, loss="mse")).accuracy)
+    assert math.isnan(check_sanity(subject(inputs=one, targets=one, loss="mse")).accuracy)
 
 
-def test_shares_of_the_classes_count_by_the_largest() -> None:
+def test_soft_targets_count_by_their_largest_class() -> None:
     shares = 0.9 * nn.functional.one_hot(TARGETS, CLASSES).double() + 0.01
-    assert prove(subject(targets=shares)).accuracy == 1.0
+    assert check_sanity(subject(targets=shares)).accuracy == 1.0
 
 
 # --- what the command says ---

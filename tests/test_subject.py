@@ -21,7 +21,7 @@ from landscape.options import OptionError
 from landscape.subject.identity import identity
 from landscape.subject.loading import load, load_spec
 from landscape.subject.losses import cross_entropy
-from landscape.subject.sanity_check import prove
+from landscape.subject.sanity_check import check_sanity
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
 
@@ -301,29 +301,29 @@ def test_an_augmentation_is_drawn_once_per_seed(tmp_path: Path) -> None:
     assert not torch.equal(one, load(path, samples=16).batches[0][0])
 
 
-# --- the proof ---
+# --- the sanity check ---
 
 
-def test_a_proof_takes_fewer_large_images() -> None:
+def test_the_sanity_check_takes_fewer_large_images() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 128 * 128, 2))
     images, targets = torch.zeros(16, 3, 128, 128), torch.zeros(16, dtype=torch.long)
-    assert prove(Subject(model, [(images, targets)] * 6)).samples == 64
+    assert check_sanity(Subject(model, [(images, targets)] * 6)).samples == 64
 
 
-def test_the_proof_is_loss_and_accuracy_of_the_first_batches() -> None:
+def test_the_sanity_check_is_loss_and_accuracy_of_the_first_batches() -> None:
     subject = digits(samples="all", batch_size=100)
-    proof = prove(subject)
-    assert proof.samples == 300
+    check = check_sanity(subject)
+    assert check.samples == 300
     inputs, targets = (torch.cat(parts) for parts in zip(*subject.batches[:3], strict=True))
     with torch.no_grad():
         logits = subject.model(inputs).double()
     right = (logits.argmax(dim=1) == targets).double().mean()
-    assert proof.loss == pytest.approx(nn.functional.cross_entropy(logits, targets).item(), rel=1e-6)
-    assert proof.accuracy == pytest.approx(right.item())
-    assert proof.at_chance
+    assert check.loss == pytest.approx(nn.functional.cross_entropy(logits, targets).item(), rel=1e-6)
+    assert check.accuracy == pytest.approx(right.item())
+    assert check.at_chance
 
 
-def test_a_model_that_knows_is_not_at_chance(tmp_path: Path) -> None:
+def test_an_accurate_model_is_not_at_chance(tmp_path: Path) -> None:
     code = """
 def pair():
     targets = torch.arange(40) % 10
@@ -335,16 +335,16 @@ def net():
     return model
 """
     name = file(tmp_path, code)
-    proof = prove(load(model=f"{name}:net", data=f"{name}:pair"))
-    assert (proof.accuracy, proof.at_chance) == (1.0, False)
-    assert proof.loss == pytest.approx(math.log(math.e + 9) - 1)
+    check = check_sanity(load(model=f"{name}:net", data=f"{name}:pair"))
+    assert (check.accuracy, check.at_chance) == (1.0, False)
+    assert check.loss == pytest.approx(math.log(math.e + 9) - 1)
 
 
 def test_a_model_of_nans_is_refused() -> None:
     model = linear()
     nn.init.constant_(model[1].weight, math.nan)
     with pytest.raises(ValueError, match=r"the model's loss is nan on all of the first 20 samples; check the weights"):
-        prove(digits(model))
+        check_sanity(digits(model))
 
 
 def test_a_spec_is_plain_and_rebatching_changes_the_batches_alone() -> None:

@@ -23,7 +23,7 @@ from landscape.options import (
 from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values
 from landscape.results import surface_summary
 from landscape.subject import batchnorm
-from landscape.subject.checks import refuse_unsteady
+from landscape.subject.checks import refuse_stochastic
 from landscape.subject.derived import once_per_weights
 from landscape.subject.losses import CLASSIFICATION, Meaning
 from landscape.subject.subject import Subject
@@ -177,7 +177,7 @@ class Surface(Probe):
         }
 
     def plan(self, subject: Subject) -> Plan:
-        refuse_unsteady(subject)
+        refuse_stochastic(subject)
         plane = self._plane(subject)
         statistics = self._statistics(plane)
         (x_low, x_high), (y_low, y_high) = self._ranges(plane)

@@ -17,7 +17,7 @@ from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.results.statistics import mean_and_standard_error
 from landscape.subject import batchnorm
 from landscape.subject.batchnorm import recalibration
-from landscape.subject.checks import refuse_unsteady
+from landscape.subject.checks import refuse_stochastic
 from landscape.subject.derived import once_per_weights
 from landscape.subject.outputs import per_sample
 from landscape.subject.subject import Subject
@@ -58,7 +58,7 @@ class Trajectory(Probe):
         }
 
     def plan(self, subject: Subject) -> Plan:
-        refuse_unsteady(subject)
+        refuse_stochastic(subject)
         found = self._snapshots(subject)
         # Raises for another architecture.
         weight_differences.difference(read_checkpoint(found[-1].path), subject.parameters)

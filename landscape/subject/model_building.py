@@ -1,4 +1,4 @@
-"""The module that a spec or a checkpoint names: built, never imported at a file's word, refused where absurd."""
+"""Build the model that a spec or a checkpoint names, without running code or reserving absurd memory for a file."""
 
 from __future__ import annotations
 
@@ -20,47 +20,38 @@ from landscape.results.declared_size import EXPANSION, refuse_oversized
 from landscape.subject.spec import Spec
 
 SLACK = 10**6  # numbers by which a described model may exceed `EXPANSION` times its weights
-SOURCES = ("timm", "torchvision")  # of names in front of a colon, those that look a model up in a table
+SOURCES = ("timm", "torchvision")  # prefixes of names that are looked up in a table, not imported
 log = logging.getLogger(__name__)
 
 
 def build(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.Module:
-    """The module a spec names, freshly initialised from its seed.
+    """The model that a spec names, else its checkpoint, freshly initialised from the spec's seed.
 
     Raises:
-        ValueError: nothing names an architecture, or it does not build.
+        ValueError: neither names an architecture, or it cannot be built.
     """
     with torch.random.fork_rng(devices=[]):  # a module's own initialisation draws from the global generator
         torch.default_generator.manual_seed(spec.seed)
         return _built(spec, stored, images)
 
 
-def named(spec: Spec, stored: Checkpoint | None) -> Spec:
-    """The spec with the architecture that a foreign checkpoint names, where nothing else names one."""
-    if spec.model or stored is None or stored.native:
-        return spec
-    whole = stored.path.is_dir() and stored.arch.startswith("hf:")  # a folder that says all by itself
-    found = stored.arch if whole else providers.of_architecture(stored.arch)
-    if found:
-        log.info("architecture %s, as %s says", found, stored.path)
-    return replace(spec, model=found) if found else spec
+def architecture_of(stored: Checkpoint | None) -> str:
+    """The model that a foreign checkpoint names and that a library or its folder builds; "" if there is none."""
+    if stored is None or stored.native:
+        return ""
+    whole = stored.path.is_dir() and stored.arch.startswith("hf:")  # a folder that builds its model
+    name = stored.arch if whole else providers.of_architecture(stored.arch)
+    if name:
+        log.info("architecture %s, as %s says", name, stored.path)
+    return name
 
 
-def offered(stored: Checkpoint | None) -> str:
-    """The model that a checkpoint names, to be looked up where the user names none.
+def refuse_code(stored: Checkpoint, what: str, name: str) -> str:
+    """A name that a file gives, rejected if it would be imported and called.
 
     Raises:
-        ValueError: there is no checkpoint, or it names none; or it names code, which is the user's to name.
+        ValueError: it names code, which only the user may name.
     """
-    if stored is None or not stored.native:
-        where = f"{stored.path} holds weights only" if stored else "no checkpoint"
-        said = f" (of {stored.arch}, it says)" if stored and stored.arch else ""
-        raise ValueError(f"{where}{said}; name their architecture with --model NAME or --model file.py:callable")
-    return no_code(stored, "model", stored.model)
-
-
-def no_code(stored: Checkpoint, what: str, name: str) -> str:
-    """A name that a file gives; never one that would be imported and called."""
     if ":" in name and name.partition(":")[0] not in SOURCES:
         raise ValueError(
             f"{stored.path} names code as its {what} ({name}); a checkpoint never runs any: if you trust it, "
@@ -75,7 +66,7 @@ def _built(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.M
         return stored.module
     if not name or (stored and name == stored.model):
         arguments = {**(stored.model_args if stored else {}), **arguments}
-        name = name or offered(stored)
+        name = name or _native_name(stored)
     if name in models.NAMES:
         if images is not None:
             arguments = {"classes": images.classes, "image_size": images.size, **arguments}
@@ -91,11 +82,24 @@ def _built(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.M
     return providers.build(replace(wanted, classes=classes)) if classes else module
 
 
+def _native_name(stored: Checkpoint | None) -> str:
+    """The model that one of our own checkpoints names.
+
+    Raises:
+        ValueError: there is no checkpoint, it names no model, or it names code.
+    """
+    if stored is None or not stored.native:
+        where = f"{stored.path} holds weights only" if stored else "no checkpoint"
+        said = f" (of {stored.arch}, it says)" if stored and stored.arch else ""
+        raise ValueError(f"{where}{said}; name their architecture with --model NAME or --model file.py:callable")
+    return refuse_code(stored, "model", stored.model)
+
+
 def _classes_in(stored: Checkpoint, module: nn.Module) -> int | None:
-    """The classes of a file whose tensors differ from the module's in their number of rows alone; else None."""
+    """The number of classes of a file whose tensors differ from the module's only in the number of rows, else None."""
     own = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    found = with_model_keys(stored.state_dict, set(own))
-    pairs = {(tuple(found[name].shape), shape) for name, shape in own.items() if name in found}
+    fitted = with_model_keys(stored.state_dict, set(own))
+    pairs = {(tuple(fitted[name].shape), shape) for name, shape in own.items() if name in fitted}
     differing = [(there, here) for there, here in pairs if there != here]
     rows = {there[:1] for there, _ in differing}
     alike = all(there[1:] == here[1:] and there and here for there, here in differing)
@@ -103,7 +107,7 @@ def _classes_in(stored: Checkpoint, module: nn.Module) -> int | None:
 
 
 def _refuse_oversized(stored: Checkpoint, name: str, arguments: Mapping[str, Any]) -> None:
-    """Refuse a description of a far larger model than the weights beside it, before a byte is reserved for it."""
+    """Reject a checkpoint that describes a far larger model than its weights, before memory is reserved for it."""
     with torch.device("meta"):
         described = sum(tensor.numel() for tensor in models.build(name, **arguments).state_dict().values())
     held = sum(tensor.numel() for tensor in stored.state_dict.values())

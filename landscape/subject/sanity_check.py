@@ -1,4 +1,7 @@
-"""The cheapest proof that weights, classes and normalisation met: loss and accuracy of the first mini-batches."""
+"""A sanity check after loading: are loss and accuracy of the first mini-batches better than guessing?
+
+An accuracy at chance level means that weights, class order or normalisation do not belong together.
+"""
 
 from __future__ import annotations
 
@@ -13,44 +16,44 @@ from torch import Tensor
 from landscape.subject.outputs import outputs_of
 from landscape.subject.subject import Subject
 
-LEVEL = 0.01  # of the test against guessing
+LEVEL = 0.01  # significance level of the test against guessing
 INPUTS = 256 * 3 * 64 * 64  # numbers that pass through the model
-SURE = 1e-6  # of what is named as the likely cause
+SURE = 1e-6  # p-value below which a class order is named as the likely cause
 
 
 @dataclass(frozen=True)
-class Proof:
+class SanityCheck:
     """Loss and accuracy of the first mini-batches, and whether guessing would do as well.
 
     Args:
-        accuracy: what the loss counts as right, NaN where it knows no right and wrong.
+        accuracy: NaN where the loss defines none.
         classes: outputs of the model.
-        chance: probability that guessing one of the classes is right as often or more often, by the binomial
+        p_value: probability that guessing one of the classes is right at least as often, by the binomial
             distribution; NaN without an accuracy.
-        cause: what the samples say about why accuracy is at chance, "" where they say nothing.
+        cause: the likely cause of an accuracy at chance level; "" where the samples suggest none.
     """
 
     loss: float
     accuracy: float
     samples: int
     classes: int
-    chance: float
+    p_value: float
     cause: str = ""
 
     @property
     def at_chance(self) -> bool:
-        """Guessing does as well, at a level of 1 %."""
-        return self.chance >= LEVEL
+        """Whether the accuracy is no better than guessing, at a level of 1 %."""
+        return self.p_value >= LEVEL
 
 
-def prove(subject: Subject, samples: int = 256) -> Proof:
-    """Evaluate the first mini-batches, as many as hold so many samples; of large images fewer, 64 at least.
+def check_sanity(subject: Subject, samples: int = 256) -> SanityCheck:
+    """Evaluate the first mini-batches with together at least `samples` samples (64 for large images).
 
     Raises:
-        ValueError: no output is finite.
+        ValueError: no loss is finite.
     """
-    loss, right, predicted, wanted = [], [], [], []
-    classes, moments = 2, ""
+    loss, correct, predicted, wanted = [], [], [], []
+    classes, normalisation = 2, ""
     samples = max(min(64, samples), min(samples, INPUTS // subject.batches[0][0][0].numel()))
     with torch.inference_mode():
         for i in range(len(subject.batches)):
@@ -58,11 +61,11 @@ def prove(subject: Subject, samples: int = 256) -> Proof:
             outputs = outputs_of(subject.model, inputs)
             classes = outputs.shape[-1]
             loss.append(subject.losses(outputs, targets).double())
-            right.append(subject.right(outputs, targets).double())
+            correct.append(subject.right(outputs, targets).double())
             if not subject.meaning.accuracy and are_classes(outputs, targets):
                 predicted.append(outputs.argmax(dim=1))
                 wanted.append(targets.argmax(dim=1) if targets.is_floating_point() else targets)
-            moments = moments or _unusual(inputs)
+            normalisation = normalisation or _normalisation_hint(inputs)
             if sum(map(len, loss)) >= samples:
                 break
     losses = torch.cat(loss)
@@ -71,62 +74,61 @@ def prove(subject: Subject, samples: int = 256) -> Proof:
             f"the model's loss is {losses[0].item()} on all of the first {len(losses)} samples; "
             "check the weights for non-finite values and the normalisation of the data"
         )
-    hit = torch.cat(right)
-    proof = Proof(losses.mean().item(), hit.mean().item(), len(losses), classes, math.nan)
+    hit = torch.cat(correct)
+    check = SanityCheck(losses.mean().item(), hit.mean().item(), len(losses), classes, math.nan)
     if len(predicted) < len(loss):
-        return proof
-    hits = int(hit.sum().item())
-    chance = guessed(hits, len(losses), classes)
+        return check
+    p_value = guessing_p_value(int(hit.sum().item()), len(losses), classes)
     cause = ""
-    if chance >= LEVEL:
-        taken, classes_of = torch.cat(predicted).cpu().numpy(), torch.cat(wanted).cpu().numpy()
-        cause = order_of(taken, classes_of, classes) or moments or _one_class(taken)
-    return replace(proof, chance=chance, cause=cause)
+    if p_value >= LEVEL:
+        taken, targets_of = torch.cat(predicted).cpu().numpy(), torch.cat(wanted).cpu().numpy()
+        cause = class_order_hint(taken, targets_of, classes) or normalisation or _single_class_hint(taken)
+    return replace(check, p_value=p_value, cause=cause)
 
 
-def doubt(proof: Proof, *, epoch: float = math.nan, own: float | None = None) -> str:
-    """What to say about weights whose accuracy is at chance; "" where nothing is wrong with that.
+def warning(check: SanityCheck, *, epoch: float = math.nan, own: float | None = None) -> str:
+    """The warning about an accuracy at chance level; "" where it is not, or is expected.
 
     Args:
-        proof: of a model whose weights come from a checkpoint.
-        epoch: of the checkpoint; initial weights have no more than chance.
-        own: accuracy that the checkpoint itself names; one that is at chance too is no surprise.
+        check: of a model with weights from a checkpoint.
+        epoch: of the checkpoint; initial weights (0) are at chance level.
+        own: accuracy that the checkpoint stores; if it is at chance level too, nothing is wrong.
     """
-    expected = own is None or guessed(round(own * proof.samples), proof.samples, proof.classes) < LEVEL
-    if not proof.at_chance or epoch == 0 or not expected:
+    expected = own is None or guessing_p_value(round(own * check.samples), check.samples, check.classes) < LEVEL
+    if not check.at_chance or epoch == 0 or not expected:
         return ""
     known = "" if own is None else f", and the checkpoint's own metrics say {own:.3f}"
-    likely = f"; here {proof.cause}" if proof.cause else ""
+    likely = f"; here {check.cause}" if check.cause else ""
     return (
-        f"warning: accuracy {proof.accuracy:.3f} on {proof.samples} samples is no better than guessing among "
-        f"{proof.classes} classes (binomial test, p = {proof.chance:.2g}){known}; the common causes are classes in "
+        f"warning: accuracy {check.accuracy:.3f} on {check.samples} samples is no better than guessing among "
+        f"{check.classes} classes (binomial test, p = {check.p_value:.2g}){known}; the common causes are classes in "
         f"another order than in training, another normalisation, and weights of another model{likely}"
     )
 
 
-def guessed(hits: int, samples: int, classes: int) -> float:
-    """Probability that guessing among the classes gives so many hits or more, P(X >= hits)."""
+def guessing_p_value(hits: int, samples: int, classes: int) -> float:
+    """Probability that guessing among the classes is right at least `hits` times, P(X >= hits)."""
     return 1.0 if hits <= 0 else float(bdtrc(hits - 1, samples, 1 / classes))
 
 
-def order_of(predicted: np.ndarray, wanted: np.ndarray, classes: int) -> str:
-    """Words on predictions that follow the targets through another numbering of the classes; "" where they do not.
+def class_order_hint(predicted: np.ndarray, wanted: np.ndarray, classes: int) -> str:
+    """A sentence if predictions match the targets under another numbering of the classes, else "".
 
-    A shift by one (a background class, say) is looked for in all samples. A general order is the one-to-one assignment
-    that fits every other sample of each class best, and counts by how well it does on those between.
+    Tries a shift by one (a background class, say) on all samples. Tries a general order as the one-to-one assignment
+    that fits every other sample of each class best, judged on the samples between.
 
     Args:
         predicted: (N,) class numbers.
-        wanted: (N,) likewise.
-        classes: how many there are.
+        wanted: (N,) class numbers.
+        classes: number of classes.
     """
-    found: list[tuple[float, str]] = []
+    hints: list[tuple[float, str]] = []
     for shift in (1, -1):
         hits = int((predicted == wanted + shift).sum())
-        if guessed(hits, len(wanted), classes) < SURE:
+        if guessing_p_value(hits, len(wanted), classes) < SURE:
             share = hits / len(wanted)
             words = f"{share:.0%} of the samples are taken for the class {shift:+d}: the classes are shifted by one"
-            found.append((share, words))
+            hints.append((share, words))
     from scipy.optimize import linear_sum_assignment
 
     size = max(classes, int(wanted.max()) + 1)
@@ -136,15 +138,15 @@ def order_of(predicted: np.ndarray, wanted: np.ndarray, classes: int) -> str:
     _, assigned = linear_sum_assignment(table, maximize=True)
     held_out, taken = wanted[~fitted], predicted[~fitted]
     hits = int((assigned[held_out] == taken).sum())
-    if guessed(hits, len(held_out), classes) < SURE:
+    if guessing_p_value(hits, len(held_out), classes) < SURE:
         share = hits / len(held_out)
         words = f"{share:.0%} of held-out samples are right in another order of the classes: check that of the data"
-        found.append((share, words))
-    return max(found, default=(0.0, ""))[1]
+        hints.append((share, words))
+    return max(hints, default=(0.0, ""))[1]
 
 
 def _every_other(classes: np.ndarray) -> np.ndarray:
-    """The first, third, ... sample of each class (N,), true; the others false."""
+    """Mask (N,) of the first, third, ... sample of each class."""
     by_class = np.argsort(classes, kind="stable")
     _, first, counts = np.unique(classes[by_class], return_index=True, return_counts=True)
     place = np.empty(len(classes), np.int64)
@@ -152,13 +154,13 @@ def _every_other(classes: np.ndarray) -> np.ndarray:
     return np.asarray(place % 2 == 0)
 
 
-def _one_class(predicted: np.ndarray) -> str:
+def _single_class_hint(predicted: np.ndarray) -> str:
     taken = np.unique(predicted)
     return f"every sample is taken for class {taken[0]}, as unfit weights or inputs do" if len(taken) == 1 else ""
 
 
 def are_classes(outputs: Tensor, targets: Tensor) -> bool:
-    """Class numbers, or shares of the classes: rows that sum to one, as the targets of a regression do not."""
+    """Whether targets are class numbers or soft targets, whose rows sum to one, unlike those of a regression."""
     if outputs.dim() != 2 or outputs.shape[1] < 2:
         return False
     if not targets.is_floating_point():
@@ -167,8 +169,8 @@ def are_classes(outputs: Tensor, targets: Tensor) -> bool:
     return targets.shape == outputs.shape and bool(((sums - 1).abs() < 1e-3).all() & (targets >= 0).all())
 
 
-def _unusual(inputs: Tensor) -> str:
-    """Words on inputs that do not look normalised; "" for those that do, and for numbers of tokens."""
+def _normalisation_hint(inputs: Tensor) -> str:
+    """A sentence if the inputs do not look normalised; "" if they do, and for token numbers."""
     if not inputs.is_floating_point():
         return ""
     mean, std = inputs.double().mean().item(), inputs.double().std().item()

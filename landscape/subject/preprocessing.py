@@ -1,0 +1,130 @@
+"""Load the images of a spec, preprocessed as the options, the checkpoint or the model's provider say, in this order."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from landscape import data as datasets
+from landscape.checkpoints.checkpoint import Checkpoint
+from landscape.data import tokens
+from landscape.data.dataset import Images
+from landscape.data.preprocessing import Fit, Preprocessing, parse_crop
+from landscape.models import providers
+from landscape.models.providers import Wanted
+from landscape.subject.model_building import architecture_of, refuse_code
+from landscape.subject.spec import Spec
+
+MOST_PIXELS = 8192  # largest image side that a checkpoint may ask for
+LONGEST = 1024  # tokens per sequence unless --block-size asks for more
+log = logging.getLogger(__name__)
+
+
+def resolved(spec: Spec, stored: Checkpoint | None) -> tuple[Spec, Images]:
+    """The spec with what the options left open filled in, and the images that it loads.
+
+    The model is the one that a foreign checkpoint names; preprocessing and context length are the provider's. Inputs
+    that are used as they are (floating-point tensors) have no preprocessing to fill in.
+    """
+    asked = replace(spec, model=spec.model or architecture_of(stored))
+    filled = _with_provider(asked, stored)
+    images = load_images(filled, stored)
+    _warn_of_unused(asked, images)
+    if images.sequences:
+        return filled, images
+    if filled == asked or not images.mean:
+        return asked, images
+    said = Preprocessing(images.size, _fit(filled), images.mean, images.std)
+    log.info("preprocessing of %s: %s", asked.model, said)
+    return filled, images
+
+
+def of_provider(spec: Spec, stored: Checkpoint | None) -> Preprocessing | None:
+    """The preprocessing that a model's provider states; None for our own models, callables and native checkpoints."""
+    if ":" not in spec.model or (stored is not None and stored.native):
+        return None
+    return providers.preprocessing(Wanted(spec.model, spec.model_arg, image_size=spec.image_size))
+
+
+def load_images(spec: Spec, stored: Checkpoint | None) -> Images:
+    """The samples of a resolved spec; data, size, mean and std are the checkpoint's where the spec names none.
+
+    Raises:
+        ValueError: neither names the data, or the checkpoint's description is invalid.
+    """
+    name = spec.data or (refuse_code(stored, "data", str(stored.data.get("name", ""))) if stored else "")
+    if not name:
+        lacking = f"{stored.path} does not say what it was trained on" if stored else "a fresh model comes without data"
+        raise ValueError(f"{lacking}; name it with --data NAME|FOLDER|file.py:callable")
+    described = _description(stored) if stored else {}
+    return datasets.load(
+        name,
+        root=spec.data_root,
+        split=spec.split,
+        samples=spec.samples,
+        image_size=spec.image_size or (described.get("size") or None),
+        mean=tuple(spec.mean or described.get("mean") or ()),
+        std=tuple(spec.std or described.get("std") or ()),
+        fit=_fit(spec) if spec.interpolation or spec.crop else None,
+        block_size=spec.block_size,
+    )
+
+
+def _with_provider(spec: Spec, stored: Checkpoint | None) -> Spec:
+    """The spec with the provider's preprocessing or context length.
+
+    The crop is meant for photographs: the small images of a named data set are not cropped unless it is asked for.
+    """
+    if spec.block_size is None and spec.data.endswith(tokens.SUFFIX):
+        length = providers.context(Wanted(spec.model, spec.model_arg))
+        return replace(spec, block_size=min(length, LONGEST)) if length else spec
+    own = of_provider(spec, stored)
+    if own is None:
+        return spec
+    crop = "squash" if spec.data in datasets.NAMES else str(own.fit.crop)
+    return replace(
+        spec,
+        image_size=spec.image_size or own.size,
+        mean=spec.mean or own.mean,
+        std=spec.std or own.std,
+        interpolation=spec.interpolation or own.fit.interpolation,
+        crop=spec.crop or crop,
+    )
+
+
+def _fit(spec: Spec) -> Fit:
+    return Fit(spec.interpolation or "bilinear", parse_crop(spec.crop) if spec.crop else 1.0)
+
+
+def _description(stored: Checkpoint) -> Mapping[str, Any]:
+    """A checkpoint's description of its images.
+
+    Raises:
+        ValueError: it is invalid.
+    """
+    size, channels = stored.data.get("size") or 1, [stored.data.get(key) or () for key in ("mean", "std")]
+    valid = isinstance(size, int) and 1 <= size <= MOST_PIXELS
+    for values in channels:
+        valid = valid and isinstance(values, tuple | list) and all(isinstance(v, int | float) for v in values)
+    if not valid:
+        raise ValueError(
+            f"{stored.path} describes images of size {size!r:.40} with an invalid size, mean or std; get the file anew"
+        )
+    return stored.data
+
+
+def _warn_of_unused(spec: Spec, images: Images) -> None:
+    """Name the given options that have no effect on such data."""
+    names: tuple[str, ...] = () if images.sequences else ("block_size",)
+    if images.sequences or images.inputs.dtype != torch.uint8:
+        names += ("image_size", "mean", "std", "interpolation", "crop")
+    unused = [f"--{name.replace('_', '-')}" for name in names if getattr(spec, name)]
+    if images.size and spec.image_size == images.size:
+        unused = [name for name in unused if name != "--image-size"]
+    if unused:
+        kind = "token numbers" if images.sequences else f"{str(images.inputs.dtype).removeprefix('torch.')} inputs"
+        log.warning("note: %s has no effect: %s has %s, used as they are", ", ".join(unused), images.name, kind)
