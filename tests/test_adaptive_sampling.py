@@ -1,4 +1,4 @@
-"""Previews: which points are evaluated, what the others become, and when every point is needed after all."""
+"""Previews: which points are evaluated, how the others are interpolated, and when every point is needed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def walked(
     loss: np.ndarray, *, axes: tuple[np.ndarray, np.ndarray] = AXES, seed: int = 0, tolerance: float = 0.05,
     stop: int = 10**9, design: Design = adaptive_sampling.DESIGN,
 ) -> tuple[np.ndarray, adaptive_sampling.Step]:  # fmt: skip
-    """What is evaluated when the steps are followed, at most `stop` points of each; and the last step."""
+    """The points evaluated by following the steps, at most `stop` points of each; and the last step."""
     evaluated = np.zeros(loss.shape, dtype=bool)
     while True:
         found = step(axes, np.where(evaluated, loss, np.nan), evaluated, tolerance=tolerance, seed=seed, design=design)
@@ -57,7 +57,7 @@ def test_the_bound_covers_95_percent_of_the_errors_for_19_of_20_draws_of_hold_ou
     assert len({walked(loss, axes=axes, seed=s, tolerance=10.0, design=SMALL)[1].error for s in range(3)}) == 3
 
 
-def test_a_rough_surface_is_found_out_and_evaluated_everywhere() -> None:
+def test_a_rough_surface_is_detected_and_evaluated_everywhere() -> None:
     loss = valley() * np.exp(0.3 * np.random.default_rng(0).standard_normal((51, 45)))
     evaluated, last = walked(loss, design=SMALL)
     assert evaluated.all()
@@ -80,7 +80,7 @@ def test_grids_with_nothing_to_save_are_evaluated_everywhere(shape: tuple[int, i
 
 
 @pytest.mark.parametrize("stop", [1, 7])
-def test_a_walk_that_stops_in_every_round_takes_the_same_points(stop: int) -> None:
+def test_interrupted_rounds_choose_the_same_points(stop: int) -> None:
     axes = np.linspace(-1, 1, 25), np.linspace(-1, 1, 21)
     loss = valley(axes)
     whole, last = walked(loss, axes=axes, design=SMALL, tolerance=1.0)
@@ -89,7 +89,7 @@ def test_a_walk_that_stops_in_every_round_takes_the_same_points(stop: int) -> No
     assert same.error == last.error
 
 
-def test_choices_do_not_depend_on_values_that_come_later() -> None:
+def test_earlier_rounds_do_not_depend_on_values_of_later_ones() -> None:
     axes = np.linspace(-1, 1, 25), np.linspace(-1, 1, 21)
     loss = valley(axes)
     evaluated, _ = walked(loss, axes=axes, design=SMALL, tolerance=1.0)
@@ -98,7 +98,7 @@ def test_choices_do_not_depend_on_values_that_come_later() -> None:
     assert again.error == everything.error
 
 
-def test_a_quadratic_l2_is_met_exactly_and_shares_stay_shares() -> None:
+def test_a_quadratic_l2_is_reproduced_exactly_and_accuracies_stay_between_0_and_1() -> None:
     x, y = np.meshgrid(*AXES, indexing="ij")
     evaluated, _ = walked(valley(), design=SMALL, tolerance=9.0)
     l2, accuracy = 40 + x + 3 * x**2 - x * y + 2 * y**2, np.clip(2 - x**2 - y**2, 0, 1)

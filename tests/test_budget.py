@@ -44,13 +44,13 @@ def digits() -> Subject:
 
 
 @pytest.mark.parametrize("text", ["30", "m", "-1m", "0s", "1d", "infs", "nanm", "half an hour"])
-def test_what_is_no_time_is_a_usage_error(text: str) -> None:
+def test_a_budget_that_is_no_duration_is_a_usage_error(text: str) -> None:
     with pytest.raises(OptionError, match=r"--budget .* such as 90s, 30m or 2h"):
         Surface(budget=text)
 
 
 @pytest.mark.parametrize("limit", [20.0, 60.0, 500.0, 1e4])
-def test_a_budget_is_met_and_not_by_much_less(limit: float) -> None:
+def test_resolution_and_samples_use_most_of_the_budget_and_not_more(limit: float) -> None:
     grid, samples = fit_to_budget((51, 51), 1024, product, each, limit, "")
     cost = each(grid, samples)
     assert cost <= limit
@@ -59,7 +59,7 @@ def test_a_budget_is_met_and_not_by_much_less(limit: float) -> None:
     assert 64 <= samples <= 1024
 
 
-def test_a_budget_that_nothing_meets_says_what_would() -> None:
+def test_a_budget_that_is_too_short_names_what_would_fit() -> None:
     with pytest.raises(ValueError, match=r"--budget 1s is too short: 11 x 11 points on 64 samples take about 8 s"):
         fit_to_budget((51, 51), 1024, product, each, 1.0, "1s")
 
@@ -76,7 +76,7 @@ def test_a_budget_counts_the_points_of_a_preview() -> None:
     assert few[1] > many[1]
 
 
-def test_a_run_costs_all_its_passes_and_not_its_points_alone() -> None:
+def test_the_cost_of_a_run_counts_all_its_passes() -> None:
     rates = Rates(forward=1.0, reference=10.0, refresh=100.0, product=1000.0)
     points, origin = 6 * 1.0 * 7, 1.0 * 7
     assert rates.total(Workload(product), (2, 3), 7) == points + origin + 7 * 100.0
@@ -88,7 +88,7 @@ def test_a_run_costs_all_its_passes_and_not_its_points_alone() -> None:
     assert replace(rates, refresh=0.0).total(Workload(product, eigen=True), (2, 3), 7) == 49.0 + PRODUCTS * 1000.0 * 7
 
 
-def test_only_what_a_surface_does_is_timed_and_the_model_is_left_alone() -> None:
+def test_only_parts_that_a_surface_needs_are_timed_and_the_model_is_unchanged() -> None:
     subject = convolution_net(sizes=(8, 5))
     kept = state(subject.model)
     reference = cost_model.rates(subject, REFERENCE, Surface()._workload)
@@ -99,7 +99,9 @@ def test_only_what_a_surface_does_is_timed_and_the_model_is_left_alone() -> None
     assert same_state(subject.model, kept)
 
 
-def test_a_preview_says_that_it_may_need_every_point(digits: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_estimate_of_a_preview_includes_that_of_every_point(
+    digits: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("landscape.weight_space.cost_model.rates", lambda subject, mode, work: Rates(1 / 256))
     probe = Surface(resolution="51", preview=True)
     expected = "about 6 min, or 43 min if interpolation errs and all are evaluated"
@@ -107,7 +109,9 @@ def test_a_preview_says_that_it_may_need_every_point(digits: Subject, monkeypatc
     assert Surface(resolution="11", cap=3.0).estimate(digits, 121) == "at most 2 min"
 
 
-def test_pairs_of_directions_share_a_budget_and_a_trial(digits: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pairs_of_directions_share_a_budget_and_its_autotuning(
+    digits: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
     budgets = []
     monkeypatch.setattr(
         "landscape.weight_space.budget.autotune", lambda *_, budget, **__: budgets.append(budget) or {"samples": 64}
@@ -117,7 +121,7 @@ def test_pairs_of_directions_share_a_budget_and_a_trial(digits: Subject, monkeyp
     assert budgets == ["20s"]
 
 
-def test_a_budget_for_eigenvectors_seeks_them_once_and_of_the_samples_it_leaves(
+def test_with_a_budget_eigenvectors_are_computed_once_and_on_the_chosen_samples(
     digits: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sought: list[int] = []
@@ -132,18 +136,20 @@ def test_a_budget_for_eigenvectors_seeks_them_once_and_of_the_samples_it_leaves(
     assert sought == [64]
 
 
-def test_samples_in_memory_as_they_are_cannot_be_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_cannot_reduce_batches_that_are_given_as_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("landscape.weight_space.budget.rates", lambda subject, mode, work: Rates(1 / 400))
     with pytest.raises(ValueError, match="needs fewer samples than the 400 in memory"):
         autotune(attention_net(sizes=(400,)), REFERENCE, grid=(11, 11), work=Workload(product), budget="1m")
 
 
-def test_a_choice_is_recorded_and_used_again(digits: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, trials = tmp_path / "results.h5", []
+def test_autotuned_choices_are_stored_and_used_again(
+    digits: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, calls = tmp_path / "results.h5", []
     choices = {"resolution": "5,3", "samples": 64, "batch_size": 16, "memory_format": "channels_last"}
 
     def autotune(self: Surface, subject: Subject) -> dict[str, Any]:
-        trials.append(self)
+        calls.append(self)
         return dict(choices) if self.tune else {}
 
     monkeypatch.setattr(Surface, "autotune", autotune)
@@ -151,7 +157,7 @@ def test_a_choice_is_recorded_and_used_again(digits: Subject, tmp_path: Path, mo
     first = run(undecided, digits, path)
     choices["resolution"] = "9"  # a faster machine, or a quieter hour
     again = run(undecided, digits, path)
-    assert (first.units, again.units, again.measured, len(trials)) == (15, 15, 0, 1)
+    assert (first.units, again.units, again.measured, len(calls)) == (15, 15, 0, 1)
     assert again.group == first.group
     assert (
         groups.attribute(path, first.group, "samples"),
@@ -169,7 +175,7 @@ def test_fewer_samples_are_the_first_ones(digits: Subject) -> None:
     assert digits.first(999) is digits
 
 
-def test_the_quickest_way_is_taken_only_if_it_is_clearly_quicker(
+def test_another_batch_size_or_format_is_chosen_only_if_it_is_clearly_faster(
     digits: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rates = {(32, "contiguous"): 100.0, (32, "channels_last"): 104.0, (64, "contiguous"): 120.0}
@@ -183,7 +189,7 @@ def test_the_quickest_way_is_taken_only_if_it_is_clearly_quicker(
     assert fastest(digits, REFERENCE) == (32, ExecutionMode(memory_format="channels_last"))
 
 
-def test_a_trial_measures_and_estimates(digits: Subject) -> None:
+def test_autotuning_returns_all_choices_and_the_estimate_a_time(digits: Subject) -> None:
     assert forward_mode.forward_seconds(digits, REFERENCE) > 0
     assert Surface(resolution="21").estimate(digits, 441).startswith("about ")
     found = autotune(digits, REFERENCE, grid=(51, 51), work=Workload(product), tune=True, budget="2h")
@@ -225,7 +231,7 @@ def test_a_compiled_model_sees_weights_written_in_place(monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"compile": True}, {"precision": "bf16"}])
-def test_a_fast_manner_stopped_and_resumed_gives_the_same_numbers_and_deviations(
+def test_a_faster_mode_stopped_and_resumed_gives_the_same_numbers_and_deviations(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))

@@ -50,13 +50,13 @@ def test_without_normalisation_entries_are_standard_normal() -> None:
     assert direction.std().item() == pytest.approx(1.0, abs=4 / 300)
 
 
-def test_vectors_and_numbers_do_not_move(weights: dict[str, Tensor]) -> None:
+def test_vectors_and_scalars_do_not_move(weights: dict[str, Tensor]) -> None:
     assert set(random_direction(weights, seed=0, axis=0)) == {"conv.weight", "linear.weight", "table"}
     assert set(random_direction(weights, seed=0, axis=0, ignore="^linear|table")) == {"conv.weight"}
 
 
 @pytest.mark.parametrize("name", models.NAMES)
-def test_tables_of_positions_do_not_move_and_all_other_matrices_do(name: str) -> None:
+def test_position_embeddings_do_not_move_and_all_other_matrices_do(name: str) -> None:
     with torch.device("meta"):
         model = models.build(name, classes=10, image_size=32)
     found = {n for n, p in model.named_parameters() if p.dim() >= 2 and re.search(POSITIONS, n)}
@@ -68,7 +68,7 @@ def test_tables_of_positions_do_not_move_and_all_other_matrices_do(name: str) ->
 @pytest.mark.parametrize(
     "name", ["pos_embed", "encoder.pos_embedding", "relative_position_bias_table", "vit.embeddings.position_embeddings"]
 )
-def test_tables_of_positions_of_other_libraries_do_not_move(name: str) -> None:
+def test_position_embeddings_of_other_libraries_do_not_move(name: str) -> None:
     weights = {name: torch.ones(3, 4), "proj.weight": torch.ones(3, 4)}
     assert set(random_direction(weights, seed=0, axis=0)) == {"proj.weight"}
 
@@ -102,7 +102,7 @@ def test_a_direction_depends_on_seed_axis_and_name_alone(weights: dict[str, Tens
     assert not torch.equal(drawn(weights["table"], 0, 0, "a"), drawn(weights["table"], 0, 0, "b"))
 
 
-def test_the_draws_are_the_same_for_ever() -> None:
+def test_random_directions_never_change() -> None:
     expected = [[0.8554931282997131, -0.16235634684562683], [0.006564012728631496, 0.02612408809363842]]
     torch.testing.assert_close(drawn(torch.zeros(2, 2), 0, 0, "weight"), torch.tensor(expected), rtol=1e-5, atol=1e-7)
 

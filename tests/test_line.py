@@ -214,7 +214,7 @@ def test_eigenvectors_curve_by_the_two_ends_of_the_spectrum() -> None:
     np.testing.assert_allclose(found["norm"], 1.0, rtol=1e-6)
 
 
-def test_a_line_along_eigenvectors_is_as_wide_as_the_flatter_curvature_asks() -> None:
+def test_the_range_along_eigenvectors_follows_from_the_flatter_curvature() -> None:
     offset = torch.tensor([[1.0, 4.0]])  # a loss of 4 at the saddle
     subject = quadratic(symmetric([200.0, 3.0, 1.0, -5.0]), weight=torch.zeros(1, 4), batches=(offset,))
     probe = Line(along="eigen", resolution=3)
@@ -293,13 +293,13 @@ def test_a_weight_that_is_not_trained_moves_too(tmp_path: Path) -> None:
     assert found["loss"][0, 1] == _losses_with(subject, there).mean()
 
 
-def test_what_is_no_line_is_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_an_invalid_line_is_rejected_in_one_sentence(tmp_path: Path) -> None:
     subject = attention_net()
     same = _saved(tmp_path / "same.pt", state(subject.model))
     wide = _saved(tmp_path / "wide.pt", {name: torch.zeros(7, 7) for name in state(subject.model)})
     for along, said in {
         same: "holds the same weights as the checkpoint; a line needs two different ones",
-        wide: r"wide.pt is of another architecture: \S+ is \(7, 7\), expected",
+        wide: r"wide.pt has another architecture: \S+ is \(7, 7\), expected",
         "sideways": "--along sideways is neither random, eigen, a checkpoint B.pt, a run's folder nor a file of dir",
         str(tmp_path / "none.pt"): r"no checkpoint at \S+none.pt",
     }.items():

@@ -1,4 +1,4 @@
-"""Planes through weights: what they pass through, and an evaluation that leaves no trace."""
+"""Planes through weights: the points that they contain, their evaluation, and the restoration of the model."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_three_checkpoints_on_a_line_span_no_plane(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("through", [0, 1, 2])
-def test_the_plane_of_a_run_of_three_passes_through_each_of_them(tmp_path: Path, through: int) -> None:
+def test_the_plane_of_a_run_of_three_snapshots_passes_through_each(tmp_path: Path, through: int) -> None:
     subject = attention_net()
     states = [dict(state(subject.model)), *(_shifted(subject, _random_move(subject, seed)) for seed in (1, 2))]
     run = _run(tmp_path / "run", states)
@@ -146,7 +146,7 @@ def test_the_eigen_plane_curves_by_the_smallest_and_the_largest_eigenvalue() -> 
     assert along_y == pytest.approx(8.0 / 8, rel=1e-3)
 
 
-def test_the_eigen_plane_is_as_wide_as_its_curvatures_let_the_saddle_show() -> None:
+def test_the_range_of_the_eigen_plane_follows_from_its_curvatures() -> None:
     offset = torch.tensor([[1.0, 4.0]])  # a loss of 4 at the saddle
     subject = quadratic(symmetric([200.0, 3.0, 1.0, -5.0]), weight=torch.zeros(1, 4), batches=(offset,))
     (_, x), (_, y) = _plane(subject, "eigen").spans
@@ -176,7 +176,7 @@ def test_the_reach_along_an_eigenvector(loss: float, slope: float, curvature: fl
     assert reach(loss, slope, curvature) == expected
 
 
-def test_the_eigen_plane_is_that_of_all_samples_weighted_alike() -> None:
+def test_the_eigen_plane_weighs_all_samples_equally() -> None:
     matrix = symmetric([8.0, 3.0, -2.0])
     batches = [torch.tensor([[1.0, 0.0]] * 3), torch.tensor([[5.0, 0.0]])]  # mean scale 2
     subject = quadratic(matrix, weight=torch.zeros(1, 3), batches=batches)
@@ -185,7 +185,7 @@ def test_the_eigen_plane_is_that_of_all_samples_weighted_alike() -> None:
 
 
 @pytest.mark.parametrize("kind", ["eigen", "random"])
-def test_batch_norm_left_to_itself_is_the_question_of_frozen_statistics(kind: str) -> None:
+def test_automatic_batch_norm_has_the_run_key_of_frozen_statistics(kind: str) -> None:
     subject = quadratic(symmetric([3.0, -1.0, 0.5]))
     asked, frozen = (Surface(plane=kind, bn=bn).identity(subject) for bn in ("auto", "frozen"))
     assert asked == frozen
@@ -198,7 +198,7 @@ def test_curvature_that_is_not_finite_spans_no_plane() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sideways", "a.pt", "no/such/run"])
-def test_a_word_that_names_no_plane_is_refused(kind: str) -> None:
+def test_an_unknown_plane_is_rejected(kind: str) -> None:
     with pytest.raises(ValueError, match=f"--plane {kind} is neither random, eigen"):
         _plane(attention_net(), kind)
 
@@ -216,7 +216,7 @@ def test_with_nothing_left_to_move_there_is_no_plane() -> None:
 
 
 @pytest.mark.parametrize("recalibrate", [0, 2])
-def test_weights_and_buffers_come_back_bit_for_bit(recalibrate: int) -> None:
+def test_weights_and_buffers_are_restored_bit_for_bit(recalibrate: int) -> None:
     subject = convolution_net()
     kept, modes = state(subject.model), [m.training for m in subject.model.modules()]
     with PlaneEvaluator(subject, _plane(subject, "random"), RunningStatistics(recalibrate=recalibrate)) as evaluator:
@@ -228,7 +228,7 @@ def test_weights_and_buffers_come_back_bit_for_bit(recalibrate: int) -> None:
     torch.autograd.grad(subject.loss(0), list(subject.parameters.values()))  # autograd still works on them
 
 
-def test_weights_come_back_after_an_exception_in_the_forward_pass() -> None:
+def test_weights_are_restored_after_an_exception_in_the_forward_pass() -> None:
     subject = convolution_net()
     kept = state(subject.model)
     broken = replace(subject, batches=[*subject.batches, (torch.zeros(1, 7, 2, 2), torch.zeros(1).long())])
@@ -356,7 +356,7 @@ def test_within_a_row_nothing_waits_for_the_device(recalibrate: int, monkeypatch
 
 
 class _Reads(TorchDispatchMode):
-    """Counts what makes the host wait: numbers read from a tensor, sizes that depend on one, tensors brought over."""
+    """Counts what makes the host wait: numbers read from a tensor, shapes that depend on one, tensors transferred."""
 
     def __init__(self) -> None:
         super().__init__()

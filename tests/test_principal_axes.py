@@ -28,7 +28,7 @@ def test_axes_coordinates_and_shares_are_those_of_the_svd() -> None:
     np.testing.assert_allclose(axes @ axes.T, np.eye(3), atol=1e-10)
 
 
-def test_what_is_off_the_plane_is_what_the_two_axes_leave() -> None:
+def test_off_plane_is_the_norm_of_the_residual_of_both_axes() -> None:
     vectors = _vectors()
     found = principal(vectors @ vectors.T)
     axes = found.coefficients @ vectors

@@ -181,10 +181,10 @@ def test_inner_products_do_not_depend_on_how_many_snapshots_are_held_at_once(
 
 def test_another_architecture_is_named(tmp_path: Path) -> None:
     torch.save(state(1, width=4), tmp_path / "wide.pt")
-    with pytest.raises(ValueError, match=r"wide.pt is of another architecture: weight is \(4, 2\), expected \(3, 2\)"):
+    with pytest.raises(ValueError, match=r"wide.pt has another architecture: weight is \(4, 2\), expected \(3, 2\)"):
         weight_differences.difference(read_checkpoint(tmp_path / "wide.pt"), state(0))
     torch.save({"weight": torch.zeros(3, 2)}, tmp_path / "less.pt")
-    with pytest.raises(ValueError, match=r"less.pt is of another architecture: bias is missing, expected \(3,\)"):
+    with pytest.raises(ValueError, match=r"less.pt has another architecture: bias is missing, expected \(3,\)"):
         weight_differences.difference(read_checkpoint(tmp_path / "less.pt"), state(0))
 
 

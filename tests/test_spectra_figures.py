@@ -210,6 +210,6 @@ def test_the_saddle_view_shows_its_band_whole() -> None:
     facts = {"model_loss": 1.0, "slope_x": 0.0, "slope_y": 0.0, "curvature_x": 0.1, "curvature_y": 0.1}
     quantities = {"loss": loss, "rise_se": np.broadcast_to(rise, (5, 5)), "done": np.ones((5, 5))}
     data = xr.Dataset({name: (("x", "y"), values) for name, values in quantities.items()}, {"x": at, "y": at}, facts)
-    _, sections = saddle.draw(data, tuple(Figure().subplots(1, 2)))
-    low, high = sections.get_ylim()
+    _, lines = saddle.draw(data, tuple(Figure().subplots(1, 2)))
+    low, high = lines.get_ylim()
     assert (low, high) == pytest.approx((-5.0 - 1.2, 7.0 + 1.2))

@@ -1,4 +1,4 @@
-"""The surface probe: closed forms, invariances, errors, and what a grid means."""
+"""The surface probe: closed forms, invariances, standard errors and grids."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_confident_mistakes_far_from_the_centre_have_large_and_finite_losses() -
     assert loss.max() > 1e4  # log(softmax) would be infinite from 104 on
 
 
-def test_an_abandoned_sweep_leaves_weights_and_statistics_as_found() -> None:
+def test_an_abandoned_sweep_restores_weights_and_statistics() -> None:
     subject, probe = convolution_net(), Surface(resolution="3", bn="recalibrate:1")
     kept = state(subject.model)
     sweep = probe.sweep(subject, list(probe.plan(subject).units()))
@@ -259,13 +259,13 @@ def test_heights_wait_for_the_cells_they_need() -> None:
         {"cap": float("nan")}, {"precision": "fp8"}, {"memory_format": "nhwc"}, {"budget": "30"},
     ],
 )  # fmt: skip
-def test_what_is_not_understood_is_a_usage_error_that_names_the_option(options: dict[str, str]) -> None:
+def test_an_invalid_value_is_a_usage_error_that_names_the_option(options: dict[str, str]) -> None:
     (name,) = options
     with pytest.raises(OptionError, match="--" + name.replace("_", "-")):
         Surface(**options)  # type: ignore[arg-type]
 
 
-def test_numbers_stand_for_their_spelling_in_the_question() -> None:
+def test_the_run_key_does_not_depend_on_how_numbers_are_spelt() -> None:
     subject = _bowl()
     assert Surface(resolution=5, range=1).identity(subject) == Surface(resolution="5,5", range="-1:1").identity(subject)  # type: ignore[arg-type]
     assert Surface(range="1").identity(subject) == Surface().identity(subject)
@@ -309,7 +309,7 @@ def test_a_cap_leaves_points_that_are_not_finite_and_never_judges_by_few_samples
     assert (~np.isfinite(np.delete(found["loss"].ravel(), 4))).all()
 
 
-def test_a_capped_surface_depends_on_the_batches_and_says_so() -> None:
+def test_the_run_key_of_a_capped_surface_depends_on_the_batch_size() -> None:
     subject = attention_net(sizes=(6, 6))
     other = replace(subject, batches=rebatched(subject.batches, 4))
     assert Surface().identity(subject) == Surface().identity(other)
@@ -344,7 +344,7 @@ def test_optional_parameters_enter_the_run_key_only_if_they_are_not_at_their_def
     assert set(Surface(precision="bf16", orthogonal=True).identity(subject)) == known | {"precision", "orthogonal"}
 
 
-def test_even_resolutions_are_told_that_they_have_no_centre(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_even_resolution_without_a_centre_is_noted(caplog: pytest.LogCaptureFixture) -> None:
     Surface(resolution="5,6").plan(_bowl())
     assert "has no point at the centre" in caplog.text
     caplog.clear()
@@ -458,7 +458,7 @@ def test_between_three_checkpoints_statistics_are_their_weighted_mean(tmp_path: 
         assert all(torch.equal(subject.model.state_dict()[name], weights[name]) for name in plane.ends[0])
 
 
-def test_frozen_statistics_of_a_plane_through_checkpoints_are_stated_with_what_they_cost(
+def test_frozen_statistics_of_a_plane_through_checkpoints_are_stored_with_their_excess_loss(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     subject, others, word = _three(tmp_path)
@@ -473,7 +473,7 @@ def test_frozen_statistics_of_a_plane_through_checkpoints_are_stated_with_what_t
     assert f"a {frozen[1]:.4g} (its own {itself[1]:.4g})" in caplog.text
 
 
-def test_only_planes_through_checkpoints_that_differ_in_statistics_are_another_question(tmp_path: Path) -> None:
+def test_interpolated_statistics_change_the_run_key_only_where_checkpoints_differ_in_them(tmp_path: Path) -> None:
     subject, _, word = _three(tmp_path)
     assert Surface().identity(subject)["bn"] == Surface(bn="frozen").identity(subject)["bn"] == "frozen"
     asked = [Surface(plane=word, bn=bn).identity(subject)["bn"] for bn in ("auto", "interpolate", "frozen")]
@@ -492,7 +492,7 @@ class _AlwaysDropping(nn.Module):
 
 
 @pytest.mark.parametrize("probe", [Surface(resolution="3"), Line(resolution=3)])
-def test_a_model_that_draws_at_every_pass_is_refused(probe: Probe) -> None:
+def test_a_model_that_is_stochastic_in_eval_mode_is_rejected(probe: Probe) -> None:
     batches = batches_of((4,), (6,), 3)
     with pytest.raises(ValueError, match=r"draws random numbers in evaluation mode.*mc_dropout=0"):
         probe.plan(Subject(_AlwaysDropping(0.5).double().eval(), batches))
@@ -502,7 +502,7 @@ def test_a_model_that_draws_at_every_pass_is_refused(probe: Probe) -> None:
         probe.plan(Subject(training, batches))
 
 
-def test_batches_that_change_or_only_pass_by_are_refused() -> None:
+def test_batches_that_change_or_can_be_read_only_once_are_rejected() -> None:
     model = nn.Linear(4, 3).double().eval()
     with pytest.raises(ValueError, match=r"batches is a DataLoader, expected a sequence.*list\(...\)"):
         Subject(model, DataLoader(TensorDataset(torch.zeros(4, 4)), shuffle=True))  # type: ignore[arg-type]
@@ -519,7 +519,7 @@ def test_batch_norm_is_frozen_unless_there_are_checkpoints_to_interpolate_betwee
     assert (Surface().bn, Surface(plane="eigen").bn, Surface(plane="A.pt,B.pt").bn) == ("frozen", "frozen", "auto")
 
 
-def test_losses_of_checkpoints_have_the_units_of_the_loss_asked_for(tmp_path: Path) -> None:
+def test_losses_of_checkpoints_have_the_units_of_the_chosen_loss(tmp_path: Path) -> None:
     subject, _, word = _three(tmp_path)
     other = replace(subject, losses=lambda outputs, targets: cross_entropy(outputs, targets).square())
     plan = Surface(resolution=3, plane=word).plan(other)

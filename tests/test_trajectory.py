@@ -1,4 +1,4 @@
-"""The trajectory probe on paths of known shape."""
+"""The trajectory probe on trajectories of known shape."""
 
 from __future__ import annotations
 
@@ -149,13 +149,13 @@ def test_statistics_on_the_plane_are_the_final_ones_or_refreshed(tmp_path: Path)
         subject.model.load_state_dict(final)
 
 
-def test_snapshots_of_another_model_than_the_subject_are_refused_before_anything_is_measured(tmp_path: Path) -> None:
+def test_snapshots_of_another_architecture_are_rejected_before_anything_is_measured(tmp_path: Path) -> None:
     _, probe = _path(tmp_path, [_point(3, 1), _point(2, 2)])
-    with pytest.raises(ValueError, match=r"epoch_001.pt is of another architecture: weight is \(1, 2\), expected"):
+    with pytest.raises(ValueError, match=r"epoch_001.pt has another architecture: weight is \(1, 2\), expected"):
         probe.plan(quadratic(torch.eye(3).double()))
 
 
-def test_a_subject_that_is_another_snapshot_is_left_as_found_and_changes_nothing(tmp_path: Path) -> None:
+def test_the_present_weights_do_not_matter_and_are_restored(tmp_path: Path) -> None:
     subject, probe = _path(tmp_path, [_point(3, 1), _point(2, 2), _point(0, 1)])
     expected = answer(probe, subject)
     elsewhere = quadratic(torch.eye(2).double(), weight=_point(7, 7))
@@ -166,7 +166,7 @@ def test_a_subject_that_is_another_snapshot_is_left_as_found_and_changes_nothing
         np.testing.assert_array_equal(found[name], expected[name])
 
 
-def test_the_subject_is_left_as_found_after_an_exception(tmp_path: Path) -> None:
+def test_the_weights_are_restored_after_an_exception(tmp_path: Path) -> None:
     subject, probe = _path(tmp_path, [_point(3, 1), _point(2, 2), _point(0, 1)])
     with torch.no_grad():
         subject.parameters["weight"].fill_(9.0)
@@ -178,7 +178,7 @@ def test_the_subject_is_left_as_found_after_an_exception(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("units", [0, 1, 2, 3])
-def test_a_half_finished_answer_holds_what_its_inner_products_say(tmp_path: Path, units: int) -> None:
+def test_a_half_finished_result_has_the_summaries_that_its_inner_products_allow(tmp_path: Path, units: int) -> None:
     subject, probe = _path(tmp_path, [_point(3, 1), _point(2, 2), _point(1, 0), _point(0, 1)])
     whole, part = answer(probe, subject), answer(probe, subject, units=units)
     known = np.arange(4) < units

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from landscape.checkpoints import snapshots
 from landscape.checkpoints.checkpoint import Checkpoint, read_checkpoint, state_dict_sha256
-from landscape.checkpoints.state_dict_loading import with_model_keys
 from landscape.curvature.vectors import inner
 from landscape.exchange import tomgoldstein
 from landscape.subject.subject import Subject
@@ -153,14 +152,7 @@ def _ends(subject: Subject, weights: Mapping[str, Tensor], others: list[Checkpoi
     """Floating-point tensors that no direction moves and in which the other checkpoints differ from the subject."""
     tensors = {**dict(subject.model.named_parameters()), **dict(subject.model.named_buffers())}
     own = {n: t.detach() for n, t in tensors.items() if t.is_floating_point() and n not in weights}
-    states = [with_model_keys(other.state_dict, set(own)) for other in others]
-    for other, state in zip(others, states, strict=True):
-        for name, tensor in own.items():
-            if name in state and state[name].shape != tensor.shape:
-                raise ValueError(
-                    f"{other.path} is of another architecture: {name} is {tuple(state[name].shape)}, expected "
-                    f"{tuple(tensor.shape)}; take checkpoints of one model"
-                )
+    states = [weight_differences.tensors_like(other, own, allow_missing=True) for other in others]
     ends = tuple({name: state.get(name, tensor).to(tensor) for name, tensor in own.items()} for state in states)
     differing = [n for n, tensor in own.items() if not all(torch.equal(end[n], tensor) for end in ends)]
     return tuple({name: end[name] for name in differing} for end in ends)
@@ -170,14 +162,15 @@ def directions_in(subject: Subject, path: Path) -> list[dict[str, Tensor]]:
     """The directions of a file in the layout of tomgoldstein/loss-landscape."""
     shapes = {name: tuple(p.shape) for name, p in subject.model.named_parameters()}
     state = {name: tuple(tensor.shape) for name, tensor in subject.model.state_dict().items()}
-    found = tomgoldstein.read_directions(path, shapes, state)
+    directions = tomgoldstein.read_directions(path, shapes, state)
     trainable = subject.parameters
-    for direction in found:
+    for direction in directions:
         frozen = next((name for name in direction if name not in trainable), None)
         if frozen is not None:
             raise ValueError(f"{path} moves {frozen}, which is not trainable here; train it, or give other directions")
     return [
-        {name: torch.as_tensor(values).to(trainable[name]) for name, values in direction.items()} for direction in found
+        {name: torch.as_tensor(values).to(trainable[name]) for name, values in direction.items()}
+        for direction in directions
     ]
 
 
