@@ -1,4 +1,4 @@
-"""The `landscape` command: its table of commands, exit codes and one-line errors."""
+"""The `landscape` command: its subcommands, exit codes and one-line errors."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from landscape.cli.progress import print_log
 from landscape.options import OptionError
 from landscape.probes import FEATURES_HELP, PROBES
 
-INTERRUPTED, TERMINATED = 130, 143  # 128 + the number of the signal, as shells have it
+INTERRUPTED, TERMINATED = 130, 143  # 128 + the number of the signal, the convention of shells
 MEASURING = {**{name: entry.help for name, entry in PROBES.items()}, "features": FEATURES_HELP}
-PROBING, TRAINING, LOOKING = "Measure", "Make checkpoints", "Look"
+MEASURE, TRAIN, INSPECT = "Measure", "Make checkpoints", "Look"
 
 
 class Commands(TyperGroup):
-    """Probes listed from a table without importing them; the one that is called gets its options from its dataclass."""
+    """Lists probes from their table without importing them; only the one that is called is imported, for its options."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         for option, value in pairwise(args):
             if option == "--model" and value.startswith("hf:"):
-                folder_of(value.removeprefix("hf:"))  # a name that is not here is known before torch is imported
+                folder_of(value.removeprefix("hf:"))  # fails for a missing folder before torch is imported
         if args and args[0] in MEASURING:
             single = typer.Typer(add_completion=False)
             _add_probe(single, args[0], command_of(args[0]))
@@ -51,22 +51,22 @@ app = typer.Typer(
 
 
 def _add_probe(to: typer.Typer, name: str, function: Any) -> None:
-    to.command(name, help=MEASURING[name], rich_help_panel=PROBING)(function)
+    to.command(name, help=MEASURING[name], rich_help_panel=MEASURE)(function)
 
 
 def _placeholder() -> None:
-    """Stands for a probe in the list of commands."""
+    """Stands for a probe in the list of commands until it is called."""
 
 
 for _name in MEASURING:
     _add_probe(app, _name, _placeholder)
 _command: Any
 for _command in (training.train, training.models, training.demo, reproduce.reproduce):
-    app.command(rich_help_panel=TRAINING)(_command)
+    app.command(rich_help_panel=TRAIN)(_command)
 for _command in (figures.plot, figures.report, show.show, layers.layers, evaluate.evaluate):
-    app.command(rich_help_panel=LOOKING)(_command)
-app.command("import", rich_help_panel=LOOKING)(import_export.import_)
-app.command("export", rich_help_panel=LOOKING)(import_export.export)
+    app.command(rich_help_panel=INSPECT)(_command)
+app.command("import", rich_help_panel=INSPECT)(import_export.import_)
+app.command("export", rich_help_panel=INSPECT)(import_export.export)
 
 
 def _version(wanted: bool) -> None:
@@ -80,7 +80,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def landscape(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
     ] = False,
 ) -> None:
     """See why a trained neural network generalises, or does not: loss surfaces, Hessian spectra, feature maps."""
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     set_up_process()
     code = status(sys.argv[1:] if arguments is None else arguments)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
-        # Of a group of processes: all is written, and threads of a closed connection may abort an orderly end.
+        # In a process group everything is written by now, and threads of a closed connection may abort a normal exit.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -99,13 +99,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def status(arguments: Sequence[str]) -> int:
-    """Run one command; the exit code: 0 done, 1 an error, 2 a usage error, 130 interrupted, 143 terminated."""
+    """Run one command and return its exit code: 0 done, 1 error, 2 usage error, 130 interrupted, 143 terminated."""
     usage_error: Any = typer.BadParameter.__base__
     signal.signal(signal.SIGTERM, _terminate)
     try:
         with print_log(quiet="--quiet" in arguments):
             code = app(list(arguments), standalone_mode=False)
-        if code == INTERRUPTED:  # Typer turns Ctrl-C into this code without a word
+        if code == INTERRUPTED:  # Typer silently turns Ctrl-C into this code
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except usage_error as error:
@@ -116,17 +116,19 @@ def status(arguments: Sequence[str]) -> int:
     except OptionError as error:
         return _fail(_one_line(error), 2)
     except _Terminated:
-        return _fail("terminated; everything finished is kept, run the same command to go on", TERMINATED)
+        return _fail("terminated; everything finished is kept, run the same command to resume", TERMINATED)
     except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted; everything finished is kept, run the same command to go on", INTERRUPTED)
+        return _fail("interrupted; everything finished is kept, run the same command to resume", INTERRUPTED)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has left: nothing more to say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of the pipe is gone
         return 0
     except Exception as error:
         if "--debug" in arguments:
             traceback.print_exc()
-        if isinstance(error, OSError) and error.strerror and error.filename:  # from the system, without a word of ours
-            return _fail(f"cannot use {error.filename} ({error.strerror}); give another path, or set this one right", 1)
+        if (
+            isinstance(error, OSError) and error.strerror and error.filename
+        ):  # from the operating system, without a message of ours
+            return _fail(f"cannot use {error.filename} ({error.strerror}); correct it or give another path", 1)
         known = isinstance(error, ValueError | OSError | RuntimeError | FloatingPointError | ImportError)
         return _fail(
             _one_line(error) if known else f"{type(error).__name__}: {_one_line(error)}; --debug shows where", 1
@@ -134,7 +136,7 @@ def status(arguments: Sequence[str]) -> int:
 
 
 class _Terminated(BaseException):
-    """SIGTERM, handled as Ctrl-C is: what is finished gets merged."""
+    """SIGTERM, handled like Ctrl-C: finished units are merged into the results file."""
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

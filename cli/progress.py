@@ -1,4 +1,4 @@
-"""Progress with rate and remaining time: a bar on a terminal, plain lines elsewhere."""
+"""Progress with rate and remaining time, a bar on a terminal and lines elsewhere; and what commands print."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ LINE_SECONDS = 30.0
 
 
 class Progress:
-    """Reports finished units of one measurement; a context manager, called with (finished, all)."""
+    """Report finished units of one measurement: a context manager, called with (finished, total)."""
 
     def __init__(self, what: str, *, quiet: bool = False) -> None:
         self._what, self._quiet = what, quiet
-        self._start = self._spoke = time.monotonic()
+        self._start = self._printed = time.monotonic()
         self._first: int | None = None
         self._bar: Any = None
         self._task: Any = None
@@ -54,13 +54,13 @@ class Progress:
 
     def __call__(self, finished: int, total: int) -> None:
         now = time.monotonic()
-        if self._first is None:  # the clock starts here: before the first unit, directions and the like were made
+        if self._first is None:  # the clock starts after the set-up, such as making directions
             self._first, self._start = finished, now
         rate = (finished - self._first) / max(now - self._start, 1e-9)
         if self._bar is not None:
             self._bar.update(self._task, completed=finished, total=total, rate=f"{rate:.3g}/s" if rate else "")
-        elif not self._quiet and now - self._spoke >= LINE_SECONDS:
-            self._spoke = now
+        elif not self._quiet and now - self._printed >= LINE_SECONDS:
+            self._printed = now
             speed = f", {rate:.3g}/s, about {format_duration((total - finished) / rate)} left" if rate else ""
             say(f"{self._what} {finished}/{total}, {100 * finished / total:.0f} %{speed}")
 

@@ -1,7 +1,7 @@
-"""How an answer looks in every figure: its name, and a colour, marker and line that follow its family.
+"""Name, colour, marker and line style of each result, the same in every figure, by the model's family.
 
 Vision transformers are red circles and residual networks blue diamonds, as in the papers; every other family has a
-colour of the Okabe-Ito palette, which colour-blind readers can tell apart.
+colour of the Okabe-Ito palette, which colour-blind readers can distinguish.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Color = str | tuple[float, float, float]
 Line = Literal["-", "--", "-.", ":"]
-# family: what its models' names contain, colour, marker; the first that fits counts
+# family: pattern in its models' names, colour, marker; the first match counts
 FAMILIES: Mapping[str, tuple[str, Color, str]] = {
     "AlterNet": (r"alter", "#009E73", "s"),
     "Swin": (r"swin", "#E69F00", "^"),
@@ -34,7 +34,7 @@ LINES: Sequence[Line] = ("-", "--", "-.", ":")
 
 @dataclass(frozen=True)
 class Look:
-    """Name, colour, marker and line of one answer."""
+    """Name, colour, marker and line style of one result."""
 
     label: str
     color: Color = "#555555"
@@ -42,44 +42,44 @@ class Look:
     line: Line = "-"
 
     def sample(self) -> Line2D:
-        """What stands for it in a legend."""
+        """Its legend handle."""
         from matplotlib.lines import Line2D
 
         return Line2D([], [], color=self.color, marker=self.marker, linestyle=self.line, label=self.label)
 
 
-def loss_units(answers: Sequence[xr.Dataset]) -> str:
-    """Units of the losses of some answers, for an axis that they share."""
-    return " / ".join(dict.fromkeys(str(data["loss"].attrs.get("units", "nats")) for data in answers if "loss" in data))
+def loss_units(results: Sequence[xr.Dataset]) -> str:
+    """Units of the losses of several results, for an axis that they share."""
+    return " / ".join(dict.fromkeys(str(data["loss"].attrs.get("units", "nats")) for data in results if "loss" in data))
 
 
 def look(data: xr.Dataset) -> Look:
-    """The look of one answer by itself."""
+    """The look of one result by itself."""
     return looks([data])[0]
 
 
-def looks(answers: Sequence[xr.Dataset], among: Sequence[xr.Dataset] | None = None) -> list[Look]:
-    """Looks that tell answers apart.
+def looks(results: Sequence[xr.Dataset], among: Sequence[xr.Dataset] | None = None) -> list[Look]:
+    """Distinct looks for several results.
 
-    Colour and marker are the checkpoint's (its label's): of several in one family the last has the pure colour, earlier
-    ones are paler. The line tells answers of one checkpoint apart, or else checkpoints of one family.
+    Colour and marker belong to the checkpoint (its label): the last one of a family has the pure colour, earlier ones
+    are paler. The line style distinguishes results of one checkpoint, or else checkpoints of one family.
 
     Args:
-        answers: of one figure.
-        among: all answers of a study, so that a checkpoint looks the same in every figure; default: `answers`.
+        results: the results in one figure.
+        among: all results of a study, so that a checkpoint looks the same in every figure; default: `results`.
     """
     families: dict[str, list[str]] = {}
-    for data in answers if among is None else among:
+    for data in results if among is None else among:
         labels = families.setdefault(family(data), [])
         if _label(data) not in labels:
             labels.append(_label(data))
-    strangers = [name for name in families if name not in FAMILIES]
+    unknown = [name for name in families if name not in FAMILIES]
     found: list[Look] = []
     seen: list[str] = []
-    for data, name in zip(answers, names(answers), strict=True):
-        kin, label = family(data), _label(data)
-        color, marker = FAMILIES[kin][1:] if kin in FAMILIES else OTHERS[strangers.index(kin) % len(OTHERS)]
-        members = families[kin]
+    for data, name in zip(results, names(results), strict=True):
+        kind, label = family(data), _label(data)
+        color, marker = FAMILIES[kind][1:] if kind in FAMILIES else OTHERS[unknown.index(kind) % len(OTHERS)]
+        members = families[kind]
         later = len(members) - 1 - members.index(label)
         paleness = 0.6 * later / max(len(members) - 1, 1)
         line = LINES[(later + seen.count(label)) % len(LINES)]
@@ -89,7 +89,7 @@ def looks(answers: Sequence[xr.Dataset], among: Sequence[xr.Dataset] | None = No
 
 
 def family(data: xr.Dataset) -> str:
-    """The family of a model by its name, else by the answer's label; of a stranger, the name itself."""
+    """The family of a model by its name, else by the result's label; for an unknown family, the name itself."""
     model, label = str(data.attrs.get("model", "")), _label(data)
     for text in (model.lower(), label.lower()):
         for name, (pattern, _, _) in FAMILIES.items():
@@ -106,24 +106,24 @@ def paler(color: Color, share: float) -> Color:
     return red, green, blue
 
 
-def names(answers: Sequence[xr.Dataset]) -> list[str]:
-    """The labels; answers with one label are told apart by the parameters in which they differ."""
-    labels = [_label(data) for data in answers]
+def names(results: Sequence[xr.Dataset]) -> list[str]:
+    """The labels; results with the same label also get the parameters in which they differ."""
+    labels = [_label(data) for data in results]
     found = []
-    for data, label in zip(answers, labels, strict=True):
-        alike = [other for other, name in zip(answers, labels, strict=True) if name == label]
-        found.append(plain(f"{label} ({_difference(data, alike)})" if len(alike) > 1 else label))
+    for data, label in zip(results, labels, strict=True):
+        alike = [other for other, name in zip(results, labels, strict=True) if name == label]
+        found.append(escaped(f"{label} ({_difference(data, alike)})" if len(alike) > 1 else label))
     return found
 
 
-def plain(text: str) -> str:
-    r"""Text from a file as matplotlib may show it: `$` starts no formula, a leading `_` hides no legend entry."""
+def escaped(text: str) -> str:
+    r"""Text from a file, escaped for matplotlib: `$` starts no formula, a leading `_` hides no legend entry."""
     text = " ".join(text.split()).replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
 
 
-def asked(data: xr.Dataset) -> dict[str, Any]:
-    """The parameters of an answer's question: how its products were made is none of it."""
+def parameters_of(data: xr.Dataset) -> dict[str, Any]:
+    """The parameters that can change a result: not the backend of Hessian-vector products."""
     found: dict[str, Any] = json.loads(data.attrs.get("parameters", "{}"))
     return {key: value for key, value in found.items() if key != "hvp"}
 
@@ -133,29 +133,29 @@ def _label(data: xr.Dataset) -> str:
 
 
 def _difference(data: xr.Dataset, alike: Sequence[xr.Dataset]) -> str:
-    """What tells an answer from the others: of all that differs no more than it takes, the most telling first."""
+    """The fewest facts that distinguish a result from the others, chosen greedily by how many pairs each separates."""
     mine, others = _facts(data), [_facts(other) for other in alike]
     different = [key for key in mine if any(other.get(key) != mine[key] for other in others)]
     named: list[str] = []
     pairs = [(one, other) for i, one in enumerate(others) for other in others[:i]]
     while pairs and different:
-        key = max((key for key in different if key != "digest"), key=lambda k: _told_apart(pairs, k), default="digest")
-        if not _told_apart(pairs, key):
+        key = max((key for key in different if key != "digest"), key=lambda k: _separated(pairs, k), default="digest")
+        if not _separated(pairs, key):
             if "digest" not in different:
                 break
             key = "digest"
         named.append(key)
         different.remove(key)
         pairs = [(one, other) for one, other in pairs if one.get(key) == other.get(key)]
-    return ", ".join(_said(key, mine[key]) for key in mine if key in named) or "again"
+    return ", ".join(_in_words(key, mine[key]) for key in mine if key in named) or "again"
 
 
-def _told_apart(pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]], key: str) -> int:
+def _separated(pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]], key: str) -> int:
     return sum(one.get(key) != other.get(key) for one, other in pairs)
 
 
-def _said(key: str, value: Any) -> str:
-    """A fact in words; of paths the last part."""
+def _in_words(key: str, value: Any) -> str:
+    """A fact in words, with the last part of each path."""
     if isinstance(value, bool):
         return key if value else f"no {key}"
     text = (
@@ -172,4 +172,4 @@ def _facts(data: xr.Dataset) -> dict[str, Any]:
     attributes = {key: data.attrs.get(key, "") for key in ("data", "samples", "batch_size", "checkpoint_sha256")}
     attributes["checkpoint_sha256"] = str(attributes["checkpoint_sha256"])[:6]
     digest = str(data.encoding.get("group", "")).rpartition("-")[2]
-    return {**asked(data), **protocol, **attributes, "digest": digest}
+    return {**parameters_of(data), **protocol, **attributes, "digest": digest}

@@ -29,35 +29,35 @@ LABELS = {
 }
 
 
-def draw(data: xr.Dataset, ax: Axes, *, quantity: str = "distance", style: Look | None = None) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, quantity: str = "distance", look: Look | None = None) -> Axes:
     """Draw one quantity of every head at the depth of its layer, and the mean over heads as a line."""
-    style = style or look_of(data)
+    look = look or look_of(data)
     values, depth = data[quantity].values, data["depth"].values
     ax.scatter(
-        np.repeat(depth, values.shape[1]), values.ravel(), color=style.color, marker=style.marker, s=7, alpha=0.4,
+        np.repeat(depth, values.shape[1]), values.ravel(), color=look.color, marker=look.marker, s=7, alpha=0.4,
         linewidths=0,
     )  # fmt: skip
     finite = np.isfinite(values)
     shown = finite.any(axis=1)
     means = np.where(finite, values, 0.0)[shown].sum(axis=1) / finite[shown].sum(axis=1)
-    ax.plot(depth[shown], means, color=style.color, linestyle=style.line, marker="", label=style.label)
+    ax.plot(depth[shown], means, color=look.color, linestyle=look.line, marker="", label=look.label)
     ax.set(xlabel="normalised depth", xlim=(-0.03, 1.03), ylabel=LABELS[quantity])
-    ax.set_ylim(bottom=0.0, auto=True)  # another network may still be drawn above
+    ax.set_ylim(bottom=0.0, auto=True)  # leaves room for networks drawn later
     return ax
 
 
-def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """Distance and mutual information, all networks overlaid on normalised depth."""
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """Distance and mutual information over normalised depth, all networks overlaid."""
     legend = [look.sample() for look in looks]
-    figure = style.page(answers, looks, height=2.4, legend=legend, note="Points: heads; lines: their mean.")
+    figure = style.page(results, looks, height=2.4, legend=legend, note="Points: heads; lines: their mean.")
     for ax, quantity in zip(figure.subplots(1, 2), ("distance", "mutual_information"), strict=True):
-        for data, look in zip(answers, looks, strict=True):
-            draw(data, ax, quantity=quantity, style=look)
+        for data, look in zip(results, looks, strict=True):
+            draw(data, ax, quantity=quantity, look=look)
     return figure
 
 
 def headline(data: xr.Dataset) -> Numbers:
-    """Attention distance and normalised mutual information, mean over heads, of the first and the last layer."""
+    """Attention distance and normalised mutual information, averaged over heads, of the first and the last layer."""
     found: Numbers = {}
     for name, word in (("distance", "distance"), ("mutual_information", "NMI")):
         rows = data[name].values if name in data else np.empty((0, 0))

@@ -1,4 +1,4 @@
-"""How diverse self-attentions leave heads and tokens: cosine similarities over depth (Park et al. 2023)."""
+"""Diversity of heads and tokens after each self-attention: cosine similarities over depth (Park et al. 2023)."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from landscape.plots.appearance import look as look_of
 
 MEANING = (
     "Cosine similarity of the attention of two heads, of two tokens of an image, and of a token with itself one "
-    "self-attention earlier: near 1 the heads look at the same, the tokens say the same, the layer changes nothing. A "
+    "self-attention earlier: near 1 the heads look at the same, the tokens are alike, the layer changes nothing. A "
     "large mean feature shared by all tokens raises the similarity of tokens without making them less distinct to the "
     "network."
 )
 LABELS = {"head_cosine": "of two heads", "token_cosine": "of two tokens", "depth_cosine": "of successive layers"}
 
 
-def draw(data: xr.Dataset, ax: Axes, *, quantity: str = "token_cosine", style: Look | None = None) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, quantity: str = "token_cosine", look: Look | None = None) -> Axes:
     """Draw one similarity over the depth of the self-attentions, with its standard error."""
-    style = style or look_of(data)
+    look = look or look_of(data)
     shown = np.isfinite(data[quantity].values)
     ax.errorbar(
         data["depth"].values[shown], data[quantity].values[shown],
-        yerr=data[f"{quantity}_se"].fillna(0.0).values[shown], color=style.color, marker=style.marker,
-        linestyle=style.line, elinewidth=0.8, label=style.label,
+        yerr=data[f"{quantity}_se"].fillna(0.0).values[shown], color=look.color, marker=look.marker,
+        linestyle=look.line, elinewidth=0.8, label=look.label,
     )  # fmt: skip
     ax.set(xlabel="normalised depth", xlim=(-0.03, 1.03), ylabel=f"cosine similarity\n{LABELS[quantity]}")
     return ax
 
 
-def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """Heads, tokens and layers side by side, all networks overlaid."""
     legend = [look.sample() for look in looks]
     note = "Error bars: standard error over samples."
-    figure = style.page(answers, looks, height=2.0, legend=legend, note=note)
+    figure = style.page(results, looks, height=2.0, legend=legend, note=note)
     for ax, quantity in zip(figure.subplots(1, 3), LABELS, strict=True):
-        for data, look in zip(answers, looks, strict=True):
-            draw(data, ax, quantity=quantity, style=look)
+        for data, look in zip(results, looks, strict=True):
+            draw(data, ax, quantity=quantity, look=look)
         low, high = ax.get_ylim()
         ax.set_ylim(min(low, 0.0), max(high, 1.0))
     return figure

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from landscape.plots import style
-from landscape.plots.appearance import plain
+from landscape.plots.appearance import escaped
 
 MEANING = (
     "Mean loss over the training samples as they were trained on (augmented, mixed, smoothed, while the weights move), "
@@ -52,7 +52,7 @@ def page(run: Mapping[str, np.ndarray], name: str) -> Figure:
     finished, epochs = int(run["epoch"][-1]), int(run["epochs"][-1])
     best = int(np.argmax(run["accuracy"]))
     caption = (
-        f"{plain(name)}: {finished} of {epochs} epochs, test accuracy {run['accuracy'][-1]:.4f}, at its highest "
+        f"{escaped(name)}: {finished} of {epochs} epochs, test accuracy {run['accuracy'][-1]:.4f}, at its highest "
         f"{run['accuracy'][best]:.4f} (epoch {int(run['epoch'][best])}), {run['seconds'].sum() / 60:.1f} min. "
         "The train loss is of samples as they were trained on: augmented, mixed, smoothed. The rate is that of an "
         "epoch's last update."

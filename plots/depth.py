@@ -1,4 +1,4 @@
-"""A quantity over normalised depth, with bands where attention averages and where the map gets smaller."""
+"""Draw a quantity per layer over normalised depth, with bands at self-attentions and at reductions of the map."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import xarray as xr
 
-from landscape.plots import style as layout
+from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -19,43 +20,43 @@ NOTE = "Bands: self-attention (grey), blocks that reduce the map (blue). Error b
 
 
 class Draw(Protocol):
-    """Draws one answer over depth, with bands or without."""
+    """Draws one result over depth, with or without bands."""
 
     def __call__(self, data: xr.Dataset, ax: Axes, *, look: Look | None = None, shade: bool = True) -> Axes: ...
 
 
-def over_depth(data: xr.Dataset, ax: Axes, quantity: str, *, style: Look | None = None, shade: bool = True) -> Axes:
-    """Draw a quantity per layer with its standard error at each layer's depth; layers without a map are left out."""
-    style = style or look_of(data)
+def over_depth(data: xr.Dataset, ax: Axes, quantity: str, *, look: Look | None = None, shade: bool = True) -> Axes:
+    """Draw a quantity per layer with its standard error at each layer's depth; layers without a map are omitted."""
+    look = look or look_of(data)
     shown = data[quantity].notnull().values
     error = data[f"{quantity}_se"].fillna(0.0).values[shown] if f"{quantity}_se" in data else None
     ax.errorbar(
         data["depth"].values[shown],
         data[quantity].values[shown],
         yerr=error,
-        color=style.color,
-        marker=style.marker,
-        linestyle=style.line,
+        color=look.color,
+        marker=look.marker,
+        linestyle=look.line,
         elinewidth=0.8,
         markersize=3.5 if shown.sum() <= 30 else 2,
-        label=style.label,
+        label=look.label,
     )
     ax.set(xlabel="normalised depth", xlim=(-0.03, 1.03))
     return bands(data, ax) if shade else ax
 
 
-def page(answers: Sequence[xr.Dataset], looks: Sequence[Look], draw: Draw) -> Figure:
-    """One panel per network on common axes, and of several networks one with all of them, without bands."""
-    several = len(answers) > 1
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look], draw: Draw) -> Figure:
+    """One panel per network on common axes; for several networks, one more with all of them, without bands."""
+    several = len(results) > 1
     legend = [look.sample() for look in looks] if several else []
     also = ["all networks"] if several else []
-    figure, axes = layout.panels(answers, looks, aspect=0.85, note=NOTE, also=also, legend=legend)
-    for data, ax, look in zip(answers, axes, looks, strict=False):
+    figure, axes = style.panels(results, looks, aspect=0.85, note=NOTE, also=also, legend=legend)
+    for data, ax, look in zip(results, axes, looks, strict=False):
         draw(data, ax, look=look)
-    for data, look in zip(answers, looks, strict=True):
+    for data, look in zip(results, looks, strict=True):
         if several:
             draw(data, axes[-1], look=look, shade=False)
-    layout.outer(axes)
+    style.outer(axes)
     return figure
 
 
@@ -68,3 +69,20 @@ def bands(data: xr.Dataset, ax: Axes) -> Axes:
         if data["kind"].values[i] == "subsample" or data["reduces"].values[i]:
             ax.axvspan(depth[i - 1], depth[i], color="tab:blue", alpha=0.15, linewidth=0)
     return ax
+
+
+def color(depth: float) -> tuple[float, float, float, float]:
+    """The colour of a normalised depth, dark to bright; the end of the colour map is too bright on white."""
+    from matplotlib import colormaps
+
+    return colormaps["plasma"](0.95 * depth)
+
+
+def color_bar(figure: Figure, axes: Sequence[Axes] | np.ndarray, *, aspect: float) -> None:
+    """Add the colour bar of `color` beside some axes."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import ListedColormap, Normalize
+
+    shades = ListedColormap([color(i / 255) for i in range(256)])
+    bar = ScalarMappable(Normalize(0, 1), shades)
+    figure.colorbar(bar, ax=axes, label="normalised depth", aspect=aspect, pad=0.02)

@@ -21,11 +21,11 @@ MEANING = (
 
 def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shade: bool = True) -> Axes:
     """Draw the relative log amplitude at each layer's own highest frequency over normalised depth."""
-    depth.over_depth(data, ax, "high_frequency", style=look, shade=shade)
+    depth.over_depth(data, ax, "high_frequency", look=look, shade=shade)
     ax.set(ylabel="Δ\u00a0ln\u00a0A at the highest frequency")
     return ax
 
 
-def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """One panel per network on common axes, and one with all of them."""
-    return depth.page(answers, looks, draw)
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """One panel per network on common axes, and one with all."""
+    return depth.page(results, looks, draw)

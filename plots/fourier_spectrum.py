@@ -1,4 +1,4 @@
-"""Mean spectrum of feature maps over all frequencies, per layer (Park & Kim 2022, Fig. 2a, before its diagonal)."""
+"""Mean two-dimensional spectrum of feature maps, per layer (Park & Kim 2022, Fig. 2a shows its diagonal)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEANING = (
     "bright spots off the middle for a pattern such as that of strides. Levels are relative to "
     "each layer's own zero frequency."
 )
-TILES = 10  # at most, of a network; more are too small to read
+TILES = 10  # per network at most; more are too small to read
 PITCH = 2.3  # of tiles that are 2 (from -pi to pi) wide
 HEIGHT = 0.98  # inches per network
 MAP = "viridis"
@@ -28,7 +28,7 @@ NOTE = "Frequencies from -π to π of each layer's own grid, vertical and horizo
 
 
 def draw(data: xr.Dataset, ax: Axes, *, norm: Normalize | None = None) -> Axes:
-    """Draw the mean spectra of the layers, or of ten evenly chosen ones, side by side from shallow to deep."""
+    """Draw the mean spectra of the layers, or of ten evenly spaced ones, side by side from shallow to deep."""
     norm = norm or _scale([data])
     layers = shown(data)
     for place, layer in enumerate(layers):
@@ -44,22 +44,22 @@ def draw(data: xr.Dataset, ax: Axes, *, norm: Normalize | None = None) -> Axes:
     return ax
 
 
-def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One row of tiles per network, with one scale."""
-    figure = style.page(answers, looks, height=HEIGHT * len(answers), note=NOTE)
-    axes = figure.subplots(len(answers), 1, squeeze=False)[:, 0]
-    norm = _scale(answers)
-    for data, look, ax in zip(answers, looks, axes, strict=True):
+    figure = style.page(results, looks, height=HEIGHT * len(results), note=NOTE)
+    axes = figure.subplots(len(results), 1, squeeze=False)[:, 0]
+    norm = _scale(results)
+    for data, look, ax in zip(results, looks, axes, strict=True):
         draw(data, ax, norm=norm)
         ax.set_xlim(-1.15, (TILES - 1) * PITCH + 1.15)  # tiles of one size in every row
         ax.set_title(look.label, fontsize=style.RC["axes.titlesize"], loc="left", pad=2)
-    bar = figure.colorbar(ScalarMappable(norm, MAP), ax=list(axes), aspect=12 * len(answers), pad=0.01)
+    bar = figure.colorbar(ScalarMappable(norm, MAP), ax=list(axes), aspect=12 * len(results), pad=0.01)
     bar.set_label("Δ\u00a0ln\u00a0A", fontsize=style.SMALL)
     return figure
 
 
 def shown(data: xr.Dataset) -> list[int]:
-    """Positions of the layers with more than one frequency and something measured; of many, evenly chosen ones."""
+    """Positions of the layers with more than one frequency and finite values, thinned evenly to `TILES`."""
     found = [
         i
         for i in range(data.sizes["layer"])
@@ -71,14 +71,14 @@ def shown(data: xr.Dataset) -> list[int]:
 
 
 def _edges(frequencies: np.ndarray) -> tuple[float, float]:
-    """Outer edges of the cells around some frequencies."""
+    """Outer edges of the cells centred on some frequencies."""
     half = 1.0 / len(frequencies)
     return float(frequencies[0]) - half, float(frequencies[-1]) + half
 
 
-def _scale(answers: Sequence[xr.Dataset]) -> Normalize:
-    """From the smoothest to the least smooth, of all that will be drawn; without zero frequencies, which are 0."""
-    values = np.concatenate([data["spectrum"].values[shown(data)].ravel() for data in answers])
+def _scale(results: Sequence[xr.Dataset]) -> Normalize:
+    """From the lowest to the highest value that will be drawn; zero frequencies, which are 0, do not count."""
+    values = np.concatenate([data["spectrum"].values[shown(data)].ravel() for data in results])
     values = values[np.isfinite(values) & (values != 0)]
     if not len(values):
         return Normalize(-1, 0)

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from landscape.plots import style
-from landscape.plots.appearance import Look, asked
+from landscape.plots.appearance import Look, parameters_of
 from landscape.plots.appearance import looks as looks_of
 
 MEANING = (
@@ -72,7 +72,7 @@ def runs(results: Sequence[xr.Dataset]) -> dict[tuple[str, str, str], list[int]]
         spec = json.loads(str(data.attrs.get("spec", "{}")) or "{}")
         folder = str(PurePath(str(spec.get("checkpoint") or "")).parent)
         if np.isfinite(epoch(data)) and folder not in ("", "."):
-            key = (folder, str(data.attrs.get("protocol", "")), json.dumps(asked(data), sort_keys=True))
+            key = (folder, str(data.attrs.get("protocol", "")), json.dumps(parameters_of(data), sort_keys=True))
             found.setdefault(key, {})[epoch(data)] = i  # the newer of two at one epoch
     return {key: [i for _, i in sorted(line.items())] for key, line in found.items() if len(line) > 1}
 

@@ -1,4 +1,4 @@
-"""What breaks when one unit is removed: accuracy drop and loss increase per unit (Park & Kim 2022, Fig. 10)."""
+"""Accuracy drop and loss increase when one unit is removed, per unit (Park & Kim 2022, Fig. 10)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import Look, plain
+from landscape.plots.appearance import Look, escaped
 from landscape.plots.headlines import Numbers
 
 if TYPE_CHECKING:
@@ -38,12 +38,12 @@ HIGH = 100.0  # nats
 
 
 def draw(data: xr.Dataset, ax: Axes) -> Axes:
-    """Draw one bar of accuracy drop per unit, coloured by kind and named below; every other stage is shaded."""
-    return named(data, bars(data, ax, "accuracy_drop", "accuracy drop"))
+    """Draw one bar of accuracy drop per unit, coloured by kind and named below, with every other stage shaded."""
+    return name_units(data, bars(data, ax, "accuracy_drop", "accuracy drop"))
 
 
 def bars(data: xr.Dataset, ax: Axes, quantity: str, label: str) -> Axes:
-    """One bar per unit with its error, the stages shaded in turn and numbered on top."""
+    """One bar per unit with its error, every other stage shaded."""
     unit, height = data["unit"].values, data[quantity].where(np.isfinite(data[quantity])).values
     colors = [KINDS.get(str(kind), KINDS["other"]) for kind in data["kind"].values]
     ax.bar(unit, height, color=colors, width=0.8, yerr=data[f"{quantity}_se"].fillna(0.0).values, zorder=2,
@@ -54,15 +54,15 @@ def bars(data: xr.Dataset, ax: Axes, quantity: str, label: str) -> Axes:
     for turn, (first, end) in enumerate(pairwise(edges)):
         if turn % 2:
             ax.axvspan(unit[first] - 0.5, unit[end - 1] + 0.5, color="0.5", alpha=0.12, linewidth=0, zorder=0)
-    if np.nanmax(np.abs(height), initial=0.0) > HIGH:  # a removal that blows a network up shall not hide the others
+    if np.nanmax(np.abs(height), initial=0.0) > HIGH:  # one removal that blows up the loss must not hide the others
         ax.set_yscale("symlog", linthresh=1.0)
     ax.set(ylabel=label, xlim=(unit[0] - 0.6, unit[-1] + 0.6))
     ax.set_xticks([])
     return ax
 
 
-def named(data: xr.Dataset, ax: Axes) -> Axes:
-    """The names of the units under their bars."""
+def name_units(data: xr.Dataset, ax: Axes) -> Axes:
+    """Name the units below their bars."""
     unit = data["unit"].values
     step = math.ceil(len(unit) / 80)
     size = 6 if len(unit) <= 40 else 5
@@ -71,41 +71,41 @@ def named(data: xr.Dataset, ax: Axes) -> Axes:
     return ax
 
 
-def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """Two rows per network, accuracy drop over loss increase, with room for the names of its units."""
     from matplotlib.patches import Patch
 
-    longest = [max(map(len, shortened(data["name"].values))) for data in answers]
+    longest = [max(map(len, shortened(data["name"].values))) for data in results]
     heights = [part for letters in longest for part in (0.95, 0.95 + 0.055 * letters)]
-    present = {str(kind) if str(kind) in KINDS else "other" for data in answers for kind in data["kind"].values}
+    present = {str(kind) if str(kind) in KINDS else "other" for data in results for kind in data["kind"].values}
     patches = [Patch(color=color, label=kind) for kind, color in KINDS.items() if kind in present]
     note = "Shaded: every other stage. Error bars: standard error over samples."
-    figure = style.page(answers, looks, height=sum(heights) + 0.2 * len(answers), legend=patches, note=note)
-    axes = figure.subplots(2 * len(answers), 1, squeeze=False, height_ratios=[0.95] * (2 * len(answers)))[:, 0]
-    for data, look, drop, rise in zip(answers, looks, axes[::2], axes[1::2], strict=True):
+    figure = style.page(results, looks, height=sum(heights) + 0.2 * len(results), legend=patches, note=note)
+    axes = figure.subplots(2 * len(results), 1, squeeze=False, height_ratios=[0.95] * (2 * len(results)))[:, 0]
+    for data, look, drop, rise in zip(results, looks, axes[::2], axes[1::2], strict=True):
         bars(data, drop, "accuracy_drop", "accuracy drop")
-        named(data, bars(data, rise, "loss_increase", "loss increase"))
+        name_units(data, bars(data, rise, "loss_increase", "loss increase"))
         drop.set_title(style.fitted(look.label, style.PAGE, 8, lines=1), loc="left")
     limits = [ax.get_ylim() for ax in axes[::2]]
-    for ax in axes[::2]:  # networks are compared on one scale
+    for ax in axes[::2]:  # one scale for all networks
         ax.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
     return figure
 
 
-def shortened(found: Iterable[str]) -> list[str]:
-    """Names without the dotted part that all share, their beginning cut where they are long; each part of a pair."""
-    pairs = [str(name).split(" + ") for name in found]
+def shortened(names: Iterable[str]) -> list[str]:
+    """Names without their common dotted prefix, cut at the front if long; of a pair, each part by itself."""
+    pairs = [str(name).split(" + ") for name in names]
     parts = [part.split(".") for pair in pairs for part in pair]
     shared = 0
     while len(parts) > 1 and all(len(part) > shared + 1 and part[shared] == parts[0][shared] for part in parts):
         shared += 1
     rest = [" + ".join(".".join(part.split(".")[shared:]) for part in pair) for pair in pairs]
     room = [LONGEST * len(pair) for pair in pairs]
-    return [plain(name if len(name) <= n else f"…{name[1 - n :]}") for name, n in zip(rest, room, strict=True)]
+    return [escaped(name if len(name) <= n else f"…{name[1 - n :]}") for name, n in zip(rest, room, strict=True)]
 
 
 def headline(data: xr.Dataset) -> Numbers:
-    """Accuracy of the intact network, the largest drop of it, and the unit that it belongs to."""
+    """Accuracy of the intact network, its largest drop, and the unit that causes it."""
     drop = data["accuracy_drop"].values if "accuracy_drop" in data else np.array([])
     if not np.isfinite(drop).any():
         return {}

@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import LINES, Color, Line, Look, loss_units, names, plain
+from landscape.plots.appearance import LINES, Color, Line, Look, escaped, loss_units, names
 from landscape.plots.appearance import look as look_of
 from landscape.plots.headlines import Numbers, finite
 
@@ -144,7 +144,7 @@ def _labels(data: xr.Dataset, row: Sequence[xr.Dataset]) -> list[str]:
     name = names(alike)[[other is data for other in alike].index(True)]
     if _spread(data):
         return [f"{name}: {data.sizes['direction']} random directions"]
-    return [f"{name}: {plain(str(which))}{_barrier(data, k)}" for k, which in enumerate(data["name"].values)]
+    return [f"{name}: {escaped(str(which))}{_barrier(data, k)}" for k, which in enumerate(data["name"].values)]
 
 
 def _checkpoint_and_directions(data: xr.Dataset) -> tuple[str, ...]:
@@ -159,7 +159,7 @@ def _barrier(data: xr.Dataset, k: int) -> str:
 
 
 def _axis(data: xr.Dataset) -> str:
-    units = plain(str(data["t"].attrs.get("units", "1")))
+    units = escaped(str(data["t"].attrs.get("units", "1")))
     return f"position on the line ({units})" if units not in ("", "1") else "position on the line"
 
 

@@ -1,8 +1,7 @@
-"""Accuracy drop under noise of one band of frequencies, all networks in one panel (Park & Kim 2022, Fig. 2b)."""
+"""Accuracy drop under noise in one band of frequencies, all networks in one panel (Park & Kim 2022, Fig. 2b)."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -11,7 +10,8 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import appearance, style
-from landscape.plots.appearance import Look, look
+from landscape.plots.appearance import Look, parameters_of
+from landscape.plots.appearance import look as look_of
 from landscape.plots.headlines import Numbers
 
 if TYPE_CHECKING:
@@ -27,28 +27,28 @@ MEANING = (
 QUANTILE = 1.96  # of a 95 % interval
 
 
-def draw(data: xr.Dataset, ax: Axes, *, look_of: Look | None = None) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
     """Draw the accuracy drop over the frequency of the noise, with its 95 % interval; empty bands are left out."""
-    seen = look_of or look(data)
+    look = look or look_of(data)
     shown = np.isfinite(data["accuracy_drop"].values)
     band, drop = data["band"].values[shown], data["accuracy_drop"].values[shown]
     half = QUANTILE * data["accuracy_drop_se"].fillna(0.0).values[shown]
-    ax.fill_between(band, drop - half, drop + half, color=seen.color, alpha=0.18, linewidth=0)
-    ax.plot(band, drop, color=seen.color, marker=seen.marker, linestyle=seen.line, label=seen.label)
+    ax.fill_between(band, drop - half, drop + half, color=look.color, alpha=0.18, linewidth=0)
+    ax.plot(band, drop, color=look.color, marker=look.marker, linestyle=look.line, label=look.label)
     ax.axhline(0.0, color="k", linewidth=0.5)
     ax.set(xlabel="frequency of the noise", ylabel="accuracy drop", xlim=(0, 1))
     ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", r"0.25$\pi$", r"0.5$\pi$", r"0.75$\pi$", r"$\pi$"])
     return ax
 
 
-def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel per kind of noise, all networks in each."""
-    kinds = list(dict.fromkeys(map(kind, answers)))
-    panels = [[i for i, data in enumerate(answers) if kind(data) == one] for one in kinds]
-    drawn = {i: seen for panel in panels for i, seen in zip(panel, _alone(answers, looks, panel), strict=True)}
+    kinds = list(dict.fromkeys(map(kind, results)))
+    panels = [[i for i, data in enumerate(results) if kind(data) == one] for one in kinds]
+    drawn = {i: seen for panel in panels for i, seen in zip(panel, _looks_within(results, looks, panel), strict=True)}
     legend = {(seen.label, seen.line): seen.sample() for _, seen in sorted(drawn.items())}
     figure = style.page(
-        answers, looks, height=2.6 * -(-len(panels) // 2), legend=list(legend.values()),
+        results, looks, height=2.6 * -(-len(panels) // 2), legend=list(legend.values()),
         note="Bands: 95 % intervals over samples.",
     )  # fmt: skip
     columns = min(2, len(panels))
@@ -57,33 +57,33 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         ax.remove()
     for ax, one, panel in zip(grid.flat, kinds, panels, strict=False):
         for i in panel:
-            draw(answers[i], ax, look_of=drawn[i])
+            draw(results[i], ax, look=drawn[i])
         ax.set_title(one)
     style.outer(list(grid.flat[: len(panels)]))
     return figure
 
 
 def kind(data: xr.Dataset) -> str:
-    """The noise of an answer in words: its size and what the size is of."""
-    asked = json.loads(data.attrs.get("parameters", "{}"))
-    size = f"eps {float(asked['eps']):g}" if "eps" in asked else "eps not stored"
-    return f"{size}, {'equal energy in every band' if asked.get('equal_energy') else 'equal size per pixel'}"
+    """The kind of noise in words: its size, and what the size refers to."""
+    parameters = parameters_of(data)
+    size = f"eps {float(parameters['eps']):g}" if "eps" in parameters else "eps not stored"
+    return f"{size}, {'equal energy in every band' if parameters.get('equal_energy') else 'equal size per pixel'}"
 
 
-def _alone(answers: Sequence[xr.Dataset], looks: Sequence[Look], panel: Sequence[int]) -> list[Look]:
-    """The looks of a panel's answers, told apart among themselves alone."""
-    among = appearance.looks([answers[i] for i in panel])
+def _looks_within(results: Sequence[xr.Dataset], looks: Sequence[Look], panel: Sequence[int]) -> list[Look]:
+    """The looks of the results in one panel, with labels and lines that distinguish these only."""
+    among = appearance.looks([results[i] for i in panel])
     return [replace(looks[i], label=seen.label, line=seen.line) for i, seen in zip(panel, among, strict=True)]
 
 
 def headline(data: xr.Dataset) -> Numbers:
-    """Accuracy without noise, the largest drop of it, the band that it belongs to, and the bands without any."""
+    """Accuracy without noise, its largest drop, the band that causes it, and the bands without a frequency."""
     drop = data["accuracy_drop"].values if "accuracy_drop" in data else np.array([])
     empty = str(data.attrs.get("empty_bands", ""))
-    named: Numbers = {"bands without a frequency": empty} if empty else {}
+    note: Numbers = {"bands without a frequency": empty} if empty else {}
     if not np.isfinite(drop).any():
-        return named
+        return note
     worst = int(np.nanargmax(drop))
     intact = float(data.attrs.get("intact_accuracy", np.nan))
     at = f"{data['band'].values[worst]:g} pi"
-    return {"intact accuracy": intact, "largest drop": drop[worst].item(), "at": at, **named}
+    return {"intact accuracy": intact, "largest drop": drop[worst].item(), "at": at, **note}

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from landscape.plots import style
-from landscape.plots.appearance import Look, plain
+from landscape.plots.appearance import Look, escaped
 from landscape.plots.plane import annotate, axis_label, complete_cells
 from landscape.plots.surface import add_colour_bar, contour_levels, fill_contours
 
@@ -82,4 +82,4 @@ def _labelled(x: np.ndarray, y: np.ndarray) -> list[int]:
 
 
 def _name(data: xr.Dataset, i: int) -> str:
-    return plain(str(data["path_name"].values[i])) if "path_name" in data else str(i)
+    return escaped(str(data["path_name"].values[i])) if "path_name" in data else str(i)

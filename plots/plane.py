@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import Look, plain
+from landscape.plots.appearance import Look, escaped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,8 +49,8 @@ def label_axes(data: xr.Dataset, ax: Axes, *, xlim: tuple[float, float], ylim: t
 def axis_label(data: xr.Dataset, name: str) -> str:
     """Long name and units of a coordinate."""
     about = data[name].attrs
-    units = plain(str(about.get("units", "1")))
-    long_name = plain(str(about.get("long_name", name)))
+    units = escaped(str(about.get("units", "1")))
+    long_name = escaped(str(about.get("long_name", name)))
     return long_name if units in ("1", "") else f"{long_name} ({units.replace(' ', NBSP)})"
 
 
@@ -66,7 +66,7 @@ def mark_checkpoints(data: xr.Dataset, ax: Axes) -> None:
         others = data.attrs.get("plane") == "checkpoints"
         ax.plot(x, y, color="w", marker="o", markersize=2, linewidth=0.0 if others else 0.8, clip_on=True)
         for i in range(len(x)) if others and "path_name" in data else ():
-            annotate(ax, data, float(x[i]), float(y[i]), plain(str(data["path_name"].values[i])))
+            annotate(ax, data, float(x[i]), float(y[i]), escaped(str(data["path_name"].values[i])))
     ax.plot(0.0, 0.0, "+", color="w", markersize=5, markeredgewidth=1)
 
 
@@ -89,7 +89,7 @@ def page_of_maps(
     figure, axes = style.panels(results, looks, aspect=0.8, share=False, note=note, bar=0.2 if alike else 0.35)
     for data, ax in zip(results, axes, strict=True):
         draw(data, ax)
-    style.outer(axes, alike=alike)
+    style.outer(axes, same=alike)
     return figure, axes
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import depth, style
-from landscape.plots.appearance import Look, asked
+from landscape.plots.appearance import Look, parameters_of
 from landscape.plots.headlines import Numbers, ends, finite
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ CLASSIFIERS = {"ridge": "ridge regression", "lbfgs": "logistic regression"}
 
 def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
     """Draw the accuracy of every layer's linear probe over normalised depth, beside the network's own."""
-    depth.over_depth(data, ax, "accuracy", style=look)
+    depth.over_depth(data, ax, "accuracy", look=look)
     intact = float(data.attrs.get("intact_accuracy", np.nan))
     if np.isfinite(intact):
         ax.axhline(intact, color="0.35", linestyle=":", linewidth=0.9)
@@ -35,31 +35,31 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
 
 
 def classifier(data: xr.Dataset) -> str:
-    """What was fitted, in words."""
-    return CLASSIFIERS[asked(data).get("solver", "ridge")]
+    """Name of the linear classifier."""
+    return CLASSIFIERS[parameters_of(data).get("solver", "ridge")]
 
 
-def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel per network on common axes."""
     fitted: dict[str, list[str]] = {}
-    for data, look in zip(answers, looks, strict=True):
+    for data, look in zip(results, looks, strict=True):
         fitted.setdefault(classifier(data), []).append(look.label)
-    said = "; ".join(f"{what}: {', '.join(labels)}" for what, labels in fitted.items())
-    said = next(iter(fitted)) if len(fitted) == 1 else said
-    note = f"Classifier: {said}. {depth.NOTE} Dotted: the network itself."
-    figure, axes = style.panels(answers, looks, aspect=0.85, note=note)
-    for data, ax, look in zip(answers, axes, looks, strict=True):
+    text = "; ".join(f"{name}: {', '.join(labels)}" for name, labels in fitted.items())
+    text = next(iter(fitted)) if len(fitted) == 1 else text
+    note = f"Classifier: {text}. {depth.NOTE} Dotted: the network itself."
+    figure, axes = style.panels(results, looks, aspect=0.85, note=note)
+    for data, ax, look in zip(results, axes, looks, strict=True):
         draw(data, ax, look=look)
     style.outer(axes)
     return figure
 
 
 def headline(data: xr.Dataset) -> Numbers:
-    """Accuracy of the linear probe of the first and of the last layer, and of the best with its name."""
+    """Accuracy of the linear probe at the first and the last layer, and at the best with its name."""
     values = data["accuracy"].values if "accuracy" in data else np.array([])
     if not np.isfinite(values).any():
         return {}
     best = int(np.nanargmax(values))
     found = {**ends(finite(data, "accuracy")), "best": values[best].item(), "at": str(data["name"].values[best])}
-    open_fits = int((data["converged"].values == 0).sum()) if "converged" in data else 0
-    return {**found, "not converged": open_fits} if open_fits else found
+    unconverged = int((data["converged"].values == 0).sum()) if "converged" in data else 0
+    return {**found, "not converged": unconverged} if unconverged else found

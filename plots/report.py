@@ -1,4 +1,4 @@
-"""One page with every figure, what its numbers mean, under what protocol, and a table of all checkpoints."""
+"""Write one HTML page with every figure, its meaning and protocol, and a table of all checkpoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from landscape.results import reader
 Cell = str | int | float
 Row = dict[str, Cell]
 MEDIA = {".png": "image/png", ".svg": "image/svg+xml"}
-# column of the table: (probe, number of its headline), the first that was measured
+# column of the table: (probe, number in its headline), the first that was measured
 COLUMNS: Mapping[str, Sequence[tuple[str, str]]] = {
     "accuracy": (("lesion", "intact accuracy"), ("surface", "accuracy")),
     "NEP": (("hessian", "nep"),),
@@ -45,12 +45,12 @@ img { max-width: 100%; height: auto; }
 
 
 def report(path: Path | str, out: Path | str, figures: Sequence[Path]) -> Path:
-    """Write the page, in one file that needs no network.
+    """Write the page: one file that loads nothing from elsewhere.
 
     Args:
         path: results file.
         out: the page.
-        figures: drawn from the same file; PNG and SVG are shown, of two formats of one figure the SVG.
+        figures: drawn from the same file; PNG and SVG are shown, the SVG if there are both.
 
     Raises:
         FileNotFoundError, ValueError: there is no results file, or `out` is a folder.
@@ -58,7 +58,7 @@ def report(path: Path | str, out: Path | str, figures: Sequence[Path]) -> Path:
     path, out = Path(path), Path(out)
     if out.is_dir():
         raise ValueError(f"{out} is a folder, expected a file for the page, such as {out / 'report.html'}")
-    found = reader.groups(path)
+    stored = reader.groups(path)
     images = {figure.stem: figure for figure in sorted(figures) if figure.suffix in MEDIA}
     order = [*(name for name in FIGURES if name in images), *(name for name in images if name not in FIGURES)]
     title = html.escape(f"Loss landscape: {path.name}")
@@ -68,7 +68,7 @@ def report(path: Path | str, out: Path | str, figures: Sequence[Path]) -> Path:
         "<h2>Checkpoints</h2>",
         _table(summary_table(path)),
         f"<p>{html.escape(LEGEND)}</p>",
-        *(_section(images[name], found) for name in order),
+        *(_section(images[name], stored) for name in order),
         "<h2>Everything in the file</h2>",
         _table(headlines.summary(path)),
         "</body>\n</html>\n",
@@ -79,16 +79,16 @@ def report(path: Path | str, out: Path | str, figures: Sequence[Path]) -> Path:
 
 
 def summary_table(path: Path | str) -> list[Row]:
-    """One row per checkpoint label: what the probes say of it; NaN or "" where it was not measured.
+    """One row per checkpoint label with its headline numbers; NaN or "" where not measured.
 
-    In the order of the study. Of several answers of one probe to one label the newest counts.
+    In the order of the study. Of several results of one probe for one label the newest counts.
     """
-    answers: dict[str, dict[str, xr.Dataset]] = {}
+    results: dict[str, dict[str, xr.Dataset]] = {}
     for name, data in reader.by_checkpoint(reader.groups(path)):
-        found = answers.setdefault(str(data.attrs.get("label", "")), {})
+        found = results.setdefault(str(data.attrs.get("label", "")), {})
         if headlines.numbers(data):
             found[name.partition("/")[0]] = data
-    return [_row(label, found) for label, found in answers.items()]
+    return [_row(label, found) for label, found in results.items()]
 
 
 def shown(value: Cell) -> str:
@@ -98,9 +98,9 @@ def shown(value: Cell) -> str:
     return "" if math.isnan(value) else f"{value:.4g}"
 
 
-def _row(label: str, answers: Mapping[str, xr.Dataset]) -> Row:
-    numbers = {probe: headlines.numbers(data) for probe, data in answers.items()}
-    models = (str(data.attrs.get("model", "")) for data in answers.values())
+def _row(label: str, results: Mapping[str, xr.Dataset]) -> Row:
+    numbers = {probe: headlines.numbers(data) for probe, data in results.items()}
+    models = (str(data.attrs.get("model", "")) for data in results.values())
     row: Row = {"checkpoint": label, "model": next(filter(None, models), "")}
     for column, sources in COLUMNS.items():
         row[column] = next((numbers[p][key] for p, key in sources if key in numbers.get(p, ())), math.nan)
@@ -108,15 +108,15 @@ def _row(label: str, answers: Mapping[str, xr.Dataset]) -> Row:
     return row
 
 
-def _section(figure: Path, found: Sequence[tuple[str, xr.Dataset]]) -> str:
+def _section(figure: Path, stored: Sequence[tuple[str, xr.Dataset]]) -> str:
     known = FIGURES.get(figure.stem)
     title = html.escape(figure.stem.replace("_", " "))
     lines = [f"<section>\n<h2>{title}</h2>", _image(figure)]
     if known is not None:
-        answers = known.selected([data for name, data in found if name.partition("/")[0] == known.probe])
+        results = known.selected([data for name, data in stored if name.partition("/")[0] == known.probe])
         protocols = "<br>".join(
             html.escape(f"{data.attrs.get('label', '')}: {data.attrs.get('protocol', 'protocol not stored')}")
-            for data in answers
+            for data in results
         )
         lines += [f"<p>{html.escape(known.module.MEANING)}</p>", f'<p class="protocol">{protocols}</p>']
     return "\n".join([*lines, "</section>"])

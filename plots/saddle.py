@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from landscape.plots import style
-from landscape.plots.appearance import Look, loss_units, plain
+from landscape.plots.appearance import Look, escaped, loss_units
 from landscape.plots.plane import axis_label
 from landscape.plots.surface import contour_levels
 from landscape.plots.surface import draw as draw_contours
@@ -82,7 +82,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         draw(data, tuple(axes))
         axes[0].set_title(style.fitted(look.label, style.COLUMN, style.SMALL), fontsize=style.SMALL)
         axes[1].set_title(
-            plain(f"curvature {data.attrs['curvature_x']:.3g} and {data.attrs['curvature_y']:.3g}"),
+            escaped(f"curvature {data.attrs['curvature_x']:.3g} and {data.attrs['curvature_y']:.3g}"),
             fontsize=style.SMALL,
         )
         for set_label, axis in ((axes[0].set_xlabel, "x"), (axes[0].set_ylabel, "y")):

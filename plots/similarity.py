@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import Look, plain
+from landscape.plots.appearance import Look, escaped
 from landscape.plots.headlines import Numbers
 
 if TYPE_CHECKING:
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 MEANING = (
     "How alike two layers represent the same images, by centred kernel alignment: 1 is the same up to rotation and "
     "scale, 0 is unrelated, and blocks are stretches of layers that change little. It compares what separates these "
-    "images from each other, so a few dominant directions may decide it, and it says nothing of which layer is better."
+    "images from each other, so a few dominant directions may decide it, and it does not say which layer is better."
 )
 MAP = "viridis"
-NOTE = "Lines part the stages; E: stem, P: the map gets smaller."
+NOTE = "Lines separate the stages; E: stem, P: the map gets smaller."
 
 
 def draw(data: xr.Dataset, ax: Axes) -> Axes:
-    """Draw the alignment of every layer (down) with every other (across), shallow layers at the lower left."""
+    """Draw the CKA of every layer (rows) with every other (columns), shallow layers at the lower left."""
     values = data["cka"].values
     ax.imshow(values, origin="lower", cmap=MAP, vmin=0, vmax=1, interpolation="nearest", aspect="auto")
     for axis, prefix, rule in (("layer", "", ax.axhline), ("other", "other_", ax.axvline)):
@@ -38,24 +38,24 @@ def draw(data: xr.Dataset, ax: Axes) -> Axes:
         letters = _letters(data, prefix)
         step = max(1, int(np.ceil(count / 10)))
         places = sorted({*range(0, count, step), *letters})
-        crowded = [i for i in places if i in letters or all(abs(i - j) >= 0.6 * step for j in letters)]
-        names = [letters.get(i, str(i)) for i in crowded]
+        spaced = [i for i in places if i in letters or all(abs(i - j) >= 0.6 * step for j in letters)]
+        names = [letters.get(i, str(i)) for i in spaced]
         setter: Any = ax.set_yticks if axis == "layer" else ax.set_xticks
-        setter(crowded, names)
+        setter(spaced, names)
     other = str(data.attrs.get("against", ""))
-    ax.set(ylabel="layer", xlabel=f"layer of {plain(other)}" if other else "layer")
+    ax.set(ylabel="layer", xlabel=f"layer of {escaped(other)}" if other else "layer")
     ax.tick_params(length=2)
     return ax
 
 
-def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """One square panel per network, or pair of networks, with one scale."""
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """One square panel per network, or pair of networks, on one scale."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
-    looks = [replace(look, label=_title(data, look)) for data, look in zip(answers, looks, strict=True)]
-    figure, axes = style.panels(answers, looks, aspect=0.95, note=NOTE, share=False)
-    for data, ax in zip(answers, axes, strict=True):
+    looks = [replace(look, label=_title(data, look)) for data, look in zip(results, looks, strict=True)]
+    figure, axes = style.panels(results, looks, aspect=0.95, note=NOTE, share=False)
+    for data, ax in zip(results, axes, strict=True):
         draw(data, ax)
         ax.xaxis.label.set_text(style.fitted(ax.get_xlabel(), ax.get_position().width * figure.get_figwidth(), 8))
     bar = ScalarMappable(Normalize(0, 1), MAP)
@@ -64,13 +64,13 @@ def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 
 def _title(data: xr.Dataset, look: Look) -> str:
-    """The network's name; the other one's stands below the panel, and no file's path anywhere."""
-    label = plain(str(data.attrs.get("label", "")))
+    """The network's name without the path of the other network, whose name stands below the panel."""
+    label = escaped(str(data.attrs.get("label", "")))
     return label if look.label.startswith(f"{label} (against") else look.label
 
 
 def _letters(data: xr.Dataset, prefix: str) -> dict[int, str]:
-    """E at the stem and P where the map gets smaller."""
+    """E for the stem and P where the map gets smaller."""
     kinds, reduces = data[f"{prefix}kind"].values, data[f"{prefix}reduces"].values
     found = {int(i): "P" for i in np.flatnonzero((kinds == "subsample") | (reduces == 1))}
     return found | {int(i): "E" for i in np.flatnonzero(kinds == "stem")}

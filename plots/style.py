@@ -1,4 +1,4 @@
-"""The page of every figure: paper widths, 8 pt, the protocol printed under it, editable text in PDF and SVG."""
+"""Layout of every figure: paper widths, 8 pt, the protocol as a caption, editable text in PDF and SVG."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
-from landscape.plots.appearance import Look, plain
+from landscape.plots.appearance import Look, escaped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,7 +46,7 @@ LEGEND_LINE = 0.135  # inches per row of a legend
 
 
 def page(
-    answers: Sequence[xr.Dataset],
+    results: Sequence[xr.Dataset],
     looks: Sequence[Look],
     *,
     height: float,
@@ -55,25 +55,25 @@ def page(
     note: str = "",
     caption: str = "",
 ) -> Figure:
-    """An empty figure with the protocol, a note and a legend under the space for its axes.
+    """An empty figure with a legend, the protocol and a note below the space for its axes.
 
-    The space they need is known beforehand, so that nothing overlaps and nothing is cut off.
+    Their size is estimated first, so that nothing overlaps or is cut off.
 
     Args:
-        answers: what will be drawn; their protocols are the caption.
-        looks: of the answers, for their names.
+        results: what will be drawn; their protocols are the caption.
+        looks: of the results, for their names.
         height: of the space for the axes, in inches.
         width: of the figure, in inches.
-        legend: labelled entries, in as many columns as fit.
+        legend: labelled handles, in as many columns as fit.
         note: a sentence after the protocol.
-        caption: in place of the protocol, where no answers are drawn.
+        caption: replaces the protocol if no results are drawn.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    # A digit of DejaVu Sans is 0.64 em wide, running text 0.55: the estimate is on the safe side.
-    said = f"{caption or protocol(answers, looks)} {note}".strip()
-    under = textwrap.wrap(said, int(72 * width / (0.56 * SMALL)))
+    # A digit of DejaVu Sans is 0.64 em wide, running text 0.55: the estimate errs on the safe side.
+    text = f"{caption or protocol(results, looks)} {note}".strip()
+    under = textwrap.wrap(text, int(72 * width / (0.56 * SMALL)))
     size = RC["legend.fontsize"]
     labels = [fitted(str(entry.get_label()), width - 0.5, size) for entry in legend]
     longest = max(map(len, labels), default=0)
@@ -106,7 +106,7 @@ def page(
 
 
 def panels(
-    answers: Sequence[xr.Dataset],
+    results: Sequence[xr.Dataset],
     looks: Sequence[Look],
     *,
     aspect: float,
@@ -117,11 +117,11 @@ def panels(
     legend: Sequence[Line2D | Patch] = (),
     bar: float = 0.0,
 ) -> tuple[Figure, list[Axes]]:
-    """One titled panel per answer, side by side, `aspect` times as high as wide; after them one per title in `also`.
+    """One titled panel per result, side by side, `aspect` times as high as wide; then one per title in `also`.
 
-    `bar` of the width stays free.
+    The fraction `bar` of the width stays free, for a colour bar.
     """
-    n = len(answers) + len(also)
+    n = len(results) + len(also)
     columns = {1: 1, 2: 2, 3: 3, 4: 2, 5: 3, 6: 3}.get(n, 4)
     rows = math.ceil(n / columns)
     width = COLUMN if n == 1 else PAGE
@@ -130,7 +130,7 @@ def panels(
     titles += also
     lines = max(title.count("\n") + 1 for title in titles)
     height = rows * (aspect * width / columns + lines * 1.3 * size / 72 + 0.1)
-    figure = page(answers, looks, height=height, width=width, legend=legend, note=note)
+    figure = page(results, looks, height=height, width=width, legend=legend, note=note)
     grid = figure.subplots(
         rows, columns, sharex=share, sharey=share, squeeze=False, subplot_kw={"projection": projection}
     )
@@ -144,8 +144,8 @@ def panels(
     return figure, axes
 
 
-def outer(axes: Sequence[Axes], *, alike: bool = True) -> None:
-    """Labels of the axes small enough for the panels; of axes alike only where no panel is below or to the left."""
+def outer(axes: Sequence[Axes], *, same: bool = True) -> None:
+    """Shrink axis labels to the panels; for panels with the same axes, label the outermost only."""
     places = [ax.get_subplotspec() for ax in axes]
     lowest = {place.colspan.start: i for i, place in enumerate(places) if place is not None}
     for i, (ax, place) in enumerate(zip(axes, places, strict=True)):
@@ -153,14 +153,14 @@ def outer(axes: Sequence[Axes], *, alike: bool = True) -> None:
             continue
         columns = place.get_gridspec().ncols
         size = RC["axes.labelsize"] if columns < 3 else SMALL
-        side = (0.75 if alike else 0.55) * PAGE / columns if len(axes) > 1 else COLUMN
-        left, low = place.is_first_col() or not alike, lowest[place.colspan.start] == i or not alike
+        side = (0.75 if same else 0.55) * PAGE / columns if len(axes) > 1 else COLUMN
+        left, low = place.is_first_col() or not same, lowest[place.colspan.start] == i or not same
         ax.set_ylabel(fitted(ax.get_ylabel(), side, size) if left else "", fontsize=size)
         ax.set_xlabel(fitted(ax.get_xlabel(), side, size) if low else "", fontsize=size)
 
 
 def asinh(ax: Axes, side: str, width: float) -> None:
-    """A scale linear within ±width and logarithmic beyond, without labels that crowd around zero."""
+    """Set a scale that is linear within ±width and logarithmic beyond, without crowded labels around zero."""
     from matplotlib.ticker import LogFormatterSciNotation
 
     (ax.set_xscale if side == "x" else ax.set_yscale)("asinh", linear_width=width)
@@ -178,19 +178,19 @@ def log_if_wide(ax: Axes, values: np.ndarray) -> None:
 
 
 def fitted(text: str, width: float, size: float, lines: int = 3) -> str:
-    """Text broken into lines that fit a width in inches, cut with an ellipsis after the last."""
+    """Text wrapped to a width in inches, with an ellipsis after the last line that is allowed."""
     return textwrap.fill(text, max(8, int(72 * width / (0.58 * size)) - 2), max_lines=lines, placeholder="…")
 
 
-def protocol(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> str:
-    """Under what protocol the answers were measured: once if all share it, else by label."""
+def protocol(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> str:
+    """The protocol of the results: once if all share it, else by label."""
     labels: dict[str, list[str]] = {}
-    treated = any(data.attrs.get("statistics", "frozen") != "frozen" for data in answers)
-    for data, look in zip(answers, looks, strict=True):
-        said = str(data.attrs.get("protocol", "") or "protocol not stored")
-        if treated and "statistics" in data.attrs:
-            said += f", batch-norm statistics {data.attrs['statistics']}"
-        labels.setdefault(plain(said), []).append(look.label)
+    statistics_differ = any(data.attrs.get("statistics", "frozen") != "frozen" for data in results)
+    for data, look in zip(results, looks, strict=True):
+        text = str(data.attrs.get("protocol", "") or "protocol not stored")
+        if statistics_differ and "statistics" in data.attrs:
+            text += f", batch-norm statistics {data.attrs['statistics']}"
+        labels.setdefault(escaped(text), []).append(look.label)
     if len(labels) == 1:
         return f"{next(iter(labels))}."
-    return "; ".join(f"{', '.join(found)}: {said}" for said, found in labels.items()) + "."
+    return "; ".join(f"{', '.join(names)}: {text}" for text, names in labels.items()) + "."

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MEANING = (
-    "How much a feature map varies over its positions, layer by layer: it falls where a layer averages (self- "
+    "How much a feature map varies over its positions, layer by layer: it falls where a layer averages (self-"
     "attention, pooling) and rises where one sharpens (convolution, MLP). The scale of a layer's weights "
     "enters it too, so compare the change across a block rather than the level of two networks."
 )
@@ -25,7 +25,7 @@ MEANING = (
 
 def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shade: bool = True) -> Axes:
     """Draw the feature-map variance of every layer over normalised depth, on a logarithmic scale."""
-    depth.over_depth(data, ax, "variance", style=look, shade=shade)
+    depth.over_depth(data, ax, "variance", look=look, shade=shade)
     values = data["variance"].values[np.isfinite(data["variance"].values)]
     if values.size and values.min() > 0:
         ax.set_yscale("log")
@@ -35,9 +35,9 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shade: bool = 
     return ax
 
 
-def page(answers: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """One panel per network on common axes, and one with all of them."""
-    return depth.page(answers, looks, draw)
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """One panel per network on common axes, and one with all."""
+    return depth.page(results, looks, draw)
 
 
 def headline(data: xr.Dataset) -> Numbers:
