@@ -28,7 +28,7 @@ MEASURE, TRAIN, INSPECT = "Measure", "Make checkpoints", "Look"
 
 
 class Commands(TyperGroup):
-    """Lists probes from their table without importing them; only the one that is called is imported, for its options."""
+    """List probes from their table; only the one that is called is imported, for its options."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         for option, value in pairwise(args):
