@@ -39,30 +39,31 @@ class Grain:
     width: float
 
 
-def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, grain: Grain | None = None) -> Axes:
-    """Draw the density of eigenvalues, both axes logarithmic away from zero.
+def draw(
+    data: xr.Dataset,
+    ax: Axes,
+    *,
+    look: Look | None = None,
+    grain: Grain | None = None,
+    band: tuple[float, float] = (0.0, 1.0),
+) -> Axes:
+    """Draw the mean density of eigenvalues, both axes logarithmic away from zero.
 
     Args:
         data: a stored result.
         ax: to draw on.
         look: colour and line.
         grain: resolution of axis and broadening; by default from the distances between the nodes.
+        band: quantiles of the curves between which a band is drawn.
     """
     look, grain = look or look_of(data), grain or grain_of([data])
     at, curves = broadened(*quadratures(data), grain)
-    return banded(ax, at, curves.mean(axis=0), curves.min(axis=0), curves.max(axis=0), look=look, grain=grain)
-
-
-def banded(
-    ax: Axes, at: np.ndarray, mean: np.ndarray, low: np.ndarray, high: np.ndarray, *, look: Look, grain: Grain
-) -> Axes:
-    """Draw a density with its band, both axes logarithmic away from zero."""
-    ax.plot(at, mean, color=look.color, linestyle=look.line, label=look.label)
-    ax.fill_between(at, low, high, color=look.color, alpha=0.2, linewidth=0)
+    ax.plot(at, curves.mean(axis=0), color=look.color, linestyle=look.line, label=look.label)
+    ax.fill_between(at, *np.quantile(curves, band, axis=0), color=look.color, alpha=0.2, linewidth=0)
     style.asinh(ax, "x", grain.linear)
     ax.set(xlabel="Hessian eigenvalue", ylabel="density", yscale="log")
-    seen = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in ax.lines])
-    ax.set_ylim(0.3 * float(np.quantile(seen, 0.12)), 3 * float(seen.max()))
+    heights = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in ax.lines])
+    ax.set_ylim(0.3 * float(np.quantile(heights, 0.12)), 3 * float(heights.max()))
     return ax
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from landscape.plots import style
+from landscape.plots import density, style
 from landscape.plots.appearance import Look
-from landscape.plots.appearance import look as look_of
-from landscape.plots.density import Grain, banded, broadened, grain_of, quadratures
+from landscape.plots.density import Grain, grain_of
 
 MEANING = (
     "The density of all Hessian eigenvalues of a mini-batch, mean over mini-batches with a band from the 10th to the "
@@ -23,18 +21,8 @@ MEANING = (
 
 
 def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, grain: Grain | None = None) -> Axes:
-    """Draw the mean density over mini-batches, both axes logarithmic away from zero.
-
-    Args:
-        data: a stored result.
-        ax: to draw on.
-        look: colour and line.
-        grain: resolution of axis and broadening; by default from the distances between the nodes.
-    """
-    look, grain = look or look_of(data), grain or grain_of([data])
-    at, curves = broadened(*quadratures(data), grain)
-    low, high = np.quantile(curves, [0.1, 0.9], axis=0)
-    return banded(ax, at, curves.mean(axis=0), low, high, look=look, grain=grain)
+    """Draw the mean density over mini-batches; arguments as in `density.draw`."""
+    return density.draw(data, ax, look=look, grain=grain, band=(0.1, 0.9))
 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:

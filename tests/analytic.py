@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -101,6 +101,25 @@ def attention_net(*, sizes: Sequence[int] = (6, 6)) -> Subject:
         "vit_demo", classes=3, image_size=4, patch=2, dim=6, depth=1, heads=2, mlp_ratio=1, std=0.5
     )  # fmt: skip
     return Subject(model.double().eval(), batches_of((3, 4, 4), sizes, 3))
+
+
+NETWORKS: dict[str, Callable[[], Subject]] = {
+    "tanh": tanh_net,
+    "convolution and batch norm": convolution_net,
+    "attention and layer norm": attention_net,
+}
+
+
+class Branching(nn.Module):
+    """Chooses its activation by the values it sees, which a trace cannot record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        return y.tanh() if y.sum() > 0 else y.sin()
 
 
 class Passage(nn.Module):

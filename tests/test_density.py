@@ -127,7 +127,7 @@ def test_the_mean_eigenvalue_is_the_trace_over_the_number_of_weights() -> None:
     assert (found["smallest"], found["largest"]) == (np.nanmin(found["nodes"]), np.nanmax(found["nodes"]))
 
 
-def test_a_half_finished_answer_is_summed_up_from_what_there_is() -> None:
+def test_a_half_finished_result_is_summarised_from_its_finished_vectors() -> None:
     found = answer(Density(vectors=3, steps=6), tanh_net(), units=1)
     assert found["mean"] == pytest.approx(np.nansum(found["nodes"][0] * found["weights"][0]))
     assert np.isnan(found["mean_se"])

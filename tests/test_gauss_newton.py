@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 from analytic import (
+    NETWORKS,
     answer,
-    attention_net,
     convolution_net,
     dense_hessian,
     quadratic,
@@ -30,12 +28,6 @@ from landscape.curvature.vectors import flat, random_unit, unflat
 from landscape.options import OptionError
 from landscape.probes.hessian import Hessian
 from landscape.subject.subject import Subject
-
-NETWORKS: dict[str, Callable[[], Subject]] = {
-    "tanh": tanh_net,
-    "convolution and batch norm": convolution_net,
-    "attention and layer norm": attention_net,
-}
 
 
 def _dense(subject: Subject, operator: str, i: int = 0) -> Tensor:

@@ -1,16 +1,15 @@
-"""The Hessian probe: spectra per mini-batch, their summaries, and what it refuses."""
+"""The Hessian probe: spectra per mini-batch, their summaries, and the options it rejects."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from analytic import (
+    NETWORKS,
     answer,
-    attention_net,
     convolution_net,
     dense_hessian,
     quadratic,
@@ -29,12 +28,6 @@ from landscape.curvature.vectors import random_unit
 from landscape.options import OptionError
 from landscape.probes.hessian import Hessian, Scope
 from landscape.subject.subject import Subject
-
-NETWORKS: dict[str, Callable[[], Subject]] = {
-    "tanh": tanh_net,
-    "convolution and batch norm": convolution_net,
-    "attention and layer norm": attention_net,
-}
 
 
 def _bowl(values: list[float], scales: list[float], *, weight_decay: float = 0.0) -> Subject:
@@ -125,19 +118,19 @@ def test_params_restricts_the_hessian_to_a_diagonal_block() -> None:
         Hessian(params="nothing").plan(subject)
 
 
-def test_a_regular_expression_that_finds_nothing_is_answered_with_names_near_it() -> None:
+def test_an_expression_that_matches_nothing_is_an_error_with_similar_names() -> None:
     with pytest.raises(ValueError, match=r"--params 2\.wieght matches no trainable parameter; there are 2\.weight"):
         Hessian(params="2.wieght").plan(tanh_net())
 
 
-def test_a_model_that_is_frozen_whole_is_refused_as_such() -> None:
+def test_a_fully_frozen_model_is_rejected() -> None:
     subject = tanh_net()
     subject.model.requires_grad_(False)
     with pytest.raises(ValueError, match="no trainable parameter, all are frozen"):
         Hessian().plan(subject)
 
 
-def test_batch_norm_in_training_mode_is_refused_and_left_as_it_was() -> None:
+def test_batch_norm_in_training_mode_is_rejected_and_left_unchanged() -> None:
     subject = convolution_net()
     subject.model.train()
     kept = state(subject.model)
@@ -177,7 +170,7 @@ def test_per_layer_of_some_parameters() -> None:
 @pytest.mark.parametrize("verify", [False, True])
 def test_mini_batches_side_by_side_have_the_numbers_of_each(verify: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("landscape.curvature.hvp_choice.BATCHED", 2)
-    subject = tanh_net(sizes=(6, 6, 6))  # one handful and an incomplete one
+    subject = tanh_net(sizes=(6, 6, 6))  # one full set and an incomplete one
     options: dict[str, Any] = {"top": 3, "tol": 1e-6, "verify": verify, "eigenvectors": True}
     together, alone = (answer(Hessian(**options, hvp=hvp), subject) for hvp in ("together", "kept"))
     assert (together["hvp"] == CODES.index("together")).all()
@@ -189,7 +182,7 @@ def test_mini_batches_side_by_side_have_the_numbers_of_each(verify: bool, monkey
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
-def test_side_by_side_a_mini_batch_that_is_not_finite_does_not_spoil_its_neighbours(
+def test_a_non_finite_mini_batch_does_not_affect_those_side_by_side_with_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("landscape.curvature.hvp_choice.BATCHED", 3)
@@ -267,7 +260,7 @@ def test_stored_eigenvectors_are_those_of_the_dense_hessian(which: Which) -> Non
     assert "eigenvector" not in answer(Hessian(top=2), subject)
 
 
-def test_more_eigenvectors_than_a_file_can_hold_are_refused_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_eigenvectors_than_a_file_can_hold_are_rejected_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("landscape.probes.hessian.LARGEST_RESULT", 8 * 2 * 3 * 59 - 1)
     with pytest.raises(ValueError, match=r"--eigenvectors would store .* fewer --batches"):
         Hessian(top=3, eigenvectors=True).plan(tanh_net())
@@ -289,7 +282,7 @@ def test_verifying_finds_every_copy_and_counts_those_missed() -> None:
     assert simple["missed"].tolist() == [0, 0]
 
 
-def test_a_mini_batch_without_finite_curvature_stores_nothing_else() -> None:
+def test_a_mini_batch_without_finite_curvature_stores_nan() -> None:
     subject = _bowl([4.0, 2.0, 1.0], [1.0, float("inf"), 2.0])
     found = answer(Hessian(top=2, verify=True, eigenvectors=True), subject)
     np.testing.assert_allclose(found["eigenvalue"][[0, 2]], [[4, 2], [8, 4]], rtol=1e-6)
@@ -326,7 +319,7 @@ def test_eigenvalues_that_are_rounding_have_no_sign(operator: Operator) -> None:
     assert found["ape"] == pytest.approx(known.mean())
 
 
-def test_a_mini_batch_that_is_not_finite_is_stored_as_such_and_spoils_no_other() -> None:
+def test_a_non_finite_mini_batch_is_stored_as_such_and_affects_no_other() -> None:
     found = answer(Hessian(top=2), _bowl([4.0, -3.0, 2.0], [1.0, float("nan"), 2.0]))
     np.testing.assert_allclose(found["eigenvalue"], np.array([[4, -3], [np.nan, np.nan], [8, -6]]))
     assert found["converged"].tolist() == [[1, 1], [0, 0], [1, 1]]
@@ -335,7 +328,7 @@ def test_a_mini_batch_that_is_not_finite_is_stored_as_such_and_spoils_no_other()
     assert found["ape"] == pytest.approx(6.0)
 
 
-def test_a_half_finished_answer_is_summed_up_from_what_there_is() -> None:
+def test_a_half_finished_result_is_summarised_from_its_finished_mini_batches() -> None:
     found = answer(Hessian(top=2), _bowl([4.0, -3.0, 2.0], [1.0, 100.0]), units=1)
     assert (found["nep"], found["ape"]) == (0.5, pytest.approx(4.0))
     assert answer(Hessian(top=2), _bowl([4.0, -3.0, 2.0], [1.0]), units=0).keys().isdisjoint({"nep", "ape"})

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from analytic import (
-    attention_net,
+    NETWORKS,
     convolution_net,
     dense_hessian,
     quadratic,
@@ -27,12 +27,6 @@ from landscape.curvature.hessian_product import HessianProduct, hessian_product
 from landscape.curvature.lanczos import lanczos
 from landscape.curvature.vectors import random_unit, unflat
 from landscape.subject.subject import Subject
-
-NETWORKS: dict[str, Callable[[], Subject]] = {
-    "tanh": tanh_net,
-    "convolution and batch norm": convolution_net,
-    "attention and layer norm": attention_net,
-}
 
 
 def _product(subject: Subject, i: int = 0, *, shift: float = 0.0) -> HessianProduct:
@@ -127,7 +121,9 @@ def test_curvature_of_unused_and_linear_weights_is_zero_and_frozen_ones_are_left
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
-def test_nothing_of_the_model_or_the_process_changes(mode: Callable[[], torch.no_grad | torch.enable_grad]) -> None:
+def test_the_model_and_the_process_are_left_unchanged(
+    mode: Callable[[], torch.no_grad | torch.enable_grad],
+) -> None:
     subject = convolution_net()
     first = next(subject.model.parameters())
     first.grad = torch.full_like(first, 3.0)
@@ -156,7 +152,7 @@ class Cube(torch.autograd.Function):
         return slope * gradient
 
 
-def test_a_function_that_can_be_differentiated_only_once_is_refused_and_not_taken_for_flat() -> None:
+def test_a_once_differentiable_function_is_rejected_and_not_taken_for_flat() -> None:
     weight = nn.Parameter(torch.ones(3))
     with pytest.raises(ValueError, match="cannot be differentiated twice"):
         hessian_product(lambda: Cube.apply(weight).square().sum(), [weight])  # type: ignore[no-untyped-call]
@@ -173,7 +169,7 @@ def test_an_operation_without_a_second_derivative_is_named() -> None:
         hessian_product(fused, [q])(torch.ones(32))
 
 
-def test_fused_attention_and_the_fused_encoder_layer_are_differentiated_all_the_same() -> None:
+def test_fused_attention_and_the_fused_encoder_layer_are_differentiated_too() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True).double().eval()
     inputs = torch.randn(3, 4, 8, dtype=torch.float64)
@@ -197,7 +193,7 @@ def test_agrees_with_curvlinops() -> None:
 
 def test_agrees_with_pyhessian_where_the_spectrum_is_well_separated() -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its own habits: create_graph with backward, invalid escapes
+        warnings.simplefilter("ignore")  # create_graph with backward, invalid escapes
         pyhessian = pytest.importorskip("pyhessian")
         subject = tanh_net(sizes=(24,))
         engine = pyhessian.hessian(subject.model, nn.CrossEntropyLoss(), data=subject.batch(0), cuda=False)

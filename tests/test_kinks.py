@@ -1,4 +1,4 @@
-"""Units within rounding of a kink: single precision has them on another side than double, unless they are held."""
+"""Units within rounding of a kink, whose side single precision decides differently unless the pattern is fixed."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:There is a performance drop"),  # of rows of a Jacobian
 ]
 
-ORDERS = torch.tensor(list(itertools.permutations((1.0, 1e-9, -1.0))))  # of whose sum rounding leaves 0, mostly
+ORDERS = torch.tensor(list(itertools.permutations((1.0, 1e-9, -1.0))))  # rounding leaves 0 of most of these sums
 
 
 class Cancelling(nn.Module):
-    """Units whose inputs are 1e-9 from a number, towards zero, of which single precision sees the number itself."""
+    """Units whose inputs are 1e-9 from a number, towards zero; single precision rounds them to the number itself."""
 
     def __init__(self, bend: Callable[[Tensor], Tensor], *, near: float = 0.0) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Cancelling(nn.Module):
 
 
 def in_place(x: Tensor) -> Tensor:
-    F.relu_(x)  # what it returns is not looked at
+    F.relu_(x)  # the returned tensor is ignored
     return x
 
 
@@ -56,7 +56,7 @@ def cancelling(bend: Callable[[Tensor], Tensor] = F.relu) -> Subject:
     torch.manual_seed(0)
     model = Cancelling(bend).eval()
     inputs = torch.ones(4, 3)
-    inputs[3] = torch.tensor([-1.0, 0.5, 2.0])  # on other sides than the first samples
+    inputs[3] = torch.tensor([-1.0, 0.5, 2.0])  # another pattern than the first samples
     return Subject(model, [(inputs, torch.tensor([0, 1, 2, 0])), (inputs, torch.tensor([2, 2, 1, 0]))])
 
 
@@ -70,18 +70,18 @@ HVPS: list[Hvp] = ["kept", "traced", "traced-channels-last", "compiled"]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hvp", HVPS)
-def test_products_are_those_of_double_precision_in_every_way(hvp: Hvp) -> None:
+def test_products_of_every_backend_are_those_of_double_precision(hvp: Hvp) -> None:
     subject = cancelling()
     double = in_double(subject)
     vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float32)
     exact = curvature(double, double.parameters, "kept", batches=2).product(1)(vector.double())
-    held = curvature(subject, subject.parameters, hvp, batches=2, kinks="double").product(1)(vector)
-    left = curvature(subject, subject.parameters, hvp, batches=2, kinks="single").product(1)(vector)
-    torch.testing.assert_close(held.double(), exact, rtol=1e-5, atol=1e-6)
-    assert (left - exact).norm() > 0.05 * exact.norm()
+    fixed = curvature(subject, subject.parameters, hvp, batches=2, kinks="double").product(1)(vector)
+    free = curvature(subject, subject.parameters, hvp, batches=2, kinks="single").product(1)(vector)
+    torch.testing.assert_close(fixed.double(), exact, rtol=1e-5, atol=1e-6)
+    assert (free - exact).norm() > 0.05 * exact.norm()
 
 
-def test_products_of_several_mini_batches_at_once_are_those_of_double_precision() -> None:
+def test_batched_products_are_those_of_double_precision() -> None:
     subject = cancelling()
     double = in_double(subject)
     vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float32)
@@ -97,17 +97,17 @@ def test_other_matrices_are_those_of_double_precision(operator: Operator) -> Non
     double = in_double(subject)
     vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float32)
     exact = curvature(double, double.parameters, "kept", batches=1, operator=operator).product(0)(vector.double())
-    held = curvature(subject, subject.parameters, "kept", batches=1, operator=operator, kinks="double")
-    torch.testing.assert_close(held.product(0)(vector).double(), exact, rtol=1e-5, atol=1e-6)
+    fixed = curvature(subject, subject.parameters, "kept", batches=1, operator=operator, kinks="double")
+    torch.testing.assert_close(fixed.product(0)(vector).double(), exact, rtol=1e-5, atol=1e-6)
 
 
-def test_a_part_of_a_mini_batch_has_its_own_sides() -> None:
+def test_a_micro_batch_has_its_own_activation_pattern() -> None:
     subject = cancelling()
-    held = curvature(subject, subject.parameters, "kept", batches=1, kinks="double")
+    fixed = curvature(subject, subject.parameters, "kept", batches=1, kinks="double")
     vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float32)
-    whole = held.product(0)(vector)
-    held._micro_batching.count = 2
-    torch.testing.assert_close(held.product(0)(vector), whole, rtol=1e-5, atol=1e-6)
+    whole = fixed.product(0)(vector)
+    fixed._micro_batching.count = 2
+    torch.testing.assert_close(fixed.product(0)(vector), whole, rtol=1e-5, atol=1e-6)
 
 
 BENDS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
@@ -139,31 +139,31 @@ BENDS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
 
 
 @pytest.mark.parametrize("name", BENDS)
-def test_every_bend_has_the_slopes_of_double_precision(name: str) -> None:
+def test_every_kinked_function_has_the_slopes_of_double_precision(name: str) -> None:
     bend, near = BENDS[name]
     torch.manual_seed(0)
     model = Cancelling(bend, near=near).eval()
     doubled = copy.deepcopy(model).double()
     x = torch.cat([torch.ones(2, 3), torch.randn(3, 3)])
-    decided = activation_pattern(model, x)
+    pattern = activation_pattern(model, x)
 
-    def slopes(network: nn.Module, inputs: Tensor, *, hold: bool) -> dict[str, Tensor]:
+    def slopes(network: nn.Module, inputs: Tensor, *, fix: bool) -> dict[str, Tensor]:
         def outputs(weights: dict[str, Tensor]) -> Tensor:
-            if not hold:
+            if not fix:
                 return functional_call(network, weights, (inputs,))  # type: ignore[no-any-return]
-            with FixedPattern(decided):
+            with FixedPattern(pattern):
                 return functional_call(network, weights, (inputs,))  # type: ignore[no-any-return]
 
         return jacrev(outputs)(dict(network.named_parameters()))  # type: ignore[no-any-return]
 
-    exact = slopes(doubled, x.double(), hold=False)
-    held, left = slopes(model, x, hold=True), slopes(model, x, hold=False)
+    exact = slopes(doubled, x.double(), fix=False)
+    fixed, free = slopes(model, x, fix=True), slopes(model, x, fix=False)
     for weight in exact:
-        torch.testing.assert_close(held[weight].double(), exact[weight], rtol=1e-5, atol=1e-5)
-    assert (left["units.weight"] - exact["units.weight"]).abs().max() > 0.01
+        torch.testing.assert_close(fixed[weight].double(), exact[weight], rtol=1e-5, atol=1e-5)
+    assert (free["units.weight"] - exact["units.weight"]).abs().max() > 0.01
 
 
-def test_where_nothing_is_near_a_kink_not_a_bit_changes() -> None:
+def test_nothing_changes_if_no_unit_is_near_a_kink() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU6(), nn.MaxPool2d(2), nn.Flatten(), nn.LazyLinear(3)).eval()
     x = 10 * torch.randn(5, 2, 8, 8)
@@ -172,7 +172,7 @@ def test_where_nothing_is_near_a_kink_not_a_bit_changes() -> None:
         assert torch.equal(model(x), plain)
 
 
-def test_the_model_stays_as_it_was() -> None:
+def test_the_model_is_left_unchanged() -> None:
     class Counting(Cancelling):
         def __init__(self) -> None:
             super().__init__(F.relu)
@@ -213,32 +213,32 @@ def test_a_network_that_does_not_run_in_double_precision_says_so(caplog: pytest.
 
 
 @pytest.mark.parametrize("more", [-1, 1])
-def test_a_pass_with_other_kinks_is_refused(more: int) -> None:
+def test_a_pass_with_another_number_of_kinks_is_rejected(more: int) -> None:
     model = Cancelling(F.relu).eval()
-    decided = activation_pattern(model, torch.ones(4, 3))
+    pattern = activation_pattern(model, torch.ones(4, 3))
     with (
         pytest.raises(ValueError, match="fewer" if more > 0 else "more"),
-        FixedPattern(decided + decided if more > 0 else []),
+        FixedPattern(pattern + pattern if more > 0 else []),
     ):
         model(torch.ones(4, 3))
 
 
-def test_the_probe_holds_them_and_another_precision_is_another_question() -> None:
+def test_the_probe_fixes_the_pattern_and_kinks_single_has_another_run_key() -> None:
     subject = cancelling()
     double = in_double(subject)
-    questions = {
-        "held": (Hessian(top=2), subject),
-        "left": (Hessian(top=2, kinks="single"), subject),
+    measured = {
+        "fixed": (Hessian(top=2), subject),
+        "free": (Hessian(top=2, kinks="single"), subject),
         "exact": (Hessian(top=2), double),
     }
-    values = {name: answer(probe, of)["eigenvalue"] for name, (probe, of) in questions.items()}
-    assert values["held"] == pytest.approx(values["exact"], rel=1e-5)
-    assert values["left"] != pytest.approx(values["exact"], rel=1e-2)
+    values = {name: answer(probe, of)["eigenvalue"] for name, (probe, of) in measured.items()}
+    assert values["fixed"] == pytest.approx(values["exact"], rel=1e-5)
+    assert values["free"] != pytest.approx(values["exact"], rel=1e-2)
     assert "kinks" not in Hessian().identity(subject)
     assert Hessian(kinks="single").identity(subject)["kinks"] == "single"
 
 
-def holds(model: nn.Module, inputs: Tensor) -> bool:
+def fixes_pattern(model: nn.Module, inputs: Tensor) -> bool:
     subject = Subject(model.eval(), [(inputs, torch.arange(len(inputs)) % 3)])
     return curvature(subject, subject.parameters, "kept", batches=1, kinks="double").fixed
 
@@ -275,9 +275,11 @@ class Shaped(Net):
         return y
 
 
-@pytest.mark.parametrize(("network", "held"), [(Noisy, False), (Recomputing, False), (Mapping, False), (Shaped, True)])
-def test_what_cannot_be_followed_in_double_precision_is_left(network: Callable[[], nn.Module], *, held: bool) -> None:
-    assert holds(network(), torch.randn(6, 8)) is held
+@pytest.mark.parametrize(("network", "fixed"), [(Noisy, False), (Recomputing, False), (Mapping, False), (Shaped, True)])
+def test_the_pattern_is_fixed_only_if_double_precision_is_the_same_function(
+    network: Callable[[], nn.Module], *, fixed: bool
+) -> None:
+    assert fixes_pattern(network(), torch.randn(6, 8)) is fixed
 
 
 def test_caches_that_a_model_builds_stay_in_single_precision() -> None:
@@ -291,7 +293,7 @@ def test_caches_that_a_model_builds_stay_in_single_precision() -> None:
             return y
 
     model = Caching()
-    assert holds(model, torch.randn(6, 8))
+    assert fixes_pattern(model, torch.randn(6, 8))
     assert model.cache is not None
     assert model.cache.dtype == torch.float32
 
@@ -312,7 +314,7 @@ def test_layers_of_a_mini_batch_share_its_pass_in_double_precision(monkeypatch: 
         return activation_pattern(*arguments)  # type: ignore[arg-type]
 
     subject = cancelling()
-    curvature(subject, subject.parameters, "kept", batches=1, kinks="double")  # looks once whether it can
+    curvature(subject, subject.parameters, "kept", batches=1, kinks="double")  # a check, once
     monkeypatch.setattr(module, "activation_pattern", counted)
     answer(Hessian(top=1, per_layer=True), subject)
     assert passes == len(subject.batches)

@@ -104,12 +104,12 @@ def test_the_identity_has_every_eigenvalue_one() -> None:
 
 
 @pytest.mark.parametrize("copies", [2, 3, 4])
-def test_where_the_krylov_space_ends_every_wanted_copy_of_a_multiple_eigenvalue_is_found(copies: int) -> None:
+def test_on_breakdown_every_wanted_copy_of_a_multiple_eigenvalue_is_found(copies: int) -> None:
     found = _spectrum([5.0] * copies + [3.0] * copies + [1.0] * copies, copies)
     np.testing.assert_allclose(found.values, [5.0] * copies, atol=1e-11)
 
 
-def test_elsewhere_one_copy_of_a_multiple_eigenvalue_is_found_and_all_that_is_returned_is_true() -> None:
+def test_without_breakdown_one_copy_of_a_multiple_eigenvalue_is_found_and_every_value_is_true() -> None:
     values = [5.0, 5.0, 4.0, 3.0] + [0.001 * i for i in range(60)]
     found = _spectrum(values, 2, tol=1e-3)
     np.testing.assert_allclose(found.values, [5.0, 4.0], atol=1e-6)  # as documented: one start finds one copy
@@ -156,21 +156,21 @@ def test_nodes_and_weights_integrate_polynomials_over_the_spectral_density_of_th
         power = matrix @ power
 
 
-def test_too_few_products_are_said_to_be_too_few() -> None:
+def test_with_too_few_products_nothing_is_reported_as_converged() -> None:
     found = _spectrum([1.0 + 0.001 * i for i in range(60)], 3, tol=1e-3, steps=5)
     assert found.products == 5
     assert not found.converged.any()
     assert (found.residuals > 1e-3 * np.abs(found.values)).all()
 
 
-def test_few_products_suffice_also_where_the_other_end_of_the_spectrum_is_zero() -> None:
+def test_few_products_suffice_even_if_the_other_end_of_the_spectrum_is_zero() -> None:
     values = SPECTRA["outliers over a bulk"]
     spent = [lanczos(_product(symmetric(values, s)), _start(30, s), 5, tol=1e-3).products for s in range(10)]
     assert max(spent) <= 10
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_ends_are_followed_to_the_residual_asked_for_and_only_then(seed: int) -> None:
+def test_both_ends_converge_to_the_requested_residual_and_only_on_request(seed: int) -> None:
     values = [9.0, 8.0, 7.0] + [0.05 * i - 2.0 for i in range(60)]  # the smallest, -2, is the edge of a bulk
     spectra = [
         lanczos(_product(symmetric(values, seed)), _start(63, seed), 3, ends=ends) for ends in (1.0, 0.03, 0.001)
@@ -178,13 +178,13 @@ def test_the_ends_are_followed_to_the_residual_asked_for_and_only_then(seed: int
     for found, ends in zip(spectra[1:], (0.03, 0.001), strict=True):
         assert found.ends[1] <= max(ends * abs(found.smallest), 1e-3 * 9.0)
         assert abs(found.smallest + 2.0) <= found.ends[1]
-    assert spectra[0].ends[1] > 0.03 * abs(spectra[0].smallest)  # what is not asked for is not there
+    assert spectra[0].ends[1] > 0.03 * abs(spectra[0].smallest)  # not requested, not converged
     assert spectra[0].products < spectra[1].products <= spectra[2].products
     np.testing.assert_allclose(spectra[0].values, [9, 8, 7], rtol=1e-5)
 
 
 @pytest.mark.parametrize("call", [1, 4])
-def test_an_operator_that_is_not_finite_is_refused(call: int) -> None:
+def test_a_non_finite_operator_is_an_error(call: int) -> None:
     calls = 0
 
     def product(vector: Tensor) -> Tensor:
@@ -216,7 +216,7 @@ def test_agrees_with_arpack(which: Which) -> None:
 
 @pytest.mark.parametrize("which", ["LM", "LA", "SA", "both"])
 @pytest.mark.parametrize("name", ["outliers over a bulk", "mixed signs", "a slow bulk"])
-def test_restarts_change_the_memory_and_not_the_answer(name: str, which: Which) -> None:
+def test_restarts_change_the_memory_and_not_the_spectrum(name: str, which: Which) -> None:
     slow = [2.0 + 0.01 * i for i in range(150)] + [-1.0 - 0.01 * i for i in range(150)]  # no gap at either end
     values = {**SPECTRA, "a slow bulk": slow}[name]
     matrix, n = symmetric(values), len(values)
@@ -238,7 +238,7 @@ def test_restarts_change_the_memory_and_not_the_answer(name: str, which: Which) 
 
 
 @pytest.mark.parametrize("room", [16, 200])
-def test_a_basis_in_half_precision_reports_what_its_vectors_are_worth(room: int) -> None:
+def test_a_basis_in_half_precision_reports_the_residuals_of_its_vectors(room: int) -> None:
     values = [40.0, 11.0, -5.0, 3.0, 2.9] + [0.001 * i - 0.5 for i in range(995)]
     matrix = symmetric(values)
     found = lanczos(
@@ -252,7 +252,7 @@ def test_a_basis_in_half_precision_reports_what_its_vectors_are_worth(room: int)
     assert found.converged.all()
 
 
-def test_values_of_single_precision_are_right_to_it_however_many_weights_there_are() -> None:
+def test_values_are_accurate_to_single_precision_for_any_number_of_weights() -> None:
     n = 400_000  # a plain float32 sum of as many squares is wrong by 2e-5
     diagonal = torch.linspace(-1e-3, 1e-3, n)
     diagonal[[5, n // 2, n - 3]] = torch.tensor([687.0, -455.5, 292.8])
@@ -261,7 +261,7 @@ def test_values_of_single_precision_are_right_to_it_however_many_weights_there_a
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_values_are_right_to_a_hundredth_of_the_residual_asked_for(seed: int) -> None:
+def test_values_are_accurate_to_a_hundredth_of_the_requested_residual(seed: int) -> None:
     values = [9.0, -8.9, 8.5, 5.0, 4.9] + [0.03 * i - 1.5 for i in range(100)]
     found = lanczos(_product(symmetric(values, seed)), _start(105, seed), 5, tol=1e-3, ends=1.0)
     np.testing.assert_allclose(found.values, values[:5], rtol=1e-5)
@@ -269,7 +269,7 @@ def test_values_are_right_to_a_hundredth_of_the_residual_asked_for(seed: int) ->
     assert (found.errors <= found.residuals).all()
 
 
-def test_a_value_of_the_other_sign_that_is_still_growing_is_waited_for() -> None:
+def test_the_search_waits_for_a_value_of_the_other_sign_that_still_grows() -> None:
     wrong = []
     for seed in range(0, 60):
         generator = np.random.default_rng(seed)
@@ -286,15 +286,15 @@ def test_a_basis_in_several_blocks_is_that_in_one(storage: torch.dtype | None, m
     found = []
     for growth in (32, 5):
         monkeypatch.setattr(krylov_basis, "GROWTH", growth)
-        held = krylov_basis.Basis(start, 22, storage)
+        basis = krylov_basis.Basis(start, 22, storage)
         for row in rows[:21]:
-            beside = held.orthogonal(row)
-            held.append(beside / beside.norm())
+            remainder = basis.orthogonal(row)
+            basis.append(remainder / remainder.norm())
         coefficients = np.linalg.qr(np.vander(np.linspace(-1, 1, 22), 7))[0]
-        before = held.combinations(coefficients)
-        held.keep(coefficients)
-        held.append(held.orthogonal(rows[21]) / held.orthogonal(rows[21]).norm())
-        assert len(held) == 8
-        found.append((before, held.orthogonal(vector), held.last(), held.combinations(np.eye(8))))
+        before = basis.combinations(coefficients)
+        basis.keep(coefficients)
+        basis.append(basis.orthogonal(rows[21]) / basis.orthogonal(rows[21]).norm())
+        assert len(basis) == 8
+        found.append((before, basis.orthogonal(vector), basis.last(), basis.combinations(np.eye(8))))
     for one, several in zip(*found, strict=True):
         torch.testing.assert_close(several, one, rtol=1e-3 if storage else 1e-5, atol=1e-3 if storage else 1e-5)

@@ -42,7 +42,7 @@ def test_products_are_those_of_torch_in_any_layout(transposed: tuple[bool, bool]
 
 
 @pytest.mark.usefixtures("wide")
-def test_small_and_double_matrices_are_left_to_torch() -> None:
+def test_small_and_double_matrices_use_torch() -> None:
     a, b = _pair(*SHAPE)
     small = _pair(10, 10, (LARGE - 1) // 200)
 
@@ -52,7 +52,7 @@ def test_small_and_double_matrices_are_left_to_torch() -> None:
     assert torch.equal(matmul(a.double(), b.double()), a.double() @ b.double())
 
 
-def test_a_narrow_processor_keeps_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processor_without_avx512_uses_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_has_avx512", lambda: False)
     a, b = _pair(*SHAPE)
 
@@ -89,7 +89,7 @@ def test_the_operator_is_registered_at_its_first_use_and_not_at_import() -> None
 
 
 @pytest.mark.usefixtures("wide")
-def test_what_changes_is_multiplied_as_it_lies() -> None:
+def test_the_changing_matrix_is_not_copied() -> None:
     """Of g^T x only the fixed x is copied, once for all g."""
     x, g = torch.randn(160, 128), torch.randn(160, 144)
     recorded = make_fx(lambda x, g: g.T @ x)(x, g)

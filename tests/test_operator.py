@@ -1,4 +1,4 @@
-"""Which way of making Hessian products is taken, and that it never matters for the numbers."""
+"""The choice of the Hessian-vector product backend, and that it does not change the numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from analytic import attention_net, batches_of, convolution_net, tanh_net
+from analytic import Branching, attention_net, batches_of, convolution_net, tanh_net
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -31,27 +31,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning") 
 HVPS: tuple[Hvp, Hvp] = ("kept", "compiled")
 
 
-class Branching(nn.Module):
-    """Takes a way that depends on the values it sees: nothing a trace could record."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.linear(x)
-        return y.tanh() if y.sum() > 0 else y.sin()
-
-
-def test_few_mini_batches_keep_the_plain_graph_without_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_seconds_per_product", lambda _: pytest.fail("a trial"))
+def test_few_mini_batches_use_double_backward_without_a_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_seconds_per_product", lambda _: pytest.fail("a benchmark"))
     subject = tanh_net()
     assert curvature(subject, subject.parameters, "auto", batches=WORTH_TRACING - 1).hvp == "kept"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fastest", ["kept", "traced-channels-last"])
-def test_of_many_the_fastest_in_a_trial_is_taken_and_said(
+def test_for_many_mini_batches_the_fastest_backend_is_chosen_and_logged(
     fastest: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tried: list[str] = []
@@ -66,7 +54,7 @@ def test_of_many_the_fastest_in_a_trial_is_taken_and_said(
         chosen = curvature(subject, subject.parameters, "auto", batches=WORTH_TRACING)
     assert (chosen.hvp, tried) == (fastest, ["kept", "traced-channels-last"])
     assert f"Hessian products: {fastest} (kept " in caplog.text
-    assert curvature(subject, subject.parameters, "auto", batches=50) is chosen  # tried once per subject
+    assert curvature(subject, subject.parameters, "auto", batches=50) is chosen  # benchmarked once per subject
     assert len(tried) == 2
 
 
@@ -78,24 +66,26 @@ def test_channels_last_is_no_candidate_without_convolutions(monkeypatch: pytest.
     assert tried == ["kept", "traced"]
 
 
-def test_what_cannot_be_traced_keeps_its_graph_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_that_cannot_be_traced_uses_double_backward_and_logs_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     subject = Subject(Branching().double().eval(), batches_of((4,), (6,) * 3, 3))
     with caplog.at_level(logging.INFO, logger="landscape"):
         chosen = curvature(subject, subject.parameters, "auto", batches=WORTH_TRACING)
     assert chosen.hvp == "kept"
     assert "no traced Hessian products: the model cannot be traced" in caplog.text
-    with pytest.raises(ValueError, match="cannot be traced"):  # asked for by name it is an error
+    with pytest.raises(ValueError, match="cannot be traced"):  # an error if asked for by name
         curvature(subject, subject.parameters, "traced", batches=WORTH_TRACING)
 
 
-def test_another_way_than_the_usual_one_has_to_be_clearly_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_backend_than_the_usual_one_has_to_be_clearly_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = {"kept": 0.1, "traced-channels-last": 0.115}
     monkeypatch.setattr(module, "_seconds_per_product", lambda candidate: seconds[candidate.hvp])
     subject = convolution_net()
     assert curvature(subject, subject.parameters, "auto", batches=50).hvp == "traced-channels-last"
 
 
-def test_the_graph_is_compiled_where_the_products_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_graph_is_compiled_if_the_products_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_seconds_per_product", lambda candidate: 10.0)
     monkeypatch.setattr(module, "_traced", lambda subject, parameters, fixed, hvp: Curvature(subject, parameters, hvp))
     subject = tanh_net()
@@ -104,11 +94,11 @@ def test_the_graph_is_compiled_where_the_products_take_long(monkeypatch: pytest.
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("network", "layout"), [(tanh_net, "contiguous_format"), (convolution_net, "channels_last")])
-def test_a_compiled_graph_gives_the_products_of_the_plain_one(network: Callable[[], Subject], layout: str) -> None:
+def test_a_compiled_graph_gives_the_products_of_double_backward(network: Callable[[], Subject], layout: str) -> None:
     subject = network()
     vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float64)
     plain, compiled = (curvature(subject, subject.parameters, hvp, batches=2) for hvp in HVPS)
-    for scale in (1.0, 1.5):  # statistics of batch norm written since count too
+    for scale in (1.0, 1.5):  # batch norm statistics written since the trace count too
         for buffer in filter(torch.is_floating_point, subject.model.buffers()):
             buffer.mul_(scale)
         torch.testing.assert_close(compiled.product(1)(vector), plain.product(1)(vector), rtol=1e-10, atol=1e-13)
@@ -118,7 +108,7 @@ def test_a_compiled_graph_gives_the_products_of_the_plain_one(network: Callable[
 
 @pytest.mark.slow
 @pytest.mark.parametrize("network", [tanh_net, convolution_net, attention_net])
-def test_several_mini_batches_at_once_have_the_products_of_each(
+def test_batched_products_are_those_of_each_mini_batch(
     network: Callable[[], Subject], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "BATCHED", 2)
@@ -138,7 +128,7 @@ def test_several_mini_batches_at_once_have_the_products_of_each(
 
 
 @pytest.mark.slow
-def test_an_answer_that_was_begun_keeps_to_its_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_resumed_result_keeps_its_backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fastest = ["traced", "kept"]
     monkeypatch.setattr(module, "_seconds_per_product", lambda candidate: 1.0 if candidate.hvp == fastest[0] else 9.0)
     monkeypatch.setattr(module, "WORTH_TRACING", 2)
@@ -158,7 +148,7 @@ def test_an_answer_that_was_begun_keeps_to_its_way(monkeypatch: pytest.MonkeyPat
 
     half = spectra(tmp_path / "a.h5", 2)
     assert half[:2].tolist() == [CODES.index("traced")] * 2
-    fastest.reverse()  # the machine has changed its mind
+    fastest.reverse()  # now the other backend is faster
     assert spectra(tmp_path / "a.h5", 99).tolist() == [CODES.index("traced")] * 4
     assert spectra(tmp_path / "b.h5", 99).tolist() == [CODES.index("kept")] * 4
 
@@ -183,7 +173,7 @@ class Hungry(nn.Module):
     "error",
     [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory")],
 )
-def test_a_mini_batch_that_does_not_fit_goes_on_in_parts(
+def test_a_mini_batch_that_does_not_fit_is_split_into_micro_batches(
     operator: Operator, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     subject = Subject(Hungry(16, error).double().eval(), batches_of((4,), (7, 7), 3), weight_decay=0.1)
@@ -198,14 +188,14 @@ def test_a_mini_batch_that_does_not_fit_goes_on_in_parts(
     torch.testing.assert_close(second(vector), whole(vector), rtol=1e-12, atol=1e-15)
     assert second.value == pytest.approx(whole.value, rel=1e-12)
     assert first.value != second.value
-    assert caplog.text == ""  # what was learnt of one mini-batch holds for the next
+    assert caplog.text == ""  # the number of micro-batches holds for the next mini-batch
     subject.model.most = 0  # type: ignore[assignment]
     with pytest.raises(MemoryError, match="a single sample does not fit"):
         second(vector)
 
 
 @pytest.mark.slow
-def test_running_out_of_memory_within_a_product_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_memory_within_a_product_changes_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = tanh_net()
     vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float64)
     product = Curvature(subject, subject.parameters, "kept").product(0)
@@ -262,7 +252,7 @@ def test_a_layer_without_a_second_derivative_is_named(layer: type[nn.Module]) ->
         Curvature(subject, subject.parameters, "kept").product(0)(torch.zeros(subject.size).double())
 
 
-def test_the_trial_times_products_of_the_first_mini_batch() -> None:
+def test_the_benchmark_times_products_of_the_first_mini_batch() -> None:
     subject = tanh_net()
     assert 0 < module._seconds_per_product(Curvature(subject, subject.parameters, "kept")) < 1
 
@@ -281,7 +271,7 @@ def test_weight_decay_is_in_every_kind_of_product() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["traced", "traced-channels-last", "compiled", "together"])
-def test_weights_written_after_a_trace_are_those_that_count(kind: Hvp, tmp_path: Path) -> None:
+def test_products_use_weights_written_after_the_trace(kind: Hvp, tmp_path: Path) -> None:
     subject = convolution_net()
 
     def largest(hvp: Hvp) -> list[float]:
@@ -300,7 +290,7 @@ def test_weights_written_after_a_trace_are_those_that_count(kind: Hvp, tmp_path:
     assert largest(kind) == pytest.approx(before, rel=1e-6)
 
 
-def test_a_layer_without_a_second_derivative_is_named_behind_others_that_work_in_place() -> None:
+def test_a_layer_without_a_second_derivative_is_named_after_layers_that_work_in_place() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Hardswish(inplace=True), nn.Hardsigmoid(inplace=True))
     assert non_differentiable_layer(model, lambda: model(torch.randn(2, 3))) == "2 (Hardsigmoid)"
 

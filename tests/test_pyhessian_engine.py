@@ -1,4 +1,4 @@
-"""PyHessian as an engine: its values, our residuals, and nothing of its habits left behind."""
+"""PyHessian as an engine: its values, our residuals, and no side effects."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def test_values_and_residuals_are_those_of_the_dense_hessian() -> None:
     np.testing.assert_allclose(found.residuals, true.numpy(), rtol=1e-6)
 
 
-def test_a_loose_stop_is_not_taken_for_convergence() -> None:
+def test_a_loose_stopping_rule_is_not_reported_as_convergence() -> None:
     found = _found(tanh_net(sizes=(24,)), 5, tol=1e-2)
     assert (found.converged == (found.residuals <= 1e-2 * np.abs(found.values))).all()
     assert not found.converged.all()  # two equal steps are no residual
     assert found.products > 5
 
 
-def test_weight_decay_shifts_and_a_block_is_a_block() -> None:
+def test_weight_decay_shifts_and_a_subset_of_parameters_gives_its_block() -> None:
     subject = tanh_net(sizes=(24,))
     block = dense_hessian(subject)[-24:, -24:]
     np.testing.assert_allclose(_found(subject, 1, pattern="2.").values, _largest(block, 1), rtol=1e-5)
@@ -54,7 +54,7 @@ def test_weight_decay_shifts_and_a_block_is_a_block() -> None:
 
 
 class Idle(nn.Module):
-    """A linear layer beside a weight that the output does not see."""
+    """A linear layer, and a weight that the output does not depend on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,13 +65,13 @@ class Idle(nn.Module):
         return self.linear(x)  # type: ignore[no-any-return]
 
 
-def test_a_parameter_that_is_not_used_takes_part_with_zeros() -> None:
+def test_an_unused_parameter_contributes_zeros() -> None:
     torch.manual_seed(0)
     subject = Subject(Idle().eval(), batches_of((4,), (12,), 3))
     assert _found(subject, 1).values == pytest.approx(_largest(dense_hessian(subject), 1), rel=1e-5)
 
 
-def test_gradients_already_there_are_neither_summed_nor_lost_and_the_model_is_left_as_found() -> None:
+def test_existing_gradients_are_neither_summed_nor_lost_and_the_model_is_left_unchanged() -> None:
     subject = convolution_net()
     clean = _found(subject, 1).values
     for p in subject.parameters.values():
@@ -101,7 +101,7 @@ def test_gradients_survive_a_failure() -> None:
     assert parameters[0].requires_grad
 
 
-def test_the_probe_asks_either_engine_and_they_agree_on_an_attention_net() -> None:
+def test_both_engines_of_the_probe_agree_on_an_attention_net() -> None:
     subject = attention_net(sizes=(12, 12))
     ours = answer(Hessian(top=1, tol=1e-5), subject)
     theirs = answer(Hessian(top=1, tol=1e-7, engine="pyhessian", eigenvectors=True), subject)

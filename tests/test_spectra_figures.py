@@ -57,7 +57,7 @@ def _stored(file: Path, *, layers: bool) -> xr.Dataset:
 
 
 @pytest.mark.slow
-def test_each_answer_is_drawn_by_the_figures_that_are_about_it(file: Path, tmp_path: Path) -> None:
+def test_each_result_is_drawn_by_the_figures_for_it(file: Path, tmp_path: Path) -> None:
     drawn = [path.stem for path in drawing.draw(file, tmp_path)]
     assert drawn == ["hessian", "hessian_density", "hessian_loss", "hessian_layers"]
     assert drawing.left_out(file) == []
@@ -80,7 +80,7 @@ def test_how_products_were_made_does_not_part_a_run() -> None:
     assert list(hessian_phases.runs(run_a).values()) == [[0, 1]]
 
 
-def test_of_two_answers_at_one_epoch_the_newer_one_is_drawn() -> None:
+def test_the_newer_of_two_results_at_one_epoch_is_drawn() -> None:
     assert list(hessian_phases.runs(_snapshots([0.0, 1.0, 1.0])).values()) == [[0, 2]]
 
 

@@ -188,7 +188,7 @@ def test_errors_of_mini_batches_add_in_squares_by_their_samples() -> None:
     assert Trace().reduce({**data, "done": np.zeros(4)}) == {}
 
 
-def test_a_mini_batch_that_is_not_finite_is_stored_as_such_and_named() -> None:
+def test_a_non_finite_mini_batch_is_stored_as_such_and_reported() -> None:
     batches = [torch.tensor([[scale, 0.0]] * 2) for scale in (1.0, float("nan"), 3.0)]
     subject = quadratic(symmetric([4.0, -1.0, 0.5, 0.25, 0.125]), batches=batches)
     found = answer(Trace(), subject)
@@ -248,7 +248,7 @@ def test_params_restricts_the_trace_to_a_diagonal_block() -> None:
         answer(Trace(params="nothing"), subject)
 
 
-def test_products_of_several_mini_batches_at_once_are_refused() -> None:
+def test_batched_products_are_rejected() -> None:
     with pytest.raises(
         OptionError, match="--hvp must be auto, kept, traced, traced-channels-last or compiled, got together"
     ):

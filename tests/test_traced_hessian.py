@@ -1,4 +1,4 @@
-"""Products from a traced graph against the kept double-backward graph, on mini-batches the trace has not seen."""
+"""Products from a traced graph against double backward, on mini-batches the trace has not seen."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from analytic import attention_net, batches_of, convolution_net, dense_hessian, same_state, state, tanh_net
+from analytic import Branching, attention_net, batches_of, convolution_net, dense_hessian, same_state, state, tanh_net
 from torch import Tensor, fx, nn
 
 from landscape import models
@@ -117,7 +117,7 @@ def _traced(subject: Subject) -> TracedHessian:
     return trace(subject.model, lambda out, y: subject.losses(out, y), subject.parameters, *subject.batch(0))  # type: ignore[arg-type]
 
 
-def test_another_shape_is_refused_by_the_trace_and_served_by_a_kept_graph() -> None:
+def test_a_mini_batch_of_another_shape_is_rejected_by_the_trace_and_uses_double_backward() -> None:
     subject = tanh_net(sizes=(6, 4))
     with pytest.raises(ValueError, match=r"traced for .*6, 4.* got .*4, 4"):
         _traced(subject).at(*subject.batch(1))
@@ -127,19 +127,7 @@ def test_another_shape_is_refused_by_the_trace_and_served_by_a_kept_graph() -> N
     assert torch.equal(found, expected)
 
 
-class Branching(nn.Module):
-    """Takes a way that depends on the values it sees."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.linear(x)
-        return y.tanh() if y.sum() > 0 else y.sin()
-
-
-def test_a_model_that_branches_on_values_is_refused_by_name_of_the_reason() -> None:
+def test_a_model_that_branches_on_values_is_rejected() -> None:
     with pytest.raises(ValueError, match="the model cannot be traced"):
         _traced(Subject(Branching().double(), batches_of((4,), (6,), 3)))
 
@@ -147,7 +135,7 @@ def test_a_model_that_branches_on_values_is_refused_by_name_of_the_reason() -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("activation", [nn.GELU, nn.SiLU, nn.Mish, nn.ELU, nn.Softplus, nn.Hardswish])
 def test_the_costly_part_of_an_activation_is_computed_once(activation: type[nn.Module]) -> None:
-    """Only its product with what moves is left to every product; the numbers are those of the kept graph."""
+    """Every product only multiplies by it; the numbers are those of double backward."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 9), activation(), nn.Linear(9, 3)).double()
     subject = Subject(model, batches_of((3, 2, 2), (4, 4), 3))
@@ -160,8 +148,8 @@ def test_the_costly_part_of_an_activation_is_computed_once(activation: type[nn.M
 
 
 @pytest.mark.slow
-def test_mini_batches_of_another_dtype_or_layout_have_the_products_of_the_kept_graph() -> None:
-    """A compiled graph looks at memory, not at what is in it."""
+def test_mini_batches_of_another_dtype_or_layout_have_the_products_of_double_backward() -> None:
+    """A compiled graph depends on how tensors lie in memory."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 3)).eval()
     (x, _), targets = batches_of((4,), (6,), 3)[0], torch.randn(6, 3)
@@ -176,7 +164,7 @@ def test_mini_batches_of_another_dtype_or_layout_have_the_products_of_the_kept_g
             torch.testing.assert_close(found(vector), kept(vector), rtol=1e-4, atol=1e-6)
 
 
-def test_a_trace_that_is_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_trace_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = tanh_net()
     right = TracedHessian.at
     monkeypatch.setattr(TracedHessian, "at", lambda self, x, y, **_: right(self, x, y, shift=1.0))
@@ -186,7 +174,7 @@ def test_a_trace_that_is_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.slow
 def test_sums_of_two_convolutions_are_one() -> None:
-    """Of all but the first, whose input stands still: once along the network and once back."""
+    """For all but the first, whose input is constant: once in the forward and once in the backward pass."""
     subject = _demo("resnet_demo")
     traced = curvature(subject, subject.parameters, "traced", batches=2)._traced
     assert traced is not None
@@ -199,7 +187,7 @@ def test_sums_of_two_convolutions_are_one() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"groups": 4}, {"stride": 2, "padding": 1}, {"dilation": 2}, {"bias": False}])
-def test_convolutions_of_every_geometry_have_the_products_of_the_kept_graph(options: dict[str, Any]) -> None:
+def test_convolutions_of_every_geometry_have_the_products_of_double_backward(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 4, 1), nn.Tanh(), nn.Conv2d(4, 8, 3, **options), nn.Tanh(), nn.ConvTranspose2d(8, 4, 2), nn.Tanh(),
@@ -217,7 +205,7 @@ def test_convolutions_of_every_geometry_have_the_products_of_the_kept_graph(opti
 
 @pytest.mark.slow
 def test_large_matrices_in_single_precision_have_the_products_of_double(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever oneDNN is, it multiplies them, transposed ones and those of a bias among them."""
+    """oneDNN multiplies them where it is available, including transposed ones and those with a bias."""
     monkeypatch.setattr(matrix_products, "_has_avx512", torch.backends.mkldnn.is_available)
     torch.manual_seed(0)
     model = nn.Sequential(

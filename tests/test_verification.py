@@ -1,4 +1,4 @@
-"""The second search finds what one start vector cannot, and nothing where nothing is missing."""
+"""The second search finds the copies that one start vector misses, and nothing where nothing is missed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_both_ends_are_searched() -> None:
     assert checked.missed == 2
 
 
-def test_the_smallest_of_positive_values_is_not_taken_for_the_zeros_of_the_projection() -> None:
+def test_the_smallest_positive_value_is_not_confused_with_the_zeros_of_the_projection() -> None:
     _, checked = _both([1.0, 1.0, 2.0, 3.0], 2, "SA")
     np.testing.assert_allclose(checked.values, [1, 1], atol=1e-9)
     _, checked = _both([1.0, 2.0, 3.0], 3, "SA")
@@ -69,7 +69,7 @@ def test_the_smallest_of_positive_values_is_not_taken_for_the_zeros_of_the_proje
 
 
 @pytest.mark.parametrize("tol", [1e-2, 1e-4])
-def test_residuals_of_what_was_missed_bound_the_true_ones(tol: float) -> None:
+def test_residuals_of_missed_values_bound_the_true_ones(tol: float) -> None:
     values = [5.0, 5.0, 5.0, 4.0, 3.0, 2.0, *BULK]
     matrix = symmetric(values)
     _, spectrum = _both(values, 4, tol=tol)
@@ -81,7 +81,7 @@ def test_residuals_of_what_was_missed_bound_the_true_ones(tol: float) -> None:
     )
 
 
-def test_vectors_are_needed() -> None:
+def test_verifying_needs_the_vectors() -> None:
     start = random_unit(4, 0, device=torch.device("cpu"), dtype=torch.float64)
     product = _product(symmetric([4.0, 3.0, 2.0, 1.0]))
     with pytest.raises(ValueError, match="vectors=True"):

@@ -95,13 +95,7 @@ def lanczos(
     search = lanczos_search(
         start, k, which=which, tol=tol, ends=ends, max_steps=max_steps, room=room, storage=storage, vectors=vectors
     )
-    vector = next(search)
-    while True:
-        try:
-            vector = search.send(product(vector))
-        except StopIteration as end:
-            spectrum: Spectrum = end.value
-            return spectrum
+    return alone(product, search)
 
 
 def lanczos_search(
@@ -161,6 +155,17 @@ def lanczos_search(
         products=products,
         vectors=rows if vectors else None,
     )
+
+
+def alone(product: Callable[[Tensor], Tensor], search: Search) -> Spectrum:
+    """Run one search."""
+    vector = next(search)
+    while True:
+        try:
+            vector = search.send(product(vector))
+        except StopIteration as end:
+            spectrum: Spectrum = end.value
+            return spectrum
 
 
 def side_by_side(product: Callable[[Tensor], Tensor], searches: Sequence[Search]) -> list[Spectrum | None]:

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from landscape.curvature.lanczos import Search, Spectrum, Which, lanczos, lanczos_search, side_by_side
+from landscape.curvature.lanczos import Search, Spectrum, Which, alone, lanczos_search, side_by_side
 from landscape.curvature.verification import verified
 from landscape.probe import derived_seed
 
@@ -19,7 +19,7 @@ MIN_ROWS = 64  # if fewer fit in single precision, they are stored in half preci
 
 @dataclass(frozen=True)
 class Request:
-    """What to find of every matrix; see `lanczos`.
+    """What to find of every matrix; see `lanczos.lanczos`.
 
     Args:
         verify: search for missed values afterwards.
@@ -55,11 +55,7 @@ def spectrum(product: Callable[[Tensor], Tensor], request: Request, start: Tenso
     Raises:
         FloatingPointError: the matrix is not finite.
     """
-    room, storage = memory(start)
-    found = lanczos(
-        product, start, request.top, which=request.which, tol=request.tol, ends=request.ends,
-        max_steps=request.max_products, room=room, storage=storage, vectors=request.vectors or request.verify,
-    )  # fmt: skip
+    found = alone(product, _search(request, start, *memory(start)))
     return _verified(product, found, request, seed) if request.verify else found
 
 
@@ -68,15 +64,8 @@ def spectra(
 ) -> list[Spectrum | None]:
     """The eigenvalues of several matrices with one product for all, (M, n) -> (M, n); None where one is not finite."""
     room, storage = memory(starts[0])
-
-    def search(start: Tensor) -> Search:
-        return lanczos_search(
-            start, request.top, which=request.which, tol=request.tol, ends=request.ends,
-            max_steps=request.max_products, room=max(room // len(starts), 1), storage=storage,
-            vectors=request.vectors or request.verify,
-        )  # fmt: skip
-
-    found = side_by_side(product, [search(start) for start in starts])
+    searches = [_search(request, start, max(room // len(starts), 1), storage) for start in starts]
+    found = side_by_side(product, searches)
     if not request.verify:
         return found
 
@@ -91,11 +80,16 @@ def spectra(
     ]
 
 
-def _verified(product: Callable[[Tensor], Tensor], found: Spectrum, request: Request, seed: int) -> Spectrum:
-    other = derived_seed(seed, "verify")
-    return verified(
-        product, found, which=request.which, tol=request.tol, max_steps=request.max_products, seed=other
+def _search(request: Request, start: Tensor, room: int, storage: torch.dtype | None) -> Search:
+    return lanczos_search(
+        start, request.top, which=request.which, tol=request.tol, ends=request.ends, max_steps=request.max_products,
+        room=room, storage=storage, vectors=request.vectors or request.verify,
     )  # fmt: skip
+
+
+def _verified(product: Callable[[Tensor], Tensor], found: Spectrum, request: Request, seed: int) -> Spectrum:
+    seed = derived_seed(seed, "verify")
+    return verified(product, found, which=request.which, tol=request.tol, max_steps=request.max_products, seed=seed)
 
 
 def memory(start: Tensor) -> tuple[int, torch.dtype | None]:
