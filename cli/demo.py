@@ -1,14 +1,15 @@
-"""The demo: three small networks trained on the embedded digits, every probe, every figure, one report."""
+"""The command `demo`: three small networks trained on the embedded digits, every probe, every figure, one report."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+from landscape.cli.command_options import Debug, Quiet
 from landscape.cli.figures import draw
 from landscape.cli.measuring import measure_all
 from landscape.cli.process_setup import fastest_threads
@@ -18,6 +19,7 @@ from landscape.cli.training import run_name, run_training
 from landscape.options import format_duration
 from landscape.probes import FEATURES, PROBES
 
+Option = typer.Option
 MODELS = ("vit_demo", "resnet_demo", "alternet_demo")
 EPOCHS = 12  # of the 25 of the recipe
 # Parameters coarser than the defaults, fine enough to see the shape; and the number of samples, where it is smaller.
@@ -30,8 +32,18 @@ COARSE: Mapping[str, Mapping[str, Any]] = {
 SAMPLES: Mapping[str, str] = {"surface": "256", "line": "256", "hessian": "256", "trace": "128", "density": "64"}
 
 
-def run_demo(out: Path, *, epochs: int | None, samples: str, device: str, quiet: bool) -> None:
-    """Train, measure, plot, report; whatever is finished is kept and not done again."""
+def demo(
+    out: Annotated[Path, Option(help="folder for checkpoints, results, figures and report")] = Path("."),
+    epochs: Annotated[int | None, Option(help="epochs per model")] = None,
+    samples: Annotated[str, Option(help="samples per probe")] = "512",
+    device: Annotated[str, Option(help="auto, cpu, cuda or cuda:1")] = "auto",
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Train a ViT, a ResNet and an AlterNet on digits, run every probe, draw every figure: about four minutes.
+
+    Whatever is finished is kept and not done again.
+    """
     from landscape.plots import report
 
     start = time.monotonic()

@@ -1,4 +1,4 @@
-"""Commands that train: train, models, demo."""
+"""The commands `train` and `models`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from landscape.cli.command_options import Debug, Quiet
 from landscape.cli.progress import is_main_process, say
 from landscape.options import OptionError
 
@@ -16,41 +17,41 @@ Option = typer.Option
 def train(
     model: Annotated[str, typer.Argument(help="name of a model, see: landscape models")],
     data: Annotated[str, Option(help="NAME, FOLDER or file.py:callable")],
-    data_root: Annotated[Path | None, Option(help="Folder that holds cifar-100-python/ and the like.")] = None,
-    model_arg: Annotated[list[str], Option(help="KEY=VALUE argument of the model; repeatable.")] = [],  # noqa: B006
-    recipe: Annotated[str | None, Option(help="demo, cifar-vit, cifar-cnn, cifar-noaug, imagenet-vit.")] = None,
-    epochs: Annotated[int | None, Option(help="Total, warm-up included; 0 writes the initial weights.")] = None,
-    batch_size: Annotated[int | None, Option(help="Images per step.")] = None,
-    lr: Annotated[float | None, Option(help="Peak learning rate.")] = None,
-    weight_decay: Annotated[float | None, Option(help="Decoupled (AdamW) or L2 (SGD).")] = None,
-    label_smoothing: Annotated[float | None, Option(help="Share of the target spread over all classes.")] = None,
-    mixup: Annotated[float | None, Option(help="Alpha of its Beta distribution; 0 is off.")] = None,
-    cutmix: Annotated[float | None, Option(help="Alpha of its Beta distribution; 0 is off.")] = None,
-    drop_path: Annotated[float | None, Option(help="Rate of stochastic depth at the last block.")] = None,
-    warmup: Annotated[float | None, Option(help="Epochs of linear warm-up; at most a fifth of the run.")] = None,
-    snapshots: Annotated[int, Option(help="Write epoch_NNN.pt every N epochs; 0: about ten in a run.")] = 0,
-    snapshot_dtype: Annotated[str, Option(help="fp32, or fp16 to halve intermediate snapshots.")] = "fp32",
-    fraction: Annotated[float, Option(help="Class-balanced share of the training split.")] = 1.0,
-    set: Annotated[list[str], Option(help="Any field of the recipe; repeatable.", metavar="FIELD=VALUE")] = [],  # noqa: B006
-    accumulate: Annotated[int | None, Option(help="Mini-batches whose gradients add up to one update.")] = None,
+    data_root: Annotated[Path | None, Option(help="folder that holds cifar-100-python/ and the like")] = None,
+    model_arg: Annotated[list[str], Option(help="KEY=VALUE argument of the model; repeatable")] = [],  # noqa: B006
+    recipe: Annotated[str | None, Option(help="demo, cifar-vit, cifar-cnn, cifar-noaug, imagenet-vit")] = None,
+    epochs: Annotated[int | None, Option(help="total, warm-up included; 0 writes the initial weights")] = None,
+    batch_size: Annotated[int | None, Option(help="images per step")] = None,
+    lr: Annotated[float | None, Option(help="peak learning rate")] = None,
+    weight_decay: Annotated[float | None, Option(help="decoupled (AdamW) or L2 (SGD)")] = None,
+    label_smoothing: Annotated[float | None, Option(help="share of the target spread over all classes")] = None,
+    mixup: Annotated[float | None, Option(help="alpha of its Beta distribution; 0 is off")] = None,
+    cutmix: Annotated[float | None, Option(help="alpha of its Beta distribution; 0 is off")] = None,
+    drop_path: Annotated[float | None, Option(help="rate of stochastic depth at the last block")] = None,
+    warmup: Annotated[float | None, Option(help="epochs of linear warm-up; at most a fifth of the run")] = None,
+    snapshots: Annotated[int, Option(help="write epoch_NNN.pt every N epochs; 0: about ten in a run")] = 0,
+    snapshot_dtype: Annotated[str, Option(help="fp32, or fp16 to halve intermediate snapshots")] = "fp32",
+    fraction: Annotated[float, Option(help="class-balanced share of the training split")] = 1.0,
+    set: Annotated[list[str], Option(help="any field of the recipe; repeatable", metavar="FIELD=VALUE")] = [],  # noqa: B006
+    accumulate: Annotated[int | None, Option(help="mini-batches whose gradients add up to one update")] = None,
     ema: Annotated[
-        float | None, Option(help="Decay of a moving average of the weights, written to final_ema.pt.")
+        float | None, Option(help="decay of a moving average of the weights, written to final_ema.pt")
     ] = None,
-    precision: Annotated[str | None, Option(help="auto (bf16 on a GPU that has it), fp32 or bf16.")] = None,
+    precision: Annotated[str | None, Option(help="auto (bf16 on a GPU that has it), fp32 or bf16")] = None,
     channels_last: Annotated[
         bool | None,
-        Option("--channels-last/--no-channels-last", help="Default: if most weights belong to convolutions."),
+        Option("--channels-last/--no-channels-last", help="default: if most weights belong to convolutions"),
     ] = None,
-    compile: Annotated[bool, Option("--compile", help="Train with torch.compile.")] = False,
-    deterministic: Annotated[bool, Option("--deterministic", help="Use deterministic algorithms only.")] = False,
-    tensorboard: Annotated[bool, Option("--tensorboard", help="Also write event files to the run folder.")] = False,
-    sync_bn: Annotated[bool, Option("--sync-bn", help="Batch norm statistics over all torchrun processes.")] = False,
-    name: Annotated[str, Option(help="Added to the run folder's name.")] = "",
-    seed: Annotated[int, Option(help="Seed of weights, order and augmentation.")] = 0,
-    device: Annotated[str, Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
-    out: Annotated[Path | None, Option(help="Run folder. Default checkpoints/MODEL-DATA[-NAME].")] = None,
-    quiet: Annotated[bool, Option(help="Say nothing but errors.")] = False,
-    debug: Annotated[bool, Option(help="Show the traceback of an error.")] = False,
+    compile: Annotated[bool, Option("--compile", help="train with torch.compile")] = False,
+    deterministic: Annotated[bool, Option("--deterministic", help="use deterministic algorithms only")] = False,
+    tensorboard: Annotated[bool, Option("--tensorboard", help="also write event files to the run folder")] = False,
+    sync_bn: Annotated[bool, Option("--sync-bn", help="batch norm statistics over all torchrun processes")] = False,
+    name: Annotated[str, Option(help="added to the run folder's name")] = "",
+    seed: Annotated[int, Option(help="seed of weights, order and augmentation")] = 0,
+    device: Annotated[str, Option(help="auto, cpu, cuda or cuda:1")] = "auto",
+    out: Annotated[Path | None, Option(help="run folder; default checkpoints/MODEL-DATA[-NAME]")] = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
 ) -> None:
     """Train a model and write snapshots; an interrupted run resumes after its last finished epoch."""
     from landscape.options import parse_arguments
@@ -128,9 +129,9 @@ def run_training(
 
 def models(
     build_up: Annotated[
-        str | None, Option(help="An AlterNet: its placements of 0, 1, 2, ... MSAs, in the paper's build-up order.")
+        str | None, Option(help="an AlterNet: its placements of 0, 1, 2, ... MSAs, in the paper's build-up order")
     ] = None,
-    debug: Annotated[bool, Option(help="Show the traceback of an error.")] = False,
+    debug: Debug = False,
 ) -> None:
     """List the models that `train` builds, with their numbers of parameters."""
     from landscape import models as known
@@ -143,17 +144,3 @@ def models(
     width = max(map(len, known.NAMES))
     for name in known.NAMES:
         typer.echo(f"{name:{width}}  {known.summary(name)}")
-
-
-def demo(
-    out: Annotated[Path, Option(help="Folder for checkpoints, results, figures and report.")] = Path("."),
-    epochs: Annotated[int | None, Option(help="Epochs per model.")] = None,
-    samples: Annotated[str, Option(help="Samples per probe.")] = "512",
-    device: Annotated[str, Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
-    quiet: Annotated[bool, Option(help="Say nothing but errors.")] = False,
-    debug: Annotated[bool, Option(help="Show the traceback of an error.")] = False,
-) -> None:
-    """Train a ViT, a ResNet and an AlterNet on digits, run every probe, draw every figure: about four minutes."""
-    from landscape.cli.demo import run_demo
-
-    run_demo(out, epochs=epochs, samples=samples, device=device, quiet=quiet)
