@@ -15,7 +15,6 @@ from landscape.layers.fourier import (
     diagonal_only,
     frequencies,
     half_spectrum,
-    relative_log_amplitude,
 )
 from landscape.options import OptionError
 from landscape.probes.fourier import Fourier
@@ -25,6 +24,12 @@ WHITE = np.log(2) / 2  # E ln|complex normal| - E ln|real normal| of one varianc
 
 def _noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def relative_log_amplitude(maps: Tensor) -> Tensor:
+    """DeltaLogA(f) = A(f, f) - A(0, 0), mean over channels, (N, bins) float64."""
+    amplitude = diagonal_only(maps)
+    return (amplitude - amplitude[..., :1]).mean(dim=1, dtype=torch.float64)
 
 
 def _reference(maps: Tensor) -> np.ndarray:

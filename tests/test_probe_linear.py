@@ -159,7 +159,7 @@ def test_with_one_set_for_both_splits_fitted_samples_are_not_scored() -> None:
         assert train.images is not None
         assert torch.equal(train.images.inputs, images.inputs[60 : 60 + rows])
     whole = Subject(Stages().double().eval(), Batches(part("test", 85), 16), part=part)
-    with pytest.raises(ValueError, match="leaves 5 samples to fit on beside the 85 that are scored"):
+    with pytest.raises(ValueError, match="samples to fit on besides the 85 that are scored, got 5"):
         PROBE.plan(whole)
 
 

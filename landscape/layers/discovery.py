@@ -67,19 +67,26 @@ def _residual_layer(flow: Flow, residual: Residual) -> Layer:
     kind = kind_of(inside)
     direct = direct_calls(flow, call, residual)
     tap, node, at_block = tap_of(flow, residual, call)
-    shape = flow.shapes[node]
-    layout, grid, prefix = layout_of(flow, node, starts_linear(inside, shape))
     block = flow.calls[call].module
     only_addition = sum(r.name in ADDITIONS and r.call == call and len(r.reads) == 2 for r in flow.operations) == 1
     name = branch_name(flow, direct, kind)
     if name is None or (at_block and only_addition and kind != "msa" and count_heavy(flow, direct) > 1):
         name = block or (direct[-1].module if direct else tap.module)
+    layer = layer_at(flow, node, tap, kind, name, linear=starts_linear(inside, flow.shapes[node]))
     _, before, _ = layout_of(flow, residual.fork, starts_linear(inside, flow.shapes[residual.fork]))
-    reduces = smaller(grid, before)
-    branch = Branch(block, leaves(flow, residual), branch_end(residual, direct))
-    attention = attention_of(flow, residual.inside, grid, prefix)
-    rows = shape[0] // flow.shapes[0][0]
-    return Layer(name, kind, 0, 0.0, reduces, tap, shape[1:], layout, grid, prefix, branch, attention, rows)
+    return replace(
+        layer,
+        reduces=smaller(layer.grid, before),
+        branch=Branch(leaves(flow, residual), branch_end(residual, direct)),
+        attention=attention_of(flow, residual.inside, layer.grid, layer.prefix),
+        rows_per_image=flow.shapes[node][0] // flow.shapes[0][0],
+    )
+
+
+def layer_at(flow: Flow, node: Node, tap: Tap, kind: Kind, name: str, *, linear: bool) -> Layer:
+    """The layer of a recorded tensor, as yet without stage, depth and branch."""
+    layout, grid, prefix = layout_of(flow, node, linear)
+    return Layer(name, kind, 0, 0.0, False, tap, flow.shapes[node][1:], layout, grid, prefix)
 
 
 def attention_of(flow: Flow, inside: Sequence[int], grid: Grid, prefix: int) -> AttentionCall | None:
@@ -110,14 +117,12 @@ def _sequential_layers(flow: Flow) -> list[Layer]:
         tap, node = next(((tap, node) for tap, node in taps if tap is not None), (None, 0))
         if tap is None:
             continue
-        name = segment.name or tap.module
-        layout, grid, prefix = layout_of(flow, node, segment.linear)
+        layer = layer_at(flow, node, tap, segment.kind, segment.name or tap.module, linear=segment.linear)
         attention = None
         if segment.kind == "msa":
-            attention = attention_of(flow, [flow.maker[segment.nodes[-1]]], grid, prefix)
-        layer = Layer(name, segment.kind, 0, 0.0, False, tap, flow.shapes[node][1:], layout, grid, prefix)
-        reduces = bool(layers) and smaller(grid, layers[-1].grid)
-        branch = Branch("", segment.leaves, None, skip=False)
+            attention = attention_of(flow, [flow.maker[segment.nodes[-1]]], layer.grid, layer.prefix)
+        reduces = bool(layers) and smaller(layer.grid, layers[-1].grid)
+        branch = Branch(segment.leaves, None, skip=False)
         layers.append(replace(layer, reduces=reduces, branch=branch, attention=attention))
     if not layers:
         raise ValueError(
@@ -180,9 +185,8 @@ def _branchless(flow: Flow, node: Node, kind: Kind, linear: bool, name: str) -> 
         raise ValueError(
             f"no module reads or returns the tensor after {name or 'the stem'}; name layers with --layers REGEX[:KIND]"
         )
-    layout, grid, prefix = layout_of(flow, node, linear)
-    shape = flow.shapes[node][1:]
-    return Layer(name or tap.module, kind, 0, 0.0, kind == "subsample", tap, shape, layout, grid, prefix)
+    layer = layer_at(flow, node, tap, kind, name or tap.module, linear=linear)
+    return replace(layer, reduces=kind == "subsample")
 
 
 def _tap_at(flow: Flow, node: Node) -> Tap | None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from landscape.layers.attention_maps import AttentionMaps, attention_hooks
 from landscape.layers.graph import Key
-from landscape.layers.layer import Layer, Tap
+from landscape.layers.layer import Layer, Side, Tap
 from landscape.probe import Values
 from landscape.subject.subject import Subject
 
@@ -65,60 +65,54 @@ def feature_hooks(model: nn.Module, layers: Sequence[Layer], receive: Callable[[
 
     The hooks are removed afterwards, also after an exception.
     """
-    modules = dict(model.named_modules())
-    counts: dict[tuple[str, str], int] = {}
-    positions: dict[tuple[str, str], dict[int, list[int]]] = {}
+    positions: dict[Tap, list[int]] = {}
     for position, layer in enumerate(layers):
-        key: tuple[str, str] = (layer.tap.module, layer.tap.side)
-        positions.setdefault(key, {}).setdefault(layer.tap.call, []).append(position)
+        positions.setdefault(layer.tap, []).append(position)
 
-    def give(key: tuple[str, str], value: object) -> None:
-        number = counts[key] = counts.get(key, -1) + 1
+    def give(tap: Tap, args: tuple[Any, ...], value: Any) -> None:
         value = tuple(value.values()) if isinstance(value, Mapping) else value  # a dataclass-like output
         tensor = value[0] if isinstance(value, tuple | list) else value
-        for position in positions[key].get(number, []):
+        for position in positions.get(tap, ()):
             assert isinstance(tensor, Tensor)
             receive(position, tensor)
 
-    handles = [model.register_forward_pre_hook(lambda module, args: counts.clear())]
-    for key in positions:
-        module, side = modules[key[0]], key[1]
-        if side == "input":
-            handles.append(
-                module.register_forward_pre_hook(
-                    lambda module, args, kwargs, key=key: give(key, args or tuple(kwargs.values())),
-                    with_kwargs=True,
-                )
-            )
-        else:
-            handles.append(module.register_forward_hook(lambda module, args, output, key=key: give(key, output)))
-    try:
+    with call_hooks(model, {(tap.module, tap.side): None for tap in positions}, give):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
-def output_hooks(
-    model: nn.Module, names: Iterable[str], hook: Callable[[Tap, tuple[Any, ...], Any], Any]
+def call_hooks(
+    model: nn.Module, sides: Iterable[tuple[str, Side]], hook: Callable[[Tap, tuple[Any, ...], Any], Any]
 ) -> Iterator[None]:
-    """Call `hook(tap, args, output)` after every call of the named modules; unless None, its result is the new output.
+    """Call `hook(tap, args, value)` at every call of some modules; the value is their input or output.
 
-    The hooks are removed afterwards, also after an exception.
+    Unless None, the result of a hook on an output replaces the output. The hooks are removed afterwards, also after an
+    exception.
+
+    Args:
+        model: a forward pass of which starts counting the calls anew.
+        sides: names of modules, each with the side to hook.
+        hook: called with the number of the call in its tap.
     """
     modules = dict(model.named_modules())
-    counts: dict[str, int] = {}
+    counts: dict[tuple[str, Side], int] = {}
 
-    def hook_of(name: str) -> Callable[..., Any]:
-        def count_and_call(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-            number = counts[name] = counts.get(name, -1) + 1
-            return hook(Tap(name, "output", number), args, output)
+    def count_and_call(name: str, side: Side, args: tuple[Any, ...], value: Any) -> Any:
+        number = counts[name, side] = counts.get((name, side), -1) + 1
+        return hook(Tap(name, side, number), args, value)
 
-        return count_and_call
+    def before(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        count_and_call(name, "input", args, args or tuple(kwargs.values()))
+
+    def after(name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        return count_and_call(name, "output", args, output)
 
     handles = [model.register_forward_pre_hook(lambda module, args: counts.clear())]
-    handles += [modules[name].register_forward_hook(hook_of(name)) for name in names]
+    for name, side in sides:
+        if side == "input":
+            handles.append(modules[name].register_forward_pre_hook(partial(before, name), with_kwargs=True))
+        else:
+            handles.append(modules[name].register_forward_hook(partial(after, name)))
     try:
         yield
     finally:

@@ -102,12 +102,6 @@ def _waves(width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     return torch.cat([angle.cos(), angle.sin()], dim=1).to(dtype)
 
 
-def relative_log_amplitude(maps: Tensor) -> Tensor:
-    """DeltaLogA(f) = A(f, f) - A(0, 0), mean over channels, (N, bins) float64."""
-    amplitude = diagonal_only(maps)
-    return (amplitude - amplitude[..., :1]).mean(dim=1, dtype=torch.float64)
-
-
 def full_spectrum(half: np.ndarray, width: int) -> np.ndarray:
     """All columns of a half spectrum (..., H, W // 2 + 1) of real maps, zero frequency in the centre, (..., H, W)."""
     height = half.shape[-2]

@@ -14,6 +14,7 @@ ATTENTION = {"scaled_dot_product_attention", "softmax", "_softmax", "multi_head_
 ADDITIONS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
 POOLING = {"max_pool2d", "avg_pool2d", "boolean_dispatch", "max_pool2d_with_indices", "fractional_max_pool2d"}
 VIEWS = {"reshape", "view", "flatten", "permute", "transpose", "contiguous", "unflatten"}
+# Operations with weights, matrix products and attention: a residual branch has at least one.
 HEAVY = ATTENTION | {"conv1d", "conv2d", "conv3d", "linear", "matmul", "__matmul__", "bmm", "einsum", "baddbmm"}
 Key = tuple[str, int]  # name of a torch function, and the number of its call in a pass
 Node = int  # one value of a tensor: an in-place operation makes a new node of the same tensor

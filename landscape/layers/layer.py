@@ -13,6 +13,7 @@ from landscape.layers.graph import Key
 Kind = Literal["stem", "conv", "msa", "mlp", "subsample", "head", "other"]
 KINDS: tuple[str, ...] = get_args(Kind)
 Layout = Literal["channels first", "channels last", "tokens", "none"]
+Side = Literal["input", "output"]
 Grid = tuple[int, int]  # (rows, columns) of positions
 
 CPU_CHUNK = 2**18  # numbers in a chunk on a CPU: intermediate results stay in its caches
@@ -24,7 +25,7 @@ class Tap:
     """Where to hook: the first tensor given to, or returned by, one call of a module."""
 
     module: str
-    side: Literal["input", "output"]
+    side: Side
     call: int = 0
 
 
@@ -33,13 +34,11 @@ class Branch:
     """The residual branch that ends in a layer; in a network without skips, the modules that the layer consists of.
 
     Args:
-        block: dotted name of the module whose forward does the addition.
         leaves: calls of the branch's modules without children, in order of execution.
         end: the last module call before the addition that returns the branch's output; None where there is none.
         skip: whether there is an addition.
     """
 
-    block: str
     leaves: tuple[Tap, ...]
     end: Tap | None
     skip: bool = True

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from landscape.layers.forward_hooks import output_hooks
+from landscape.layers.forward_hooks import call_hooks
 from landscape.layers.graph import Flow
 from landscape.layers.layer import Tap
 
@@ -80,8 +80,9 @@ def advance(model: nn.Module, inputs: Tensor, point: ResumePoint, cache: Cache) 
             if len(outputs) == len(point.skipped):
                 raise _Reached
 
+    sides = {(tap.module, tap.side) for tap in missing}
     try:
-        with resumed(model, cache), torch.inference_mode(), output_hooks(model, {tap.module for tap in missing}, keep):
+        with resumed(model, cache), torch.inference_mode(), call_hooks(model, sides, keep):
             model(inputs)
     except _Reached:
         pass

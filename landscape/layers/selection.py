@@ -11,11 +11,11 @@ from typing import cast
 import numpy as np
 from torch import Tensor, nn
 
-from landscape.layers.discovery import attention_of, discover, staged
+from landscape.layers.discovery import attention_of, discover, layer_at, staged
 from landscape.layers.graph import Call, Flow, record
-from landscape.layers.layer import KINDS, Grid, Kind, Layer, Layout, Tap
+from landscape.layers.layer import KINDS, Kind, Layer, Tap
 from landscape.layers.layer_patterns import Pattern, expand, parse
-from landscape.layers.token_grid import consumer_is_linear, layout_of, smaller
+from landscape.layers.token_grid import consumer_is_linear, smaller
 from landscape.probe import Quantity
 from landscape.subject.derived import once_per_weights
 from landscape.subject.subject import Subject
@@ -69,26 +69,25 @@ def _matching_modules(names: Sequence[str], patterns: Sequence[str]) -> dict[str
 
 def _named_layer(flow: Flow, call: Call, pattern: Pattern, discovered: Layer | None) -> Layer:
     node = call.writes[0]
-    shape = flow.shapes[node][1:]
-    layout, grid, prefix = layout_of(flow, node, consumer_is_linear(flow, node))
-    if any(pattern.grid):
-        layout, grid, prefix = _layout_from(pattern, call.module, shape)
     kind = cast(Kind, pattern.kind or (discovered.kind if discovered else "other"))
-    attention = attention_of(flow, range(call.start, call.stop), grid, prefix)
     tap = Tap(call.module, "output")
-    return Layer(call.module, kind, 0, 0.0, False, tap, shape, layout, grid, prefix, attention=attention)
+    layer = layer_at(flow, node, tap, kind, call.module, linear=consumer_is_linear(flow, node))
+    if any(pattern.grid):
+        _check_tokens(pattern, call.module, layer.shape)
+        layer = replace(layer, layout="tokens", grid=pattern.grid, prefix=pattern.prefix)
+    attention = attention_of(flow, range(call.start, call.stop), layer.grid, layer.prefix)
+    return replace(layer, attention=attention)
 
 
-def _layout_from(pattern: Pattern, name: str, shape: tuple[int, ...]) -> tuple[Layout, Grid, int]:
-    """Layout, grid and prefix that a pattern gives.
+def _check_tokens(pattern: Pattern, name: str, shape: tuple[int, ...]) -> None:
+    """Check that a tensor has as many tokens as a pattern means.
 
     Raises:
-        ValueError: the tensor does not have that many tokens.
+        ValueError: it has not.
     """
     count = pattern.grid[0] * pattern.grid[1] + pattern.prefix
     if len(shape) != 2 or shape[0] != count:
         raise ValueError(f"--layers {pattern} means {count} tokens, but {name} returns {' x '.join(map(str, shape))}")
-    return "tokens", pattern.grid, pattern.prefix
 
 
 def layers_of(subject: Subject, patterns: Sequence[str] = ()) -> list[Layer]:

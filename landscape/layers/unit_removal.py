@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from landscape.layers.forward_hooks import output_hooks
+from landscape.layers.forward_hooks import call_hooks
 from landscape.layers.layer import Layer, Tap
 
 POOLING = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.AvgPool2d, nn.MaxPool2d)
@@ -70,7 +70,7 @@ def removed(model: nn.Module, *units: Removal) -> Iterator[None]:
     def replaced(tap: Tap, args: tuple[Any, ...], output: Any) -> Any:
         return changes[tap](args, output) if tap in changes else None
 
-    with output_hooks(model, {tap.module for tap in changes}, replaced):
+    with call_hooks(model, {(tap.module, tap.side) for tap in changes}, replaced):
         yield
 
 

@@ -184,8 +184,8 @@ def training_samples(subject: Subject, samples: str) -> Subject:
         train = train.rows(np.arange(len(scored), len(train.images)))
     if len(train) < LEAST_SAMPLES:
         raise ValueError(
-            f"{scored.name} leaves {len(train)} samples to fit on beside the {len(scored)} that are scored, expected "
-            f"at least {LEAST_SAMPLES}; lower --samples, or give data with a train split"
+            f"{scored.name} must have at least {LEAST_SAMPLES} samples to fit on besides the {len(scored)} that are "
+            f"scored, got {len(train)}; lower --samples, or give data with a train split"
         )
     return train
 

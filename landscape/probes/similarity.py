@@ -123,11 +123,11 @@ class Similarity(Probe):
         """The network compared with, on the same mini-batches: that of `against`, or the subject itself."""
         if not self.against:
             return subject
-        return _beside(subject, Path(self.against))
+        return _compared(subject, Path(self.against))
 
 
 @once_per_weights
-def _beside(subject: Subject, path: Path) -> Subject:
+def _compared(subject: Subject, path: Path) -> Subject:
     return loading.beside(subject, snapshots.last(path) if path.is_dir() else path)
 
 
