@@ -20,7 +20,7 @@ from PIL import Image
 
 from landscape.data import image_folder
 from landscape.data.decoding import Picture, decoded, pixels
-from landscape.data.sampling import chosen
+from landscape.data.sampling import subset
 
 CLASSES = 1000
 SIZE = 224
@@ -50,7 +50,7 @@ def listing(root: Path, files: int, rounds: int) -> None:
         assert sum(len(image_folder._pictures(entry)) for entry in entries) == files
 
     print(f"list {files:,} files in {CLASSES:,} folders: {best(listed, rounds):.2f} s")
-    print(f"choose 1,024 of them, class-balanced: {best(lambda: chosen(numbers, 1024), rounds):.2f} s")
+    print(f"choose 1,024 of them, class-balanced: {best(lambda: subset(numbers, 1024), rounds):.2f} s")
 
 
 def decoding(root: Path, count: int, rounds: int) -> None:

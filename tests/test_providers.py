@@ -19,7 +19,7 @@ from torch import nn
 import landscape
 from landscape import models
 from landscape.checkpoints.checkpoint import read_checkpoint, write_checkpoint
-from landscape.data.preprocessing import Fit
+from landscape.data.preprocessing import Resize
 from landscape.models import libraries, providers
 from landscape.models.providers import Wanted
 from landscape.options import OptionError
@@ -228,7 +228,7 @@ def test_small_images_of_a_named_set_are_not_cropped_unless_asked(timm: Any) -> 
     picture = Image.fromarray(small.inputs[0].permute(1, 2, 0).numpy())
     expected = np.asarray(picture.resize((32, 32), Image.Resampling.BICUBIC)).transpose(2, 0, 1)
     np.testing.assert_array_equal(whole.images.inputs[0], expected)
-    np.testing.assert_array_equal(cropped.images.inputs[0], Fit("bicubic", 0.5).pixels(picture, 32))
+    np.testing.assert_array_equal(cropped.images.inputs[0], Resize("bicubic", 0.5).pixels(picture, 32))
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import torch
 from landscape.data import cifar, cifar_c, digits, image_folder, numpy_files, parquet, tokens, torch_dataset
 from landscape.data.augment import Augmentation
 from landscape.data.dataset import Batches, Images, prefix, resized
-from landscape.data.preprocessing import Fit, fitted
+from landscape.data.preprocessing import Resize, resize_images
 from landscape.data.sampling import Samples
 from landscape.options import at_least, one_of, parse_count
 
@@ -36,7 +36,7 @@ def load(
     image_size: int | None = None,
     mean: tuple[float, ...] = (),
     std: tuple[float, ...] = (),
-    fit: Fit | None = None,
+    resize: Resize | None = None,
     block_size: int | None = None,
 ) -> Images:
     """A data set in memory: the first `samples` of its fixed order, all of them where it has fewer.
@@ -54,7 +54,7 @@ def load(
         image_size: side to which images are resized; tensors from a callable keep their own.
         mean: per channel, of pixels in [0, 1], in place of the data set's own.
         std: goes with `mean`; both apply to uint8 images only, as floating-point inputs count as normalised.
-        fit: how pictures come to their size; None: bilinear, the shorter side to the size.
+        resize: how images are resized and cropped; None: bilinear, the shorter side to the size.
         block_size: tokens per sequence of a token file.
 
     Raises:
@@ -67,7 +67,7 @@ def load(
     at_least("image_size", 1 if image_size is None else image_size, 1)
     if name.endswith(tokens.SUFFIX) and not numpy_files.files(name) and Path(name).expanduser().is_file():
         return tokens.load(name, samples=samples, block_size=block_size)
-    images = _found(name, root, split, samples, image_size, fit)
+    images = _found(name, root, split, samples, image_size, resize)
     if not mean or not std or images.inputs.dtype != torch.uint8 or images.inputs.ndim != 4:
         return images
     channels = images.inputs.shape[1]
@@ -80,24 +80,24 @@ def load(
 
 
 def _found(
-    name: str, root: Path | None, split: Split, samples: Samples, image_size: int | None, fit: Fit | None
+    name: str, root: Path | None, split: Split, samples: Samples, image_size: int | None, resize: Resize | None
 ) -> Images:
     path = Path(name).expanduser()
     if name in cifar.RELEASES:
-        return _sized(prefix(cifar.load(name, root=root, split=split), samples), image_size, fit)
+        return _sized(prefix(cifar.load(name, root=root, split=split), samples), image_size, resize)
     if name == "digits":
-        return _sized(prefix(digits.load(split), samples), image_size, fit)
+        return _sized(prefix(digits.load(split), samples), image_size, resize)
     if cifar_c.knows(name):
-        return _sized(cifar_c.load(name, root=root, split=split, samples=samples), image_size, fit)
+        return _sized(cifar_c.load(name, root=root, split=split, samples=samples), image_size, resize)
     if path.suffix == ".npz" or numpy_files.files(name) or (path.is_dir() and numpy_files.found(path, split)):
         images = numpy_files.load(name, split=split, samples=samples)
-        return _sized(images, image_size, fit) if images.mean else images
+        return _sized(images, image_size, resize) if images.mean else images
     if path.suffix == ".parquet" or (path.is_dir() and parquet.found(path)):
-        return parquet.load(name, split=split, samples=samples, image_size=image_size, fit=fit)
+        return parquet.load(name, split=split, samples=samples, image_size=image_size, resize=resize)
     if path.is_dir():
-        return image_folder.load(name, split=split, samples=samples, image_size=image_size, fit=fit)
+        return image_folder.load(name, split=split, samples=samples, image_size=image_size, resize=resize)
     if ":" in name:
-        return torch_dataset.load(name, samples=samples, image_size=image_size, fit=fit)
+        return torch_dataset.load(name, samples=samples, image_size=image_size, resize=resize)
     if path.is_file():
         raise ValueError(f"--data {name} is a file; expected {FORMS}")
     if "/" in name:
@@ -107,8 +107,8 @@ def _found(
     raise ValueError(f"--data {name!r} is unknown; expected {', '.join(NAMES)}, {FORMS}{hint}")
 
 
-def _sized(images: Images, image_size: int | None, fit: Fit | None) -> Images:
+def _sized(images: Images, image_size: int | None, resize: Resize | None) -> Images:
     """uint8 images at the size asked for, as pictures come to it where that is said."""
-    if fit is None or not images.size or images.inputs.shape[1] != 3:
+    if resize is None or not images.size or images.inputs.shape[1] != 3:
         return resized(images, image_size)
-    return fitted(images, image_size or images.size, fit)
+    return resize_images(images, image_size or images.size, resize)

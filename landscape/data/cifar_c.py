@@ -11,7 +11,7 @@ import torch
 
 from landscape.data import cifar
 from landscape.data.dataset import Images
-from landscape.data.sampling import Samples, chosen
+from landscape.data.sampling import Samples, subset
 from landscape.options import OptionError
 
 SEVERITIES = 5
@@ -52,7 +52,7 @@ def load(name: str, *, root: Path | None, split: str, samples: Samples) -> Image
     targets = np.array(labels[of_severity], np.int64)
     if not each or targets.min() < 0 or targets.max() >= release.classes:
         raise ValueError(f"{folder}/labels.npy has other classes than 0 to {release.classes - 1}; get it anew")
-    rows = chosen(targets, samples)
+    rows = subset(targets, samples)
     pixels = np.empty((len(rows), 3, 32, 32), np.uint8)
     for position in np.argsort(rows):  # from the front of the file to its end
         pixels[position] = images[of_severity][rows[position]].transpose(2, 0, 1)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from landscape.data.augment import Augmentation
-from landscape.data.sampling import Samples, chosen
+from landscape.data.sampling import Samples, subset
 from landscape.options import at_least
 from landscape.probe import derived_seed
 
@@ -124,7 +124,7 @@ class Batches(Sequence[tuple[Tensor, Tensor]]):
 
 def prefix(images: Images, samples: Samples) -> Images:
     """The first `samples` images of the class-balanced order, all of them for None."""
-    return images.take(chosen(images.targets.numpy(), samples))
+    return images.take(subset(images.targets.numpy(), samples))
 
 
 def resized(images: Images, size: int | None, *, block: int = 1024) -> Images:

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from landscape.data import memory
-from landscape.data.preprocessing import Fit
+from landscape.data.preprocessing import Resize
 
 SMALL = 64  # images up to this side keep their size
 DEFAULT_SIZE = 224
@@ -46,7 +46,7 @@ def decoded(
     count: int,
     of: int,
     size: int,
-    fit: Fit | None = None,
+    resize: Resize | None = None,
     threads: int | None = None,
 ) -> np.ndarray:
     """Pictures as one array (count, 3, size, size) of uint8, row by row as each of them says.
@@ -60,7 +60,7 @@ def decoded(
         count: how many there are.
         of: how many they were chosen from.
         size: side of the images.
-        fit: how they come to it, see `pixels`.
+        resize: how they are resized and cropped, see `pixels`.
         threads: default a few more than there are processors; it is not what `--workers` says.
 
     Raises:
@@ -75,7 +75,7 @@ def decoded(
     threads = threads or min(32, (os.cpu_count() or 1) + 4)  # a few wait for the disk
     pool = ThreadPoolExecutor(threads)
     try:
-        for finished in _in_order(pool, inputs, fit, pictures, ahead=4 * threads):
+        for finished in _in_order(pool, inputs, resize, pictures, ahead=4 * threads):
             done += finished
             if time.monotonic() - spoke > REPORT_SECONDS:
                 spoke = time.monotonic()
@@ -86,33 +86,33 @@ def decoded(
 
 
 def _in_order(
-    pool: ThreadPoolExecutor, inputs: np.ndarray, fit: Fit | None, pictures: Iterable[Picture], *, ahead: int
+    pool: ThreadPoolExecutor, inputs: np.ndarray, resize: Resize | None, pictures: Iterable[Picture], *, ahead: int
 ) -> Iterator[int]:
     """Decode chunk by chunk, at most so many ahead; the number of pictures in each when it is done."""
     waiting: deque[Future[int]] = deque()
     source = iter(pictures)
     while chunk := list(islice(source, CHUNK)):
-        waiting.append(pool.submit(_decode, inputs, fit, chunk))
+        waiting.append(pool.submit(_decode, inputs, resize, chunk))
         if len(waiting) > ahead:
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()
 
 
-def _decode(inputs: np.ndarray, fit: Fit | None, pictures: list[Picture]) -> int:
+def _decode(inputs: np.ndarray, resize: Resize | None, pictures: list[Picture]) -> int:
     for picture in pictures:
         try:
             with opened(picture.source, picture.name) as image:
-                inputs[picture.row] = pixels(image, inputs.shape[-1], fit)
+                inputs[picture.row] = pixels(image, inputs.shape[-1], resize)
         except Exception as error:  # every decoder raises its own kinds
             raise ValueError(_broken(picture.name, error)) from None
     return len(pictures)
 
 
-def pixels(image: Image.Image, size: int, fit: Fit | None = None) -> np.ndarray:
-    """A picture as (3, size, size) uint8: as `fit` says, or shorter side to `size`, centre crop."""
-    if fit is not None:
-        return fit.pixels(image, size)
+def pixels(image: Image.Image, size: int, resize: Resize | None = None) -> np.ndarray:
+    """A picture as (3, size, size) uint8: as `resize` says, or shorter side to `size`, centre crop."""
+    if resize is not None:
+        return resize.pixels(image, size)
     image = image.convert("RGB")
     if image.size != (size, size):
         scale = size / min(image.size)

@@ -13,8 +13,8 @@ import torch
 
 from landscape.data import decoding
 from landscape.data.dataset import Images
-from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Fit
-from landscape.data.sampling import Samples, chosen
+from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Resize
+from landscape.data.sampling import Samples, subset
 
 SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".webp", ".bmp"))
 SPLITS = {"train": ("train",), "test": ("test", "val")}  # split -> names of its folder, the first that exists
@@ -26,14 +26,14 @@ def load(
     split: Literal["train", "test"],
     samples: Samples,
     image_size: int | None,
-    fit: Fit | None = None,
+    resize: Resize | None = None,
 ) -> Images:
     """The first `samples` images of a folder of class folders, in the class-balanced order.
 
     FOLDER/train and FOLDER/test (or val) follow the split where they hold class folders; else FOLDER itself
     serves both. Classes are the class folders of all parts together, in name order, so that the parts agree
     on them. Shorter side to `image_size` (bilinear, antialiased), then the centre is cropped; images that are
-    that size already are not resampled; `fit` says otherwise. Files are listed without being opened, and only the
+    that size already are not resampled; `resize` says otherwise. Files are listed without being opened, and only the
     chosen images are decoded. Without a size: the images' own if all chosen are square, equal and at most 64 pixels
     wide, else 224.
 
@@ -53,13 +53,13 @@ def load(
         raise FileNotFoundError(
             f"{folder} holds no images in class folders; expected {folder}/CLASS/*.png (or jpg, webp, bmp)"
         )
-    rows = chosen(targets, samples)
+    rows = subset(targets, samples)
     starts = np.cumsum([0, *(len(files) for files in listed)])
     places = np.searchsorted(starts, rows, side="right") - 1  # folder of each chosen row
     paths = [f"{entries[i]}/{listed[i][row - starts[i]]}" for i, row in zip(places, rows, strict=True)]
     size = image_size or decoding.own_size(_sizes(paths))
     pictures = (decoding.Picture(i, path, path) for i, path in enumerate(paths))
-    inputs = decoding.decoded(pictures, name=name, count=len(paths), of=len(targets), size=size, fit=fit)
+    inputs = decoding.decoded(pictures, name=name, count=len(paths), of=len(targets), size=size, resize=resize)
     return Images(
         inputs=torch.from_numpy(inputs),
         targets=torch.from_numpy(targets[rows]),

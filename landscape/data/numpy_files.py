@@ -16,7 +16,7 @@ from numpy.lib import format as npy
 from landscape.data import memory
 from landscape.data.dataset import Images
 from landscape.data.image_folder import SPLITS
-from landscape.data.sampling import Samples, chosen
+from landscape.data.sampling import Samples, subset
 from landscape.data.torch_dataset import classes_in, normalisation, side
 from landscape.options import parse_count
 
@@ -75,7 +75,7 @@ def _images(name: str, x: np.ndarray, y: np.ndarray, samples: Samples) -> Images
             raise ValueError(f"{name}: the {what} are {array.dtype}; expected numbers")
     labels = np.asarray(y[:, 0] if y.ndim == 2 and y.shape[1] == 1 and y.dtype.kind in "ui" else y)
     numbers = labels.ndim == 1 and labels.dtype.kind in "ui"
-    rows = chosen(labels.astype(np.int64), samples) if numbers else np.arange(parse_count("samples", samples, len(x)))
+    rows = subset(labels.astype(np.int64), samples) if numbers else np.arange(parse_count("samples", samples, len(x)))
     memory.require(name, len(rows), x.dtype.itemsize * math.prod(x.shape[1:]))
     inputs = torch.from_numpy(_channels_first(name, _rows(x, rows)))
     wanted = _native(labels)

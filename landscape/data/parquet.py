@@ -14,8 +14,8 @@ import torch
 
 from landscape.data import decoding
 from landscape.data.dataset import Images
-from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Fit
-from landscape.data.sampling import Samples, chosen
+from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Resize
+from landscape.data.sampling import Samples, subset
 from landscape.data.torch_dataset import INPUTS, TARGETS
 
 SPLITS = {"train": ("train",), "test": ("test", "validation", "valid", "val")}  # the first that has labels
@@ -42,7 +42,7 @@ def load(
     split: Literal["train", "test"],
     samples: Samples,
     image_size: int | None,
-    fit: Fit | None = None,
+    resize: Resize | None = None,
 ) -> Images:
     """The first `samples` images of one parquet file, or of the shards in a folder, in the class-balanced order.
 
@@ -66,11 +66,11 @@ def load(
     targets, classes = _numbered(every[at], shards, columns)
     if not len(targets):
         raise ValueError(f"{name} has no rows for the {split} split; expected at least one image")
-    rows = chosen(targets, samples)
+    rows = subset(targets, samples)
     size = image_size or decoding.own_size(_sizes(parts[at], columns, rows))
     inputs = decoding.decoded(
         (decoding.Picture(*row) for row in _pictures(parts[at], columns, rows)),
-        name=name, count=len(rows), of=len(targets), size=size, fit=fit,
+        name=name, count=len(rows), of=len(targets), size=size, resize=resize,
     )  # fmt: skip
     return Images(
         inputs=torch.from_numpy(inputs),

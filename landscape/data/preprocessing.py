@@ -22,8 +22,8 @@ Crop: TypeAlias = float | Literal["squash"]
 
 
 @dataclass(frozen=True)
-class Fit:
-    """How a picture comes to its size, as the libraries' own transforms have it, to the pixel.
+class Resize:
+    """How an image is resized and cropped, equal to the transforms of the libraries to the pixel.
 
     Args:
         interpolation: Pillow's, by name; it antialiases when it shrinks.
@@ -61,20 +61,20 @@ class Preprocessing:
 
     Args:
         size: side of the images.
-        fit: how they come to it.
+        resize: how they are resized and cropped.
         mean: per channel, of pixels in [0, 1].
         std: likewise.
     """
 
     size: int
-    fit: Fit = Fit()
+    resize: Resize = Resize()
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
 
     def __str__(self) -> str:
-        crop = self.fit.crop if self.fit.crop == "squash" else f"crop {self.fit.crop:.4g}"
+        crop = self.resize.crop if self.resize.crop == "squash" else f"crop {self.resize.crop:.4g}"
         mean, std = (" ".join(f"{value:.4g}" for value in values) for values in (self.mean, self.std))
-        return f"{self.size} px, {crop}, {self.fit.interpolation}, mean {mean}, std {std}"
+        return f"{self.size} px, {crop}, {self.resize.interpolation}, mean {mean}, std {std}"
 
 
 def parse_crop(text: str) -> Crop:
@@ -91,11 +91,11 @@ def parse_crop(text: str) -> Crop:
         raise invalid("crop", text, "a share such as 0.875, or squash") from None
 
 
-def fitted(images: Images, size: int, fit: Fit) -> Images:
-    """uint8 images (N, 3, H, W) at another size, brought to it as pictures are; untouched where nothing changes."""
-    if images.inputs.shape[-2:] == (size, size) and fit.crop in (1.0, "squash"):
+def resize_images(images: Images, size: int, resize: Resize) -> Images:
+    """Resize and crop uint8 images (N, 3, H, W) as decoded pictures are; unchanged if they have the size already."""
+    if images.inputs.shape[-2:] == (size, size) and resize.crop in (1.0, "squash"):
         return images
     pictures = images.inputs.permute(0, 2, 3, 1).numpy()
     with ThreadPoolExecutor() as pool:
-        found = list(pool.map(lambda picture: fit.pixels(Image.fromarray(picture), size), pictures))
+        found = list(pool.map(lambda picture: resize.pixels(Image.fromarray(picture), size), pictures))
     return replace(images, inputs=torch.from_numpy(np.stack(found)), size=size)

@@ -45,6 +45,6 @@ def balanced(targets: np.ndarray) -> np.ndarray:
     return by_class[np.lexsort((keys(by_class), rounds))]
 
 
-def chosen(targets: np.ndarray, samples: Samples) -> np.ndarray:
-    """The first `samples` rows of the class-balanced order of `targets` (N,)."""
+def subset(targets: np.ndarray, samples: Samples) -> np.ndarray:
+    """Rows of a class-balanced subset: the first `samples` of the `balanced` order of `targets` (N,)."""
     return balanced(targets)[: parse_count("samples", samples, len(targets))]

@@ -19,8 +19,8 @@ from landscape.checkpoints.user_code import guarded, import_callable
 from landscape.data import decoding
 from landscape.data.dataset import Images
 from landscape.data.memory import Resident
-from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Fit
-from landscape.data.sampling import Samples, balanced, chosen
+from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Resize
+from landscape.data.sampling import Samples, balanced, subset
 from landscape.options import parse_count
 from landscape.probe import derived_seed
 
@@ -33,7 +33,9 @@ _END = object()
 _log = logging.getLogger(__name__)
 
 
-def images_of(name: str, made: Any, *, samples: Samples, image_size: int | None, fit: Fit | None = None) -> Images:
+def images_of(
+    name: str, made: Any, *, samples: Samples, image_size: int | None, resize: Resize | None = None
+) -> Images:
     """What a callable of the user's returned, as resident samples.
 
     A pair of tensors `(inputs, targets)` is used as it is: its first rows, in its order. A Dataset with a length is
@@ -42,7 +44,7 @@ def images_of(name: str, made: Any, *, samples: Samples, image_size: int | None,
     item that is another one when read again all the same is refused. A DataLoader, or anything else that can be
     iterated, is read once: its first samples, in its order. A sample is a tuple of input and target (what follows is
     ignored) or a dict with names of `INPUTS` and `TARGETS`. Pictures become uint8 images (`image_size` as for folders,
-    the size rule applied to the first, and `fit`); uint8 images get ImageNet's mean and std; floating-point tensors
+    the size rule applied to the first, and `resize`); uint8 images get ImageNet's mean and std; floating-point tensors
     count as normalised.
 
     Raises:
@@ -53,9 +55,9 @@ def images_of(name: str, made: Any, *, samples: Samples, image_size: int | None,
     plain = isinstance(made, dict | str | tuple)
     batched = isinstance(made, DataLoader) or (hasattr(made, "dataset") and not hasattr(made, "__getitem__"))
     if not plain and not batched and hasattr(made, "__len__") and hasattr(made, "__getitem__"):
-        return _materialised(name, made, samples, image_size, fit)
+        return _materialised(name, made, samples, image_size, resize)
     if not plain and hasattr(made, "__iter__"):
-        return _streamed(name, made, samples, image_size, fit, batched=batched)
+        return _streamed(name, made, samples, image_size, resize, batched=batched)
     raise ValueError(
         f"{name} returned a {type(made).__name__}; expected a torch Dataset or DataLoader, "
         "or a pair of tensors (inputs, targets)"
@@ -72,18 +74,18 @@ def _pair(name: str, inputs: Tensor, targets: Tensor, samples: Samples) -> Image
     return Images(inputs[:count], targets[:count], name, classes_in(name, targets), side(inputs))
 
 
-def _materialised(name: str, dataset: Any, samples: Samples, image_size: int | None, fit: Fit | None) -> Images:
+def _materialised(name: str, dataset: Any, samples: Samples, image_size: int | None, resize: Resize | None) -> Images:
     if not len(dataset):
         raise ValueError(f"{name} returned an empty {type(dataset).__name__}; expected at least one item")
     listed = _listed(dataset)
-    order = np.arange(len(dataset)) if listed is None else chosen(listed, samples)
+    order = np.arange(len(dataset)) if listed is None else subset(listed, samples)
     inputs, targets = Resident(name, len(order)), Resident(name, len(order))
     drawn = False
     for row in order.tolist():
         item, random = _item(name, dataset, row)
         drawn = drawn or random
         value, target = _parts(f"{name}: item {row}", item)
-        value, image_size = _decoded(f"{name}: item {row}", value, image_size, fit)
+        value, image_size = _decoded(f"{name}: item {row}", value, image_size, resize)
         one, wanted = _tensor(f"{name}: input {row}", value), _tensor(f"{name}: target {row}", target)
         if inputs.count and (one.shape, wanted.shape) != (inputs.shape, targets.shape):
             shapes, first = ((tuple(x.shape), tuple(y.shape)) for x, y in ((one, wanted), (inputs, targets)))
@@ -92,7 +94,7 @@ def _materialised(name: str, dataset: Any, samples: Samples, image_size: int | N
         targets.append(wanted[None])
     for row, before in zip(order[:AGAIN].tolist(), inputs.tensor, strict=False):
         value, _ = _parts(f"{name}: item {row}", _item(name, dataset, row)[0])
-        again = _tensor(f"{name}: input {row}", _decoded(f"{name}: item {row}", value, image_size, fit)[0])
+        again = _tensor(f"{name}: input {row}", _decoded(f"{name}: item {row}", value, image_size, resize)[0])
         if not torch.equal(again.nan_to_num(), before.nan_to_num()):
             raise ValueError(
                 f"{name}: item {row} is another one when it is read again, expected the same; switch its random "
@@ -118,7 +120,7 @@ def _item(name: str, dataset: Any, row: int) -> tuple[Any, bool]:
 
 
 def _streamed(
-    name: str, stream: Any, samples: Samples, image_size: int | None, fit: Fit | None, *, batched: bool
+    name: str, stream: Any, samples: Samples, image_size: int | None, resize: Resize | None, *, batched: bool
 ) -> Images:
     total = _length(stream, batched)
     if total is None and str(samples).endswith("%"):
@@ -133,7 +135,7 @@ def _streamed(
             what = f"{name}: {'batch' if batched else 'item'} {i}"
             value, target = _parts(what, item)
             if not batched:
-                value, image_size = _decoded(what, value, image_size, fit)
+                value, image_size = _decoded(what, value, image_size, resize)
             parts = [_tensor(f"{what}: input", value), _tensor(f"{what}: target", target)]
             for part, kept in zip(parts, (inputs, targets), strict=True):
                 left = None if wanted is None else wanted - kept.count
@@ -190,14 +192,14 @@ def _parts(what: str, item: Any) -> tuple[Any, Any]:
     return item[0], item[1]
 
 
-def _decoded(what: str, value: Any, image_size: int | None, fit: Fit | None) -> tuple[Any, int | None]:
+def _decoded(what: str, value: Any, image_size: int | None, resize: Resize | None) -> tuple[Any, int | None]:
     """A picture, also an encoded one as `datasets` gives it, as pixels; and the size that all are to have."""
     if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
         value = decoding.opened(value["bytes"], what)
     if not isinstance(value, Image.Image):
         return value, image_size
     size = image_size or decoding.own_size([value.size])
-    return guarded(what, partial(decoding.pixels, value, size, fit)), size
+    return guarded(what, partial(decoding.pixels, value, size, resize)), size
 
 
 def _listed(dataset: Any) -> np.ndarray | None:
@@ -269,7 +271,7 @@ def normalisation(inputs: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]
     return (0.5,) * inputs.shape[1], (0.5,) * inputs.shape[1]
 
 
-def load(spec: str, *, samples: Samples, image_size: int | None, fit: Fit | None = None) -> Images:
+def load(spec: str, *, samples: Samples, image_size: int | None, resize: Resize | None = None) -> Images:
     """The data that a callable without arguments returns, see `objects.images_of`.
 
     What it draws at random it draws from a fixed seed, the same in every process.
@@ -280,4 +282,4 @@ def load(spec: str, *, samples: Samples, image_size: int | None, fit: Fit | None
     function = import_callable(spec)
     with user_code.fixed_rng(derived_seed(0, "data")):
         made = guarded(spec, function)
-    return images_of(spec, made, samples=samples, image_size=image_size, fit=fit)
+    return images_of(spec, made, samples=samples, image_size=image_size, resize=resize)

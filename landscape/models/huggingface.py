@@ -13,7 +13,7 @@ from torch import nn
 from landscape.checkpoints.file_formats import holds_weights, json_of
 from landscape.checkpoints.huggingface_cache import folder_of
 from landscape.checkpoints.user_code import guarded
-from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Crop, Fit, Preprocessing
+from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Crop, Preprocessing, Resize
 from landscape.models.libraries import library
 
 CONTEXTS = ("n_positions", "max_position_embeddings", "max_sequence_length", "n_ctx")
@@ -87,7 +87,7 @@ def preprocessing(name: str, image_size: int | None) -> Preprocessing | None:
     resample = own.get("resample")
     interpolation = Image.Resampling(resample).name.lower() if isinstance(resample, int) else "bilinear"
     return Preprocessing(
-        image_size or size, Fit(interpolation, crop), tuple(mean or IMAGENET_MEAN), tuple(std or IMAGENET_STD)
+        image_size or size, Resize(interpolation, crop), tuple(mean or IMAGENET_MEAN), tuple(std or IMAGENET_STD)
     )
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from landscape.checkpoints import file_formats
 from landscape.checkpoints.huggingface_cache import folder_of
 from landscape.checkpoints.user_code import guarded, import_callable, spec_sha256
-from landscape.data.preprocessing import Crop, Fit, Preprocessing
+from landscape.data.preprocessing import Crop, Preprocessing, Resize
 from landscape.models import SIZES, huggingface
 from landscape.models.libraries import MISMATCH, library
 
@@ -149,7 +149,7 @@ def _timm_preprocessing(wanted: Wanted) -> Preprocessing | None:
         return None
     size = wanted.image_size or wanted.arguments.get("img_size") or own.input_size[-1]
     crop: Crop = "squash" if own.crop_mode == "squash" else own.crop_pct
-    return Preprocessing(int(_side(size)), Fit(own.interpolation, crop), tuple(own.mean), tuple(own.std))
+    return Preprocessing(int(_side(size)), Resize(own.interpolation, crop), tuple(own.mean), tuple(own.std))
 
 
 def _timm_with(name: str) -> Any:
@@ -173,7 +173,9 @@ def _torchvision_preprocessing(wanted: Wanted) -> Preprocessing | None:
     own = _torchvision_with(wanted.name).get_model_weights(wanted.name).DEFAULT.transforms()
     (size,), (short,) = own.crop_size, own.resize_size
     size_wanted = wanted.image_size or wanted.arguments.get("image_size") or size
-    return Preprocessing(int(size_wanted), Fit(own.interpolation.value, size / short), tuple(own.mean), tuple(own.std))
+    return Preprocessing(
+        int(size_wanted), Resize(own.interpolation.value, size / short), tuple(own.mean), tuple(own.std)
+    )
 
 
 def _torchvision_with(name: str) -> Any:

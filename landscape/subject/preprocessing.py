@@ -13,7 +13,7 @@ from landscape import data as datasets
 from landscape.checkpoints.checkpoint import Checkpoint
 from landscape.data import tokens
 from landscape.data.dataset import Images
-from landscape.data.preprocessing import Fit, Preprocessing, parse_crop
+from landscape.data.preprocessing import Preprocessing, Resize, parse_crop
 from landscape.models import providers
 from landscape.models.providers import Wanted
 from landscape.subject.model_building import architecture_of, refuse_code
@@ -38,7 +38,7 @@ def resolved(spec: Spec, stored: Checkpoint | None) -> tuple[Spec, Images]:
         return filled, images
     if filled == asked or not images.mean:
         return asked, images
-    said = Preprocessing(images.size, _fit(filled), images.mean, images.std)
+    said = Preprocessing(images.size, _resize(filled), images.mean, images.std)
     log.info("preprocessing of %s: %s", asked.model, said)
     return filled, images
 
@@ -69,7 +69,7 @@ def load_images(spec: Spec, stored: Checkpoint | None) -> Images:
         image_size=spec.image_size or (described.get("size") or None),
         mean=tuple(spec.mean or described.get("mean") or ()),
         std=tuple(spec.std or described.get("std") or ()),
-        fit=_fit(spec) if spec.interpolation or spec.crop else None,
+        resize=_resize(spec) if spec.interpolation or spec.crop else None,
         block_size=spec.block_size,
     )
 
@@ -85,19 +85,19 @@ def _with_provider(spec: Spec, stored: Checkpoint | None) -> Spec:
     own = of_provider(spec, stored)
     if own is None:
         return spec
-    crop = "squash" if spec.data in datasets.NAMES else str(own.fit.crop)
+    crop = "squash" if spec.data in datasets.NAMES else str(own.resize.crop)
     return replace(
         spec,
         image_size=spec.image_size or own.size,
         mean=spec.mean or own.mean,
         std=spec.std or own.std,
-        interpolation=spec.interpolation or own.fit.interpolation,
+        interpolation=spec.interpolation or own.resize.interpolation,
         crop=spec.crop or crop,
     )
 
 
-def _fit(spec: Spec) -> Fit:
-    return Fit(spec.interpolation or "bilinear", parse_crop(spec.crop) if spec.crop else 1.0)
+def _resize(spec: Spec) -> Resize:
+    return Resize(spec.interpolation or "bilinear", parse_crop(spec.crop) if spec.crop else 1.0)
 
 
 def _description(stored: Checkpoint) -> Mapping[str, Any]:

@@ -63,7 +63,7 @@ class Spec:
     logits: bool = True
 
     def __post_init__(self) -> None:
-        from landscape.data.preprocessing import INTERPOLATIONS, Fit, parse_crop
+        from landscape.data.preprocessing import INTERPOLATIONS, Resize, parse_crop
 
         at_least("batch_size", self.batch_size, 1)
         at_least("weight_decay", self.weight_decay, 0.0)
@@ -79,5 +79,5 @@ class Spec:
         if self.interpolation:
             one_of("interpolation", self.interpolation, INTERPOLATIONS)
         if self.crop:
-            Fit(crop=parse_crop(self.crop))
+            Resize(crop=parse_crop(self.crop))
         parse_count("samples", self.samples, 100)
