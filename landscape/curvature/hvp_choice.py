@@ -29,7 +29,10 @@ Hvp = Literal["auto", "kept", "traced", "traced-channels-last", "compiled", "tog
 Kinks = Literal["double", "single"]
 CODES: tuple[str, ...] = get_args(Hvp)[1:]  # a mini-batch stores the position of its backend in this list
 CODES_MEANING = f"how products were made: {', '.join(f'{i} {hvp}' for i, hvp in enumerate(CODES))}"
-HVP_HELP = "Hessian-vector product backend; auto benchmarks and picks the fastest (results agree to rounding)"
+HVP_HELP = (
+    "Hessian-vector product backend (kept: double backward, together: batched); auto benchmarks and picks the fastest "
+    "(results agree to rounding)"
+)
 WORTH_TRACING = 32  # mini-batches: for fewer a trace of some seconds does not pay
 WORTH_COMPILING = 500.0  # seconds of products: below that a compilation of half a minute to two does not
 PRODUCTS = 16  # per mini-batch, for that estimate
