@@ -1,4 +1,4 @@
-"""Batch-norm statistics: kept, refreshed on given data, and put back."""
+"""Save, recompute and restore batch-norm statistics."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from landscape.options import invalid
 from landscape.subject.subject import Subject
 
-INTERPOLATING = ("auto", "interpolate")  # of `--bn`, where there are checkpoints to interpolate between
+INTERPOLATING = ("auto", "interpolate")  # values of `--bn` between several checkpoints
 
 
 def recalibration(text: str) -> int:
-    """Number of mini-batches that refresh batch norm at every point; 0 for `frozen`."""
+    """Number of mini-batches from which `--bn` recomputes the statistics at every point; 0 for `frozen`."""
     kind, _, count = text.partition(":")
     if kind == "frozen" and not count:
         return 0
@@ -28,16 +28,16 @@ def statistics(model: nn.Module) -> dict[str, Tensor]:
 
 
 def restore(model: nn.Module, kept: dict[str, Tensor]) -> None:
-    """Put the copies back, bit for bit."""
+    """Restore the copies, bit for bit."""
     for name, buffer in model.named_buffers():
         buffer.copy_(kept[name])
 
 
 def dependence(subject: Subject, count: int) -> dict[str, int]:
-    """What refreshed statistics depend on beyond weights and data, for a probe's identity; nothing if `count` is 0.
+    """What recomputed statistics depend on beyond weights and data, for a probe's identity; empty if `count` is 0.
 
     Raises:
-        ValueError: there are fewer mini-batches than that.
+        ValueError: there are fewer than `count` mini-batches.
     """
     if count > len(subject.batches):
         raise ValueError(
@@ -49,7 +49,7 @@ def dependence(subject: Subject, count: int) -> dict[str, int]:
 
 @torch.no_grad()
 def refresh(subject: Subject, count: int) -> None:
-    """Replace running statistics by the plain average over the first `count` mini-batches of the subject."""
+    """Recompute the running statistics as the plain average over the first `count` mini-batches of the subject."""
     norms = [module for module in subject.model.modules() if isinstance(module, _BatchNorm)]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
@@ -58,7 +58,7 @@ def refresh(subject: Subject, count: int) -> None:
     try:
         for i in range(count if norms else 0):
             for norm in norms:
-                norm.momentum = 1.0 / (i + 1)  # as momentum None, which reads a count from the device in every layer
+                norm.momentum = 1.0 / (i + 1)  # momentum=None does the same but reads a counter from the device
             subject.model(subject.batch(i)[0])
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):

@@ -1,4 +1,4 @@
-"""The device that a name on the command line stands for."""
+"""The device that `--device` names."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from landscape.options import invalid
 
 
 def device(name: str) -> torch.device:
-    """The device called "auto" (a GPU where there is one), "cpu", "cuda" or "cuda:1".
+    """The device named "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:1".
 
     Raises:
-        OptionError: no device has that name.
-        ValueError: this machine does not have it.
+        OptionError: the name is invalid.
+        ValueError: this machine has no such device.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from landscape.options import OptionError, at_least
 from landscape.probe import derived_seed
-from landscape.subject.losses import cross_entropy
+from landscape.subject.losses import class_indices, cross_entropy
 from landscape.subject.outputs import intact, outputs_of
 from landscape.subject.standard_error import mean_and_standard_error
 from landscape.subject.subject import Subject
@@ -161,13 +161,13 @@ def _per_sample(logits: Tensor, targets: Tensor) -> Tensor:
     logits = logits.double()
     if targets.dim() == 1 and not targets.is_floating_point():
         loss, shares = F.cross_entropy(logits, targets, reduction="none"), F.one_hot(targets, logits.shape[1])
-    elif targets.shape == logits.shape:  # soft targets: the largest share is the class
+    elif targets.shape == logits.shape:  # soft targets
         loss = F.cross_entropy(logits, targets.double(), reduction="none")
-        targets, shares = targets.argmax(dim=1), targets
+        targets, shares = class_indices(targets), targets
     else:
         raise ValueError(
             f"got targets {tuple(targets.shape)} {targets.dtype} for logits {tuple(logits.shape)}, expected classes "
-            "(N,) or their shares (N, classes); evaluate a classifier on labelled data"
+            "(N,) or soft targets (N, classes); evaluate a classifier on labelled data"
         )
     probabilities = logits.softmax(dim=1)
     confidence, predicted = probabilities.max(dim=1)

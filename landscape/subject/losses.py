@@ -1,4 +1,4 @@
-"""The data term of the objective: losses per sample, by name or by a callable of the user's."""
+"""The data term of the objective: a loss per sample, named or loaded from a user's file."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Losses = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> (N,)
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy from log-sum-exp, (N,); of a sequence of tokens its mean over them.
+    """Cross-entropy from log-sum-exp, (N,); for a sequence, the mean over its tokens.
 
     Args:
         outputs: logits (N, classes), or (N, tokens, vocabulary).
-        targets: class indices (N,), shares (N, classes), or the next tokens (N, tokens).
+        targets: class indices (N,), soft targets (N, classes), or the next tokens (N, tokens).
     """
     if outputs.dim() == 3:
         every = F.cross_entropy(outputs.flatten(0, 1), targets.flatten().long(), reduction="none")
@@ -31,30 +31,30 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def mse(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Squared error, mean over the outputs of a sample, (N,)."""
+    """Squared error per sample, (N,), mean over its outputs."""
     return F.mse_loss(*_rows(outputs, targets), reduction="none").mean(dim=1)
 
 
 def l1(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Absolute error, mean over the outputs of a sample, (N,)."""
+    """Absolute error per sample, (N,), mean over its outputs."""
     return F.l1_loss(*_rows(outputs, targets), reduction="none").mean(dim=1)
 
 
 def huber(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Huber loss with delta 1, mean over the outputs of a sample, (N,): e^2/2 up to |e| = 1, then |e| - 1/2."""
+    """Huber loss per sample, (N,), mean over its outputs: e^2/2 up to |e| = 1, then |e| - 1/2 (delta = 1)."""
     return F.huber_loss(*_rows(outputs, targets), reduction="none").mean(dim=1)
 
 
 def bce(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Binary cross-entropy of logits, mean over the labels of a sample, (N,); for several labels per sample."""
+    """Binary cross-entropy of logits per sample, (N,), mean over its labels; for several labels per sample."""
     return F.binary_cross_entropy_with_logits(*_rows(outputs, targets), reduction="none").mean(dim=1)
 
 
 def _rows(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Both with all that belongs to a sample in one row.
+    """Outputs and targets with one row per sample.
 
     Raises:
-        ValueError: they have different sizes; torch would repeat the smaller one.
+        ValueError: their sizes differ; PyTorch would broadcast the smaller one.
     """
     if outputs.numel() != targets.numel():
         raise ValueError(
@@ -64,37 +64,41 @@ def _rows(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def most_probable(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Whether each sample's largest logit is at its (largest) target, (N,); of a sequence the share of its tokens.
+    """Whether each sample's largest logit is that of its class, (N,); for a sequence, the share of such tokens.
 
-    NaN where targets are no classes.
+    NaN if the targets are not classes.
     """
     if outputs.dim() == 3 and not targets.is_floating_point() and targets.shape == outputs.shape[:2]:
         return (outputs.argmax(dim=2) == targets).double().mean(dim=1)
     if outputs.dim() != 2 or (targets.is_floating_point() and targets.shape != outputs.shape):
         return nowhere(outputs, targets)
-    wanted = targets.argmax(dim=1) if targets.is_floating_point() else targets
-    return outputs.argmax(dim=1) == wanted
+    return outputs.argmax(dim=1) == class_indices(targets)
+
+
+def class_indices(targets: Tensor) -> Tensor:
+    """Class indices (N,) of targets that are class indices, or soft targets (N, classes)."""
+    return targets.argmax(dim=1) if targets.is_floating_point() else targets
 
 
 def each_label(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Share of a sample's labels on their side: logit above 0 where the target is above 1/2, (N,)."""
+    """Share of a sample's labels that are predicted, (N,): the logit is above 0 exactly if the target is above 1/2."""
     logits, wanted = _rows(outputs, targets)
     return ((logits > 0) == (wanted > 0.5)).double().mean(dim=1)
 
 
 def nowhere(outputs: Tensor, targets: Tensor) -> Tensor:
-    """NaN for every sample, (N,): there is no right and wrong."""
+    """NaN for every sample, (N,): the loss defines no correctness."""
     return torch.full((len(targets),), torch.nan, device=outputs.device)
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """What the numbers of a loss stand for.
+    """Units of a loss, and the accuracy that belongs to it.
 
     Args:
         units: of the loss.
-        right: `(outputs, targets) -> (N,)`, what accuracy is the mean of.
-        accuracy: that in words; "" for the share of samples whose class is the most probable one.
+        right: `(outputs, targets) -> (N,)`, correctness of every sample, whose mean is the accuracy.
+        accuracy: what the accuracy counts; "" for the share of samples whose class is the most probable one.
     """
 
     units: str
@@ -102,7 +106,7 @@ class Meaning:
     accuracy: str = ""
 
     def of_accuracy(self, long_name: str, dims: tuple[str, ...] = ()) -> Quantity:
-        """A quantity that is an accuracy, or a difference of two: it says what it counts, or that there is none."""
+        """A quantity that is an accuracy or a difference of two; its name says what is counted, or that nothing is."""
         if self.right is nowhere:
             return Quantity(f"{long_name} ({self.accuracy})", "undefined", dims)
         return Quantity(f"{long_name} ({self.accuracy})" if self.accuracy else long_name, dims=dims)
@@ -121,19 +125,18 @@ MEANINGS: Mapping[Losses, Meaning] = {
 
 
 def meaning_of(losses: Losses) -> Meaning:
-    """What the numbers of a loss stand for; of one made elsewhere the unit is unknown."""
+    """Units and accuracy of a loss; the units of a user's loss are unknown."""
     return MEANINGS.get(losses, Meaning("loss"))
 
 
 def losses_of(spec: str) -> Losses:
-    """The losses that a word names: one of `NAMES`, or `file.py:callable` or `module:callable`.
+    """The loss of `--loss`: one of `NAMES`, `file.py:callable` or `module:callable`.
 
     A callable takes outputs and targets of a mini-batch and returns one loss per sample.
 
     Raises:
         OptionError: there is no loss of that name.
-        FileNotFoundError, ValueError: the callable cannot be loaded; or, when called, it does not return one loss per
-            sample.
+        FileNotFoundError, ValueError: the callable cannot be loaded, or returns something else when called.
     """
     if not spec:
         return cross_entropy

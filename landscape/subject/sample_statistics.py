@@ -1,4 +1,4 @@
-"""What a change costs a network, sample by sample: paired differences, summed per mini-batch and reduced to means."""
+"""Accuracy drop and loss increase of a modified network: paired differences per sample, as sums and means."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from landscape.subject.subject import Subject
 
 
 def quantities(meaning: Meaning = CLASSIFICATION) -> dict[str, Quantity]:
-    """What is stored of one mini-batch."""
+    """Quantities that are stored per mini-batch."""
     return {
         "samples": Quantity("samples in the mini-batch"),
         "accuracy_drop_sum": meaning.of_accuracy("sum over samples of accuracy before - after"),
@@ -26,7 +26,7 @@ def quantities(meaning: Meaning = CLASSIFICATION) -> dict[str, Quantity]:
 
 
 def summaries(axis: str, meaning: Meaning = CLASSIFICATION) -> dict[str, Quantity]:
-    """What follows from it along an axis."""
+    """Means and standard errors along an axis, which `reduced` computes."""
     return {
         "accuracy_drop": meaning.of_accuracy("accuracy before - after", (axis,)),
         "accuracy_drop_se": meaning.of_accuracy("its standard error over samples", (axis,)),
@@ -36,25 +36,25 @@ def summaries(axis: str, meaning: Meaning = CLASSIFICATION) -> dict[str, Quantit
 
 
 def change(subject: Subject, batch: int, after: Tensor) -> Values:
-    """Sums over one mini-batch of the differences from the intact network.
+    """Sums over one mini-batch of the differences between modified and unmodified network.
 
     Args:
-        subject: whose intact losses and hits are compared with.
+        subject: the unmodified network.
         batch: number of the mini-batch.
-        after: loss and correctness of its samples, (2, n) float64.
+        after: loss and correctness of its samples in the modified network, (2, n) float64.
     """
     start = first_row(subject, batch)
-    loss, right = after.cpu()
-    before_loss, before_right = (values[start : start + len(loss)] for values in intact(subject))
-    found: dict[str, float] = {"samples": len(loss)}
-    for name, difference in (("accuracy_drop", before_right - right), ("loss_increase", loss - before_loss)):
-        found[f"{name}_sum"] = difference.sum().item()
-        found[f"{name}_square_sum"] = difference.square().sum().item()
-    return found
+    loss, correct = after.cpu()
+    loss_before, correct_before = (values[start : start + len(loss)] for values in intact(subject))
+    sums: dict[str, float] = {"samples": len(loss)}
+    for name, difference in (("accuracy_drop", correct_before - correct), ("loss_increase", loss - loss_before)):
+        sums[f"{name}_sum"] = difference.sum().item()
+        sums[f"{name}_square_sum"] = difference.square().sum().item()
+    return sums
 
 
 def first_row(subject: Subject, batch: int) -> int:
-    """Place of a mini-batch's first sample in the data."""
+    """Position of a mini-batch's first sample in the data."""
     if subject.images is not None:
         return batch * subject.batch_size
     return sum(len(subject.batches[i][1]) for i in range(batch))
@@ -69,8 +69,8 @@ def reduced(data: Mapping[str, np.ndarray], batches: int) -> Values:
     """
     done = data["done"] == 1
     n = np.where(done, data["samples"], 0.0).sum(axis=batches)
-    found: dict[str, np.ndarray] = {}
+    means: dict[str, np.ndarray] = {}
     for name in ("accuracy_drop", "loss_increase"):
         total, squares = (np.where(done, data[f"{name}_{k}"], 0.0).sum(axis=batches) for k in ("sum", "square_sum"))
-        found[name], found[f"{name}_se"] = mean_and_standard_error_from_sums(total, squares, n)
-    return found
+        means[name], means[f"{name}_se"] = mean_and_standard_error_from_sums(total, squares, n)
+    return means

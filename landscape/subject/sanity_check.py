@@ -13,6 +13,7 @@ import torch
 from scipy.special import bdtrc
 from torch import Tensor
 
+from landscape.subject.losses import class_indices
 from landscape.subject.outputs import outputs_of
 from landscape.subject.subject import Subject
 
@@ -64,7 +65,7 @@ def check_sanity(subject: Subject, samples: int = 256) -> SanityCheck:
             correct.append(subject.right(outputs, targets).double())
             if not subject.meaning.accuracy and are_classes(outputs, targets):
                 predicted.append(outputs.argmax(dim=1))
-                wanted.append(targets.argmax(dim=1) if targets.is_floating_point() else targets)
+                wanted.append(class_indices(targets))
             normalisation = normalisation or _normalisation_hint(inputs)
             if sum(map(len, loss)) >= samples:
                 break
