@@ -76,12 +76,12 @@ def feature_hooks(model: nn.Module, layers: Sequence[Layer], receive: Callable[[
             assert isinstance(tensor, Tensor)
             receive(position, tensor)
 
-    with call_hooks(model, {(tap.module, tap.side): None for tap in positions}, give):
+    with hooked_calls(model, {(tap.module, tap.side): None for tap in positions}, give):
         yield
 
 
 @contextmanager
-def call_hooks(
+def hooked_calls(
     model: nn.Module, sides: Iterable[tuple[str, Side]], hook: Callable[[Tap, tuple[Any, ...], Any], Any]
 ) -> Iterator[None]:
     """Call `hook(tap, args, value)` at every call of some modules; the value is their input or output.

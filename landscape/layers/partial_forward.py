@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from landscape.layers.forward_hooks import call_hooks
+from landscape.layers.forward_hooks import hooked_calls
 from landscape.layers.graph import Flow
 from landscape.layers.layer import Tap
 
@@ -82,7 +82,7 @@ def advance(model: nn.Module, inputs: Tensor, point: ResumePoint, cache: Cache) 
 
     sides = {(tap.module, tap.side) for tap in missing}
     try:
-        with resumed(model, cache), torch.inference_mode(), call_hooks(model, sides, keep):
+        with resumed(model, cache), torch.inference_mode(), hooked_calls(model, sides, keep):
             model(inputs)
     except _Reached:
         pass

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from landscape.layers.forward_hooks import call_hooks
+from landscape.layers.forward_hooks import hooked_calls
 from landscape.layers.layer import Layer, Tap
 
-POOLING = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.AvgPool2d, nn.MaxPool2d)
-NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm)
+POOLING_MODULES = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.AvgPool2d, nn.MaxPool2d)
+NORM_MODULES = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm)
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def removed(model: nn.Module, *units: Removal) -> Iterator[None]:
     def replaced(tap: Tap, args: tuple[Any, ...], output: Any) -> Any:
         return changes[tap](args, output) if tap in changes else None
 
-    with call_hooks(model, {(tap.module, tap.side) for tap in changes}, replaced):
+    with hooked_calls(model, {(tap.module, tap.side) for tap in changes}, replaced):
         yield
 
 
@@ -181,7 +181,7 @@ def _bottleneck(modules: dict[str, nn.Module], leaves: Sequence[Tap]) -> tuple[T
     group = [spatial[0]]
     for tap in others:
         module = modules[tap.module]
-        if isinstance(module, POOLING) or (list(module.parameters()) and not isinstance(module, NORMS)):
+        if isinstance(module, POOLING_MODULES) or (list(module.parameters()) and not isinstance(module, NORM_MODULES)):
             break
         group.append(tap)
     return spatial[0], tuple(group)
