@@ -42,11 +42,11 @@ def import_(
         raise OptionError(f"--path belongs to one surface, got {len(files)} files; import them one by one")
     hdf5_file.check(out, writable=True)
     for file in files:
-        importing.read(file, course=path)  # all of them, before the first is stored
+        importing.read(file, trajectory=path)  # all of them, before the first is stored
     for i, file in enumerate(files):
         name = label[i] if label else ""
         for found in importing.import_file(
-            file, out, label=name, weight_decay=weight_decay, course=path, reduce_of=reduce_of
+            file, out, label=name, weight_decay=weight_decay, trajectory=path, reduce_of=reduce_of
         ):
             counted = f"{found.measured} of {found.units} points" if found.measured else "already imported"
             say(f"{found.group} in {out}: {counted}. {headlines.headline(out, found.group)}", quiet=quiet)
@@ -54,17 +54,19 @@ def import_(
 
 def export(
     file: Annotated[Path, typer.Argument(help="results file")] = Path("results.h5"),
-    format: Annotated[str, Option(help="any of tomgoldstein (HDF5), csv, vtp, vtk, separated by commas")] = "vtp",
+    format: Annotated[str, Option(help="any of tomgoldstein (HDF5), csv, vtp (ParaView), separated by commas")] = "vtp",
     out: Annotated[Path, Option(help="folder for the files")] = Path("exported"),
     label: Annotated[str | None, Option(help="only results with this label")] = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Export surfaces, lines and paths to other tools: ParaView (vtp, vtk), tomgoldstein/loss-landscape (HDF5), CSV."""
+    """Export surfaces, lines and paths to other tools: ParaView (vtp), tomgoldstein/loss-landscape (HDF5), CSV."""
     from landscape.exchange import exporting
-    from landscape.options import parse_choices
+    from landscape.options import OptionError, parse_choices
 
     check_not_damaged(file)
+    if "vtk" in format.lower():
+        raise OptionError("--format vtk is replaced by vtp, which ParaView reads too; give --format vtp")
     formats = parse_choices("format", format, exporting.WRITERS)
     paths = exporting.export(file, out, formats, label=label)
     for path in paths:

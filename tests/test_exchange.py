@@ -23,7 +23,7 @@ from landscape import models
 from landscape.cli.main import status
 from landscape.exchange import importing, paraview, park2022_csv, tomgoldstein
 from landscape.exchange.exporting import export
-from landscape.exchange.grid import Course, Grid, grid_of
+from landscape.exchange.grid import Grid, ProjectedTrajectory, grid_of
 from landscape.plots import drawing, headlines
 from landscape.probes.line import Line
 from landscape.probes.surface import Surface
@@ -229,7 +229,7 @@ def test_directions_over_the_whole_state_are_taken_if_they_leave_buffers_alone(t
     np.testing.assert_allclose(line["loss"][0], surface["loss"][:, 1], rtol=1e-12)
     assert line["name"].tolist() == ["xdirection of w.h5"]
     moved = [np.ones_like(values) for values in entries]
-    with pytest.raises(ValueError, match=r"moves 1.running_mean, which is no parameter; .*--dir_type weights"):
+    with pytest.raises(ValueError, match=r"moves 1.running_mean, which is not a parameter; .*--dir_type weights"):
         plane_of(subject, write_directions(tmp_path / "b.h5", xdirection=moved), normalize="filter", ignore="", seed=0)
 
 
@@ -297,7 +297,7 @@ def only_of(path: Path, label: str) -> Any:
     [
         ("", "is empty"),
         ("1,2,3\n", "has 3 columns in line 1, expected the 19 of a published surface: x, y, l1"),
-        (",".join(park2022_csv.COLUMNS) + "\n", "has no number in line 1 .*expected no header"),
+        (",".join(park2022_csv.COLUMNS) + "\n", "has a value that is not a number in line 1 .*expected no header"),
         (",".join(["1"] * 19) + "\n", "has 1 x 1 points, expected a grid"),
         ("\n".join(",".join([x, y, *["1"] * 17]) for x, y in ("00", "01", "10", "11", "00")), "has a point twice"),
     ],
@@ -394,30 +394,16 @@ def test_points_without_a_finite_loss_leave_a_hole() -> None:
     assert all(len(column) == 5 for column in values.values())
 
 
-def test_both_formats_open_in_vtk(tmp_path: Path) -> None:
+def test_a_mesh_opens_in_vtk(tmp_path: Path) -> None:
     vtk = pytest.importorskip("vtk")
-    for suffix, write, reader in (
-        (".vtp", paraview.write_vtp, vtk.vtkXMLPolyDataReader()),
-        (".vtk", paraview.write_vtk, vtk.vtkPolyDataReader()),
-    ):
-        write(tmp_path / f"s{suffix}", _small())
-        reader.SetFileName(str(tmp_path / f"s{suffix}"))
-        if suffix == ".vtk":
-            reader.ReadAllScalarsOn()
-        reader.Update()
-        mesh = reader.GetOutput()
-        assert (mesh.GetNumberOfPoints(), mesh.GetNumberOfCells()) == (6, 2)
-        assert mesh.GetPointData().GetArray("accuracy").GetTuple1(5) == pytest.approx(0.6)
-        assert mesh.GetPoint(5) == (3.0, 2.0, 6.0)
-
-
-def test_the_legacy_format_counts_what_it_holds(tmp_path: Path) -> None:
-    paraview.write_vtk(tmp_path / "s.vtk", _small())
-    lines = (tmp_path / "s.vtk").read_text().splitlines()
-    assert lines[:5] == ["# vtk DataFile Version 3.0", "loss surface", "ASCII", "DATASET POLYDATA", "POINTS 6 double"]
-    assert lines[11] == "POLYGONS 2 10"
-    assert {len(line.split()) for line in lines[12:14]} == {5}
-    assert lines[14] == "POINT_DATA 6"
+    paraview.write_vtp(tmp_path / "s.vtp", _small())
+    reader = vtk.vtkXMLPolyDataReader()
+    reader.SetFileName(str(tmp_path / "s.vtp"))
+    reader.Update()
+    mesh = reader.GetOutput()
+    assert (mesh.GetNumberOfPoints(), mesh.GetNumberOfCells()) == (6, 2)
+    assert mesh.GetPointData().GetArray("accuracy").GetTuple1(5) == pytest.approx(0.6)
+    assert mesh.GetPoint(5) == (3.0, 2.0, 6.0)
 
 
 # --- lines and paths ---
@@ -434,7 +420,7 @@ def projection(path: Path, x: Sequence[float], y: Sequence[float]) -> Path:
 def test_a_path_comes_over_its_surface_and_goes_back(tmp_path: Path) -> None:
     x, y = [0.9, 0.4, 0.0, 5.0], [0.5, 0.5, 0.0, 0.0]
     path = projection(tmp_path / "s_proj.h5", x, y)
-    (outcome,) = imported(made_by_its_tool(tmp_path / "s.h5"), tmp_path / "r.h5", course=path)
+    (outcome,) = imported(made_by_its_tool(tmp_path / "s.h5"), tmp_path / "r.h5", trajectory=path)
     (bare,) = imported(tmp_path / "s.h5", tmp_path / "r.h5")
     assert outcome.group != bare.group
     data = dict(results_reader.groups(tmp_path / "r.h5"))[outcome.group]
@@ -481,7 +467,7 @@ def test_lines_go_to_that_tool_and_come_back(tmp_path: Path) -> None:
         np.testing.assert_array_equal(points[:, 0], data["t"])
         np.testing.assert_array_equal(values["loss"], data["loss"].sel(direction=k))
         np.testing.assert_array_equal(values["loss_se"], data["loss_se"].sel(direction=k))
-    with pytest.raises(ValueError, match="no surface that csv has a place for"):
+    with pytest.raises(ValueError, match="no surface that csv can hold"):
         export(tmp_path / "r.h5", tmp_path / "out", ["csv"])
 
 
@@ -495,15 +481,15 @@ def test_a_trajectory_goes_to_that_tool_with_its_principal_coordinates(tmp_path:
     run(Trajectory(run=str(folder)), subject, tmp_path / "r.h5", label="ours")
     data = only(tmp_path / "r.h5", "trajectory")
     path, curve = export(tmp_path / "r.h5", tmp_path / "out", ["tomgoldstein", "vtp"])
-    np.testing.assert_array_equal(tomgoldstein.read_course(path).places, [data["pc1"], data["pc2"]])
+    np.testing.assert_array_equal(tomgoldstein.read_trajectory(path).positions, [data["pc1"], data["pc2"]])
     points, _, _ = _curve(curve)
     np.testing.assert_array_equal(points[:, 2], data["plane_loss"])
 
 
 def test_curves_open_in_vtk(tmp_path: Path) -> None:
     vtk = pytest.importorskip("vtk")
-    course = Course(np.array([[0.0, 1.0, 2.0], [0.0, -1.0, 0.5]]), np.array([3.0, 2.0, 1.0]))
-    paraview.write_course(tmp_path / "c.vtp", course)
+    trajectory = ProjectedTrajectory(np.array([[0.0, 1.0, 2.0], [0.0, -1.0, 0.5]]), np.array([3.0, 2.0, 1.0]))
+    paraview.write_trajectory(tmp_path / "c.vtp", trajectory)
     reader = vtk.vtkXMLPolyDataReader()
     reader.SetFileName(str(tmp_path / "c.vtp"))
     reader.Update()
@@ -582,7 +568,8 @@ def test_bad_files_end_in_one_line_and_change_nothing(command: Command, tmp_path
         ("import", line, "--path", path): (1, "holds a line, expected a surface under the path"),
         ("import", good, line, "--path", path): (2, "got 2 files"),
         ("export", "none.h5"): (1, "none.h5"),
-        ("export", "--format", "stl"): (2, "--format must be tomgoldstein, csv, vtp or vtk, got stl"),
+        ("export", "--format", "stl"): (2, "--format must be tomgoldstein, csv or vtp, got stl"),
+        ("export", "--format", "csv,vtk"): (2, "--format vtk is replaced by vtp"),
         ("export", "--label", "theirs"): (1, "holds no surface with the label theirs, but of ours"),
         ("export", "--out", "good.csv"): (1, "expected a folder"),
     }

@@ -89,13 +89,13 @@ def test_rows_are_sequences_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("array", "size", "kind", "message"),
     [
-        (np.arange(20), None, OptionError, "one run of 20 tokens; .* --block-size N"),
-        (np.arange(4), 4, OptionError, "too few for a sequence of 4"),
+        (np.arange(20), None, OptionError, "one sequence of 20 tokens; .* --block-size N"),
+        (np.arange(4), 4, OptionError, "too few for a block of 4"),
         (np.zeros((3, 1), int), None, OptionError, "too few"),
         (np.arange(20), 0, OptionError, "--block-size must be at least 1, got 0"),
         (np.array([1, -100, 3]), 2, ValueError, "has the token -100"),
         (np.zeros(9), 2, ValueError, "holds float64 of shape"),
-        (np.zeros((2, 3, 4), int), 2, ValueError, r"expected token numbers, one run \(1-D\) or sequences \(2-D\)"),
+        (np.zeros((2, 3, 4), int), 2, ValueError, r"expected token numbers, one sequence \(1-D\) or several \(2-D\)"),
         (np.array([{}]), 2, ValueError, "cannot be read as an array"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from landscape.data import memory
-from landscape.data.memory import Resident
+from landscape.data.memory import GrowingTensor
 
 MEMINFO = "MemTotal:       24000 kB\nMemFree:    1000 kB\nMemAvailable:   16000 kB\n"
 
@@ -47,12 +47,12 @@ def test_a_container_may_leave_less(machine: Path, folder: str, names: tuple[str
 
 def test_bytes_are_said_as_people_say_them() -> None:
     sizes = [3, 150528, 154140672, 192_867_000_000, 4e13, 3e18]
-    assert [memory.said(n) for n in sizes] == ["3 bytes", "151 kB", "154 MB", "193 GB", "40 TB", "3,000,000 TB"]
+    assert [memory.format_bytes(n) for n in sizes] == ["3 bytes", "151 kB", "154 MB", "193 GB", "40 TB", "3,000,000 TB"]
 
 
 @pytest.mark.parametrize("rows", [7, None])
 def test_blocks_become_one_tensor(rows: int | None) -> None:
-    kept = Resident("numbers", rows)
+    kept = GrowingTensor("numbers", rows)
     every = torch.arange(14.0).view(7, 2)
     for block in every.split([1, 4, 2]):
         kept.append(block)
@@ -63,10 +63,10 @@ def test_blocks_become_one_tensor(rows: int | None) -> None:
 
 def test_rows_that_memory_does_not_hold_are_refused_at_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available", lambda: 8 * 2 * 100)
-    Resident("some", 100).append(torch.zeros(1, 2, dtype=torch.float64))
+    GrowingTensor("some", 100).append(torch.zeros(1, 2, dtype=torch.float64))
     with pytest.raises(ValueError, match=r"some: 101 samples of 16 bytes need 1.62 kB"):
-        Resident("some", 101).append(torch.zeros(1, 2, dtype=torch.float64))
-    endless = Resident("endless", None)
+        GrowingTensor("some", 101).append(torch.zeros(1, 2, dtype=torch.float64))
+    endless = GrowingTensor("endless", None)
     for _ in range(62):
         endless.append(torch.zeros(1, 2, dtype=torch.float64))
     with pytest.raises(ValueError, match=r"endless: .* is free; ask for fewer with --samples"):

@@ -133,7 +133,7 @@ def test_a_file_that_is_no_set_of_images_is_explained(write: Write, tmp_path: Pa
         load(str(file))
     for content in (b"", b"PAR1", write("u.parquet", range(4)).read_bytes()[:300]):
         file.write_bytes(content)
-        with pytest.raises(ValueError, match=r"t\.parquet is no readable parquet file"):
+        with pytest.raises(ValueError, match=r"t\.parquet is not a readable parquet file"):
             load(str(file))
     with pytest.raises(FileNotFoundError, match=r"there is no file .*gone\.parquet"):
         load(str(tmp_path / "gone.parquet"))

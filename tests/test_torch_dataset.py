@@ -141,7 +141,7 @@ def test_a_shuffling_loader_is_read_once_in_one_order(caplog: pytest.LogCaptureF
     assert first.sha256() == again.sha256()
     assert rows_of(first) != list(range(12))
     assert sorted(rows_of(first)) == list(range(12))
-    assert "the loader shuffles; it is read once, in the order of seed 0" in caplog.text
+    assert "the loader shuffles; it is read once, with the shuffle of seed 0" in caplog.text
 
 
 def test_samples_in_the_order_of_their_classes_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
@@ -149,7 +149,7 @@ def test_samples_in_the_order_of_their_classes_are_warned_of(caplog: pytest.LogC
     served(DataLoader(ordered, batch_size=4))  # all of them: nothing is left out
     assert caplog.text == ""
     served(DataLoader(ordered, batch_size=4), 8)
-    assert "the first 8 samples are in the order of their classes, 0 to 1; shuffle the loader" in caplog.text
+    assert "the first 8 samples are sorted by class, 0 to 1; shuffle the loader" in caplog.text
 
 
 def test_the_classes_of_a_loader_are_those_of_its_dataset() -> None:
@@ -178,7 +178,7 @@ def test_a_stream_gives_its_first_samples(made: Any) -> None:
     images = served(made(), 6)
     assert rows_of(images) == list(range(6))
     assert images.targets.tolist() == [0, 1, 2, 0, 1, 2]
-    with pytest.raises(ValueError, match="without a length; ask for a number with --samples"):
+    with pytest.raises(ValueError, match="without a length; give a number with --samples"):
         served(made(), "10%")
 
 
@@ -208,7 +208,7 @@ def failing() -> Iterator[Any]:
     ("made", "message"),
     [
         (failing(), "mine.py:data failed with OSError: disk gone"),
-        (iter([]), "gave 0 inputs and 0 targets; expected some"),
+        (iter([]), "gave 0 inputs and 0 targets; expected equally many, at least one"),
         (iter([(INPUTS[0], 0), (INPUTS[0, 0], 0)]), r"item 1: input: samples are|item 1: samples are \(1, 2\)"),
         (DataLoader(TensorDataset(INPUTS)), "batch 0 is a list; expected a pair"),
         (7, "returned a int; expected a torch Dataset or DataLoader"),

@@ -177,7 +177,7 @@ def test_random_transforms_are_drawn_once_and_alike_in_every_process(
     path = script(RANDOM)
     before = torch.get_rng_state()
     first = load(f"{path}:{name}")
-    assert "transforms its items at random; each was drawn once, from a fixed seed" in caplog.text
+    assert "transforms its items at random; each was drawn once, with a fixed seed" in caplog.text
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(7)
     np.random.seed(7)  # noqa: NPY002
@@ -204,7 +204,7 @@ def test_a_random_pair_is_drawn_from_a_fixed_seed(script: Callable[[str], str]) 
 
 
 def test_items_that_no_seed_holds_still_are_refused(script: Callable[[str], str]) -> None:
-    with pytest.raises(ValueError, match=r"own: item \d+ is another one when it is read again.*switch its random"):
+    with pytest.raises(ValueError, match=r"own: item \d+ differs when it is read again.*switch its random"):
         load(f"{script(RANDOM)}:own")
 
 

@@ -1,4 +1,4 @@
-"""Data sets by name, folder or callable, as resident tensors in one fixed order."""
+"""Load data sets by name, folder, file or callable, as tensors in memory and in a fixed order."""
 
 from __future__ import annotations
 
@@ -39,35 +39,35 @@ def load(
     resize: Resize | None = None,
     block_size: int | None = None,
 ) -> Images:
-    """A data set in memory: the first `samples` of its fixed order, all of them where it has fewer.
+    """A data set in memory: the first `samples` of its fixed order, or all if it has fewer.
 
-    Images come in a seeded class-balanced order that never changes (see `images.balanced`); a pair of tensors
-    from a callable, a DataLoader, and arrays whose targets are no class numbers keep their own order.
+    Images are in a seeded class-balanced order that never changes (see `sampling.balanced`); a pair of tensors from a
+    callable, a DataLoader, and arrays whose targets are not class numbers keep their own order.
 
     Args:
         name: `digits`, `cifar10`, `cifar100`, `cifar10-c:CORRUPTION:SEVERITY`, a folder of class folders, of
             parquet shards or of a pair of `.npy` files, `FILE.parquet`, `FILE.npz`, `X.npy,Y.npy`,
             `file.py:callable`, `module:callable`, or a token file `.npy`.
         root: the folder that holds the CIFAR folders; else `$LANDSCAPE_DATA`, else `./data`.
-        split: "train" or "test"; callables, and folders without such parts, serve the same images for both.
+        split: "train" or "test"; callables, and folders without such subfolders, give the same images for both.
         samples: how many images: a number, a share such as "10%", None or "all" for all.
         image_size: side to which images are resized; tensors from a callable keep their own.
         mean: per channel, of pixels in [0, 1], in place of the data set's own.
         std: goes with `mean`; both apply to uint8 images only, as floating-point inputs count as normalised.
-        resize: how images are resized and cropped; None: bilinear, the shorter side to the size.
+        resize: how pictures are resized; None: bilinear, the shorter side to the size, centre crop.
         block_size: tokens per sequence of a token file.
 
     Raises:
-        OptionError: `samples` or `image_size` below 1, an unknown split.
-        FileNotFoundError: a folder or file is missing, and cannot be downloaded.
-        ValueError: an unknown name, damaged files, or values that do not fit together.
+        OptionError: `samples` or `image_size` is below 1, or the split unknown.
+        FileNotFoundError: a folder or file is missing and cannot be downloaded.
+        ValueError: the name is unknown, a file is damaged, or values do not match.
     """
     one_of("split", split, get_args(Split))
     parse_count("samples", samples, 100)
     at_least("image_size", 1 if image_size is None else image_size, 1)
-    if name.endswith(tokens.SUFFIX) and not numpy_files.files(name) and Path(name).expanduser().is_file():
+    if name.endswith(tokens.SUFFIX) and not numpy_files.pair_of_files(name) and Path(name).expanduser().is_file():
         return tokens.load(name, samples=samples, block_size=block_size)
-    images = _found(name, root, split, samples, image_size, resize)
+    images = _load(name, root, split, samples, image_size, resize)
     if not mean or not std or images.inputs.dtype != torch.uint8 or images.inputs.ndim != 4:
         return images
     channels = images.inputs.shape[1]
@@ -79,7 +79,7 @@ def load(
     return replace(images, mean=tuple(mean), std=tuple(std))
 
 
-def _found(
+def _load(
     name: str, root: Path | None, split: Split, samples: Samples, image_size: int | None, resize: Resize | None
 ) -> Images:
     path = Path(name).expanduser()
@@ -89,7 +89,7 @@ def _found(
         return _sized(prefix(digits.load(split), samples), image_size, resize)
     if cifar_c.knows(name):
         return _sized(cifar_c.load(name, root=root, split=split, samples=samples), image_size, resize)
-    if path.suffix == ".npz" or numpy_files.files(name) or (path.is_dir() and numpy_files.found(path, split)):
+    if path.suffix == ".npz" or numpy_files.pair_of_files(name) or (path.is_dir() and numpy_files.found(path, split)):
         images = numpy_files.load(name, split=split, samples=samples)
         return _sized(images, image_size, resize) if images.mean else images
     if path.suffix == ".parquet" or (path.is_dir() and parquet.found(path)):
@@ -108,7 +108,7 @@ def _found(
 
 
 def _sized(images: Images, image_size: int | None, resize: Resize | None) -> Images:
-    """uint8 images at the size asked for, as pictures come to it where that is said."""
+    """uint8 images at the requested size, resized with Pillow if `resize` is given."""
     if resize is None or not images.size or images.inputs.shape[1] != 3:
         return resized(images, image_size)
     return resize_images(images, image_size or images.size, resize)

@@ -1,4 +1,4 @@
-"""Training-time augmentation of whole batches of images, drawn from one seed."""
+"""Augmentation of whole batches of images, as in training, drawn from one seed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from landscape.options import at_least, require
 class Augmentation:
     """Random crop, flip and RandAugment per image, then mixup or CutMix per batch and label smoothing.
 
-    The fields are those of a recipe; all at their defaults change nothing. Every random number comes from a
-    CPU generator, the same on any device.
+    The fields are those of a recipe; the defaults change nothing. All random numbers come from a CPU generator, so that
+    they are equal on any device.
 
     Args:
         crop: pixels of zero padding on each side before a crop of the original size.
@@ -31,7 +31,7 @@ class Augmentation:
         randaugment_std: standard deviation of the magnitude, drawn per image and operation.
         mixup: alpha of Beta(alpha, alpha) (Zhang et al. 2018, arXiv 1710.09412), 0 for none.
         cutmix: likewise for CutMix (Yun et al. 2019, arXiv 1905.04899).
-        switch: probability of CutMix in a batch where both are on.
+        switch: probability of CutMix per batch, if both are enabled.
         label_smoothing: s; a target becomes (1 - s) onehot + s / classes.
     """
 
@@ -55,7 +55,7 @@ class Augmentation:
 
     @classmethod
     def of_recipe(cls, recipe: Mapping[str, Any]) -> Augmentation:
-        """The augmentation that a training recipe names; its other entries are left alone."""
+        """The augmentation of a training recipe, whose other entries are ignored."""
         return cls(**{field.name: recipe[field.name] for field in fields(cls) if field.name in recipe})
 
     @property
@@ -67,21 +67,21 @@ class Augmentation:
         """An augmented copy of a batch.
 
         Args:
-            inputs: (N, C, H, W) uint8; floating point where no RandAugment is asked for.
+            inputs: (N, C, H, W) uint8; floating point too without RandAugment.
             targets: (N,) int64, or distributions (N, classes).
             classes: number of classes of the data set.
-            seed: the batch's own; the same seed draws the same augmentation.
+            seed: of the batch; the same seed draws the same augmentation.
 
         Returns:
-            inputs of the same shape, floating point where mixup blended them, else of the same dtype; targets
-            as they were, or (N, classes) float32 with mixup, CutMix or label smoothing.
+            inputs of the same shape, floating point after mixup, else of the same dtype; the targets unchanged, or
+            (N, classes) float32 with mixup, CutMix or label smoothing.
 
         Raises:
-            ValueError: the inputs are no images, or the targets no classes.
+            ValueError: the inputs are not images, or the targets not classes.
         """
         if inputs.ndim != 4 and (self.crop or self.flip or self.randaugment or self.cutmix):
             raise ValueError(
-                f"augmentation needs images (N, C, H, W), got inputs of shape {tuple(inputs.shape)}; go without it"
+                f"augmentation needs images (N, C, H, W), got inputs of shape {tuple(inputs.shape)}; drop --augment"
             )
         generator = Generator().manual_seed(seed)
         if self.crop:
@@ -110,7 +110,7 @@ class Augmentation:
 
 
 def cropped(inputs: Tensor, padding: int, generator: Generator) -> Tensor:
-    """Each image at a random place of its zero-padded self, at its own size."""
+    """A random crop of each zero-padded image, at its original size."""
     n, _, height, width = inputs.shape
     offset = torch.randint(2 * padding + 1, (2, n), generator=generator).to(inputs.device, non_blocking=True)
     padded = F.pad(inputs, (padding,) * 4)

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009), in the official python and binary layouts."""
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009): read from the official python or binary files, downloaded if missing."""
 
 from __future__ import annotations
 
@@ -26,18 +26,26 @@ from landscape.data.dataset import Images
 SITE = "https://www.cs.toronto.edu/~kriz/"
 SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
+TIMEOUT = 3.0  # seconds, so that a machine without a network fails soon
+# Globals that the official files name, in the spellings of numpy 1 and 2, and their stand-ins.
+ALLOWED: Mapping[str, Callable[..., Any] | str] = {
+    **restricted_unpickler.NUMPY,
+    "numpy.ndarray": "ndarray",
+    "numpy.dtype": lambda code, _align, _copy: restricted_unpickler.Dtype(code).checked(),
+    "_codecs.encode": _codecs.encode,
+}
 
 
 @dataclass(frozen=True)
 class Release:
-    """How one of the two data sets is laid out, and the constants of its train split.
+    """File layout of one of the two data sets, and mean and std of its train split.
 
     Args:
         pickled: split -> files of the python layout.
         binary: split -> files of the binary layout.
         label: key of the labels in a pickled batch.
         label_bytes: bytes before the pixels in a binary row; the last of them is the label.
-        meta: the file of class names, which other readers want to find beside the batches.
+        meta: the file of class names, which other tools expect beside the batches.
     """
 
     classes: int
@@ -87,9 +95,9 @@ RELEASES: Mapping[str, Release] = {
 
 
 def load(name: str, *, root: Path | None, split: Literal["train", "test"]) -> Images:
-    """All images of a split, in file order; fewer files or images than the official ones are fine.
+    """All images of a split, in file order; files and images may be fewer than the official ones.
 
-    Where neither layout is under the root, the python archive is downloaded once.
+    If neither layout is under the root, the python archive is downloaded once.
 
     Args:
         name: `cifar10` or `cifar100`.
@@ -97,14 +105,14 @@ def load(name: str, *, root: Path | None, split: Literal["train", "test"]) -> Im
         split: "train" or "test".
 
     Raises:
-        FileNotFoundError: there are no files and no network; names what was looked for.
+        FileNotFoundError: there are neither files nor a network; names the files.
         ValueError: a file is damaged, or would run code to load.
     """
     release = RELEASES[name]
     root = Path(root or os.environ.get("LANDSCAPE_DATA") or "data").expanduser()
     parts = _parts(release, root, split)
     if not parts:
-        _fetch(name, release, root, split)
+        _download_release(name, release, root, split)
         parts = _parts(release, root, split)
     pixels = np.concatenate([part for part, _ in parts])
     labels = np.concatenate([part for _, part in parts])
@@ -135,7 +143,7 @@ def _pickled(path: Path, release: Release) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(f"{path} lacks the entry {missing[0]!r}; expected a batch of the official python layout")
     pixels, labels = content["data"], content[release.label]
     if not (isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.shape[1:] == (PIXELS,)):
-        raise ValueError(f"{path} holds no images: expected `data` as uint8 rows of {PIXELS}")
+        raise ValueError(f"{path} has no images: expected `data` as uint8 rows of {PIXELS}")
     return pixels, _checked(path, pixels, labels, release)
 
 
@@ -143,7 +151,7 @@ def _binary(path: Path, release: Release) -> tuple[np.ndarray, np.ndarray]:
     content = np.fromfile(path, np.uint8)
     row = release.label_bytes + PIXELS
     if content.size % row:
-        raise ValueError(f"{path} has {content.size} bytes, expected rows of {row}; it is cut off, get it anew")
+        raise ValueError(f"{path} has {content.size} bytes, expected rows of {row}; it is truncated, download it again")
     rows = content.reshape(-1, row)
     pixels = rows[:, release.label_bytes :]
     return pixels, _checked(path, pixels, rows[:, release.label_bytes - 1], release)
@@ -156,44 +164,19 @@ def _checked(path: Path, pixels: np.ndarray, labels: object, release: Release) -
     except ValueError:  # a ragged list
         found = np.empty(0, object)
     if not len(pixels) or found.shape != (len(pixels),) or found.dtype.kind not in "iu":
-        raise ValueError(f"{path} has {len(pixels)} images and labels that do not match; get the file anew")
+        raise ValueError(f"{path} has {len(pixels)} images and labels that do not match; download the file again")
     if found.min() < 0 or found.max() >= release.classes:
         raise ValueError(
-            f"{path} has labels {found.min()} to {found.max()}, expected 0 to {release.classes - 1}; get the file anew"
+            f"{path} has labels {found.min()} to {found.max()}, expected 0 to {release.classes - 1}; "
+            "download the file again"
         )
     return found.astype(np.int64)
 
 
-def _fetch(name: str, release: Release, root: Path, split: str) -> None:
-    looked = (
-        f"{root / release.folder}/ for {', '.join(release.pickled[split])} and in "
-        f"{root / release.binary_folder}/ for {', '.join(release.binary[split])}"
-    )
-    advice = "give the folder that holds them with --data-root, or try --data digits, which needs no files"
-    if (root / release.folder).is_dir():  # never mix a download with what someone put there
-        raise FileNotFoundError(f"no {name} {split} files: looked in {looked}; {advice}")
-    files = (*release.pickled["train"], *release.pickled["test"], release.meta)
-    url = SITE + release.archive
-    try:
-        unpack(url, md5=release.md5, root=root, folder=release.folder, files=files)
-    except (OSError, HTTPException) as error:
-        raise FileNotFoundError(f"no {name}: looked in {looked}, and {url} cannot be had ({error}); {advice}") from None
-
-
-# Every name the official files use, in the spellings of numpy 1 and 2, and Python's own for bytes. What
-# stands behind numpy's names is ours.
-ALLOWED: Mapping[str, Callable[..., Any] | str] = {
-    **restricted_unpickler.NUMPY,
-    "numpy.ndarray": "ndarray",
-    "numpy.dtype": lambda code, _align, _copy: restricted_unpickler.Dtype(code).checked(),
-    "_codecs.encode": _codecs.encode,
-}
-
-
-class _Restricted(restricted_unpickler.Unpickler):
+class _BatchUnpickler(restricted_unpickler.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if f"{module}.{name}" not in ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for the global {module}.{name}, which is refused")
+            raise pickle.UnpicklingError(f"it names the global {module}.{name}, which is refused")
         return super().find_class(module, name)
 
 
@@ -201,10 +184,10 @@ def read_batch(path: Path) -> dict[str, Any]:
     """The dict of one batch file: str keys, arrays as numpy arrays, byte strings of Python 2 as bytes.
 
     Raises:
-        ValueError: the file is damaged, names a global outside `ALLOWED`, or holds no dict.
+        ValueError: the file is damaged, names a global outside `ALLOWED`, or is not a dict.
     """
     try:
-        content = _Restricted(io.BytesIO(path.read_bytes()), ALLOWED, encoding="bytes").load()
+        content = _BatchUnpickler(io.BytesIO(path.read_bytes()), ALLOWED, encoding="bytes").load()
         if not isinstance(content, dict):
             raise ValueError(f"it holds a {type(content).__name__}")
         return {
@@ -216,22 +199,37 @@ def read_batch(path: Path) -> dict[str, Any]:
     except Exception as error:  # a damaged pickle raises almost anything
         reason = str(error) or type(error).__name__
         raise ValueError(
-            f"{path} is not a CIFAR batch: {reason}; expected a dict of numpy arrays and lists; get the file anew"
+            f"{path} is not a CIFAR batch: {reason}; expected a dict of numpy arrays and lists; download the file again"
         ) from None
 
 
-TIMEOUT = 3.0  # seconds without an answer: a machine without network should learn that soon
+def _download_release(name: str, release: Release, root: Path, split: str) -> None:
+    looked = (
+        f"{root / release.folder}/ for {', '.join(release.pickled[split])} and in "
+        f"{root / release.binary_folder}/ for {', '.join(release.binary[split])}"
+    )
+    advice = "give the folder that holds them with --data-root, or try --data digits, which needs no files"
+    if (root / release.folder).is_dir():  # never mix a download with the user's files
+        raise FileNotFoundError(f"no {name} {split} files: looked in {looked}; {advice}")
+    files = (*release.pickled["train"], *release.pickled["test"], release.meta)
+    url = SITE + release.archive
+    try:
+        download(url, md5=release.md5, root=root, folder=release.folder, files=files)
+    except (OSError, HTTPException) as error:
+        raise FileNotFoundError(
+            f"no {name}: looked in {looked}, and {url} cannot be downloaded ({error}); {advice}"
+        ) from None
 
 
-def unpack(url: str, *, md5: str, root: Path, folder: str, files: Sequence[str]) -> None:
+def download(url: str, *, md5: str, root: Path, folder: str, files: Sequence[str]) -> None:
     """Download a `.tar.gz` and keep the named regular files as `root/folder`.
 
-    The folder appears complete or not at all. Members are looked up by name and written under names of ours,
-    so that no path inside the archive is ever followed.
+    The folder appears complete or not at all. Members are looked up by name and written under fixed names, so that no
+    path inside the archive is followed.
 
     Raises:
         OSError, http.client.HTTPException: no network, no answer, no space, or no permission to write.
-        ValueError: the archive has another checksum than expected, or lacks a file.
+        ValueError: the archive has another checksum, or lacks a file.
     """
     with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
         root.mkdir(parents=True, exist_ok=True)
@@ -242,7 +240,7 @@ def unpack(url: str, *, md5: str, root: Path, folder: str, files: Sequence[str])
             with archive.open("rb") as stream:
                 found = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
             if found != md5:
-                raise ValueError(f"{url} has the MD5 {found}, expected {md5}; nothing was kept, try again")
+                raise ValueError(f"{url} has the MD5 {found}, expected {md5}; nothing was kept; try again")
             unpacked = Path(temporary) / folder
             unpacked.mkdir()
             _extract(archive, unpacked, [(f"{folder}/{file}", file) for file in files], url)

@@ -19,7 +19,7 @@ FOLDERS = {"cifar10-c": ("CIFAR-10-C", "cifar10"), "cifar100-c": ("CIFAR-100-C",
 
 
 def knows(name: str) -> bool:
-    """Whether a name is one of these data sets, with or without what has to follow it."""
+    """Whether a name starts with one of these data sets."""
     return name.partition(":")[0] in FOLDERS
 
 
@@ -27,17 +27,17 @@ def load(name: str, *, root: Path | None, split: str, samples: Samples) -> Image
     """One corruption at one severity: `cifar10-c:CORRUPTION:SEVERITY`, severity 1 to 5.
 
     `ROOT/CIFAR-10-C/CORRUPTION.npy` holds the test images once per severity, (5 N, 32, 32, 3) uint8, N 10,000;
-    `labels.npy` their classes (5 N,). Both stay on disk; the chosen rows are read. Row i is the test image i, so that
-    the class-balanced order is that of the clean test split, image by image.
+    `labels.npy` their classes (5 N,). Only the selected rows are read. Row i is test image i, so that the
+    class-balanced order is that of the clean test split.
 
     Raises:
-        OptionError: the severity is out of range, or the train split is asked for, which has no corruptions.
-        FileNotFoundError: there is no such folder or corruption; names those that are there.
-        ValueError: the files do not belong together.
+        OptionError: the severity is out of range, or the split is train, which has no corruptions.
+        FileNotFoundError: there is no such folder or corruption; names the existing ones.
+        ValueError: the files do not match.
     """
     short, corruption, severity = _parse(name)
     if split != "test":
-        raise OptionError(f"--data {name} is made of test images; ask for --split test")
+        raise OptionError(f"--data {name} has test images only; give --split test")
     place, clean = FOLDERS[short]
     release = cifar.RELEASES[clean]
     folder = Path(root or os.environ.get("LANDSCAPE_DATA") or "data").expanduser() / place
@@ -46,15 +46,15 @@ def load(name: str, *, root: Path | None, split: str, samples: Samples) -> Image
     if images.dtype != np.uint8 or images.shape[1:] != (32, 32, 3) or rest or labels.shape != (len(images),):
         raise ValueError(
             f"{folder}/{corruption}.npy is {images.dtype} {images.shape} and labels.npy {labels.shape}; "
-            f"expected uint8 (50000, 32, 32, 3) and (50000,); get them anew"
+            f"expected uint8 (50000, 32, 32, 3) and (50000,); download them again"
         )
     of_severity = slice(each * (severity - 1), each * severity)
     targets = np.array(labels[of_severity], np.int64)
     if not each or targets.min() < 0 or targets.max() >= release.classes:
-        raise ValueError(f"{folder}/labels.npy has other classes than 0 to {release.classes - 1}; get it anew")
+        raise ValueError(f"{folder}/labels.npy has other classes than 0 to {release.classes - 1}; download it again")
     rows = subset(targets, samples)
     pixels = np.empty((len(rows), 3, 32, 32), np.uint8)
-    for position in np.argsort(rows):  # from the front of the file to its end
+    for position in np.argsort(rows):  # in the order of the file
         pixels[position] = images[of_severity][rows[position]].transpose(2, 0, 1)
     return Images(
         inputs=torch.from_numpy(pixels),
@@ -70,7 +70,7 @@ def load(name: str, *, root: Path | None, split: str, samples: Samples) -> Image
 def _parse(name: str) -> tuple[str, str, int]:
     short, *rest = name.split(":")
     if len(rest) != 2 or not all(rest):
-        raise OptionError(f"--data {name} is not complete; ask for {short}:CORRUPTION:SEVERITY such as {short}:fog:3")
+        raise OptionError(f"--data {name} is incomplete; give {short}:CORRUPTION:SEVERITY such as {short}:fog:3")
     if rest[1] not in map(str, range(1, SEVERITIES + 1)):
         raise OptionError(f"--data {name}: the severity must be 1 to {SEVERITIES}, got {rest[1]}")
     return short, rest[0], int(rest[1])
@@ -83,9 +83,9 @@ def _array(folder: Path, stem: str, name: str) -> Any:
         known = f"there are {', '.join(there)}" if there else "the folder is missing or empty"
         raise FileNotFoundError(
             f"--data {name}: there is no {path} ({known}); "
-            f"unpack {folder.name}.tar under --data-root, or ask for one that is there"
+            f"unpack {folder.name}.tar under --data-root, or give an existing one"
         )
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
-        raise ValueError(f"{path} cannot be read ({error or 'cut short'}); get it anew") from None
+        raise ValueError(f"{path} cannot be read ({error or 'truncated'}); download it again") from None

@@ -1,4 +1,4 @@
-"""Images in memory and the mini-batches that probes and trainer see."""
+"""Data sets in memory, and the mini-batches that probes and trainer read from them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from landscape.probe import derived_seed
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """A data set as two resident tensors.
+    """A data set as two tensors in memory.
 
     Args:
-        inputs: (N, C, H, W) uint8 for images; else exactly the tensor that a callable gave.
-        targets: (N,) int64, or whatever belonged to the tensor.
+        inputs: (N, C, H, W) uint8 for images; else the tensor that the source gave, unchanged.
+        targets: (N,) int64, or the tensor that the source gave.
         name: as given to `load`.
         classes: number of classes, 0 for regression.
         size: H of square images, else 0.
         mean: per channel, of inputs in [0, 1]; empty: inputs are used as they are.
         std: likewise.
-        counted: `classes` is one more than the largest class number that there is; the data may have more.
+        counted: `classes` is one more than the largest class number found; the data may have more.
     """
 
     inputs: Tensor
@@ -47,7 +47,7 @@ class Images:
 
     @property
     def sequences(self) -> str:
-        """In words, how many sequences of how many tokens these are; "" for anything else."""
+        """For messages, how many sequences of how many tokens; "" for data other than tokens."""
         tokens = self.inputs.dim() == 2 and not self.inputs.is_floating_point() and self.targets.dim() == 2
         return f"{len(self)} sequences of {self.inputs.shape[1]} tokens" if tokens else ""
 
@@ -64,14 +64,14 @@ class Images:
         """Inputs x (N, C, H, W) in 0..255 as float32 (x / 255 - mean) / std; x itself without a mean."""
         if not self.mean:
             return inputs
-        # Not made on the device: a GPU would finish all its work before it takes them.
+        # Made on the CPU: creating them on a GPU would wait for all of its pending work.
         mean, std = (
             torch.tensor(values).view(-1, 1, 1).to(inputs.device, non_blocking=True) for values in (self.mean, self.std)
         )
         return (inputs.to(torch.float32) / 255 - mean) / std
 
     def sha256(self) -> str:
-        """SHA-256 of all that reaches a model: bytes, shapes and dtypes of both tensors, mean and std."""
+        """SHA-256 of everything that reaches a model: bytes, shapes and dtypes of both tensors, mean and std."""
         digest = hashlib.sha256()
         for tensor in (self.inputs, self.targets):
             digest.update(f"{tensor.dtype}:{tuple(tensor.shape)};".encode())
@@ -85,11 +85,11 @@ class Images:
 class Batches(Sequence[tuple[Tensor, Tensor]]):
     """Mini-batches `(inputs, targets)`: batch i holds rows i*B to (i+1)*B - 1, normalised.
 
-    They lie on the images' device. An augmentation is drawn from (seed, i) at every access: always the same
-    one, never kept in memory, so that every grid point and every matvec sees common random numbers.
+    They are on the images' device. An augmentation is drawn from (seed, i) at every access, so that it is always the
+    same without being kept in memory: every grid point and every matvec sees common random numbers.
 
     Args:
-        drop_last: leave a last smaller batch out.
+        drop_last: leave out a last, smaller batch.
     """
 
     images: Images
@@ -130,8 +130,8 @@ def prefix(images: Images, samples: Samples) -> Images:
 def resized(images: Images, size: int | None, *, block: int = 1024) -> Images:
     """Square uint8 images of this size: shorter side to it (bilinear, antialiased, rounded), then centre crop.
 
-    Unchanged for None and where they are that size already. `block` images are resampled at a time, which
-    bounds the floating-point copy.
+    Unchanged for None, or if they have that size already. `block` images are resampled at a time, which bounds the
+    floating-point copy.
     """
     height, width = images.inputs.shape[2:]
     if size is None or height == width == size:
@@ -145,3 +145,21 @@ def resized(images: Images, size: int | None, *, block: int = 1024) -> Images:
     ]
     cropped = [part[..., top : top + size, left : left + size] for part in parts]
     return replace(images, inputs=torch.cat(cropped), size=size)
+
+
+def classes_in(name: str, targets: Tensor) -> int:
+    """Number of classes that targets refer to, 0 for a regression.
+
+    Raises:
+        ValueError: a class number is negative.
+    """
+    if targets.is_floating_point():
+        return targets.shape[1] if targets.ndim == 2 else 0  # soft labels, or a regression
+    if targets.min() < 0:
+        raise ValueError(f"{name} has the target {int(targets.min())}; expected class numbers from 0 upward")
+    return int(targets.max()) + 1
+
+
+def side_of(inputs: Tensor) -> int:
+    """Side of square images, else 0."""
+    return inputs.shape[-1] if inputs.ndim == 4 and inputs.shape[-1] == inputs.shape[-2] else 0

@@ -1,4 +1,4 @@
-"""Pictures to pixels: decoded by Pillow in several threads into one resident uint8 array."""
+"""Decode pictures with Pillow, in several threads, into one uint8 array in memory."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from landscape.data.preprocessing import Resize
 
 SMALL = 64  # images up to this side keep their size
 DEFAULT_SIZE = 224
-CHUNK = 16  # pictures per task: large enough that handing them out costs nothing
+CHUNK = 16  # pictures per task, enough that scheduling costs nothing
 REPORT_SECONDS = 30.0
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Picture:
-    """An encoded picture and the row it is to become.
+    """An encoded picture and its row in the array.
 
     Args:
         source: path of its file, or the file's bytes.
@@ -49,30 +49,30 @@ def decoded(
     resize: Resize | None = None,
     threads: int | None = None,
 ) -> np.ndarray:
-    """Pictures as one array (count, 3, size, size) of uint8, row by row as each of them says.
+    """Pictures as one uint8 array (count, 3, size, size).
 
-    Pillow decodes and resizes without holding the interpreter's lock, so threads share the work; of a lazy
-    iterable only a few chunks are read ahead.
+    Pillow decodes and resizes without holding the interpreter's lock, so threads share the work. Only a few chunks of a
+    lazy iterable are read ahead.
 
     Args:
         pictures: one for each row 0..count-1, in any order.
         name: of the data, for messages.
-        count: how many there are.
-        of: how many they were chosen from.
+        count: number of pictures.
+        of: number of pictures they were selected from.
         size: side of the images.
-        resize: how they are resized and cropped, see `pixels`.
-        threads: default a few more than there are processors; it is not what `--workers` says.
+        resize: how they are brought to it, see `pixels`.
+        threads: default: a few more than processors; independent of `--workers`.
 
     Raises:
         ValueError: the array does not fit into free memory, or a picture cannot be decoded; names it.
     """
     memory.require(name, count, 3 * size * size)
-    total = memory.said(count * 3 * size * size)
+    total = memory.format_bytes(count * 3 * size * size)
     _log.info("%s: decoding %s of %s images to %d x %d, %s", name, f"{count:,}", f"{of:,}", size, size, total)
     inputs = np.empty((count, 3, size, size), np.uint8)
     start = spoke = time.monotonic()
     done = 0
-    threads = threads or min(32, (os.cpu_count() or 1) + 4)  # a few wait for the disk
+    threads = threads or min(32, (os.cpu_count() or 1) + 4)  # some wait for the disk
     pool = ThreadPoolExecutor(threads)
     try:
         for finished in _in_order(pool, inputs, resize, pictures, ahead=4 * threads):
@@ -81,14 +81,14 @@ def decoded(
                 spoke = time.monotonic()
                 _log.info("%s: %s of %s decoded, %.0f/s", name, f"{done:,}", f"{count:,}", done / (spoke - start))
     finally:
-        pool.shutdown(cancel_futures=True)  # after an error what has not begun is not begun
+        pool.shutdown(cancel_futures=True)  # after an error, do not start further chunks
     return inputs
 
 
 def _in_order(
     pool: ThreadPoolExecutor, inputs: np.ndarray, resize: Resize | None, pictures: Iterable[Picture], *, ahead: int
 ) -> Iterator[int]:
-    """Decode chunk by chunk, at most so many ahead; the number of pictures in each when it is done."""
+    """Decode chunk by chunk, at most `ahead` at once; yields the number of pictures in each finished chunk."""
     waiting: deque[Future[int]] = deque()
     source = iter(pictures)
     while chunk := list(islice(source, CHUNK)):
@@ -104,13 +104,13 @@ def _decode(inputs: np.ndarray, resize: Resize | None, pictures: list[Picture]) 
         try:
             with opened(picture.source, picture.name) as image:
                 inputs[picture.row] = pixels(image, inputs.shape[-1], resize)
-        except Exception as error:  # every decoder raises its own kinds
+        except Exception as error:  # decoders raise almost anything
             raise ValueError(_broken(picture.name, error)) from None
     return len(pictures)
 
 
 def pixels(image: Image.Image, size: int, resize: Resize | None = None) -> np.ndarray:
-    """A picture as (3, size, size) uint8: as `resize` says, or shorter side to `size`, centre crop."""
+    """A picture as (3, size, size) uint8: by `resize`, or else shorter side to `size` (bilinear), centre crop."""
     if resize is not None:
         return resize.pixels(image, size)
     image = image.convert("RGB")
@@ -124,7 +124,7 @@ def pixels(image: Image.Image, size: int, resize: Resize | None = None) -> np.nd
 
 
 def own_size(sizes: Iterable[tuple[int, int]]) -> int:
-    """The side of pictures that are all square, equal and small; else 224, known at the first that is not."""
+    """The side of pictures if all are square, equal and small; else 224."""
     first: tuple[int, int] | None = None
     for width, height in sizes:
         first = first or (width, height)
@@ -134,10 +134,10 @@ def own_size(sizes: Iterable[tuple[int, int]]) -> int:
 
 
 def opened(source: str | bytes, name: str) -> Image.Image:
-    """A picture of which the header alone is read.
+    """A picture of which only the header has been read.
 
     Raises:
-        ValueError: it is none; names it.
+        ValueError: it cannot be decoded; names it.
     """
     try:
         return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)

@@ -1,4 +1,4 @@
-"""The embedded data set: 1,797 handwritten digits, no download.
+"""The embedded data set of 1,797 handwritten digits.
 
 "Optical Recognition of Handwritten Digits", E. Alpaydin and C. Kaynak 1998, UCI Machine Learning Repository,
 https://doi.org/10.24432/C50P49, CC BY 4.0; the file is the copy that scikit-learn distributes (see
@@ -26,7 +26,7 @@ STD = (0.3186,) * 3
 
 
 def grey() -> tuple[np.ndarray, np.ndarray]:
-    """The file as it is: images (1797, 8, 8) in 0..16 and labels (1797,)."""
+    """The content of the file: images (1797, 8, 8) in 0..16 and labels (1797,)."""
     packed = resources.files("landscape.data").joinpath("digits.csv.gz").read_bytes()
     rows = np.loadtxt(gzip.decompress(packed).decode().splitlines(), delimiter=",", dtype=np.int64)
     return rows[:, :-1].reshape(-1, SIDE, SIDE), rows[:, -1]

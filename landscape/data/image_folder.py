@@ -1,4 +1,4 @@
-"""Image folders: one folder per class, at the scale of ImageNet."""
+"""Image folders with one folder per class, up to the size of ImageNet."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Resize
 from landscape.data.sampling import Samples, subset
 
 SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".webp", ".bmp"))
-SPLITS = {"train": ("train",), "test": ("test", "val")}  # split -> names of its folder, the first that exists
+SPLITS = {"train": ("train",), "test": ("test", "val")}  # split -> names of its folder, in order of preference
 
 
 def load(
@@ -30,12 +30,11 @@ def load(
 ) -> Images:
     """The first `samples` images of a folder of class folders, in the class-balanced order.
 
-    FOLDER/train and FOLDER/test (or val) follow the split where they hold class folders; else FOLDER itself
-    serves both. Classes are the class folders of all parts together, in name order, so that the parts agree
-    on them. Shorter side to `image_size` (bilinear, antialiased), then the centre is cropped; images that are
-    that size already are not resampled; `resize` says otherwise. Files are listed without being opened, and only the
-    chosen images are decoded. Without a size: the images' own if all chosen are square, equal and at most 64 pixels
-    wide, else 224.
+    FOLDER/train and FOLDER/test (or val) are used if they hold class folders; else FOLDER itself for both splits.
+    Classes are the class folders of both splits together, in name order. Without `resize`, the shorter side is brought
+    to `image_size` (bilinear, antialiased) and the centre is cropped; images of that size are not resampled. Files are
+    listed without being opened, and only the selected images are decoded. Without a size: that of the images if all
+    selected ones are square, equal and at most 64 pixels wide, else 224.
 
     Raises:
         FileNotFoundError: there are no class folders, no images, or not this split.
@@ -45,7 +44,7 @@ def load(
     folder, parts = _part(root, split)
     classes = sorted({entry for part in parts for entry in _folders(part)})
     entries = [f"{folder}/{entry}" for entry in _folders(folder)]
-    with ThreadPoolExecutor() as pool:  # on a network's disk every folder is a wait
+    with ThreadPoolExecutor() as pool:  # listing a folder on a network disk takes time
         listed = list(pool.map(_pictures, entries))
     numbers = [classes.index(os.path.basename(entry)) for entry in entries]
     targets = np.repeat(np.array(numbers, np.int64), [len(files) for files in listed])
@@ -55,7 +54,7 @@ def load(
         )
     rows = subset(targets, samples)
     starts = np.cumsum([0, *(len(files) for files in listed)])
-    places = np.searchsorted(starts, rows, side="right") - 1  # folder of each chosen row
+    places = np.searchsorted(starts, rows, side="right") - 1  # folder of each selected row
     paths = [f"{entries[i]}/{listed[i][row - starts[i]]}" for i, row in zip(places, rows, strict=True)]
     size = image_size or decoding.own_size(_sizes(paths))
     pictures = (decoding.Picture(i, path, path) for i, path in enumerate(paths))
@@ -78,7 +77,7 @@ def _sizes(paths: list[str]) -> Iterator[tuple[int, int]]:
 
 
 def _part(root: Path, split: str) -> tuple[Path, list[Path]]:
-    """The folder of this split, and every folder that has a say in the classes."""
+    """The folder of this split, and all folders that define the classes."""
     existing = {part: root / part for names in SPLITS.values() for part in names if _folders(root / part)}
     if not existing:
         return root, [root]
@@ -101,7 +100,7 @@ def _folders(path: Path) -> list[str]:
 def _pictures(folder: str) -> list[str]:
     """Paths of all pictures below a folder, relative to it, in name order; linked folders are not entered.
 
-    The directory itself says what is a file: nothing is opened, nor asked about one by one.
+    The directory entries say what is a file, so that no file is opened or queried.
     """
     with os.scandir(folder) as entries:
         known = sorted(entries, key=lambda entry: entry.name)

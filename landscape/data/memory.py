@@ -1,4 +1,4 @@
-"""How much memory is free, asked before a data set is made resident."""
+"""Free memory, checked before data are read into it, and a tensor that grows as they arrive."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from landscape.data import memory
-
 CGROUPS = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
 
 
 class TooLarge(ValueError):
-    """Samples that free memory does not hold."""
+    """The samples do not fit into free memory."""
 
 
 def require(name: str, count: int, each: int) -> None:
-    """Refuse samples that do not fit into free memory, before the first is read.
+    """Check that samples fit into free memory, before the first is read.
 
     Args:
         name: of the data, for the message.
@@ -31,23 +29,24 @@ def require(name: str, count: int, each: int) -> None:
     """
     free = available()
     if count * each > free:
+        needed = f"{count:,} samples of {format_bytes(each)} need {format_bytes(count * each)}"
         raise TooLarge(
-            f"{name}: {count:,} samples of {said(each)} need {said(count * each)} of memory and {said(free)} is free; "
+            f"{name}: {needed} of memory and {format_bytes(free)} is free; "
             "ask for fewer with --samples, or for smaller images with --image-size"
         )
 
 
 def available() -> int:
-    """Bytes that can be taken without swapping: of the machine, or of the container where that is less.
+    """Bytes available without swapping, of the machine or of the container, whichever has less.
 
-    Where the system does not say what is free (macOS), all of its memory.
+    All memory of the machine if the system does not report what is free (macOS).
     """
     free = [number for number in (_machine(), _container()) if number is not None]
     return min(free) if free else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def said(count: float) -> str:
-    """A number of bytes as people say it."""
+def format_bytes(count: float) -> str:
+    """A number of bytes in a readable unit."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}" if unit != "bytes" else f"{count:.0f} bytes"
@@ -64,13 +63,13 @@ def _machine() -> int | None:
 
 
 def _container() -> int | None:
-    """What the limit of a container leaves; file pages that can be dropped count as free."""
+    """What a container's limit leaves; file pages that can be dropped count as free."""
     for limit, used, cached in (
         ("memory.max", "memory.current", "inactive_file "),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file "),
     ):
         try:
-            most = int((CGROUPS / limit).read_text())  # "max", where there is no limit, is no number
+            most = int((CGROUPS / limit).read_text())  # "max" without a limit, which is not a number
             taken = int((CGROUPS / used).read_text())
             stat = (CGROUPS / limit).with_name("memory.stat").read_text().splitlines()
         except (OSError, ValueError):
@@ -80,14 +79,14 @@ def _container() -> int | None:
     return None
 
 
-class Resident:
-    """Rows that arrive in blocks of one shape and dtype, held once.
+class GrowingTensor:
+    """A tensor of rows that arrive in blocks of one shape and dtype.
 
-    Room for all rows is made at the first block where their number is known; else it is doubled when it is used up.
+    Memory for all rows is reserved at the first block if their number is known; else it is doubled whenever it is full.
 
     Args:
         name: of the data, for messages.
-        rows: how many will come, None where nobody knows.
+        rows: how many will arrive, None if unknown.
     """
 
     def __init__(self, name: str, rows: int | None) -> None:
@@ -102,14 +101,14 @@ class Resident:
 
     @property
     def tensor(self) -> Tensor:
-        """All rows that came."""
+        """All rows so far."""
         return self._room[: self.count]
 
     def append(self, block: Tensor, *, what: str = "") -> None:
         """Add rows (B, ...).
 
         Raises:
-            ValueError: they differ from the first, or memory does not hold them.
+            ValueError: their shape or dtype differs from the first, or they do not fit into memory.
         """
         if self.count and (block.shape[1:], block.dtype) != (self.shape, self._room.dtype):
             raise ValueError(
@@ -123,7 +122,7 @@ class Resident:
         self.count = needed
 
     def _grow(self, rows: int, block: Tensor) -> None:
-        memory.require(self._name, rows, block[0].numel() * block.element_size() if len(block) else 0)
+        require(self._name, rows, block[0].numel() * block.element_size() if len(block) else 0)
         room = torch.empty((rows, *block.shape[1:]), dtype=block.dtype)
         if self.count:
             room[: self.count] = self.tensor

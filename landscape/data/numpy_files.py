@@ -1,4 +1,4 @@
-"""Arrays of numpy: a `.npz` file, a pair of `.npy` files, or a folder that holds such a pair."""
+"""NumPy arrays from a `.npz` file, a pair of `.npy` files, or a folder that holds such a pair."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ import torch
 from numpy.lib import format as npy
 
 from landscape.data import memory
-from landscape.data.dataset import Images
+from landscape.data.dataset import Images, classes_in, side_of
 from landscape.data.image_folder import SPLITS
+from landscape.data.preprocessing import default_normalisation
 from landscape.data.sampling import Samples, subset
-from landscape.data.torch_dataset import classes_in, normalisation, side
 from landscape.options import parse_count
 
 Split = Literal["train", "test"]
 T = TypeVar("T")
-# Names of inputs and targets in an archive or a folder; also as x_train, train_x and the like.
+# Names of inputs and targets in an archive or a folder; also with a split, as in x_train or train_x.
 PAIRS = (("images", "labels"), ("x", "y"), ("inputs", "targets"), ("data", "labels"), ("arr_0", "arr_1"))
 CHANNELS = (1, 3)
 
 
-def files(name: str) -> tuple[str, str] | None:
-    """The two files of `X.npy,Y.npy`; None where a name has another form."""
+def pair_of_files(name: str) -> tuple[str, str] | None:
+    """The two files of `X.npy,Y.npy`; None for a name of another form."""
     inputs, comma, targets = name.partition(".npy,")
     return (f"{inputs}.npy", targets) if comma and targets.endswith(".npy") else None
 
 
 def found(folder: Path, split: Split) -> Path | None:
-    """The folder itself or its part for the split, whichever holds a pair of `.npy` files."""
+    """The folder of the split, else the folder itself, if it holds a pair of `.npy` files."""
     parts = [folder / part for part in SPLITS[split]]
     return next((place for place in (*parts, folder) if _pair_in(_stems(place), split)), None)
 
 
 def load(name: str, *, split: Split, samples: Samples) -> Images:
-    """Inputs and targets from arrays; the files stay on disk, and only the chosen rows are read of `.npy`.
+    """Inputs and targets from arrays; only the selected rows of a `.npy` file are read from disk.
 
-    Class numbers (N,) or (N, 1) give the class-balanced order; other targets leave the rows in their order. uint8
-    inputs are images (N, H, W, C), (N, C, H, W) or (N, H, W): the last axis holds the channels where it is 1 or 3
-    long and axis 1 is not, else axis 1 does. They get ImageNet's mean and std (0.5 where they are not RGB). Numbers
-    of any other type are taken to be normalised, and are used as they are.
+    Class numbers (N,) or (N, 1) give the class-balanced order; with other targets the rows keep their order. uint8
+    inputs are images (N, H, W, C), (N, C, H, W) or (N, H, W): the last axis holds the channels if its length is 1 or 3
+    and that of axis 1 is not, else axis 1 does. They get ImageNet's mean and std (0.5 if they are not RGB). Numbers of
+    other types are taken to be normalised, and used as they are.
 
     Raises:
         FileNotFoundError: there is no such file, or no pair for this split.
-        ValueError: a file is damaged or holds Python objects, or the arrays do not belong together.
+        ValueError: a file is damaged or holds Python objects, or the arrays do not match.
     """
-    pair = files(name)
+    pair = pair_of_files(name)
     if pair is not None:
         x, y = (_mapped(Path(file).expanduser()) for file in pair)
     elif name.endswith(".npz"):
@@ -80,9 +80,9 @@ def _images(name: str, x: np.ndarray, y: np.ndarray, samples: Samples) -> Images
     inputs = torch.from_numpy(_channels_first(name, _rows(x, rows)))
     wanted = _native(labels)
     targets = torch.from_numpy(wanted.astype(np.int64) if wanted.dtype.kind in "ui" else wanted)
-    mean, std = normalisation(inputs)
+    mean, std = default_normalisation(inputs)
     classes = classes_in(name, targets)
-    return Images(inputs, targets[rows], name, classes, side(inputs), mean, std, counted=True)
+    return Images(inputs, targets[rows], name, classes, side_of(inputs), mean, std, counted=True)
 
 
 def _channels_first(name: str, x: np.ndarray) -> np.ndarray:
@@ -101,7 +101,7 @@ def _channels_first(name: str, x: np.ndarray) -> np.ndarray:
 
 
 def _rows(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Rows of a memory map, read from the front of the file to its end."""
+    """Rows of a memory map, read in the order of the file."""
     order = np.argsort(rows)
     taken = np.empty((len(rows), *x.shape[1:]), x.dtype.newbyteorder("="))
     for position in order:
@@ -139,7 +139,7 @@ def _archived(path: Path, split: Split) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _member(path: Path, archive: zipfile.ZipFile, member: str) -> np.ndarray:
-    """One array of an archive, its size known before it is read."""
+    """One array of an archive, whose size is checked before it is read."""
     with archive.open(member) as stream:
         version = npy.read_magic(stream)
         header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
@@ -150,14 +150,14 @@ def _member(path: Path, archive: zipfile.ZipFile, member: str) -> np.ndarray:
 
 
 def _guarded(path: Path, function: Callable[[], T]) -> T:
-    """Numpy stumbles over a damaged file in many ways; each becomes one line."""
+    """Turn whatever numpy raises on a damaged file into a one-line error."""
     try:
         return function()
     except memory.TooLarge:
         raise
     except Exception as error:
-        reason = "it holds Python objects, which are never unpickled" if _pickled(error) else str(error) or "cut short"
-        raise ValueError(f"{path} cannot be read ({reason}); save it anew with numpy.save or numpy.savez") from None
+        reason = "it holds Python objects, which are never unpickled" if _pickled(error) else str(error) or "truncated"
+        raise ValueError(f"{path} cannot be read ({reason}); write it again with numpy.save or numpy.savez") from None
 
 
 def _pickled(error: Exception) -> bool:
@@ -169,7 +169,7 @@ def _stems(folder: Path) -> dict[str, Path]:
 
 
 def _pair_in(names: Iterable[str], split: Split) -> tuple[str, str] | None:
-    """Names of inputs and targets among those there are: of this split first, else those of no split."""
+    """The names of inputs and targets among those given: with the name of the split, else without."""
     known = {name.lower(): name for name in names}
     for part in (*SPLITS[split], ""):
         for pair in PAIRS:

@@ -1,4 +1,4 @@
-"""Images in parquet files, as Hugging Face stores them; read with pyarrow (the extra `parquet`)."""
+"""Images in parquet files with the layout of Hugging Face data sets, read with pyarrow (the extra `parquet`)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Resize
 from landscape.data.sampling import Samples, subset
 from landscape.data.torch_dataset import INPUTS, TARGETS
 
-SPLITS = {"train": ("train",), "test": ("test", "validation", "valid", "val")}  # the first that has labels
+SPLITS = {"train": ("train",), "test": ("test", "validation", "valid", "val")}  # the first with labels
 SPLIT_OF = re.compile(r"(train|test|validation|valid|val)(?![a-z])")
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns hold the pictures and the classes, and how many classes the file names (0: it does not say)."""
+    """The columns of pictures and classes, and the number of classes that the file names (0 if none)."""
 
     image: str
     label: str
@@ -32,7 +32,7 @@ class Columns:
 
 
 def found(folder: Path) -> list[Path]:
-    """The parquet files of a folder: in it, else in its folder `data`, as repositories of data sets have them."""
+    """The parquet files in a folder, else in its folder `data`, where data set repositories keep them."""
     return sorted(folder.glob("*.parquet")) or sorted(folder.glob("data/*.parquet"))
 
 
@@ -46,10 +46,10 @@ def load(
 ) -> Images:
     """The first `samples` images of one parquet file, or of the shards in a folder, in the class-balanced order.
 
-    Shards named train-*, test-*, validation-* follow the split (test: the validation shards where there are no test
-    shards, or these have no labels); otherwise all shards serve both. The column of pictures holds encoded bytes, or
-    `{bytes, path}`; that of classes whole numbers or words. The file's own description says which they are, else
-    their names. The labels are read whole; pictures by row group, of which only the chosen rows are decoded.
+    Shards named train-*, test-* or validation-* belong to that split (test: the validation shards if there are no test
+    shards, or these have no labels); other shards are used for both. The column of pictures holds encoded bytes or
+    `{bytes, path}`, that of classes whole numbers or words; both are found by type and name. Labels are read as a
+    whole; pictures by row group, of which only the selected rows are decoded.
 
     Raises:
         FileNotFoundError: there is no shard for this split.
@@ -99,20 +99,15 @@ def _opened(path: Path) -> Any:
         return _pyarrow().ParquetFile(path)
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no file {path}; expected a parquet file") from None
-    except OSError as error:  # which pyarrow's own errors about damaged files are
-        raise ValueError(f"{path} is no readable parquet file ({_first_line(error)}); get it anew") from None
     except Exception as error:
-        if type(error).__module__.partition(".")[0] != "pyarrow":
+        if not isinstance(error, OSError) and type(error).__module__.partition(".")[0] != "pyarrow":
             raise
-        raise ValueError(f"{path} is no readable parquet file ({_first_line(error)}); get it anew") from None
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ValueError(f"{path} is not a readable parquet file ({reason}); download it again") from None
 
 
 def _parts(path: Path, shards: Sequence[Path], split: str) -> list[list[Path]]:
-    """Shards of this split, one list for each name it may have; all of them where none names a split."""
+    """Shards of this split, one list for each name that the split may have; all shards if none names a split."""
     by_split: dict[str, list[Path]] = {}
     for shard in shards:
         match = SPLIT_OF.match(shard.name.lower())
@@ -152,7 +147,7 @@ def _named(known: Sequence[str], there: Sequence[str]) -> str | None:
 def _labels(shard: Path, column: str) -> np.ndarray:
     file = _opened(shard)
     if column not in file.schema_arrow.names:
-        raise ValueError(f"{shard} has no column {column!r}, which the other shards have; get it anew")
+        raise ValueError(f"{shard} has no column {column!r}, which the other shards have; download it again")
     values = file.read(columns=[column]).column(0).to_numpy()
     if values.dtype.kind in "iu":
         return np.asarray(values.astype(np.int64))
@@ -162,7 +157,7 @@ def _labels(shard: Path, column: str) -> np.ndarray:
 
 
 def _numbered(labels: np.ndarray, shards: Sequence[Path], columns: Columns) -> tuple[np.ndarray, int]:
-    """Class numbers and how many classes there are; words are numbered in their order, over all splits."""
+    """Class numbers and the number of classes; words are numbered in alphabetical order, over all splits."""
     if columns.classes and labels.dtype.kind == "i":
         return labels, max(columns.classes, int(labels.max(initial=-1)) + 1)
     every = np.concatenate([_labels(shard, columns.label) for shard in shards])
@@ -173,7 +168,7 @@ def _numbered(labels: np.ndarray, shards: Sequence[Path], columns: Columns) -> t
 
 
 def _pictures(shards: Sequence[Path], columns: Columns, rows: np.ndarray) -> Iterator[tuple[int, bytes | str, str]]:
-    """(place among the chosen, encoded picture, name) of the chosen rows, one row group in memory at a time."""
+    """(position, encoded picture, name) of the selected rows, one row group in memory at a time."""
     order = np.argsort(rows)
     ordered, start = rows[order], 0
     for shard in shards:

@@ -1,4 +1,4 @@
-"""What a network's maker does to a picture before the network sees it: size, crop, interpolation, mean and std."""
+"""Image preprocessing of a pretrained network: size, crop, interpolation, mean and std."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from landscape.data.dataset import Images
 from landscape.options import invalid, one_of, require
@@ -23,12 +24,12 @@ Crop: TypeAlias = float | Literal["squash"]
 
 @dataclass(frozen=True)
 class Resize:
-    """How an image is resized and cropped, equal to the transforms of the libraries to the pixel.
+    """How a picture is resized and cropped; equal to the transforms of timm, torchvision and transformers.
 
     Args:
-        interpolation: Pillow's, by name; it antialiases when it shrinks.
+        interpolation: name of Pillow's filter, which antialiases when it shrinks.
         crop: the shorter side becomes size / crop, rounded down, and the centre is cropped; "squash" scales both
-            sides to the size and crops nothing.
+            sides to the size without cropping.
     """
 
     interpolation: str = "bilinear"
@@ -61,7 +62,7 @@ class Preprocessing:
 
     Args:
         size: side of the images.
-        resize: how they are resized and cropped.
+        resize: how they are brought to it.
         mean: per channel, of pixels in [0, 1].
         std: likewise.
     """
@@ -92,10 +93,19 @@ def parse_crop(text: str) -> Crop:
 
 
 def resize_images(images: Images, size: int, resize: Resize) -> Images:
-    """Resize and crop uint8 images (N, 3, H, W) as decoded pictures are; unchanged if they have the size already."""
+    """Resize uint8 images (N, 3, H, W) with Pillow, as pictures are; unchanged if they have the size already."""
     if images.inputs.shape[-2:] == (size, size) and resize.crop in (1.0, "squash"):
         return images
     pictures = images.inputs.permute(0, 2, 3, 1).numpy()
     with ThreadPoolExecutor() as pool:
         found = list(pool.map(lambda picture: resize.pixels(Image.fromarray(picture), size), pictures))
     return replace(images, inputs=torch.from_numpy(np.stack(found)), size=size)
+
+
+def default_normalisation(inputs: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and std of uint8 images without any of their own: ImageNet's for three channels; empty for other inputs."""
+    if inputs.dtype != torch.uint8 or inputs.ndim != 4:
+        return (), ()
+    if inputs.shape[1] == 3:
+        return IMAGENET_MEAN, IMAGENET_STD
+    return (0.5,) * inputs.shape[1], (0.5,) * inputs.shape[1]

@@ -1,4 +1,4 @@
-"""Which samples of a data set are served, and in which fixed order."""
+"""Select samples of a data set, in a fixed order."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 from landscape.options import parse_count
 
 ORDER = 0x9E3779B97F4A7C15  # constant of the fixed order: changing it changes every stored number
-Samples: TypeAlias = int | str | None  # a number, a share such as "10%", or all: "all" or None
+Samples: TypeAlias = int | str | None  # a number, a share such as "10%", or "all" (also None)
 
 
 def keys(rows: np.ndarray) -> np.ndarray:
     """One pseudo-random uint64 per row number: the output function of SplitMix64 (Steele et al. 2014).
 
-    Spelt out because a library's generator may change its stream with a version, and this order never may. A
-    row's key depends on its number alone, so a truncated data set keeps the order of the full one.
+    Not from a library, whose stream may change with its version: this order must never change. A row's key depends on
+    its number alone, so that a truncated data set keeps the order of the full one.
     """
     z = (rows.astype(np.uint64) + np.uint64(1)) * np.uint64(ORDER)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -30,10 +30,10 @@ def shuffled(count: int) -> np.ndarray:
 
 
 def balanced(targets: np.ndarray) -> np.ndarray:
-    """Rows in a fixed seeded order of which every prefix is as class-balanced as the data allow.
+    """Rows in a fixed seeded order whose every prefix is as class-balanced as the data allow.
 
-    Round-robin: round r takes the r-th image (in seeded order) of each class that still has one. Within a
-    round the classes come in seeded order too, so that small batches do not hold neighbouring classes.
+    Round r takes the r-th image (in seeded order) of each class that still has one. Within a round the classes are in
+    seeded order too, so that small batches do not hold neighbouring classes.
 
     Args:
         targets: (N,) integers.

@@ -1,4 +1,4 @@
-"""Token files for language models: `.npy` arrays of token numbers, in blocks whose every next token is predicted."""
+"""Token files for language models: `.npy` arrays of token numbers, split into sequences for next-token prediction."""
 
 from __future__ import annotations
 
@@ -15,30 +15,32 @@ SUFFIX = ".npy"
 
 
 def load(name: str, *, samples: Samples, block_size: int | None) -> Images:
-    """The first `samples` sequences of a token file, in one fixed seeded order; both splits are the file itself.
+    """The first `samples` sequences of a token file, in a fixed seeded order; both splits are the whole file.
 
-    A 1-D array is cut into blocks of `block_size` inputs; the targets are the same tokens one further, so that each
-    token but the first is predicted once, and a rest too short for a block is left out. Rows of a 2-D array are
-    sequences of their own: of T tokens, T - 1 predict the others; `block_size` shortens them. Only the chosen
-    sequences are read.
+    A 1-D array is split into blocks of `block_size` inputs, whose targets are shifted by one token: each token but the
+    first is predicted once, and a remainder shorter than a block is left out. Rows of a 2-D array are sequences: the
+    first T - 1 of T tokens are inputs, the last T - 1 targets; `block_size` shortens them. Only the selected sequences
+    are read.
 
     Raises:
-        OptionError: the blocks have no size, or one that the file has no tokens for.
-        ValueError: the file is no array of token numbers.
+        OptionError: the block size is missing, or larger than the file.
+        ValueError: the file is not an array of token numbers.
     """
     if block_size is not None:
         at_least("block_size", block_size, 1)
     array = _opened(Path(name).expanduser())
     if array.ndim == 1:
         if block_size is None:
-            raise OptionError(f"{name} is one run of {len(array)} tokens; say how many go together: --block-size N")
+            raise OptionError(
+                f"{name} is one sequence of {len(array)} tokens; give the tokens per block with --block-size N"
+            )
         count, length = (len(array) - 1) // block_size, block_size
     else:
         count, length = len(array), min(array.shape[1] - 1, block_size or array.shape[1])
     if count < 1 or length < 1:
         raise OptionError(
-            f"{name} has {array.size} tokens, too few for a sequence of {block_size or 1} and the one after it; "
-            "ask for a smaller --block-size or give a longer file"
+            f"{name} has {array.size} tokens, too few for a block of {block_size or 1} and the token after it; "
+            "give a smaller --block-size or a longer file"
         )
     chosen = shuffled(count)[: parse_count("samples", samples, count)]
     starts = chosen * length
@@ -57,6 +59,6 @@ def _opened(path: Path) -> np.ndarray:
     if array.dtype.kind not in "iu" or array.ndim not in (1, 2):
         raise ValueError(
             f"{path} holds {array.dtype} of shape {array.shape}; expected token numbers, "
-            "one run (1-D) or sequences (2-D)"
+            "one sequence (1-D) or several (2-D)"
         )
     return array  # type: ignore[no-any-return]

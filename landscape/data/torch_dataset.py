@@ -1,4 +1,4 @@
-"""Data from Python objects: a pair of tensors, a torch Dataset, a DataLoader, anything that yields samples."""
+"""Data from Python objects that a user's callable returns: a pair of tensors, a torch Dataset, a DataLoader."""
 
 from __future__ import annotations
 
@@ -14,72 +14,85 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, Subset
 
-from landscape.checkpoints import user_code
-from landscape.checkpoints.user_code import guarded, import_callable
+from landscape.checkpoints.user_code import fixed_rng, guarded, import_callable, rng_states
 from landscape.data import decoding
-from landscape.data.dataset import Images
-from landscape.data.memory import Resident
-from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Resize
+from landscape.data.dataset import Images, classes_in, side_of
+from landscape.data.memory import GrowingTensor
+from landscape.data.preprocessing import Resize, default_normalisation
 from landscape.data.sampling import Samples, balanced, subset
 from landscape.options import parse_count
 from landscape.probe import derived_seed
 
-# Names of what a sample that is a dict brings, the first that it has: transformers', datasets', torchvision's.
+# Keys of samples that are dicts, as transformers, datasets and torchvision name them; the first that exists counts.
 INPUTS = ("pixel_values", "image", "img", "images", "input", "inputs", "x", "data")
 TARGETS = ("labels", "label", "fine_label", "target", "targets", "y", "class")
-SEED = 0  # of the order of a loader that shuffles
-AGAIN = 4  # items of a dataset that are read a second time
+SEED = 0  # of a loader's shuffle and of random transforms
+REREAD = 4  # items that are read a second time, to detect random ones
 _END = object()
 _log = logging.getLogger(__name__)
+
+
+def load(spec: str, *, samples: Samples, image_size: int | None, resize: Resize | None = None) -> Images:
+    """The data that a callable without arguments returns, see `images_of`.
+
+    It is called with fixed states of the global random generators, equal in every process.
+
+    Raises:
+        FileNotFoundError, ValueError: as `import_callable`; the callable fails, or returns something else.
+    """
+    function = import_callable(spec)
+    with fixed_rng(derived_seed(0, "data")):
+        made = guarded(spec, function)
+    return images_of(spec, made, samples=samples, image_size=image_size, resize=resize)
 
 
 def images_of(
     name: str, made: Any, *, samples: Samples, image_size: int | None, resize: Resize | None = None
 ) -> Images:
-    """What a callable of the user's returned, as resident samples.
+    """The samples of an object, in memory.
 
     A pair of tensors `(inputs, targets)` is used as it is: its first rows, in its order. A Dataset with a length is
-    read once, in order, and served in the class-balanced order; where it lists its targets (`targets`, or a
-    column of labels) only the chosen items are read; what an item draws at random it draws from a fixed seed, and an
-    item that is another one when read again all the same is refused. A DataLoader, or anything else that can be
-    iterated, is read once: its first samples, in its order. A sample is a tuple of input and target (what follows is
-    ignored) or a dict with names of `INPUTS` and `TARGETS`. Pictures become uint8 images (`image_size` as for folders,
-    the size rule applied to the first, and `resize`); uint8 images get ImageNet's mean and std; floating-point tensors
-    count as normalised.
+    served in the class-balanced order; if it lists its targets (`targets`, or a column of labels), only the selected
+    items are read. Each item is read with the random generators in a fixed state, and refused if it still differs when
+    read again. A DataLoader, or any other iterable, is read once: its first samples, in its order.
+
+    A sample is a tuple of input and target (further entries are ignored) or a dict with keys of `INPUTS` and `TARGETS`.
+    Pictures become uint8 images (`image_size` as for folders, by the size of the first, and `resize`); uint8 images
+    get ImageNet's mean and std; floating-point tensors are taken to be normalised.
 
     Raises:
-        ValueError: it is something else, fails, holds nothing, or does not fit into memory.
+        ValueError: it is something else, fails, is empty, or does not fit into memory.
     """
     if isinstance(made, tuple | list) and len(made) == 2 and all(isinstance(x, Tensor | np.ndarray) for x in made):
-        return _pair(name, _tensor(f"{name}: inputs", made[0]), _tensor(f"{name}: targets", made[1]), samples)
+        return _from_pair(name, _tensor(f"{name}: inputs", made[0]), _tensor(f"{name}: targets", made[1]), samples)
     plain = isinstance(made, dict | str | tuple)
     batched = isinstance(made, DataLoader) or (hasattr(made, "dataset") and not hasattr(made, "__getitem__"))
     if not plain and not batched and hasattr(made, "__len__") and hasattr(made, "__getitem__"):
-        return _materialised(name, made, samples, image_size, resize)
+        return _from_dataset(name, made, samples, image_size, resize)
     if not plain and hasattr(made, "__iter__"):
-        return _streamed(name, made, samples, image_size, resize, batched=batched)
+        return _from_iterable(name, made, samples, image_size, resize, batched=batched)
     raise ValueError(
         f"{name} returned a {type(made).__name__}; expected a torch Dataset or DataLoader, "
         "or a pair of tensors (inputs, targets)"
     )
 
 
-def _pair(name: str, inputs: Tensor, targets: Tensor, samples: Samples) -> Images:
+def _from_pair(name: str, inputs: Tensor, targets: Tensor, samples: Samples) -> Images:
     if not inputs.ndim or not targets.ndim or len(inputs) != len(targets) or not len(inputs):
         raise ValueError(
             f"{name} returned inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}; "
             "expected the same number of rows in both, at least one"
         )
     count = parse_count("samples", samples, len(inputs))
-    return Images(inputs[:count], targets[:count], name, classes_in(name, targets), side(inputs))
+    return Images(inputs[:count], targets[:count], name, classes_in(name, targets), side_of(inputs))
 
 
-def _materialised(name: str, dataset: Any, samples: Samples, image_size: int | None, resize: Resize | None) -> Images:
+def _from_dataset(name: str, dataset: Any, samples: Samples, image_size: int | None, resize: Resize | None) -> Images:
     if not len(dataset):
         raise ValueError(f"{name} returned an empty {type(dataset).__name__}; expected at least one item")
-    listed = _listed(dataset)
+    listed = _listed_targets(dataset)
     order = np.arange(len(dataset)) if listed is None else subset(listed, samples)
-    inputs, targets = Resident(name, len(order)), Resident(name, len(order))
+    inputs, targets = GrowingTensor(name, len(order)), GrowingTensor(name, len(order))
     drawn = False
     for row in order.tolist():
         item, random = _item(name, dataset, row)
@@ -92,16 +105,16 @@ def _materialised(name: str, dataset: Any, samples: Samples, image_size: int | N
             raise ValueError(f"{name}: item {row} has the shapes {shapes}, the first {first}; make them equal")
         inputs.append(one[None])
         targets.append(wanted[None])
-    for row, before in zip(order[:AGAIN].tolist(), inputs.tensor, strict=False):
+    for row, before in zip(order[:REREAD].tolist(), inputs.tensor, strict=False):
         value, _ = _parts(f"{name}: item {row}", _item(name, dataset, row)[0])
         again = _tensor(f"{name}: input {row}", _decoded(f"{name}: item {row}", value, image_size, resize)[0])
         if not torch.equal(again.nan_to_num(), before.nan_to_num()):
             raise ValueError(
-                f"{name}: item {row} is another one when it is read again, expected the same; switch its random "
-                "transforms off, or draw them from torch's, numpy's or Python's global generator, which is seeded here"
+                f"{name}: item {row} differs when it is read again, expected the same; switch its random transforms "
+                "off, or draw them from the global generator of torch, numpy or Python, which is seeded here"
             )
     if drawn:
-        _log.warning("note: %s transforms its items at random; each was drawn once, from a fixed seed", name)
+        _log.warning("note: %s transforms its items at random; each was drawn once, with a fixed seed", name)
     counts = [_named_classes(dataset), *([] if listed is None else [classes_in(name, torch.from_numpy(listed))])]
     images = _images(name, inputs.tensor, targets.tensor, counts)
     if listed is not None:
@@ -112,25 +125,25 @@ def _materialised(name: str, dataset: Any, samples: Samples, image_size: int | N
 
 
 def _item(name: str, dataset: Any, row: int) -> tuple[Any, bool]:
-    """An item, drawn from a seed of its own where it is random, and whether it is."""
-    with user_code.fixed_rng(derived_seed(SEED, "item", row)):
-        before = user_code.rng_states()
+    """An item, read with a seed of its own, and whether it drew random numbers."""
+    with fixed_rng(derived_seed(SEED, "item", row)):
+        before = rng_states()
         item = guarded(f"{name}: item {row}", partial(operator.getitem, dataset, row))
-        return item, before != user_code.rng_states()
+        return item, before != rng_states()
 
 
-def _streamed(
+def _from_iterable(
     name: str, stream: Any, samples: Samples, image_size: int | None, resize: Resize | None, *, batched: bool
 ) -> Images:
     total = _length(stream, batched)
     if total is None and str(samples).endswith("%"):
-        raise ValueError(f"{name} gives a {type(stream).__name__} without a length; ask for a number with --samples")
+        raise ValueError(f"{name} returned a {type(stream).__name__} without a length; give a number with --samples")
     wanted = None if total is None and samples in (None, "all") else parse_count("samples", samples, total or 2**62)
     if batched and isinstance(getattr(stream, "sampler", None), RandomSampler):
-        _log.info("%s: the loader shuffles; it is read once, in the order of seed %d", name, SEED)
+        _log.info("%s: the loader shuffles; it is read once, with the shuffle of seed %d", name, SEED)
     rows = None if total is None else wanted or total
-    inputs, targets = Resident(name, rows), Resident(name, rows)
-    with user_code.fixed_rng(SEED):  # the same shuffle and the same transforms at every loading
+    inputs, targets = GrowingTensor(name, rows), GrowingTensor(name, rows)
+    with fixed_rng(SEED):  # the same shuffle and transforms whenever it is loaded
         for i, item in enumerate(_items(name, stream)):
             what = f"{name}: {'batch' if batched else 'item'} {i}"
             value, target = _parts(what, item)
@@ -143,9 +156,11 @@ def _streamed(
             if wanted is not None and inputs.count >= wanted:
                 break
     if not inputs.count or inputs.count != targets.count:
-        raise ValueError(f"{name} gave {inputs.count} inputs and {targets.count} targets; expected some, one of each")
+        raise ValueError(
+            f"{name} gave {inputs.count} inputs and {targets.count} targets; expected equally many, at least one"
+        )
     source = getattr(stream, "dataset", stream)
-    listed = _listed(source) if batched else None
+    listed = _listed_targets(source) if batched else None
     counts = [_named_classes(source), *([] if listed is None else [classes_in(name, torch.from_numpy(listed))])]
     images = _images(name, inputs.tensor, targets.tensor, counts)
     if wanted is not None and (total is None or wanted < total):
@@ -160,7 +175,7 @@ def _items(name: str, stream: Any) -> Iterator[Any]:
 
 
 def _length(stream: Any, batched: bool) -> int | None:
-    """Number of samples, where it is known."""
+    """Number of samples, None if unknown."""
     counted = getattr(stream, "sampler", None) or getattr(stream, "dataset", None) if batched else stream
     try:
         return len(counted)  # type: ignore[arg-type]
@@ -172,8 +187,8 @@ def _warn_sorted(name: str, targets: Tensor) -> None:
     whole = targets.ndim == 1 and not targets.is_floating_point()
     if whole and len(targets) >= 8 and bool((targets.diff() >= 0).all()):
         _log.warning(
-            "%s: the first %d samples are in the order of their classes, %d to %d; shuffle the loader, or return its "
-            "dataset, which is served class-balanced", name, len(targets), int(targets[0]), int(targets[-1]),
+            "%s: the first %d samples are sorted by class, %d to %d; shuffle the loader, or return its dataset, which "
+            "is served class-balanced", name, len(targets), int(targets[0]), int(targets[-1]),
         )  # fmt: skip
 
 
@@ -193,7 +208,7 @@ def _parts(what: str, item: Any) -> tuple[Any, Any]:
 
 
 def _decoded(what: str, value: Any, image_size: int | None, resize: Resize | None) -> tuple[Any, int | None]:
-    """A picture, also an encoded one as `datasets` gives it, as pixels; and the size that all are to have."""
+    """The pixels of a picture (also encoded, as `datasets` gives it), or the value itself; and the size for all."""
     if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
         value = decoding.opened(value["bytes"], what)
     if not isinstance(value, Image.Image):
@@ -202,10 +217,10 @@ def _decoded(what: str, value: Any, image_size: int | None, resize: Resize | Non
     return guarded(what, partial(decoding.pixels, value, size, resize)), size
 
 
-def _listed(dataset: Any) -> np.ndarray | None:
-    """The dataset's own list of class numbers, where it has a usable one."""
+def _listed_targets(dataset: Any) -> np.ndarray | None:
+    """The dataset's own list of class numbers, None if it has no usable one."""
     if isinstance(dataset, Subset):
-        below = _listed(dataset.dataset)
+        below = _listed_targets(dataset.dataset)
         return None if below is None else below[np.asarray(dataset.indices, np.int64)]
     listed = getattr(dataset, "targets", None)
     columns = getattr(dataset, "column_names", None)  # of Hugging Face's datasets
@@ -219,7 +234,7 @@ def _listed(dataset: Any) -> np.ndarray | None:
 
 
 def _named_classes(dataset: Any) -> int:
-    """How many classes a dataset names, 0 where it names none."""
+    """Number of classes that a dataset names, 0 if it names none."""
     if isinstance(dataset, Subset):
         return _named_classes(dataset.dataset)
     features = getattr(dataset, "features", None)  # of Hugging Face's datasets
@@ -230,56 +245,15 @@ def _named_classes(dataset: Any) -> int:
 
 
 def _images(name: str, inputs: Tensor, targets: Tensor, counts: list[int]) -> Images:
-    mean, std = normalisation(inputs)
+    mean, std = default_normalisation(inputs)
     classes = max(classes_in(name, targets), *counts)
-    return Images(inputs, targets, name, classes, side(inputs), mean, std, counted=not counts[0])
+    return Images(inputs, targets, name, classes, side_of(inputs), mean, std, counted=not counts[0])
 
 
 def _tensor(what: str, value: Any) -> Tensor:
     if isinstance(value, np.ndarray) and not value.flags.writeable:
-        value = value.copy()  # a memory map, say: torch has no read-only tensors
+        value = value.copy()  # such as a memory map: torch has no read-only tensors
     try:
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(f"{what} is a {type(value).__name__}; expected a tensor, a picture or a number") from None
-
-
-def classes_in(name: str, targets: Tensor) -> int:
-    """Number of classes that targets speak of, 0 for a regression.
-
-    Raises:
-        ValueError: a class number is negative.
-    """
-    if targets.is_floating_point():
-        return targets.shape[1] if targets.ndim == 2 else 0  # soft labels, or a regression
-    if targets.min() < 0:
-        raise ValueError(f"{name} has the target {int(targets.min())}; expected class numbers from 0 upward")
-    return int(targets.max()) + 1
-
-
-def side(inputs: Tensor) -> int:
-    """Side of square images, else 0."""
-    return inputs.shape[-1] if inputs.ndim == 4 and inputs.shape[-1] == inputs.shape[-2] else 0
-
-
-def normalisation(inputs: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and std of uint8 images whose source names none: ImageNet's for three channels; empty for all else."""
-    if inputs.dtype != torch.uint8 or inputs.ndim != 4:
-        return (), ()
-    if inputs.shape[1] == 3:
-        return IMAGENET_MEAN, IMAGENET_STD
-    return (0.5,) * inputs.shape[1], (0.5,) * inputs.shape[1]
-
-
-def load(spec: str, *, samples: Samples, image_size: int | None, resize: Resize | None = None) -> Images:
-    """The data that a callable without arguments returns, see `objects.images_of`.
-
-    What it draws at random it draws from a fixed seed, the same in every process.
-
-    Raises:
-        FileNotFoundError, ValueError: as `named`; the callable fails, or returns something else.
-    """
-    function = import_callable(spec)
-    with user_code.fixed_rng(derived_seed(0, "data")):
-        made = guarded(spec, function)
-    return images_of(spec, made, samples=samples, image_size=image_size, resize=resize)

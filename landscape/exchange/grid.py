@@ -1,4 +1,4 @@
-"""A surface without the protocol behind it: what other tools keep in their files."""
+"""Surfaces, lines and trajectories as plain arrays, for exchange with other tools."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ KNOWN: Mapping[str, Quantity] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Course:
-    """The path of a run on a plane.
+class ProjectedTrajectory:
+    """The trajectory of a run on a plane.
 
     Args:
-        places: coordinates of its snapshots, (2, n).
-        loss: on the plane at these places, (n,); NaN where it is not known.
-        names: of the snapshots; empty where a file does not say them.
+        positions: coordinates of its snapshots, (2, n).
+        loss: on the plane at these positions, (n,); NaN if unknown.
+        names: of the snapshots; empty if unknown.
     """
 
-    places: np.ndarray
+    positions: np.ndarray
     loss: np.ndarray
     names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Numbers over the points of a plane (or of a line, without y), in float64.
+    """Values at the points of a plane (or of a line, without y), in float64.
 
     Args:
         axes: x and y, or x alone, ascending; zero exactly zero.
-        values: name -> array over the axes; NaN where nothing is known.
-        done: 1 where a point has been evaluated, whatever came out.
-        facts: what else the file says.
-        name: what tells several grids of one file apart.
-        course: the path of a run over it.
+        values: name -> array over the axes; NaN where unknown.
+        done: 1 where a point has been evaluated, even if the result is not finite.
+        facts: further attributes from the file.
+        name: distinguishes several grids of one file.
+        trajectory: of a run, on this plane.
     """
 
     axes: Mapping[str, np.ndarray]
@@ -51,7 +51,7 @@ class Grid:
     done: np.ndarray
     facts: Mapping[str, str | float] = field(default_factory=dict)
     name: str = ""
-    course: Course | None = None
+    trajectory: ProjectedTrajectory | None = None
 
 
 def grid_of(data: xr.Dataset) -> Grid:
@@ -62,12 +62,12 @@ def grid_of(data: xr.Dataset) -> Grid:
     axes = {axis: np.asarray(data[axis].values, dtype=float) for axis in ("x", "y")}
     facts = {key: data.attrs[key] for key in ("l2_definition",) if key in data.attrs}
     return Grid(
-        axes, values, done, facts, course=_course_over(data, axes, values["loss"]) if "path_x" in data else None
+        axes, values, done, facts, trajectory=_trajectory_over(data, axes, values["loss"]) if "path_x" in data else None
     )
 
 
 def lines_of(data: xr.Dataset) -> list[Grid]:
-    """The sections of a stored answer, one grid each."""
+    """The lines of a stored result, one grid each."""
     found = []
     for k in range(data.sizes["direction"]):
         here = data.isel(direction=k).drop_vars("direction", errors="ignore")
@@ -78,24 +78,26 @@ def lines_of(data: xr.Dataset) -> list[Grid]:
     return found
 
 
-def course_of(data: xr.Dataset) -> Course:
-    """The path of a stored trajectory on its principal plane."""
-    places = np.stack([np.asarray(data[name].values, dtype=float) for name in ("pc1", "pc2")])
-    return Course(places, np.asarray(data["plane_loss"].values, dtype=float), tuple(map(str, data["name"].values)))
+def trajectory_of(data: xr.Dataset) -> ProjectedTrajectory:
+    """A stored trajectory on its principal plane."""
+    positions = np.stack([np.asarray(data[name].values, dtype=float) for name in ("pc1", "pc2")])
+    return ProjectedTrajectory(
+        positions, np.asarray(data["plane_loss"].values, dtype=float), tuple(map(str, data["name"].values))
+    )
 
 
-def _course_over(data: xr.Dataset, axes: Mapping[str, np.ndarray], loss: np.ndarray) -> Course:
-    """A stored path with the loss of the surface under it, bilinear between grid points, NaN beyond them."""
+def _trajectory_over(data: xr.Dataset, axes: Mapping[str, np.ndarray], loss: np.ndarray) -> ProjectedTrajectory:
+    """A stored trajectory with the loss of the surface, bilinear between grid points, NaN outside the grid."""
     from scipy.interpolate import RegularGridInterpolator
 
-    places = np.stack([np.asarray(data[name].values, dtype=float) for name in ("path_x", "path_y")])
-    between = RegularGridInterpolator((axes["x"], axes["y"]), loss, bounds_error=False)
+    positions = np.stack([np.asarray(data[name].values, dtype=float) for name in ("path_x", "path_y")])
+    interpolate = RegularGridInterpolator((axes["x"], axes["y"]), loss, bounds_error=False)
     names = tuple(map(str, data["path_name"].values)) if "path_name" in data else ()
-    return Course(places, np.asarray(between(places.T)), names)
+    return ProjectedTrajectory(positions, np.asarray(interpolate(positions.T)), names)
 
 
 def ascending(axes: Sequence[np.ndarray]) -> tuple[list[np.ndarray], tuple[np.ndarray, ...]]:
-    """Axes in ascending order with an exact zero, and the index that brings arrays over them into that order."""
+    """Axes in ascending order with an exact zero, and the index that sorts arrays over them accordingly."""
     orders = [np.argsort(axis, kind="stable") for axis in axes]
     sorted_axes = [axis[order] for axis, order in zip(axes, orders, strict=True)]
     exact = [np.where(np.abs(a) < 1e-12 * np.ptp(a), 0.0, a) for a in sorted_axes]

@@ -1,4 +1,4 @@
-"""Files of other tools into a results file, where they stand beside our own surfaces."""
+"""Import surfaces and lines of other tools into a results file, next to measured ones."""
 
 from __future__ import annotations
 
@@ -35,42 +35,42 @@ def import_file(
     *,
     label: str = "",
     weight_decay: float = park2022_csv.WEIGHT_DECAY,
-    course: Path | None = None,
+    trajectory: Path | None = None,
     reduce_of: ReduceOf,
 ) -> list[Outcome]:
-    """Add what a file of another tool holds to a results file; what is there already is left alone.
+    """Add the surfaces of another tool's file to a results file, unless they are there already.
 
     Args:
         path: a surface of tomgoldstein/loss-landscape (HDF5), or a published CSV.
         out: results file; made if absent.
         label: readable name of the group; default: the file's stem.
         weight_decay: of a CSV's objective.
-        course: a projection file of tomgoldstein/loss-landscape, the path of a run over the surface.
-        reduce_of: gives the summaries of a probe, as for `Writer`.
+        trajectory: a projection file of tomgoldstein/loss-landscape: the trajectory of a run on the surface.
+        reduce_of: returns the summary function of a probe, as for `Writer`.
 
     Raises:
-        FileNotFoundError, ValueError: there is no such file, or it holds no surface; see the message.
+        FileNotFoundError, ValueError: there is no such file, or it holds no surface.
     """
-    grids = read(path, weight_decay=weight_decay, course=course)
+    grids = read(path, weight_decay=weight_decay, trajectory=trajectory)
     named = [f"{label or path.stem}-{grid.name}" if grid.name else label or path.stem for grid in grids]
     return [_stored(grid, path, out, name, reduce_of) for grid, name in zip(grids, named, strict=True)]
 
 
-def read(path: Path, *, weight_decay: float = park2022_csv.WEIGHT_DECAY, course: Path | None = None) -> list[Grid]:
-    """The grids of a file, whatever tool wrote it, with the path of another over them.
+def read(path: Path, *, weight_decay: float = park2022_csv.WEIGHT_DECAY, trajectory: Path | None = None) -> list[Grid]:
+    """The grids of a file of any known tool, with the trajectory of another file.
 
     Raises:
         FileNotFoundError, ValueError: as `import_file`.
     """
     found = _grids(path, weight_decay)
-    if course is None:
+    if trajectory is None:
         return found
-    if not course.exists():
-        raise FileNotFoundError(f"no file at {course}; give a projection file, with proj_xcoord and proj_ycoord")
+    if not trajectory.exists():
+        raise FileNotFoundError(f"no file at {trajectory}; give a projection file, with proj_xcoord and proj_ycoord")
     if any("y" not in grid.axes for grid in found):
-        raise ValueError(f"{path} holds a line, expected a surface under the path of {course}; drop --path")
-    over = tomgoldstein.read_course(course)
-    return [replace(grid, course=over) for grid in found]
+        raise ValueError(f"{path} holds a line, expected a surface under the path of {trajectory}; drop --path")
+    read_in = tomgoldstein.read_trajectory(trajectory)
+    return [replace(grid, trajectory=read_in) for grid in found]
 
 
 def _grids(path: Path, weight_decay: float) -> list[Grid]:
@@ -86,7 +86,7 @@ def _grids(path: Path, weight_decay: float) -> list[Grid]:
         with h5py.File(path, "r") as file:
             ours = "format" in file.attrs
     except OSError as error:
-        raise ValueError(f"{path} is damaged ({error}); give another copy of it") from None
+        raise ValueError(f"{path} is damaged ({error}); give another copy") from None
     if ours:
         raise ValueError(f"{path} is a results file of landscape already; draw it with: landscape plot {path}")
     return tomgoldstein.read_surface(path)
@@ -124,16 +124,16 @@ def _stored(grid: Grid, path: Path, out: Path, label: str, reduce_of: ReduceOf) 
 
 
 def _snapshots(grid: Grid) -> dict[str, np.ndarray]:
-    return {} if grid.course is None else {"snapshot": np.arange(grid.course.places.shape[1])}
+    return {} if grid.trajectory is None else {"snapshot": np.arange(grid.trajectory.positions.shape[1])}
 
 
 def _path(grid: Grid) -> dict[str, tuple[Quantity, np.ndarray]]:
-    if grid.course is None:
+    if grid.trajectory is None:
         return {}
     names = (("path_x", "first coordinate of the snapshot"), ("path_y", "second coordinate of the snapshot"))
     return {
         name: (Quantity(about, dims=("snapshot",)), values)
-        for (name, about), values in zip(names, grid.course.places, strict=True)
+        for (name, about), values in zip(names, grid.trajectory.positions, strict=True)
     }
 
 
@@ -146,9 +146,9 @@ def _of_line(quantities: Mapping[str, Quantity]) -> dict[str, Quantity]:
 
 
 def _digest(grid: Grid) -> str:
-    """Of all numbers: the same file imports once, another one beside it."""
+    """Digest of all values, so that the same file is imported once."""
     digest = hashlib.sha256()
-    places = {} if grid.course is None else {"path": grid.course.places}
-    for name, values in {**grid.axes, **grid.values, "done": grid.done, **places}.items():
+    positions = {} if grid.trajectory is None else {"path": grid.trajectory.positions}
+    for name, values in {**grid.axes, **grid.values, "done": grid.done, **positions}.items():
         digest.update(f"{name}:{values.shape};".encode() + np.ascontiguousarray(values, dtype=float).tobytes())
     return digest.hexdigest()[:10]

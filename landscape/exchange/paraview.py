@@ -1,4 +1,4 @@
-"""For ParaView: surfaces as meshes, lines and paths as curves, as VTK XML (.vtp); meshes as legacy files (.vtk)."""
+"""Write VTK XML files (.vtp) for ParaView: surfaces as meshes, lines and trajectories as curves."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from xml.sax.saxutils import quoteattr
 
 import numpy as np
 
-from landscape.exchange.grid import Course, Grid
+from landscape.exchange.grid import Grid, ProjectedTrajectory
 
 Mesh = tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]
 
 
 def write_vtp(path: Path, grid: Grid) -> None:
-    """Write a surface as polygons, a line as a curve, with all quantities at their points; the height is the loss."""
+    """Write a surface as polygons or a line as a curve, with all quantities as point data; the height is the loss."""
     if "y" in grid.axes:
         points, quads, values = mesh(grid)
         _write(path, points, values, polygons=quads)
@@ -24,11 +24,11 @@ def write_vtp(path: Path, grid: Grid) -> None:
     _write(path, points, _complete({name: column[known] for name, column in grid.values.items()}))
 
 
-def write_course(path: Path, course: Course) -> None:
-    """Write the path of a run as a curve on its surface, without snapshots whose loss on the plane is not known."""
-    known = np.isfinite(course.loss)
-    points = np.column_stack([*course.places[:, known], course.loss[known]])
-    _write(path, points, {"loss": course.loss[known], "snapshot": np.flatnonzero(known).astype(float)})
+def write_trajectory(path: Path, trajectory: ProjectedTrajectory) -> None:
+    """Write a trajectory as a curve on the surface, without snapshots whose loss on the plane is unknown."""
+    known = np.isfinite(trajectory.loss)
+    points = np.column_stack([*trajectory.positions[:, known], trajectory.loss[known]])
+    _write(path, points, {"loss": trajectory.loss[known], "snapshot": np.flatnonzero(known).astype(float)})
 
 
 def _complete(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -38,7 +38,7 @@ def _complete(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def _write(
     path: Path, points: np.ndarray, values: dict[str, np.ndarray], *, polygons: np.ndarray | None = None
 ) -> None:
-    """Polygons between the points, or without any the curve through them in their order."""
+    """Write polygons between the points, or a curve through them in their order."""
     cells = np.arange(len(points))[None] if polygons is None else polygons
     kind, ends = "Polys" if polygons is not None else "Lines", cells.shape[1] * np.arange(1, len(cells) + 1)
     arrays = "\n".join(_array(name, column) for name, column in values.items())
@@ -68,22 +68,11 @@ def _write(
     )
 
 
-def write_vtk(path: Path, grid: Grid) -> None:
-    """The same mesh in the legacy format, which older readers take."""
-    points, quads, values = mesh(grid)
-    cells = np.column_stack([np.full(len(quads), 4), quads])
-    lines = ["# vtk DataFile Version 3.0", "loss surface", "ASCII", "DATASET POLYDATA", f"POINTS {len(points)} double"]
-    lines += [_text(points), f"POLYGONS {len(quads)} {cells.size}", _text(cells), f"POINT_DATA {len(points)}"]
-    for name, column in values.items():
-        lines += [f"SCALARS {name} double 1", "LOOKUP_TABLE default", _text(column)]
-    path.write_text("\n".join(lines) + "\n")
-
-
 def mesh(grid: Grid) -> Mesh:
     """Points (n, 3), quadrilaterals between finished neighbours (m, 4), and the quantities at the points.
 
-    Points without a finite loss are left out, as are the cells at them: a mesh has no place for infinity. The decimal
-    logarithm of the loss comes along where it exists, for surfaces that span orders of magnitude.
+    Points without a finite loss are left out, with the cells that touch them. The decimal logarithm of the loss is
+    included if it exists, for surfaces that span orders of magnitude.
     """
     loss = grid.values["loss"]
     known = grid.done & np.isfinite(loss)

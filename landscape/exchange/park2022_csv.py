@@ -1,4 +1,4 @@
-"""The CSV in which the surfaces of Park & Kim 2022, Fig. 1a, were published: no header, one line per point."""
+"""Read and write the CSV format of the published surfaces of Park & Kim 2022, Fig. 1a: no header, a line per point."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def read_surface(path: Path, *, weight_decay: float = WEIGHT_DECAY) -> Grid:
     """The surface, with `objective` = loss + weight decay x l2, which is what the published figure shows.
 
     Raises:
-        ValueError: a line is not understood, or the points are no grid.
+        ValueError: a line cannot be parsed, or the points are not a grid.
     """
     rows = []
     with path.open(newline="", encoding="utf-8", errors="replace") as stream:
@@ -37,7 +37,9 @@ def read_surface(path: Path, *, weight_decay: float = WEIGHT_DECAY) -> Grid:
             try:
                 rows.append([float(value) for value in row])
             except ValueError as error:
-                raise ValueError(f"{path} has no number in line {number} ({error}); expected no header") from None
+                raise ValueError(
+                    f"{path} has a value that is not a number in line {number} ({error}); expected no header"
+                ) from None
     if not rows:
         raise ValueError(f"{path} is empty, expected one line per point of a surface")
     table = np.array(rows)
@@ -61,15 +63,15 @@ def read_surface(path: Path, *, weight_decay: float = WEIGHT_DECAY) -> Grid:
 
 
 def write_surface(path: Path, grid: Grid) -> None:
-    """Write the finished points, x fastest; columns that the surface does not have are nan."""
-    lost = np.full(grid.done.shape, np.nan)
+    """Write the finished points, x fastest; columns that the surface lacks are nan."""
+    unknown = np.full(grid.done.shape, np.nan)
     known = dict(grid.values)
     if grid.facts.get("l2_definition") != "park2022":
-        known["l2"] = lost  # half a squared norm is another number
+        known["l2"] = unknown  # another definition: half the squared norm
     with path.open("w", newline="") as stream:
         table = csv.writer(stream)
         for j, y in enumerate(grid.axes["y"]):
             for i, x in enumerate(grid.axes["x"]):
                 if grid.done[i, j]:
-                    numbers = [known.get(name, lost)[i, j] for name in list(COLUMNS.values())[2:]]
+                    numbers = [known.get(name, unknown)[i, j] for name in list(COLUMNS.values())[2:]]
                     table.writerow([float(x), float(y), *map(float, numbers)])

@@ -1,9 +1,9 @@
-"""The HDF5 files of tomgoldstein/loss-landscape (Li et al. 2018): surfaces, and directions of a plane.
+"""Read and write the HDF5 files of tomgoldstein/loss-landscape (Li et al. 2018): surfaces, trajectories, directions.
 
 A surface file holds `xcoordinates`, `ycoordinates` (absent for a line), `train_loss`, `train_acc` (per cent), the same
-for `test_`, perhaps `min_eig`, `max_eig`, and `dir_file`. Values lie with y slow and x fast, whatever shape the array
-says: its tool fills a (nx, ny) array by the flat index of a (ny, nx) mesh. A point not evaluated yet holds -1.
-A projection file, the path of a run on a plane, holds `proj_xcoord` and `proj_ycoord`, one number per snapshot.
+for `test_`, perhaps `min_eig`, `max_eig`, and `dir_file`. Values are stored with x fastest, whatever the shape of the
+array: that tool fills a (nx, ny) array by the flat index of a (ny, nx) mesh. A point not evaluated yet holds -1.
+A projection file, the trajectory of a run on a plane, holds `proj_xcoord` and `proj_ycoord`, one number per snapshot.
 A direction file holds `xdirection/0`, `xdirection/1`, ...: one array per parameter in their order, or per entry of the
 state dict; the same under `ydirection`.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from landscape.exchange.grid import Course, Grid, ascending
+from landscape.exchange.grid import Grid, ProjectedTrajectory, ascending
 
 UNFILLED = -1.0
 AXES = {"x": "xcoordinates", "y": "ycoordinates"}
@@ -26,10 +26,10 @@ PROJECTIONS = ("proj_xcoord", "proj_ycoord")
 
 
 def read_surface(path: Path) -> list[Grid]:
-    """The surfaces (or lines) of a file, one per part of the data.
+    """The surfaces (or lines) in a file, one per split of the data.
 
     Raises:
-        ValueError: it holds none, or one that does not fit its coordinates.
+        ValueError: it holds none, or one whose size differs from its coordinates.
     """
     with h5py.File(path, "r") as file:
         splits = [split for split in SPLITS if f"{split}_loss" in file]
@@ -71,7 +71,7 @@ def read_surface(path: Path) -> list[Grid]:
 
 
 def write_surface(path: Path, grid: Grid, *, split: str = "train") -> None:
-    """Write a surface as that tool would have left it; oblong arrays are (ny, nx), which its figures can draw."""
+    """Write a surface in that tool's layout; arrays of unequal sides are (ny, nx), which its figures can draw."""
     with h5py.File(path, "w") as file:
         file["dir_file"] = str(grid.facts.get("dir_file", ""))
         for axis, values in grid.axes.items():
@@ -84,8 +84,8 @@ def write_surface(path: Path, grid: Grid, *, split: str = "train") -> None:
                 file[name] = grid.values[name].T
 
 
-def read_course(path: Path) -> Course:
-    """The path of a projection file.
+def read_trajectory(path: Path) -> ProjectedTrajectory:
+    """The trajectory in a projection file.
 
     Raises:
         ValueError: it holds none.
@@ -100,21 +100,21 @@ def read_course(path: Path) -> Course:
             )
         x, y = (np.asarray(file[name][()], dtype=float).ravel() for name in PROJECTIONS)
     if len(x) != len(y) or not len(x):
-        raise ValueError(f"{path} has {len(x)} and {len(y)} coordinates, expected as many of either, at least one")
-    return Course(np.stack([x, y]), np.full(len(x), np.nan))
+        raise ValueError(f"{path} has {len(x)} and {len(y)} coordinates, expected equally many, at least one")
+    return ProjectedTrajectory(np.stack([x, y]), np.full(len(x), np.nan))
 
 
-def write_course(path: Path, course: Course) -> None:
-    """Write the path of a run as that tool projects it: in the units of the surface's axes."""
+def write_trajectory(path: Path, trajectory: ProjectedTrajectory) -> None:
+    """Write a trajectory in that tool's layout, in the units of the surface's axes."""
     with h5py.File(path, "w") as file:
-        for name, values in zip(PROJECTIONS, course.places, strict=True):
+        for name, values in zip(PROJECTIONS, trajectory.positions, strict=True):
             file[name] = values
 
 
 def read_directions(
     path: Path, parameters: Mapping[str, tuple[int, ...]], state: Mapping[str, tuple[int, ...]]
 ) -> list[dict[str, np.ndarray]]:
-    """The one or two directions of a file, by the names of the parameters they move.
+    """The one or two directions in a file, by parameter name.
 
     Args:
         path: a direction file.
@@ -122,7 +122,7 @@ def read_directions(
         state: shapes of its state dict, in order.
 
     Raises:
-        ValueError: it holds no directions, or those of another model; names the first tensor that does not fit.
+        ValueError: it holds no directions, or those of another model; names the first tensor that differs.
     """
     if not h5py.is_hdf5(path):
         raise ValueError(f"{path} is not an HDF5 file; give a direction file with xdirection and ydirection")
@@ -151,7 +151,7 @@ def _direction(
             )
         if name not in parameters and values.any():
             raise ValueError(
-                f"{path} moves {name}, which is no parameter; give directions of weights (its --dir_type weights)"
+                f"{path} moves {name}, which is not a parameter; give directions of weights (its --dir_type weights)"
             )
     named = dict(zip(layouts[0], arrays, strict=True))
     return {name: values for name, values in named.items() if name in parameters and values.any()}

@@ -1,7 +1,7 @@
-"""Stochastic depth (Huang et al. 2016, arXiv 1603.09382): whole residual branches dropped, sample by sample.
+"""Parts that the bundled networks share: stochastic depth, MC dropout, heads and feature smoothing.
 
-A function and not a module: nothing stands between a branch and the sum it enters, so that whoever listens to
-the network finds the branch under the name of what computed it.
+What acts on a residual branch is a function, not a module, so that a forward hook finds the branch under the name of
+the module that computed it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+Head = Literal["gap", "bn-gap", "mlp"]
+BOUND = 10.0  # t of t tanh(x / t), as in the paper
+
 
 def drop_path(branch: Tensor, rate: float, *, training: bool) -> Tensor:
-    """The branch, in training zero for a random `rate` of the samples and divided by 1 - rate for the others.
+    """Stochastic depth (Huang et al. 2016, arXiv 1603.09382): drop the branch for a random `rate` of the samples.
 
-    The expectation is the branch itself, which is also what evaluation returns.
+    The others are divided by 1 - rate, so that the expectation is the branch itself, which evaluation returns.
 
     Args:
         branch: output of a residual branch, samples along the first axis.
@@ -35,7 +38,9 @@ def drop_path_rates(last: float, depth: int) -> list[float]:
     return [last * i / max(depth - 1, 1) for i in range(depth)]
 
 
-Head = Literal["gap", "bn-gap", "mlp"]
+def mc_dropout(x: Tensor, rate: float) -> Tensor:
+    """Dropout that stays on in evaluation: every forward pass is one sample of the network's predictions."""
+    return F.dropout(x, rate, training=True) if rate else x
 
 
 class Average(nn.Module):
@@ -47,11 +52,11 @@ class Average(nn.Module):
 
 
 def pooling(head: Head, features: int) -> nn.Module:
-    """What lies between the last map and the linear classifier.
+    """The layers between the last feature map and the linear classifier.
 
     Args:
-        head: `gap` averages over positions; `bn-gap` norms and rectifies before; `mlp` has a hidden layer after it, as
-            wide as the map.
+        head: `gap` averages over positions; `bn-gap` applies batch norm and ReLU before; `mlp` adds a hidden layer with
+            as many units after.
         features: channels of the map.
     """
     if head == "bn-gap":
@@ -61,13 +66,10 @@ def pooling(head: Head, features: int) -> nn.Module:
     return Average()
 
 
-BOUND = 10.0  # t of t tanh(x / t), the paper's
-
-
 class Smoothing(nn.Module):
     """blur(relu(t tanh(x / t))): features bounded, rectified, and averaged over 2 x 2 positions, without parameters.
 
-    The blur has stride 1 and repeats the last row and column, so that the map keeps its size and a constant one its
+    The blur has stride 1 and repeats the last row and column, so that the map keeps its size, and a constant map its
     values.
     """
 
@@ -75,20 +77,3 @@ class Smoothing(nn.Module):
         """(batch, channel, height, width) to the same."""
         bounded = F.relu(BOUND * torch.tanh(x / BOUND))
         return F.avg_pool2d(F.pad(bounded, (0, 1, 0, 1), mode="replicate"), 2, stride=1)
-
-
-def mc_dropout(x: Tensor, rate: float) -> Tensor:
-    """Dropout that is on at test time too: every forward pass is one sample of the network's predictions.
-
-    A function and not a module, for the same reason as `drop_path`.
-    """
-    return F.dropout(x, rate, training=True) if rate else x
-
-
-@torch.no_grad()
-def averaged(model: nn.Module, images: Tensor, passes: int) -> Tensor:
-    """Probabilities of a stochastic network, averaged over forward passes (not logits), (N, classes)."""
-    total = torch.zeros(())
-    for _ in range(passes):
-        total = total + model(images).softmax(dim=1)
-    return total / passes
