@@ -40,7 +40,7 @@ from landscape.weight_space.forward_mode import (
     control_points,
     is_control_point,
 )
-from landscape.weight_space.grid_sampling import ExactGrid, GridSampling, Preview
+from landscape.weight_space.grid_sampling import ExactGrid, Preview
 from landscape.weight_space.path_labels import path_labels
 from landscape.weight_space.plane_evaluator import L2Definition, PlaneEvaluator, quantities
 from landscape.weight_space.planes import Plane, plane_of
@@ -242,7 +242,7 @@ class Surface(Probe):
         return ExecutionMode(self.precision, self.memory_format, self.compile)
 
     @property
-    def _sampling(self) -> GridSampling:
+    def _sampling(self) -> ExactGrid:
         return Preview(self.tolerance, self.seed) if self.preview else ExactGrid()
 
     @property

@@ -89,16 +89,9 @@ def rates(subject: Subject, mode: ExecutionMode, work: Workload) -> Rates:
 def estimate(
     subject: Subject, mode: ExecutionMode, work: Workload, *, grid: Grid, units: int, workers: int, at_most: bool
 ) -> str:
-    """How long some units of a grid take after the directions are known, in words.
+    """How long the pending units of a grid take after the directions are known, in words.
 
-    Args:
-        subject: all samples.
-        mode: execution mode of the forward passes.
-        work: what a run consists of.
-        grid: all points.
-        units: points that are pending.
-        workers: tasks at once; each computes the eigenvectors itself.
-        at_most: points may be left early.
+    Several workers compute the eigenvectors each by itself. `at_most`: points may be left early.
     """
     work, samples = replace(work, corners=0), len(subject)
     timed = rates(subject, mode, replace(work, eigen=work.eigen and workers > 1))

@@ -24,30 +24,15 @@ LOSS_CHANGE = 0.02  # relative; farther out the loss of trained networks no long
 
 @dataclass(frozen=True, eq=False)
 class ExtremeEigenvectors:
-    """Unit eigenvectors of the smallest and the largest Hessian eigenvalue of the loss over all samples.
+    """Unit eigenvectors of the smallest (x) and the largest (y) Hessian eigenvalue of the loss over all samples.
 
     Args:
-        values: smallest and largest eigenvalue.
-        directions: their eigenvectors, name -> tensor.
-        loss: at the checkpoint.
-        slopes: derivatives of the loss along the eigenvectors.
+        directions: name -> tensor, of either.
+        quadratic_model: of the loss: `model_loss`, and slope and curvature along both; the cross term is zero.
     """
 
-    values: tuple[float, float]
     directions: tuple[dict[str, Tensor], dict[str, Tensor]]
-    loss: float
-    slopes: tuple[float, float]
-
-    @property
-    def quadratic_model(self) -> dict[str, float]:
-        """Its coefficients as stored with a result; the cross term is zero."""
-        return {
-            "model_loss": self.loss,
-            "slope_x": self.slopes[0],
-            "slope_y": self.slopes[1],
-            "curvature_x": self.values[0],
-            "curvature_y": self.values[1],
-        }
+    quadratic_model: dict[str, float]
 
 
 def extreme_eigenvectors(subject: Subject, seed: int) -> ExtremeEigenvectors:
@@ -75,12 +60,14 @@ def extreme_eigenvectors(subject: Subject, seed: int) -> ExtremeEigenvectors:
     )
     loss, gradient = _loss_and_gradient(subject)
     slopes = found.vectors[[1, 0]].double() @ gradient
-    return ExtremeEigenvectors(
-        values=(float(found.values[1]), float(found.values[0])),
-        directions=(smallest, largest),
-        loss=loss,
-        slopes=(slopes[0].item(), slopes[1].item()),
-    )
+    model = {
+        "model_loss": loss,
+        "slope_x": slopes[0].item(),
+        "slope_y": slopes[1].item(),
+        "curvature_x": float(found.values[1]),
+        "curvature_y": float(found.values[0]),
+    }
+    return ExtremeEigenvectors((smallest, largest), model)
 
 
 def reach(loss: float, slope: float, curvature: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 
@@ -17,42 +17,26 @@ _log = logging.getLogger(__name__)
 Data = Mapping[str, np.ndarray]
 
 
-class GridSampling(Protocol):
-    """What a surface asks of either kind."""
-
-    quantities: ClassVar[Mapping[str, Quantity]]  # in addition to those of every point
-
-    def evaluations(self, grid: Grid) -> int:
-        """Number of points that are evaluated, unless a preview turns out to need all."""
-
-    def stage(self, data: Data, quantities: Iterable[str]) -> Stage | None:
-        """The next stage from the stored arrays; see `landscape.probe.Stages`."""
-
-    def summaries(self, data: Data) -> dict[str, float]:
-        """Summaries of the sampling itself."""
-
-
-@dataclass(frozen=True)
 class ExactGrid:
     """Every point, at once."""
 
-    quantities: ClassVar[Mapping[str, Quantity]] = {}
+    quantities: ClassVar[Mapping[str, Quantity]] = {}  # in addition to those of every point
 
     def evaluations(self, grid: Grid) -> int:
-        """All points."""
+        """Number of points that are evaluated, unless a preview turns out to need all."""
         return grid[0] * grid[1]
 
     def stage(self, data: Data, quantities: Iterable[str]) -> Stage | None:
-        """No stages."""
+        """The next stage from the stored arrays; see `landscape.probe.Stages`."""
         return None
 
     def summaries(self, data: Data) -> dict[str, float]:
-        """None."""
+        """Summaries of the sampling itself."""
         return {}
 
 
 @dataclass(frozen=True)
-class Preview:
+class Preview(ExactGrid):
     """Points from coarse to fine, the others interpolated, the error measured at hold-outs.
 
     Args:

@@ -116,16 +116,12 @@ def plane_of(
 
 def _eigen_plane(subject: Subject, seed: int) -> Plane:
     eigenvectors = extreme_eigenvectors(subject, seed)
-    smallest, largest = eigenvectors.values
-    x, y = (
-        reach(eigenvectors.loss, slope, curvature)
-        for slope, curvature in zip(eigenvectors.slopes, eigenvectors.values, strict=True)
-    )
-    return Plane(
-        "eigen", eigenvectors.directions,
-        (f"eigenvector of {smallest:.3g} (smallest)", f"eigenvector of {largest:.3g} (largest)"), "weight",
-        spans=((-x, x), (-y, y)), identity="eigen", model=eigenvectors.quadratic_model,
-    )  # fmt: skip
+    model = eigenvectors.quadratic_model
+    x, y = (reach(model["model_loss"], model[f"slope_{axis}"], model[f"curvature_{axis}"]) for axis in "xy")
+    ends = {"x": "smallest", "y": "largest"}
+    first, second = (f"eigenvector of {model[f'curvature_{axis}']:.3g} ({end})" for axis, end in ends.items())
+    spans = (-x, x), (-y, y)
+    return Plane("eigen", eigenvectors.directions, (first, second), "weight", spans, identity="eigen", model=model)
 
 
 def _checkpoint_plane(subject: Subject, weights: Mapping[str, Tensor], paths: list[Path]) -> Plane:
