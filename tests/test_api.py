@@ -49,7 +49,7 @@ def refuse(done: int, total: int) -> None:
     raise AssertionError("a finished question was measured again")
 
 
-def test_a_loaded_subject_is_measured_and_its_answer_comes_labelled(final: Path, out: Path) -> None:
+def test_a_loaded_subject_is_measured_and_its_result_is_labelled(final: Path, out: Path) -> None:
     subject = landscape.load(final, **FEW)
     data = landscape.measure("variance", subject, out=out)
     assert isinstance(data, xr.Dataset)
@@ -76,7 +76,7 @@ def test_options_go_to_the_probe_and_to_loading(final: Path, out: Path) -> None:
     assert data.attrs["label"] == "mine"
 
 
-def test_the_newest_checkpoint_is_measured_where_none_is_given(final: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_newest_checkpoint_is_measured_by_default(final: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(final.parents[2])
     data = landscape.measure("variance", **FEW)
     assert data.attrs["checkpoint_sha256"] == file_sha256(final)
@@ -94,7 +94,7 @@ def test_a_module_made_in_python_is_measured(out: Path) -> None:
     assert data.attrs["label"] == "linear"
 
 
-def test_a_finished_question_returns_without_measuring(final: Path, out: Path) -> None:
+def test_a_finished_run_returns_without_measuring(final: Path, out: Path) -> None:
     subject = landscape.load(final, **FEW)
     first = landscape.measure("variance", subject, out=out)
     again = landscape.measure("variance", landscape.load(final, **FEW), out=out, report=refuse)
@@ -103,7 +103,7 @@ def test_a_finished_question_returns_without_measuring(final: Path, out: Path) -
         landscape.measure("variance", subject, out=out, overwrite=True, report=refuse)
 
 
-def test_an_open_dataset_is_no_obstacle(final: Path, out: Path) -> None:
+def test_an_open_dataset_does_not_block_writing(final: Path, out: Path) -> None:
     subject = landscape.load(final, **FEW)
     landscape.measure("variance", subject, out=out)
     with xr.open_datatree(out, engine="h5netcdf") as lazy, h5py.File(out):  # as in a notebook
@@ -141,7 +141,7 @@ def test_the_seed_of_a_probe_may_be_given_with_a_subject(final: Path, out: Path)
     assert two.attrs["protocol"].endswith("seed 0 (seed 1 of the surface)")
 
 
-def test_one_word_may_stand_for_a_list_of_one(final: Path, out: Path) -> None:
+def test_a_single_word_is_a_list_of_one(final: Path, out: Path) -> None:
     subject = landscape.load(final, **FEW)
     data = landscape.measure("fourier", subject, out=out, layers="layer1.0$")
     assert data["name"].values.tolist() == ["layer1.0"]

@@ -1,4 +1,4 @@
-"""Claims: numbers in closed form from made-up results, verdicts by the t interval, the whole road on digits."""
+"""Claims: numbers in closed form from made-up results, verdicts by the t interval, end to end on digits."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ def test_the_interval_is_student_s_over_seeds() -> None:
         ([0.0, 0.0, 0.0], 1, "cannot tell"),
     ],
 )
-def test_a_claim_holds_where_the_whole_interval_has_its_sign(numbers: list[float], claimed: int, verdict: str) -> None:
+def test_a_claim_holds_if_the_whole_interval_has_its_sign(numbers: list[float], claimed: int, verdict: str) -> None:
     assert Finding(claim(claimed), numbers).verdict == verdict
 
 
-def test_a_seed_that_lacks_an_answer_gives_no_number() -> None:
+def test_a_seed_that_lacks_a_result_gives_no_number() -> None:
     data = xr.Dataset({"accuracy": 0.5})
     complete = results(("alternet", "accuracy", data + 0.2), ("preresnet", "accuracy", data))
     (finding,) = findings([BY_NAME["alternet"]], [complete, results(("alternet", "accuracy", data))])
@@ -111,7 +111,7 @@ def test_the_rhythm_is_the_first_unit_of_a_stage_against_its_others() -> None:
     assert math.isnan(first_against_rest(units(["conv"], [1], [0.3])))
 
 
-def test_ends_compares_the_attention_that_ends_a_stage_with_the_same_place_without() -> None:
+def test_ends_compares_attention_at_the_end_of_a_stage_with_the_convolution_there() -> None:
     mixed = units(["conv", "conv", "conv", "msa", "conv", "msa"], [1, 1, 2, 2, 3, 3], [0, 0, 0, 0.5, 0, 0.3])
     plain = units(["conv"] * 6, [1, 1, 2, 2, 3, 3], [0, 0, 0, 0.1, 0, 0.2])
     found = BY_NAME["ends"].compute(results(("alternet", "lesion", mixed), ("preresnet", "lesion", plain)))
@@ -167,7 +167,7 @@ def test_claims_are_reproduced_from_training_to_the_table(
 
 
 @pytest.mark.slow
-def test_answers_of_ensembles_are_stored_like_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluations_of_ensembles_are_stored_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(NETWORKS, "smoothing", NETWORKS["dropout"])  # type: ignore[index]
     few = Measurement("evaluate", {"samples": 64, "passes": 2})
     monkeypatch.setitem(MEASUREMENTS, "ensemble", few)  # type: ignore[index]

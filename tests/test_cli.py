@@ -1,4 +1,4 @@
-"""The command line: what it leaves, what it says, how it ends."""
+"""The command line: what it writes, what it prints, its exit codes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import h5py
 import numpy as np
@@ -22,9 +22,11 @@ import synthetic
 import torch
 
 import landscape
+from landscape.cli.command_options import loading_options
 from landscape.cli.main import status
 from landscape.cli.text_table import text_table
 from landscape.results import reader
+from landscape.subject.spec import Spec
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -64,7 +66,7 @@ def test_the_newest_checkpoint_is_taken_and_named(command: Command, tmp_path: Pa
     assert group.startswith("resnet_demo-digits-")
 
 
-def test_a_finished_question_says_so_and_measures_nothing(command: Command, tmp_path: Path) -> None:
+def test_a_finished_run_says_so_and_measures_nothing(command: Command, tmp_path: Path) -> None:
     words = ("fourier", "--samples", "16", "--out", tmp_path / "r.h5")
     assert command(*words)[0] == 0
     before = (tmp_path / "r.h5").read_bytes()
@@ -137,7 +139,7 @@ def test_a_folder_of_any_checkpoints_is_a_run(command: Command, tmp_path: Path) 
     assert not (tmp_path / "other.h5").exists()
 
 
-def test_a_line_to_another_checkpoint_says_its_barrier(command: Command, tmp_path: Path) -> None:
+def test_a_line_to_another_checkpoint_prints_its_barrier(command: Command, tmp_path: Path) -> None:
     torch.manual_seed(0)
     content = torch.load("checkpoints/resnet_demo-digits/init.pt", weights_only=True)
     content["state_dict"] = {n: t + 0.1 * torch.randn(t.shape) if t.is_floating_point() and t.dim() > 1 else t
@@ -166,7 +168,7 @@ def test_directions_repeat_the_surface_with_the_next_seeds(command: Command, tmp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("probe", [("surface", "--resolution", "3"), ("lesion", "--layers", "layer3")])
-def test_the_batch_size_belongs_to_the_question_only_where_batch_norm_is_refreshed(
+def test_the_batch_size_belongs_to_the_run_key_only_if_batch_norm_is_recalibrated(
     command: Command, tmp_path: Path, probe: tuple[str, ...]
 ) -> None:
     for bn, groups in (("frozen", 1), ("recalibrate:1", 3)):
@@ -258,7 +260,7 @@ def test_bad_input_ends_in_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_that_are_no_checkpoints_are_refused(command: Command, tmp_path: Path) -> None:
+def test_files_that_are_not_checkpoints_are_rejected(command: Command, tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return os.system, (f"touch {tmp_path / 'ran'}",)
@@ -304,7 +306,7 @@ def test_a_results_file_that_cannot_be_used_is_left_as_it_is(command: Command, t
     assert sorted(p.name for p in tmp_path.iterdir()) == ["locked.h5", "newer.h5", "text.h5"]
 
 
-def test_a_checkpoint_of_other_classes_is_refused(command: Command, tmp_path: Path) -> None:
+def test_a_checkpoint_with_another_number_of_classes_is_rejected(command: Command, tmp_path: Path) -> None:
     (tmp_path / "three.py").write_text(
         "import torch\ndef data(): return torch.zeros(4, 3, 16, 16), torch.tensor([0, 1, 2, 50])\n"
     )
@@ -315,7 +317,7 @@ def test_a_checkpoint_of_other_classes_is_refused(command: Command, tmp_path: Pa
     assert "51" in err
 
 
-def test_a_model_that_returns_nan_is_refused(command: Command, tmp_path: Path) -> None:
+def test_a_model_that_returns_nan_is_rejected(command: Command, tmp_path: Path) -> None:
     (tmp_path / "nan.py").write_text(
         "import torch\n"
         "class Net(torch.nn.Linear):\n"
@@ -332,14 +334,14 @@ def test_a_model_that_returns_nan_is_refused(command: Command, tmp_path: Path) -
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_cuda_that_is_not_there_is_refused(command: Command, tmp_path: Path) -> None:
+def test_a_missing_cuda_device_is_rejected(command: Command, tmp_path: Path) -> None:
     code, _, err = command("variance", "--device", "cuda", "--out", tmp_path / "r.h5")
     assert code == 1
     assert one_line(err)
     assert "cpu" in err
 
 
-def test_no_checkpoint_anywhere_says_how_to_make_one(
+def test_without_any_checkpoint_the_error_says_how_to_make_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -381,7 +383,7 @@ def test_an_interrupted_surface_keeps_what_it_has_and_resumes_to_the_same_number
         np.testing.assert_array_equal(resumed[name].values, straight[name].values)
 
 
-def test_help_costs_no_torch() -> None:
+def test_help_loads_neither_torch_nor_matplotlib_nor_h5py() -> None:
     script = (
         "import sys\n"
         "from landscape.cli.main import status\n"
@@ -395,6 +397,20 @@ def test_help_costs_no_torch() -> None:
 
 
 @pytest.mark.slow
+def test_every_documented_field_of_spec_is_an_option_with_the_default_of_the_probe(command: Command) -> None:
+    documented = {
+        name for name, hint in get_type_hints(Spec, include_extras=True).items() if hasattr(hint, "__metadata__")
+    }
+    assert {"data", "samples", "batch_size", "mean", "seed"} <= documented
+    assert documented == set(loading_options({})) == set(Spec.__dataclass_fields__) - {"checkpoint", "logits"}
+    for probe, batch_size, split in (("hessian", 16, "train"), ("fourier", 128, "test")):
+        text = " ".join(command(probe, "--help")[1].replace("│", " ").split())
+        assert all(f"--{name.replace('_', '-')} " in text for name in documented)
+        assert f"default {batch_size} " in text
+        assert f"default {split} " in text
+        assert "default 1024 " in text
+
+
 def test_the_last_line_of_a_training_is_the_accuracy_of_its_final_weights(command: Command, tmp_path: Path) -> None:
     words = ("train", "vit_demo", "--data", "digits", "--epochs", "0", "--ema", "0.9", "--out", tmp_path / "run")
     code, _, err = command(*words)
@@ -403,7 +419,7 @@ def test_the_last_line_of_a_training_is_the_accuracy_of_its_final_weights(comman
     assert "final.pt, loss " in err.splitlines()[-1]
 
 
-def test_a_run_s_name_is_no_path(command: Command) -> None:
+def test_the_name_of_a_run_must_not_be_a_path(command: Command) -> None:
     code, _, err = command("train", "vit_demo", "--data", "digits", "--epochs", "0", "--name", "../a")
     assert code == 2
     assert one_line(err)
@@ -445,7 +461,7 @@ def test_show_loads_neither_torch_nor_matplotlib(tmp_path: Path) -> None:
     assert all(f"\n{probe} " in done.stdout for probe in synthetic.MADE_UP)
 
 
-def test_show_tells_what_is_in_a_checkpoint_and_in_a_results_file(command: Command, tmp_path: Path) -> None:
+def test_show_prints_what_is_in_a_checkpoint_and_in_a_results_file(command: Command, tmp_path: Path) -> None:
     out = tmp_path / "r.h5"
     assert command("variance", "--samples", "16", "--out", out)[0] == 0
     code, text, _ = command("show", out)
@@ -561,7 +577,7 @@ def test_the_moving_average_of_a_run_is_taken_from_beside_its_final_weights(comm
     for given in ((run, "--weights", "ema"), (run / "final_ema.pt",)):
         assert command("variance", *given, *words, "--out", tmp_path / "r.h5")[0] == 0
         groups.update(landscape.open(tmp_path / "r.h5")["variance"].children)
-    assert len(groups) == 1  # the same question
+    assert len(groups) == 1  # the same run key
 
 
 @pytest.mark.slow
@@ -575,7 +591,7 @@ def test_workers_give_the_same_file_as_one_process(command: Command, trained: Pa
     np.testing.assert_allclose(left.loss.values, right.loss.values, rtol=1e-6)
 
 
-def test_version_is_the_distribution_s(command: Command) -> None:
+def test_version_is_that_of_the_distribution(command: Command) -> None:
     from importlib import metadata
 
     assert command("--version")[1].strip() == metadata.version("landscape-probes")

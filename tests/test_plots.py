@@ -41,7 +41,7 @@ from landscape.probes import PROBES
 from landscape.results import reader
 
 VIT = synthetic.NETWORKS[0].label
-SPECIAL = {"hessian_phases", "hessian_layers", "saddle"}  # of some answers only: tests of their own
+SPECIAL = {"hessian_phases", "hessian_layers", "saddle"}  # of some results only: tests of their own
 EVERYDAY = [name for name in FIGURES if name not in SPECIAL]
 
 
@@ -55,7 +55,7 @@ def drawn(study: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return drawing.draw(study, tmp_path_factory.mktemp("figures"))
 
 
-def answer(study: Path, probe: str, label: str = VIT) -> xr.Dataset:
+def result_of(study: Path, probe: str, label: str = VIT) -> xr.Dataset:
     ((_, data),) = reader.find(study, probe=probe, label=label)
     return data
 
@@ -105,7 +105,7 @@ def test_a_misspelt_figure_module_is_rejected_by_name(lines: str, said: str) -> 
 @pytest.mark.parametrize("name", EVERYDAY)
 def test_a_figure_returns_the_axes_it_was_given(study: Path, name: str) -> None:
     axes = axes_for(name)
-    assert FIGURES[name].module.draw(answer(study, FIGURES[name].probe), axes) is axes
+    assert FIGURES[name].module.draw(result_of(study, FIGURES[name].probe), axes) is axes
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -128,7 +128,7 @@ def test_a_half_finished_file_draws_every_figure(tmp_path: Path, share: float) -
     assert [figure.stem for figure in drawing.draw(path, tmp_path / "figures")] == EVERYDAY
 
 
-def test_an_answer_with_nothing_finished_is_left_out_and_named(tmp_path: Path) -> None:
+def test_a_result_with_nothing_finished_is_left_out_and_named(tmp_path: Path) -> None:
     path = synthetic.write(tmp_path / "empty.h5", synthetic.NETWORKS[:1], probes=("hessian", "lesion"), share=0.0)
     synthetic.write(path, synthetic.NETWORKS[:1], probes=("variance",))
     assert [figure.stem for figure in drawing.draw(path, tmp_path)] == ["variance"]
@@ -178,7 +178,7 @@ def test_unknown_formats_and_probes_are_usage_errors(study: Path, tmp_path: Path
 
 
 def test_families_have_their_colours_and_markers(study: Path) -> None:
-    data = [answer(study, "variance", network.label) for network in synthetic.NETWORKS]
+    data = [result_of(study, "variance", network.label) for network in synthetic.NETWORKS]
     vit, resnet, alternet = appearance.looks(data)
     assert (vit.color, vit.marker) == ("tab:red", "o")
     assert (resnet.color, resnet.marker) == ("tab:blue", "D")
@@ -207,13 +207,13 @@ def test_a_checkpoint_looks_the_same_in_every_figure_of_a_study() -> None:
     assert alone == together
 
 
-def test_answers_of_one_label_are_told_apart_by_what_differs() -> None:
+def test_results_of_one_label_are_distinguished_by_what_differs() -> None:
     same = {"label": "vit", "model": "vit_ti"}
     data = [xr.Dataset(attrs={**same, "parameters": f'{{"seed": {seed}, "tol": 0.1}}'}) for seed in (0, 1)]
     assert appearance.names(data) == ["vit (seed 0)", "vit (seed 1)"]
 
 
-def test_a_name_says_what_tells_answers_apart_and_not_how_products_were_made() -> None:
+def test_a_name_says_what_distinguishes_results_and_not_the_backend_of_products() -> None:
     asked = [("lanczos", "kept", ""), ("pyhessian", "auto", ""), ("lanczos", "kept", "a/mine.py:f")]
     data = [
         xr.Dataset(attrs={"label": "vit", "parameters": json.dumps({"hvp": hvp, "engine": engine, "top": 5}),
@@ -227,7 +227,7 @@ def test_a_name_says_what_tells_answers_apart_and_not_how_products_were_made() -
     ]
 
 
-def test_answers_stay_apart_where_the_first_three_differences_do_not_tell_them() -> None:
+def test_results_are_distinguished_even_if_the_first_three_differences_do_not_suffice() -> None:
     asked: list[dict[str, object]] = [
         {"resolution": 5, "plane": "random", "preview": False, "cap": 1, "seed": 0},
         {"resolution": 5, "plane": "random", "preview": False, "cap": 1, "seed": 1},
@@ -254,7 +254,7 @@ def test_answers_stay_apart_where_the_first_three_differences_do_not_tell_them()
     ("name", "quantity"), [("fourier_depth", "high_frequency"), ("variance", "variance"), ("probe_linear", "accuracy")]
 )
 def test_lines_over_depth_are_the_stored_numbers_with_their_errors(study: Path, name: str, quantity: str) -> None:
-    data = answer(study, FIGURES[name].probe)
+    data = result_of(study, FIGURES[name].probe)
     ax = FIGURES[name].module.draw(data, Figure().subplots())
     shown = np.isfinite(data[quantity].values)
     line, _, (bars,) = ax.containers[0]
@@ -276,7 +276,7 @@ def test_bands_span_each_attention_unit_and_each_reduction() -> None:
 
 
 def test_fourier_lines_end_at_each_layers_own_highest_frequency(study: Path) -> None:
-    data = answer(study, "fourier", "resnet50-cifar100")
+    data = result_of(study, "fourier", "resnet50-cifar100")
     ax = FIGURES["fourier"].module.draw(data, Figure().subplots())
     ends = [line.get_xdata()[-1] for line in ax.lines]
     np.testing.assert_array_equal(ends, np.nanmax(data["frequency"].values, axis=1))
@@ -292,7 +292,7 @@ def test_the_density_is_that_of_scipy_at_the_same_bandwidth() -> None:
 
 
 def test_both_panels_of_the_spectrum_show_one_density_of_all_values(study: Path) -> None:
-    data = answer(study, "hessian")
+    data = result_of(study, "hessian")
     left, right = hessian.draw(data, tuple(Figure().subplots(1, 2)), ranges=((-400.0, 0.0), (0.0, 1500.0)))
     area = sum(np.trapezoid(ax.lines[0].get_ydata(), ax.lines[0].get_xdata()) for ax in (left, right))
     assert area == pytest.approx(1.0, abs=0.01)
@@ -309,7 +309,7 @@ def test_a_few_equal_eigenvalues_still_draw(values: list[float]) -> None:
 
 
 def test_contours_have_the_checkpoint_in_the_middle_and_dots_where_the_loss_overflows(study: Path) -> None:
-    data = answer(study, "surface", "resnet50-cifar100")
+    data = result_of(study, "surface", "resnet50-cifar100")
     ax = surface.draw(data, Figure().subplots())
     lost = int(np.isinf(data["loss"].values).sum())
     assert lost > 0
@@ -346,7 +346,7 @@ def test_a_flat_surface_beside_a_steep_one_has_contours_too() -> None:
 
 
 def test_lesion_bars_are_the_stored_drops_coloured_by_kind(study: Path) -> None:
-    data = answer(study, "lesion")
+    data = result_of(study, "lesion")
     ax = lesion.draw(data, Figure().subplots())
     bars = ax.containers[1] if len(ax.containers) > 1 else ax.containers[0]
     np.testing.assert_array_equal([bar.get_height() for bar in bars], data["accuracy_drop"].values)
@@ -354,7 +354,7 @@ def test_lesion_bars_are_the_stored_drops_coloured_by_kind(study: Path) -> None:
     assert [label.get_text() for label in ax.get_xticklabels()][:2] == ["0.stem", "1.msa"]
 
 
-def test_names_lose_what_they_share_and_keep_what_tells_them_apart() -> None:
+def test_names_lose_their_common_prefix_and_stay_distinct() -> None:
     assert lesion.shortened(["blocks.0.attn", "blocks.1.attn"]) == ["0.attn", "1.attn"]
     assert lesion.shortened(["layer1.0.conv2", "layer2.0.conv2"]) == ["layer1.0.conv2", "layer2.0.conv2"]
     assert lesion.shortened(["only.one"]) == ["only.one"]
@@ -362,8 +362,8 @@ def test_names_lose_what_they_share_and_keep_what_tells_them_apart() -> None:
     assert lesion.shortened(["a.0.x + a.1.x", "a.1.x + a.2.x"]) == ["0.x + 1.x", "1.x + 2.x"]
 
 
-def test_a_removal_that_blows_a_network_up_does_not_hide_the_others(study: Path) -> None:
-    data = answer(study, "lesion").copy(deep=True)
+def test_a_removal_that_blows_up_the_loss_does_not_hide_the_others(study: Path) -> None:
+    data = result_of(study, "lesion").copy(deep=True)
     assert lesion.bars(data, Figure().subplots(), "loss_increase", "loss").get_yscale() == "linear"
     data["loss_increase"][:2] = [np.inf, 1e20]
     ax = lesion.bars(data, Figure().subplots(), "loss_increase", "loss")
@@ -372,7 +372,7 @@ def test_a_removal_that_blows_a_network_up_does_not_hide_the_others(study: Path)
 
 
 def test_noise_is_drawn_with_its_interval_and_without_empty_bands(study: Path) -> None:
-    data = answer(study, "noise")
+    data = result_of(study, "noise")
     ax = FIGURES["noise"].module.draw(data, Figure().subplots())
     shown = np.isfinite(data["accuracy_drop"].values)
     assert shown.sum() == 8
@@ -384,7 +384,7 @@ def test_noise_is_drawn_with_its_interval_and_without_empty_bands(study: Path) -
 
 
 def test_spectra_are_tiles_at_their_true_frequencies_with_one_scale(study: Path) -> None:
-    data = [answer(study, "fourier", network.label) for network in synthetic.NETWORKS[:2]]
+    data = [result_of(study, "fourier", network.label) for network in synthetic.NETWORKS[:2]]
     module = FIGURES["fourier_spectrum"].module
     page = module.page(data, appearance.looks(data))
     scales = {image.norm for ax in page.axes for image in ax.images}
@@ -403,7 +403,7 @@ def test_spectra_are_tiles_at_their_true_frequencies_with_one_scale(study: Path)
 
 
 def test_the_classifier_of_linear_probes_is_named(study: Path) -> None:
-    data = [answer(study, "probe-linear", network.label) for network in synthetic.NETWORKS[:2]]
+    data = [result_of(study, "probe-linear", network.label) for network in synthetic.NETWORKS[:2]]
     module = FIGURES["probe_linear"].module
     text = " ".join(text.get_text() for text in module.page(data, appearance.looks(data)).texts)
     assert "Classifier: ridge regression." in " ".join(text.split())
@@ -414,13 +414,13 @@ def test_the_classifier_of_linear_probes_is_named(study: Path) -> None:
 
 
 def test_a_linear_probe_is_drawn_beside_the_network_itself(study: Path) -> None:
-    data = answer(study, "probe-linear")
+    data = result_of(study, "probe-linear")
     *_, own = FIGURES["probe_linear"].module.draw(data, Figure().subplots()).lines
     assert own.get_ydata() == [0.75, 0.75]
 
 
 def test_kinds_of_noise_have_a_panel_each(study: Path) -> None:
-    data = [answer(study, "noise", network.label) for network in synthetic.NETWORKS[:2]]
+    data = [result_of(study, "noise", network.label) for network in synthetic.NETWORKS[:2]]
     other = data[0].assign_attrs(parameters='{"eps": "0.3", "equal_energy": true}')
     page = FIGURES["noise"].module.page([*data, other], appearance.looks([*data, other]))
     titles = [ax.get_title() for ax in page.axes]
@@ -429,7 +429,7 @@ def test_kinds_of_noise_have_a_panel_each(study: Path) -> None:
 
 
 def test_the_polar_path_starts_at_one_and_ends_in_the_middle(study: Path) -> None:
-    data = answer(study, "trajectory")
+    data = result_of(study, "trajectory")
     polar, plane = FIGURES["trajectory"].module.draw(data, axes_for("trajectory"))
     path = polar.lines[0]
     assert tuple(path.get_xydata()[0]) == (0.0, 1.0)
@@ -438,8 +438,8 @@ def test_the_polar_path_starts_at_one_and_ends_in_the_middle(study: Path) -> Non
     np.testing.assert_array_equal(plane.lines[0].get_ydata(), data["pc2"].values)
 
 
-def test_sections_are_the_stored_numbers_with_their_bands_and_barriers(study: Path) -> None:
-    data = answer(study, "line")
+def test_lines_are_the_stored_numbers_with_their_bands_and_barriers(study: Path) -> None:
+    data = result_of(study, "line")
     left, right = FIGURES["line"].module.draw(data, tuple(Figure().subplots(1, 2)))
     curves = [drawn for drawn in left.lines if len(drawn.get_xdata()) == data.sizes["t"]]
     np.testing.assert_array_equal([drawn.get_ydata() for drawn in curves], data["loss"].values)
@@ -467,8 +467,8 @@ def test_several_random_directions_are_a_mean_and_a_spread() -> None:
     assert [text.get_text() for text in page.legends[0].get_texts()] == ["net: 3 random directions"]
 
 
-def test_lines_of_one_checkpoint_are_told_apart_by_what_differs_and_by_their_line(study: Path) -> None:
-    data = [answer(study, "line").copy() for _ in range(2)]
+def test_lines_of_one_checkpoint_differ_in_label_and_line_style(study: Path) -> None:
+    data = [result_of(study, "line").copy() for _ in range(2)]
     for one, bn in zip(data, ("auto", "recalibrate:4"), strict=True):
         one.attrs["parameters"] = f'{{"bn": "{bn}"}}'
     page = FIGURES["line"].module.page(data, appearance.looks(data))
@@ -479,7 +479,7 @@ def test_lines_of_one_checkpoint_are_told_apart_by_what_differs_and_by_their_lin
 
 
 def test_the_path_lies_over_its_plane_with_the_end_as_a_star(study: Path) -> None:
-    data = answer(study, "surface")
+    data = result_of(study, "surface")
     ax = FIGURES["path"].module.draw(data, Figure().subplots())
     np.testing.assert_array_equal(ax.lines[0].get_xydata(), np.stack([data["path_x"], data["path_y"]], axis=1))
     assert (ax.lines[1].get_marker(), ax.lines[1].get_xydata().tolist()) == ("*", [[0.0, 0.0]])
@@ -491,7 +491,7 @@ def test_the_path_lies_over_its_plane_with_the_end_as_a_star(study: Path) -> Non
 
 
 def test_the_plane_of_a_run_stands_beside_the_snapshots_own_losses(study: Path) -> None:
-    data = answer(study, "trajectory")
+    data = result_of(study, "trajectory")
     losses, distances = FIGURES["trajectory_loss"].module.draw(data, tuple(Figure().subplots(1, 2)))
     for drawn, name in zip(losses.lines, ("loss", "plane_loss"), strict=True):
         np.testing.assert_array_equal(drawn.get_xydata(), np.stack([data["epoch"], data[name]], axis=1))
@@ -505,7 +505,7 @@ def test_a_caption_lists_protocols_that_differ() -> None:
     assert style.protocol(data[:1], styles[:1]) == "digits train."
 
 
-def test_a_caption_says_how_batch_norm_was_treated_where_it_was_not_left_alone() -> None:
+def test_a_caption_says_how_batch_norm_was_treated_unless_frozen() -> None:
     attributes = {"protocol": "digits", "plane": "checkpoints"}
     data = [
         xr.Dataset(attrs={**attributes, "label": name, "statistics": how})
@@ -571,21 +571,21 @@ def test_the_report_escapes_what_the_file_says(tmp_path: Path) -> None:
 def test_the_summary_table_holds_the_stored_numbers(study: Path) -> None:
     rows = {row["checkpoint"]: row for row in report.summary_table(study)}
     assert list(rows[VIT]) == ["checkpoint", "model", *report.COLUMNS, "worst unit"]
-    row, fourier = rows[VIT], answer(study, "fourier")["high_frequency"]
+    row, fourier = rows[VIT], result_of(study, "fourier")["high_frequency"]
     assert row["accuracy"] == 0.75  # the lesion study's intact network
-    assert row["APE"] == answer(study, "hessian")["ape"].item()
-    assert row["height"] == answer(study, "surface")["height"].sel(radius=0.5).item()
+    assert row["APE"] == result_of(study, "hessian")["ape"].item()
+    assert row["height"] == result_of(study, "surface")["height"].sel(radius=0.5).item()
     assert (row["high freq. first"], row["high freq. last"]) == (fourier[0].item(), fourier[-1].item())
     assert row["worst unit"] == "stages.0.0.stem"
 
 
-def test_a_report_into_a_folder_is_refused(study: Path, tmp_path: Path) -> None:
+def test_a_report_into_a_folder_is_rejected(study: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected a file for the page"):
         report.report(study, tmp_path, [])
 
 
-def test_a_heat_map_shows_what_was_evaluated_and_what_was_left_early(study: Path) -> None:
-    data = answer(study, "surface")
+def test_a_heat_map_marks_evaluated_and_capped_points(study: Path) -> None:
+    data = result_of(study, "surface")
     evaluated = (data["x"] + data["y"] > 0).astype(float)
     n = xr.where(data["x"] > 0.55, 64.0, 128.0) * xr.ones_like(evaluated)
     ax = Figure().add_subplot()
@@ -599,8 +599,8 @@ def test_a_heat_map_shows_what_was_evaluated_and_what_was_left_early(study: Path
 
 @pytest.mark.parametrize("name", ["surface", "surface_heat", "surface_error"])
 def test_a_plane_through_checkpoints_marks_and_names_the_others(study: Path, name: str) -> None:
-    names = ["", "sgd", "adam", "far", "off"][: answer(study, "surface").sizes["snapshot"]]
-    data = answer(study, "surface").assign(path_name=("snapshot", names)).assign_attrs(plane="checkpoints")
+    names = ["", "sgd", "adam", "far", "off"][: result_of(study, "surface").sizes["snapshot"]]
+    data = result_of(study, "surface").assign(path_name=("snapshot", names)).assign_attrs(plane="checkpoints")
     data["path_x"][-1] = 100.0  # where the grid does not reach
     ax = FIGURES[name].module.draw(data, Figure().subplots())
     assert [text.get_text() for text in ax.texts if text.get_text() in names and text.get_text()] == names[1:]
@@ -613,14 +613,14 @@ def test_a_plane_through_checkpoints_marks_and_names_the_others(study: Path, nam
 @pytest.mark.slow
 @pytest.mark.parametrize("probe", ["surface", "surface_heat"])
 def test_labels_of_six_different_planes_do_not_overlap(study: Path, probe: str) -> None:
-    answers = []
+    results = []
     for k in range(6):
-        data = answer(study, "surface").copy()
+        data = result_of(study, "surface").copy()
         for axis in ("x", "y"):
             about = {"long_name": f"component {k} of the run (82 % of its variance)", "units": "weight"}
             data[axis] = data[axis].assign_attrs(about)
-        answers.append(data)
-    page = FIGURES[probe].module.page(answers, appearance.looks(answers))
+        results.append(data)
+    page = FIGURES[probe].module.page(results, appearance.looks(results))
     page.draw_without_rendering()
     labels = [label for ax in page.axes[:6] for label in (ax.xaxis.label, ax.yaxis.label)]
     boxes = [label.get_window_extent() for label in labels]
@@ -629,10 +629,10 @@ def test_labels_of_six_different_planes_do_not_overlap(study: Path, probe: str) 
 
 
 def test_maps_of_several_networks_share_one_logarithmic_colour_scale(study: Path) -> None:
-    answers = [answer(study, "surface", network.label) for network in synthetic.NETWORKS]
-    page = surface_heat.page(answers, appearance.looks(answers))
-    norms = {id(ax.collections[0].norm) for ax in page.axes[: len(answers)]}
-    finite = np.concatenate([data["loss"].values[np.isfinite(data["loss"].values)] for data in answers])
+    results = [result_of(study, "surface", network.label) for network in synthetic.NETWORKS]
+    page = surface_heat.page(results, appearance.looks(results))
+    norms = {id(ax.collections[0].norm) for ax in page.axes[: len(results)]}
+    finite = np.concatenate([data["loss"].values[np.isfinite(data["loss"].values)] for data in results])
     assert len(norms) == 1
     norm = page.axes[0].collections[0].norm
     assert isinstance(norm, LogNorm)
@@ -640,14 +640,14 @@ def test_maps_of_several_networks_share_one_logarithmic_colour_scale(study: Path
 
 
 def test_the_error_map_shows_the_error_as_a_share_of_the_loss(study: Path) -> None:
-    data = answer(study, "surface")
+    data = result_of(study, "surface")
     ax = surface_error.draw(data, Figure().add_subplot())
     shown = ax.collections[0].get_array()
     np.testing.assert_allclose(np.asarray(shown).reshape(21, 21), (0.01 / data["loss"]).transpose("y", "x").values)
 
 
 def test_heights_are_drawn_with_their_intervals(study: Path) -> None:
-    data = answer(study, "surface")
+    data = result_of(study, "surface")
     ax = surface_height.draw(data, Figure().add_subplot())
     (bars,) = ax.containers
     line, _, (segments,) = bars.lines
@@ -663,11 +663,11 @@ def test_ticks_of_a_narrow_logarithmic_scale_are_round_and_few(low: float, high:
     assert low <= ticks.min() <= ticks.max() <= high
 
 
-def test_heights_of_planes_with_other_units_have_a_panel_of_their_own(study: Path) -> None:
-    data = answer(study, "surface")
+def test_heights_in_other_units_have_their_own_panel(study: Path) -> None:
+    data = result_of(study, "surface")
     other = data.assign_coords(x=data["x"].assign_attrs(units="share of the way"))
-    answers = [data, other, data]
-    figure = surface_height.page(answers, appearance.looks(answers))
+    results = [data, other, data]
+    figure = surface_height.page(results, appearance.looks(results))
     labels = [ax.get_xlabel() for ax in figure.axes]
     assert labels == ["distance from the weights (filter norm)", "distance from the weights (share of the way)"]
     assert [len(ax.containers) for ax in figure.axes] == [2, 1]

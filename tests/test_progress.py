@@ -1,4 +1,4 @@
-"""What a running probe says of its rate."""
+"""Progress: the rate that a running probe prints."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from landscape.cli import progress
 
 
-def test_what_is_made_before_the_first_unit_is_not_in_the_rate(
+def test_set_up_before_the_first_unit_does_not_count_in_the_rate(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = iter([0.0, 120.0, 160.0])

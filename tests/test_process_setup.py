@@ -1,4 +1,4 @@
-"""Freed memory that stays with the process."""
+"""What the command line sets for the whole process, and that the library sets nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("GLIBC_TUNABLES"
 
 @functools.cache
 def _faults(*arguments: str, **environment: str) -> int:
-    """Pages that the system hands out while the same tensors are made again and again."""
+    """Page faults while the same tensors are allocated again and again."""
     command = [sys.executable, "-c", ALLOCATE, *arguments]
     run = subprocess.run(command, capture_output=True, text=True, check=True, env=ENVIRONMENT | environment)
     return int(run.stdout)
@@ -38,11 +38,27 @@ def _faults(*arguments: str, **environment: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.confstr_names.get("CS_GNU_LIBC_VERSION"), reason="glibc's business")
-def test_tensors_of_a_pass_take_the_memory_of_the_last_one() -> None:
+def test_freed_memory_is_reused_without_page_faults() -> None:
     assert _faults("keep") < _faults() / 5  # the heap grows a little at first
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.confstr_names.get("CS_GNU_LIBC_VERSION"), reason="glibc's business")
-def test_a_choice_of_the_user_stands() -> None:
+def test_malloc_settings_of_the_user_are_kept() -> None:
     assert _faults("keep", MALLOC_TRIM_THRESHOLD_="131072") > 5 * _faults("keep")
+
+
+def _spin_count(*lines: str, **environment: str) -> str:
+    code = "\n".join(["import os", *lines, "print(os.environ.get('GOMP_SPINCOUNT'))"])
+    clean = {name: value for name, value in ENVIRONMENT.items() if name != "GOMP_SPINCOUNT"}
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=clean | environment
+    )
+    return run.stdout.strip()
+
+
+def test_only_the_command_line_changes_the_process() -> None:
+    imports = "import landscape.api, landscape.cli.main, landscape.cli.process_setup as setup"
+    assert _spin_count(imports, "assert not any(name in os.environ for name, _, _ in setup.MALLOC)") == "None"
+    assert _spin_count(imports, "setup.set_up_process()") == "10000"
+    assert _spin_count(imports, "setup.set_up_process()", GOMP_SPINCOUNT="7") == "7"
