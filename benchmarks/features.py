@@ -31,10 +31,7 @@ from landscape.layers.forward_hooks import feature_hooks, run_with_hooks
 from landscape.layers.selection import layers_of
 from landscape.subject.subject import Subject
 
-NETWORKS = {
-    "resnet 0.27 M": ("resnet_demo", {"blocks": (3, 3, 3), "width": 16}),
-    "vit_ti": ("vit_ti", {}),
-}
+NETWORKS = {"resnet 0.27 M": ("resnet_demo", {"blocks": (3, 3, 3), "width": 16}), "vit_ti": ("vit_ti", {})}
 THREE = ("fourier", "variance", "similarity")
 # column -> (probes, their options)
 COLUMNS = {

@@ -28,15 +28,10 @@ POINTS = 800
 
 @dataclass(frozen=True)
 class Grain:
-    """Resolution of a drawing: how finely quadratures resolve the axis.
+    """Resolution of a drawing: how finely quadratures resolve the axis."""
 
-    Args:
-        linear: the axis is asinh(eigenvalue / linear): linear up to this value, logarithmic beyond.
-        width: standard deviation of the Gaussian that broadens a node, on that axis.
-    """
-
-    linear: float
-    width: float
+    linear: float  # the axis is asinh(eigenvalue / linear): linear up to this value, logarithmic beyond
+    width: float  # standard deviation of the Gaussian that broadens a node, on that axis
 
 
 def draw(

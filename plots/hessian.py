@@ -30,11 +30,7 @@ PAPER: tuple[Range, Range] = ((-120.0, 0.0), (0.0, 900.0))
 
 
 def draw(
-    data: xr.Dataset,
-    axes: tuple[Axes, Axes],
-    *,
-    look: Look | None = None,
-    ranges: tuple[Range, Range] | None = None,
+    data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look | None = None, ranges: tuple[Range, Range] | None = None
 ) -> tuple[Axes, Axes]:
     """Draw the density of all eigenvalues, its negative side on the first axes and its positive side on the second.
 
@@ -129,10 +125,7 @@ def headline(data: xr.Dataset) -> Numbers:
     values = data["eigenvalue"] if "eigenvalue" in data else xr.DataArray(np.empty((0, 0)), dims=("batch", "rank"))
     if "group" in values.dims and np.isfinite(values).any():
         largest = values.max(("batch", "rank"))
-        found |= {
-            "largest": largest.max().item(),
-            "in": str(data["name"].values[int(np.nanargmax(largest.values))]),
-        }
+        found |= {"largest": largest.max().item(), "in": str(data["name"].values[int(np.nanargmax(largest.values))])}
     finished = data["done"] == 1 if "done" in data else xr.zeros_like(values.isel(rank=0), dtype=bool)
     lost = finished & (values.count("rank") == 0)
     if lost.any():

@@ -25,16 +25,11 @@ class GaussNewtonProduct:
     J' u is one backward pass, linear in u, and J v the derivative of its inner product with v by u: two backward passes
     through kept graphs per product, without forward mode. A call raises ValueError where the model has no second
     derivative.
-
-    Args:
-        value: of the loss at the present weights.
-        parameters: the tensors differentiated by.
-        shift: added to the diagonal.
     """
 
-    value: float
-    parameters: Sequence[Tensor]
-    shift: float
+    value: float  # of the loss at the present weights
+    parameters: Sequence[Tensor]  # the tensors differentiated by
+    shift: float  # added to the diagonal
     _outputs: Tensor
     _u: Tensor
     _transposed: Sequence[Tensor]  # J' u, with its graph

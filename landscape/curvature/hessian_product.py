@@ -23,18 +23,12 @@ class HessianProduct:
 
     The gradient graph is built once; every product is one more backward pass through it, about 2.2 to 2.7
     gradients. Nothing is written to `.grad`. A call raises ValueError where the model has no second derivative.
-
-    Args:
-        value: of the function at the present weights.
-        gradient: flat, (n,), without its graph.
-        parameters: the tensors differentiated by.
-        shift: added to the diagonal: the Hessian of shift * (1/2) ||w||^2.
     """
 
-    value: float
-    gradient: Tensor
-    parameters: Sequence[Tensor]
-    shift: float
+    value: float  # of the function at the present weights
+    gradient: Tensor  # flat, (n,), without its graph
+    parameters: Sequence[Tensor]  # the tensors differentiated by
+    shift: float  # added to the diagonal: the Hessian of shift * (1/2) ||w||^2
     _graph: Sequence[Tensor]
 
     def __call__(self, vector: Tensor) -> Tensor:

@@ -20,37 +20,25 @@ ERROR = 0.01  # of tol: the estimated relative error min(r, r^2 / gap) at which 
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Eigenvalues in the order asked for, each with a bound.
+    """Eigenvalues in the order asked for, each with a bound."""
 
-    Args:
-        values: (k,).
-        residuals: ||H v - lambda v||, (k,): an eigenvalue of H lies within it. Includes rounding. Says nothing about
-            further copies of a multiple eigenvalue: one start vector finds one.
-        converged: residual <= tol |value|, (k,).
-        errors: estimates min(r, r^2 / gap) of the errors, gap the distance to the next Ritz value, (k,). Not bounds:
-            the gap is known as far as the search went.
-        largest: algebraically largest Ritz value, with its residual in `ends`.
-        smallest: algebraically smallest one.
-        ends: residuals of (largest, smallest).
-        nodes: Ritz values, (m,): with `weights` a quadrature of the spectral density (before the first restart).
-        weights: (m,), non-negative, sum 1.
-        products: operator products spent.
-        vectors: (k, n) if asked for, each in the half space of the start vector.
-        missed: how many of the values only the search of `verification.verified` found.
-    """
-
-    values: np.ndarray
+    values: np.ndarray  # (k,)
+    # ||H v - lambda v||, (k,): an eigenvalue of H lies within it. Includes rounding. Says nothing about further
+    # copies of a multiple eigenvalue: one start vector finds one
     residuals: np.ndarray
-    converged: np.ndarray
+    converged: np.ndarray  # residual <= tol |value|, (k,)
+    # estimates min(r, r^2 / gap) of the errors, gap the distance to the next Ritz value, (k,). Not bounds: the gap
+    # is known as far as the search went
     errors: np.ndarray
-    largest: float
-    smallest: float
-    ends: tuple[float, float]
+    largest: float  # algebraically largest Ritz value, with its residual in `ends`
+    smallest: float  # algebraically smallest one
+    ends: tuple[float, float]  # residuals of (largest, smallest)
+    # Ritz values, (m,): with `weights` a quadrature of the spectral density (before the first restart)
     nodes: np.ndarray
-    weights: np.ndarray
-    products: int
-    vectors: Tensor | None = None
-    missed: int = 0
+    weights: np.ndarray  # (m,), non-negative, sum 1
+    products: int  # operator products spent
+    vectors: Tensor | None = None  # (k, n) if asked for, each in the half space of the start vector
+    missed: int = 0  # how many of the values only the search of `verification.verified` found
 
 
 def lanczos(

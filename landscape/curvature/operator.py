@@ -27,22 +27,14 @@ PatternCache = dict[tuple[int, int | None, int | None], list[Tensor]]  # mini-ba
 
 @dataclass(frozen=True, eq=False)
 class Curvature:
-    """Products of the objective's curvature on the mini-batches of a subject.
+    """Products of the objective's curvature on the mini-batches of a subject."""
 
-    Args:
-        subject: whose loss is differentiated.
-        parameters: by which, name -> tensor.
-        hvp: name of the backend, see `hvp_choice.Hvp`.
-        operator: of which matrix: Hessian, Gauss-Newton or empirical Fisher.
-        fixed: the activation pattern is fixed to that of double precision.
-        patterns: holds the activation pattern of the last mini-batch for other curvatures of the same subject.
-    """
-
-    subject: Subject
-    parameters: Mapping[str, Tensor]
-    hvp: str
-    operator: Operator = "hessian"
-    fixed: bool = False
+    subject: Subject  # whose loss is differentiated
+    parameters: Mapping[str, Tensor]  # by which, name -> tensor
+    hvp: str  # name of the backend, see `hvp_choice.Hvp`
+    operator: Operator = "hessian"  # of which matrix: Hessian, Gauss-Newton or empirical Fisher
+    fixed: bool = False  # the activation pattern is fixed to that of double precision
+    # holds the activation pattern of the last mini-batch for other curvatures of the same subject
     patterns: PatternCache | None = None
     _traced: TracedHessian | None = None
     _micro_batching: MicroBatching = field(default_factory=MicroBatching)

@@ -43,15 +43,10 @@ def by_module(parameters: Mapping[str, T]) -> dict[str, dict[str, T]]:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Diagonal blocks of a curvature matrix: a single one of all parameters, or one per layer on an axis `group`.
+    """Diagonal blocks of a curvature matrix: a single one of all parameters, or one per layer on an axis `group`."""
 
-    Args:
-        groups: parameters of each block.
-        per_layer: whether there is an axis `group`.
-    """
-
-    groups: Mapping[str, Mapping[str, Tensor]]
-    per_layer: bool
+    groups: Mapping[str, Mapping[str, Tensor]]  # parameters of each block
+    per_layer: bool  # whether there is an axis `group`
 
     @staticmethod
     def of(parameters: Mapping[str, Tensor], *, per_layer: bool) -> Blocks:

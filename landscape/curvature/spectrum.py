@@ -19,11 +19,7 @@ MIN_ROWS = 64  # if fewer fit in single precision, they are stored in half preci
 
 @dataclass(frozen=True)
 class Request:
-    """What to find of every matrix; see `lanczos.lanczos`.
-
-    Args:
-        verify: search for missed values afterwards.
-    """
+    """What to find of every matrix; see `lanczos.lanczos`."""
 
     top: int
     which: Which
@@ -31,7 +27,7 @@ class Request:
     ends: float
     max_products: int
     vectors: bool
-    verify: bool
+    verify: bool  # search for missed values afterwards
 
     @property
     def ranks(self) -> int:

@@ -15,17 +15,11 @@ Operator = Callable[[Tensor], Tensor]  # v -> A v, both (n,)
 
 @dataclass(frozen=True)
 class TraceEstimate:
-    """An estimate of tr A.
+    """An estimate of tr A."""
 
-    Args:
-        value: the estimate.
-        error: its standard error over the random vectors; 0 if the trace is exact.
-        products: operator products spent.
-    """
-
-    value: float
-    error: float
-    products: int
+    value: float  # the estimate
+    error: float  # its standard error over the random vectors; 0 if the trace is exact
+    products: int  # operator products spent
 
 
 def hutchinson(

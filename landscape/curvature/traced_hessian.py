@@ -40,18 +40,12 @@ class TracedHessian:
     """Hessian products for every mini-batch of one shape; `at` prepares those of one mini-batch.
 
     The weights are read at each `at`, so that weights written since the trace count.
-
-    Args:
-        parameters: the tensors differentiated by, by name.
-        shape: of inputs and targets, with their dtypes: what the trace is valid for.
-        layout: memory format of the inputs.
-        batched: mini-batches per product; 0 for a trace without an axis for them.
     """
 
-    parameters: Mapping[str, Tensor]
-    shape: Shape
-    layout: torch.memory_format
-    batched: int
+    parameters: Mapping[str, Tensor]  # the tensors differentiated by, by name
+    shape: Shape  # of inputs and targets, with their dtypes: what the trace is valid for
+    layout: torch.memory_format  # memory format of the inputs
+    batched: int  # mini-batches per product; 0 for a trace without an axis for them
     _once: Graph
     _each: Graph
 
@@ -78,11 +72,7 @@ class TracedHessian:
         return TracedProduct(value.item(), weights, shift, kept, self._each)
 
     def at_batches(
-        self,
-        batches: Sequence[tuple[Tensor, Tensor]],
-        *,
-        patterns: Sequence[Sequence[Tensor]] = (),
-        shift: float = 0.0,
+        self, batches: Sequence[tuple[Tensor, Tensor]], *, patterns: Sequence[Sequence[Tensor]] = (), shift: float = 0.0
     ) -> BatchedProduct:
         """As `at`, for `batched` mini-batches at once, each with its activation pattern."""
         weights = self._weights()

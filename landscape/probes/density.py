@@ -118,9 +118,4 @@ class Density(Probe):
         if n == 0:
             return {}
         mean, error = mean_and_standard_error(np.nansum(nodes * weights, axis=1))
-        return {
-            "mean": mean,
-            "mean_se": error,
-            "largest": float(np.nanmax(nodes)),
-            "smallest": float(np.nanmin(nodes)),
-        }
+        return {"mean": mean, "mean_se": error, "largest": float(np.nanmax(nodes)), "smallest": float(np.nanmin(nodes))}
