@@ -1,5 +1,6 @@
 """Set up every process that runs tests, before torch is imported: its signals and threads."""
 
+import gc
 import os
 import signal
 import urllib.request
@@ -13,6 +14,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # One thread in every process, those that tests start too: tensors are small, and parallel workers share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line does, where more threads are asked for
+
+
+def pytest_collection_finish() -> None:
+    """Leave the objects of the imported libraries out of every later garbage collection, which they made slow."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

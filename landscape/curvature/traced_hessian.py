@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch import _inductor as inductor
 from torch._decomp import get_decompositions
 from torch._ops import OpOverload
 from torch.func import functional_call, grad_and_value, jvp
@@ -207,6 +206,8 @@ def _compiled(
 
     They are flat lists of operations already, so that no Python code has to be inspected, least of all per call.
     """
+    from torch import _inductor as inductor  # takes more than a second
+
     try:
         with torch.no_grad():
             first = inductor.compile(once, [*given])
