@@ -394,7 +394,7 @@ def test_an_alternet_is_built_up_from_the_end_of_the_last_stage() -> None:
     assert "msa 0-0-0-1" in models.summary("alternet50", msa=(0, 0, 0, 1))
     with pytest.raises(ValueError, match=r"count must be 0 to the 4 MSAs of msa=\(0, 1, 1, 2\), got 5"):
         alternet.build_up((0, 1, 1, 2), 5)
-    with pytest.raises(ValueError, match="vit_ti is no AlterNet; ask for one of alternet18"):
+    with pytest.raises(ValueError, match="vit_ti is not an AlterNet; give one of alternet18"):
         models.build_up("vit_ti")
 
 

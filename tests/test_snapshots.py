@@ -82,7 +82,7 @@ def test_a_snapshot_of_other_shapes_is_named_with_its_first_mismatch(tmp_path: P
     torch.save(state(3, width=4), tmp_path / "epoch_3.pt")
     with pytest.raises(
         ValueError,
-        match=r"epoch_3.pt is of another architecture than epoch_1.pt: weight is \(4, 2\), expected \(3, 2\); keep",
+        match=r"epoch_3.pt has another architecture than epoch_1.pt: weight is \(4, 2\), expected \(3, 2\); keep",
     ):
         snapshots.of_run(tmp_path)
     torch.save({"weight": torch.zeros(3, 2)}, tmp_path / "epoch_3.pt")
@@ -139,7 +139,7 @@ def test_folders_without_a_run_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds 0 different snapshots"):
         snapshots.of_run(tmp_path)
     foreign(tmp_path / "best.pth", 1)
-    with pytest.raises(ValueError, match=r"best.pth says no epoch and has no number in its name; rename it"):
+    with pytest.raises(ValueError, match=r"best.pth stores no epoch and has no number in its name; rename it"):
         snapshots.of_run(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Which entries of a checkpoint are the weights, and what the file says of the model that they belong to."""
+"""Find the weights in the content of a checkpoint, and the architecture that it names."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, Generic, Literal, TypeVar
 T = TypeVar("T")
 Weights = Literal["raw", "ema"]
 
-# In the order in which they are looked for. A teacher is the moving average of its student (DINO, iBOT, DINOv2).
+# Names of entries, in the order of search. A teacher is the moving average of its student (DINO, iBOT, DINOv2).
 CONTAINERS: Mapping[str, tuple[str, ...]] = {
     "raw": ("state_dict", "model_state_dict", "model", "net", "params", "module", "student", "teacher"),
     "ema": ("state_dict_ema", "model_ema", "ema", "ema_state_dict", "teacher"),
 }
-# Both networks of a method in one dict, (trained, its moving average): MoCo, MoCo v3, BYOL, DINO.
+# Two networks in one dict, (trained, its moving average): MoCo, MoCo v3, BYOL, DINO.
 BRANCHES = (
     ("encoder_q", "encoder_k"),
     ("base_encoder", "momentum_encoder"),
@@ -27,16 +27,16 @@ FORMAT = 1
 AVERAGED = "n_averaged"  # of torch.optim.swa_utils.AveragedModel
 THE_FILE = "the file itself"
 ARCHITECTURE = re.compile(r"[A-Za-z][\w.\-/]{0,199}")
-EXTRA_STATE = "_extra_state"  # of any kind, by torch's own convention
+EXTRA_STATE = "_extra_state"  # of any type, by torch's convention
 
 
 @dataclass(frozen=True)
-class Found(Generic[T]):
-    """The weights in a content.
+class FoundWeights(Generic[T]):
+    """The weights in the content of a file.
 
     Args:
         weights: name -> tensor.
-        taken: the entry they lay under.
+        taken: the entry that holds them.
         others: further entries that hold weights.
     """
 
@@ -45,11 +45,11 @@ class Found(Generic[T]):
     others: tuple[str, ...] = ()
 
 
-def weights_in(content: Any, weights: Weights) -> Found[Any]:
-    """The weights in what a file holds, tensors or their outlines.
+def weights_in(content: Any, weights: Weights) -> FoundWeights[Any]:
+    """The weights in the content of a file, as tensors or outlines.
 
     Raises:
-        ValueError: there are none; says in words what was found instead.
+        ValueError: there are none; the message continues "FILE ..." and says what was found instead.
     """
     if not isinstance(content, Mapping):
         raise ValueError(f"holds a {type(content).__name__}, expected a dict of tensors (a state dict)")
@@ -57,7 +57,7 @@ def weights_in(content: Any, weights: Weights) -> Found[Any]:
     everywhere = dict.fromkeys([*CONTAINERS["raw"], *CONTAINERS["ema"]])
     others = tuple(name for name in everywhere if name not in found[:1] and is_state_dict(content.get(name)))
     if found:
-        return Found(_tensors(content[found[0]]), found[0], others)
+        return FoundWeights(_tensors(content[found[0]]), found[0], others)
     if weights == "ema":
         raw = _raw(content)
         if raw is None or not has_average(raw.weights):
@@ -73,10 +73,10 @@ def weights_in(content: Any, weights: Weights) -> Found[Any]:
 
 
 def is_native(content: Any) -> bool:
-    """Whether a content is in this project's own format.
+    """Whether the content is in this project's own format.
 
     Raises:
-        ValueError: it is, of a newer version.
+        ValueError: it is, in a newer version.
     """
     if not isinstance(content, Mapping):
         return False
@@ -89,13 +89,13 @@ def is_native(content: Any) -> bool:
 
 
 def has_average(names: Mapping[str, Any]) -> bool:
-    """Whether a state dict is a moving average, or holds one beside the network it averages."""
+    """Whether a state dict is a moving average, or holds one next to the network."""
     parts = {part for name in names for part in name.split(".")}
     return AVERAGED in parts or any(average in parts for _, average in BRANCHES)
 
 
 def is_state_dict(value: object) -> bool:
-    """Whether something is names and tensors, at least one."""
+    """Whether a value is a non-empty mapping of names to tensors."""
     if not isinstance(value, Mapping) or not value or not all(isinstance(name, str) for name in value):
         return False
     tensors = [_is_tensor(item) for name, item in value.items() if not name.endswith(EXTRA_STATE)]
@@ -103,9 +103,9 @@ def is_state_dict(value: object) -> bool:
 
 
 def architecture_in(content: Any) -> str:
-    """The name of the architecture as the file gives it: timm's `arch`, or `model` of a script's arguments; or "".
+    """The name of the architecture in the file: timm's `arch`, or `model` of a script's arguments; or "".
 
-    It is a word of the file's: whoever uses it looks it up among known names and never imports it.
+    It is not trusted: callers look it up among known names and never import it.
     """
     if not isinstance(content, Mapping):
         return ""
@@ -117,11 +117,11 @@ def architecture_in(content: Any) -> str:
     return next((word for word in words if isinstance(word, str) and ARCHITECTURE.fullmatch(word)), "")
 
 
-def _raw(content: Mapping[str, Any]) -> Found[Any] | None:
+def _raw(content: Mapping[str, Any]) -> FoundWeights[Any] | None:
     for name in CONTAINERS["raw"]:
         if is_state_dict(content.get(name)):
-            return Found(_tensors(content[name]), name)
-    return Found(_tensors(content), THE_FILE) if is_state_dict(content) else None
+            return FoundWeights(_tensors(content[name]), name)
+    return FoundWeights(_tensors(content), THE_FILE) if is_state_dict(content) else None
 
 
 def _tensors(state_dict: Mapping[str, Any]) -> dict[str, Any]:

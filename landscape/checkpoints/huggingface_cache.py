@@ -1,4 +1,4 @@
-"""Folders that transformers' `save_pretrained` wrote, by path or by the hub's name for them; never from the network."""
+"""Find folders written by transformers' `save_pretrained`, by path or by hub name; never from the network."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def folder_of(name: str) -> Path:
-    """The folder that a name means: itself, or what the hub's client has put into its cache.
+    """The folder of a name: the path itself, or the hub client's cached copy.
 
-    The cache is read without the client, whose import alone takes a second and whose failure offline twenty.
+    The cache is read without the client, whose import takes a second, and whose failure offline twenty.
 
     Raises:
-        FileNotFoundError: there is neither; says how to get it.
+        FileNotFoundError: there is neither.
         ValueError: the folder has no `config.json`.
     """
     folder = Path(name).expanduser()

@@ -1,4 +1,4 @@
-"""Pickles read with inert stand-ins for everything they name: nothing of another module is ever imported or called."""
+"""Read pickles with inert stand-ins for everything they name: no other module is ever imported or called."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 
 class Dtype:
-    """Stands for a numpy dtype, of which only plain numbers have values."""
+    """Stands for a numpy dtype; only arrays of plain numbers can be decoded."""
 
     __slots__ = ("code", "order")
 
@@ -27,16 +27,16 @@ class Dtype:
         """Numbers from their bytes.
 
         Raises:
-            ValueError: they are no plain numbers.
+            ValueError: the type is not one of plain numbers.
         """
         values: np.ndarray = np.frombuffer(raw, np.dtype(self.checked().order + self.code))
         return values
 
     def checked(self) -> Dtype:
-        """Itself.
+        """The dtype itself, if it is one of plain numbers.
 
         Raises:
-            ValueError: it is no type of plain numbers.
+            ValueError: it is not.
         """
         if not re.fullmatch(r"[biuf][1248]", self.code) or self.order not in ("|", "<", ">", "="):
             raise ValueError(f"an array of type {self.code!r}, expected plain numbers")
@@ -44,9 +44,9 @@ class Dtype:
 
 
 class Array:
-    """Stands for a numpy array: keeps the state that the pickle gives it.
+    """Stands for a numpy array and keeps the state that the pickle sets.
 
-    numpy's own, called by a pickle with dtype "O" and a buffer, follows the buffer's bytes as pointers.
+    numpy's own class would follow the bytes of a buffer as pointers if the pickle said dtype "O".
     """
 
     __slots__ = ("state",)
@@ -61,7 +61,7 @@ class Array:
         """The array.
 
         Raises:
-            ValueError: it does not hold the numbers that its shape says, or no numbers.
+            ValueError: the number of values differs from the shape, or they are not plain numbers.
         """
         _, shape, dtype, columns_first, raw = self.state
         flat: np.ndarray = dtype.decoded(raw)
@@ -71,7 +71,7 @@ class Array:
 
 
 def scalar(dtype: Dtype, raw: object = b"") -> int | float | None:
-    """A number of numpy's as Python's; None for anything else that numpy keeps."""
+    """A numpy scalar as a Python number; None if it is not a number."""
     try:
         return dtype.decoded(raw)[0].item()  # type: ignore[no-any-return, arg-type]
     except (ValueError, TypeError, IndexError, AttributeError):
@@ -79,16 +79,16 @@ def scalar(dtype: Dtype, raw: object = b"") -> int | float | None:
 
 
 def reconstruct(*_: object) -> Array:
-    """An array that has yet to be given its state."""
+    """An array whose state the pickle sets next."""
     return Array()
 
 
 def text(value: str | bytes) -> str:
-    """A word of Python 2 or 3."""
+    """A string pickled by Python 2 or 3."""
     return value.decode("ascii") if isinstance(value, bytes) else value
 
 
-# numpy's names in the spellings of versions 1 and 2
+# numpy's names in versions 1 and 2
 NUMPY: Mapping[str, Callable[..., Any]] = {
     "numpy.ndarray": Array,
     "numpy.dtype": Dtype,
@@ -100,7 +100,7 @@ NUMPY: Mapping[str, Callable[..., Any]] = {
 
 
 class Inert:
-    """Stands for any other object or function: may be called, filled and given a state, and does nothing."""
+    """Stands for any other object or function: accepts calls, items and a state, and does nothing."""
 
     named = ""
 
@@ -118,14 +118,14 @@ class Inert:
 
 
 class Unpickler(pickle._Unpickler):
-    """Python's own unpickler with a table of what stands for which name; `named` is what the pickle asked for.
+    """Python's unpickler with a table of stand-ins; `named` collects the names in the pickle.
 
-    The one written in Python: the other's memo is an array that one opcode can make as long as memory.
+    The implementation in Python: the memo of the one in C is an array that a single opcode can grow to all memory.
 
     Args:
         stream: the pickle.
-        stand_ins: for names; for all others a class of `Inert`.
-        persistent: for what lies outside the pickle, by its description.
+        stand_ins: by name; other names become subclasses of `Inert`.
+        persistent: returns objects outside the pickle, by persistent id.
         encoding: of the byte strings of Python 2.
     """
 
@@ -141,24 +141,24 @@ class Unpickler(pickle._Unpickler):
         self.named: dict[str, None] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        """What stands for a name."""
+        """The stand-in of a name."""
         full = f"{module}.{name}"
         self.named[full] = None
         return self._stand_ins[full] if full in self._stand_ins else type("Inert", (Inert,), {"named": full})
 
     def persistent_load(self, pid: Any) -> Any:
-        """What stands for a thing outside the pickle."""
+        """The stand-in of an object outside the pickle."""
         if self._persistent is None:
-            raise pickle.UnpicklingError("it refers to something outside")
+            raise pickle.UnpicklingError("it refers to an object outside the pickle")
         return self._persistent(pid)
 
     def get_extension(self, code: int) -> None:
-        """Refuse a name from Python's registry of numbers, which belongs to this process."""
-        raise pickle.UnpicklingError("it names something by a number of this process")
+        """Refuse names by extension code: the registry belongs to this process."""
+        raise pickle.UnpicklingError("it names an object by extension code")
 
     def _build(self) -> None:
         if callable(self.stack[-2]):  # type: ignore[attr-defined]
-            raise pickle.UnpicklingError("it gives a state to a function or a class")
+            raise pickle.UnpicklingError("it sets the state of a function or a class")
         super().load_build()  # type: ignore[misc]
 
     dispatch: ClassVar[dict[int, Callable[..., None]]] = {**pickle._Unpickler.dispatch, pickle.BUILD[0]: _build}

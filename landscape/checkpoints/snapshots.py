@@ -1,4 +1,4 @@
-"""The snapshots of one training run, in order, and the vectors between them."""
+"""The snapshots of one training run, in order."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from landscape.checkpoints.checkpoint import FINAL, Checkpoint, read_checkpoint,
 from landscape.checkpoints.state_dict_loading import load_into, with_model_keys
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".safetensors")
-NOT_SNAPSHOTS = ("resume", "final_ema")  # the moving average is no place on the path
-PLACES = "epochs?|ep|steps?|iterations?|iter"  # words in file names that a snapshot's number follows
+NOT_SNAPSHOTS = ("resume", "final_ema")  # a moving average is not a point of the trajectory
+PROGRESS = "epochs?|ep|steps?|iterations?|iter"  # words in file names in front of a snapshot's number
 NUMBER = r"\d+(?:\.\d+)?"
 
 
@@ -25,7 +25,7 @@ class Snapshot:
 
     Args:
         path: the file.
-        epoch: stored in it (a float, init 0), else the number in its name.
+        epoch: as stored (a float, init 0), else the number in the file name.
         sha256: of its weights.
     """
 
@@ -35,12 +35,11 @@ class Snapshot:
 
 
 def of_run(folder: Path) -> list[Snapshot]:
-    """All different snapshots of a run by epoch; files with equal weights count once, the last is w_T.
+    """All different snapshots of a run, ordered by epoch; files with equal weights count once, the last is w_T.
 
     Raises:
         FileNotFoundError: there is no such folder.
-        ValueError: fewer than two different snapshots, one of another architecture, or one whose place in the run is
-            unknown.
+        ValueError: there are fewer than two different snapshots, or one has another architecture or no known epoch.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"no run folder at {folder}; give the folder that holds the snapshots")
@@ -52,11 +51,11 @@ def of_run(folder: Path) -> list[Snapshot]:
         content = read_checkpoint(file)
         here = {name: tensor.shape for name, tensor in content.state_dict.items()}
         shapes = shapes or here
-        _alike(file, here, files[0], with_model_keys(shapes, set(here)))
+        _refuse_other_architecture(file, here, files[0], with_model_keys(shapes, set(here)))
         read.append(Snapshot(file, _epoch(content, numbers[file]), state_dict_sha256(content.state_dict)))
     read.sort(key=lambda snapshot: (snapshot.epoch, snapshot.path.stem == "final"))
     first = {snapshot.sha256: snapshot for snapshot in reversed(read)}
-    last = read[-1:]  # w_T, also of a run that came back to earlier weights
+    last = read[-1:]  # w_T, also if the run returned to previous weights
     different = [s for s in read if s is first[s.sha256] and s.sha256 != last[0].sha256] + last
     if len(different) < 2:
         raise ValueError(
@@ -77,29 +76,31 @@ def place(model: torch.nn.Module, snapshot: Snapshot, *, allow_missing: bool = F
     load_into(model, read_checkpoint(snapshot.path), allow_missing=allow_missing)
 
 
-def _alike(file: Path, found: Mapping[str, torch.Size], first: Path, expected: Mapping[str, torch.Size]) -> None:
-    """Refuse a snapshot whose tensors are not those of the first; names the first that differs."""
+def _refuse_other_architecture(
+    file: Path, found: Mapping[str, torch.Size], first: Path, expected: Mapping[str, torch.Size]
+) -> None:
+    """Refuse a snapshot whose tensors differ in name or shape from the first one's; names the first difference."""
     for name in [*expected, *(name for name in found if name not in expected)]:
         if found.get(name) != expected.get(name):
             got, wanted = (str(tuple(s[name])) if name in s else "absent" for s in (found, expected))
             raise ValueError(
-                f"{file} is of another architecture than {first.name}: {name} is {got}, expected {wanted}; "
+                f"{file} has another architecture than {first.name}: {name} is {got}, expected {wanted}; "
                 "keep checkpoints of one model in a folder"
             )
 
 
 def _numbers(stems: Sequence[str]) -> list[float | None]:
-    """The number in each file name that says its place: behind a word such as `epoch`, else the last that differs."""
-    named = [re.search(rf"(?:{PLACES})[-_=]?({NUMBER})", stem, re.IGNORECASE) for stem in stems]
+    """The number in each file name that orders the files: after a word such as `epoch`, else the last that differs."""
+    named = [re.search(rf"(?:{PROGRESS})[-_=]?({NUMBER})", stem, re.IGNORECASE) for stem in stems]
     all_of = [[float(number) for number in re.findall(NUMBER, stem)] for stem in stems]
     numbered = [numbers for numbers in all_of if numbers]
     counts = {len(numbers) for numbers in numbered}
     differing = [
         i for i in range(counts.pop() if len(counts) == 1 else 0) if len({numbers[i] for numbers in numbered}) > 1
     ]
-    place = differing[-1] if differing else -1
+    column = differing[-1] if differing else -1
     return [
-        float(match[1]) if match else (numbers[place] if numbers else None)
+        float(match[1]) if match else (numbers[column] if numbers else None)
         for match, numbers in zip(named, all_of, strict=True)
     ]
 
@@ -114,4 +115,4 @@ def _epoch(content: Checkpoint, number: float | None) -> float:
         return 0.0
     if stem in ("final", "last"):
         return math.inf
-    raise ValueError(f"{content.path} says no epoch and has no number in its name; rename it, e.g. epoch_010.pt")
+    raise ValueError(f"{content.path} stores no epoch and has no number in its name; rename it, e.g. epoch_010.pt")

@@ -116,7 +116,7 @@ def _native(x: np.ndarray) -> np.ndarray:
 def _mapped(path: Path) -> np.ndarray:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}; expected an array that numpy.save wrote")
-    array = _guarded(path, lambda: np.load(path, mmap_mode="r", allow_pickle=False))
+    array = _one_line_error(path, lambda: np.load(path, mmap_mode="r", allow_pickle=False))
     if not isinstance(array, np.ndarray):
         raise ValueError(f"{path} is an archive, not an array; name it with the suffix .npz")
     return array
@@ -125,7 +125,7 @@ def _mapped(path: Path) -> np.ndarray:
 def _archived(path: Path, split: Split) -> tuple[np.ndarray, np.ndarray]:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}; expected an archive that numpy.savez wrote")
-    with _guarded(path, lambda: zipfile.ZipFile(path)) as archive:
+    with _one_line_error(path, lambda: zipfile.ZipFile(path)) as archive:
         stems = {member.removesuffix(".npy"): member for member in archive.namelist() if member.endswith(".npy")}
         names = _pair_in(stems, split)
         if names is None:
@@ -134,7 +134,7 @@ def _archived(path: Path, split: Split) -> tuple[np.ndarray, np.ndarray]:
                 f"{path} holds {', '.join(stems) or 'no arrays'}; expected inputs and targets named {pairs}, "
                 f"for the {split} split also x_{split} and the like"
             )
-        x, y = (_guarded(path, partial(_member, path, archive, stems[name])) for name in names)
+        x, y = (_one_line_error(path, partial(_member, path, archive, stems[name])) for name in names)
     return x, y
 
 
@@ -149,7 +149,7 @@ def _member(path: Path, archive: zipfile.ZipFile, member: str) -> np.ndarray:
         return np.asarray(npy.read_array(stream, allow_pickle=False))
 
 
-def _guarded(path: Path, function: Callable[[], T]) -> T:
+def _one_line_error(path: Path, function: Callable[[], T]) -> T:
     """Turn whatever numpy raises on a damaged file into a one-line error."""
     try:
         return function()

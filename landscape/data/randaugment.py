@@ -1,10 +1,9 @@
 """RandAugment (Cubuk et al. 2020, arXiv 1909.13719) on whole batches, without a loop over images.
 
-The fifteen operations, strengths and the application probability of 1/2 are those of the string
-`rand-m9-n2-mstd1.0` in timm, whose oddities we keep: at full magnitude `posterize` and the enhancements are
-at their mild or bright end. Each image draws its own operations, strengths and signs; we loop over operations
-and gather the images of each. Differences: one colour (mid-grey) fills what moves in, and geometry is always
-bilinear.
+The fifteen operations, their strengths and the probability of 1/2 are those of `rand-m9-n2-mstd1.0` in timm, including
+its oddities: at full magnitude `posterize` and the enhancements are at their mild or bright end. Each image draws its
+own operations, strengths and signs; the loop is over operations, with the images of each gathered. Differences: one
+colour (mid-grey) fills empty areas, and geometry is always bilinear.
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ def randaugment(inputs: Tensor, generator: Generator, *, magnitude: float, layer
         sign = torch.randint(2, (n,), generator=generator) * 2 - 1
         level = strength.clamp(0, STRONGEST) / STRONGEST * sign
         for k, operate in enumerate(OPERATIONS):
-            chosen = torch.nonzero(applied & (operation == k)).flatten()  # on the CPU: no wait for a device
-            if len(chosen):
-                rows = chosen.to(inputs.device, non_blocking=True)
-                inputs[rows] = operate(inputs[rows], level[chosen].to(inputs.device, non_blocking=True))
+            selected = torch.nonzero(applied & (operation == k)).flatten()  # on the CPU, without waiting for a device
+            if len(selected):
+                rows = selected.to(inputs.device, non_blocking=True)
+                inputs[rows] = operate(inputs[rows], level[selected].to(inputs.device, non_blocking=True))
     return inputs
 
 

@@ -42,9 +42,11 @@ def load(name: str, *, samples: Samples, block_size: int | None) -> Images:
             f"{name} has {array.size} tokens, too few for a block of {block_size or 1} and the token after it; "
             "give a smaller --block-size or a longer file"
         )
-    chosen = shuffled(count)[: parse_count("samples", samples, count)]
-    starts = chosen * length
-    rows = [array[s : s + length + 1] for s in starts] if array.ndim == 1 else [array[r, : length + 1] for r in chosen]
+    selected = shuffled(count)[: parse_count("samples", samples, count)]
+    starts = selected * length
+    rows = (
+        [array[s : s + length + 1] for s in starts] if array.ndim == 1 else [array[r, : length + 1] for r in selected]
+    )
     tokens = torch.from_numpy(np.stack(rows).astype(np.int64))
     if tokens.min() < 0:
         raise ValueError(f"{name} has the token {int(tokens.min())}; expected numbers from 0 upward, without padding")

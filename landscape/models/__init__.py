@@ -1,4 +1,4 @@
-"""The networks that the trainer makes, by name."""
+"""The bundled networks, by name."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ MODELS: Mapping[str, partial[Any]] = {
     "preresnet_demo": partial(PreResNet, blocks=(2, 2, 2), width=16),
     "alternet_demo": partial(AlterNet, blocks=(2, 2, 2), msa=(0, 1, 1), heads=(1, 2, 4), head_dim=32, width=16),
 }
-# Where the paper's network for ImageNet is another one than its namesake for CIFAR.
+# Networks whose ImageNet version in the paper differs from the CIFAR version.
 LARGE: Mapping[str, partial[Any]] = {
     "alternet50": partial(AlterNet, blocks=(3, 4, 6, 4), msa=(0, 1, 3, 2), bottleneck=True),
 }
@@ -65,18 +65,17 @@ SIZES = ("classes", "image_size", "channels")
 def build(name: str, *, classes: int, image_size: int, channels: int = 3, **arguments: object) -> nn.Module:
     """A freshly initialised network, (N, channels, image_size, image_size) images to (N, classes) logits.
 
-    Its structure follows from the arguments alone, its weights from torch's random state.
+    Its structure depends only on the arguments, its weights on torch's random state.
 
     Args:
         name: one of `NAMES`.
         classes: number of logits.
         image_size: side of the images in pixels; up to 64 px a stem keeps their resolution.
         channels: of the images.
-        arguments: what the network's constructor takes beside the three sizes (see `accepts`); values may be
-            given as words, as on a command line.
+        arguments: further arguments of its constructor (see `accepts`); values may be text, as on a command line.
 
     Raises:
-        ValueError: the name or an argument is unknown, or its value does not suit the others.
+        ValueError: the name or an argument is unknown, or values contradict each other.
         OptionError: a value is outside its range.
     """
     _check_name(name)
@@ -92,7 +91,7 @@ def build(name: str, *, classes: int, image_size: int, channels: int = 3, **argu
 
 
 def accepts(name: str) -> tuple[str, ...]:
-    """Names of the arguments that `build` takes for this network beside the three sizes.
+    """Names of the arguments that `build` accepts for this network besides the three sizes.
 
     Raises:
         ValueError: there is no such network.
@@ -105,21 +104,21 @@ def build_up(name: str) -> list[tuple[int, ...]]:
     """The MSA placements of an AlterNet with 0, 1, 2, ... of its MSAs, from the last stage backward.
 
     Raises:
-        ValueError: there is no such network, or it is no AlterNet.
+        ValueError: there is no such network, or it is not an AlterNet.
     """
     _check_name(name)
     msa = MODELS[name].keywords.get("msa")
     if msa is None:
-        raise ValueError(f"{name} is no AlterNet; ask for one of {', '.join(n for n in NAMES if 'alternet' in n)}")
+        raise ValueError(f"{name} is not an AlterNet; give one of {', '.join(n for n in NAMES if 'alternet' in n)}")
     return [alternet.build_up(msa, count) for count in range(sum(msa) + 1)]
 
 
 def summary(name: str, **arguments: Any) -> str:
-    """One line on a network: its family, what sets it apart, and its size on CIFAR-100.
+    """A line about a network: its family, arguments, and size for CIFAR-100.
 
     Args:
         name: one of `NAMES`.
-        arguments: in place of the network's own, see `build`.
+        arguments: override the network's own, see `build`.
 
     Raises:
         ValueError: there is no such network.

@@ -22,12 +22,12 @@ class AlterNet(nn.Module):
         msa: MSA blocks of each stage, at most half of its blocks.
         heads: attention heads of each stage.
         head_dim: channels of one head.
-        window: side of the windows within which attention works; a smaller map is one window. Left out: 4
+        window: side of the windows within which attention works; a smaller map is one window. Default: 4
             with the stem for small images, else 7, or the nearest window that divides the maps.
         bottleneck: bottleneck convolution blocks, and MSA blocks that work on a quarter of the channels.
         width: channels of the stem and planes of the first stage.
         drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
-        mc_dropout: rate of dropout before the last convolution of every convolution block, on at test time too.
+        mc_dropout: rate of dropout before the last convolution of every convolution block, also in evaluation.
         smoothing: a smoothing block at the end of every stage.
 
     Raises:

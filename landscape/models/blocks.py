@@ -16,6 +16,20 @@ Head = Literal["gap", "bn-gap", "mlp"]
 BOUND = 10.0  # t of t tanh(x / t), as in the paper
 
 
+def require_size(images: Tensor, size: int) -> None:
+    """Refuse images of another size than the one the model was built for.
+
+    Raises:
+        ValueError: the size differs.
+    """
+    height, width = images.shape[-2:]
+    if (height, width) != (size, size):
+        raise ValueError(
+            f"the images are {height} x {width} px, the model was built for {size} x {size}; resize them, or build it "
+            f"with image_size={height}"
+        )
+
+
 def drop_path(branch: Tensor, rate: float, *, training: bool) -> Tensor:
     """Stochastic depth (Huang et al. 2016, arXiv 1603.09382): drop the branch for a random `rate` of the samples.
 

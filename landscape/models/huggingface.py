@@ -1,4 +1,4 @@
-"""Networks of transformers from a local folder with `config.json`, with or without weights; never from the network."""
+"""Build transformers models from a local folder with `config.json`, with or without its weights."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Crop, Prep
 from landscape.models.libraries import library
 
 CONTEXTS = ("n_positions", "max_position_embeddings", "max_sequence_length", "n_ctx")
-SQUASHED_FROM = 384  # ConvNeXt's processor crops below this size and squashes from it on
+SQUASHED_FROM = 384  # ConvNeXt's processor crops images below this size, and squashes larger ones
 
 
 def build(
     name: str, arguments: Mapping[str, Any], *, classes: int | None, image_size: int | None, weights: bool
 ) -> nn.Module:
-    """A network as its `config.json` describes it.
+    """The model that `config.json` describes.
 
-    Its class is the one that the configuration names; a bare encoder's, or an unnamed one, becomes the image
-    classifier or the causal language model of its kind.
+    Its class is the one that the configuration names; if that is a bare encoder, or none, the image classifier or
+    causal language model of the same type.
 
     Args:
         name: the folder.
         arguments: entries of the configuration to override.
-        classes: for a folder without weights that does not say how many.
-        image_size: in place of the configuration's.
-        weights: load those of the folder, all of them; in single precision.
+        classes: for a folder without weights whose configuration does not say.
+        image_size: replaces the configuration's.
+        weights: load the folder's weights, in single precision.
 
     Raises:
-        FileNotFoundError, ValueError: see the message.
+        FileNotFoundError, ValueError: there is no such folder, or its model cannot be built or filled.
     """
     folder = folder_of(name)
     content = json_of(folder / "config.json")
@@ -63,15 +63,15 @@ def build(
         first = ", ".join(map(str, lacking[:3]))
         raise ValueError(
             f"the weights in {folder} do not fill {kind.__name__}: {len(lacking)} missing or of another shape "
-            f"({first}); give weights with a head of their own"
+            f"({first}); give weights with a classifier"
         )
     return model  # type: ignore[no-any-return]
 
 
 def preprocessing(name: str, image_size: int | None) -> Preprocessing | None:
-    """What `preprocessor_config.json` says; where there is none, the configuration's size and ImageNet's rest.
+    """The preprocessing in `preprocessor_config.json`, else the configuration's size and ImageNet's mean and std.
 
-    None for a network without images.
+    None for a model without images.
 
     Raises:
         FileNotFoundError, ValueError: as `folder_of`.
@@ -92,7 +92,7 @@ def preprocessing(name: str, image_size: int | None) -> Preprocessing | None:
 
 
 def context(name: str) -> int | None:
-    """The longest sequence of tokens that a language model takes; None where its configuration does not say.
+    """The longest sequence of tokens that a language model accepts; None if its configuration does not say.
 
     Raises:
         FileNotFoundError, ValueError: as `folder_of`.
@@ -108,12 +108,12 @@ def _config(transformers: Any, folder: Path, given: Mapping[str, Any]) -> Any:
     if unused:
         raise ValueError(f"{type(config).__name__} has no entry {', '.join(unused)}")
     if hasattr(config, "use_cache"):
-        config.use_cache = False  # keys and values of a whole sequence are never needed again
+        config.use_cache = False  # keys and values are not reused
     return config
 
 
 def _kind(transformers: Any, config: Any, folder: Path) -> Any:
-    """The class of a network: that which the configuration names, else a classifier or a language model."""
+    """The class that the configuration names, else an image classifier or causal language model."""
     named = [getattr(transformers, name, None) for name in getattr(config, "architectures", None) or ()]
     for kind in named:
         if kind is not None and kind.__name__.endswith(("Classification", "CausalLM", "LMHeadModel")):
@@ -129,7 +129,7 @@ def _kind(transformers: Any, config: Any, folder: Path) -> Any:
 
 @contextmanager
 def _silent(transformers: Any) -> Iterator[None]:
-    """Without the library's own bars and tables: what is wrong is said in one line."""
+    """Switch off the library's progress bars and warnings: errors are reported in one line."""
     logging = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -143,7 +143,7 @@ def _silent(transformers: Any) -> Iterator[None]:
 
 
 def _size_and_crop(own: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[int, Crop]:
-    """Side and crop from the shapes that `size` and `crop_size` take in processors' configurations."""
+    """Side and crop from `size` and `crop_size`, in any form of a processor's configuration."""
     wanted = own.get("size", config.get("image_size", 224))
     cropped = own.get("crop_size")
     final = cropped.get("height") if isinstance(cropped, Mapping) else cropped
@@ -151,7 +151,7 @@ def _size_and_crop(own: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[i
         wanted = wanted[0]
     if isinstance(wanted, Mapping) and "shortest_edge" in wanted:
         short = int(wanted["shortest_edge"])
-        if "crop_pct" in own:  # ConvNeXt's: the size is that after the crop
+        if "crop_pct" in own:  # ConvNeXt: the size after the crop
             return short, float(own["crop_pct"]) if short < SQUASHED_FROM else "squash"
         if own.get("do_center_crop", final is not None) and final:
             return int(final), min(1.0, int(final) / short)

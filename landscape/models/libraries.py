@@ -1,4 +1,4 @@
-"""Optional libraries of networks, imported on use: timm, torchvision, transformers."""
+"""Import the optional libraries of networks when used: timm, torchvision, transformers."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from types import ModuleType
 import torch
 
 EXTRAS = {"timm": "timm", "torchvision": "torchvision", "transformers": "hf"}
-# The schemas that torchvision registers unguarded although its compiled operators did not load.
+# Operators whose schemas torchvision expects even if its compiled operators did not load.
 SCHEMAS = ("nms", "qnms")
 
-MISMATCH = "operator torchvision::"  # what the error of such an import names
+MISMATCH = "operator torchvision::"  # in the error of such an import
 
 log = logging.getLogger(__name__)
 _kept: list[torch.library.Library] = []  # dropping a library unregisters its schemas
 
 
 def library(name: str) -> ModuleType:
-    """A library by its import name; torchvision first, which the others import.
+    """Import a library by name; torchvision first, which the others import.
 
     Raises:
         ValueError: it is not installed, or cannot be imported.
@@ -32,7 +32,7 @@ def library(name: str) -> ModuleType:
         return _torchvision() if name == "torchvision" else importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name:
-            raise ValueError(f"{name} cannot be imported ({error}); install what it needs") from error
+            raise ValueError(f"{name} cannot be imported ({error}); install what it requires") from error
         extra = f"landscape-probes[{EXTRAS[name]}]"
         raise ValueError(f"{name} is not installed; install it: pip install '{extra}'") from None
     except (ImportError, RuntimeError) as error:
@@ -41,10 +41,10 @@ def library(name: str) -> ModuleType:
 
 
 def _torchvision() -> ModuleType:
-    """torchvision, also where its compiled operators were built for another torch.
+    """Import torchvision, even if its compiled operators were built for another torch.
 
-    Then its import fails on a missing operator of detection models. Two schemas without kernels let it pass; they are
-    defined only after the ordinary import has failed so, as beside operators that load they would clash.
+    Its import then fails on a missing operator of detection models, and succeeds with two schemas without kernels. They
+    are defined only after such a failure, because they would clash with operators that do load.
     """
     try:
         return importlib.import_module("torchvision")

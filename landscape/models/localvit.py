@@ -9,9 +9,9 @@ from landscape.models.vit import ViT, default_patch
 
 
 class LocalViT(ViT):
-    """A ViT without class token whose queries see k x k positions around them; outside the map there are none.
+    """A ViT without class token whose queries attend to the k x k positions around them, without padding.
 
-    The same parameters for every k. An even k reaches one position further down and right than up and left.
+    The parameters are the same for every k. An even k reaches one position further down and right than up and left.
 
     Args:
         neighbourhood: k; None (the word `none`) attends globally.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from landscape.models.blocks import drop_path, drop_path_rates
+from landscape.models.blocks import drop_path, drop_path_rates, require_size
 from landscape.models.vit import default_patch, divided
 
 EPSILON = 1e-6  # of layer norms, the paper's
@@ -50,12 +50,7 @@ class Mixer(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of a batch of images of the size the model was built for."""
-        if images.shape[-2:] != (self.image_size, self.image_size):
-            height, width = images.shape[-2:]
-            raise ValueError(
-                f"the images are {height} x {width} px, the model was built for {self.image_size} x "
-                f"{self.image_size}; resize them, or build it with image_size={height}"
-            )
+        require_size(images, self.image_size)
         x = self.patch_embedding(images).flatten(2).transpose(1, 2)  # (batch, token, dim)
         logits: Tensor = self.head(self.norm(self.blocks(x)).mean(1))
         return logits

@@ -1,4 +1,4 @@
-"""Pooling-based vision transformer (Heo et al. 2021, arXiv 2103.16302): stages of ever fewer, wider tokens."""
+"""Pooling-based vision transformer (Heo et al. 2021, arXiv 2103.16302): stages of fewer and wider tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from landscape.models.blocks import drop_path_rates
+from landscape.models.blocks import drop_path_rates, require_size
 from landscape.models.resnet import SMALL
 from landscape.models.vit import Block
 
@@ -22,8 +22,8 @@ class PiT(nn.Module):
         depths: blocks of each stage.
         heads: attention heads of each stage; channels follow as heads x head_dim.
         head_dim: channels of one head.
-        patch: side of a square patch in pixels. Left out: 2 up to 64 px, else 16.
-        stride: between patches. Left out: half a patch.
+        patch: side of a square patch in pixels. Default: 2 up to 64 px, else 16.
+        stride: between patches. Default: half a patch.
         drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
         std: of the truncated normal that weights, class token and positions start from.
 
@@ -71,12 +71,7 @@ class PiT(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of a batch of images of the size the model was built for."""
-        if images.shape[-2:] != (self.image_size, self.image_size):
-            height, width = images.shape[-2:]
-            raise ValueError(
-                f"the images are {height} x {width} px, the model was built for {self.image_size} x "
-                f"{self.image_size}; resize them, or build it with image_size={height}"
-            )
+        require_size(images, self.image_size)
         maps = self.patch_embedding(images)
         side = maps.shape[-1]
         x = torch.cat([self.cls_token.expand(len(maps), -1, -1), maps.flatten(2).transpose(1, 2)], dim=1)

@@ -20,7 +20,7 @@ class PreResNet(nn.Module):
         bottleneck: blocks of 1 x 1, 3 x 3, 1 x 1 convolutions, four times as wide outside, not of two 3 x 3.
         width: channels of the stem and planes of the first stage.
         drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
-        mc_dropout: rate of dropout before the last convolution of every block, on at test time too.
+        mc_dropout: rate of dropout before the last convolution of every block, also in evaluation.
         smoothing: a smoothing block at the end of every stage.
     """
 

@@ -1,4 +1,4 @@
-"""Networks of other makers: `timm:NAME`, `torchvision:NAME`, `hf:FOLDER`, `module:callable`, `file.py:callable`."""
+"""Build networks of other sources: `timm:`, `torchvision:`, `hf:FOLDER`, `module:callable`, `file.py:callable`."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from landscape.data.preprocessing import Crop, Preprocessing, Resize
 from landscape.models import SIZES, huggingface
 from landscape.models.libraries import MISMATCH, library
 
-AS_BUILT = "as built"  # where weights come from that no file brought
+AS_BUILT = "as built"  # the origin of weights that no file provides
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A network as it is asked for.
+    """A request for a network.
 
     Args:
         spec: `SOURCE:NAME`.
-        arguments: of its constructor, as given.
-        classes: of the data; None takes the library's own number.
-        image_size: as asked for; None takes the library's own.
-        weights: take those that come with it, where a folder has them.
+        arguments: of its constructor.
+        classes: of the data; None keeps the library's default.
+        image_size: None keeps the library's default.
+        weights: load the weights in its folder, if any.
     """
 
     spec: str
@@ -48,12 +48,12 @@ class Wanted:
 
     @property
     def name(self) -> str:
-        """What the source knows it by."""
+        """Its name within the source."""
         return self.spec.partition(":")[2] if self.source else self.spec
 
 
 def build(wanted: Wanted) -> nn.Module:
-    """The network, its weights drawn from torch's random state unless it comes with some.
+    """The network, initialised from torch's random state unless its source provides weights.
 
     Raises:
         ValueError: the source has no such network, or cannot build it; FileNotFoundError: there is no such folder.
@@ -66,7 +66,7 @@ def build(wanted: Wanted) -> nn.Module:
 
 
 def preprocessing(wanted: Wanted) -> Preprocessing | None:
-    """What the source says of the images that its network takes; None where it says nothing.
+    """The source's preprocessing of the network's images; None if it says nothing.
 
     Raises:
         as `build`.
@@ -75,7 +75,7 @@ def preprocessing(wanted: Wanted) -> Preprocessing | None:
 
 
 def context(wanted: Wanted) -> int | None:
-    """The longest sequence of tokens that a network takes; None where its source does not say.
+    """The longest sequence of tokens that a network accepts; None if its source does not say.
 
     Raises:
         as `build`.
@@ -87,10 +87,10 @@ def context(wanted: Wanted) -> int | None:
 
 
 def identity(spec: str, arguments: Mapping[str, Any]) -> str | None:
-    """What pins the architecture of a spec beyond weights and class: the code of a file, a name, and its arguments.
+    """What determines the architecture of a spec beyond weights and class: code of a file or name, and arguments.
 
-    Arguments count although most of them show in the weights' shapes: a stride, an epsilon or a neighbourhood does not.
-    Of the trainer's networks the sizes of images and classes do show, in the weights or in the data.
+    Arguments are included although most determine shapes of weights: a stride, an epsilon or a neighbourhood does not.
+    Sizes of images and classes of the bundled networks are left out: they show in the weights or in the data.
     """
     wanted = Wanted(spec, arguments)
     known: str | None = spec
@@ -107,7 +107,7 @@ def identity(spec: str, arguments: Mapping[str, Any]) -> str | None:
 
 
 def origin(spec: str) -> str:
-    """Where a network's weights come from in words, without a checkpoint."""
+    """The origin of a network's weights without a checkpoint, for messages."""
     wanted = Wanted(spec)
     if wanted.source == "hf":
         folder = folder_of(wanted.name)
@@ -117,7 +117,7 @@ def origin(spec: str) -> str:
 
 
 def of_architecture(name: str) -> str:
-    """The spec of an architecture that a checkpoint names, as timm's and torchvision's trainers do; "" for none."""
+    """The spec of an architecture of timm or torchvision that a checkpoint names; "" if neither knows it."""
     if not name:
         return ""
     try:
@@ -164,7 +164,7 @@ def _torchvision(wanted: Wanted) -> nn.Module:
     arguments = dict(wanted.arguments)
     if wanted.classes:
         arguments = {"num_classes": wanted.classes, **arguments}
-    if wanted.image_size and wanted.name.startswith("vit_"):  # its positions are a table for one size
+    if wanted.image_size and wanted.name.startswith("vit_"):  # its position embeddings are for one size
         arguments = {"image_size": wanted.image_size, **arguments}
     return guarded(wanted.spec, partial(models.get_model, wanted.name, weights=None, **arguments))  # type: ignore[no-any-return]
 
@@ -202,7 +202,7 @@ def _callable(wanted: Wanted) -> Any:
     except ValueError as error:
         if MISMATCH not in str(error):
             raise
-        library("torchvision")  # the code imports it, or timm: with the cure it can
+        library("torchvision")  # the code imports torchvision or timm, which `library` makes possible
         function = import_callable(wanted.spec)
     return guarded(wanted.spec, partial(function, **wanted.arguments))
 
@@ -221,5 +221,5 @@ def _unknown(source: str, name: str, known: Iterable[str]) -> str:
 
 
 def _side(size: Any) -> Any:
-    """The height of (height, width); a number as it is."""
+    """The height of (height, width), or the number itself."""
     return size[0] if isinstance(size, tuple | list) else size

@@ -26,7 +26,7 @@ class ResNet(nn.Module):
         groups: of the 3 x 3 convolution of a bottleneck (ResNeXt, arXiv 1611.05431: 32).
         width_per_group: channels of each group per 64 planes (ResNeXt: 4; WideResNet, in its one group: 128).
         drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
-        mc_dropout: rate of dropout before the last convolution of every block, on at test time too.
+        mc_dropout: rate of dropout before the last convolution of every block, also in evaluation.
         smoothing: a smoothing block at the end of every stage.
         head: `gap`, `bn-gap` or `mlp`, see `heads.pooling`.
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from landscape.models.alternet import relative_index
-from landscape.models.blocks import drop_path, drop_path_rates
+from landscape.models.blocks import drop_path, drop_path_rates, require_size
 from landscape.models.resnet import SMALL
 from landscape.models.vit import divided
 
@@ -21,9 +21,9 @@ class Swin(nn.Module):
         dim: channels of the first stage.
         depths: blocks of each stage.
         heads: attention heads of each stage.
-        window: side of the windows; a smaller map is one window, which is not shifted. Left out: 4 up to 64 px,
+        window: side of the windows; a smaller map is one window, which is not shifted. Default: 4 up to 64 px,
             else 7.
-        patch: side of a square patch in pixels. Left out: 1 up to 32 px, 2 up to 64 px, else 4.
+        patch: side of a square patch in pixels. Default: 1 up to 32 px, 2 up to 64 px, else 4.
         qkv_bias: biases of queries, keys and values, which the published network has and this family otherwise not.
         drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
 
@@ -71,12 +71,7 @@ class Swin(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of a batch of images of the size the model was built for."""
-        if images.shape[-2:] != (self.image_size, self.image_size):
-            height, width = images.shape[-2:]
-            raise ValueError(
-                f"the images are {height} x {width} px, the model was built for {self.image_size} x "
-                f"{self.image_size}; resize them, or build it with image_size={height}"
-            )
+        require_size(images, self.image_size)
         x = self.patch_norm(self.patch_embedding(images).permute(0, 2, 3, 1))  # (batch, row, column, channel)
         logits: Tensor = self.head(self.norm(self.stages(x)).mean((1, 2)))
         return logits

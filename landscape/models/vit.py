@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from landscape.models.blocks import drop_path, drop_path_rates
+from landscape.models.blocks import drop_path, drop_path_rates, require_size
 
 
 class ViT(nn.Module):
@@ -18,7 +18,7 @@ class ViT(nn.Module):
     evenly, 64 each in vit_ti, vit_s and vit_b.
 
     Args:
-        patch: side of a square patch in pixels. Left out: 2 up to 32 px, 4 up to 64 px, 16 above, or the next
+        patch: side of a square patch in pixels. Default: 2 up to 32 px, 4 up to 64 px, 16 above, or the next
             larger divisor of the image that leaves at most `tokens` patches.
         tokens: bound on the number of patches where `patch` is left out.
         mlp_ratio: hidden units of the MLP over `dim`.
@@ -73,12 +73,7 @@ class ViT(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of a batch of images of the size the model was built for."""
-        if images.shape[-2:] != (self.image_size, self.image_size):
-            height, width = images.shape[-2:]
-            raise ValueError(
-                f"the images are {height} x {width} px, the model was built for {self.image_size} x "
-                f"{self.image_size}; resize them, or build it with image_size={height}"
-            )
+        require_size(images, self.image_size)
         x = self.patch_embedding(images).flatten(2).transpose(1, 2)  # (batch, token, dim)
         if self.cls_token is not None:
             x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1)
