@@ -396,7 +396,6 @@ def test_help_loads_neither_torch_nor_matplotlib_nor_h5py() -> None:
     assert "hessian" in done.stdout
 
 
-@pytest.mark.slow
 def test_every_documented_field_of_spec_is_an_option_with_the_default_of_the_probe(command: Command) -> None:
     documented = {
         name for name, hint in get_type_hints(Spec, include_extras=True).items() if hasattr(hint, "__metadata__")
@@ -411,6 +410,7 @@ def test_every_documented_field_of_spec_is_an_option_with_the_default_of_the_pro
         assert "default 1024 " in text
 
 
+@pytest.mark.slow
 def test_the_last_line_of_a_training_is_the_accuracy_of_its_final_weights(command: Command, tmp_path: Path) -> None:
     words = ("train", "vit_demo", "--data", "digits", "--epochs", "0", "--ema", "0.9", "--out", tmp_path / "run")
     code, _, err = command(*words)

@@ -57,6 +57,7 @@ def _spin_count(*lines: str, **environment: str) -> str:
     return run.stdout.strip()
 
 
+@pytest.mark.slow
 def test_only_the_command_line_changes_the_process() -> None:
     imports = "import landscape.api, landscape.cli.main, landscape.cli.process_setup as setup"
     assert _spin_count(imports, "assert not any(name in os.environ for name, _, _ in setup.MALLOC)") == "None"
