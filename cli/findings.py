@@ -15,9 +15,9 @@ from landscape.cli.claims import Claim, Results
 CONFIDENCE = 0.95
 LEAST_SEEDS = 3  # for a verdict: an interval from two may be narrow, or empty, by chance
 RULE = (
-    "A claim holds if the 95 % interval of Student's t over seeds lies on the claimed side of zero, fails if it lies "
-    "on the other, and cannot be told else, as with fewer than three seeds: small networks, shortly trained, decide "
-    "little."
+    "A claim holds if the 95 % interval of Student's t over seeds lies on the claimed side of zero, and fails if it lies "
+    "on the other side. Otherwise, and with fewer than three seeds, we cannot tell. Small networks with short training "
+    "decide little."
 )
 Verdict: TypeAlias = Literal["holds", "fails", "cannot tell"]
 

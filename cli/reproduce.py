@@ -152,7 +152,7 @@ def _protocol(
     from landscape.cli.findings import RULE
 
     lines = [
-        "# Claims of the papers, measured anew",
+        "# The papers' claims, reproduced",
         "",
         f"Last output of `landscape reproduce`. {data}, seeds 0 to {seeds - 1}, {fraction:g} of the training images, "
         f"{epochs} epochs, recipe demo. {RULE}",
