@@ -16,8 +16,8 @@ CONFIDENCE = 0.95
 LEAST_SEEDS = 3  # for a verdict: an interval from two may be narrow, or empty, by chance
 RULE = (
     "A claim holds if the 95 % interval of Student's t over seeds lies on the claimed side of zero, and fails if it "
-    "lies on the other side. Otherwise, and with fewer than three seeds, we cannot tell. Small networks with short training "
-    "decide little."
+    "lies on the other side. Otherwise, and with fewer than three seeds, we cannot tell. Small networks with short "
+    "training decide little."
 )
 Verdict: TypeAlias = Literal["holds", "fails", "cannot tell"]
 
