@@ -1,4 +1,4 @@
-"""Bring your own: one example per form of checkpoint, each a real file, loaded and measured as the table says."""
+"""One example per form of foreign checkpoint: each is a real file, loaded and measured as the table says."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_probe_measures_a_form_and_stores_what_was_taken(form: str, mine: Path
     assert status(["show", str(path)]) == 0
 
 
-def test_the_same_weights_in_another_form_are_the_same_question(mine: Path) -> None:
+def test_the_same_weights_in_another_form_have_the_same_run_key(mine: Path) -> None:
     for form in ("state dict", "Lightning", "safetensors", "Hugging Face folder, bin"):
         assert status(["variance", str(FORMS[form](mine)), *ASKED, "--label", "one"]) == 0
     assert len(reader.groups("r.h5")) == 1
@@ -324,7 +324,7 @@ def test_a_program_is_the_model_itself_on_trust(
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_a_fixed_batch_size_of_an_export_is_said(mine: Path) -> None:
+def test_the_fixed_batch_size_of_an_export_is_reported(mine: Path) -> None:
     path = exported(mine / "fixed.pt2", fixed=True)
     with pytest.raises(ValueError, match=r"exactly 4, got 16 samples in mini-batches of 128; give --batch-size 4 and"):
         landscape.load(path, data="mine.py:data", trust_pickle=True)
@@ -452,7 +452,7 @@ def test_a_file_from_before_batch_norm_counted_its_batches_fits(mine: Path) -> N
     assert torch.equal(loaded.model(loaded.batch(0)[0]), network()(loaded.batch(0)[0]))
 
 
-def test_whole_numbers_do_not_pass_for_weights(mine: Path) -> None:
+def test_integers_are_not_accepted_as_weights(mine: Path) -> None:
     torch.save({name: (100 * t).to(torch.int8) for name, t in state().items()}, "int8.pt")
     with pytest.raises(ValueError, match=r"int8.pt has stem.weight as int8 and the model as float32: quantized"):
         landscape.load(mine / "int8.pt", model="mine.py:model", data="mine.py:data", device="cpu")
@@ -472,7 +472,7 @@ def test_a_pickled_module_finds_its_class_where_the_command_runs(mine: Path) -> 
         landscape.load(mine / "whole.pt", data="elsewhere.py:data", trust_pickle=True, device="cpu")
 
 
-def test_options_that_change_nothing_are_named(mine: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_options_without_effect_are_named(mine: Path, caplog: pytest.LogCaptureFixture) -> None:
     options = {"model": "mine.py:model", "data": "mine.py:data", "device": "cpu"}
     landscape.load(None, image_size=8, **options)
     assert "has no effect" not in caplog.text

@@ -66,13 +66,13 @@ def test_calibration_error_by_hand() -> None:
     assert calibration_terms(confidence, correct).mean().item() == pytest.approx(0.05)
 
 
-def test_the_batching_changes_nothing() -> None:
+def test_the_batch_size_has_no_effect() -> None:
     whole, parts = evaluate(nn.Identity(), batches(size=203)), evaluate(nn.Identity(), batches(size=10))
     assert whole.loss == pytest.approx(parts.loss, rel=1e-14)
     assert whole.ece == pytest.approx(parts.ece, rel=1e-14)
 
 
-def test_it_runs_in_eval_mode_and_restores_that_of_every_module() -> None:
+def test_it_runs_in_eval_mode_and_restores_the_mode_of_every_module() -> None:
     model = nn.Sequential(nn.Dropout(0.9), nn.Dropout(0.9).eval())
     assert evaluate(model, batches()).loss == evaluate(nn.Identity(), batches()).loss
     with pytest.raises(ValueError, match="expected classes"):
@@ -90,7 +90,7 @@ def test_top5_of_three_classes_is_certain() -> None:
     assert evaluate(nn.Identity(), batches(classes=3)).top5 == 1.0
 
 
-def test_no_batches_is_one_clear_error() -> None:
+def test_no_batches_is_an_error() -> None:
     with pytest.raises(ValueError, match="no batches"):
         evaluate(nn.Identity(), [])
 
@@ -106,7 +106,7 @@ def test_a_model_may_name_its_logits() -> None:
     assert evaluate(Wrapped(), batches()) == evaluate(nn.Identity(), batches())
 
 
-def test_soft_targets_count_by_their_largest_share() -> None:
+def test_soft_targets_count_by_their_largest_class() -> None:
     soft = [(x, 0.9 * nn.functional.one_hot(y, 7) + 0.1 / 7) for x, y in batches()]
     found, hard = evaluate(nn.Identity(), soft), evaluate(nn.Identity(), batches())
     logits, shares = (torch.cat(parts).double() for parts in zip(*soft, strict=True))
@@ -115,7 +115,7 @@ def test_soft_targets_count_by_their_largest_share() -> None:
     assert (found.accuracy, found.top5, found.ece) == (hard.accuracy, hard.top5, hard.ece)
 
 
-def test_targets_that_are_no_classes_are_refused() -> None:
+def test_targets_that_are_not_classes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"got targets \(203,\) torch.float32"):
         evaluate(nn.Identity(), [(torch.randn(203, 7), torch.randn(203))])
 
@@ -154,7 +154,7 @@ def test_equal_passes_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.messages == ["the 3 passes are equal: this network is deterministic at test time, one pass suffices"]
 
 
-def test_passes_of_a_network_that_draws_nothing_change_nothing() -> None:
+def test_several_passes_of_a_deterministic_network_equal_one() -> None:
     batches = [(torch.randn(6, 4).double(), torch.randint(4, (6,)))]
     one, three = (evaluate(nn.Identity(), batches, passes=passes) for passes in (1, 3))
     assert three.loss == pytest.approx(one.loss, rel=1e-12)

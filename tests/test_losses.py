@@ -1,4 +1,4 @@
-"""Other objectives than cross-entropy: by name, and by a function of the user's."""
+"""Objectives other than cross-entropy: named losses and user functions."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_the_hessian_of_least_squares_is_that_of_its_normal_equations(file: Path
         np.testing.assert_allclose(found["eigenvalue"][i], expected, rtol=1e-9, atol=1e-12)
 
 
-def test_a_loss_of_ones_own_enters_the_objective_the_protocol_and_the_question(file: Path) -> None:
+def test_a_user_loss_enters_the_objective_the_protocol_and_the_run_key(file: Path) -> None:
     huber, mse = (_loaded(file, loss) for loss in (f"{file}:huber", "mse"))
     inputs, targets = huber.batch(0)
     expected = nn.functional.huber_loss(huber.model(inputs), targets)
@@ -108,7 +108,7 @@ def test_a_loss_of_ones_own_enters_the_objective_the_protocol_and_the_question(f
 
 
 @pytest.mark.parametrize("name", ["mse", "l1", "huber", "bce"])
-def test_targets_of_another_size_are_refused_instead_of_repeated(name: str) -> None:
+def test_targets_of_another_size_are_refused_not_broadcast(name: str) -> None:
     with pytest.raises(ValueError, match=r"returns \(4, 3\) for targets \(4,\), expected a number for each"):
         NAMES[name](torch.zeros(4, 3), torch.zeros(4))
 
@@ -125,7 +125,7 @@ def test_cross_entropy_of_a_sequence_is_the_mean_over_its_tokens() -> None:
     np.testing.assert_allclose(right, (logits.numpy().argmax(axis=2) == targets.numpy()).mean(axis=1))
 
 
-def test_accuracy_means_what_its_loss_says() -> None:
+def test_every_loss_defines_its_accuracy() -> None:
     outputs = torch.tensor([[0.5, -1.0, 2.0], [-1.0, 3.0, -2.0]])
     labels = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
     assert MEANINGS[NAMES["bce"]].right(outputs, labels).tolist() == pytest.approx([2 / 3, 1.0])
@@ -155,12 +155,12 @@ def test_a_regression_has_its_own_units_and_no_accuracy(file: Path, tmp_path: Pa
         assert path.stat().st_size > 0
 
 
-def test_a_loss_of_unknown_units_is_not_called_nats(file: Path, tmp_path: Path) -> None:
+def test_the_units_of_a_user_loss_are_unknown(file: Path, tmp_path: Path) -> None:
     found = landscape.measure("surface", _loaded(file, f"{file}:huber"), out=tmp_path / "r.h5", resolution=3)
     assert found["loss"].attrs["units"] == "loss"
 
 
-def test_classification_keeps_its_units_and_its_question() -> None:
+def test_classification_keeps_its_units_and_its_run_key() -> None:
     model, batches = nn.Linear(3, 2), [(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))]
     plain, named = Subject(model, batches), Subject(model, batches, losses=losses_of("cross-entropy"))
     assert plain.meaning.units == "nats"
@@ -197,7 +197,7 @@ def test_logits_are_found_by_one_rule() -> None:
             logits_in(nothing)
 
 
-def test_functions_made_in_python_are_told_apart() -> None:
+def test_loss_functions_made_in_python_are_distinguished() -> None:
     batches = [(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))]
 
     def halved(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -209,7 +209,7 @@ def test_functions_made_in_python_are_told_apart() -> None:
     assert "loss" not in identity(plain, ())  # as it was before there were others
 
 
-def test_there_is_no_accuracy_where_targets_are_no_classes(file: Path) -> None:
+def test_targets_that_are_not_classes_have_no_accuracy(file: Path) -> None:
     check = check_sanity(_loaded(file, "mse"))
     assert np.isnan(check.accuracy)
     assert not check.at_chance

@@ -1,4 +1,4 @@
-"""Subjects: what is measured is what was asked for, and what does not fit together is refused."""
+"""Subjects: the loaded model, data and objective are those asked for; parts that do not fit are refused."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_objective_is_loss_plus_weight_decay_times_half_the_squared_norm() -
         assert subject.objective(i).item() == pytest.approx((data + 0.3 * half).item(), rel=1e-6)
 
 
-def test_frozen_parameters_are_no_part_of_l2() -> None:
+def test_frozen_parameters_do_not_count_in_l2() -> None:
     model = linear()
     model[1].bias.requires_grad_(False)
     subject = digits(model)
@@ -99,7 +99,7 @@ def test_frozen_parameters_are_no_part_of_l2() -> None:
     assert subject.l2().item() == pytest.approx(0.5 * model[1].weight.square().sum().item())
 
 
-def test_a_loss_of_shares_is_their_mixture_and_does_not_overflow() -> None:
+def test_the_loss_of_soft_targets_is_their_mixture_and_does_not_overflow() -> None:
     logits = torch.tensor([[1e4, 0.0, -1e4]])
     assert cross_entropy(logits, torch.tensor([1])).item() == 1e4
     shares = torch.tensor([[0.25, 0.75, 0.0]], dtype=torch.float64)
@@ -187,7 +187,7 @@ def test_a_batch_comes_in_the_models_precision() -> None:
     assert digits(linear().half()).dtype == torch.float32  # half precision is for storage
 
 
-def test_a_model_is_in_eval_mode_whatever_it_was() -> None:
+def test_a_model_is_loaded_in_eval_mode() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.BatchNorm1d(768), nn.Linear(768, 10)).train()
     subject = digits(model)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -254,7 +254,7 @@ def test_a_bare_state_dict_asks_for_its_architecture_and_data(tmp_path: Path) ->
         ("def net(): return nn.Sequential(nn.Flatten(), nn.Unflatten(1, (768,)), nn.Embedding(3, 3))", r"refuses"),
     ],
 )
-def test_a_model_file_that_does_not_serve_is_one_line(code: str, message: str, tmp_path: Path) -> None:
+def test_an_unusable_model_file_is_a_one_line_error(code: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         load(model=f"{file(tmp_path, code)}:net", data="digits", samples=4)
     assert "\n" not in str(caught.value)
@@ -347,7 +347,7 @@ def test_a_model_of_nans_is_refused() -> None:
         check_sanity(digits(model))
 
 
-def test_a_spec_is_plain_and_rebatching_changes_the_batches_alone() -> None:
+def test_rebatching_changes_only_the_batches() -> None:
     subject = load(model="vit_demo", data="digits", samples=20, batch_size=8)
     again = subject.rebatched(5)
     assert [len(targets) for _, targets in again.batches] == [5, 5, 5, 5]

@@ -39,8 +39,8 @@ def once_per_weights(function: Callable[Concatenate[Subject, P], T]) -> Callable
         key = (function, tuple(map(_hashable, args)), named)
         values = subject.derived.values
         if key not in values:
-            values[key] = function(subject, *args, **kwargs)
-        return values[key]  # type: ignore[no-any-return]
+            values[key] = (function(subject, *args, **kwargs), args, kwargs)  # the arguments' identities stay taken
+        return values[key][0]  # type: ignore[no-any-return]
 
     return cached
 
