@@ -7,7 +7,6 @@ import json
 import os
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -20,19 +19,6 @@ MAX_TEXT = 64 * 2**20  # bytes of a config, an index or a header, far more than 
 HEADER = 8  # bytes of the length in front of a safetensors header
 
 
-@dataclass(frozen=True)
-class Member:
-    """One file of an archive.
-
-    Args:
-        name: path below the archive's top folder.
-        size: in bytes, uncompressed.
-    """
-
-    name: str
-    size: int
-
-
 def unreadable(path: Path, reason: str) -> ValueError:
     """The one-line error of a file that is not a checkpoint."""
     short = " ".join(reason.split())[:160]
@@ -41,8 +27,8 @@ def unreadable(path: Path, reason: str) -> ValueError:
     )
 
 
-def members(path: Path) -> list[Member]:
-    """The files of a zip archive written by torch, without its top folder in their names.
+def members(path: Path) -> dict[str, int]:
+    """The files in a zip archive written by torch: path below its top folder -> uncompressed size in bytes.
 
     Raises:
         ValueError: it is damaged, has names that lead out of it, or declares more than it can hold.
@@ -51,7 +37,7 @@ def members(path: Path) -> list[Member]:
         with zipfile.ZipFile(path) as archive:
             listed = archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError) as error:
-        raise unreadable(path, f"{error}, or cut short") from None
+        raise unreadable(path, f"{error}, or truncated") from None
     outside = [info.filename for info in listed if _leads_out(info.filename)]
     if outside:
         raise unreadable(path, f"it holds the name {outside[0]!r}, which leads out of it")
@@ -66,7 +52,7 @@ def members(path: Path) -> list[Member]:
     compressed = [info.filename for info in listed if info.compress_type != zipfile.ZIP_STORED]
     if compressed and not any("/code/" in f"/{name}" for name in compressed):
         raise unreadable(path, f"{compressed[0]!r} in it is compressed, which torch.save never does; unpack it first")
-    return [Member(info.filename.partition("/")[2], info.file_size) for info in listed]
+    return {info.filename.partition("/")[2]: info.file_size for info in listed}
 
 
 def header(path: Path) -> dict[str, Any]:

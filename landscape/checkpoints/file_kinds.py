@@ -35,7 +35,7 @@ class Evidence:
         Raises:
             ValueError: it is damaged, or declares more than it can hold.
         """
-        return frozenset(member.name for member in members(self.path))
+        return frozenset(members(self.path))
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def kind_of(path: Path) -> Kind:
     evidence = Evidence(path, start)
     kind = next((kind for kind in KINDS if kind.detect(evidence)), None)
     if kind is None:
-        raise unreadable(path, "a zip archive without data.pkl, or cut short")
+        raise unreadable(path, "a zip archive without data.pkl, or truncated")
     return kind
 
 

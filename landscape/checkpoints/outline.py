@@ -99,7 +99,7 @@ def of_zip(path: Path) -> Outline:
     Raises:
         ValueError: it is damaged, or declares tensors of other sizes than it holds.
     """
-    sizes = {member.name: member.size for member in members(path)}
+    sizes = members(path)
 
     def storage(pid: Any) -> _Storage:
         found = _Storage.of(pid)
@@ -141,7 +141,7 @@ def of_pickles(path: Path) -> Outline:
         if first.content != MAGIC:
             if first.wanted:
                 return Outline(None, first.wanted)
-            raise unreadable(path, "neither an archive nor a pickle of tensors, or cut short")
+            raise unreadable(path, "neither an archive nor a pickle of tensors, or truncated")
         for _ in range(2):
             _read(path, stream, storage)
         return _read(path, stream, storage)

@@ -114,17 +114,8 @@ def load(name: str, *, root: Path | None, split: Literal["train", "test"]) -> Im
     if not parts:
         _download_release(name, release, root, split)
         parts = _parts(release, root, split)
-    pixels = np.concatenate([part for part, _ in parts])
-    labels = np.concatenate([part for _, part in parts])
-    return Images(
-        inputs=torch.from_numpy(pixels.reshape(-1, *SHAPE)),
-        targets=torch.from_numpy(labels),
-        name=name,
-        classes=release.classes,
-        size=SHAPE[-1],
-        mean=release.mean,
-        std=release.std,
-    )
+    pixels, labels = (torch.from_numpy(np.concatenate(arrays)) for arrays in zip(*parts, strict=True))
+    return Images(pixels.reshape(-1, *SHAPE), labels, name, release.classes, SHAPE[-1], release.mean, release.std)
 
 
 def _parts(release: Release, root: Path, split: str) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -56,15 +56,8 @@ def load(name: str, *, root: Path | None, split: str, samples: Samples) -> Image
     pixels = np.empty((len(rows), 3, 32, 32), np.uint8)
     for position in np.argsort(rows):  # in the order of the file
         pixels[position] = images[of_severity][rows[position]].transpose(2, 0, 1)
-    return Images(
-        inputs=torch.from_numpy(pixels),
-        targets=torch.from_numpy(targets[rows]),
-        name=name,
-        classes=release.classes,
-        size=32,
-        mean=release.mean,
-        std=release.std,
-    )
+    inputs, labels_of_rows = torch.from_numpy(pixels), torch.from_numpy(targets[rows])
+    return Images(inputs, labels_of_rows, name, release.classes, 32, release.mean, release.std)
 
 
 def _parse(name: str) -> tuple[str, str, int]:

@@ -42,12 +42,5 @@ def load(split: Literal["train", "test"]) -> Images:
     rows = order[-TEST:] if split == "test" else order[:-TEST]
     small = torch.from_numpy(pixels[rows]).unsqueeze(1) / LEVELS * 255
     large = F.interpolate(small, scale_factor=2, mode="bilinear", align_corners=False)
-    return Images(
-        inputs=large.round().to(torch.uint8).repeat(1, 3, 1, 1),
-        targets=torch.from_numpy(labels[rows]),
-        name="digits",
-        classes=10,
-        size=2 * SIDE,
-        mean=MEAN,
-        std=STD,
-    )
+    inputs, targets = large.round().to(torch.uint8).repeat(1, 3, 1, 1), torch.from_numpy(labels[rows])
+    return Images(inputs, targets, "digits", 10, 2 * SIDE, MEAN, STD)

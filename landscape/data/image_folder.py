@@ -59,15 +59,8 @@ def load(
     size = image_size or decoding.own_size(_sizes(paths))
     pictures = (decoding.Picture(i, path, path) for i, path in enumerate(paths))
     inputs = decoding.decoded(pictures, name=name, count=len(paths), of=len(targets), size=size, resize=resize)
-    return Images(
-        inputs=torch.from_numpy(inputs),
-        targets=torch.from_numpy(targets[rows]),
-        name=name,
-        classes=len(classes),
-        size=size,
-        mean=IMAGENET_MEAN,
-        std=IMAGENET_STD,
-    )
+    labels = torch.from_numpy(targets[rows])
+    return Images(torch.from_numpy(inputs), labels, name, len(classes), size, IMAGENET_MEAN, IMAGENET_STD)
 
 
 def _sizes(paths: list[str]) -> Iterator[tuple[int, int]]:

@@ -72,15 +72,8 @@ def load(
         (decoding.Picture(*row) for row in _pictures(parts[at], columns, rows)),
         name=name, count=len(rows), of=len(targets), size=size, resize=resize,
     )  # fmt: skip
-    return Images(
-        inputs=torch.from_numpy(inputs),
-        targets=torch.from_numpy(targets[rows]),
-        name=name,
-        classes=classes,
-        size=size,
-        mean=IMAGENET_MEAN,
-        std=IMAGENET_STD,
-    )
+    labels = torch.from_numpy(targets[rows])
+    return Images(torch.from_numpy(inputs), labels, name, classes, size, IMAGENET_MEAN, IMAGENET_STD)
 
 
 def _pyarrow() -> Any:

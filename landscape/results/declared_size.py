@@ -14,7 +14,6 @@ def refuse_oversized(
     *,
     expansion: int = 1,
     slack: int = 0,
-    container: str = "in a file",
     unit: str = "bytes",
 ) -> None:
     """Refuse content that is larger than `expansion` times what holds it, plus `slack`.
@@ -23,4 +22,4 @@ def refuse_oversized(
         ValueError: it is; the message starts with `file`.
     """
     if declared > expansion * held + slack:
-        raise ValueError(f"{file} declares {what} of {declared:,} {unit} {container} of {held:,} {unit}; refused")
+        raise ValueError(f"{file} declares {what} of {declared:,} {unit} in a file of {held:,} {unit}; refused")
