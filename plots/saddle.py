@@ -18,8 +18,8 @@ from landscape.plots.surface import draw as draw_contours
 
 MEANING = (
     "The loss along the eigenvectors of the smallest and the largest Hessian eigenvalue, and (dashed) the quadratic "
-    "that its value, slope and curvature at the checkpoint make. Where the two part, curvature at the checkpoint says "
-    "nothing about the valley any more; the plane shows the two extreme directions and none of the flat ones."
+    "given by its value, slope and curvature at the checkpoint. Where they differ, curvature at the checkpoint no "
+    "longer describes the valley; the plane shows the two extreme directions and none of the flat ones."
 )
 FACTS = ("model_loss", "slope_x", "slope_y", "curvature_x", "curvature_y")
 FINE = 201  # points of the quadratic model, which is known everywhere

@@ -58,7 +58,7 @@ class Line(Probe):
     range: Annotated[str, "R or LOW:HIGH; default 1, 0:1 between checkpoints, or by the curvature or the run"] = ""
     directions: Annotated[int, "number of random directions, or of principal components of a run"] = 1
     normalize: Annotated[Normalize, "normalisation of random directions; park2022: as published"] = "filter"
-    ignore: Annotated[str, "random directions leave parameters whose names match this regular expression"] = POSITIONS
+    ignore: Annotated[str, "regular expression of parameter names that random directions do not move"] = POSITIONS
     bn: Annotated[
         str,
         "batch-norm statistics: frozen, interpolate, recalibrate:K; auto interpolates between checkpoints",
