@@ -198,7 +198,7 @@ def parse_duration(name: str, text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds as people say them: 45 s, 12 min, 3 h 20 min."""
+    """Seconds in readable form: 45 s, 12 min, 3 h 20 min."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

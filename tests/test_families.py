@@ -381,14 +381,14 @@ def test_timm_pit_weights_give_its_logits() -> None:
 @pytest.mark.parametrize(
     ("name", "image_size", "arguments", "words"),
     [
-        ("swin_ti", 32, {"window": 5}, "window=5 does not divide the 32 x 32 map; ask for one of 1, 2, 4, 8, 16, 32"),
+        ("swin_ti", 32, {"window": 5}, "window=5 does not divide the 32 x 32 map; give one of 1, 2, 4, 8, 16, 32"),
         ("swin_ti", 20, {}, "a map of 20 x 20 cannot be halved 3 times"),
-        ("swin_ti", 32, {"heads": (3, 6)}, "has 2 entries; ask for one per stage, 4 in all"),
+        ("swin_ti", 32, {"heads": (3, 6)}, "has 2 entries; give one per stage, 4 in all"),
         ("swin_ti", 32, {"heads": (5, 6, 12, 24)}, "do not share the 96 channels of stage 1 evenly"),
-        ("mixer_ti", 32, {"patch": 3}, "patch=3 does not divide images of 32 px; ask for one of 1, 2, 4"),
+        ("mixer_ti", 32, {"patch": 3}, "patch=3 does not divide images of 32 px; give one of 1, 2, 4"),
         ("localvit_ti", 32, {"patch": 5}, "patch=5 does not divide images of 32 px"),
         ("pit_ti", 32, {"heads": (2, 3, 8)}, "do not grow by whole factors"),
-        ("pit_ti", 32, {"heads": (2, 4)}, "has 2 entries; ask for one per stage, 3 in all"),
+        ("pit_ti", 32, {"heads": (2, 4)}, "has 2 entries; give one per stage, 3 in all"),
         ("pit_ti", 32, {"patch": 40}, "patch=40 exceeds images of 32 px"),
         ("resnet18", 32, {"head": "cls"}, "head must be gap, bn-gap or mlp, got cls"),
         ("resnet18", 32, {"mc_dropout": 1.0}, "mc_dropout must be a number of at least 0 and below 1, got 1.0"),

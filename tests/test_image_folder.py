@@ -165,7 +165,7 @@ def test_images_that_memory_does_not_hold_are_refused_before_one_is_decoded(
         (tmp_path / "a").mkdir(exist_ok=True)
         (tmp_path / f"a/{i}.png").write_bytes(b"broken")
     monkeypatch.setattr(memory, "available", lambda: 3 * 100 * 100 * 4 - 1)
-    with pytest.raises(ValueError, match="4 samples of 30 kB need 120 kB of memory and 120 kB is free; ask for fewer"):
+    with pytest.raises(ValueError, match="4 samples of 30 kB need 120 kB of memory and 120 kB is free; give fewer"):
         load(str(tmp_path), image_size=100)
     with pytest.raises(ValueError, match="cannot be decoded"):
         load(str(tmp_path), image_size=99)

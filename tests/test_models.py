@@ -413,19 +413,19 @@ def test_models_accept_what_they_say() -> None:
         (
             "vit_ti",
             {"patch": 5},
-            "patch=5 does not divide images of 32 px; ask for one of 1, 2, 4, 8, 16, 32",
+            "patch=5 does not divide images of 32 px; give one of 1, 2, 4, 8, 16, 32",
         ),
-        ("vit_ti", {"heads": 5}, "heads=5 do not share dim=192 evenly; ask for one of 1, 2, 3, 4"),
+        ("vit_ti", {"heads": 5}, "heads=5 do not share dim=192 evenly; give one of 1, 2, 3, 4"),
         ("resnet18", {"groups": 2}, "groups=2.*need bottleneck blocks"),
-        ("resnet50", {"width": 8, "width_per_group": 4}, "ask for at least 8"),
+        ("resnet50", {"width": 8, "width_per_group": 4}, "give at least 8"),
         (
             "alternet50",
             {"window": 3},
-            "window=3 does not divide the 16 x 16 map; ask for one of 1, 2, 4, 8, 16",
+            "window=3 does not divide the 16 x 16 map; give one of 1, 2, 4, 8, 16",
         ),
-        ("alternet50", {"msa": (0, 1)}, "has 2 entries; ask for one per stage, 4 in all"),
-        ("alternet50", {"heads": (3,)}, "has 1 entries; ask for one per stage, 4 in all"),
-        ("alternet50", {"msa": (2, 1, 1, 2)}, "2 MSAs in stage 1 of 3 blocks; ask for at most 1"),
+        ("alternet50", {"msa": (0, 1)}, "has 2 entries; give one per stage, 4 in all"),
+        ("alternet50", {"heads": (3,)}, "has 1 entries; give one per stage, 4 in all"),
+        ("alternet50", {"msa": (2, 1, 1, 2)}, "2 MSAs in stage 1 of 3 blocks; give at most 1"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(name: str, arguments: dict[str, object], words: str) -> None:

@@ -456,7 +456,7 @@ def test_a_damaged_resume_state_is_named(source: str, tmp_path: Path) -> None:
         ({"fraction": 0.01}, ValueError, "raise --fraction"),
         ({"snapshots": -1}, OptionError, "--snapshots must be at least 0, got -1"),
         ({"snapshot_dtype": "fp8"}, OptionError, "--snapshot-dtype must be fp32 or fp16, got fp8"),
-        ({"model_args": {**SMALL, "patch": 3}}, ValueError, "patch=3 does not divide .* ask for one of 1, 2, 4, 8"),
+        ({"model_args": {**SMALL, "patch": 3}}, ValueError, "patch=3 does not divide .* give one of 1, 2, 4, 8"),
         ({"device": "tpu"}, OptionError, "--device must be .*, got tpu"),
         ({"model_args": {"classes": 5}}, ValueError, "classes=5: the data decides"),
         (

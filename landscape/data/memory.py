@@ -32,7 +32,7 @@ def require(name: str, count: int, each: int) -> None:
         needed = f"{count:,} samples of {format_bytes(each)} need {format_bytes(count * each)}"
         raise TooLarge(
             f"{name}: {needed} of memory and {format_bytes(free)} is free; "
-            "ask for fewer with --samples, or for smaller images with --image-size"
+            "give fewer with --samples, or smaller images with --image-size"
         )
 
 

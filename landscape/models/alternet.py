@@ -208,16 +208,16 @@ def _check_window(window: int, attended: list[int]) -> None:
     bad = [size for size in attended if size % min(window, size)]
     if bad:
         fit = ", ".join(map(str, _fitting(attended)))
-        raise ValueError(f"window={window} does not divide the {bad[0]} x {bad[0]} map; ask for one of {fit}")
+        raise ValueError(f"window={window} does not divide the {bad[0]} x {bad[0]} map; give one of {fit}")
 
 
 def _check_stages(blocks: tuple[int, ...], msa: tuple[int, ...], heads: tuple[int, ...]) -> None:
     for name, values in (("msa", msa), ("heads", heads)):
         if len(values) != len(blocks):
-            raise ValueError(f"{name}={values} has {len(values)} entries; ask for one per stage, {len(blocks)} in all")
+            raise ValueError(f"{name}={values} has {len(values)} entries; give one per stage, {len(blocks)} in all")
     for stage, (n, m) in enumerate(zip(blocks, msa, strict=True), start=1):
         if 2 * m > n:
-            raise ValueError(f"msa={msa} asks for {m} MSAs in stage {stage} of {n} blocks; ask for at most {n // 2}")
+            raise ValueError(f"msa={msa} asks for {m} MSAs in stage {stage} of {n} blocks; give at most {n // 2}")
 
 
 def relative_index(window: int) -> Tensor:

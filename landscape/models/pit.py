@@ -110,8 +110,8 @@ class Pool(nn.Module):
 
 def _check(depths: tuple[int, ...], heads: tuple[int, ...], patch: int, image_size: int) -> None:
     if len(heads) != len(depths):
-        raise ValueError(f"heads={heads} has {len(heads)} entries; ask for one per stage, {len(depths)} in all")
+        raise ValueError(f"heads={heads} has {len(heads)} entries; give one per stage, {len(depths)} in all")
     if any(after % before for before, after in pairwise(heads)):
-        raise ValueError(f"heads={heads} do not grow by whole factors; ask for such as 2,4,8")
+        raise ValueError(f"heads={heads} do not grow by whole factors; give numbers such as 2,4,8")
     if patch > image_size:
-        raise ValueError(f"patch={patch} exceeds images of {image_size} px; ask for at most {image_size}")
+        raise ValueError(f"patch={patch} exceeds images of {image_size} px; give at most {image_size}")

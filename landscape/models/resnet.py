@@ -54,12 +54,12 @@ class ResNet(nn.Module):
         if not bottleneck and (groups, width_per_group) != (1, 64):
             raise ValueError(
                 f"groups={groups} and width_per_group={width_per_group} need bottleneck blocks; "
-                "ask for a bottleneck network, such as resnet50"
+                "use a bottleneck network, such as resnet50"
             )
         if width * width_per_group < 64:
             least = -(-64 // width)
             raise ValueError(
-                f"width_per_group={width_per_group} leaves nothing of width={width}; ask for at least {least}"
+                f"width_per_group={width_per_group} leaves nothing of width={width}; give at least {least}"
             )
         self.conv1, self.maxpool = stem(channels, width, image_size)
         self.bn1 = nn.BatchNorm2d(width)

@@ -182,10 +182,10 @@ def _check(
     sides: list[int], dim: int, depths: tuple[int, ...], heads: tuple[int, ...], window: int, first: int
 ) -> None:
     if len(heads) != len(depths):
-        raise ValueError(f"heads={heads} has {len(heads)} entries; ask for one per stage, {len(depths)} in all")
+        raise ValueError(f"heads={heads} has {len(heads)} entries; give one per stage, {len(depths)} in all")
     if first % 2 ** (len(depths) - 1):
         raise ValueError(
-            f"a map of {first} x {first} cannot be halved {len(depths) - 1} times; ask for another image size or patch"
+            f"a map of {first} x {first} cannot be halved {len(depths) - 1} times; give another image size or patch"
         )
     for i, (side, count) in enumerate(zip(sides, heads, strict=True)):
         if dim * 2**i % count:
@@ -193,5 +193,5 @@ def _check(
         if side % min(window, side):
             fit = [w for w in range(1, first + 1) if all(s % min(w, s) == 0 for s in sides)]
             raise ValueError(
-                f"window={window} does not divide the {side} x {side} map; ask for one of {', '.join(map(str, fit))}"
+                f"window={window} does not divide the {side} x {side} map; give one of {', '.join(map(str, fit))}"
             )

@@ -54,7 +54,7 @@ class ViT(nn.Module):
         side = divided(image_size, patch)
         if dim % heads:
             fit = ", ".join(map(str, _divisors(dim)))
-            raise ValueError(f"heads={heads} do not share dim={dim} evenly; ask for one of {fit}")
+            raise ValueError(f"heads={heads} do not share dim={dim} evenly; give one of {fit}")
         self.image_size = image_size
         self.grid_size = (side, side)
         self.num_prefix_tokens = 1 if head == "cls" else 0
@@ -158,7 +158,7 @@ def divided(image_size: int, patch: int) -> int:
     """
     if image_size % patch:
         fit = ", ".join(map(str, _divisors(image_size)))
-        raise ValueError(f"patch={patch} does not divide images of {image_size} px; ask for one of {fit}")
+        raise ValueError(f"patch={patch} does not divide images of {image_size} px; give one of {fit}")
     return image_size // patch
 
 
