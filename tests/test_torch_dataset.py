@@ -184,7 +184,7 @@ def test_a_stream_gives_its_first_samples(made: Any) -> None:
 
 def test_an_endless_stream_ends_at_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available", lambda: 10_000)
-    with pytest.raises(ValueError, match=r"mine.py:data: .* is free; ask for fewer with --samples"):
+    with pytest.raises(ValueError, match=r"mine.py:data: .* is free; give fewer with --samples"):
         served(Endless())
 
 
