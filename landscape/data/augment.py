@@ -22,28 +22,17 @@ class Augmentation:
 
     The fields are those of a recipe; the defaults change nothing. All random numbers come from a CPU generator, so that
     they are equal on any device.
-
-    Args:
-        crop: pixels of zero padding on each side before a crop of the original size.
-        flip: mirror left and right with probability 1/2.
-        randaugment: magnitude 0..10 of RandAugment (Cubuk et al. 2020, arXiv 1909.13719), 0 for none.
-        randaugment_layers: operations per image.
-        randaugment_std: standard deviation of the magnitude, drawn per image and operation.
-        mixup: alpha of Beta(alpha, alpha) (Zhang et al. 2018, arXiv 1710.09412), 0 for none.
-        cutmix: likewise for CutMix (Yun et al. 2019, arXiv 1905.04899).
-        switch: probability of CutMix per batch, if both are enabled.
-        label_smoothing: s; a target becomes (1 - s) onehot + s / classes.
     """
 
-    crop: int = 0
-    flip: bool = False
-    randaugment: int = 0
-    randaugment_layers: int = 2
-    randaugment_std: float = 1.0
-    mixup: float = 0.0
-    cutmix: float = 0.0
-    switch: float = 0.5
-    label_smoothing: float = 0.0
+    crop: int = 0  # pixels of zero padding on each side before a crop of the original size
+    flip: bool = False  # mirror left and right with probability 1/2
+    randaugment: int = 0  # magnitude 0..10 of RandAugment (Cubuk et al. 2020, arXiv 1909.13719), 0 for none
+    randaugment_layers: int = 2  # operations per image
+    randaugment_std: float = 1.0  # standard deviation of the magnitude, drawn per image and operation
+    mixup: float = 0.0  # alpha of Beta(alpha, alpha) (Zhang et al. 2018, arXiv 1710.09412), 0 for none
+    cutmix: float = 0.0  # likewise for CutMix (Yun et al. 2019, arXiv 1905.04899)
+    switch: float = 0.5  # probability of CutMix per batch, if both are enabled
+    label_smoothing: float = 0.0  # s; a target becomes (1 - s) onehot + s / classes
 
     def __post_init__(self) -> None:
         for name in ("crop", "randaugment", "randaugment_std", "mixup", "cutmix"):
@@ -90,11 +79,7 @@ class Augmentation:
             inputs = flipped(inputs, generator)
         if self.randaugment:
             inputs = randaugment(
-                inputs,
-                generator,
-                magnitude=self.randaugment,
-                layers=self.randaugment_layers,
-                std=self.randaugment_std,
+                inputs, generator, magnitude=self.randaugment, layers=self.randaugment_layers, std=self.randaugment_std
             )
         if not self.soft:
             return inputs, targets

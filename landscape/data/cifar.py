@@ -38,24 +38,16 @@ ALLOWED: Mapping[str, Callable[..., Any] | str] = {
 
 @dataclass(frozen=True)
 class Release:
-    """File layout of one of the two data sets, and mean and std of its train split.
-
-    Args:
-        pickled: split -> files of the python layout.
-        binary: split -> files of the binary layout.
-        label: key of the labels in a pickled batch.
-        label_bytes: bytes before the pixels in a binary row; the last of them is the label.
-        meta: the file of class names, which other tools expect beside the batches.
-    """
+    """File layout of one of the two data sets, and mean and std of its train split."""
 
     classes: int
     folder: str
     binary_folder: str
-    pickled: Mapping[str, tuple[str, ...]]
-    binary: Mapping[str, tuple[str, ...]]
-    label: str
-    label_bytes: int
-    meta: str
+    pickled: Mapping[str, tuple[str, ...]]  # split -> files of the python layout
+    binary: Mapping[str, tuple[str, ...]]  # split -> files of the binary layout
+    label: str  # key of the labels in a pickled batch
+    label_bytes: int  # bytes before the pixels in a binary row; the last of them is the label
+    meta: str  # the file of class names, which other tools expect beside the batches
     archive: str
     md5: str
     mean: tuple[float, ...]

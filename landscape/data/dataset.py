@@ -20,27 +20,16 @@ from landscape.probe import derived_seed
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """A data set as two tensors in memory.
+    """A data set as two tensors in memory."""
 
-    Args:
-        inputs: (N, C, H, W) uint8 for images; else the tensor that the source gave, unchanged.
-        targets: (N,) int64, or the tensor that the source gave.
-        name: as given to `load`.
-        classes: number of classes, 0 for regression.
-        size: H of square images, else 0.
-        mean: per channel, of inputs in [0, 1]; empty: inputs are used as they are.
-        std: likewise.
-        counted: `classes` is one more than the largest class number found; the data may have more.
-    """
-
-    inputs: Tensor
-    targets: Tensor
-    name: str
-    classes: int
-    size: int
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
-    counted: bool = False
+    inputs: Tensor  # (N, C, H, W) uint8 for images; else the tensor that the source gave, unchanged
+    targets: Tensor  # (N,) int64, or the tensor that the source gave
+    name: str  # as given to `load`
+    classes: int  # number of classes, 0 for regression
+    size: int  # H of square images, else 0
+    mean: tuple[float, ...] = ()  # per channel, of inputs in [0, 1]; empty: inputs are used as they are
+    std: tuple[float, ...] = ()  # likewise
+    counted: bool = False  # `classes` is one more than the largest class number found; the data may have more
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -87,16 +76,13 @@ class Batches(Sequence[tuple[Tensor, Tensor]]):
 
     They are on the images' device. An augmentation is drawn from (seed, i) at every access, so that it is always the
     same without being kept in memory: every grid point and every matvec sees common random numbers.
-
-    Args:
-        drop_last: leave out a last, smaller batch.
     """
 
     images: Images
     batch_size: int
     augmentation: Augmentation | None = None
     seed: int = 0
-    drop_last: bool = False
+    drop_last: bool = False  # leave out a last, smaller batch
 
     def __post_init__(self) -> None:
         at_least("batch_size", self.batch_size, 1)

@@ -27,16 +27,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Picture:
-    """An encoded picture and its row in the array.
-
-    Args:
-        source: path of its file, or the file's bytes.
-        name: for messages.
-    """
+    """An encoded picture and its row in the array."""
 
     row: int
-    source: str | bytes
-    name: str
+    source: str | bytes  # path of its file, or the file's bytes
+    name: str  # for messages
 
 
 def decoded(

@@ -58,19 +58,12 @@ class Resize:
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What a network expects of its images.
+    """What a network expects of its images."""
 
-    Args:
-        size: side of the images.
-        resize: how they are brought to it.
-        mean: per channel, of pixels in [0, 1].
-        std: likewise.
-    """
-
-    size: int
-    resize: Resize = Resize()
-    mean: tuple[float, ...] = IMAGENET_MEAN
-    std: tuple[float, ...] = IMAGENET_STD
+    size: int  # side of the images
+    resize: Resize = Resize()  # how they are brought to it
+    mean: tuple[float, ...] = IMAGENET_MEAN  # per channel, of pixels in [0, 1]
+    std: tuple[float, ...] = IMAGENET_STD  # likewise
 
     def __str__(self) -> str:
         crop = self.resize.crop if self.resize.crop == "squash" else f"crop {self.resize.crop:.4g}"

@@ -56,7 +56,7 @@ MODELS: Mapping[str, partial[Any]] = {
 }
 # Networks whose ImageNet version in the paper differs from the CIFAR version.
 LARGE: Mapping[str, partial[Any]] = {
-    "alternet50": partial(AlterNet, blocks=(3, 4, 6, 4), msa=(0, 1, 3, 2), bottleneck=True),
+    "alternet50": partial(AlterNet, blocks=(3, 4, 6, 4), msa=(0, 1, 3, 2), bottleneck=True)
 }
 NAMES: tuple[str, ...] = tuple(MODELS)
 SIZES = ("classes", "image_size", "channels")

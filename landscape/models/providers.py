@@ -24,21 +24,13 @@ AS_BUILT = "as built"  # the origin of weights that no file provides
 
 @dataclass(frozen=True)
 class Wanted:
-    """A request for a network.
+    """A request for a network."""
 
-    Args:
-        spec: `SOURCE:NAME`.
-        arguments: of its constructor.
-        classes: of the data; None keeps the library's default.
-        image_size: None keeps the library's default.
-        weights: load the weights in its folder, if any.
-    """
-
-    spec: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    classes: int | None = None
-    image_size: int | None = None
-    weights: bool = False
+    spec: str  # `SOURCE:NAME`
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # of its constructor
+    classes: int | None = None  # of the data; None keeps the library's default
+    image_size: int | None = None  # None keeps the library's default
+    weights: bool = False  # load the weights in its folder, if any
 
     @property
     def source(self) -> str:

@@ -88,15 +88,7 @@ class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)), attention in windows shifted by `shift` down and right."""
 
     def __init__(
-        self,
-        dim: int,
-        heads: int,
-        side: int,
-        window: int,
-        shift: int,
-        mlp_ratio: int,
-        qkv_bias: bool,
-        rate: float,
+        self, dim: int, heads: int, side: int, window: int, shift: int, mlp_ratio: int, qkv_bias: bool, rate: float
     ) -> None:
         super().__init__()
         self.rate = rate

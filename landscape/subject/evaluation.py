@@ -25,25 +25,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ClassificationMetrics:
-    """Means over samples and their standard errors, std(ddof=1) / sqrt(samples), NaN for a single sample.
-
-    Args:
-        loss: cross-entropy, i.e. negative log likelihood.
-        accuracy: a fraction, as is `top5` (1 where there are at most five classes).
-        brier: sum over classes of (p - y)^2.
-        ece: expected calibration error (`calibration_terms`); its error takes the sign of each bin's gap as given.
-    """
+    """Means over samples and their standard errors, std(ddof=1) / sqrt(samples), NaN for a single sample."""
 
     samples: int
-    loss: float
+    loss: float  # cross-entropy, i.e. negative log likelihood
     loss_se: float
-    accuracy: float
+    accuracy: float  # a fraction, as is `top5` (1 where there are at most five classes)
     accuracy_se: float
     top5: float
     top5_se: float
-    brier: float
+    brier: float  # sum over classes of (p - y)^2
     brier_se: float
-    ece: float
+    ece: float  # expected calibration error (`calibration_terms`); its error takes the sign of each bin's gap as given
     ece_se: float
 
 
@@ -174,11 +167,5 @@ def _per_sample(logits: Tensor, targets: Tensor) -> Tensor:
     top5 = logits.topk(min(5, logits.shape[1]), dim=1).indices
     brier = (probabilities - shares).square().sum(dim=1)
     return torch.stack(
-        [
-            loss,
-            (predicted == targets).double(),
-            (top5 == targets[:, None]).any(dim=1).double(),
-            brier,
-            confidence,
-        ]
+        [loss, (predicted == targets).double(), (top5 == targets[:, None]).any(dim=1).double(), brier, confidence]
     )

@@ -93,17 +93,11 @@ def nowhere(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Meaning:
-    """Units of a loss, and the accuracy that belongs to it.
+    """Units of a loss, and the accuracy that belongs to it."""
 
-    Args:
-        units: of the loss.
-        right: `(outputs, targets) -> (N,)`, correctness of every sample, whose mean is the accuracy.
-        accuracy: what the accuracy counts; "" for the share of samples whose class is the most probable one.
-    """
-
-    units: str
-    right: Losses = most_probable
-    accuracy: str = ""
+    units: str  # of the loss
+    right: Losses = most_probable  # (outputs, targets) -> (N,), correctness of every sample; its mean is the accuracy
+    accuracy: str = ""  # what the accuracy counts; "" for the share of samples whose class is the most probable one
 
     def of_accuracy(self, long_name: str, dims: tuple[str, ...] = ()) -> Quantity:
         """A quantity that is an accuracy or a difference of two; its name says what is counted, or that nothing is."""

@@ -24,22 +24,14 @@ SURE = 1e-6  # p-value below which a class order is named as the likely cause
 
 @dataclass(frozen=True)
 class SanityCheck:
-    """Loss and accuracy of the first mini-batches, and whether guessing would do as well.
-
-    Args:
-        accuracy: NaN where the loss defines none.
-        classes: outputs of the model.
-        p_value: probability that guessing one of the classes is right at least as often, by the binomial
-            distribution; NaN without an accuracy.
-        cause: the likely cause of an accuracy at chance level; "" where the samples suggest none.
-    """
+    """Loss and accuracy of the first mini-batches, and whether guessing would do as well."""
 
     loss: float
-    accuracy: float
+    accuracy: float  # NaN where the loss defines none
     samples: int
-    classes: int
-    p_value: float
-    cause: str = ""
+    classes: int  # outputs of the model
+    p_value: float  # binomial probability that guessing is right at least as often; NaN without an accuracy
+    cause: str = ""  # the likely cause of an accuracy at chance level; "" where the samples suggest none
 
     @property
     def at_chance(self) -> bool:

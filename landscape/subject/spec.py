@@ -22,13 +22,9 @@ class Spec:
 
     An empty value ("", None, ()) of a field stands for what the checkpoint, the model's provider or the data say. The
     resolved spec of a loaded subject has what the provider said filled in.
-
-    Args:
-        checkpoint: file with the weights; None measures the freshly built model.
-        logits: the model's outputs are used as logits; if False, its classifier may be missing.
     """
 
-    checkpoint: Path | None = None
+    checkpoint: Path | None = None  # file with the weights; None measures the freshly built model
     model: Annotated[
         str,
         "name, timm:NAME, torchvision:NAME, hf:FOLDER, module:callable or file.py:callable, where the checkpoint does "
@@ -60,7 +56,7 @@ class Spec:
     allow_missing: Annotated[
         bool, "leave weights that the checkpoint lacks, or has in another shape, as initialised"
     ] = False
-    logits: bool = True
+    logits: bool = True  # the model's outputs are used as logits; if False, its classifier may be missing
 
     def __post_init__(self) -> None:
         from landscape.data.preprocessing import INTERPOLATIONS, Resize, parse_crop

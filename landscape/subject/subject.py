@@ -20,31 +20,20 @@ from landscape.subject.spec import Spec, Split
 
 @dataclass(eq=False)
 class Subject:
-    """A loaded model with the mini-batches it is measured on.
+    """A loaded model with the mini-batches it is measured on."""
 
-    Args:
-        model: in eval mode, on the device.
-        batches: `batches[i]` is always the same `(inputs, targets)`, on the device.
-        losses: `(outputs, targets) -> (N,)`, the data term per sample.
-        weight_decay: see `objective`.
-        label: readable name.
-        spec: how to load it again; None for a module made in Python.
-        checkpoint: what the checkpoint file holds beside the weights.
-        loss_name: the name that `losses` was loaded by; "" for a function made in Python.
-        part: `(split, samples) -> Images`, reads another part of the same data; None for data made in Python.
-        derived: values that follow from the weights, see `once_per_weights`.
-    """
-
-    model: nn.Module
-    batches: Sequence[tuple[Tensor, Tensor]]
-    losses: Callable[[Tensor, Tensor], Tensor] = cross_entropy
-    weight_decay: float = 0.0
-    label: str = "model"
-    spec: Spec | None = None
-    checkpoint: Checkpoint | None = None
+    model: nn.Module  # in eval mode, on the device
+    batches: Sequence[tuple[Tensor, Tensor]]  # `batches[i]` is always the same `(inputs, targets)`, on the device
+    losses: Callable[[Tensor, Tensor], Tensor] = cross_entropy  # `(outputs, targets) -> (N,)`, the data term per sample
+    weight_decay: float = 0.0  # see `objective`
+    label: str = "model"  # readable name
+    spec: Spec | None = None  # how to load it again; None for a module made in Python
+    checkpoint: Checkpoint | None = None  # what the checkpoint file holds beside the weights
     seed: int = 0
-    loss_name: str = ""
+    loss_name: str = ""  # the name that `losses` was loaded by; "" for a function made in Python
+    # `(split, samples) -> Images`, reads another part of the same data; None for data made in Python
     part: Callable[[Split, int | str], Images] | None = field(default=None, repr=False)
+    # values that follow from the weights, see `once_per_weights`
     derived: Derived = field(default_factory=Derived, init=False, repr=False)
 
     def __post_init__(self) -> None:
