@@ -78,19 +78,12 @@ def checked(module: ModuleType) -> FigureModule:
 
 @dataclass(frozen=True)
 class FigureEntry:
-    """A row of the table of figures; the module is imported on use.
+    """A row of the table of figures; the module is imported on use."""
 
-    Args:
-        name: of the module and of the file that is drawn.
-        probe: whose results it draws.
-        needs: quantities that a result must hold; the first must have a finite value by now.
-        lacks: axes that a result must not have.
-    """
-
-    name: str
-    probe: str
-    needs: tuple[str, ...]
-    lacks: tuple[str, ...] = ()
+    name: str  # of the module and of the file that is drawn
+    probe: str  # whose results it draws
+    needs: tuple[str, ...]  # quantities that a result must hold; the first must have a finite value by now
+    lacks: tuple[str, ...] = ()  # axes that a result must not have
 
     @property
     def module(self) -> FigureModule:

@@ -40,10 +40,7 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shift: float =
     )  # fmt: skip
     if not known.any():
         ax.text(0.5, 0.5, "too few points yet", transform=ax.transAxes, ha="center", color="0.5", fontsize=7)
-    ax.set(
-        xlabel=f"distance from the weights ({_units(data)})",
-        ylabel=f"mean rise of the loss ({loss_units([data])})",
-    )
+    ax.set(xlabel=f"distance from the weights ({_units(data)})", ylabel=f"mean rise of the loss ({loss_units([data])})")
     return ax
 
 

@@ -20,38 +20,23 @@ KNOWN: Mapping[str, Quantity] = {
 
 @dataclass(frozen=True, eq=False)
 class ProjectedTrajectory:
-    """The trajectory of a run on a plane.
+    """The trajectory of a run on a plane."""
 
-    Args:
-        positions: coordinates of its snapshots, (2, n).
-        loss: on the plane at these positions, (n,); NaN if unknown.
-        names: of the snapshots; empty if unknown.
-    """
-
-    positions: np.ndarray
-    loss: np.ndarray
-    names: tuple[str, ...] = ()
+    positions: np.ndarray  # coordinates of its snapshots, (2, n)
+    loss: np.ndarray  # on the plane at these positions, (n,); NaN if unknown
+    names: tuple[str, ...] = ()  # of the snapshots; empty if unknown
 
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Values at the points of a plane (or of a line, without y), in float64.
+    """Values at the points of a plane (or of a line, without y), in float64."""
 
-    Args:
-        axes: x and y, or x alone, ascending; zero exactly zero.
-        values: name -> array over the axes; NaN where unknown.
-        done: 1 where a point has been evaluated, even if the result is not finite.
-        facts: further attributes from the file.
-        name: distinguishes several grids of one file.
-        trajectory: of a run, on this plane.
-    """
-
-    axes: Mapping[str, np.ndarray]
-    values: Mapping[str, np.ndarray]
-    done: np.ndarray
-    facts: Mapping[str, str | float] = field(default_factory=dict)
-    name: str = ""
-    trajectory: ProjectedTrajectory | None = None
+    axes: Mapping[str, np.ndarray]  # x and y, or x alone, ascending; zero exactly zero
+    values: Mapping[str, np.ndarray]  # name -> array over the axes; NaN where unknown
+    done: np.ndarray  # 1 where a point has been evaluated, even if the result is not finite
+    facts: Mapping[str, str | float] = field(default_factory=dict)  # further attributes from the file
+    name: str = ""  # distinguishes several grids of one file
+    trajectory: ProjectedTrajectory | None = None  # of a run, on this plane
 
 
 def grid_of(data: xr.Dataset) -> Grid:

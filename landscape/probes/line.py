@@ -60,8 +60,7 @@ class Line(Probe):
     normalize: Annotated[Normalize, "normalisation of random directions; park2022: as published"] = "filter"
     ignore: Annotated[str, "regular expression of parameter names that random directions do not move"] = POSITIONS
     bn: Annotated[
-        str,
-        "batch-norm statistics: frozen, interpolate, recalibrate:K; auto interpolates between checkpoints",
+        str, "batch-norm statistics: frozen, interpolate, recalibrate:K; auto interpolates between checkpoints"
     ] = "auto"
     seed: Annotated[int, "seed of the first random direction; each further one has the next"] = 0
 

@@ -157,17 +157,11 @@ def non_convex(x: np.ndarray, y: np.ndarray, loss: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class Minimum:
-    """A local minimum of the grid.
+    """A local minimum of the grid."""
 
-    Args:
-        at: its grid point.
-        saddle: where its basin first meets a lower one; None for the global minimum.
-        persistence: how much higher the saddle is; infinite for the global minimum.
-    """
-
-    at: tuple[int, int]
-    saddle: tuple[int, int] | None
-    persistence: float
+    at: tuple[int, int]  # its grid point
+    saddle: tuple[int, int] | None  # where its basin first meets a lower one; None for the global minimum
+    persistence: float  # how much higher the saddle is; infinite for the global minimum
 
 
 def minima(loss: np.ndarray) -> list[Minimum]:

@@ -17,19 +17,13 @@ Points = np.ndarray  # flat positions in the grid, int64
 
 @dataclass(frozen=True)
 class Design:
-    """How many points are evaluated, and how they are chosen.
+    """How many points are evaluated, and how they are chosen."""
 
-    Args:
-        coarse: points per axis of the first, even grid.
-        step: points per round, placed where two interpolants of the log loss disagree most.
-        points: number chosen in this way, the coarse grid included.
-        hold_outs: random points among the others, predicted before they are used: 0.95^59 < 0.05, so their largest
-            error bounds 95 % of all errors with 95 % confidence.
-    """
-
-    coarse: int = 9
-    step: int = 20
-    points: int = 281
+    coarse: int = 9  # points per axis of the first, even grid
+    step: int = 20  # points per round, placed where two interpolants of the log loss disagree most
+    points: int = 281  # number chosen in this way, the coarse grid included
+    # random points among the others, predicted before they are used: 0.95^59 < 0.05, so their largest error bounds
+    # 95 % of all errors with 95 % confidence
     hold_outs: int = 59
 
     @property
@@ -43,17 +37,11 @@ DESIGN = Design()
 
 @dataclass(frozen=True)
 class Step:
-    """The next step.
+    """The next step."""
 
-    Args:
-        points: to evaluate now; empty when the others can be interpolated.
-        error: largest relative error of the loss at the hold-outs, NaN before they are evaluated.
-        fallback: why all points have to be evaluated, else empty.
-    """
-
-    points: Points
-    error: float = float("nan")
-    fallback: str = ""
+    points: Points  # to evaluate now; empty when the others can be interpolated
+    error: float = float("nan")  # largest relative error of the loss at the hold-outs, NaN before they are evaluated
+    fallback: str = ""  # why all points have to be evaluated, else empty
 
 
 def step(

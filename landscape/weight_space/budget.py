@@ -20,13 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 def autotune(
-    subject: Subject,
-    mode: ExecutionMode,
-    *,
-    grid: Grid,
-    work: Workload,
-    tune: bool = False,
-    budget: str = "",
+    subject: Subject, mode: ExecutionMode, *, grid: Grid, work: Workload, tune: bool = False, budget: str = ""
 ) -> dict[str, Any]:
     """Choices by name, each of which could have been given as an option.
 

@@ -23,40 +23,24 @@ PRODUCTS = 30  # for both ends of a Hessian's spectrum: 14 to 30 on the demo net
 
 @dataclass(frozen=True)
 class Workload:
-    """What a run consists of.
+    """What a run consists of."""
 
-    Args:
-        points: number of evaluated points of a grid.
-        controls: how many of them the reference mode evaluates too.
-        recalibrate: mini-batches that refresh batch norm at every point.
-        corners: evaluations in the reference mode before the first point.
-        eigen: whether the directions are eigenvectors, which are computed first.
-    """
-
-    points: Callable[[Grid], int]
-    controls: Callable[[Grid], int] = lambda grid: 0
-    recalibrate: int = 0
-    corners: int = 0
-    eigen: bool = False
+    points: Callable[[Grid], int]  # number of evaluated points of a grid
+    controls: Callable[[Grid], int] = lambda grid: 0  # how many of them the reference mode evaluates too
+    recalibrate: int = 0  # mini-batches that refresh batch norm at every point
+    corners: int = 0  # evaluations in the reference mode before the first point
+    eigen: bool = False  # whether the directions are eigenvectors, which are computed first
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Seconds of the parts of a run; 0 for parts that it lacks.
+    """Seconds of the parts of a run; 0 for parts that it lacks."""
 
-    Args:
-        forward: per sample and pass, in the execution mode of the run.
-        reference: per sample and pass, in the reference mode.
-        refresh: of batch norm's statistics, per point.
-        product: with the Hessian of all samples, per sample.
-        compilation: for a last mini-batch of another size, where the timed samples had none.
-    """
-
-    forward: float
-    reference: float = 0.0
-    refresh: float = 0.0
-    product: float = 0.0
-    compilation: float = 0.0
+    forward: float  # per sample and pass, in the execution mode of the run
+    reference: float = 0.0  # per sample and pass, in the reference mode
+    refresh: float = 0.0  # of batch norm's statistics, per point
+    product: float = 0.0  # with the Hessian of all samples, per sample
+    compilation: float = 0.0  # for a last mini-batch of another size, where the timed samples had none
 
     def before(self, work: Workload, samples: int) -> float:
         """Seconds before the first point: directions, and the checkpoints that span a plane."""

@@ -20,12 +20,7 @@ POSITIONS = r"pos(ition)?(al)?_?(emb|enc)|relative_position|rel_pos"
 
 
 def random_direction(
-    weights: Mapping[str, Tensor],
-    *,
-    seed: int,
-    axis: int,
-    normalize: Normalize = "filter",
-    ignore: str = POSITIONS,
+    weights: Mapping[str, Tensor], *, seed: int, axis: int, normalize: Normalize = "filter", ignore: str = POSITIONS
 ) -> dict[str, Tensor]:
     """A random direction for all parameters that move, name -> tensor like the weight.
 

@@ -27,17 +27,11 @@ GAIN = 0.05  # smallest relative speed-up that counts: less is noise
 
 @dataclass(frozen=True)
 class ExecutionMode:
-    """How the forward pass is computed; the default, in the model's own precision, is the reference.
+    """How the forward pass is computed; the default, in the model's own precision, is the reference."""
 
-    Args:
-        precision: bf16 uses autocast; weights are written in full precision.
-        memory_format: of the inputs; convolutions then use it for their weights too.
-        compile: by `torch.compile`, which sees weights written in place.
-    """
-
-    precision: Precision = "fp32"
-    memory_format: MemoryFormat = "contiguous"
-    compile: bool = False
+    precision: Precision = "fp32"  # bf16 uses autocast; weights are written in full precision
+    memory_format: MemoryFormat = "contiguous"  # of the inputs; convolutions then use it for their weights too
+    compile: bool = False  # by `torch.compile`, which sees weights written in place
 
 
 REFERENCE = ExecutionMode()

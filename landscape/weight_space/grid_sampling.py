@@ -37,18 +37,13 @@ class ExactGrid:
 
 @dataclass(frozen=True)
 class Preview(ExactGrid):
-    """Points from coarse to fine, the others interpolated, the error measured at hold-outs.
-
-    Args:
-        tolerance: relative error of the loss at the hold-outs beyond which every point is evaluated.
-        seed: of the hold-outs.
-    """
+    """Points from coarse to fine, the others interpolated, the error measured at hold-outs."""
 
     quantities: ClassVar[Mapping[str, Quantity]] = {
         "evaluated": Quantity("1 where the loss was evaluated, 0 where it is interpolated")
     }
-    tolerance: float
-    seed: int
+    tolerance: float  # relative error of the loss at the hold-outs beyond which every point is evaluated
+    seed: int  # of the hold-outs
 
     def evaluations(self, grid: Grid) -> int:
         """The points of the design, or all of a small grid."""

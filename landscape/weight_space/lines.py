@@ -32,24 +32,15 @@ Kind = Literal["random", "eigen", "checkpoints", "run", "file"]
 
 @dataclass(frozen=True, eq=False)
 class StraightLine:
-    """w0 + t d.
+    """w0 + t d."""
 
-    Args:
-        kind: where d comes from.
-        name: long name of d.
-        direction: name -> tensor of the parameters that move.
-        units: what t = 1 means.
-        span: default range of t.
-        identity: what the line depends on beyond the subject's weights and data.
-        end: parameters and floating-point buffers of the other checkpoint, on a line between two.
-    """
-
-    kind: Kind
-    name: str
-    direction: Mapping[str, Tensor]
-    units: str
-    span: Span = (-1.0, 1.0)
-    identity: Any = None
+    kind: Kind  # where d comes from
+    name: str  # long name of d
+    direction: Mapping[str, Tensor]  # name -> tensor of the parameters that move
+    units: str  # what t = 1 means
+    span: Span = (-1.0, 1.0)  # default range of t
+    identity: Any = None  # what the line depends on beyond the subject's weights and data
+    # parameters and floating-point buffers of the other checkpoint, on a line between two
     end: Mapping[str, Tensor] | None = None
 
     @property

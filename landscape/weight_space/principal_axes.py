@@ -9,19 +9,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Principal:
-    """The principal axes of T vectors D_t, as combinations of them.
+    """The principal axes of T vectors D_t, as combinations of them."""
 
-    Args:
-        coefficients: (components, T): axis k is sum_t coefficients[k, t] D_t, of unit norm.
-        coordinates: (components, T): <D_t, axis k>, not centred, so that D = 0 lies at the origin.
-        explained: share of the variance per axis, (components,).
-        off_plane: distance of each D_t from the span of the axes, (T,).
-    """
-
-    coefficients: np.ndarray
-    coordinates: np.ndarray
-    explained: np.ndarray
-    off_plane: np.ndarray
+    coefficients: np.ndarray  # (components, T): axis k is sum_t coefficients[k, t] D_t, of unit norm
+    coordinates: np.ndarray  # (components, T): <D_t, axis k>, not centred, so that D = 0 lies at the origin
+    explained: np.ndarray  # share of the variance per axis, (components,)
+    off_plane: np.ndarray  # distance of each D_t from the span of the axes, (T,)
 
     @property
     def names(self) -> list[str]:

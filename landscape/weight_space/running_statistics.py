@@ -9,15 +9,10 @@ from landscape.subject.batchnorm import INTERPOLATING, recalibration
 
 @dataclass(frozen=True)
 class RunningStatistics:
-    """Frozen by default: those of the checkpoint, at every point.
+    """Frozen by default: those of the checkpoint, at every point."""
 
-    Args:
-        interpolate: between checkpoints, together with all else that no direction moves.
-        recalibrate: mini-batches over which they are averaged anew at every point; 0 for none.
-    """
-
-    interpolate: bool = False
-    recalibrate: int = 0
+    interpolate: bool = False  # between checkpoints, together with all else that no direction moves
+    recalibrate: int = 0  # mini-batches over which they are averaged anew at every point; 0 for none
 
     @classmethod
     def parse(cls, text: str, *, interpolate: bool = False) -> RunningStatistics:
