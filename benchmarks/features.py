@@ -71,7 +71,7 @@ def shared(subject: Subject, column: str) -> None:
 
 def notebook(subject: Subject) -> None:
     """Fourier, variance and CKA as in notebooks: one pass each, all feature maps kept, then plain tensor code."""
-    layers = layers_of(subject)
+    layers = layers_of(subject, ())
     for analysis in (_amplitudes, _variances, _kernels):
         for i in range(len(subject.batches)):
             kept: list[Tensor] = []
@@ -162,7 +162,7 @@ def _status(name: str) -> float:
 
 def largest_map(network: str, batch_size: int) -> float:
     subject = subject_of(network, batch_size, batch_size)
-    return max(float(np.prod(layer.shape)) for layer in layers_of(subject)) * batch_size * 4 / 2**20
+    return max(float(np.prod(layer.shape)) for layer in layers_of(subject, ())) * batch_size * 4 / 2**20
 
 
 def main() -> None:

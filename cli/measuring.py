@@ -124,7 +124,7 @@ def _note_unusual_layers(probes: Sequence[Any], subject: Subject, *, quiet: bool
 
     if all(getattr(probe, "layers", None) == () for probe in probes):
         try:
-            layers = layers_of(subject)
+            layers = layers_of(subject, ())
         except ValueError:
             return  # the probe raises the same
         for remark in remarks(layers):

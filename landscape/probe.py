@@ -21,20 +21,12 @@ Values: TypeAlias = Mapping[str, Any]  # quantity name -> number or array withou
 
 @dataclass(frozen=True)
 class Quantity:
-    """One stored array.
+    """One stored array."""
 
-    Args:
-        long_name: what it is, for axes and tables.
-        units: physical units; "1" for pure numbers.
-        dims: names of its axes. For measured quantities these FOLLOW the unit axes; for labels and summaries
-            they are all its axes.
-        dtype: numpy dtype of the stored array; unfinished values are NaN, so measured numbers are floats.
-    """
-
-    long_name: str
-    units: str = "1"
-    dims: tuple[str, ...] = ()
-    dtype: str = "float64"
+    long_name: str  # what it is, for axes and tables
+    units: str = "1"  # physical units; "1" for pure numbers
+    dims: tuple[str, ...] = ()  # names of its axes; those of a measured quantity FOLLOW the unit axes
+    dtype: str = "float64"  # numpy dtype of the stored array; unfinished values are NaN, so measured numbers are floats
 
 
 @dataclass(frozen=True)
@@ -57,25 +49,15 @@ def derived_seed(seed: int, *keys: int | str) -> int:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a probe will measure on one subject.
+    """What a probe will measure on one subject; everything by name."""
 
-    Args:
-        over: the unit axes, name -> coordinate values; units are their product, in C order.
-        quantities: what `measure` returns for every unit.
-        axes: further axes, name -> coordinate values.
-        labels: arrays known before any measurement (names, kinds, depths): name -> (Quantity, values).
-        summaries: what `reduce` fills in from the stored numbers.
-        about: what the axes are, name -> Quantity (long name and units).
-        facts: short facts that belong to the result, stored as attributes of the group.
-    """
-
-    over: Mapping[str, np.ndarray]
-    quantities: Mapping[str, Quantity]
-    axes: Mapping[str, np.ndarray] = field(default_factory=dict)
-    labels: Mapping[str, tuple[Quantity, np.ndarray]] = field(default_factory=dict)
-    summaries: Mapping[str, Quantity] = field(default_factory=dict)
-    about: Mapping[str, Quantity] = field(default_factory=dict)
-    facts: Mapping[str, str | int | float] = field(default_factory=dict)
+    over: Mapping[str, np.ndarray]  # coordinate values of the unit axes; units are their product, in C order
+    quantities: Mapping[str, Quantity]  # what `measure` returns for every unit
+    axes: Mapping[str, np.ndarray] = field(default_factory=dict)  # coordinate values of further axes
+    labels: Mapping[str, tuple[Quantity, np.ndarray]] = field(default_factory=dict)  # known before any measurement
+    summaries: Mapping[str, Quantity] = field(default_factory=dict)  # what `reduce` computes from stored numbers
+    about: Mapping[str, Quantity] = field(default_factory=dict)  # long names and units of the axes
+    facts: Mapping[str, str | int | float] = field(default_factory=dict)  # stored as attributes of the group
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -99,15 +81,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Stage:
-    """What to measure next, where a probe decides that from what is known.
+    """What to measure next, where a probe decides that from what is known."""
 
-    Args:
-        indices: of the units to measure now.
-        derived: with nothing left to measure, the quantities of every unit; those not done are taken from it.
-    """
-
-    indices: Sequence[tuple[int, ...]]
-    derived: Mapping[str, np.ndarray]
+    indices: Sequence[tuple[int, ...]]  # of the units to measure now
+    derived: Mapping[str, np.ndarray]  # with nothing left to measure: quantities of every unit, for those not done
 
 
 class Probe(Protocol):

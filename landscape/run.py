@@ -122,12 +122,7 @@ def fill(
 
 
 def run_key(
-    probe: Probe,
-    subject: Subject,
-    label: str,
-    choices: Mapping[str, str] | None = None,
-    *,
-    weights: str | None = None,
+    probe: Probe, subject: Subject, label: str, choices: Mapping[str, str] | None = None, *, weights: str | None = None
 ) -> RunKey:
     """The key of a probe's result on a subject, with the record of what autotuning chose; `weights` as in `digest`."""
     attributes = {

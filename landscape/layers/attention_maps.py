@@ -6,8 +6,8 @@ The model's own computation is unchanged; maps exist for a few images at a time.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,35 +21,25 @@ from landscape.layers.graph import ATTENTION, Key
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """The maps of one call of an attention function.
-
-    Args:
-        rows: images, or images times windows, the windows of an image being consecutive.
-        row_size: numbers in the map of one row.
-        size: numbers in the queries of all rows, or in the maps if only those are available: memory budget of a chunk.
-        device: of the maps.
-        chunk: the maps of some rows, (row, head, query, key), the weights of each query adding up to one.
-    """
+    """The maps of one call of an attention function; a row is an image, or one of its consecutive windows."""
 
     rows: int
-    row_size: int
-    size: int
+    row_size: int  # numbers in the map of one row
+    size: int  # numbers in the queries of all rows, or in the maps if only those exist: memory budget of a chunk
     device: torch.device
-    chunk: Callable[[slice], Tensor]
+    chunk: Callable[[slice], Tensor]  # the maps of some rows, (row, head, query, key), adding up to one over the keys
 
 
-@contextmanager
-def attention_hooks(receive: Mapping[Key, Callable[[AttentionMaps], None]], images: int) -> Iterator[None]:
+Receivers = Mapping[Key, Callable[[AttentionMaps], None]]
+
+
+def attention_hooks(receive: Receivers, images: int) -> AbstractContextManager[Any]:
     """Hand the maps of attention calls to their receivers while a model runs in this thread; nothing is kept."""
-    if not receive:
-        yield
-        return
-    with _Interception(receive, images):
-        yield
+    return _Interception(receive, images) if receive else nullcontext()
 
 
 class _Interception(TorchFunctionMode):
-    def __init__(self, receive: Mapping[Key, Callable[[AttentionMaps], None]], images: int) -> None:
+    def __init__(self, receive: Receivers, images: int) -> None:
         super().__init__()
         self._receive, self._images = receive, images
         self._counts: dict[str, int] = {}

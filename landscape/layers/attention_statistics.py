@@ -12,10 +12,8 @@ FLOOR = torch.finfo(torch.float64).eps  # of singular values, relative to the la
 
 def distances(grid: tuple[int, int], spacing: tuple[float, float], device: torch.device) -> Tensor:
     """Distance between every two positions of a grid, (token, token) float64, in units of the spacing."""
-    rows, columns = (
-        torch.arange(n, dtype=torch.float64, device=device) * d for n, d in zip(grid, spacing, strict=True)
-    )
-    places = torch.cartesian_prod(rows, columns)
+    sides = (torch.arange(n, dtype=torch.float64, device=device) * d for n, d in zip(grid, spacing, strict=True))
+    places = torch.cartesian_prod(*sides)
     return torch.cdist(places, places, compute_mode="donot_use_mm_for_euclid_dist")
 
 
@@ -29,8 +27,7 @@ def without_prefix(maps: Tensor, prefix: int) -> Tensor:
 
 def mean_distance(maps: Tensor, distance: Tensor) -> Tensor:
     """sum_k A_qk |pos_q - pos_k|, mean over queries, (row, head) float64."""
-    queries = maps.shape[-2]
-    return torch.matmul(maps.flatten(-2), distance.flatten().to(maps.dtype)).double() / queries
+    return torch.matmul(maps.flatten(-2), distance.flatten().to(maps.dtype)).double() / maps.shape[-2]
 
 
 def entropy(maps: Tensor) -> Tensor:
@@ -42,12 +39,8 @@ def entropy(maps: Tensor) -> Tensor:
 def mutual_information(maps: Tensor, conditional: Tensor) -> Tensor:
     """Normalised mutual information of query and key, I / sqrt(H(q) H(k)), (row, head) float64.
 
-    p(q) is uniform, p(k) = mean_q A_qk and I = H(k) - H(k | q). 0 where all queries have the same
-    attention, even to a single key, where H(k) = 0; NaN for a single query.
-
-    Args:
-        maps: (row, head, query, key).
-        conditional: H(k | q), their `entropy`.
+    p(q) is uniform, p(k) = mean_q A_qk and I = H(k) - H(k | q), of which `conditional` is the `entropy` of the maps.
+    0 where all queries have the same attention, even to a single key, where H(k) = 0; NaN for a single query.
     """
     queries = maps.shape[-2]
     marginal = torch.special.entr(maps.mean(dim=-2).double()).sum(dim=-1)

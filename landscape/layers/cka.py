@@ -18,13 +18,10 @@ LEAST_SAMPLES = 4  # of a mini-batch: the estimator divides by n (n - 3)
 
 
 def centred_kernel(features: Tensor) -> Tensor:
-    """The U-centred linear kernel of one layer's features, (n, n) float64 with a diagonal of zeros.
+    """The U-centred linear kernel of features (sample, ...), (n, n) float64 with a diagonal of zeros; n >= 4.
 
     K - row mean - column mean + mean, the means without the diagonal (Szekely & Rizzo 2014). It is invariant to a shift
     of all samples: the mean of a few is subtracted first, so that no large numbers cancel.
-
-    Args:
-        features: (sample, ...), flattened here; at least `LEAST_SAMPLES` samples.
     """
     n, flat = len(features), features.flatten(1)
     kernel = torch.zeros(n, n, dtype=torch.float64, device=features.device)
@@ -40,10 +37,7 @@ def centred_kernel(features: Tensor) -> Tensor:
 
 
 def hsic(one: Tensor, other: Tensor) -> Tensor:
-    """Unbiased HSIC of every pair of U-centred kernels, (layer, n, n), (other, n, n) to (layer, other).
-
-    NaN below `LEAST_SAMPLES` samples.
-    """
+    """Unbiased HSIC of every two U-centred kernels, (layer, n, n), (other, n, n) to (layer, other); NaN for n < 4."""
     n = one.shape[-1]
     if n < LEAST_SAMPLES:
         return torch.full((len(one), len(other)), torch.nan, dtype=one.dtype, device=one.device)

@@ -20,19 +20,12 @@ from landscape.subject.subject import Subject
 
 @dataclass(frozen=True)
 class FeatureHooks:
-    """What one probe does during the forward pass of one mini-batch.
-
-    Args:
-        layers: to hook.
-        on_features: takes the position of a layer and its tensor; must not keep the tensor or a view of it.
-        values: what the probe stores, called after the pass.
-        on_attention: takes the position of a layer and the attention maps of its branch.
-    """
+    """What one probe does during the forward pass of one mini-batch; receivers take the position of a layer first."""
 
     layers: Sequence[Layer]
-    on_features: Callable[[int, Tensor], None]
-    values: Callable[[], Values]
-    on_attention: Callable[[int, AttentionMaps], None] | None = None
+    on_features: Callable[[int, Tensor], None]  # must not keep the tensor or a view of it
+    values: Callable[[], Values]  # what the probe stores, called after the pass
+    on_attention: Callable[[int, AttentionMaps], None] | None = None  # takes the maps of the layer's branch
 
 
 def run_with_hooks(subject: Subject, i: int, hooks: Sequence[FeatureHooks]) -> list[Values]:

@@ -48,24 +48,15 @@ def log_amplitude(spectrum: Tensor) -> Tensor:
 
 
 def diagonal(spectrum: Tensor, width: int) -> Tensor:
-    """ln(|FFT2(z)| + 1e-6) along the half diagonal.
+    """ln(|FFT2(z)| + 1e-6) at the `diagonal_frequencies`, (N, C, bins), from the half spectrum (N, C, H, W // 2 + 1).
 
     Of unequal sides, the diagonal at equal physical frequency, by linear interpolation along the longer one.
-
-    Args:
-        spectrum: (N, C, H, W // 2 + 1), as `half_spectrum`.
-        width: W.
-
-    Returns:
-        (N, C, bins), bins as in `diagonal_frequencies`.
     """
     height = spectrum.shape[-2]
-    device = spectrum.device
-    bins = (min(height, width) + 1) // 2
-    index = torch.arange(bins, device=device)
+    shorter, longer = sorted((height, width))
+    index = torch.arange((shorter + 1) // 2, device=spectrum.device)
     if height == width:
         return log_amplitude(spectrum[..., index, index])
-    longer, shorter = max(height, width), min(height, width)
     exact = index.to(spectrum.real.dtype) * longer / shorter
     left = exact.floor().long()
     right = (left + 1).clamp_max(longer // 2)
@@ -121,13 +112,7 @@ def ring(height: int, width: int, low: float, high: float) -> np.ndarray:
 
 
 def band_pass(spectrum: Tensor, mask: Tensor, size: tuple[int, int]) -> Tensor:
-    """Re IFFT2(FFT2(x) M) from the half spectrum of a real x.
-
-    Args:
-        spectrum: `torch.fft.rfft2(x)`, (..., H, W // 2 + 1).
-        mask: a symmetric M, (H, W) bool.
-        size: (H, W).
-    """
+    """Re IFFT2(FFT2(x) M) from `torch.fft.rfft2(x)`, (..., H, W // 2 + 1), for a symmetric mask M, (H, W) bool."""
     filtered: Tensor = torch.fft.irfft2(spectrum * mask[:, : size[1] // 2 + 1], s=size)
     return filtered
 

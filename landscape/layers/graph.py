@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial, reduce
+from operator import or_
 from typing import Any
 
 import torch
@@ -22,67 +24,39 @@ Node = int  # one value of a tensor: an in-place operation makes a new node of t
 
 @dataclass(frozen=True)
 class Operation:
-    """One torch function call on values that depend on the input.
+    """One torch function call on values that depend on the input."""
 
-    Args:
-        name: of the torch function.
-        reads: nodes that depend on the model's input.
-        writes: nodes produced.
-        call: position in `Flow.calls` of the innermost enclosing module call.
-        weight: shape of the weight of a convolution or linear layer, else ().
-        number: of earlier calls of this function in the pass; counted for attention functions only.
-        heads: of an attention function, else 0.
-    """
-
-    name: str
-    reads: tuple[Node, ...]
-    writes: tuple[Node, ...]
-    call: int
-    weight: tuple[int, ...] = ()
-    number: int = 0
-    heads: int = 0
+    name: str  # of the torch function
+    reads: tuple[Node, ...]  # nodes that depend on the model's input
+    writes: tuple[Node, ...]  # nodes produced
+    call: int  # position in `Flow.calls` of the innermost enclosing module call
+    weight: tuple[int, ...] = ()  # shape of the weight of a convolution or linear layer, else ()
+    number: int = 0  # of earlier calls of this function in the pass; counted for attention functions only
+    heads: int = 0  # of an attention function, else 0
 
 
 @dataclass
 class Call:
-    """One call of a module.
+    """One call of a module."""
 
-    Args:
-        module: dotted name, "" for the model itself.
-        number: of earlier calls of this module in the pass.
-        parent: position in `Flow.calls` of the enclosing call, -1 for the model itself.
-        reads: nodes passed to it, in order.
-        writes: nodes it returned.
-        start: number of operations before it.
-        stop: number of operations when it returned.
-    """
-
-    module: str
-    number: int
-    parent: int
-    start: int
-    reads: tuple[Node, ...] = ()
-    writes: tuple[Node, ...] = ()
-    stop: int = -1
+    module: str  # dotted name, "" for the model itself
+    number: int  # of earlier calls of this module in the pass
+    parent: int  # position in `Flow.calls` of the enclosing call, -1 for the model itself
+    start: int  # number of operations before it
+    reads: tuple[Node, ...] = ()  # nodes passed to it, in order
+    writes: tuple[Node, ...] = ()  # nodes it returned
+    stop: int = -1  # number of operations when it returned
 
 
 @dataclass
 class Flow:
-    """A recorded pass. Node 0 is the model's input.
+    """A recorded pass. Node 0 is the model's input."""
 
-    Args:
-        shapes: of every node.
-        operations: in order of execution.
-        calls: module calls in order of their start.
-        ancestors: of every node, as a bit set that includes the node itself.
-        maker: node -> position of the operation that produced it, -1 for the input.
-    """
-
-    shapes: list[tuple[int, ...]] = field(default_factory=list)
-    operations: list[Operation] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
-    ancestors: list[int] = field(default_factory=list)
-    maker: list[int] = field(default_factory=list)
+    shapes: list[tuple[int, ...]] = field(default_factory=list)  # of every node
+    operations: list[Operation] = field(default_factory=list)  # in order of execution
+    calls: list[Call] = field(default_factory=list)  # module calls in order of their start
+    ancestors: list[int] = field(default_factory=list)  # of every node, as a bit set that includes the node itself
+    maker: list[int] = field(default_factory=list)  # position of the operation that produced each, -1 for the input
 
     def between(self, fork: Node, end: Node) -> list[int]:
         """Operations on the paths from one node to a later one, in order."""
@@ -118,15 +92,15 @@ def record(model: nn.Module, inputs: Tensor) -> Flow:
     recorder = _Recorder()
     handles = []
     for name, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(recorder.pre_hook(name), with_kwargs=True))
-        handles.append(module.register_forward_hook(recorder.hook(), always_call=False))
+        handles.append(module.register_forward_pre_hook(partial(recorder.enter, name), with_kwargs=True))
+        handles.append(module.register_forward_hook(recorder.leave))
     training = {module: module.training for module in model.modules()}
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # the fused encoder layer would hide its operations
     try:
         model.eval()
         with torch.no_grad(), recorder:
-            recorder.add_input(inputs)
+            recorder.add(inputs, ancestors=0, maker=-1)
             model(inputs)
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)
@@ -143,19 +117,12 @@ class _Recorder(TorchFunctionMode):
         self.flow = Flow()
         self._nodes: dict[int, Node] = {}  # id of a tensor -> its current node
         self._kept: list[Tensor] = []  # keeps every tensor alive, so that no id is used twice
-        self._open: list[int] = []  # calls not yet returned
+        self._open: list[int] = [-1]  # calls not yet returned, innermost last
         self._counts: dict[str, int] = {}
         self._attention: dict[str, int] = {}
 
-    def add_input(self, tensor: Tensor) -> None:
-        self._add(tensor, ancestors=0, maker=-1)
-
     def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         reads = tuple(dict.fromkeys(self._recorded((args, kwargs))))
@@ -165,38 +132,26 @@ class _Recorder(TorchFunctionMode):
         if name in ATTENTION:
             number = self._attention[name] = self._attention.get(name, -1) + 1
             heads = _heads(name, args, kwargs, self.flow.shapes[0][0])
-        if reads:
-            tensors = [t for t in _tensors(result) if isinstance(t, Tensor)]
-            if tensors and name != "__get__":
-                past = 0
-                for node in reads:
-                    past |= self.flow.ancestors[node]
-                position = len(self.flow.operations)
-                writes = tuple(self._add(t, ancestors=past, maker=position) for t in tensors)
-                call = self._open[-1] if self._open else -1
-                weight = _weight(name, args, kwargs)
-                self.flow.operations.append(Operation(name, reads, writes, call, weight, number, heads))
+        tensors = list(_tensors(result))
+        if reads and tensors and name != "__get__":
+            past = reduce(or_, (self.flow.ancestors[node] for node in reads))
+            position = len(self.flow.operations)
+            writes = tuple(self.add(t, ancestors=past, maker=position) for t in tensors)
+            weight = _weight(name, args, kwargs)
+            self.flow.operations.append(Operation(name, reads, writes, self._open[-1], weight, number, heads))
         return result
 
-    def pre_hook(self, name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            number = self._counts.get(name, 0)
-            self._counts[name] = number + 1
-            parent = self._open[-1] if self._open else -1
-            reads = tuple(self._recorded((args, kwargs)))
-            self._open.append(len(self.flow.calls))
-            self.flow.calls.append(Call(name, number, parent, len(self.flow.operations), reads))
+    def enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        number = self._counts[name] = self._counts.get(name, -1) + 1
+        reads = tuple(self._recorded((args, kwargs)))
+        self.flow.calls.append(Call(name, number, self._open[-1], len(self.flow.operations), reads))
+        self._open.append(len(self.flow.calls) - 1)
 
-        return hook
+    def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        call = self.flow.calls[self._open.pop()]
+        call.writes, call.stop = tuple(self._recorded(output)), len(self.flow.operations)
 
-    def hook(self) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            call = self.flow.calls[self._open.pop()]
-            call.writes, call.stop = tuple(self._recorded(output)), len(self.flow.operations)
-
-        return hook
-
-    def _add(self, tensor: Tensor, *, ancestors: int, maker: int) -> Node:
+    def add(self, tensor: Tensor, *, ancestors: int, maker: int) -> Node:
         node = len(self.flow.shapes)
         self._nodes[id(tensor)] = node
         self._kept.append(tensor)
@@ -213,11 +168,8 @@ def _tensors(values: Any) -> Iterator[Tensor]:
     """Tensors in nested tuples, lists, dicts and dataclass-like outputs, in order."""
     if isinstance(values, Tensor):
         yield values
-    elif isinstance(values, dict):
-        for value in values.values():
-            yield from _tensors(value)
-    elif isinstance(values, tuple | list):
-        for value in values:
+    elif isinstance(values, tuple | list | dict):
+        for value in values.values() if isinstance(values, dict) else values:
             yield from _tensors(value)
 
 
@@ -229,7 +181,6 @@ def _weight(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[i
 
 
 def _heads(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], images: int) -> int:
-    """Number of heads of an attention function."""
     if name == "multi_head_attention_forward":
         return int(kwargs.get("num_heads", args[4] if len(args) > 4 else 1))
     shape = next(_tensors((args, kwargs))).shape

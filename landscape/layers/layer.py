@@ -31,69 +31,40 @@ class Tap:
 
 @dataclass(frozen=True)
 class Branch:
-    """The residual branch that ends in a layer; in a network without skips, the modules that the layer consists of.
+    """The residual branch that ends in a layer; in a network without skips, the modules that the layer consists of."""
 
-    Args:
-        leaves: calls of the branch's modules without children, in order of execution.
-        end: the last module call before the addition that returns the branch's output; None where there is none.
-        skip: whether there is an addition.
-    """
-
-    leaves: tuple[Tap, ...]
-    end: Tap | None
-    skip: bool = True
+    leaves: tuple[Tap, ...]  # calls of the branch's modules without children, in order of execution
+    end: Tap | None  # the last module call before the addition that returns the branch's output, if there is one
+    skip: bool = True  # whether there is an addition
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """The call of an attention function in a layer's branch.
+    """The call of an attention function in a layer's branch."""
 
-    Args:
-        key: name of the function, and how many calls of it came before in the pass.
-        heads: attention maps per image or window.
-        grid: (rows, columns) of the positions it mixes: the layer's grid, or one of its windows; (0, 0) if unknown.
-        prefix: tokens before them.
-    """
-
-    key: Key
-    heads: int
-    grid: Grid
-    prefix: int
+    key: Key  # name of the function, and how many calls of it came before in the pass
+    heads: int  # attention maps per image or window
+    grid: Grid  # (rows, columns) of the positions it mixes: the layer's grid, or one of its windows; (0, 0) if unknown
+    prefix: int  # tokens before them
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A point of the residual stream after a block.
+    """A point of the residual stream after a block."""
 
-    Args:
-        name: dotted module name: of the block, or of the module whose output is added to the stream.
-        kind: what the block computes.
-        stage: 0 for the stem, then counted up whenever the map gets smaller.
-        depth: normalised, 0 to 1.
-        reduces: whether the map gets smaller here.
-        tap: where to hook its tensor.
-        shape: of the tensor without the batch axis.
-        layout: the order of channels and positions in it.
-        grid: (H, W) of its positions; (0, 0) where there is none.
-        prefix: tokens before those of the grid (class token, registers).
-        branch: the residual branch, where there is one.
-        attention: the attention call of its branch, where there is one.
-        rows_per_image: rows of the tensor's first axis per image: above 1 where windows share that axis.
-    """
-
-    name: str
-    kind: Kind
-    stage: int
-    depth: float
-    reduces: bool
-    tap: Tap
-    shape: tuple[int, ...]
-    layout: Layout
-    grid: Grid
-    prefix: int = 0
-    branch: Branch | None = None
-    attention: AttentionCall | None = None
-    rows_per_image: int = 1
+    name: str  # dotted module name: of the block, or of the module whose output is added to the stream
+    kind: Kind  # what the block computes
+    stage: int  # 0 for the stem, then counted up whenever the map gets smaller
+    depth: float  # normalised, 0 to 1
+    reduces: bool  # whether the map gets smaller here
+    tap: Tap  # where to hook its tensor
+    shape: tuple[int, ...]  # of the tensor without the batch axis
+    layout: Layout  # the order of channels and positions in it
+    grid: Grid  # (H, W) of its positions; (0, 0) where there is none
+    prefix: int = 0  # tokens before those of the grid (class token, registers)
+    branch: Branch | None = None  # the residual branch, where there is one
+    attention: AttentionCall | None = None  # the attention call of its branch, where there is one
+    rows_per_image: int = 1  # rows of the tensor's first axis per image: above 1 where windows share that axis
 
     @property
     def spatial(self) -> bool:
@@ -107,7 +78,6 @@ class Layer:
 
     @property
     def channels(self) -> int:
-        """Length of its axis of channels."""
         return self.shape[0] if self.layout == "channels first" else self.shape[-1]
 
     def without_grid(self) -> Layer:
@@ -128,9 +98,8 @@ class Layer:
             return tensor
         if self.layout == "channels last":
             return tensor.permute(0, 3, 1, 2)
-        height, width = self.grid
         tokens = tensor[:, self.prefix :, :].transpose(1, 2)  # (N, C, T)
-        return tokens.reshape(len(tensor), -1, height, width)
+        return tokens.reshape(len(tensor), -1, *self.grid)
 
 
 def chunks(maps: Tensor, size: int | None = None) -> tuple[Tensor, ...]:

@@ -27,19 +27,12 @@ _KEYS = {"kind", "grid", "prefix"}
 
 @dataclass(frozen=True)
 class Pattern:
-    """One entry of `--layers`.
+    """One entry of `--layers`."""
 
-    Args:
-        expression: regular expression, searched for in module names.
-        kind: replaces the kind that discovery finds; "" keeps it.
-        grid: (rows, columns) of tokens, replaces the grid that discovery finds; (0, 0) keeps it.
-        prefix: tokens before those of the grid.
-    """
-
-    expression: str
-    kind: str = ""
-    grid: Grid = (0, 0)
-    prefix: int = 0
+    expression: str  # regular expression, searched for in module names
+    kind: str = ""  # replaces the kind that discovery finds; "" keeps it
+    grid: Grid = (0, 0)  # (rows, columns) of tokens, replaces the grid that discovery finds; (0, 0) keeps it
+    prefix: int = 0  # tokens before those of the grid
 
     def __str__(self) -> str:
         grid = f":{self.grid[0]}x{self.grid[1]}+{self.prefix}" if any(self.grid) else ""

@@ -28,12 +28,8 @@ class Linear:
 def ridge(features: Tensor, targets: Tensor, penalties: tuple[float, ...]) -> list[Linear]:
     """Minimisers of mean |scores - targets|^2 + penalty |weight|^2, one per penalty, by one eigendecomposition.
 
-    Features are standardised, constant ones set to zero. The bias has no penalty.
-
-    Args:
-        features: (n, features) float64.
-        targets: (n, classes) float64.
-        penalties: positive ones.
+    Features, (n, features) float64, are standardised, constant ones set to zero; targets are (n, classes) float64. The
+    bias has no penalty.
     """
     n = len(features)
     standard, mean, scale = standardised(features)
@@ -41,9 +37,7 @@ def ridge(features: Tensor, targets: Tensor, penalties: tuple[float, ...]) -> li
     values, vectors = torch.linalg.eigh(standard.T @ standard / n)
     projected = vectors.T @ (standard.T @ (targets - bias)) / n  # (features, classes)
     values = values.clamp_min(0.0)
-    return [
-        Linear(mean, scale, vectors @ (projected / (values + penalty)[:, None]), bias) for penalty in penalties
-    ]  # fmt: skip
+    return [Linear(mean, scale, vectors @ (projected / (values + penalty)[:, None]), bias) for penalty in penalties]
 
 
 def standardised(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -63,21 +57,15 @@ def fit_with_best_penalty(
 ) -> tuple[Linear, float, float]:
     """The classifier fitted to all samples, with the penalty of best accuracy on held-out ones when fitted to the rest.
 
-    Args:
-        features: (n, features) float64.
-        targets: (n, classes) float64, one-hot or class probabilities.
-        held_out: (n,) bool, the samples that select the penalty.
-        fit: returns one classifier per penalty.
-        penalties: the candidates.
+    Of equally good penalties the largest. Targets are one-hot or class probabilities; `held_out` is (n,) bool.
 
     Returns:
-        the classifier, its penalty, and the held-out accuracy of that penalty; of equally good ones the largest.
+        the classifier, its penalty, and the held-out accuracy of that penalty.
     """
     right = targets[held_out].argmax(dim=1)
     candidates = fit(features[~held_out], targets[~held_out], penalties)
-    accuracies = [
-        (candidate.scores(features[held_out]).argmax(dim=1) == right).double().mean().item() for candidate in candidates
-    ]
+    hits = (candidate.scores(features[held_out]).argmax(dim=1) == right for candidate in candidates)
+    accuracies = [hit.double().mean().item() for hit in hits]
     best = max(range(len(penalties)), key=lambda i: (accuracies[i], penalties[i]))
     (fitted,) = fit(features, targets, (penalties[best],))
     return fitted, penalties[best], accuracies[best]

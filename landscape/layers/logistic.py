@@ -19,12 +19,7 @@ HISTORY = 20
 def logistic(features: Tensor, targets: Tensor, penalties: tuple[float, ...]) -> list[Linear]:
     """Minimisers of mean cross-entropy + penalty |weight|^2 / 2, one per penalty, each started from the next larger's.
 
-    Features are standardised, constant ones set to zero. The bias has no penalty.
-
-    Args:
-        features: (n, features) float64.
-        targets: (n, classes) float64, one-hot or class probabilities.
-        penalties: positive ones.
+    Arguments as for `ridge`: features are standardised, constant ones set to zero, and the bias has no penalty.
     """
     standard, mean, scale = standardised(features)
     weight = torch.zeros(features.shape[1], targets.shape[1], dtype=features.dtype, device=features.device)
@@ -49,13 +44,9 @@ def _fitted(standard: Tensor, targets: Tensor, penalty: float, weight: Tensor, b
     with torch.inference_mode(False), torch.enable_grad():
         weight, bias = (start.clone().requires_grad_() for start in (weight, bias))
         optimizer = torch.optim.LBFGS(
-            [weight, bias],
-            max_iter=ITERATIONS,
-            tolerance_grad=TOLERANCE,
-            tolerance_change=0.0,
-            history_size=HISTORY,
+            [weight, bias], max_iter=ITERATIONS, tolerance_grad=TOLERANCE, tolerance_change=0.0, history_size=HISTORY,
             line_search_fn="strong_wolfe",
-        )
+        )  # fmt: skip
 
         def objective() -> Tensor:
             optimizer.zero_grad()

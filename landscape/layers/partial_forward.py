@@ -19,27 +19,15 @@ Cache = Mapping[Tap, Any]  # outputs of module calls; only the shapes of those t
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """A point of a forward pass, and the module calls before it that need not run again.
+    """A point of a forward pass, and the module calls before it that need not run again."""
 
-    Args:
-        operations: number of operations before it.
-        skipped: calls that have finished by then, outermost ones only.
-        live: those of them whose outputs are read afterwards.
-    """
-
-    operations: int = 0
-    skipped: frozenset[Tap] = frozenset()
-    live: frozenset[Tap] = frozenset()
+    operations: int = 0  # number of operations before it
+    skipped: frozenset[Tap] = frozenset()  # calls that have finished by then, outermost ones only
+    live: frozenset[Tap] = frozenset()  # those of them whose outputs are read afterwards
 
 
 def resume_point(flow: Flow, replaced: Sequence[Tap], bypassed: Sequence[Tap]) -> ResumePoint:
-    """The end of the first of the calls whose outputs will be replaced.
-
-    Args:
-        flow: a recorded pass.
-        replaced: calls whose outputs will be replaced.
-        bypassed: those of them that are replaced by their first input, which therefore is read.
-    """
+    """The end of the first of the calls whose outputs will be replaced; bypassed ones, by their first input."""
     at = {Tap(call.module, "output", call.number): i for i, call in enumerate(flow.calls)}
     enclosing = {outer for tap in replaced for outer in flow.enclosing(at[tap])} - {at[tap] for tap in replaced}
     first = min((at[tap] for tap in replaced), key=lambda i: (flow.calls[i].stop, i))
@@ -93,10 +81,7 @@ def advance(model: nn.Module, inputs: Tensor, point: ResumePoint, cache: Cache) 
 
 @contextmanager
 def resumed(model: nn.Module, cache: Cache) -> Iterator[None]:
-    """Run the block with the cached calls returning their cached outputs; the model is restored afterwards.
-
-    Also after an exception.
-    """
+    """Run the block with the cached calls returning their cached outputs; the model is restored, whatever happens."""
     modules = dict(model.named_modules())
     counts: dict[str, int] = {}
 
@@ -104,7 +89,6 @@ def resumed(model: nn.Module, cache: Cache) -> Iterator[None]:
         def call(*args: Any, **kwargs: Any) -> Any:
             number = counts[name] = counts.get(name, -1) + 1
             tap = Tap(name, "output", number)
-            # Copies, as later operations may work in place.
             return map_tensors(cache[tap], _restored) if tap in cache else forward(*args, **kwargs)
 
         return call
@@ -154,7 +138,7 @@ def _shape_only(tensor: Tensor) -> Tensor:
 
 
 def _restored(tensor: Tensor) -> Tensor:
-    """A copy; of a tensor cached as a shape alone, NaN, which would show if anything read it."""
+    """A copy, as later operations may work in place; of a mere shape NaN, which would show if anything read it."""
     if isinstance(tensor, _ShapeOnly):
         filler = torch.empty_like(tensor.as_subclass(Tensor), device=tensor.original_device)
         return filler.fill_(torch.nan) if filler.is_floating_point() else filler

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 from landscape.layers.graph import ADDITIONS, ATTENTION, HEAVY, VIEWS, Call, Flow, Node, Operation
 from landscape.layers.layer import Kind, Tap
@@ -27,10 +29,7 @@ class Residual:
 def residuals(flow: Flow, least: int = 3) -> list[Residual]:
     """Additions of two branches with a common start, outermost ones only, in order of execution.
 
-    Args:
-        flow: a recorded pass.
-        least: least number of axes of the sums. 3 for maps or tokens: where there are such blocks, sums with fewer axes
-            are scores.
+    The sums have at least `least` axes, 3 for maps or tokens: where there are such blocks, sums with fewer are scores.
     """
     candidates = []
     for position, operation in enumerate(flow.operations):
@@ -63,16 +62,14 @@ def kind_of(inside: Sequence[Operation]) -> Kind:
 def direct_calls(flow: Flow, block: int, residual: Residual) -> list[Call]:
     """Calls by the block's forward itself of modules on the branch."""
     inside = set(residual.inside)
-    return [
-        call
-        for call in flow.calls
-        if call.parent == block
-        and call.start < residual.position
-        and (
-            any(i in inside for i in range(call.start, call.stop))
-            or (call.start == call.stop and call.writes and flow.maker[call.writes[0]] in inside)  # an identity
-        )
-    ]
+
+    def on_branch(call: Call) -> bool:
+        if call.start == call.stop:  # an identity
+            return bool(call.writes) and flow.maker[call.writes[0]] in inside
+        return not inside.isdisjoint(range(call.start, call.stop))
+
+    direct = (call for call in flow.calls if call.parent == block and call.start < residual.position)
+    return [call for call in direct if on_branch(call)]
 
 
 def lies_between(flow: Flow, call: Call, start: Node, end: Node) -> bool:
@@ -99,9 +96,8 @@ def blocks_without_skip(flow: Flow, start: Node, end: Node) -> list[int]:
             found.append(position)
 
     for position, call in enumerate(flow.calls):
-        outermost = lies_between(flow, call, start, end) and not (
-            call.parent >= 0 and lies_between(flow, flow.calls[call.parent], start, end)
-        )
+        inner = call.parent >= 0 and lies_between(flow, flow.calls[call.parent], start, end)
+        outermost = lies_between(flow, call, start, end) and not inner
         output = call.writes[0] if call.writes else end
         if outermost and call.module and _weights(flow, call) > 1 and flow.ancestors[end] >> output & 1:
             visit(position)
@@ -115,16 +111,11 @@ def _weights(flow: Flow, call: Call) -> int:
     """
     if not (call.reads and call.writes):
         return 0
-    depths: dict[int, int] = {}
-    for i in flow.between(call.reads[0], call.writes[0]):
-        operation = flow.operations[i]
+    depths: dict[Node, int] = {}  # of the outputs of weights
+    for operation in (flow.operations[i] for i in flow.between(call.reads[0], call.writes[0])):
         if operation.weight:
-            before = [
-                depth
-                for j, depth in depths.items()
-                if any(flow.ancestors[read] >> flow.operations[j].writes[0] & 1 for read in operation.reads)
-            ]
-            depths[i] = 1 + max(before, default=0)
+            past = reduce(or_, (flow.ancestors[read] for read in operation.reads))
+            depths[operation.writes[0]] = 1 + max((d for node, d in depths.items() if past >> node & 1), default=0)
     return max(depths.values(), default=0)
 
 
@@ -134,7 +125,7 @@ def leaves(flow: Flow, residual: Residual) -> tuple[Tap, ...]:
     return tuple(
         Tap(call.module, "output", call.number)
         for position, call in enumerate(flow.calls)
-        if position not in parents and any(i in inside for i in range(call.start, call.stop))
+        if position not in parents and not inside.isdisjoint(range(call.start, call.stop))
     )
 
 
@@ -144,20 +135,20 @@ def branch_end(residual: Residual, direct: Sequence[Call]) -> Tap | None:
     return Tap(makers[-1].module, "output", makers[-1].number) if makers else None
 
 
+def _contains(flow: Flow, call: Call, names: set[str]) -> bool:
+    return any(operation.name in names for operation in flow.operations[call.start : call.stop])
+
+
 def count_heavy(flow: Flow, calls: Sequence[Call]) -> int:
     """Number of calls that contain a heavy operation."""
-    return sum(any(flow.operations[i].name in HEAVY for i in range(c.start, c.stop)) for c in calls)
+    return sum(_contains(flow, call, HEAVY) for call in calls)
 
 
 def branch_name(flow: Flow, direct: Sequence[Call], kind: Kind) -> str | None:
     """Name of the module whose output is added: the one with the attention, else the last heavy one."""
-
-    def contains(call: Call, names: set[str]) -> bool:
-        return any(flow.operations[i].name in names for i in range(call.start, call.stop))
-
     if kind == "msa":
-        return next((call.module for call in direct if contains(call, ATTENTION)), None)
-    return next((call.module for call in reversed(direct) if contains(call, HEAVY)), None)
+        return next((call.module for call in direct if _contains(flow, call, ATTENTION)), None)
+    return next((call.module for call in reversed(direct) if _contains(flow, call, HEAVY)), None)
 
 
 def tap_of(flow: Flow, residual: Residual, call: int) -> tuple[Tap, Node, bool]:
@@ -167,13 +158,9 @@ def tap_of(flow: Flow, residual: Residual, call: int) -> tuple[Tap, Node, bool]:
         the tap; the tensor found there, the sum itself or a view of it; whether it is the block's output.
     """
     block = flow.calls[call]
-    later = [
-        flow.operations[i]
-        for i in range(residual.position + 1, block.stop)
-        if flow.operations[i].name in HEAVY or flow.operations[i].name in ADDITIONS
-    ]
-    shape = flow.shapes[residual.sum]
-    if block.module and block.writes and flow.shapes[block.writes[0]] == shape and not later:
+    later = flow.operations[residual.position + 1 : block.stop]
+    last = not any(operation.name in HEAVY | ADDITIONS for operation in later)
+    if last and block.module and block.writes and flow.shapes[block.writes[0]] == flow.shapes[residual.sum]:
         return Tap(block.module, "output", block.number), residual.sum, True
     views = [residual.sum]
     for operation in flow.operations[residual.position + 1 :]:

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import cast
 
 import numpy as np
@@ -36,21 +37,13 @@ def select_layers(model: nn.Module, example: Tensor, patterns: Sequence[str]) ->
     except ValueError:
         discovered = {}
     named = _matching_modules([name for name, _ in model.named_modules() if name], patterns)
-    layers = []
-    for call in flow.calls:
-        if call.module in named and call.number == 0 and call.writes:
-            layers.append(_named_layer(flow, call, named[call.module], discovered.get(call.module)))
-    if not layers:
+    calls = [call for call in flow.calls if call.module in named and call.number == 0 and call.writes]
+    if not calls:
         raise ValueError("a forward pass calls none of the modules that --layers names; name others")
-    stops = {call.module: call.stop for call in reversed(flow.calls)}  # of a module's first call
-    layers.sort(key=lambda layer: stops[layer.name])
-    grids = [layer.grid for layer in layers]
-    return staged(
-        [
-            replace(layer, reduces=smaller(layer.grid, before))
-            for before, layer in zip([grids[0], *grids], layers, strict=False)
-        ]
-    )
+    calls.sort(key=lambda call: call.stop)
+    layers = [_named_layer(flow, call, named[call.module], discovered.get(call.module)) for call in calls]
+    others = (replace(layer, reduces=smaller(layer.grid, before.grid)) for before, layer in pairwise(layers))
+    return staged([layers[0], *others])
 
 
 def _matching_modules(names: Sequence[str], patterns: Sequence[str]) -> dict[str, Pattern]:
@@ -73,34 +66,22 @@ def _named_layer(flow: Flow, call: Call, pattern: Pattern, discovered: Layer | N
     tap = Tap(call.module, "output")
     layer = layer_at(flow, node, tap, kind, call.module, linear=consumer_is_linear(flow, node))
     if any(pattern.grid):
-        _check_tokens(pattern, call.module, layer.shape)
+        count = pattern.grid[0] * pattern.grid[1] + pattern.prefix
+        if len(layer.shape) != 2 or layer.shape[0] != count:
+            shape = " x ".join(map(str, layer.shape))
+            raise ValueError(f"--layers {pattern} means {count} tokens, but {call.module} returns {shape}")
         layer = replace(layer, layout="tokens", grid=pattern.grid, prefix=pattern.prefix)
     attention = attention_of(flow, range(call.start, call.stop), layer.grid, layer.prefix)
     return replace(layer, attention=attention)
 
 
-def _check_tokens(pattern: Pattern, name: str, shape: tuple[int, ...]) -> None:
-    """Check that a tensor has as many tokens as a pattern means.
-
-    Raises:
-        ValueError: it has not.
-    """
-    count = pattern.grid[0] * pattern.grid[1] + pattern.prefix
-    if len(shape) != 2 or shape[0] != count:
-        raise ValueError(f"--layers {pattern} means {count} tokens, but {name} returns {' x '.join(map(str, shape))}")
-
-
-def layers_of(subject: Subject, patterns: Sequence[str] = ()) -> list[Layer]:
-    """The layers of a subject, found once."""
-    return _layers_of(subject, tuple(patterns))
-
-
 @once_per_weights
-def _layers_of(subject: Subject, patterns: tuple[str, ...]) -> list[Layer]:
+def layers_of(subject: Subject, patterns: tuple[str, ...]) -> list[Layer]:
+    """The layers of a subject, found once."""
     return select_layers(subject.model, subject.batch(0)[0], patterns)
 
 
-def spatial_layers(subject: Subject, patterns: Sequence[str] = ()) -> list[Layer]:
+def spatial_layers(subject: Subject, patterns: tuple[str, ...]) -> list[Layer]:
     """The layers that have a map of positions.
 
     Raises:
@@ -141,14 +122,10 @@ def _unknown_grids(layers: Sequence[Layer]) -> str:
 
 def layer_labels(layers: Sequence[Layer], axis: str) -> dict[str, tuple[Quantity, np.ndarray]]:
     """Labels of every per-layer result: name, kind, stage, depth, reduces."""
-    dims = (axis,)
-    return {
-        "name": (Quantity("module", dims=dims), np.array([layer.name for layer in layers])),
-        "kind": (Quantity("what the block computes", dims=dims), np.array([layer.kind for layer in layers])),
-        "stage": (Quantity("stage", dims=dims), np.array([layer.stage for layer in layers])),
-        "depth": (Quantity("normalised depth", dims=dims), np.array([layer.depth for layer in layers])),
-        "reduces": (
-            Quantity("1 where the map gets smaller", dims=dims),
-            np.array([layer.reduces for layer in layers], dtype=np.uint8),
-        ),
+    long_names = {"name": "module", "kind": "what the block computes", "stage": "stage", "depth": "normalised depth"}
+    labels = {
+        name: (Quantity(long_name, dims=(axis,)), np.array([getattr(layer, name) for layer in layers]))
+        for name, long_name in long_names.items()
     }
+    reduces = np.array([layer.reduces for layer in layers], dtype=np.uint8)
+    return {**labels, "reduces": (Quantity("1 where the map gets smaller", dims=(axis,)), reduces)}

@@ -14,21 +14,13 @@ from landscape.layers.layer import Kind, Tap
 
 @dataclass(frozen=True)
 class Segment:
-    """Consecutive operations that count as one layer.
+    """Consecutive operations that count as one layer."""
 
-    Args:
-        kind: what it computes.
-        nodes: its outputs, best first: after norm and activation, then earlier ones in case no module returns that.
-        name: of the module of its first operation.
-        leaves: its calls of modules without children, in order of execution.
-        linear: whether it acts on the last axis of its tensor.
-    """
-
-    kind: Kind
-    nodes: tuple[Node, ...]
-    name: str
-    leaves: tuple[Tap, ...]
-    linear: bool
+    kind: Kind  # what it computes
+    nodes: tuple[Node, ...]  # its outputs, best first: after norm and activation, then earlier ones
+    name: str  # of the module of its first operation
+    leaves: tuple[Tap, ...]  # its calls of modules without children, in order of execution
+    linear: bool  # whether it acts on the last axis of its tensor
 
 
 def segments(flow: Flow) -> list[Segment]:

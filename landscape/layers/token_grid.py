@@ -17,13 +17,7 @@ WINDOW_AXES = 6  # axes of a map in windows: batch, channels, rows, side, column
 
 
 def layout_of(flow: Flow, node: Node, linear: bool) -> tuple[Layout, Grid, int]:
-    """Layout, grid and number of prefix tokens of a tensor.
-
-    Args:
-        flow: a recorded pass.
-        node: the tensor.
-        linear: whether the operations that read it act on its last axis.
-    """
+    """Layout, grid and number of prefix tokens of a tensor; `linear`: what reads it acts on its last axis."""
     shape = flow.shapes[node]
     if len(shape) == 4:
         return ("channels last", (shape[1], shape[2]), 0) if linear else ("channels first", (shape[2], shape[3]), 0)
@@ -87,17 +81,11 @@ def smaller(grid: Grid, before: Grid) -> bool:
 
 @dataclass(frozen=True)
 class TokenGrid:
-    """How the positions are ordered at a point of the residual stream.
+    """How the positions are ordered at a point of the residual stream."""
 
-    Args:
-        grid: of the last map known to be in the order of the image.
-        reordered: whether the positions have left that order since.
-        windowed: whether window partitioning reordered them, which only joining the windows undoes.
-    """
-
-    grid: Grid
-    reordered: bool = False
-    windowed: bool = False
+    grid: Grid  # of the last map known to be in the order of the image
+    reordered: bool = False  # whether the positions have left that order since
+    windowed: bool = False  # whether window partitioning reordered them, which only joining the windows undoes
 
     def after(self, flow: Flow, start: Node, end: Node) -> TokenGrid:
         """The order behind the operations between two nodes."""

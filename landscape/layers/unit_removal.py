@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 import torch
@@ -22,22 +22,14 @@ NORM_MODULES = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm)
 
 @dataclass(frozen=True)
 class Removal:
-    """How one unit is removed.
+    """How one unit is removed."""
 
-    Args:
-        name: dotted name of the module that is removed.
-        rule: in words, what replaces it.
-        layer: the layer its branch ends in.
-        zeroed: calls whose output becomes 0.
-        bypassed: calls whose output becomes their input, average-pooled by `stride` if that is above 1.
-    """
-
-    name: str
-    rule: str
-    layer: Layer
-    zeroed: tuple[Tap, ...] = ()
-    bypassed: tuple[Tap, ...] = ()
-    stride: int = 1
+    name: str  # dotted name of the module that is removed
+    rule: str  # in words, what replaces it
+    layer: Layer  # the layer its branch ends in
+    zeroed: tuple[Tap, ...] = ()  # calls whose output becomes 0
+    bypassed: tuple[Tap, ...] = ()  # calls whose output becomes their input
+    stride: int = 1  # by which that input is average-pooled
 
 
 def removals(model: nn.Module, layers: Sequence[Layer]) -> list[Removal]:
@@ -52,11 +44,12 @@ def removals(model: nn.Module, layers: Sequence[Layer]) -> list[Removal]:
     for layer in layers:
         branch = layer.branch
         if branch is not None and not branch.skip and _keeps_shape(modules, branch.leaves):
-            found.append(_bypass(modules, layer, branch.leaves[0], branch.leaves))
+            found.append(_bypass(modules, layer, branch.leaves))
         if branch is None or branch.end is None:
             continue
-        bottleneck = _bottleneck(modules, branch.leaves) if layer.kind == "conv" else None
-        found.append(_bypass(modules, layer, *bottleneck) if bottleneck else _zero(layer, branch.end))
+        bottleneck = _bottleneck(modules, branch.leaves) if layer.kind == "conv" else ()
+        zeroed = Removal(layer.name, "residual branch contributes nothing", layer, zeroed=(branch.end,))
+        found.append(_bypass(modules, layer, bottleneck) if bottleneck else zeroed)
     return found
 
 
@@ -76,17 +69,11 @@ def removed(model: nn.Module, *units: Removal) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Group:
-    """The units that one measurement removes together: one, two neighbours, or all of a stage.
+    """The units that one measurement removes together: one, two neighbours, or all of a stage."""
 
-    Args:
-        layer: carries name, kind, stage and depth of the group; kind `other` where the units differ in kind.
-        rule: in words, what replaces them.
-        units: that are removed.
-    """
-
-    layer: Layer
-    rule: str
-    units: tuple[Removal, ...]
+    layer: Layer  # carries name, kind, stage and depth of the group; kind `other` where the units differ in kind
+    rule: str  # in words, what replaces them
+    units: tuple[Removal, ...]  # that are removed
 
 
 def singles(units: Sequence[Removal]) -> list[Group]:
@@ -126,13 +113,8 @@ def _group(name: str, units: Sequence[Removal]) -> Group:
 
 def _common_parent(names: Sequence[str]) -> str:
     """The dotted name of the innermost module that contains all named ones; "" for the model."""
-    parts = [name.split(".")[:-1] for name in names]
-    shared: list[str] = []
-    for level in zip(*parts, strict=False):
-        if len(set(level)) > 1:
-            break
-        shared.append(level[0])
-    return ".".join(shared)
+    levels = zip(*(name.split(".")[:-1] for name in names), strict=False)
+    return ".".join(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels))
 
 
 def _zeros(args: tuple[Any, ...], output: Any) -> Any:
@@ -151,54 +133,43 @@ def _input(stride: int) -> Callable[[tuple[Any, ...], Any], Tensor]:
     return change
 
 
-def _zero(layer: Layer, end: Tap) -> Removal:
-    return Removal(layer.name, "residual branch contributes nothing", layer, zeroed=(end,))
-
-
-def _bypass(modules: dict[str, nn.Module], layer: Layer, conv: Tap, group: tuple[Tap, ...]) -> Removal:
-    module = modules[conv.module]
+def _bypass(modules: dict[str, nn.Module], layer: Layer, group: tuple[Tap, ...]) -> Removal:
+    """The removal of a convolution or linear layer, the first of the group, with its norm and activation."""
+    module = modules[group[0].module]
     what, stride = "linear layer", 1
     if isinstance(module, nn.Conv2d):
         what, stride = f"{'x'.join(map(str, module.kernel_size))} conv", max(module.stride)
     parts = ", ".join(tap.module.rpartition(".")[2] for tap in group)
     instead = "identity" if stride == 1 else f"{stride}x{stride} average pooling"
-    return Removal(conv.module, f"{what} bypassed by {instead} ({parts})", layer, bypassed=group, stride=stride)
+    return Removal(group[0].module, f"{what} bypassed by {instead} ({parts})", layer, bypassed=group, stride=stride)
 
 
-def _bottleneck(modules: dict[str, nn.Module], leaves: Sequence[Tap]) -> tuple[Tap, tuple[Tap, ...]] | None:
-    """The only spatial convolution, if it lies between pointwise layers, and with its norm and activation."""
-    heavy = [tap for tap in leaves if isinstance(modules[tap.module], nn.Conv2d | nn.Linear)]
-    spatial = [tap for tap in heavy if _spatial(modules[tap.module])]
+def _bottleneck(modules: dict[str, nn.Module], leaves: Sequence[Tap]) -> tuple[Tap, ...]:
+    """The only spatial convolution with its norm and activation, if it lies between pointwise layers; else ()."""
+    heavy = [(tap, modules[tap.module]) for tap in leaves if isinstance(modules[tap.module], nn.Conv2d | nn.Linear)]
+    spatial = [(tap, conv) for tap, conv in heavy if isinstance(conv, nn.Conv2d) and max(conv.kernel_size) > 1]
     if len(spatial) != 1 or spatial[0] in (heavy[0], heavy[-1]):
-        return None
-    conv = modules[spatial[0].module]
-    assert isinstance(conv, nn.Conv2d)
+        return ()
+    tap, conv = spatial[0]
     if conv.in_channels != conv.out_channels:
-        return None
-    at = leaves.index(spatial[0])
+        return ()
+    at = leaves.index(tap)
     preactivated = isinstance(modules[leaves[-1].module], nn.Conv2d)  # a branch that ends without a norm
-    others = reversed(leaves[:at]) if preactivated else leaves[at + 1 :]
-    group = [spatial[0]]
-    for tap in others:
+    group = [leaves[at]]
+    for tap in reversed(leaves[:at]) if preactivated else leaves[at + 1 :]:
         module = modules[tap.module]
         if isinstance(module, POOLING_MODULES) or (list(module.parameters()) and not isinstance(module, NORM_MODULES)):
             break
         group.append(tap)
-    return spatial[0], tuple(group)
+    return tuple(group)
 
 
 def _keeps_shape(modules: dict[str, nn.Module], leaves: Sequence[Tap]) -> bool:
     """Whether the first of some modules preserves the shape of its input, up to a stride, and so can be bypassed."""
     module = modules[leaves[0].module] if leaves else None
     if isinstance(module, nn.Conv2d):
-        sides = zip(module.kernel_size, module.dilation, strict=True)
-        if isinstance(module.padding, str):
-            same = module.padding == "same"
-        else:
-            same = all(2 * p == d * (k - 1) for p, (k, d) in zip(module.padding, sides, strict=True))
+        padding = () if isinstance(module.padding, str) else module.padding
+        sides = zip(padding, module.kernel_size, module.dilation, strict=False)
+        same = module.padding != "valid" and all(2 * p == d * (k - 1) for p, k, d in sides)
         return same and module.in_channels == module.out_channels
     return isinstance(module, nn.Linear) and module.in_features == module.out_features
-
-
-def _spatial(module: nn.Module) -> bool:
-    return isinstance(module, nn.Conv2d) and max(module.kernel_size) > 1

@@ -10,19 +10,12 @@ from landscape.probe import checked
 
 
 class Entry(NamedTuple):
-    """A row of the table.
+    """A row of the table."""
 
-    Args:
-        module: that holds the probe, imported on use, so that the table costs nothing.
-        dataclass: the probe.
-        help: one line, of the command.
-        shared_pass: whether `landscape features` measures it, with others, from one forward pass per mini-batch.
-    """
-
-    module: str
-    dataclass: str
-    help: str
-    shared_pass: bool = False
+    module: str  # that holds the probe, imported on use, so that the table costs nothing
+    dataclass: str  # the probe
+    help: str  # one line, of the command
+    shared_pass: bool = False  # whether `landscape features` measures it, from one forward pass with others
 
 
 PROBES: dict[str, Entry] = {

@@ -119,7 +119,7 @@ class Lesion(Probe):
 
 @once_per_weights
 def _removals(subject: Subject) -> list[Removal]:
-    return removals(subject.model, layers_of(subject))
+    return removals(subject.model, layers_of(subject, ()))
 
 
 @once_per_weights

@@ -75,12 +75,7 @@ class Variance(Probe):
 
         def values() -> Values:
             total, squares, power = sums.cpu().numpy()
-            return {
-                "samples": samples,
-                "variance_sum": total,
-                "variance_square_sum": squares,
-                "square_sum": power,
-            }
+            return {"samples": samples, "variance_sum": total, "variance_square_sum": squares, "square_sum": power}
 
         return FeatureHooks(layers, on_features, values)
 

@@ -18,36 +18,22 @@ ReduceOf: TypeAlias = Callable[[str, Mapping[str, Any]], Reduce | None]  # of a 
 
 @dataclass(frozen=True)
 class RunKey:
-    """One result: runs with the same probe and digest continue it, any other digest gets a group of its own.
+    """One result: runs with the same probe and digest continue it, any other digest gets a group of its own."""
 
-    Args:
-        probe: name of the probe.
-        label: readable part of the group's name; does not identify the result.
-        digest: of everything that can change the numbers.
-        plan: units, quantities, axes.
-        attributes: stored with the group (parameters, spec, versions, ...).
-    """
-
-    probe: str
-    label: str
-    digest: str
-    plan: Plan
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    probe: str  # name of the probe
+    label: str  # readable part of the group's name; does not identify the result
+    digest: str  # of everything that can change the numbers
+    plan: Plan  # units, quantities, axes
+    attributes: Mapping[str, Any] = field(default_factory=dict)  # stored with the group: parameters, versions, ...
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Where a result lies and how much of it this run measured.
+    """Where a result lies and how much of it this run measured."""
 
-    Args:
-        group: of the results file.
-        units: of the whole result.
-        measured: units that this run measured; 0 if the result was complete before.
-    """
-
-    group: str
-    units: int
-    measured: int
+    group: str  # of the results file
+    units: int  # of the whole result
+    measured: int  # units that this run measured; 0 if the result was complete before
 
 
 def safe(label: str) -> str:

@@ -42,13 +42,7 @@ class Writer:
         PermissionError: it is read-only.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        key: RunKey,
-        *,
-        reduce_of: ReduceOf = lambda probe, parameters: None,
-    ) -> None:
+    def __init__(self, path: Path, key: RunKey, *, reduce_of: ReduceOf = lambda probe, parameters: None) -> None:
         check(path, writable=True)
         self.path, self.key, self._reduce_of = path, key, reduce_of
         path.parent.mkdir(parents=True, exist_ok=True)
