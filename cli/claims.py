@@ -25,19 +25,12 @@ Deciding: TypeAlias = tuple[tuple[Need, ...], Callable[[Results], float]]  # `ne
 
 @dataclass(frozen=True)
 class Network:
-    """One network of the comparison, and how long it is trained relative to the others.
+    """One network of the comparison, and how long it is trained relative to the others."""
 
-    Args:
-        model: a trainer's name.
-        model_args: its arguments.
-        images: its share of the training images that the others see.
-        epochs: factor on the epochs of the others.
-    """
-
-    model: str
+    model: str  # a trainer's name
     model_args: Mapping[str, Any] = field(default_factory=dict)
-    images: float = 1.0
-    epochs: float = 1.0
+    images: float = 1.0  # its share of the training images that the others see
+    epochs: float = 1.0  # factor on the epochs of the others
 
 
 @dataclass(frozen=True)
@@ -54,27 +47,16 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of a paper and the number whose sign decides it.
+    """A statement of a paper and the number whose sign decides it."""
 
-    Args:
-        name: for `--claim`.
-        statement: what the paper says.
-        source: where.
-        number: what is computed per seed, in words, with its unit.
-        published: the same number from the paper; "figure only" if it gives none.
-        sign: of the number if the statement is true.
-        needs: the results that the number is computed from.
-        compute: the number, from these results.
-    """
-
-    name: str
+    name: str  # for `--claim`
     statement: str
     source: str
-    number: str
-    published: str
-    sign: Literal[-1, 1]
+    number: str  # what is computed per seed, in words, with its unit
+    published: str  # the same number from the paper; "figure only" if it gives none
+    sign: Literal[-1, 1]  # of the number if the statement is true
     needs: tuple[Need, ...]
-    compute: Callable[[Results], float]
+    compute: Callable[[Results], float]  # the number, from the results it needs
 
 
 LOCAL = {"dim": 48, "depth": 5, "heads": 3, "std": 0.1}  # of the size of vit_demo

@@ -8,15 +8,7 @@ from typing import Any
 
 import typer
 
-from landscape.cli.command_options import (
-    DATA,
-    OUTPUT,
-    RUN,
-    loading_options,
-    loading_values,
-    option,
-    with_options,
-)
+from landscape.cli.command_options import DATA, OUTPUT, RUN, loading_options, loading_values, option, with_options
 from landscape.cli.loading import CHECKPOINT, load
 
 

@@ -70,12 +70,7 @@ def parse_eigenvalues(text: str) -> tuple[float, float] | None:
 
 
 def draw(
-    file: Path,
-    out: Path,
-    formats: tuple[str, ...],
-    *,
-    eigenvalues: tuple[float, float] | None = None,
-    quiet: bool,
+    file: Path, out: Path, formats: tuple[str, ...], *, eigenvalues: tuple[float, float] | None = None, quiet: bool
 ) -> list[Path]:
     """Draw every figure of a results file into a folder; return the files written.
 

@@ -15,15 +15,11 @@ Option = typer.Option
 
 
 def import_(
-    files: Annotated[
-        list[Path],
-        typer.Argument(help="surfaces: tomgoldstein HDF5, or published CSV", metavar="FILE"),
-    ],
+    files: Annotated[list[Path], typer.Argument(help="surfaces: tomgoldstein HDF5, or published CSV", metavar="FILE")],
     out: Annotated[Path, Option(help="results file")] = Path("results.h5"),
     label: Annotated[list[str], Option(help="name in the results file, one per file; repeatable")] = [],  # noqa: B006
     weight_decay: Annotated[
-        float,
-        Option(min=0.0, help="for the objective of a CSV, loss + weight decay x l2; default: as published"),
+        float, Option(min=0.0, help="for the objective of a CSV, loss + weight decay x l2; default: as published")
     ] = 0.05,
     path: Annotated[Path | None, Option(help="projection file of loss-landscape: a run's path over FILE")] = None,
     quiet: Quiet = False,

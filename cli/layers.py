@@ -57,10 +57,7 @@ with_options(
         "checkpoint": CHECKPOINT,
         **loading_options({}, without=_OF_DATA),
         "layers": option(
-            list[str],
-            "REGEX[:KIND[:ROWSxCOLUMNS[+PREFIX]]] or file.toml: modules to take as layers",
-            [],
-            DATA,
+            list[str], "REGEX[:KIND[:ROWSxCOLUMNS[+PREFIX]]] or file.toml: modules to take as layers", [], DATA
         ),
         "json": option(bool, "print JSON", False, OUTPUT, "--json"),
         "debug": RUN["debug"],

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,49 +19,40 @@ from landscape.checkpoints import file_formats, file_kinds
 from landscape.checkpoints.containers import FORMAT, Weights, architecture_in, is_native, weights_in
 from landscape.checkpoints.safe_load import Program
 from landscape.checkpoints.state_dict_fit import is_head
-from landscape.results import declared_size
+from landscape.results.declared_size import EXPANSION, SLACK, refuse_oversized
 from landscape.results.versions import versions
 
 FINAL = "final.pt"  # the last weights of a run of the trainer
 FINAL_EMA = "final_ema.pt"  # their moving average, a separate checkpoint
+ENTRIES: Mapping[str, Callable[[Any], Any]] = {  # of a checkpoint of this project, beside the weights
+    "model": str, "model_args": dict, "data": dict, "recipe": dict, "epoch": float, "metrics": dict, "seed": int,
+    "versions": dict,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The weights in a file, and what the file says about them.
+    """The weights in a file, and what the file says about them."""
 
-    Args:
-        path: the file, or the folder.
-        state_dict: name -> tensor, on the CPU.
-        model: name of a bundled model; "" if the file does not say.
-        arch: the architecture as another trainer names it, such as timm's `vit_tiny_patch16_224`, or `hf:FOLDER` for a
-            folder with its own config; "" if the file does not say. To be looked up, never imported.
-        taken: which of the file's weights these are, for messages.
-        missing: names of the model's weights that were left as initialised, once loaded into a model.
-        others: further entries of the file that hold weights.
-        weights: which of two networks in one state dict: the trained one ("raw") or its moving average ("ema").
-        epoch: a float, init 0; NaN if the file does not say.
-        module: the model itself, if the file is a program or a pickled module.
-        batch_size: the only one that a program accepts; 0 for any.
-    """
-
-    path: Path
-    state_dict: dict[str, Tensor]
-    model: str = ""
+    path: Path  # the file, or the folder
+    state_dict: dict[str, Tensor]  # name -> tensor, on the CPU
+    model: str = ""  # name of a bundled model; "" if the file does not say
+    # the architecture as another trainer names it, such as timm's `vit_tiny_patch16_224`, or `hf:FOLDER` for a folder
+    # with its own config; "" if the file does not say. To be looked up, never imported.
     arch: str = ""
     model_args: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
     recipe: dict[str, Any] = field(default_factory=dict)
-    epoch: float = float("nan")
+    epoch: float = float("nan")  # init 0; NaN if the file does not say
     metrics: dict[str, float] = field(default_factory=dict)
     seed: int = 0
     versions: dict[str, str] = field(default_factory=dict)
-    taken: str = "state_dict"
-    missing: tuple[str, ...] = ()
-    others: tuple[str, ...] = ()
-    weights: Weights = "raw"
-    module: nn.Module | None = field(default=None, repr=False)
-    batch_size: int = 0
+    taken: str = "state_dict"  # which of the file's weights these are, for messages
+    missing: tuple[str, ...] = ()  # the model's weights that were left as initialised, once loaded into a model
+    others: tuple[str, ...] = ()  # further entries of the file that hold weights
+    weights: Weights = "raw"  # of two networks in one state dict, the trained one, or its moving average ("ema")
+    module: nn.Module | None = field(default=None, repr=False)  # if the file is a program or a pickled module
+    batch_size: int = 0  # the only one that a program accepts; 0 for any
 
     @cached_property
     def sha256(self) -> str:
@@ -150,7 +141,11 @@ def read_checkpoint(path: Path | str, *, weights: Weights = "raw", trust_pickle:
         raise ValueError(f"{path} is neither a file nor a folder; expected a checkpoint")
     content = file_kinds.load(path, trust_pickle=trust_pickle)
     if isinstance(content, nn.Module | Program):
-        return _of_module(path, content)
+        kind, program = ("program", content) if isinstance(content, Program) else ("pickled module", Program(content))
+        weights_of = dict(program.module.state_dict())
+        return Checkpoint(
+            path, weights_of, taken=f"the {kind} itself", module=program.module, batch_size=program.batch_size
+        )
     try:
         native = is_native(content)
         averaged = native and weights == "ema" and path.name == FINAL and path.with_name(FINAL_EMA).exists()
@@ -160,7 +155,7 @@ def read_checkpoint(path: Path | str, *, weights: Weights = "raw", trust_pickle:
     if averaged:
         average = read_checkpoint(path.with_name(FINAL_EMA))
         return replace(average, taken=f"{average.taken}, the moving average beside {FINAL}")
-    _refuse_oversized(path, found.weights)
+    _check_tensors(path, found.weights)
     plain = Checkpoint(path, found.weights, taken=found.taken, others=found.others, weights=weights)
     if not native:
         arch, epoch = _about(path, content)
@@ -168,28 +163,11 @@ def read_checkpoint(path: Path | str, *, weights: Weights = "raw", trust_pickle:
     # a snapshot may be stored in half precision, but the model computes in single
     single = {name: t.float() if t.dtype == torch.float16 else t for name, t in found.weights.items()}
     try:
-        return replace(
-            plain,
-            state_dict=single,
-            model=content["model"],
-            model_args=dict(content["model_args"]),
-            data=dict(content["data"]),
-            recipe=dict(content["recipe"]),
-            epoch=float(content["epoch"]),
-            metrics=dict(content["metrics"]),
-            seed=int(content["seed"]),
-            versions=dict(content["versions"]),
-        )
+        return replace(plain, state_dict=single, **{name: kind(content[name]) for name, kind in ENTRIES.items()})
     except KeyError as error:
         raise ValueError(f"{path} is incomplete: it lacks the entry {error} of a format-{FORMAT} checkpoint") from None
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{path} is not a format-{FORMAT} checkpoint: an entry has another type ({error})") from None
-
-
-def _of_module(path: Path, content: nn.Module | Program) -> Checkpoint:
-    module, size = (content.module, content.batch_size) if isinstance(content, Program) else (content, 0)
-    kind = "the program" if isinstance(content, Program) else "the pickled module"
-    return Checkpoint(path, dict(module.state_dict()), taken=f"{kind} itself", module=module, batch_size=size)
 
 
 def _about(path: Path, content: Mapping[str, Any]) -> tuple[str, float]:
@@ -209,19 +187,15 @@ def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else float("nan")
 
 
-def _refuse_oversized(path: Path, weights: Mapping[str, Tensor]) -> None:
+def _check_tensors(path: Path, weights: Mapping[str, Tensor]) -> None:
     """Refuse tensors that are not dense numbers, and views that would grow far beyond the file when copied."""
     for name, tensor in weights.items():
-        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
-            kind = (
-                "quantized" if tensor.is_quantized else "meta" if tensor.device.type == "meta" else str(tensor.layout)
-            )
+        kind = "quantized" if tensor.is_quantized else "meta" if tensor.is_meta else tensor.layout
+        if kind is not torch.strided:
             raise ValueError(f"{path}: {name} is a {kind} tensor, expected plain numbers; save it as a dense tensor")
     declared = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
     held = sum(file.stat().st_size for file in file_formats.files_of(path))
-    declared_size.refuse_oversized(
-        str(path), "tensors", declared, held, expansion=declared_size.EXPANSION, slack=declared_size.SLACK
-    )
+    refuse_oversized(str(path), "tensors", declared, held, expansion=EXPANSION, slack=SLACK)
 
 
 def state_dict_sha256(state_dict: Mapping[str, Tensor]) -> str:
@@ -243,8 +217,8 @@ def newest_checkpoint(root: Path = Path("checkpoints")) -> Path:
     files = sorted(root.glob(f"**/{FINAL}"), key=lambda file: file.stat().st_mtime)
     if not files:
         raise FileNotFoundError(
-            f"no checkpoint given and no {FINAL} under {root}/; "
-            "name one, or make one: landscape train vit_demo --data digits"
+            f"no checkpoint given and no {FINAL} under {root}/; name one, or make one: "
+            "landscape train vit_demo --data digits"
         )
     return files[-1]
 

@@ -17,12 +17,9 @@ CONTAINERS: Mapping[str, tuple[str, ...]] = {
 }
 # Two networks in one dict, (trained, its moving average): MoCo, MoCo v3, BYOL, DINO.
 BRANCHES = (
-    ("encoder_q", "encoder_k"),
-    ("base_encoder", "momentum_encoder"),
-    ("online_network", "target_network"),
-    ("online_encoder", "target_encoder"),
-    ("student", "teacher"),
-)
+    ("encoder_q", "encoder_k"), ("base_encoder", "momentum_encoder"), ("online_network", "target_network"),
+    ("online_encoder", "target_encoder"), ("student", "teacher"),
+)  # fmt: skip
 FORMAT = 1
 AVERAGED = "n_averaged"  # of torch.optim.swa_utils.AveragedModel
 THE_FILE = "the file itself"
@@ -32,17 +29,11 @@ EXTRA_STATE = "_extra_state"  # of any type, by torch's convention
 
 @dataclass(frozen=True)
 class FoundWeights(Generic[T]):
-    """The weights in the content of a file.
+    """The weights in the content of a file."""
 
-    Args:
-        weights: name -> tensor.
-        taken: the entry that holds them.
-        others: further entries that hold weights.
-    """
-
-    weights: dict[str, T]
-    taken: str
-    others: tuple[str, ...] = ()
+    weights: dict[str, T]  # name -> tensor
+    taken: str  # the entry that holds them
+    others: tuple[str, ...] = ()  # further entries that hold weights
 
 
 def weights_in(content: Any, weights: Weights) -> FoundWeights[Any]:
@@ -58,18 +49,16 @@ def weights_in(content: Any, weights: Weights) -> FoundWeights[Any]:
     others = tuple(name for name in everywhere if name not in found[:1] and is_state_dict(content.get(name)))
     if found:
         return FoundWeights(_tensors(content[found[0]]), found[0], others)
-    if weights == "ema":
-        raw = _raw(content)
-        if raw is None or not has_average(raw.weights):
-            raise ValueError(f"has no moving average ({', '.join(CONTAINERS['ema'])}); drop --weights ema")
-        return raw
-    whole = _raw(content)
-    if whole is None:
+    inside = [name for name in CONTAINERS["raw"] if is_state_dict(content.get(name))]
+    raw = content[inside[0]] if inside else content
+    if weights == "ema" and not (is_state_dict(raw) and _has_average(_tensors(raw))):
+        raise ValueError(f"has no moving average ({', '.join(CONTAINERS['ema'])}); drop --weights ema")
+    if not is_state_dict(raw):
         raise ValueError(
             f"holds no weights: expected a dict of tensors or one under {', '.join(CONTAINERS['raw'])}, "
             f"got the keys {', '.join(str(key)[:40] for key in list(content)[:6])}"
         )
-    return whole
+    return FoundWeights(_tensors(raw), inside[0] if inside else THE_FILE)
 
 
 def is_native(content: Any) -> bool:
@@ -88,7 +77,7 @@ def is_native(content: Any) -> bool:
     return True
 
 
-def has_average(names: Mapping[str, Any]) -> bool:
+def _has_average(names: Mapping[str, Any]) -> bool:
     """Whether a state dict is a moving average, or holds one next to the network."""
     parts = {part for name in names for part in name.split(".")}
     return AVERAGED in parts or any(average in parts for _, average in BRANCHES)
@@ -115,13 +104,6 @@ def architecture_in(content: Any) -> str:
     hyper = hyper if isinstance(hyper, Mapping) else {}
     words = [content.get("arch"), arguments.get("arch"), arguments.get("model"), hyper.get("arch"), hyper.get("model")]
     return next((word for word in words if isinstance(word, str) and ARCHITECTURE.fullmatch(word)), "")
-
-
-def _raw(content: Mapping[str, Any]) -> FoundWeights[Any] | None:
-    for name in CONTAINERS["raw"]:
-        if is_state_dict(content.get(name)):
-            return FoundWeights(_tensors(content[name]), name)
-    return FoundWeights(_tensors(content), THE_FILE) if is_state_dict(content) else None
 
 
 def _tensors(state_dict: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Torch is imported when a file is loaded, not before: `landscape show` reads outl
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -18,15 +19,10 @@ from landscape.checkpoints.outline import Outline
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a kind is detected by.
-
-    Args:
-        path: of the file.
-        start: its first bytes.
-    """
+    """What a kind is detected by."""
 
     path: Path
-    start: bytes
+    start: bytes  # its first bytes
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -37,24 +33,20 @@ class Evidence:
         """
         return frozenset(members(self.path))
 
+    def holds(self, pattern: str) -> bool:
+        """Whether an archive has a file of such a name."""
+        return any(re.fullmatch(pattern, name, re.DOTALL) for name in self.names)
+
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of checkpoint file.
+    """One kind of checkpoint file."""
 
-    Args:
-        name: for messages.
-        detect: whether a file is of this kind, if it is of none before it in `KINDS`.
-        outline: reads its content with shapes in place of tensors.
-        load: reads its tensors; takes whether the user trusts the file to run code.
-        program: the model's code is in the file, and loading it runs that code.
-    """
-
-    name: str
-    detect: Callable[[Evidence], bool]
-    outline: Callable[[Path], Outline]
-    load: Callable[[Path, bool], Any]
-    program: bool = False
+    name: str  # for messages
+    detect: Callable[[Evidence], bool]  # whether a file is of this kind, if it is of none before it in `KINDS`
+    outline: Callable[[Path], Outline]  # reads its content with shapes in place of tensors
+    load: Callable[[Path, bool], Any]  # reads its tensors; takes whether the user trusts the file to run code
+    program: bool = False  # the model's code is in the file, and loading it runs that code
 
 
 def _is_safetensors(file: Evidence) -> bool:
@@ -63,32 +55,21 @@ def _is_safetensors(file: Evidence) -> bool:
     return file.path.suffix == ".safetensors" or starts
 
 
-def _is_torchscript(file: Evidence) -> bool:
-    return "constants.pkl" in file.names or any(name.startswith("code/") for name in file.names)
+def _program(name: str, member: str) -> Kind:
+    load = partial(safe_load.program, kind=name)
+    return Kind(name, lambda file: file.holds(member), outline.of_program, load, program=True)
 
 
-def _is_exported(file: Evidence) -> bool:
-    return "serialized_exported_program.json" in file.names or any(
-        name.startswith("models/") and name.endswith(".json") for name in file.names
-    )
+def _pickled(name: str, detect: Callable[[Evidence], bool], outline_of: Callable[[Path], Outline]) -> Kind:
+    return Kind(name, detect, outline_of, partial(safe_load.pickled, outline=outline_of))
 
 
 KINDS = (  # in the order in which they are tried
     Kind("safetensors", _is_safetensors, outline.of_safetensors, safe_load.safetensors),
-    Kind(
-        "pickle",  # of torch before its zip archives
-        lambda file: not file.start.startswith(b"PK"),
-        outline.of_pickles,
-        partial(safe_load.pickled, outline=outline.of_pickles),
-    ),
-    Kind("TorchScript", _is_torchscript, outline.of_program, safe_load.torchscript, program=True),
-    Kind("torch.export", _is_exported, outline.of_program, safe_load.exported, program=True),
-    Kind(
-        "zip",
-        lambda file: "data.pkl" in file.names,
-        outline.of_zip,
-        partial(safe_load.pickled, outline=outline.of_zip),
-    ),
+    _pickled("pickle", lambda file: not file.start.startswith(b"PK"), outline.of_pickles),  # torch before its archives
+    _program("TorchScript", r"constants\.pkl|code/.*"),
+    _program("torch.export", r"serialized_exported_program\.json|models/.*\.json"),
+    _pickled("zip", lambda file: "data.pkl" in file.names, outline.of_zip),
 )
 
 
@@ -126,11 +107,9 @@ def outline_of(path: Path) -> Outline:
 
 
 def load(path: Path, *, trust_pickle: bool = False) -> Any:
-    """Tensors and plain data of a checkpoint, on the CPU, or a `Program`, without running code from the file.
+    """Tensors and plain data of a checkpoint (as for `outline_of`), on the CPU, or a `Program`.
 
-    Args:
-        path: a file, an index of shards, or a Hugging Face folder.
-        trust_pickle: unpickle arbitrary objects and load programs, which runs code from the file.
+    No code from the file runs, unless `trust_pickle`, which unpickles arbitrary objects and loads programs.
 
     Raises:
         FileNotFoundError: a shard is missing.

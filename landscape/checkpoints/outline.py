@@ -50,15 +50,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Outline:
-    """The outline of a file.
+    """The outline of a file."""
 
-    Args:
-        content: as `torch.load` would return it, with an `Entry` for each tensor; None if it cannot be read safely.
-        wanted: globals that its pickle names beyond tensors and plain data.
-    """
-
-    content: Any
-    wanted: Names = ()
+    content: Any  # as `torch.load` would return it, with an `Entry` for each tensor; None if it cannot be read safely
+    wanted: Names = ()  # globals that its pickle names beyond tensors and plain data
 
 
 # Globals that checkpoints commonly name beside tensors, and their stand-ins, which do nothing when called.
@@ -203,34 +198,17 @@ DTYPES = {"Double": "float64", "Float": "float32", "Half": "float16", "BFloat16"
 
 def _tensor(storage: _Storage, offset: int, size: Any, stride: Any, *rest: Any) -> Entry:
     kind = getattr(storage, "kind", "")
-    dtype = next(
-        (
-            r.named.rpartition(".")[2]
-            for r in rest[2:3]
-            if isinstance(r, type) and issubclass(r, restricted_unpickler.Inert)
-        ),
-        DTYPES.get(kind, kind.lower()),
-    )
+    named = [r.named for r in rest[2:3] if isinstance(r, type) and issubclass(r, restricted_unpickler.Inert)]
+    dtype = named[0].rpartition(".")[2] if named else DTYPES.get(kind, kind.lower())
     shape = tuple(size)
     if not all(isinstance(n, int) and n >= 0 for n in shape):
         raise ValueError(f"a tensor of shape {shape}")
     return Entry(shape, dtype)
 
 
-def _parameter(data: Any = None, *_: Any) -> Any:
-    return data
-
-
-def _typed(function: Callable[..., Any], _kind: Any, arguments: tuple[Any, ...], *_: Any) -> Any:
-    return function(*arguments)
-
-
 TENSORS: Mapping[str, Callable[..., Any]] = {
-    "torch._utils._rebuild_tensor": _tensor,
-    "torch._utils._rebuild_tensor_v2": _tensor,
-    "torch._utils._rebuild_tensor_v3": _tensor,
-    "torch._utils._rebuild_parameter": _parameter,
-    "torch._utils._rebuild_parameter_with_state": _parameter,
-    "torch._tensor._rebuild_from_type_v2": _typed,
+    **{f"torch._utils._rebuild_tensor{version}": _tensor for version in ("", "_v2", "_v3")},
+    **{f"torch._utils._rebuild_parameter{kind}": lambda data=None, *_: data for kind in ("", "_with_state")},
+    "torch._tensor._rebuild_from_type_v2": lambda function, _kind, arguments, *_: function(*arguments),
     "torch.Size": tuple,
 }

@@ -29,8 +29,7 @@ class Dtype:
         Raises:
             ValueError: the type is not one of plain numbers.
         """
-        values: np.ndarray = np.frombuffer(raw, np.dtype(self.checked().order + self.code))
-        return values
+        return np.frombuffer(raw, np.dtype(self.checked().order + self.code))
 
     def checked(self) -> Dtype:
         """The dtype itself, if it is one of plain numbers.
@@ -78,24 +77,16 @@ def scalar(dtype: Dtype, raw: object = b"") -> int | float | None:
         return None
 
 
-def reconstruct(*_: object) -> Array:
-    """An array whose state the pickle sets next."""
-    return Array()
-
-
 def text(value: str | bytes) -> str:
     """A string pickled by Python 2 or 3."""
     return value.decode("ascii") if isinstance(value, bytes) else value
 
 
-# numpy's names in versions 1 and 2
 NUMPY: Mapping[str, Callable[..., Any]] = {
     "numpy.ndarray": Array,
     "numpy.dtype": Dtype,
-    "numpy.core.multiarray._reconstruct": reconstruct,
-    "numpy._core.multiarray._reconstruct": reconstruct,
-    "numpy.core.multiarray.scalar": scalar,
-    "numpy._core.multiarray.scalar": scalar,
+    **{f"numpy.{core}.multiarray._reconstruct": Array for core in ("core", "_core")},  # in numpy 1 and 2
+    **{f"numpy.{core}.multiarray.scalar": scalar for core in ("core", "_core")},
 }
 
 
@@ -118,15 +109,10 @@ class Inert:
 
 
 class Unpickler(pickle._Unpickler):
-    """Python's unpickler with a table of stand-ins; `named` collects the names in the pickle.
+    """Python's unpickler with a table of stand-ins by name; other names become subclasses of `Inert`.
 
     The implementation in Python: the memo of the one in C is an array that a single opcode can grow to all memory.
-
-    Args:
-        stream: the pickle.
-        stand_ins: by name; other names become subclasses of `Inert`.
-        persistent: returns objects outside the pickle, by persistent id.
-        encoding: of the byte strings of Python 2.
+    `persistent` returns objects outside the pickle, by persistent id; `named` collects the names in the pickle.
     """
 
     def __init__(

@@ -24,15 +24,10 @@ _allowing = threading.Lock()  # torch's list of allowed globals is process-wide
 
 @dataclass(frozen=True)
 class Program:
-    """A model whose code is in the file.
-
-    Args:
-        module: the model.
-        batch_size: the one it was exported for; 0 for any.
-    """
+    """A model whose code is in the file."""
 
     module: nn.Module
-    batch_size: int = 0
+    batch_size: int = 0  # the one it was exported for; 0 for any
 
 
 def safetensors(path: Path, trust_pickle: bool) -> dict[str, Tensor]:
@@ -51,47 +46,32 @@ def safetensors(path: Path, trust_pickle: bool) -> dict[str, Tensor]:
         raise ValueError(f"{path} is not a readable safetensors file ({error}); it may be truncated") from None
 
 
-def torchscript(path: Path, trust_pickle: bool) -> Program:
-    """Load a TorchScript program, whose operations include torch.save and torch.from_file.
+def program(path: Path, trust_pickle: bool, *, kind: str) -> Program:
+    """Load a program that the user trusts.
+
+    The operations of TorchScript include torch.save and torch.from_file; the reader of torch.export evaluates the sizes
+    in the graph as Python.
 
     Raises:
         ValueError: the user does not trust it, or it is damaged.
     """
     import torch
 
-    _refuse_untrusted(path, "TorchScript", trust_pickle)
-    try:
-        module = torch.jit.load(path, map_location="cpu")  # type: ignore[no-untyped-call]
-    except Exception as error:  # its reader raises almost anything
-        raise unreadable(path, f"TorchScript: {error}") from None
-    return Program(module)
-
-
-def exported(path: Path, trust_pickle: bool) -> Program:
-    """Load a program of torch.export, whose reader evaluates the sizes in the graph as Python.
-
-    Raises:
-        ValueError: the user does not trust it, or it is damaged.
-    """
-    import torch
-
-    _refuse_untrusted(path, "torch.export", trust_pickle)
-    try:
-        program = torch.export.load(path)
-        module = program.module()
-    except Exception as error:  # its reader raises almost anything
-        raise unreadable(path, f"torch.export: {error}") from None
-    for name in ("train", "eval"):  # the mode is fixed in the graph, and setting one raises
-        module.__dict__.pop(name, None)
-    return Program(module, _fixed_batch_size(program))
-
-
-def _refuse_untrusted(path: Path, kind: str, trust_pickle: bool) -> None:
     if not trust_pickle:
         raise ValueError(
             f"{path} is a {kind} program, and running it may read and write files; refused. If the file is "
             "your own, give --trust-pickle; otherwise save the state_dict() of its model and name that with --model"
         )
+    try:
+        if kind == "TorchScript":
+            return Program(torch.jit.load(path, map_location="cpu"))  # type: ignore[no-untyped-call]
+        exported = torch.export.load(path)
+        module = exported.module()
+    except Exception as error:  # the readers raise almost anything
+        raise unreadable(path, f"{kind}: {error}") from None
+    for name in ("train", "eval"):  # the mode is fixed in the graph, and setting one raises
+        module.__dict__.pop(name, None)
+    return Program(module, _fixed_batch_size(exported))
 
 
 def _fixed_batch_size(program: ExportedProgram) -> int:
@@ -109,10 +89,7 @@ def _fixed_batch_size(program: ExportedProgram) -> int:
 def pickled(path: Path, trust_pickle: bool, *, outline: Callable[[Path], Outline]) -> Any:
     """Load a file of torch.save: tensors and plain data alone, or whatever it holds if the user trusts it.
 
-    Args:
-        path: of the file.
-        trust_pickle: unpickle arbitrary objects.
-        outline: reads its outline, which also checks the declared sizes.
+    `outline` reads its outline, which also checks the declared sizes.
 
     Raises:
         ValueError: it is damaged, or would run code; names what it would call.

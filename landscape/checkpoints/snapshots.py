@@ -21,17 +21,11 @@ NUMBER = r"\d+(?:\.\d+)?"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One file of a run.
-
-    Args:
-        path: the file.
-        epoch: as stored (a float, init 0), else the number in the file name.
-        sha256: of its weights.
-    """
+    """One file of a run."""
 
     path: Path
-    epoch: float
-    sha256: str
+    epoch: float  # as stored (a float, init 0), else the number in the file name
+    sha256: str  # of its weights
 
 
 def of_run(folder: Path) -> list[Snapshot]:
@@ -95,10 +89,8 @@ def _numbers(stems: Sequence[str]) -> list[float | None]:
     all_of = [[float(number) for number in re.findall(NUMBER, stem)] for stem in stems]
     numbered = [numbers for numbers in all_of if numbers]
     counts = {len(numbers) for numbers in numbered}
-    differing = [
-        i for i in range(counts.pop() if len(counts) == 1 else 0) if len({numbers[i] for numbers in numbered}) > 1
-    ]
-    column = differing[-1] if differing else -1
+    columns = range(counts.pop() if len(counts) == 1 else 0)
+    column = max((i for i in columns if len({numbers[i] for numbers in numbered}) > 1), default=-1)
     return [
         float(match[1]) if match else (numbers[column] if numbers else None)
         for match, numbers in zip(named, all_of, strict=True)

@@ -13,8 +13,7 @@ from landscape.checkpoints.containers import AVERAGED, BRANCHES
 WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 # What self-supervised methods train beside an encoder and discard: projections, predictors, decoders, queues of keys.
 DISCARDED = re.compile(
-    r"(projector|projection|projection_head|proj_head|predictor|prediction_head|queue|queue_ptr|decoder|decoder_\w+"
-    r"|mask_token)"
+    r"projector|projection(_head)?|proj_head|predictor|prediction_head|queue(_ptr)?|decoder(_\w+)?|mask_token"
 )
 HEADS = {"fc", "head", "heads", "classifier"}
 # Counters of wrappers and profilers, and tables that a model recomputes.
@@ -27,23 +26,14 @@ ADDED_DEPTH = 2  # most parts that the file may lack at the front
 
 @dataclass(frozen=True)
 class KeyMatch:
-    """How a file's names correspond to a model's.
+    """How a file's names correspond to a model's."""
 
-    Args:
-        names: the model's name -> the file's.
-        prefix: removed from the file's names.
-        added: put in front of them.
-        dropped: the file's names that belong to another network, left out by rule.
-        unexpected: the file's other names that the model does not have.
-        missing: the model's names that the file does not have.
-    """
-
-    names: Mapping[str, str]
-    prefix: str = ""
-    added: str = ""
-    dropped: tuple[str, ...] = ()
-    unexpected: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
+    names: Mapping[str, str]  # the model's name -> the file's
+    prefix: str = ""  # removed from the file's names
+    added: str = ""  # put in front of them
+    dropped: tuple[str, ...] = ()  # the file's names that belong to another network, left out by rule
+    unexpected: tuple[str, ...] = ()  # the file's other names that the model does not have
+    missing: tuple[str, ...] = ()  # the model's names that the file does not have
 
     def without(self, names: Collection[str]) -> KeyMatch:
         """The same match with some of the model's names missing."""
@@ -61,7 +51,7 @@ class KeyMatch:
         parts += [f"with the prefix {self.added}"] if self.added else []
         parts += [f"dropped {grouped(self.dropped)}"] if self.dropped else []
         left = (("left out", self.unexpected), ("as initialised", self.missing))
-        parts += [f"{kind} {counted(names)}" for kind, names in left if names]
+        parts += [f"{kind} {len(names)}{listed(names)}" for kind, names in left if names]
         return ", ".join(parts)
 
 
@@ -90,12 +80,13 @@ def match_keys(names: Iterable[str], wanted: Collection[str], weights: str = "ra
         else:
             rest.append(name)
     discarded = [name for name in rest if _is_discarded(name, prefix)]
-    if _beside_a_projection(prefix, discarded, rest):  # then the encoder's own head is a projection too
-        heads = [bare for bare, name in matched.items() if name.removeprefix(prefix).split(".")[0] in HEADS]
-        discarded += [matched.pop(bare) for bare in heads]
-        discarded += [
-            name for name in rest if name.removeprefix(prefix).split(".")[0] in HEADS and name not in discarded
-        ]
+    if _beside_a_projection(prefix, discarded):  # then the encoder's own head is a projection too
+
+        def heads(names: Iterable[str]) -> list[str]:
+            return [name for name in names if name.removeprefix(prefix).split(".")[0] in HEADS]
+
+        discarded += [*heads(matched.values()), *(name for name in heads(rest) if name not in discarded)]
+        matched = {bare: name for bare, name in matched.items() if name not in discarded}
     found = {model[bare]: plain[name] for bare, name in matched.items()}
     return KeyMatch(
         names={name: found[name] for name in wanted if name in found},
@@ -112,13 +103,8 @@ def is_head(name: str) -> bool:
     return any(part in HEADS for part in name.split(".")[:2])
 
 
-def counted(names: Sequence[str]) -> str:
-    """How many, and the first few: `4 (fc.0.weight, fc.0.bias, fc.2.weight, ...)`."""
-    return f"{len(names)}{listed(names)}"
-
-
 def listed(names: Sequence[str]) -> str:
-    """The first few in parentheses, after a space; "" for none."""
+    """The first few in parentheses, after a space: ` (fc.0.weight, fc.0.bias, fc.2.weight, ...)`; "" for none."""
     return f" ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})" if names else ""
 
 
@@ -179,14 +165,11 @@ def _owner(name: str) -> str:
     return next(iter([*heads, *(part for part in parts if part in TRAINED_ALONE)]), parts[-1])
 
 
-def _beside_a_projection(prefix: str, discarded: Sequence[str], rest: Sequence[str]) -> bool:
+def _beside_a_projection(prefix: str, discarded: Sequence[str]) -> bool:
     """Whether an encoder's own `fc` or `head` is a projection, trained against another network's, and no classifier."""
-    beside = [
-        name
-        for name in discarded
-        if not re.search(r"decoder|mask_token", name) and name.split(".")[-1] not in RECOMPUTED
-    ]
-    return _last(prefix) in TRAINED_ALONE or bool(beside)
+    return _last(prefix) in TRAINED_ALONE or any(
+        not re.search(r"decoder|mask_token", name) and name.split(".")[-1] not in RECOMPUTED for name in discarded
+    )
 
 
 def _last(prefix: str) -> str:

@@ -21,14 +21,9 @@ def load_into(
 ) -> Checkpoint:
     """Copy the weights of a checkpoint into a model, whatever wrappers and prefixes are in their names.
 
-    Args:
-        model: is modified.
-        checkpoint: has the weights.
-        allow_missing: leave weights that are missing, or have another shape, as initialised.
-        logits: whether the model's outputs are used; if not, its classifier may be missing.
-
-    Returns:
-        the checkpoint, with `taken` extended by the prefix that was removed, what was dropped and what is missing.
+    With `allow_missing`, weights that are missing, or have another shape, are left as initialised; without `logits`,
+    when the model's outputs are not used, so is its classifier. The checkpoint is returned with `taken` extended by the
+    prefix that was removed, what was dropped and what is missing.
 
     Raises:
         ValueError: keys are missing or unexpected, or shapes differ; lists the first few of each, and the prefix with

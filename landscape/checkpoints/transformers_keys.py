@@ -21,10 +21,6 @@ def is_transformers_model(model: nn.Module) -> bool:
 def read_by_transformers(model: Any, folder: Path) -> dict[str, Tensor]:
     """The weights in a folder, read by the library, which may save them under other names than its modules have.
 
-    Args:
-        model: of transformers.
-        folder: written by `save_pretrained`.
-
     Raises:
         ValueError: the library cannot read it.
     """
@@ -44,10 +40,7 @@ def read_by_transformers(model: Any, folder: Path) -> dict[str, Tensor]:
         library_log.set_verbosity(verbosity)
         if bars:
             library_log.enable_progress_bar()
-    fresh = {
-        entry if isinstance(entry, str) else entry[0]
-        for key in ("missing_keys", "mismatched_keys")
-        for entry in report[key]
-    }
+    absent = [*report["missing_keys"], *report["mismatched_keys"]]
+    fresh = {entry if isinstance(entry, str) else entry[0] for entry in absent}
     weights = {name: tensor for name, tensor in loaded.state_dict().items() if name not in fresh}
     return weights | {name: torch.empty(0) for name in report["unexpected_keys"]}

@@ -20,15 +20,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """This process among those of the training; the main process, of rank 0, evaluates and writes.
+    """This process among those of the training; the main process, of rank 0, evaluates and writes."""
 
-    Args:
-        rank: 0 to size - 1.
-        size: number of processes.
-    """
-
-    rank: int = 0
-    size: int = 1
+    rank: int = 0  # 0 to size - 1
+    size: int = 1  # number of processes
 
     def on_main_process(self, work: Callable[[], T]) -> T:
         """Run `work` in the main process and return its result in all; its errors are raised in all, so none hangs."""

@@ -39,19 +39,12 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate of every update: linear up to the peak, then half a cosine down to 0.
+    """The learning rate of every update: linear up to the peak, then half a cosine down to 0."""
 
-    Args:
-        peak: the largest rate.
-        per_epoch: updates in an epoch.
-        warmup: updates of the warm-up, the last of which has the peak rate.
-        steps: updates of the run.
-    """
-
-    peak: float
-    per_epoch: int
-    warmup: int
-    steps: int
+    peak: float  # the largest rate
+    per_epoch: int  # updates in an epoch
+    warmup: int  # updates of the warm-up, the last of which has the peak rate
+    steps: int  # updates of the run
 
     @classmethod
     def of_recipe(cls, recipe: Recipe, samples: int, *, processes: int = 1) -> Schedule:

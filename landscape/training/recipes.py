@@ -19,73 +19,45 @@ TRANSFORMERS = ("vit", "localvit", "swin", "pit", "mixer")  # families whose def
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a network is trained. The defaults are the CIFAR recipe of Park & Kim (ICLR 2022), for CNNs and ViTs.
+    """How a network is trained. The defaults are the CIFAR recipe of Park & Kim (ICLR 2022), for CNNs and ViTs."""
 
-    Args:
-        name: the recipe this one started from; its other fields may have been overridden.
-        lr: the peak, reached at the end of the warm-up, from which half a cosine leads to 0.
-        weight_decay: decoupled with adamw, the gradient of (weight_decay / 2) ||w||^2 with sgd.
-        epochs: in all, the warm-up included.
-        warmup: epochs of linear warm-up; a fraction of an epoch counts in steps.
-        clip: largest global norm of the gradient; 0 disables clipping.
-        mixup: alpha of mixup's Beta distribution, 0 for none; `cutmix` likewise.
-        switch: probability of cutmix instead of mixup, drawn per batch, if both are on.
-        randaugment: magnitude M, 0 for none; `randaugment_layers` operations per image, magnitudes with a
-            standard deviation of `randaugment_std`.
-        crop: padding of the random crop in pixels of a 32-pixel image, scaled with the image (`at_size`); a
-            checkpoint stores the pixels that were used.
-        drop_path: stochastic depth rate of the last block, rising linearly from the first.
-        precision: "auto" is bf16 autocast on a GPU that has it, fp32 elsewhere.
-        memory_format: "auto" is channels_last if most weights belong to convolutions: about a third faster, equal to
-            rounding; a checkpoint stores the one that was used.
-        compile: by `torch.compile`; worth its start-up of about a minute on a GPU.
-        accumulate: mini-batches whose gradients add up to one update, that of a batch so many times larger. Batch norm
-            still sees one mini-batch at a time.
-        ema: decay of the moving average of the weights, 0 for none (`ema.moving_average`).
-        sync_bn: batch norm over the samples of all processes; changes nothing in a single process.
-    """
-
-    name: str = "cifar-vit"
+    name: str = "cifar-vit"  # the recipe this one started from; its other fields may have been overridden
     optimizer: Literal["adamw", "sgd"] = "adamw"
-    lr: float = 1.25e-4
+    lr: float = 1.25e-4  # the peak, reached at the end of the warm-up, from which half a cosine leads to 0
     momentum: float = 0.9
-    weight_decay: float = 0.05
-    epochs: int = 305
-    warmup: float = 5.0
+    weight_decay: float = 0.05  # decoupled with adamw, the gradient of (weight_decay / 2) ||w||^2 with sgd
+    epochs: int = 305  # in all, the warm-up included
+    warmup: float = 5.0  # epochs of linear warm-up; a fraction of an epoch counts in steps
     batch_size: int = 96
-    clip: float = 5.0
+    clip: float = 5.0  # largest global norm of the gradient; 0 disables clipping
     label_smoothing: float = 0.1
-    mixup: float = 1.0
+    mixup: float = 1.0  # alpha of mixup's Beta distribution, 0 for none; `cutmix` likewise
     cutmix: float = 0.8
-    switch: float = 0.5
-    randaugment: int = 9
-    randaugment_layers: int = 2
-    randaugment_std: float = 1.0
+    switch: float = 0.5  # probability of cutmix instead of mixup, drawn per batch, if both are on
+    randaugment: int = 9  # magnitude M, 0 for none
+    randaugment_layers: int = 2  # operations per image
+    randaugment_std: float = 1.0  # standard deviation of the magnitudes
+    # padding of the random crop in pixels of a 32-pixel image, scaled with the image (`at_size`) and stored so
     crop: int = 4
     flip: bool = True
-    drop_path: float = 0.1
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    drop_path: float = 0.1  # stochastic depth rate of the last block, rising linearly from the first
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # "auto" is bf16 autocast on a GPU that has it, fp32 elsewhere
+    # "auto" is channels_last if most weights belong to convolutions: about a third faster, equal to rounding; a
+    # checkpoint stores the one that was used
     memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
-    compile: bool = False
+    compile: bool = False  # by `torch.compile`; worth its start-up of about a minute on a GPU
+    # mini-batches whose gradients add up to one update, that of a batch so many times larger; batch norm still sees
+    # one mini-batch at a time
     accumulate: int = 1
-    ema: float = 0.0
-    sync_bn: bool = False
+    ema: float = 0.0  # decay of the moving average of the weights, 0 for none (`ema.moving_average`)
+    sync_bn: bool = False  # batch norm over the samples of all processes; changes nothing in a single process
 
 
 RECIPES: Mapping[str, Recipe] = {
     # Tuned on digits, where large shifts and mirror images cost a small ViT most: 95 % and more for every demo model.
     "demo": Recipe(
-        "demo",
-        lr=2e-3,
-        epochs=25,
-        batch_size=32,
-        clip=1.0,
-        label_smoothing=0.0,
-        mixup=0.0,
-        cutmix=0.0,
-        randaugment=0,
-        crop=2,
-        drop_path=0.0,
+        "demo", lr=2e-3, epochs=25, batch_size=32, clip=1.0, label_smoothing=0.0, mixup=0.0, cutmix=0.0,
+        randaugment=0, crop=2, drop_path=0.0,
     ),
     "cifar-vit": Recipe("cifar-vit"),
     "cifar-cnn": Recipe("cifar-cnn"),
@@ -93,16 +65,9 @@ RECIPES: Mapping[str, Recipe] = {
     "cifar-noaug": Recipe("cifar-noaug", mixup=0.0, cutmix=0.0, randaugment=0, crop=0, flip=False),
     # DeiT (Touvron et al. 2021, table 9) at its batch of 1,024, with a padded crop for the random resized one.
     "imagenet-vit": Recipe(
-        "imagenet-vit",
-        lr=1e-3,
-        epochs=300,
-        batch_size=1024,
-        clip=0.0,
-        mixup=0.8,
-        cutmix=1.0,
-        randaugment_std=0.5,
+        "imagenet-vit", lr=1e-3, epochs=300, batch_size=1024, clip=0.0, mixup=0.8, cutmix=1.0, randaugment_std=0.5
     ),
-}
+}  # fmt: skip
 
 
 def default_recipe(model: str) -> str:

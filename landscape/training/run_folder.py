@@ -63,12 +63,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def write_snapshot(
-    path: Path,
-    identity: RunIdentity,
-    state_dict: Mapping[str, Tensor],
-    *,
-    epoch: float,
-    metrics: Mapping[str, float],
+    path: Path, identity: RunIdentity, state_dict: Mapping[str, Tensor], *, epoch: float, metrics: Mapping[str, float]
 ) -> None:
     """Write one checkpoint of the run, atomically."""
     write_checkpoint(path, **asdict(identity), state_dict=state_dict, epoch=epoch, metrics=metrics)

@@ -49,23 +49,15 @@ SNAPSHOTS = 10  # `epoch_NNN.pt` in a run, where the spacing is not given
 
 @dataclass(frozen=True)
 class EpochResult:
-    """One finished epoch.
+    """One finished epoch."""
 
-    Args:
-        epoch: epochs finished, of `epochs`.
-        train_loss: mean over the epoch's samples as they were trained on: augmented, mixed, smoothed.
-        loss: on the test split at the end of the epoch, as is `accuracy` (a fraction).
-        seconds: of this epoch, its evaluation included.
-        lr: learning rate of its last update.
-    """
-
-    epoch: int
+    epoch: int  # epochs finished, of `epochs`
     epochs: int
-    train_loss: float
-    loss: float
+    train_loss: float  # mean over the epoch's samples as they were trained on: augmented, mixed, smoothed
+    loss: float  # on the test split at the end of the epoch, as is `accuracy` (a fraction)
     accuracy: float
-    seconds: float
-    lr: float
+    seconds: float  # of this epoch, its evaluation included
+    lr: float  # learning rate of its last update
 
 
 def train(

@@ -32,23 +32,17 @@ class Trainer:
     for each process, and within a process `accumulate` of them one after the other, whose gradients add up. So the
     update is that of the whole, to rounding, wherever a sample's output does not depend on the others' (batch norm,
     unless `sync_bn`) nor on random numbers drawn in the network (dropout, drop path).
-
-    Args:
-        network: on its device, in its memory format.
-        images: the whole training set, on the same device.
-        forward: the network as it is called: wrapped for several processes, compiled.
-        average: of the weights, where the recipe has `ema`.
     """
 
-    network: nn.Module
-    images: Images
+    network: nn.Module  # on its device, in its memory format
+    images: Images  # the whole training set, on the same device
     recipe: Recipe
     schedule: Schedule
     seed: int
     processes: ProcessGroup
     optimizer: torch.optim.Optimizer
-    forward: Callable[[Tensor], Tensor]
-    average: AveragedModel | None
+    forward: Callable[[Tensor], Tensor]  # the network as it is called: wrapped for several processes, compiled
+    average: AveragedModel | None  # of the weights, where the recipe has `ema`
 
     @classmethod
     def of(
