@@ -6,29 +6,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from landscape.models.blocks import Smoothing, drop_path, drop_path_rates
-from landscape.models.preresnet import Block
-from landscape.models.resnet import EXPANSION, SMALL, conv, initialise, stem, strides
+from landscape.models.blocks import drop_path, require_per_stage
+from landscape.models.preresnet import Block, PreActivation
+from landscape.models.resnet import SMALL, conv
 
 
-class AlterNet(nn.Module):
+class AlterNet(PreActivation):
     """Stages of n - 2m convolution blocks and m pairs (convolution block, MSA block).
 
-    (N, C, H, W) images to (N, classes) logits.
+    (N, C, H, W) images to (N, classes) logits. Arguments that are not explained are those of `ResNet`.
 
     Args:
-        blocks: blocks of each stage, of both kinds; from the second stage on, each halves the map and doubles
-            the channels.
+        blocks: blocks of each stage, of both kinds.
         msa: MSA blocks of each stage, at most half of its blocks.
         heads: attention heads of each stage.
         head_dim: channels of one head.
         window: side of the windows within which attention works; a smaller map is one window. Default: 4
             with the stem for small images, else 7, or the nearest window that divides the maps.
         bottleneck: bottleneck convolution blocks, and MSA blocks that work on a quarter of the channels.
-        width: channels of the stem and planes of the first stage.
-        drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
-        mc_dropout: rate of dropout before the last convolution of every convolution block, also in evaluation.
-        smoothing: a smoothing block at the end of every stage.
 
     Raises:
         ValueError: the per-stage arguments differ in length, a stage has too few blocks for its MSAs, or the
@@ -52,42 +47,19 @@ class AlterNet(nn.Module):
         mc_dropout: float = 0.0,
         smoothing: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(channels, width, image_size)
         _check_stages(blocks, msa, heads)
         sizes = map_sizes(image_size, len(blocks))
         attended = [size for size, count in zip(sizes, msa, strict=True) if count]
         window = window or default_window(image_size, attended)
-        _check_window(window, attended)
+        require_window(window, attended)
 
-        self.conv1, self.maxpool = stem(channels, width, image_size)
-        self.stages = tuple(f"layer{i}" for i in range(1, len(blocks) + 1))
-        rates = iter(drop_path_rates(drop_path, sum(blocks)))
-        inputs = width
-        for i, stage in enumerate(self.stages):
-            planes = width * 2**i
-            stack: list[nn.Module] = []
-            for stride, is_msa in zip(strides(i, blocks[i]), placement(blocks[i], msa[i]), strict=True):
-                if is_msa:  # never the first of its stage: shapes stay as they are
-                    side = min(window, sizes[i])
-                    stack.append(MSABlock(inputs, planes, side, heads[i], head_dim, next(rates)))
-                else:
-                    stack.append(Block(inputs, planes, stride, bottleneck, next(rates), mc_dropout))
-                    inputs = planes * EXPANSION if bottleneck else planes
-            if smoothing:
-                stack.append(Smoothing())
-            self.add_module(stage, nn.Sequential(*stack))
-        self.bn = nn.BatchNorm2d(inputs)
-        self.relu = nn.ReLU()
-        self.fc = nn.Linear(inputs, classes)
-        initialise(self)
+        def make(stage: int, position: int, inputs: int, planes: int, stride: int, rate: float) -> nn.Module:
+            if placement(blocks[stage], msa[stage])[position]:  # never the first of its stage: shapes stay as they are
+                return MSABlock(inputs, planes, min(window, sizes[stage]), heads[stage], head_dim, rate)
+            return Block(inputs, planes, stride, bottleneck, rate, mc_dropout)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits of a batch of images."""
-        x = self.maxpool(self.conv1(images))
-        for stage in self.stages:
-            x = self.get_submodule(stage)(x)  # (batch, channel, height, width)
-        logits: Tensor = self.fc(self.relu(self.bn(x)).mean((2, 3)))
-        return logits
+        self.add_head(self.add_stages(make, blocks, width, bottleneck, drop_path, smoothing), classes)
 
 
 class MSABlock(nn.Module):
@@ -204,7 +176,8 @@ def _fitting(attended: list[int]) -> list[int]:
     return [w for w in range(1, largest + 1) if all(size % min(w, size) == 0 for size in attended)]
 
 
-def _check_window(window: int, attended: list[int]) -> None:
+def require_window(window: int, attended: list[int]) -> None:
+    """Raise ValueError for a window that neither divides a map nor exceeds it; says which would."""
     bad = [size for size in attended if size % min(window, size)]
     if bad:
         fit = ", ".join(map(str, _fitting(attended)))
@@ -212,9 +185,7 @@ def _check_window(window: int, attended: list[int]) -> None:
 
 
 def _check_stages(blocks: tuple[int, ...], msa: tuple[int, ...], heads: tuple[int, ...]) -> None:
-    for name, values in (("msa", msa), ("heads", heads)):
-        if len(values) != len(blocks):
-            raise ValueError(f"{name}={values} has {len(values)} entries; give one per stage, {len(blocks)} in all")
+    require_per_stage(len(blocks), msa=msa, heads=heads)
     for stage, (n, m) in enumerate(zip(blocks, msa, strict=True), start=1):
         if 2 * m > n:
             raise ValueError(f"msa={msa} asks for {m} MSAs in stage {stage} of {n} blocks; give at most {n // 2}")

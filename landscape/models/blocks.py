@@ -1,4 +1,4 @@
-"""Parts that the bundled networks share: stochastic depth, MC dropout, heads and feature smoothing.
+"""Parts that the bundled networks share: initialisation, stochastic depth, MC dropout, heads and feature smoothing.
 
 What acts on a residual branch is a function, not a module, so that a forward hook finds the branch under the name of
 the module that computed it.
@@ -6,6 +6,7 @@ the module that computed it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -16,12 +17,28 @@ Head = Literal["gap", "bn-gap", "mlp"]
 BOUND = 10.0  # t of t tanh(x / t), as in the paper
 
 
-def require_size(images: Tensor, size: int) -> None:
-    """Refuse images of another size than the one the model was built for.
+def initialise(network: nn.Module, kinds: tuple[type[nn.Module], ...], draw: Callable[[Tensor], object]) -> None:
+    """Draw the weights of all layers of these kinds, in their order in the network; their biases become 0."""
+    for module in network.modules():
+        if isinstance(module, kinds):
+            draw(module.get_parameter("weight"))
+            if module.bias is not None:
+                nn.init.zeros_(module.get_parameter("bias"))
+
+
+def require_per_stage(stages: int, **arguments: tuple[int, ...]) -> None:
+    """Check that arguments have one entry per stage.
 
     Raises:
-        ValueError: the size differs.
+        ValueError: one has not.
     """
+    for name, values in arguments.items():
+        if len(values) != stages:
+            raise ValueError(f"{name}={values} has {len(values)} entries; give one per stage, {stages} in all")
+
+
+def require_size(images: Tensor, size: int) -> None:
+    """Raise ValueError for images of another size than the one the model was built for."""
     height, width = images.shape[-2:]
     if (height, width) != (size, size):
         raise ValueError(
@@ -34,11 +51,6 @@ def drop_path(branch: Tensor, rate: float, *, training: bool) -> Tensor:
     """Stochastic depth (Huang et al. 2016, arXiv 1603.09382): drop the branch for a random `rate` of the samples.
 
     The others are divided by 1 - rate, so that the expectation is the branch itself, which evaluation returns.
-
-    Args:
-        branch: output of a residual branch, samples along the first axis.
-        rate: probability of dropping a sample's branch, in [0, 1).
-        training: whether to drop at all.
     """
     if not training or rate == 0.0:
         return branch
@@ -58,20 +70,18 @@ def mc_dropout(x: Tensor, rate: float) -> Tensor:
 
 
 class Average(nn.Module):
-    """Mean over positions, (batch, channel, height, width) to (batch, channel)."""
+    """Mean over positions."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The mean."""
+        """(batch, channel, height, width) to (batch, channel)."""
         return x.mean((2, 3))
 
 
 def pooling(head: Head, features: int) -> nn.Module:
     """The layers between the last feature map and the linear classifier.
 
-    Args:
-        head: `gap` averages over positions; `bn-gap` applies batch norm and ReLU before; `mlp` adds a hidden layer with
-            as many units after.
-        features: channels of the map.
+    `gap` averages over positions; `bn-gap` applies batch norm and ReLU before; `mlp` adds a hidden layer of as many
+    units after.
     """
     if head == "bn-gap":
         return nn.Sequential(nn.BatchNorm2d(features), nn.ReLU(), Average())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from landscape.models.blocks import drop_path, drop_path_rates, require_size
+from landscape.models.blocks import drop_path, drop_path_rates, initialise, require_size
 from landscape.models.vit import default_patch, divided
 
 EPSILON = 1e-6  # of layer norms, the paper's
@@ -17,7 +17,6 @@ class Mixer(nn.Module):
         token_hidden: hidden units of the MLP over the tokens.
         channel_hidden: hidden units of the MLP over the channels.
         patch: side of a square patch in pixels, by default as for `ViT`.
-        drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
 
     Raises:
         ValueError: the patch does not divide the image.
@@ -46,7 +45,7 @@ class Mixer(nn.Module):
         self.blocks = nn.Sequential(*(Block(dim, side * side, token_hidden, channel_hidden, rate) for rate in rates))
         self.norm = nn.LayerNorm(dim, EPSILON)
         self.head = nn.Linear(dim, classes)
-        self._initialise()
+        initialise(self, (nn.Linear,), nn.init.xavier_uniform_)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of a batch of images of the size the model was built for."""
@@ -54,12 +53,6 @@ class Mixer(nn.Module):
         x = self.patch_embedding(images).flatten(2).transpose(1, 2)  # (batch, token, dim)
         logits: Tensor = self.head(self.norm(self.blocks(x)).mean(1))
         return logits
-
-    def _initialise(self) -> None:
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.xavier_uniform_(module.weight)
-                nn.init.zeros_(module.bias)
 
 
 class Block(nn.Module):

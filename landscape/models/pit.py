@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
-from landscape.models.blocks import drop_path_rates, require_size
+from landscape.models.blocks import drop_path_rates, initialise, require_per_stage, require_size
 from landscape.models.resnet import SMALL
-from landscape.models.vit import Block
+from landscape.models.vit import block
 
 
 class PiT(nn.Module):
     """Transformer blocks in stages, between which a map is halved and its channels doubled.
 
     (N, C, H, W) images to (N, classes) logits, read from the class token. Patches overlap; learned positions, with one
-    for the class token, are added once. Queries, keys and values have no bias.
+    for the class token, are added once. Queries, keys and values have no bias. Arguments that are not explained are
+    those of `ViT`.
 
     Args:
         depths: blocks of each stage.
@@ -24,8 +26,6 @@ class PiT(nn.Module):
         head_dim: channels of one head.
         patch: side of a square patch in pixels. Default: 2 up to 64 px, else 16.
         stride: between patches. Default: half a patch.
-        drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
-        std: of the truncated normal that weights, class token and positions start from.
 
     Raises:
         ValueError: the per-stage arguments differ in length, channels do not grow by whole factors, or the patch
@@ -52,7 +52,11 @@ class PiT(nn.Module):
         patch = patch or (2 if image_size <= SMALL else 16)
         stride = stride or max(patch // 2, 1)
         dims = [head_dim * count for count in heads]
-        _check(depths, heads, patch, image_size)
+        require_per_stage(len(depths), heads=heads)
+        if any(after % before for before, after in pairwise(heads)):
+            raise ValueError(f"heads={heads} do not grow by whole factors; give numbers such as 2,4,8")
+        if patch > image_size:
+            raise ValueError(f"patch={patch} exceeds images of {image_size} px; give at most {image_size}")
         self.image_size = image_size
         self.patch_embedding = nn.Conv2d(channels, dims[0], patch, stride=stride)
         side = (image_size - patch) // stride + 1
@@ -61,13 +65,16 @@ class PiT(nn.Module):
         self.dropout = nn.Dropout(dropout)
         rates = iter(drop_path_rates(drop_path, sum(depths)))
         self.stages = nn.ModuleList(
-            nn.Sequential(*(Block(dim, count, mlp_ratio, next(rates), dropout) for _ in range(depth)))
+            nn.Sequential(*(block(dim, count, mlp_ratio, next(rates), dropout) for _ in range(depth)))
             for dim, count, depth in zip(dims, heads, depths, strict=True)
         )
         self.pools = nn.ModuleList(Pool(one, next) for one, next in pairwise(dims))
         self.norm = nn.LayerNorm(dims[-1])
         self.head = nn.Linear(dims[-1], classes)
-        self._initialise(std)
+        trunc_normal = partial(nn.init.trunc_normal_, std=std)
+        initialise(self, (nn.Linear,), trunc_normal)
+        trunc_normal(self.position_embedding)
+        trunc_normal(self.cls_token)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of a batch of images of the size the model was built for."""
@@ -84,15 +91,6 @@ class PiT(nn.Module):
         logits: Tensor = self.head(self.norm(x[:, 0]))
         return logits
 
-    def _initialise(self, std: float) -> None:
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=std)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-        nn.init.trunc_normal_(self.position_embedding, std=std)
-        nn.init.trunc_normal_(self.cls_token, std=std)
-
 
 class Pool(nn.Module):
     """A depth-wise 3 x 3 convolution of stride 2 for the map of tokens, a linear layer for the class token."""
@@ -106,12 +104,3 @@ class Pool(nn.Module):
         """(batch, 1 + side^2, inputs) to (batch, 1 + ceil(side / 2)^2, outputs)."""
         maps = x[:, 1:].transpose(1, 2).reshape(len(x), -1, side, side)
         return torch.cat([self.cls(x[:, :1]), self.conv(maps).flatten(2).transpose(1, 2)], dim=1)
-
-
-def _check(depths: tuple[int, ...], heads: tuple[int, ...], patch: int, image_size: int) -> None:
-    if len(heads) != len(depths):
-        raise ValueError(f"heads={heads} has {len(heads)} entries; give one per stage, {len(depths)} in all")
-    if any(after % before for before, after in pairwise(heads)):
-        raise ValueError(f"heads={heads} do not grow by whole factors; give numbers such as 2,4,8")
-    if patch > image_size:
-        raise ValueError(f"patch={patch} exceeds images of {image_size} px; give at most {image_size}")

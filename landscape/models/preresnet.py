@@ -4,24 +4,38 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from landscape.models.blocks import Smoothing, drop_path, drop_path_rates, mc_dropout
-from landscape.models.resnet import EXPANSION, conv, initialise, stem, strides
+from landscape.models.blocks import drop_path, initialise, mc_dropout
+from landscape.models.resnet import EXPANSION, Staged, conv, kaiming, stem
 
 
-class PreResNet(nn.Module):
+class PreActivation(Staged):
+    """A stem that is a convolution alone, stages, and a norm and activation before the average and the classifier.
+
+    (N, C, H, W) images to (N, classes) logits.
+    """
+
+    def __init__(self, channels: int, width: int, image_size: int) -> None:
+        super().__init__()
+        self.conv1, self.maxpool = stem(channels, width, image_size)
+
+    def add_head(self, features: int, classes: int) -> None:
+        """Add what follows the stages, and initialise the network."""
+        self.bn = nn.BatchNorm2d(features)
+        self.relu = nn.ReLU()
+        self.fc = nn.Linear(features, classes)
+        initialise(self, (nn.Conv2d,), kaiming)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of a batch of images."""
+        x = self.through_stages(self.maxpool(self.conv1(images)))
+        logits: Tensor = self.fc(self.relu(self.bn(x)).mean((2, 3)))
+        return logits
+
+
+class PreResNet(PreActivation):
     """Pre-activation residual network; (N, C, H, W) images to (N, classes) logits.
 
-    The stem is a convolution alone; norm and activation come first in every block, and once more before the
-    average.
-
-    Args:
-        blocks: residual blocks of each stage; from the second stage on, each halves the map and doubles the
-            channels.
-        bottleneck: blocks of 1 x 1, 3 x 3, 1 x 1 convolutions, four times as wide outside, not of two 3 x 3.
-        width: channels of the stem and planes of the first stage.
-        drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
-        mc_dropout: rate of dropout before the last convolution of every block, also in evaluation.
-        smoothing: a smoothing block at the end of every stage.
+    Norm and activation come first in every block. The arguments are those of `ResNet`.
     """
 
     def __init__(
@@ -37,33 +51,12 @@ class PreResNet(nn.Module):
         mc_dropout: float = 0.0,
         smoothing: bool = False,
     ) -> None:
-        super().__init__()
-        self.conv1, self.maxpool = stem(channels, width, image_size)
-        self.stages = tuple(f"layer{i}" for i in range(1, len(blocks) + 1))
-        rates = iter(drop_path_rates(drop_path, sum(blocks)))
-        inputs = width
-        for i, (stage, count) in enumerate(zip(self.stages, blocks, strict=True)):
-            planes = width * 2**i
-            stack: list[nn.Module] = []
-            for stride in strides(i, count):
-                block = Block(inputs, planes, stride, bottleneck, next(rates), mc_dropout)
-                stack.append(block)
-                inputs = block.outputs
-            if smoothing:
-                stack.append(Smoothing())
-            self.add_module(stage, nn.Sequential(*stack))
-        self.bn = nn.BatchNorm2d(inputs)
-        self.relu = nn.ReLU()
-        self.fc = nn.Linear(inputs, classes)
-        initialise(self)
+        super().__init__(channels, width, image_size)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits of a batch of images."""
-        x = self.maxpool(self.conv1(images))
-        for stage in self.stages:
-            x = self.get_submodule(stage)(x)  # (batch, channel, height, width)
-        logits: Tensor = self.fc(self.relu(self.bn(x)).mean((2, 3)))
-        return logits
+        def make(_stage: int, _position: int, inputs: int, planes: int, stride: int, rate: float) -> nn.Module:
+            return Block(inputs, planes, stride, bottleneck, rate, mc_dropout)
+
+        self.add_head(self.add_stages(make, blocks, width, bottleneck, drop_path, smoothing), classes)
 
 
 class Block(nn.Module):
@@ -79,7 +72,7 @@ class Block(nn.Module):
         self.rate = rate
         self.mc_dropout = mc_dropout
         self.bottleneck = bottleneck
-        self.outputs = planes * EXPANSION if bottleneck else planes
+        outputs = planes * EXPANSION if bottleneck else planes
         self.bn1 = nn.BatchNorm2d(inputs)
         self.relu1 = nn.ReLU()
         self.conv1 = conv(inputs, planes, 1) if bottleneck else conv(inputs, planes, 3, stride=stride)
@@ -89,10 +82,10 @@ class Block(nn.Module):
         if bottleneck:
             self.bn3 = nn.BatchNorm2d(planes)
             self.relu3 = nn.ReLU()
-            self.conv3 = conv(planes, self.outputs, 1)
+            self.conv3 = conv(planes, outputs, 1)
         self.downsample: nn.Conv2d | None = None
-        if stride != 1 or inputs != self.outputs:
-            self.downsample = conv(inputs, self.outputs, 1, stride=stride)
+        if stride != 1 or inputs != outputs:
+            self.downsample = conv(inputs, outputs, 1, stride=stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """One residual step, (batch, inputs, H, W) to (batch, outputs, H / stride, W / stride)."""

@@ -5,17 +5,51 @@ Parameters are named as in torchvision, so that its state dicts load as they are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from landscape.models.blocks import Head, Smoothing, drop_path, drop_path_rates, mc_dropout, pooling
+from landscape.models.blocks import Head, Smoothing, drop_path, drop_path_rates, initialise, mc_dropout, pooling
 
 EXPANSION = 4  # output channels of a bottleneck over its planes
 SMALL = 64  # px; images up to this size pass the stem at full resolution
 
 
-class ResNet(nn.Module):
+# (stage, position in it, input channels, planes, stride, rate of stochastic depth) -> block
+MakeBlock = Callable[[int, int, int, int, int, float], nn.Module]
+
+
+class Staged(nn.Module):
+    """A network of convolutions whose maps pass the stages `layer1`, `layer2`, ..."""
+
+    stages: tuple[str, ...]
+
+    def add_stages(
+        self, make: MakeBlock, blocks: tuple[int, ...], width: int, bottleneck: bool, drop_path: float, smoothing: bool
+    ) -> int:
+        """Add the stages, of which each but the first halves the map; returns the channels of the last one."""
+        self.stages = tuple(f"layer{i}" for i in range(1, len(blocks) + 1))
+        rates = iter(drop_path_rates(drop_path, sum(blocks)))
+        inputs = width
+        for i, (stage, count) in enumerate(zip(self.stages, blocks, strict=True)):
+            planes = width * 2**i
+            stack: list[nn.Module] = []
+            for j in range(count):
+                stack.append(make(i, j, inputs, planes, 2 if i > 0 and j == 0 else 1, next(rates)))
+                inputs = planes * EXPANSION if bottleneck else planes
+            if smoothing:
+                stack.append(Smoothing())
+            self.add_module(stage, nn.Sequential(*stack))
+        return inputs
+
+    def through_stages(self, x: Tensor) -> Tensor:
+        """The map after the last stage, (batch, channel, height, width)."""
+        for stage in self.stages:
+            x = self.get_submodule(stage)(x)
+        return x
+
+
+class ResNet(Staged):
     """Post-activation residual network; (N, C, H, W) images to (N, classes) logits.
 
     Args:
@@ -28,7 +62,7 @@ class ResNet(nn.Module):
         drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
         mc_dropout: rate of dropout before the last convolution of every block, also in evaluation.
         smoothing: a smoothing block at the end of every stage.
-        head: `gap`, `bn-gap` or `mlp`, see `heads.pooling`.
+        head: `gap`, `bn-gap` or `mlp`, see `pooling`.
 
     Raises:
         ValueError: groups or another width per group are asked of basic blocks, or leave no channels.
@@ -57,37 +91,27 @@ class ResNet(nn.Module):
                 "use a bottleneck network, such as resnet50"
             )
         if width * width_per_group < 64:
-            least = -(-64 // width)
             raise ValueError(
-                f"width_per_group={width_per_group} leaves nothing of width={width}; give at least {least}"
+                f"width_per_group={width_per_group} leaves nothing of width={width}; give at least {-(-64 // width)}"
             )
         self.conv1, self.maxpool = stem(channels, width, image_size)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU()
-        self.stages = tuple(f"layer{i}" for i in range(1, len(blocks) + 1))
-        rates = iter(drop_path_rates(drop_path, sum(blocks)))
-        inputs = width
-        for i, (stage, count) in enumerate(zip(self.stages, blocks, strict=True)):
-            planes = width * 2**i
+
+        def make(_stage: int, _position: int, inputs: int, planes: int, stride: int, rate: float) -> nn.Module:
             inner = planes * width_per_group // 64 * groups
             outputs = planes * EXPANSION if bottleneck else planes
-            stack: list[nn.Module] = []
-            for stride in strides(i, count):
-                stack.append(Block(inputs, inner, outputs, stride, bottleneck, groups, next(rates), mc_dropout))
-                inputs = outputs
-            if smoothing:
-                stack.append(Smoothing())
-            self.add_module(stage, nn.Sequential(*stack))
-        self.pool = pooling(head, inputs)
-        self.fc = nn.Linear(inputs, classes)
-        initialise(self)
+            return Block(inputs, inner, outputs, stride, bottleneck, groups, rate, mc_dropout)
+
+        features = self.add_stages(make, blocks, width, bottleneck, drop_path, smoothing)
+        self.pool = pooling(head, features)
+        self.fc = nn.Linear(features, classes)
+        initialise(self, (nn.Conv2d,), kaiming)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of a batch of images."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
-        for stage in self.stages:
-            x = self.get_submodule(stage)(x)  # (batch, channel, height, width)
-        logits: Tensor = self.fc(self.pool(x))
+        logits: Tensor = self.fc(self.pool(self.through_stages(x)))
         return logits
 
 
@@ -151,15 +175,6 @@ def stem(channels: int, width: int, image_size: int) -> tuple[nn.Conv2d, nn.Modu
     return conv(channels, width, 7, stride=2), nn.MaxPool2d(3, stride=2, padding=1)
 
 
-def strides(stage: int, blocks: int) -> Sequence[int]:
-    """Stride of each block of a stage: the first block halves the map, except in the first stage (0)."""
-    return [2 if stage > 0 and i == 0 else 1 for i in range(blocks)]
-
-
-def initialise(network: nn.Module) -> None:
-    """Kaiming-normal convolutions by fan-out (He et al. 2015); all norms keep their scale 1, the last too."""
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
+def kaiming(weight: Tensor) -> None:
+    """Draw the weight of a convolution by fan-out (He et al. 2015); all norms keep their scale 1, the last too."""
+    nn.init.kaiming_normal_(weight, mode="fan_out", nonlinearity="relu")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from landscape.models.alternet import relative_index
-from landscape.models.blocks import drop_path, drop_path_rates, require_size
+from landscape.models.alternet import relative_index, require_window
+from landscape.models.blocks import drop_path_rates, initialise, require_per_stage, require_size
+from landscape.models.mixer import mlp
 from landscape.models.resnet import SMALL
-from landscape.models.vit import divided
+from landscape.models.vit import Block, divided
 
 
 class Swin(nn.Module):
@@ -25,7 +28,6 @@ class Swin(nn.Module):
             else 7.
         patch: side of a square patch in pixels. Default: 1 up to 32 px, 2 up to 64 px, else 4.
         qkv_bias: biases of queries, keys and values, which the published network has and this family otherwise not.
-        drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
 
     Raises:
         ValueError: the patch does not divide the image, the window does not divide a map, a map that is to be merged
@@ -62,12 +64,13 @@ class Swin(nn.Module):
             stack: list[nn.Module] = [Merging(width // 2)] if i else []
             for j in range(depth):
                 shift = w // 2 if j % 2 and w < side else 0
-                stack.append(Block(width, count, side, w, shift, mlp_ratio, qkv_bias, next(rates)))
+                attention = WindowAttention(width, count, side, w, shift, qkv_bias)
+                stack.append(Block(width, attention, mlp(width, width * mlp_ratio), next(rates)))
             stages.append(nn.Sequential(*stack))
         self.stages = nn.Sequential(*stages)
         self.norm = nn.LayerNorm(dim * 2 ** (len(depths) - 1))
         self.head = nn.Linear(dim * 2 ** (len(depths) - 1), classes)
-        self._initialise()
+        initialise(self, (nn.Linear,), partial(nn.init.trunc_normal_, std=0.02))
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of a batch of images of the size the model was built for."""
@@ -76,38 +79,12 @@ class Swin(nn.Module):
         logits: Tensor = self.head(self.norm(self.stages(x)).mean((1, 2)))
         return logits
 
-    def _initialise(self) -> None:
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-
-
-class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)), attention in windows shifted by `shift` down and right."""
-
-    def __init__(
-        self, dim: int, heads: int, side: int, window: int, shift: int, mlp_ratio: int, qkv_bias: bool, rate: float
-    ) -> None:
-        super().__init__()
-        self.rate = rate
-        self.norm1 = nn.LayerNorm(dim)
-        self.attention = WindowAttention(dim, heads, side, window, shift, qkv_bias)
-        self.norm2 = nn.LayerNorm(dim)
-        self.mlp = nn.Sequential(nn.Linear(dim, dim * mlp_ratio), nn.GELU(), nn.Linear(dim * mlp_ratio, dim))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """One step of the residual stream, (batch, row, column, dim) to the same."""
-        x = x + drop_path(self.attention(self.norm1(x)), self.rate, training=self.training)
-        return x + drop_path(self.mlp(self.norm2(x)), self.rate, training=self.training)
-
 
 class WindowAttention(nn.Module):
     """Self-attention within each window, softmax(q k' / sqrt(d) + b) v, one table of b per head.
 
-    The map is rolled so that shifted windows lie on the usual ones; positions that meet there only because the map was
-    rolled do not see each other.
+    The map is rolled so that windows shifted by `shift` down and right lie on the usual ones; positions that meet there
+    only because the map was rolled do not see each other.
     """
 
     relative_index: Tensor
@@ -173,17 +150,12 @@ def shift_mask(side: int, window: int, shift: int) -> Tensor:
 def _check(
     sides: list[int], dim: int, depths: tuple[int, ...], heads: tuple[int, ...], window: int, first: int
 ) -> None:
-    if len(heads) != len(depths):
-        raise ValueError(f"heads={heads} has {len(heads)} entries; give one per stage, {len(depths)} in all")
+    require_per_stage(len(depths), heads=heads)
     if first % 2 ** (len(depths) - 1):
         raise ValueError(
             f"a map of {first} x {first} cannot be halved {len(depths) - 1} times; give another image size or patch"
         )
-    for i, (side, count) in enumerate(zip(sides, heads, strict=True)):
+    for i, count in enumerate(heads):
         if dim * 2**i % count:
             raise ValueError(f"heads={heads} do not share the {dim * 2**i} channels of stage {i + 1} evenly")
-        if side % min(window, side):
-            fit = [w for w in range(1, first + 1) if all(s % min(w, s) == 0 for s in sides)]
-            raise ValueError(
-                f"window={window} does not divide the {side} x {side} map; give one of {', '.join(map(str, fit))}"
-            )
+    require_window(window, sides)

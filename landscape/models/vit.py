@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from landscape.models.blocks import drop_path, drop_path_rates, require_size
+from landscape.models.blocks import drop_path, drop_path_rates, initialise, require_size
 
 
 class ViT(nn.Module):
@@ -65,11 +66,15 @@ class ViT(nn.Module):
         self.position_embedding = nn.Parameter(torch.zeros(1, positions, dim))
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.Sequential(
-            *(Block(dim, heads, mlp_ratio, rate, dropout) for rate in drop_path_rates(drop_path, depth))
+            *(block(dim, heads, mlp_ratio, rate, dropout) for rate in drop_path_rates(drop_path, depth))
         )
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, classes)
-        self._initialise(std)
+        trunc_normal = partial(nn.init.trunc_normal_, std=std)
+        initialise(self, (nn.Linear, nn.Conv2d), trunc_normal)
+        trunc_normal(self.position_embedding)
+        if self.cls_token is not None:
+            trunc_normal(self.cls_token)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of a batch of images of the size the model was built for."""
@@ -82,38 +87,29 @@ class ViT(nn.Module):
         logits: Tensor = self.head(x.mean(1) if self.cls_token is None else x[:, 0])
         return logits
 
-    def _initialise(self, std: float) -> None:
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Conv2d):
-                nn.init.trunc_normal_(module.weight, std=std)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-        nn.init.trunc_normal_(self.position_embedding, std=std)
-        if self.cls_token is not None:
-            nn.init.trunc_normal_(self.cls_token, std=std)
-
 
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)); each branch is subject to stochastic depth."""
 
-    def __init__(self, dim: int, heads: int, mlp_ratio: int, rate: float, dropout: float) -> None:
+    def __init__(self, dim: int, attention: nn.Module, mlp: nn.Module, rate: float) -> None:
         super().__init__()
         self.rate = rate
         self.norm1 = nn.LayerNorm(dim)
-        self.attention = Attention(dim, heads, dropout)
+        self.attention = attention
         self.norm2 = nn.LayerNorm(dim)
-        self.mlp = nn.Sequential(
-            nn.Linear(dim, dim * mlp_ratio),
-            nn.GELU(),
-            nn.Dropout(dropout),
-            nn.Linear(dim * mlp_ratio, dim),
-            nn.Dropout(dropout),
-        )
+        self.mlp = mlp
 
     def forward(self, x: Tensor) -> Tensor:
         """One step of the residual stream, (batch, token, dim) to the same."""
         x = x + drop_path(self.attention(self.norm1(x)), self.rate, training=self.training)
         return x + drop_path(self.mlp(self.norm2(x)), self.rate, training=self.training)
+
+
+def block(dim: int, heads: int, mlp_ratio: int, rate: float, dropout: float) -> Block:
+    """A block of global attention."""
+    attention, hidden = Attention(dim, heads, dropout), dim * mlp_ratio
+    layers = nn.Linear(dim, hidden), nn.GELU(), nn.Dropout(dropout), nn.Linear(hidden, dim), nn.Dropout(dropout)
+    return Block(dim, attention, nn.Sequential(*layers), rate)
 
 
 class Attention(nn.Module):
