@@ -16,16 +16,14 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
+from measuring import header, in_turns, parser, peak_of, row, untrained
 from torch import Tensor
 
-from landscape import models
 from landscape.api import configured_together
 from landscape.layers.forward_hooks import feature_hooks, run_with_hooks
 from landscape.layers.selection import layers_of
@@ -46,14 +44,9 @@ COLUMNS = {
 
 
 def subject_of(network: str, images: int, batch_size: int) -> Subject:
-    torch.manual_seed(0)
     name, arguments = NETWORKS[network]
-    model = models.build(name, classes=10, image_size=32, **arguments).eval()
-    pairs = [
-        (torch.randn(batch_size, 3, 32, 32), torch.zeros(batch_size, dtype=torch.long))
-        for _ in range(max(1, images // batch_size))
-    ]
-    return Subject(model, pairs)
+    samples = batch_size * max(1, images // batch_size)
+    return untrained(name, classes=10, size=32, samples=samples, batch_size=batch_size, **arguments)
 
 
 def bare(subject: Subject) -> None:
@@ -103,33 +96,24 @@ def _kernels(maps: Sequence[Tensor]) -> None:
             (one * other).sum()
 
 
-def ways(names: Sequence[str] | None = None) -> dict[str, Callable[[Subject], None]]:
-    found: dict[str, Callable[[Subject], None]] = {"bare forward pass": bare}
-    found |= {column: partial(shared, column=column) for column in COLUMNS}
-    found["notebook way"] = notebook
-    return {name: way for name, way in found.items() if names is None or name in names}
+def ways() -> dict[str, Callable[[Subject], None]]:
+    columns = {column: partial(shared, column=column) for column in COLUMNS}
+    return {"bare forward pass": bare, **columns, "notebook way": notebook}
 
 
-def fitting(network: str) -> list[str]:
-    return [name for name in ways() if "vit" in network or "attention" not in COLUMNS.get(name, ((),))[0]]
+def fits(way: str, network: str) -> bool:
+    return "vit" in network or "attention" not in COLUMNS.get(way, ((),))[0]
 
 
 def measure(network: str, arguments: argparse.Namespace) -> dict[str, float]:
     """Seconds per column: the median over rounds of its ratio to the bare pass, times the bare pass's median."""
     subject = subject_of(network, arguments.images, arguments.batch_size)
-    chosen = ways(fitting(network))
-    for way in chosen.values():
-        way(subject)
-    rounds = []
-    for _ in range(arguments.repeats):
-        took = {}
-        for name, way in chosen.items():
-            start = time.process_time()
-            way(subject)
-            took[name] = time.process_time() - start
-        rounds.append(took)
-    alone = statistics.median(took["bare forward pass"] for took in rounds)
-    return {name: alone * statistics.median(t[name] / t["bare forward pass"] for t in rounds) for name in chosen}
+    chosen = {name: partial(way, subject) for name, way in ways().items() if fits(name, network)}
+    in_turns(chosen, 1)
+    took = in_turns(chosen, arguments.repeats)
+    alone = took["bare forward pass"]
+    ratios = {name: [own / one for own, one in zip(times, alone, strict=True)] for name, times in took.items()}
+    return {name: statistics.median(alone) * statistics.median(of_way) for name, of_way in ratios.items()}
 
 
 def peak(network: str, way: str, arguments: argparse.Namespace) -> float:
@@ -147,17 +131,8 @@ def own_peak(network: str, way: str, batch_size: int) -> float:
             if "vit" in network or probe.name != "attention":
                 probe.plan(subject)  # finds the layers, on two images
     small = Subject(subject.model, [(x[:4], y[:4]) for x, y in subject.batches])
-    ways([way])[way](small)  # imports what is imported on use
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    before = _status("VmRSS")
-    ways([way])[way](subject)
-    return _status("VmHWM") - before
-
-
-def _status(name: str) -> float:
-    """A line of the process's status in MB (Linux)."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 1024
+    ways()[way](small)  # imports what is imported on use
+    return peak_of(partial(ways()[way], subject))
 
 
 def largest_map(network: str, batch_size: int) -> float:
@@ -166,14 +141,10 @@ def largest_map(network: str, batch_size: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=256)
-    parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--networks", nargs="*", default=list(NETWORKS))
-    parser.add_argument("--peak-of", nargs=2, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    options = parser(__doc__, images=256, batch_size=128, threads=1, repeats=5)
+    options.add_argument("--networks", nargs="*", default=list(NETWORKS))
+    options.add_argument("--peak-of", nargs=2, help=argparse.SUPPRESS)
+    arguments = options.parse_args()
     if arguments.peak_of:
         print(own_peak(*arguments.peak_of, arguments.batch_size))
         return
@@ -184,14 +155,12 @@ def main() -> None:
         largest = largest_map(network, arguments.batch_size)
         size = subject_of(network, 1, 1).size / 1e6
         print(f"\n{network}: {size:.3g} M parameters, largest feature map {largest:.1f} MB\n")
-        print("| way | s | x bare | peak MB | maps above bare |\n| --- | --- | --- | --- | --- |")
+        print(header("way", "s", "x bare", "peak MB", "maps above bare"))
         base = peak(network, "bare forward pass", arguments)
         for name, took in seconds.items():
             memory = peak(network, name, arguments)
-            print(
-                f"| {name} | {took:.2f} | {took / alone:.2f} | {memory:.0f} | {(memory - base) / largest:.1f} |",
-                flush=True,
-            )
+            numbers = f"{took:.2f}", f"{took / alone:.2f}", f"{memory:.0f}", f"{(memory - base) / largest:.1f}"
+            print(row(name, *numbers), flush=True)
     print(json.dumps({"torch": torch.__version__, **vars(arguments)}))
 
 

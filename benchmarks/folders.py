@@ -1,4 +1,4 @@
-"""Image folders at the scale of ImageNet: seconds to list files and select samples, images decoded per second.
+"""Image folders at the scale of ImageNet: seconds to list (empty) files and select samples, images decoded per second.
 
 Synthetic JPEG images (quality 75, 500 x 375 pixels as in ImageNet) in a temporary folder; the listed files are empty.
 "Plain loop" is Pillow alone, one image after the other, as a Dataset without workers. The variants alternate, and the
@@ -9,13 +9,12 @@ best round counts.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from measuring import Work, in_turns, parser
 from PIL import Image
 
 from landscape.data import image_folder
@@ -27,11 +26,7 @@ SIZE = 224
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--files", type=int, default=1_281_167, help="empty files to list")
-    parser.add_argument("--pictures", type=int, default=400, help="images to decode")
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
+    options = parser(__doc__, files=1_281_167, pictures=400, rounds=3).parse_args()
     with tempfile.TemporaryDirectory() as place:
         listing(Path(place), options.files, options.rounds)
     with tempfile.TemporaryDirectory() as place:
@@ -49,8 +44,9 @@ def listing(root: Path, files: int, rounds: int) -> None:
         entries = [f"{root}/{entry}" for entry in image_folder._folders(root)]
         assert sum(len(image_folder._pictures(entry)) for entry in entries) == files
 
-    print(f"list {files:,} files in {CLASSES:,} folders: {best(listed, rounds):.2f} s")
-    print(f"choose 1,024 of them, class-balanced: {best(lambda: subset(numbers, 1024), rounds):.2f} s")
+    took = best({"list": listed, "choose": lambda: subset(numbers, 1024)}, rounds)
+    print(f"list {files:,} files in {CLASSES:,} folders: {took['list']:.2f} s")
+    print(f"choose 1,024 of them, class-balanced: {took['choose']:.2f} s")
 
 
 def decoding(root: Path, count: int, rounds: int) -> None:
@@ -73,24 +69,16 @@ def decoding(root: Path, count: int, rounds: int) -> None:
         pictures = (Picture(i, path, path) for i, path in enumerate(paths))
         return decoded(pictures, name="pictures", count=count, of=count, size=SIZE, threads=threads)
 
-    ways: dict[str, Callable[[], np.ndarray]] = {"plain loop": plain}
+    ways: dict[str, Work] = {"plain loop": plain}
     ways |= {f"{threads} threads": lambda threads=threads: threaded(threads) for threads in (1, 2, 4, 6)}
-    took = dict.fromkeys(ways, float("inf"))
-    for _ in range(rounds):
-        for name, way in ways.items():
-            took[name] = min(took[name], best(way, 1))
+    took = best(ways, rounds)
     np.testing.assert_array_equal(plain(), threaded(2))
     for name, seconds in took.items():
         print(f"{name:12} {count / seconds:6.0f} images/s  {took['plain loop'] / seconds:.2f}x")
 
 
-def best(work: Callable[[], object], rounds: int) -> float:
-    took = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        work()
-        took.append(time.perf_counter() - start)
-    return min(took)
+def best(ways: dict[str, Work], rounds: int) -> dict[str, float]:
+    return {name: min(times) for name, times in in_turns(ways, rounds, time.perf_counter).items()}
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import gc
 import io
+import itertools
 import json
 import logging
 import math
@@ -30,12 +31,14 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
+from measuring import Work, header, parser, peak_of, seconds, trained, trained_models
+from measuring import row as row_of
 from scipy.sparse.linalg import LinearOperator, eigsh
 
-import landscape
 from landscape.cli.process_setup import keep_freed_memory
 from landscape.curvature.hessian_product import differentiable_attention, hessian_product
 from landscape.curvature.hvp_choice import Hvp, convolves, curvature
@@ -59,26 +62,21 @@ def ours(subject: Subject, i: int, *, curved: Curvature, tol: float = 1e-3) -> t
 def pyhessian(subject: Subject, i: int, *, tol: float = 1e-3, iterations: int = 100) -> tuple[np.ndarray, int]:
     module = import_module("pyhessian.hessian")  # the package gives its class the module's name
 
-    products = 0
-    original = module.hessian_vector_product
+    def criterion(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return subject.losses(outputs, targets).mean()
 
-    def counted(*arguments: object) -> object:
-        nonlocal products
-        products += 1
-        return original(*arguments)
-
-    module.hessian_vector_product = counted
-    try:
-        with differentiable_attention(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # create_graph=True with backward()
-            criterion = lambda outputs, targets: subject.losses(outputs, targets).mean()  # noqa: E731
-            made = module.hessian(subject.model, criterion, data=subject.batch(i), cuda=False)
-            torch.manual_seed(i)
-            values, _ = made.eigenvalues(maxIter=iterations, tol=tol, top_n=TOP)
-    finally:
-        module.hessian_vector_product = original
-        subject.model.zero_grad(set_to_none=True)  # it leaves gradients with graphs behind
-    return np.array(values), products
+    product = module.hessian_vector_product
+    with (
+        patch.object(module, "hessian_vector_product", side_effect=product) as counted,
+        differentiable_attention(),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")  # create_graph=True with backward()
+        made = module.hessian(subject.model, criterion, data=subject.batch(i), cuda=False)
+        torch.manual_seed(i)
+        values, _ = made.eigenvalues(maxIter=iterations, tol=tol, top_n=TOP)
+    subject.model.zero_grad(set_to_none=True)  # it leaves gradients with graphs behind
+    return np.array(values), counted.call_count
 
 
 def curvlinops(subject: Subject, i: int) -> tuple[np.ndarray, int]:
@@ -125,19 +123,10 @@ def errors(values: np.ndarray, truth: np.ndarray) -> tuple[float, float, int]:
     return float(nearest.max()), float(np.median(nearest)), int((nearest > 0.01).sum())
 
 
-def load(path: Path, data: str, root: Path | None, batch_size: int, batches: int, dtype: torch.dtype) -> Subject:
-    subject = landscape.load(
-        path,
-        data=data,
-        data_root=root,
-        split="train",
-        samples=batch_size * batches,
-        batch_size=batch_size,
-        device="cpu",
-    )
-    if path.stem == "init":
+def load(arguments: argparse.Namespace, name: str, file: str, batch_size: int, batches: int) -> Subject:
+    subject = trained(arguments, name, file=file, samples=batch_size * batches, batch_size=batch_size)
+    if file == "init.pt":
         refresh(subject, len(subject.batches))
-    subject.model.to(dtype)
     return subject
 
 
@@ -149,8 +138,7 @@ def engines(subject: Subject, batches: int) -> dict[str, Engine]:
         "PyHessian 1e-4": Engine(partial(pyhessian, tol=1e-4, iterations=1000), batches // 20),
         "curvlinops + eigsh": Engine(curvlinops, math.ceil(batches / 4)),
     }
-    slides = convolves(subject.model)
-    kinds: tuple[Hvp, ...] = ("kept", "traced-channels-last" if slides else "traced", "compiled")
+    kinds: tuple[Hvp, ...] = ("kept", traced(subject), "compiled")
     for kind in kinds:
         start = time.process_time()
         curved = curvature(subject, subject.parameters, kind, batches=batches, kinks="double")
@@ -159,6 +147,10 @@ def engines(subject: Subject, batches: int) -> dict[str, Engine]:
         prepared = time.process_time() - start
         found[f"ours, {kind}"] = Engine(partial(ours, curved=curved), batches, prepared, partial(product, vector))
     return found
+
+
+def traced(subject: Subject) -> Hvp:
+    return "traced-channels-last" if convolves(subject.model) else "traced"
 
 
 @dataclass(frozen=True)
@@ -183,11 +175,8 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
         if batches and (batch_size == 16 or state == "trained")
     ]
     for name, state, file, batch_size, batches in cases:
-        path = arguments.checkpoints / f"{name}-{arguments.data}" / file
-        subject, exact = (
-            load(path, arguments.data, arguments.data_root, batch_size, batches, dtype)
-            for dtype in (torch.float32, torch.float64)
-        )
+        subject, exact = (load(arguments, name, file, batch_size, batches) for _ in range(2))
+        exact.model.double()
         contestants = engines(subject, batches)
         for i in range(batches):  # all engines on one mini-batch, then the next: whatever slows the machine slows all
             missing = {
@@ -198,17 +187,17 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
             if not missing:
                 continue
             truth = reference(exact, i)
-            gradient = _seconds(partial(_gradient, subject, 0))
+            gradient = best(partial(_gradient, subject, 0))
             for engine, one in missing.items():
                 start = time.process_time()
                 values, products = one.run(subject, i)
-                seconds = time.process_time() - start
+                spent = time.process_time() - start
                 worst, median, missed = errors(values, truth)
                 row: Row = {
                     "model": name, "state": state, "batch_size": batch_size, "batch": i, "engine": engine,
-                    "products": products, "seconds": seconds, "worst": worst, "median": median, "missed": missed,
+                    "products": products, "seconds": spent, "worst": worst, "median": median, "missed": missed,
                     "prepared": one.prepared, "gradient": gradient,
-                    "product": _seconds(one.product) / gradient if one.product else math.nan,
+                    "product": best(one.product) / gradient if one.product else math.nan,
                 }  # fmt: skip
                 gc.collect()  # PyHessian leaves graphs in cycles
                 rows.append(row)
@@ -218,15 +207,9 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def best(work: Work) -> float:
     """Process time of some work, the best of five."""
-
-    def once() -> float:
-        start = time.process_time()
-        work()
-        return time.process_time() - start
-
-    return min(once() for _ in range(5))
+    return min(seconds(work) for _ in range(5))
 
 
 def _gradient(subject: Subject, i: int) -> object:
@@ -238,48 +221,40 @@ def _gradient(subject: Subject, i: int) -> object:
 def memory(arguments: argparse.Namespace) -> str:
     """Peak memory of every engine on one mini-batch above the loaded subject, each in a process of its own, in MiB."""
     engines = ["PyHessian", "curvlinops + eigsh", "ours, kept", "ours, traced"]
-    lines = ["| model | B | " + " | ".join(engines) + " |", "|" + " --- |" * (2 + len(engines))]
-    for name in arguments.models:
-        path = arguments.checkpoints / f"{name}-{arguments.data}" / "final.pt"
-        for batch_size in (16, 128):
-            peaks = []
-            for engine in engines:
-                with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as alone:
-                    task = alone.submit(_peak, path, arguments.data, arguments.data_root, batch_size, engine)
-                    peaks.append(task.result())
-            lines.append(f"| {name} | {batch_size} | " + " | ".join(f"{peak:.0f}" for peak in peaks) + " |")
+    lines = [header("model", "B", *engines)]
+    for name, batch_size in itertools.product(arguments.models, (16, 128)):
+        peaks = []
+        for engine in engines:
+            with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as alone:
+                peaks.append(alone.submit(_peak, arguments, name, batch_size, engine).result())
+        lines.append(row_of(name, batch_size, *(f"{peak:.0f}" for peak in peaks)))
     return "\n".join(lines)
 
 
-def _peak(path: Path, data: str, root: Path | None, batch_size: int, engine: str) -> float:
+def _peak(arguments: argparse.Namespace, name: str, batch_size: int, engine: str) -> float:
     torch.set_num_threads(1)
-    subject = load(path, data, root, batch_size, 1, torch.float32)
+    subject = load(arguments, name, "final.pt", batch_size, 1)
     _gradient(subject, 0)  # what the libraries reserve at their first use
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew: reading the data was higher
-    before = _memory("VmRSS")
-    if engine == "PyHessian":
-        pyhessian(subject, 0)
-    elif engine.startswith("curvlinops"):
-        curvlinops(subject, 0)
-    else:
-        kind: Hvp = "kept" if "kept" in engine else "traced-channels-last" if convolves(subject.model) else "traced"
-        ours(subject, 0, curved=curvature(subject, subject.parameters, kind, batches=1, kinks="double"))
-    return _memory("VmHWM") - before
 
+    def run() -> None:
+        if engine == "PyHessian":
+            pyhessian(subject, 0)
+        elif engine.startswith("curvlinops"):
+            curvlinops(subject, 0)
+        else:
+            kind: Hvp = "kept" if "kept" in engine else traced(subject)
+            ours(subject, 0, curved=curvature(subject, subject.parameters, kind, batches=1, kinks="double"))
 
-def _memory(name: str) -> float:
-    """A line of /proc/self/status in MiB: VmRSS now, VmHWM the most so far."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
-    return int(line.split()[1]) / 1024
+    return peak_of(run)
 
 
 def table(rows: list[Row]) -> str:
-    lines = [
-        "| model | state | B | engine | mini-batches | products | s / mini-batch | speed | against eigsh "
-        "| product / gradient | worst error | median | missed at 1 % | prepared s |",
-        "|" + " --- |" * 14,
-    ]
+    columns = (
+        "model, state, B, engine, mini-batches, products, s / mini-batch, speed, against eigsh, product / gradient, "
+        "worst error, median, missed at 1 %, prepared s"
+    )
+    lines = [header(*columns.split(", "))]
     cells: dict[tuple[Any, ...], dict[int, Row]] = {}
     for row in rows:
         key = (row["model"], row["state"], row["batch_size"], row["engine"])
@@ -287,16 +262,14 @@ def table(rows: list[Row]) -> str:
     for (*case, engine), found in cells.items():
         speeds = [_ratio(cells.get((*case, other), {}), found) for other in ("PyHessian", "curvlinops + eigsh")]
         one, count = next(iter(found.values())), len(found)
-        worst = max(r["worst"] for r in found.values())
-        products, seconds = (statistics.mean(r[key] for r in found.values()) for key in ("products", "seconds"))
-        lines.append(
-            f"| {case[0]} | {case[1]} | {case[2]} | {engine} | {count} | {products:.1f} "
-            f"| {seconds:.3f} | {speeds[0]:.1f}x | {speeds[1]:.1f}x "
-            f"| {statistics.median(r['product'] for r in found.values()):.2f} | {worst:.1e} "
-            f"| {statistics.median(r['median'] for r in found.values()):.1e} "
-            f"| {sum(r['missed'] for r in found.values())}/{count * TOP} "
-            f"| {one['prepared']:.1f} |"
-        )
+        numbers = {key: [r[key] for r in found.values()] for key in one}
+        products, spent = (statistics.mean(numbers[key]) for key in ("products", "seconds"))
+        product, error = (statistics.median(numbers[key]) for key in ("product", "median"))
+        lines.append(row_of(
+            *case, engine, count, f"{products:.1f}", f"{spent:.3f}", *(f"{speed:.1f}x" for speed in speeds),
+            f"{product:.2f}", f"{max(numbers['worst']):.1e}", f"{error:.1e}",
+            f"{sum(numbers['missed'])}/{count * TOP}", f"{one['prepared']:.1f}",
+        ))  # fmt: skip
     return "\n".join(lines)
 
 
@@ -307,18 +280,14 @@ def _ratio(base: dict[int, Row], own: dict[int, Row]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=["resnet_demo", "preresnet_demo", "vit_demo"])
-    parser.add_argument("--data", default="cifar10")
-    parser.add_argument("--data-root", type=Path)
-    parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"))
-    parser.add_argument("--batches", type=int, default=20, help="mini-batches of 16")
-    parser.add_argument("--large", type=int, default=2, help="mini-batches of 128")
-    parser.add_argument("--out", type=Path, default=Path("hessian.jsonl"))
-    parser.add_argument("--memory", action="store_true", help="only the peak memory, a process per engine")
+    options = trained_models(parser(__doc__), "resnet_demo", "preresnet_demo", "vit_demo")
+    options.add_argument("--batches", type=int, default=20, help="mini-batches of 16")
+    options.add_argument("--large", type=int, default=2, help="mini-batches of 128")
+    options.add_argument("--out", type=Path, default=Path("hessian.jsonl"))
+    options.add_argument("--memory", action="store_true", help="only the peak memory, a process per engine")
     torch.set_num_threads(1)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    arguments = parser.parse_args()
+    arguments = options.parse_args()
     if not arguments.memory:  # where it would be counted
         keep_freed_memory()  # as the command does, here for all engines
     print(memory(arguments) if arguments.memory else table(measure(arguments)))

@@ -18,18 +18,16 @@ import io
 import math
 import resource
 import statistics
-import time
-from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from measuring import Work, header, in_turns, parser, row, seconds, trained, trained_models
 from torch import nn
 
-import landscape
 from landscape import models
 from landscape.probes.surface import Surface
 from landscape.subject.subject import Subject
@@ -41,22 +39,29 @@ from landscape.weight_space.planes import plane_of
 
 SIDE = 3  # 3 x 3 points per turn
 LARGE = ["ours, exact fp32", "ours, bf16, channels last"]  # on more images: overhead is what tells others apart
-Tool = Callable[[], object]
+Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
 
-def bare(subject: Subject) -> Tool:
-    batches = [subject.batch(i) for i in range(len(subject.batches))]
+def bare(subject: Subject) -> Work:
+    batches = batches_of(subject)
 
-    def run() -> float:
-        with torch.inference_mode():
-            for _ in range(SIDE**2):
-                total = sum(F.cross_entropy(subject.model(x), y, reduction="sum").item() for x, y in batches)
-        return total
+    def run() -> None:
+        for _ in range(SIDE**2):
+            total_loss(subject.model, batches)
 
     return run
 
 
-def ours(subject: Subject, **options: Any) -> Tool:
+def batches_of(subject: Subject) -> Batches:
+    return [subject.batch(i) for i in range(len(subject.batches))]
+
+
+def total_loss(model: nn.Module, batches: Batches) -> float:
+    with torch.inference_mode():
+        return sum(F.cross_entropy(model(x), y, reduction="sum").item() for x, y in batches)
+
+
+def ours(subject: Subject, **options: Any) -> Work:
     probe = Surface(**options)
     plane = probe._plane(subject)
     places = [(float(x), float(y), False) for x in ticks(-1, 1, SIDE) for y in ticks(-1, 1, SIDE)]
@@ -70,7 +75,7 @@ def ours(subject: Subject, **options: Any) -> Tool:
     return run
 
 
-def marcello(subject: Subject) -> Tool:
+def marcello(subject: Subject) -> Work:
     """loss-landscapes takes one batch: all images at once."""
     from loss_landscapes import metrics, random_plane
 
@@ -84,10 +89,10 @@ def marcello(subject: Subject) -> Tool:
     return run
 
 
-def losscape(subject: Subject) -> Tool:
+def losscape(subject: Subject) -> Work:
     from losscape.create_landscape import create_3D_losscape
 
-    batches = [subject.batch(i) for i in range(len(subject.batches))]
+    batches = batches_of(subject)
 
     def run() -> object:
         # It leaves a picture in the folder that it runs in.
@@ -99,11 +104,11 @@ def losscape(subject: Subject) -> Tool:
     return run
 
 
-def in_three_dimensions(subject: Subject) -> Tool:
+def in_three_dimensions(subject: Subject) -> Work:
     """loss-landscape-3d moves batch norm's statistics too, where its losses are NaN; its time counts all the same."""
     from loss_landscape_3d import LossLandscapeCalculator, generate_random_directions
 
-    batches = [subject.batch(i) for i in range(len(subject.batches))]
+    batches = batches_of(subject)
     first, second = generate_random_directions(subject.model, normalize=True)
     centre = {name: tensor.clone() for name, tensor in subject.model.state_dict().items()}
     axis = ticks(-1, 1, SIDE)
@@ -115,18 +120,16 @@ def in_three_dimensions(subject: Subject) -> Tool:
     return run
 
 
-def landscaper(subject: Subject) -> Tool:
+def landscaper(subject: Subject) -> Work:
     """Landscaper takes the directions and a function of model and data from its user."""
     from landscaper.compute import compute_loss_landscape
 
-    batches = [subject.batch(i) for i in range(len(subject.batches))]
+    batches = batches_of(subject)
     directions = [[d.get(n, torch.zeros_like(p)) for n, p in subject.model.named_parameters()]
                   for d in Surface()._plane(subject).directions]  # fmt: skip
 
-    def mean(model: nn.Module, data: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
-        with torch.inference_mode():
-            total = sum(F.cross_entropy(model(x), y, reduction="sum").item() for x, y in data)
-        return total / len(subject)
+    def mean(model: nn.Module, data: Batches) -> float:
+        return total_loss(model, data) / len(subject)
 
     def run() -> object:
         with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
@@ -137,7 +140,7 @@ def landscaper(subject: Subject) -> Tool:
     return run
 
 
-def tools(subject: Subject, compiled: bool, only: list[str]) -> dict[str, Tool]:
+def tools(subject: Subject, compiled: bool, only: list[str]) -> dict[str, Work]:
     found = {
         "bare forward": bare(subject),
         "ours, exact fp32": ours(subject),
@@ -165,24 +168,15 @@ def tools(subject: Subject, compiled: bool, only: list[str]) -> dict[str, Tool]:
 
 
 def throughput(subject: Subject, turns: int, compiled: bool, only: list[str]) -> list[str]:
-    seconds: dict[str, list[float]] = {}
     made = tools(subject, compiled, only)
-    for tool in made.values():
-        tool()  # warm up, compile, draw directions
-    for _ in range(turns):
-        for name, tool in made.items():
-            start = time.process_time()
-            tool()
-            seconds.setdefault(name, []).append(time.process_time() - start)
-    base = seconds["bare forward"]
+    in_turns(made, 1)  # warm up, compile, draw directions
+    took = in_turns(made, turns)
     lines = []
-    for name, found in seconds.items():
-        ratio = statistics.median(b / own for b, own in zip(base, found, strict=True))
+    for name, found in took.items():
+        ratio = statistics.median(b / own for b, own in zip(took["bare forward"], found, strict=True))
         per_point = statistics.median(found) / SIDE**2
-        lines.append(
-            f"| {subject.label} | {len(subject)} | {name} | {1e3 * per_point:.1f} | {len(subject) / per_point:.0f} "
-            f"| {ratio:.2f} |"
-        )
+        numbers = f"{1e3 * per_point:.1f}", f"{len(subject) / per_point:.0f}", f"{ratio:.2f}"
+        lines.append(row(subject.label, len(subject), name, *numbers))
     return lines
 
 
@@ -194,12 +188,7 @@ def overhead(model: nn.Module, shape: tuple[int, ...], points: int = 51) -> floa
     model.forward = lambda inputs: constant  # type: ignore[method-assign, assignment]
     with PlaneEvaluator(subject, plane) as evaluator:
         evaluator.at(0.5, 0.5)
-        found = []
-        for y in ticks(-1, 1, points):
-            start = time.process_time()
-            evaluator.at(0.1, float(y))
-            found.append(time.process_time() - start)
-        return 1e3 * statistics.median(found)
+        return 1e3 * statistics.median(seconds(partial(evaluator.at, 0.1, float(y))) for y in ticks(-1, 1, points))
 
 
 def memory(model: nn.Module) -> float:
@@ -215,30 +204,26 @@ def memory(model: nn.Module) -> float:
     return 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / size
 
 
-def deviation(subject: Subject, **options: Any) -> str:
+def deviation(subject: Subject, **options: Any) -> list[str]:
     """Deviation from fp32 over 5 x 5 points in standard errors: median, 95th percentile, greatest."""
     probe = Surface(resolution="5", **options)
     units = list(probe.plan(subject).units())
     found = np.array([values["deviates"] for values in probe.sweep(subject, units)])
-    return f"{np.median(found):.3f} | {np.quantile(found, 0.95):.3f} | {found.max():.3f}"
+    return [f"{number:.3f}" for number in (np.median(found), np.quantile(found, 0.95), found.max())]
 
 
 def previewed(subject: Subject, full: dict[str, np.ndarray], tolerance: float) -> str:
     """A preview of a fully known grid: its points, its own bound, the true errors of what it interpolates."""
     axes, loss, evaluated = (full["x"], full["y"]), full["loss"], np.zeros(full["loss"].shape, dtype=bool)
-    while (
-        len((step := adaptive_sampling.step(axes, loss, evaluated, tolerance=tolerance, seed=0)).points)
-        and not step.fallback
-    ):
+    refine = partial(adaptive_sampling.step, axes, loss, evaluated, tolerance=tolerance, seed=0)
+    while len((step := refine()).points) and not step.fallback:
         evaluated.ravel()[step.points] = True
     if step.fallback:
-        return f"| {subject.label} | {loss.size} | {step.error:.1%} | falls back: {step.fallback} | | |"
+        return row(subject.label, loss.size, f"{step.error:.1%}", f"falls back: {step.fallback}", "", "")
     found = adaptive_sampling.interpolate_missing(axes, {"loss": np.where(evaluated, loss, np.nan)}, evaluated)["loss"]
     error = np.abs(found / loss - 1)[~evaluated]
-    return (
-        f"| {subject.label} | {evaluated.sum()} of {loss.size} | {step.error:.1%} | {np.median(error):.2%} "
-        f"| {np.quantile(error, 0.95):.2%} | {error.max():.2%} |"
-    )
+    numbers = (f"{number:.2%}" for number in (np.median(error), np.quantile(error, 0.95), error.max()))
+    return row(subject.label, f"{evaluated.sum()} of {loss.size}", f"{step.error:.1%}", *numbers)
 
 
 def grid(subject: Subject, resolution: int) -> dict[str, np.ndarray]:
@@ -264,48 +249,35 @@ def rough(samples: int = 32) -> Subject:
 
 
 def load(arguments: argparse.Namespace, name: str, samples: int) -> Subject:
-    return landscape.load(
-        arguments.checkpoints / f"{name}-{arguments.data}" / "final.pt", label=name, data=arguments.data,
-        data_root=arguments.data_root, split="train", samples=samples, device="cpu",
-    )  # fmt: skip
+    return trained(arguments, name, label=name, samples=samples)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=["resnet_demo", "vit_demo"])
-    parser.add_argument("--data", default="cifar10")
-    parser.add_argument("--data-root", type=Path)
-    parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"))
-    parser.add_argument("--samples", type=int, nargs="+", default=[256, 4096])
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--only", nargs="+", default=[], help="tools beside the bare forward pass; default: all")
-    parser.add_argument("--preview-samples", type=int, default=64, help="of the full grids; 0 leaves them out")
-    parser.add_argument("--tolerance", type=float, default=0.05)
-    arguments = parser.parse_args()
+    options = trained_models(parser(__doc__, turns=3, tolerance=0.05), "resnet_demo", "vit_demo")
+    options.add_argument("--samples", type=int, nargs="+", default=[256, 4096])
+    options.add_argument("--compile", action="store_true")
+    options.add_argument("--only", nargs="+", default=[], help="tools beside the bare forward pass; default: all")
+    options.add_argument("--preview-samples", type=int, default=64, help="of the full grids; 0 leaves them out")
+    arguments = options.parse_args()
     torch.set_num_threads(1)
-    large = models.build("resnet18", classes=10, image_size=32)
-    print(f"memory at 11 M beyond the model: {memory(large):.2f} copies of its weights", flush=True)
-    for name, model in (
-        ("resnet18", large),
-        *((n, models.build(n, classes=10, image_size=32)) for n in arguments.models),
-    ):
+    networks = {n: models.build(n, classes=10, image_size=32) for n in ("resnet18", *arguments.models)}
+    print(f"memory at 11 M beyond the model: {memory(networks['resnet18']):.2f} copies of its weights", flush=True)
+    for name, model in networks.items():
         size = sum(p.numel() for p in model.parameters())
         print(f"overhead {name} ({size / 1e6:.2f} M): {overhead(model, (3, 32, 32)):.2f} ms per point", flush=True)
-    print("\n| model | images | tool | ms / point | images / s | ratio |\n| --- | --- | --- | --- | --- | --- |")
+    print(f"\n{header('model', 'images', 'tool', 'ms / point', 'images / s', 'ratio')}")
     for samples in arguments.samples:
         for name in arguments.models:
             turns = max(1, math.ceil(arguments.turns * arguments.samples[0] / samples))
             only = arguments.only or (LARGE if samples > arguments.samples[0] else [])
             print("\n".join(throughput(load(arguments, name, samples), turns, arguments.compile, only)), flush=True)
-    print("\n| model | execution mode | median | 95th | greatest (standard errors) |\n| --- | --- | --- | --- | --- |")
+    print(f"\n{header('model', 'execution mode', 'median', '95th', 'greatest (standard errors)')}")
     for name in arguments.models:
         subject = load(arguments, name, arguments.samples[0])
-        print(f"| {name} | bf16, channels last | "
-              f"{deviation(subject, precision='bf16', memory_format='channels_last')} |", flush=True)  # fmt: skip
+        found = deviation(subject, precision="bf16", memory_format="channels_last")
+        print(row(name, "bf16, channels last", *found), flush=True)
     if arguments.preview_samples:
-        print("\n| model | points | bound | true median | true 95th | true greatest |")
-        print("| --- | --- | --- | --- | --- | --- |")
+        print(f"\n{header('model', 'points', 'bound', 'true median', 'true 95th', 'true greatest')}")
         for subject in (*(load(arguments, n, arguments.preview_samples) for n in arguments.models), rough()):
             print(previewed(subject, grid(subject, 51), arguments.tolerance), flush=True)
 

@@ -13,14 +13,15 @@ time (or `--wall`).
 from __future__ import annotations
 
 import argparse
-import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from itertools import count, islice
 from pathlib import Path
 
 import numpy as np
 import torch
+from measuring import Work, header, in_turns, parser, row
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -85,16 +86,9 @@ def bare(trainer: Trainer, batch_size: int) -> Iterator[None]:
 
 
 def full(trainer: Trainer) -> Iterator[None]:
-    for epoch in itertools.count(1):
+    for epoch in count(1):
         for _ in epoch_updates(trainer, epoch):
             yield
-
-
-def seconds(steps: Iterator[None], count: int, clock: Callable[[], float]) -> float:
-    start = clock()
-    for _ in range(count):
-        next(steps)
-    return clock() - start
 
 
 def measure(model: str, name: str, images: Images, arguments: argparse.Namespace) -> dict[str, list[float]]:
@@ -107,37 +101,33 @@ def measure(model: str, name: str, images: Images, arguments: argparse.Namespace
         "trainer": full(Trainer.of(made[2], images, resolved, seed=0)),
     }
     clock = time.perf_counter if arguments.wall else time.process_time
-    for steps in columns.values():
-        seconds(steps, 2, clock)
-    found: dict[str, list[float]] = {column: [] for column in columns}
-    for _ in range(arguments.rounds):
-        for column, steps in columns.items():
-            found[column].append(seconds(steps, arguments.steps, clock) / arguments.steps)
-    return found
+
+    def ways(number: int) -> dict[str, Work]:
+        return {name: lambda steps=steps: list(islice(steps, number)) for name, steps in columns.items()}
+
+    in_turns(ways(2), 1)
+    found = in_turns(ways(arguments.steps), arguments.rounds, clock)
+    return {name: [spent / arguments.steps for spent in times] for name, times in found.items()}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-root", type=Path)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--batch-size", type=int, default=96)
-    parser.add_argument("--wall", action="store_true")
-    arguments = parser.parse_args()
+    options = parser(__doc__, rounds=9, steps=4, threads=1, batch_size=96)
+    options.add_argument("--data-root", type=Path)
+    options.add_argument("--wall", action="store_true")
+    arguments = options.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
     images, _ = splits("cifar10", root=arguments.data_root, fraction=0.1)
-    print("| network | recipe | per image, images/s | bare | trainer | trainer / per image | trainer / bare |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    columns = ("per image, images/s", "bare", "trainer", "trainer / per image", "trainer / bare")
+    print(header("network", "recipe", *columns))
     for model, name in CASES:
         found = measure(model, name, images, arguments)
-        rates = [f"{arguments.batch_size / statistics.median(found[column]):.0f}" for column in found]
+        rates = [f"{arguments.batch_size / statistics.median(times):.0f}" for times in found.values()]
         ratios = [
             statistics.median(other / own for other, own in zip(found[column], found["trainer"], strict=True))
             for column in ("per image", "bare")
         ]
-        print(f"| {model} | {name} | {' | '.join(rates)} | {ratios[0]:.2f} | {ratios[1]:.2f} |", flush=True)
+        print(row(model, name, *rates, *(f"{ratio:.2f}" for ratio in ratios)), flush=True)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ random steps.
 
 from __future__ import annotations
 
-import argparse
 import re
 import tempfile
 import time
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from measuring import header, parser, row
 
 import landscape
 from landscape.models.libraries import library
@@ -125,11 +125,9 @@ def measured(network: Network, samples: int, root: Path) -> dict[str, str]:
     last = landscape.load(run / "step_2.pt", **options, samples=samples, batch_size=8, split="test")
     cells = {"parameters": f"{last.size / 1e6:.2f} M"}
     for probe in PROBES:
-        settings = dict(OPTIONS.get(probe, {}))
+        settings: dict[str, Any] = {"run": str(run)} if probe == "trajectory" else dict(OPTIONS.get(probe, {}))
         part = last.first(settings.pop("samples", samples))
-        cells[probe] = cell(
-            probe, part, root / "zoo.h5", {**settings, **({"run": str(run)} if probe == "trajectory" else {})}
-        )
+        cells[probe] = cell(probe, part, root / "zoo.h5", settings)
     return cells
 
 
@@ -147,14 +145,12 @@ def cell(probe: str, subject: Subject, out: Path, options: dict[str, Any]) -> st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--only", default="")
-    parser.add_argument("--samples", type=int, default=16)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+    arguments = parser(__doc__, only="", samples=16)
+    arguments.add_argument("--out", type=Path)
+    options = arguments.parse_args()
     torch.set_num_threads(1)
     names = list(PROBES)
-    lines = [f"| network | parameters | {' | '.join(names)} | s |", f"| {' | '.join(['---'] * (len(names) + 3))} |"]
+    lines = [header("network", "parameters", *names, "s")]
     notes: dict[str, int] = {}
     for network in NETWORKS:
         if not re.search(options.only, network.spec):
@@ -168,8 +164,8 @@ def main() -> None:
         for name, text in cells.items():
             if text.startswith(("refused", "FAILED")):
                 cells[name] = f"{text.split(':')[0]} [{notes.setdefault(text, len(notes) + 1)}]"
-        row = [network.spec, cells["parameters"], *(cells.get(name, "") for name in names)]
-        lines.append(f"| {' | '.join(row)} | {time.process_time() - start:.0f} |")
+        found = [cells["parameters"], *(cells.get(name, "") for name in names)]
+        lines.append(row(network.spec, *found, f"{time.process_time() - start:.0f}"))
         print(lines[-1], flush=True)
     lines += ["", *(f"{number}. {text}" for text, number in notes.items())]
     print("\n".join(lines[-len(notes) - 1 :]))

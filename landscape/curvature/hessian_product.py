@@ -18,31 +18,28 @@ _attention_switches = threading.RLock()
 
 
 @dataclass(frozen=True)
-class HessianProduct:
+class Product:
+    """v -> A v + shift v for the curvature matrix A of one function."""
+
+    value: float  # of the function at the present weights
+    shift: float  # added to the diagonal: the Hessian of shift * (1/2) ||w||^2
+    _products: Callable[[Tensor], Sequence[Tensor]]  # v -> A v, with a tensor per parameter
+
+    def __call__(self, vector: Tensor) -> Tensor:
+        """A v + shift v, (n,)."""
+        product = flat(self._products(vector))
+        return product.add_(vector, alpha=self.shift) if self.shift else product
+
+
+@dataclass(frozen=True)
+class HessianProduct(Product):
     """v -> H v + shift v for one scalar function, by double backward through a kept graph (Pearlmutter 1994).
 
     The gradient graph is built once; every product is one more backward pass through it, about 2.2 to 2.7
     gradients. Nothing is written to `.grad`. A call raises ValueError where the model has no second derivative.
     """
 
-    value: float  # of the function at the present weights
     gradient: Tensor  # flat, (n,), without its graph
-    parameters: Sequence[Tensor]  # the tensors differentiated by
-    shift: float  # added to the diagonal: the Hessian of shift * (1/2) ||w||^2
-    _graph: Sequence[Tensor]
-
-    def __call__(self, vector: Tensor) -> Tensor:
-        """H v, (n,)."""
-        with explained():
-            products = torch.autograd.grad(
-                self._graph,
-                self.parameters,
-                grad_outputs=unflat(vector, self.parameters),
-                retain_graph=True,
-                allow_unused=True,
-                materialize_grads=True,
-            )
-        return flat_shifted(products, vector, self.shift)
 
 
 def hessian_product(
@@ -59,13 +56,15 @@ def hessian_product(
             graph = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True, materialize_grads=True)
         graph = with_graphs(graph, parameters)
     require_second_derivative(graph)
-    return HessianProduct(value.item(), flat(graph).detach(), parameters, shift, graph)
 
+    def products(vector: Tensor) -> Sequence[Tensor]:
+        with explained():
+            return torch.autograd.grad(
+                graph, parameters, unflat(vector, parameters), retain_graph=True, allow_unused=True,
+                materialize_grads=True,
+            )  # fmt: skip
 
-def flat_shifted(products: Sequence[Tensor], vector: Tensor, shift: float) -> Tensor:
-    """Products of all parameters as one vector, plus shift times the vector multiplied, (n,)."""
-    product = flat(products)
-    return product.add_(vector, alpha=shift) if shift else product
+    return HessianProduct(value.item(), shift, products, flat(graph).detach())
 
 
 def with_graphs(gradients: Sequence[Tensor], sources: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -105,9 +104,8 @@ def explained() -> Iterator[None]:
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether an error reports exhausted memory; torch has a class for it on accelerators only."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return "allocate memory" in str(error) or "not enough memory" in str(error)
+    texts = ("allocate memory", "not enough memory")
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in texts)
 
 
 @contextlib.contextmanager
@@ -142,11 +140,7 @@ def naming_the_layer(error: ValueError, model: nn.Module, inputs: Tensor) -> Val
 def non_differentiable_layer(model: nn.Module, forward: Callable[[], object]) -> str:
     """The innermost module that cannot be differentiated twice, as `name (class)`; "" if none is found.
 
-    Every module is run alone, on the inputs it received, and differentiated twice; inner modules come first.
-
-    Args:
-        model: to search in.
-        forward: runs it once.
+    Every module is run alone, on the inputs it received in `forward`, and differentiated twice; inner ones come first.
     """
     layers: list[str] = []
     names = {module: name for name, module in model.named_modules()}
@@ -163,13 +157,10 @@ def non_differentiable_layer(model: nn.Module, forward: Callable[[], object]) ->
         finally:
             testing = False
 
-    handles = [module.register_forward_hook(test, with_kwargs=True) for module in names]
-    try:
-        with torch.no_grad():
-            forward()
-    finally:
-        for handle in handles:
-            handle.remove()
+    with contextlib.ExitStack() as hooks, torch.no_grad():
+        for module in names:
+            hooks.enter_context(module.register_forward_hook(test, with_kwargs=True))
+        forward()
     return layers[0] if layers else ""
 
 
@@ -199,6 +190,5 @@ def _twice_differentiable(module: nn.Module, given: tuple[Any, ...], options: di
 def _tensors(returned: object) -> list[Tensor]:
     if isinstance(returned, Tensor):
         return [returned]
-    if isinstance(returned, dict):
-        return [tensor for value in returned.values() for tensor in _tensors(value)]
-    return [tensor for value in returned for tensor in _tensors(value)] if isinstance(returned, tuple | list) else []
+    inner = returned.values() if isinstance(returned, dict) else returned if isinstance(returned, tuple | list) else ()
+    return [tensor for value in inner for tensor in _tensors(value)]

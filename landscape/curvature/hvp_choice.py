@@ -16,6 +16,7 @@ from landscape.curvature.hessian_product import out_of_memory
 from landscape.curvature.kinks import activation_pattern, check_pattern, has_kinks
 from landscape.curvature.micro_batches import MicroBatching
 from landscape.curvature.operator import Curvature, Operator
+from landscape.curvature.parameter_selection import matching
 from landscape.curvature.traced_hessian import trace
 from landscape.curvature.vectors import length, random_unit
 from landscape.subject.checks import refuse_training
@@ -75,19 +76,11 @@ def curvature(
     return _traced(subject, parameters, fixed, hvp)
 
 
-def autotuned(
-    subject: Subject,
-    parameters: Mapping[str, Tensor],
-    hvp: Hvp,
-    *,
-    batches: int,
-    kinks: Kinks = "single",
-    batched: bool = True,
-) -> dict[str, str]:
+def autotuned(subject: Subject, pattern: str, hvp: Hvp, **options: Any) -> dict[str, str]:
     """The choice of a probe's `autotune`: the backend that `auto` picks; empty if one was asked for."""
     if hvp != "auto":
         return {}
-    return {"hvp": curvature(subject, parameters, hvp, batches=batches, kinks=kinks, batched=batched).hvp}
+    return {"hvp": curvature(subject, matching(subject.parameters, pattern), hvp, **options).hvp}
 
 
 def without_hvp(probe: Any) -> dict[str, Any]:
@@ -193,11 +186,7 @@ def _require_agreement(candidate: Curvature, double_backward: Curvature) -> None
         expected = double_backward.product(0)(vector)
     except ValueError:
         return
-    if candidate.batched:
-        rows = vector.expand(candidate.batched, -1)
-        product = candidate.batched_product([0] * candidate.batched)(rows)[0]
-    else:
-        product = candidate.product(0)(vector)
+    product = _first_product(candidate)(vector).view(-1, candidate.size)[0]
     difference, size = length(product - expected).item(), length(expected).item()
     if math.isfinite(size) and not difference <= AGREES * size:
         raise ValueError(
@@ -208,13 +197,18 @@ def _require_agreement(candidate: Curvature, double_backward: Curvature) -> None
 
 def _seconds_per_product(candidate: Curvature) -> float:
     """Seconds per mini-batch and product, the best of a few after a warm-up."""
-    subject, batched = candidate.subject, candidate.batched
+    subject, product = candidate.subject, _first_product(candidate)
     vector = random_unit(candidate.size, 0, device=subject.device, dtype=subject.dtype)
-    if batched:
-        joint, rows = candidate.batched_product([0] * batched), vector.expand(batched, -1)
-        return min(_seconds(lambda: joint(rows), subject.device) for _ in range(1 + REPEATS)) / batched
-    product = candidate.product(0)
-    return min(_seconds(lambda: product(vector), subject.device) for _ in range(1 + REPEATS))
+    times = [_seconds(lambda: product(vector), subject.device) for _ in range(1 + REPEATS)]
+    return min(times) / max(candidate.batched, 1)
+
+
+def _first_product(candidate: Curvature) -> Callable[[Tensor], Tensor]:
+    """Products of the first mini-batch; of a batched backend those of as many copies of it, by rows."""
+    if not candidate.batched:
+        return candidate.product(0)
+    batched = candidate.batched_product([0] * candidate.batched)
+    return lambda vector: batched(vector.expand(candidate.batched, -1))
 
 
 def _seconds(work: Callable[[], Tensor], device: torch.device) -> float:

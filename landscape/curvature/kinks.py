@@ -32,12 +32,12 @@ def _at(*points: float) -> Callable[..., Points]:
     return lambda *_, **__: points
 
 
-def _both_ends(_: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Points:
-    return (min_val, max_val)
-
-
 def _bounds(_: Tensor, min: Any = None, max: Any = None) -> Points:
     return tuple(float(bound) for bound in (min, max) if isinstance(bound, int | float))
+
+
+def _hardtanh(_: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Points:
+    return (min_val, max_val)
 
 
 def _threshold(_: Tensor, threshold: float, value: float, inplace: bool = False) -> Points:
@@ -50,7 +50,7 @@ KINKED: Mapping[Any, Callable[..., Points]] = {
     **dict.fromkeys((F.leaky_relu, F.leaky_relu_, F.prelu, torch.prelu, Tensor.prelu, F.rrelu, F.rrelu_), _at(0.0)),
     **dict.fromkeys((F.elu, F.elu_, F.celu, F.celu_, F.selu, F.selu_, torch.celu, torch.selu), _at(0.0)),
     **dict.fromkeys((torch.abs, Tensor.abs), _at(0.0)),
-    **dict.fromkeys((F.hardtanh, F.hardtanh_), _both_ends),
+    **dict.fromkeys((F.hardtanh, F.hardtanh_), _hardtanh),
     **dict.fromkeys((torch.clamp, torch.clamp_, Tensor.clamp, Tensor.clamp_, torch.clip, Tensor.clip), _bounds),
     **dict.fromkeys((torch.clamp_min, Tensor.clamp_min, Tensor.clamp_min_), _bounds),
     **dict.fromkeys((F.threshold, torch.threshold_, getattr(F, "_threshold", F.threshold)), _threshold),
@@ -84,11 +84,7 @@ def activation_pattern(model: nn.Module, inputs: Tensor) -> list[Tensor]:
     """The side of its kink of every unit, from a forward pass of a copy of the model in double precision.
 
     Covers ReLU and its relatives (`KINKED`) and max pooling (`POOLED`), called as functions or by modules of torch.nn;
-    other functions are left alone.
-
-    Args:
-        model: in evaluation mode; stays as it is.
-        inputs: (N, ...).
+    other functions are left alone, and so is the model, in evaluation mode.
 
     Returns:
         One tensor per kink, in the order of the pass: -1, 0 or 1 per unit in single precision; for a max pooling the
@@ -117,9 +113,8 @@ def check_pattern(model: nn.Module, inputs: Tensor, pattern: Sequence[Tensor]) -
 
 def _double_copy(model: nn.Module) -> nn.Module:
     """A copy in double precision; floating-point weights and buffers are not copied in single precision first."""
-    tensors = itertools.chain(model.parameters(), model.buffers())
     doubled: dict[int, Any] = {}
-    for tensor in tensors:
+    for tensor in itertools.chain(model.parameters(), model.buffers()):
         if tensor.is_floating_point():
             double = tensor.detach().to(torch.float64, copy=True)
             is_parameter = isinstance(tensor, nn.Parameter)
@@ -148,7 +143,7 @@ class _KinkMode(TorchFunctionMode):
         return self.kinked(function, KINKED[function](*args, **options), *args, **options)
 
     @abstractmethod
-    def kinked(self, function: Any, points: Points, value: Tensor, *args: Any, **options: Any) -> Tensor: ...
+    def kinked(self, function: Any, points: Points, value: Tensor, *args: Any, **options: Any) -> Any: ...
 
     @abstractmethod
     def pooled(
@@ -163,12 +158,11 @@ class _Recorder(_KinkMode):
         super().__init__()
         self.pattern: list[Tensor] = []
 
-    def kinked(self, function: Any, points: Points, value: Tensor, *args: Any, **options: Any) -> Tensor:
+    def kinked(self, function: Any, points: Points, value: Tensor, *args: Any, **options: Any) -> Any:
         if _functorch.is_functorch_wrapped_tensor(value):
             raise ValueError("it maps or differentiates a function with kinks within its forward pass")
         self.pattern += [(value - point).sign_().float() for point in points]
-        output: Tensor = function(value, *args, **options)
-        return output
+        return function(value, *args, **options)
 
     def pooled(self, pooling: Any, dimensions: int, value: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
         maxima, indices = pooling(value, *args, **options)
@@ -177,10 +171,7 @@ class _Recorder(_KinkMode):
 
 
 class FixedPattern(_KinkMode):
-    """Fixes the activation pattern of one forward pass: an input on the wrong side of a kink is mirrored at it.
-
-    Args:
-        pattern: from `activation_pattern`, for the same model and inputs.
+    """Fixes the `activation_pattern` of one forward pass: an input on the wrong side of a kink is mirrored at it.
 
     Raises:
         ValueError: the pass has more or fewer kinks than the pattern.
@@ -190,11 +181,10 @@ class FixedPattern(_KinkMode):
         super().__init__()
         self._remaining = iter(pattern)
 
-    def kinked(self, function: Any, points: Points, value: Tensor, *args: Any, **options: Any) -> Tensor:
+    def kinked(self, function: Any, points: Points, value: Tensor, *args: Any, **options: Any) -> Any:
         shift = sum(self.shift(value.detach(), point) for point in points)
         in_place = options.get("inplace") or any(a is True for a in args) or function.__name__.endswith("_")
-        output: Tensor = function(value.add_(shift) if in_place else value + shift, *args, **options)
-        return output
+        return function(value.add_(shift) if in_place else value + shift, *args, **options)
 
     def shift(self, value: Tensor, point: float) -> Tensor:
         """What moves units to their side of a point: exactly zero for all but about one in a million."""

@@ -90,9 +90,9 @@ class Basis:
         return torch.from_numpy(np.ascontiguousarray(coefficients.T)).to(self._device, self._dtype)
 
     def _inner(self, vector: Tensor) -> Tensor:
-        if self.exact:
-            return torch.cat([rows @ vector for _, rows in self._filled()])
-        return torch.cat([_inner_of(rows, vector) for _, rows in self._filled()]).div_(self._scale)
+        inner = torch.mv if self.exact else _inner_of
+        products = torch.cat([inner(rows, vector) for _, rows in self._filled()])
+        return products if self.exact else products.div_(self._scale)
 
     def _combined(self, weights: Tensor) -> Tensor:
         combine = torch.mv if self.exact else _combined_of

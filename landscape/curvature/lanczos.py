@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -41,8 +41,7 @@ class Spectrum:
     missed: int = 0  # how many of the values only the search of `verification.verified` found
 
 
-def lanczos(
-    product: Callable[[Tensor], Tensor],
+def lanczos_search(
     start: Tensor,
     k: int,
     *,
@@ -53,8 +52,10 @@ def lanczos(
     room: int = 200,
     storage: torch.dtype | None = None,
     vectors: bool = False,
-) -> Spectrum:
+) -> Search:
     """The k wanted eigenvalues by Lanczos with full reorthogonalisation, tested at every step.
+
+    A generator that asks for one product at a time, so that several searches may run side by side.
 
     Two passes of classical Gram-Schmidt per step ("twice is enough", Giraud et al. 2005) as matrix-vector products
     on the (m, n) basis. A random start is needed: gradient-like starts hide eigenvectors. On breakdown (an invariant
@@ -62,7 +63,6 @@ def lanczos(
     wanted values. A full basis is restarted with its best vectors (thick restart, Wu & Simon 2000).
 
     Args:
-        product: v -> H v.
         start: random vector, (n,); its dtype and device are those of the arithmetic.
         k: how many; `both` gives k at each end.
         which: LM largest magnitude, LA largest, SA smallest, both: k largest then k smallest.
@@ -80,25 +80,6 @@ def lanczos(
     Raises:
         FloatingPointError: the operator returned a non-finite vector.
     """
-    search = lanczos_search(
-        start, k, which=which, tol=tol, ends=ends, max_steps=max_steps, room=room, storage=storage, vectors=vectors
-    )
-    return alone(product, search)
-
-
-def lanczos_search(
-    start: Tensor,
-    k: int,
-    *,
-    which: Which = "LM",
-    tol: float = 1e-3,
-    ends: float = 0.1,
-    max_steps: int = 200,
-    room: int = 200,
-    storage: torch.dtype | None = None,
-    vectors: bool = False,
-) -> Search:
-    """The search of `lanczos` as a generator that asks for one product at a time: several may run side by side."""
     n = start.numel()
     room = max(room, k * (2 if which == "both" else 1) + 10)
     steps = min(n, max_steps) if room >= n else max_steps  # n without a restart span everything
@@ -112,8 +93,10 @@ def lanczos_search(
         if ritz.beta > 0.0:
             done = products - breakdown > min(k, n - 1) and _converged(ritz, positions, which, tol, ends)
         else:
-            done = _unchanged(ritz.values[positions], before, ritz.floor * ritz.scale)
-            breakdown, before = products, ritz.values[positions]
+            values = ritz.values[positions]
+            same = before is not None and len(before) == len(values)
+            done = same and bool((np.abs(values - before) <= ritz.floor * ritz.scale).all())
+            breakdown, before = products, values
         if done or products == steps:
             break
         if ritz.full:
@@ -145,23 +128,26 @@ def lanczos_search(
     )
 
 
+def lanczos(product: Callable[[Tensor], Tensor], start: Tensor, k: int, **options: Any) -> Spectrum:
+    """Run one `lanczos_search` with these options, on the products v -> H v."""
+    return alone(product, lanczos_search(start, k, **options))
+
+
 def alone(product: Callable[[Tensor], Tensor], search: Search) -> Spectrum:
     """Run one search."""
     vector = next(search)
-    while True:
-        try:
+    try:
+        while True:
             vector = search.send(product(vector))
-        except StopIteration as end:
-            spectrum: Spectrum = end.value
-            return spectrum
+    except StopIteration as end:
+        spectrum: Spectrum = end.value
+        return spectrum
 
 
 def side_by_side(product: Callable[[Tensor], Tensor], searches: Sequence[Search]) -> list[Spectrum | None]:
     """Run several searches with one product for all of them; None for a search whose operator is not finite.
 
-    Args:
-        product: rows v_i -> H_i v_i, (searches, n) -> (searches, n). The rows of finished searches are zero.
-        searches: not yet started.
+    The product takes rows v_i -> H_i v_i, (searches, n) -> (searches, n); those of finished searches are zero.
     """
     spectra: list[Spectrum | None] = [None] * len(searches)
     vectors = torch.stack([next(search) for search in searches])
@@ -171,26 +157,20 @@ def side_by_side(product: Callable[[Tensor], Tensor], searches: Sequence[Search]
         for i in sorted(active):
             try:
                 vectors[i] = searches[i].send(products[i])
-                continue
-            except StopIteration as end:
-                spectra[i] = end.value
-            except FloatingPointError:
-                spectra[i] = None
-            vectors[i] = 0.0
-            active.discard(i)
+            except (StopIteration, FloatingPointError) as end:
+                spectra[i] = end.value if isinstance(end, StopIteration) else None
+                vectors[i] = 0.0
+                active.discard(i)
     return spectra
 
 
 def wanted(values: np.ndarray, k: int, which: Which) -> np.ndarray:
     """Positions of the wanted values among ascending ones, in the order of the request."""
-    order = np.argsort(values, kind="stable")
     if which == "LM":
         return np.argsort(-np.abs(values), kind="stable")[:k]
-    if which == "LA":
-        return order[::-1][:k]
-    if which == "SA":
-        return order[:k]
-    return np.concatenate([order[::-1][:k], order[:k]])
+    order = np.argsort(values, kind="stable")
+    smallest, largest = order[:k], order[::-1][:k]
+    return {"LA": largest, "SA": smallest, "both": np.concatenate([largest, smallest])}[which]
 
 
 def _converged(ritz: Projection, positions: np.ndarray, which: Which, tol: float, ends: float) -> bool:
@@ -227,10 +207,6 @@ def _estimated_errors(ritz: Projection, positions: np.ndarray) -> np.ndarray:
     distances[np.arange(len(positions)), positions] = np.inf
     residuals = ritz.residuals[positions]
     return np.asarray(np.minimum(residuals, residuals**2 / np.maximum(distances.min(axis=1), 1e-300)))
-
-
-def _unchanged(values: np.ndarray, before: np.ndarray | None, floor: float) -> bool:
-    return before is not None and len(before) == len(values) and bool((np.abs(values - before) <= floor).all())
 
 
 def _worth_keeping(theta: np.ndarray, count: int, which: Which) -> np.ndarray:

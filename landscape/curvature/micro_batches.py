@@ -6,24 +6,15 @@ import gc
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from landscape.curvature.hessian_product import out_of_memory
+from landscape.curvature.hessian_product import Product, out_of_memory
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-
-
-class Product(Protocol):
-    """v -> H v for a function whose value is known."""
-
-    @property
-    def value(self) -> float: ...
-
-    def __call__(self, vector: Tensor, /) -> Tensor: ...
 
 
 @dataclass
@@ -42,7 +33,7 @@ class MicroBatchedProduct:
 
     Args:
         prepare: prepares the product of a slice of the samples.
-        samples: in the mini-batch.
+        samples: how many there are in the mini-batch.
         micro_batching: shared by all mini-batches.
         explain: adds the cause to an error about a missing second derivative.
         whole: prepares the product of all samples, if that is another one than `prepare` gives.
@@ -69,12 +60,12 @@ class MicroBatchedProduct:
 
     def __call__(self, vector: Tensor) -> Tensor:
         """H v, (n,)."""
-        product = None
-        while product is None:
-            product = self._within_memory(lambda: (self._whole or self._by_micro_batches)(vector))
-            if product is None:
-                self._whole = None
-        return product
+        return self._retried(lambda: (self._whole or self._by_micro_batches)(vector))
+
+    def _retried(self, work: Callable[[], T]) -> T:
+        while (result := self._within_memory(work)) is None:
+            self._whole = None
+        return result
 
     def _within_memory(self, work: Callable[[], T]) -> T | None:
         """The result of the work, or None if it ran out of memory; then with more micro-batches at the next attempt."""
@@ -111,9 +102,5 @@ class MicroBatchedProduct:
         return total
 
     def _mean_value(self) -> float:
-        total = None
-        while total is None:
-            total = self._within_memory(
-                lambda: sum(self._prepare(part).value * (part.stop - part.start) for part in self._slices())
-            )
+        total = self._retried(lambda: sum(self._prepare(p).value * (p.stop - p.start) for p in self._slices()))
         return float(total) / self._samples

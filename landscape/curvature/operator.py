@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from landscape.curvature.gauss_newton import fisher_product, gauss_newton_product
-from landscape.curvature.hessian_product import hessian_product, naming_the_layer
+from landscape.curvature.hessian_product import Product, hessian_product, naming_the_layer
 from landscape.curvature.kinks import FixedPattern, activation_pattern
-from landscape.curvature.micro_batches import MicroBatchedProduct, MicroBatching, Product
+from landscape.curvature.micro_batches import MicroBatchedProduct, MicroBatching
 from landscape.curvature.traced_hessian import BatchedProduct, TracedHessian
 from landscape.subject.outputs import outputs_of
 from landscape.subject.subject import Subject
@@ -49,7 +49,7 @@ class Curvature:
         """How many mini-batches `batched_product` takes; 0 if the backend takes them one by one."""
         return self._traced.batched if self._traced is not None else 0
 
-    def product(self, i: int) -> Product:
+    def product(self, i: int) -> MicroBatchedProduct:
         """The matrix of mini-batch i, weight decay included.
 
         Raises:
@@ -118,13 +118,8 @@ def over_all_samples(
 ) -> Callable[[Tensor], Tensor]:
     """Products v -> H v for the mean over all samples: mini-batches weigh by their size, weight decay counts once.
 
-    The graph of a single mini-batch is kept. Of several each is rebuilt for every product: one more gradient, for the
-    memory of one mini-batch.
-
-    Args:
-        subject: whose samples.
-        curvature: of its mini-batches.
-        batches: only the first of them; None takes all.
+    The graph of a single mini-batch is kept. Of several, the first `batches` or all, each is rebuilt for every product:
+    one more gradient, for the memory of one mini-batch.
     """
     sizes = [len(targets) for _, targets in islice(subject.batches, batches)]
     if len(sizes) == 1:

@@ -47,20 +47,18 @@ def power_iteration(
     """The k eigenvalues of largest magnitude as PyHessian finds them, one by one, by power iteration and deflation.
 
     PyHessian stops when two steps agree and computes no residual: values may be missed, or wrong by far more than
-    `tol`. That makes it a cross-check. The residual of each value is computed here, by one more product.
+    `tol`. That makes it a cross-check. The residual of each value is computed here, by one more product v -> H v with
+    weight decay included. The spectrum has neither ends nor nodes; the model, in eval mode, is left as found.
 
     Args:
-        subject: its model is in eval mode, and left as found.
+        subject: with the model.
         i: mini-batch.
         parameters: by which to differentiate; the others are fixed.
-        product: v -> H v, weight decay included, for the residuals.
+        product: for the residuals.
         k: how many.
         tol: relative change between two steps at which PyHessian stops.
         iterations: cap on its steps for one eigenvalue.
         seed: of its start vectors.
-
-    Returns:
-        A spectrum without ends and nodes.
 
     Raises:
         FloatingPointError: a value is not finite.
@@ -81,28 +79,15 @@ def power_iteration(
     if not np.isfinite(found).all():
         raise FloatingPointError("a Hessian product is not finite")
     order = wanted(np.array(found), k, "LM")
-    basis = torch.stack([flat(vectors[j]) for j in order])
-    return _with_residuals(np.array(found)[order], basis, product, tol, counted.products + k)
-
-
-def _with_residuals(
-    values: np.ndarray, vectors: Tensor, product: Callable[[Tensor], Tensor], tol: float, products: int
-) -> Spectrum:
-    basis = vectors / vectors.norm(dim=1, keepdim=True)
+    values, basis = np.array(found)[order], torch.stack([flat(vectors[j]) for j in order])
+    basis = basis / basis.norm(dim=1, keepdim=True)
     residuals = np.array([(product(v) - value * v).norm().item() for v, value in zip(basis, values, strict=True)])
+    nan, none = float("nan"), np.empty(0)
     return Spectrum(
-        values=values,
-        residuals=residuals,
-        converged=residuals <= tol * np.abs(values),
-        errors=residuals,
-        largest=float("nan"),
-        smallest=float("nan"),
-        ends=(float("nan"), float("nan")),
-        nodes=np.empty(0),
-        weights=np.empty(0),
-        products=products,
-        vectors=basis,
-    )
+        values=values, residuals=residuals, converged=residuals <= tol * np.abs(values), errors=residuals,
+        largest=nan, smallest=nan, ends=(nan, nan), nodes=none, weights=none,
+        products=counted.products + k, vectors=basis,
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -40,13 +40,7 @@ class Request:
 
 
 def spectrum(product: Callable[[Tensor], Tensor], request: Request, start: Tensor, seed: int) -> Spectrum:
-    """The eigenvalues of one matrix.
-
-    Args:
-        product: v -> H v.
-        request: what to find.
-        start: random vector, (n,).
-        seed: of the search for missed values.
+    """The eigenvalues of one matrix, from its products v -> H v; the seed is that of the search for missed values.
 
     Raises:
         FloatingPointError: the matrix is not finite.
@@ -70,10 +64,8 @@ def spectra(
         rows[i] = vector
         return product(rows)[i]
 
-    return [
-        None if one is None else _verified(partial(row, i), one, request, seed)
-        for i, (one, seed) in enumerate(zip(found, seeds, strict=True))
-    ]
+    pairs = enumerate(zip(found, seeds, strict=True))
+    return [one and _verified(partial(row, i), one, request, seed) for i, (one, seed) in pairs]
 
 
 def _search(request: Request, start: Tensor, room: int, storage: torch.dtype | None) -> Search:

@@ -26,11 +26,7 @@ MATRICES: Mapping[Operator, tuple[str, str]] = {  # long name and units of the e
 def spectrum_quantities(operator: Operator, *, whole: str, loss_units: str, request: Request) -> dict[str, Quantity]:
     """The quantities of `spectrum_values`, and those that a probe adds to them: `loss` and `hvp`.
 
-    Args:
-        operator: which matrix.
-        whole: what each matrix belongs to: a mini-batch, or all samples.
-        loss_units: of the loss.
-        request: what to find.
+    `whole` says what each matrix belongs to: a mini-batch, or all samples.
     """
     (matrix, units), rank, node = MATRICES[operator], ("rank",), ("node",)
     quantities = {
@@ -58,34 +54,24 @@ def spectrum_quantities(operator: Operator, *, whole: str, loss_units: str, requ
 
 
 def spectrum_values(spectrum: Spectrum | None, request: Request, *, nodes: int, size: int) -> dict[str, Any]:
-    """The stored values of one matrix: rows as long as the request, padded with NaN; all NaN if it is not finite.
+    """The stored values of one matrix: rows as long as the request and as `nodes`, padded with NaN.
 
-    Args:
-        spectrum: None if a product was not finite.
-        request: what was to be found.
-        nodes: length of the rows of nodes.
-        size: number of parameters.
+    All are NaN for None, a matrix that is not finite; `size` is the number of parameters.
     """
     ranks = request.ranks
+    values: dict[str, Any]
     if spectrum is None:
-        values: dict[str, Any] = dict.fromkeys(("largest", "smallest", "largest_residual", "smallest_residual"), np.nan)
+        values = dict.fromkeys(("largest", "smallest", "largest_residual", "smallest_residual"), np.nan)
         values |= {name: np.full(ranks, np.nan) for name in ("eigenvalue", "residual", "error")}
-        values |= {"nodes": np.full(nodes, np.nan), "weights": np.full(nodes, np.nan)}
+        values |= {name: np.full(nodes, np.nan) for name in ("nodes", "weights")}
         values |= {"converged": np.zeros(ranks), "matvecs": 1}
     else:
-        values = {
-            "eigenvalue": _padded(spectrum.values, ranks),
-            "residual": _padded(spectrum.residuals, ranks),
-            "error": _padded(spectrum.errors, ranks),
-            "converged": _padded(spectrum.converged, ranks),
-            "largest": spectrum.largest,
-            "smallest": spectrum.smallest,
-            "largest_residual": spectrum.ends[0],
-            "smallest_residual": spectrum.ends[1],
-            "matvecs": spectrum.products,
-            "nodes": _padded(spectrum.nodes, nodes),
-            "weights": _padded(spectrum.weights, nodes),
-        }
+        values = {name: getattr(spectrum, name) for name in ("largest", "smallest")}
+        values |= {f"{name}_residual": end for name, end in zip(values, spectrum.ends, strict=True)}
+        rows = {"eigenvalue": "values", "residual": "residuals", "error": "errors", "converged": "converged"}
+        values |= {name: _padded(getattr(spectrum, row), ranks) for name, row in rows.items()}
+        values |= {name: _padded(getattr(spectrum, name), nodes) for name in ("nodes", "weights")}
+        values["matvecs"] = spectrum.products
     if request.verify:
         values["missed"] = np.nan if spectrum is None else spectrum.missed
     if request.vectors:

@@ -15,7 +15,7 @@ Operator = Callable[[Tensor], Tensor]  # v -> A v, both (n,)
 
 @dataclass(frozen=True)
 class TraceEstimate:
-    """An estimate of tr A."""
+    """An estimate of the trace of A."""
 
     value: float  # the estimate
     error: float  # its standard error over the random vectors; 0 if the trace is exact
@@ -28,14 +28,7 @@ def hutchinson(
     """Mean of v' A v over Rademacher vectors (Hutchinson 1989); exact for a diagonal A.
 
     Var = 2 sum_{i != j} A_ij^2 / products: the error falls with the square root of the work.
-
-    Args:
-        operator: symmetric.
-        size: n.
-        products: how many may be spent, at least 2; `size` products give the exact trace.
-        seed: of the random vectors.
-        device: of the vectors that the operator expects.
-        dtype: of the vectors.
+    At least 2 products; `size`, n, of them give the exact trace. Device and dtype are those the operator expects.
 
     Raises:
         FloatingPointError: a product is not finite.
@@ -47,7 +40,7 @@ def hutchinson(
     for i in range(products):
         v = _rademacher(size, generator).to(device, dtype)
         forms[i] = torch.dot(v, _finite(operator(v)))
-    return _mean(forms, products)
+    return TraceEstimate(*mean_and_standard_error(forms), products)
 
 
 def hutch_plus_plus(
@@ -71,8 +64,8 @@ def hutch_plus_plus(
         v = _rademacher(size, generator).to(device, dtype)
         v = v - basis @ (basis.T @ v)
         forms[i] = torch.dot(v, _finite(operator(v)))
-    rest = _mean(forms, products)
-    return TraceEstimate(caught + rest.value, rest.error, products)
+    rest, error = mean_and_standard_error(forms)
+    return TraceEstimate(caught + rest, error, products)
 
 
 def xtrace(
@@ -92,7 +85,9 @@ def xtrace(
         return exact(operator, size, device=device, dtype=dtype)
     generator = torch.Generator().manual_seed(seed)
     m = products // 2
-    w = torch.stack([_gaussian(size, generator).to(device, dtype) for _ in range(m)], dim=1)  # (n, m)
+    w = torch.stack(
+        [torch.randn(size, generator=generator, dtype=torch.float32).to(device, dtype) for _ in range(m)], dim=1
+    )  # (n, m)
     y = _finite(torch.stack([operator(column) for column in w.T], dim=1))  # A W
     basis, singular, right = _range(y)  # y = basis diag(singular) right, (n, r), (r,), (r, m)
     inside = torch.empty(len(singular), len(singular), dtype=torch.float64)  # basis' A basis
@@ -113,7 +108,7 @@ def xtrace(
         rest = forms[i] - 2 * torch.dot(c, images[:, i]) + c @ inside @ c
         free = size - len(singular) + int(alone)
         traces[i] = inside.trace() - s @ inside @ s + free / (lengths[i] - torch.dot(c, c)) * rest
-    return _mean(traces, m + len(singular))
+    return TraceEstimate(*mean_and_standard_error(traces), m + len(singular))
 
 
 def exact(operator: Operator, size: int, *, device: torch.device, dtype: torch.dtype) -> TraceEstimate:
@@ -130,10 +125,6 @@ def exact(operator: Operator, size: int, *, device: torch.device, dtype: torch.d
     return TraceEstimate(value, 0.0, size)
 
 
-def _mean(samples: Tensor, products: int) -> TraceEstimate:
-    return TraceEstimate(*mean_and_standard_error(samples), products)
-
-
 def _range(y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Orthonormal basis of the columns, and the small factors in float64 on the CPU; rounding is dropped."""
     q, r = torch.linalg.qr(y)
@@ -144,10 +135,6 @@ def _range(y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _rademacher(size: int, generator: torch.Generator) -> Tensor:
     return 2.0 * torch.randint(2, (size,), generator=generator, dtype=torch.float32) - 1.0
-
-
-def _gaussian(size: int, generator: torch.Generator) -> Tensor:
-    return torch.randn(size, generator=generator, dtype=torch.float32)
 
 
 def _finite(product: Tensor) -> Tensor:

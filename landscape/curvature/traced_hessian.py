@@ -20,7 +20,7 @@ from torch.func import functional_call, grad_and_value, jvp
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from landscape.curvature.graph_passes import join_convolutions, split, views_to_reshapes
-from landscape.curvature.hessian_product import differentiable_attention, flat_shifted, out_of_memory
+from landscape.curvature.hessian_product import Product, differentiable_attention, out_of_memory
 from landscape.curvature.kinks import FixedPattern
 from landscape.curvature.vectors import unflat
 
@@ -48,16 +48,8 @@ class TracedHessian:
     _once: Graph
     _each: Graph
 
-    def at(
-        self, inputs: Tensor, targets: Tensor, *, pattern: Sequence[Tensor] = (), shift: float = 0.0
-    ) -> TracedProduct:
-        """Run the part that does not depend on the vector.
-
-        Args:
-            inputs: of the mini-batch.
-            targets: likewise.
-            pattern: activation pattern to fix, see `kinks.activation_pattern`; given if one was given to `trace`.
-            shift: added to the diagonal: the Hessian of shift * (1/2) ||w||^2.
+    def at(self, inputs: Tensor, targets: Tensor, *, pattern: Sequence[Tensor] = (), shift: float = 0.0) -> Product:
+        """Run the part that does not depend on the vector; with the activation `pattern` if one was given to `trace`.
 
         Raises:
             ValueError: the mini-batch has another shape than the one traced.
@@ -68,7 +60,12 @@ class TracedHessian:
         inputs, targets, *pattern = (_laid_out(tensor, self.layout) for tensor in (inputs, targets, *pattern))
         with torch.no_grad():
             value, *kept = self._once(*weights, inputs, targets, *pattern)
-        return TracedProduct(value.item(), weights, shift, kept, self._each)
+
+        def products(vector: Tensor) -> Sequence[Tensor]:
+            with torch.no_grad():
+                return self._each(*kept, *unflat(vector.contiguous(), weights))
+
+        return Product(value.item(), shift, products)
 
     def at_batches(
         self, batches: Sequence[tuple[Tensor, Tensor]], *, patterns: Sequence[Sequence[Tensor]] = (), shift: float = 0.0
@@ -87,23 +84,6 @@ class TracedHessian:
 
     def _weights(self) -> list[Tensor]:
         return [_laid_out(p, self.layout) for p in self.parameters.values()]
-
-
-@dataclass(frozen=True)
-class TracedProduct:
-    """v -> H v + shift v on one mini-batch; the counterpart of `HessianProduct`."""
-
-    value: float
-    parameters: Sequence[Tensor]
-    shift: float
-    _kept: Sequence[Tensor]
-    _each: Graph
-
-    def __call__(self, vector: Tensor) -> Tensor:
-        """H v, (n,)."""
-        with torch.no_grad():
-            products = self._each(*self._kept, *unflat(vector.contiguous(), self.parameters))
-            return flat_shifted(products, vector, self.shift)
 
 
 @dataclass(frozen=True)
@@ -144,7 +124,7 @@ def trace(
         model: in eval mode; its buffers and other parameters are constants of the trace.
         losses: (what the model returns, targets) -> (N,).
         parameters: those differentiated by.
-        inputs: an example of the shape.
+        inputs: an example of the shape, as the targets.
         targets: likewise.
         pattern: their activation pattern, if it is to be fixed; every mini-batch then has to bring its own.
         channels_last: keep images and kernels channels last, which is faster for convolutions on CPUs.
@@ -202,10 +182,7 @@ def _loss_and_product(model: nn.Module, losses: Losses, names: Sequence[str]) ->
 def _compiled(
     once: fx.GraphModule, each: fx.GraphModule, given: Sequence[Tensor], vectors: Sequence[Tensor]
 ) -> tuple[Graph, Graph]:
-    """Both graphs as machine code, for tensors laid out as these.
-
-    They are flat lists of operations already, so that no Python code has to be inspected, least of all per call.
-    """
+    """Both graphs as machine code, for tensors laid out as these: flat lists of operations, without Python code."""
     from torch import _inductor as inductor  # takes more than a second
 
     try:
@@ -222,9 +199,7 @@ def _compiled(
 
 def _decompositions() -> dict[OpOverload, Callable[..., Any]]:
     """Of the derivatives in `SPLITTABLE` into two operations each."""
-    return {
-        operation: f for operation, f in get_decompositions(SPLITTABLE).items() if isinstance(operation, OpOverload)
-    }
+    return {name: f for name, f in get_decompositions(SPLITTABLE).items() if isinstance(name, OpOverload)}
 
 
 def _shape(inputs: Tensor, targets: Tensor) -> Shape:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from landscape.curvature.lanczos import Spectrum, Which, lanczos, wanted
 from landscape.curvature.vectors import random_unit
+
+PER_VALUE = ("values", "residuals", "converged", "errors")  # arrays of a spectrum with a row per eigenvalue
 
 
 def verified(
@@ -31,16 +34,9 @@ def verified(
     The residual of a value found there is sqrt(r^2 + ||H V - V Theta||^2), r that on P H P: an upper bound of that on
     H, without a product.
 
-    Args:
-        product: v -> H v.
-        found: with its vectors.
-        which: what was asked for; with `both` one end is searched after the other.
-        tol: relative residual of the values searched for.
-        max_steps: cap on the products of one search.
-        seed: of the start vectors; not that of the first run.
-
-    Returns:
-        The spectrum with the missed values in their places; `missed` counts them, `products` includes the search.
+    With `both` one end is searched after the other. `max_steps` caps the products of one search; the seed must not be
+    that of the first run. The missed values get their places in the spectrum; `missed` counts them, and `products`
+    includes the search.
 
     Raises:
         ValueError: the spectrum has no vectors.
@@ -54,18 +50,8 @@ def verified(
     parts = [_part(found, np.arange(k)), _part(found, np.arange(k, 2 * k))]
     upper = _searched(product, parts[0], parts[1].vectors, "LA", tol, max_steps, seed)
     lower = _searched(product, parts[1], upper.vectors, "SA", tol, max_steps, seed + 1)
-    assert upper.vectors is not None
-    assert lower.vectors is not None
-    return replace(
-        found,
-        values=np.concatenate([upper.values, lower.values]),
-        residuals=np.concatenate([upper.residuals, lower.residuals]),
-        converged=np.concatenate([upper.converged, lower.converged]),
-        errors=np.concatenate([upper.errors, lower.errors]),
-        products=upper.products + lower.products - found.products,
-        vectors=torch.cat([upper.vectors, lower.vectors]),
-        missed=upper.missed + lower.missed,
-    )
+    products, missed = upper.products + lower.products - found.products, upper.missed + lower.missed
+    return replace(found, **_joined(upper, lower), products=products, missed=missed)
 
 
 def _searched(
@@ -77,38 +63,32 @@ def _searched(
     max_steps: int,
     seed: int,
 ) -> Spectrum:
-    assert found.vectors is not None
-    k, known, missed = len(found.values), found, 0
-    n = found.vectors.shape[1]
+    k, n, known, missed = len(found.values), _vectors(found).shape[1], found, 0
     while True:
-        assert known.vectors is not None
-        off = known.vectors if excluded is None else torch.cat([known.vectors, excluded])
+        off = _vectors(known) if excluded is None else torch.cat([_vectors(known), excluded])
         off = _orthonormal(off)
         if len(off) >= n:
             break
+
+        def complement(vector: Tensor, off: Tensor = off) -> Tensor:
+            vector = product(vector - off.T @ (off @ vector))
+            return vector - off.T @ (off @ vector)
+
         start = random_unit(n, seed + 1000 * missed, device=off.device, dtype=off.dtype)
-        extra = _outermost(product, off, start, which, tol, max_steps)
+        start = start - off.T @ (off @ start)
+        extra = lanczos(complement, start, 1, which=which, tol=tol, ends=1.0, max_steps=max_steps, vectors=True)
         known = replace(known, products=known.products + extra.products)
         # The search may wander into the span of V itself, whose values on P H P are zero.
-        inside = extra.vectors is None or bool((off @ extra.vectors[0]).norm() > 0.5)
+        inside = bool((off @ _vectors(extra)[0]).norm() > 0.5)
         value, last = extra.values[0], wanted(known.values, k, which)[-1]
         leak = float(np.sqrt(extra.residuals[0] ** 2 + np.square(known.residuals).sum()))
         if inside or not _further_out(value, known.values[last], leak + known.residuals[last], which):
             break
         missed += 1
-        known = _joined(known, value, leak, extra, tol)
+        bound = np.array([leak])
+        extra = replace(extra, residuals=bound, errors=bound, converged=bound <= tol * np.abs(extra.values))
+        known = replace(known, **_joined(known, extra))
     return replace(_part(known, wanted(known.values, k, which)), missed=missed)
-
-
-def _outermost(
-    product: Callable[[Tensor], Tensor], off: Tensor, start: Tensor, which: Which, tol: float, max_steps: int
-) -> Spectrum:
-    def complement(vector: Tensor) -> Tensor:
-        vector = product(vector - off.T @ (off @ vector))
-        return vector - off.T @ (off @ vector)
-
-    start = start - off.T @ (off @ start)
-    return lanczos(complement, start, 1, which=which, tol=tol, ends=1.0, max_steps=max_steps, vectors=True)
 
 
 def _further_out(value: float, last: float, margin: float, which: Which) -> bool:
@@ -117,29 +97,20 @@ def _further_out(value: float, last: float, margin: float, which: Which) -> bool
     return value > last + margin if which == "LA" else value < last - margin
 
 
-def _joined(known: Spectrum, value: float, residual: float, extra: Spectrum, tol: float) -> Spectrum:
-    assert known.vectors is not None
-    assert extra.vectors is not None
-    return replace(
-        known,
-        values=np.append(known.values, value),
-        residuals=np.append(known.residuals, residual),
-        converged=np.append(known.converged, residual <= tol * abs(value)),
-        errors=np.append(known.errors, residual),
-        vectors=torch.cat([known.vectors, extra.vectors]),
-    )
+def _vectors(spectrum: Spectrum) -> Tensor:
+    assert spectrum.vectors is not None
+    return spectrum.vectors
+
+
+def _joined(*parts: Spectrum) -> dict[str, Any]:
+    """The rows of several spectra one after the other."""
+    rows = {name: np.concatenate([getattr(part, name) for part in parts]) for name in PER_VALUE}
+    return {**rows, "vectors": torch.cat([_vectors(part) for part in parts])}
 
 
 def _part(found: Spectrum, positions: np.ndarray) -> Spectrum:
-    assert found.vectors is not None
-    return replace(
-        found,
-        values=found.values[positions],
-        residuals=found.residuals[positions],
-        converged=found.converged[positions],
-        errors=found.errors[positions],
-        vectors=found.vectors[positions.tolist()],
-    )
+    rows: dict[str, Any] = {name: getattr(found, name)[positions] for name in PER_VALUE}
+    return replace(found, vectors=_vectors(found)[positions.tolist()], **rows)
 
 
 def _orthonormal(vectors: Tensor) -> Tensor:

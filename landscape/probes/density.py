@@ -34,9 +34,7 @@ class Density(Probe):
     uses: ClassVar[tuple[str, ...]] = ("weight_decay",)
     split: ClassVar[str] = "train"
     smallest: ClassVar[Mapping[str, Any]] = {"vectors": 2, "steps": 3}
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "park2022": {"split": "train", "augment": True, "weight_decay": 0.05}
-    }
+    presets: ClassVar[Mapping[str, Any]] = {"park2022": {"split": "train", "augment": True, "weight_decay": 0.05}}
 
     vectors: Annotated[int, "random start vectors"] = 8
     steps: Annotated[int, "Lanczos steps, and so nodes, per vector; at most the number of parameters"] = 40
@@ -75,12 +73,9 @@ class Density(Probe):
         return without_hvp(self)
 
     def autotune(self, subject: Subject) -> dict[str, str]:
-        """The backend, chosen once for the whole result."""
-        parameters = matching(subject.parameters, self.params)
-        return autotuned(subject, parameters, self.hvp, batches=len(subject.batches))
+        return autotuned(subject, self.params, self.hvp, batches=len(subject.batches))
 
     def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Density, Subject]:
-        """Probe and subject with the choices of `autotune`."""
         return replace(self, **choices), subject
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
@@ -114,8 +109,7 @@ class Density(Probe):
         """The first moment and both ends, over all finished start vectors."""
         known = (data["done"] == 1) & np.isfinite(data["nodes"][:, 0])
         nodes, weights = data["nodes"][known], data["weights"][known]
-        n = len(nodes)
-        if n == 0:
+        if not len(nodes):
             return {}
         mean, error = mean_and_standard_error(np.nansum(nodes * weights, axis=1))
         return {"mean": mean, "mean_se": error, "largest": float(np.nanmax(nodes)), "smallest": float(np.nanmin(nodes))}

@@ -57,7 +57,7 @@ class Hessian(Probe):
     split: ClassVar[str] = "train"
     batch_size: ClassVar[int] = 16
     smallest: ClassVar[Mapping[str, Any]] = {"top": 2, "batches": 2, "max_products": 12}
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"park2022": PARK_2022}
+    presets: ClassVar[Mapping[str, Any]] = {"park2022": PARK_2022}
 
     top: Annotated[int, "eigenvalues per mini-batch (with both: per end)"] = 5
     scope: Annotated[Scope, "batch: a spectrum per mini-batch; dataset: one of the mean over all samples"] = "batch"
@@ -86,20 +86,18 @@ class Hessian(Probe):
         at_least("max_products", self.max_products, 2)
         for name, choices in CHOICES.items():
             one_of(name, getattr(self, name), get_args(choices))
-        for conflict, message in self._conflicts():
-            if conflict:
-                raise OptionError(message)
+        for conflict in self._conflicts():
+            raise OptionError(conflict)
         regular_expression("params", self.params)
         require(0 < self.tol < 1, "tol", self.tol, "above 0 and below 1")
         require(0 < self.ends <= 1, "ends", self.ends, "above 0 and at most 1")
 
-    def _conflicts(self) -> Iterator[tuple[bool, str]]:
-        """Combinations of options that exclude each other, with the message for each."""
+    def _conflicts(self) -> Iterator[str]:
+        """What is wrong with combinations of options that exclude each other."""
         traced = self.hvp not in ("auto", "kept")
-        yield (
-            self.operator != "hessian" and traced,
-            f"--hvp {self.hvp} makes products of the Hessian only; with --operator {self.operator} use auto or kept",
-        )
+        if self.operator != "hessian" and traced:
+            only = f"--hvp {self.hvp} makes products of the Hessian only"
+            yield f"{only}; with --operator {self.operator} use auto or kept"
         beyond_pyhessian = {
             f"which {self.which}": self.which != "LM",
             f"operator {self.operator}": self.operator != "hessian",
@@ -109,13 +107,12 @@ class Hessian(Probe):
             "per-layer": self.per_layer,
         }
         for option, given in beyond_pyhessian.items():
-            message = f"--engine pyhessian cannot do --{option}; leave one of them out"
-            yield self.engine == "pyhessian" and given, message
-        yield self.per_layer and traced, f"--hvp {self.hvp} would trace every layer; with --per-layer use auto or kept"
-        yield (
-            self.per_layer and self.eigenvectors,
-            "--per-layer stores no --eigenvectors; select one layer with --params",
-        )
+            if self.engine == "pyhessian" and given:
+                yield f"--engine pyhessian cannot do --{option}; leave one of them out"
+        if self.per_layer and traced:
+            yield f"--hvp {self.hvp} would trace every layer; with --per-layer use auto or kept"
+        if self.per_layer and self.eigenvectors:
+            yield "--per-layer stores no --eigenvectors; select one layer with --params"
 
     def plan(self, subject: Subject) -> Plan:
         blocks = self._blocks(subject)
@@ -157,14 +154,11 @@ class Hessian(Probe):
         return values
 
     def autotune(self, subject: Subject) -> dict[str, str]:
-        """The backend, chosen once for the whole result."""
         if self._double_backward:
             return {}
-        parameters = matching(subject.parameters, self.params)
-        return autotuned(subject, parameters, self.hvp, batches=self._count(subject), kinks=self._kinks)
+        return autotuned(subject, self.params, self.hvp, batches=self._count(subject), kinks=self._kinks)
 
     def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Hessian, Subject]:
-        """Probe and subject with the choices of `autotune`."""
         return replace(self, **choices), subject
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
@@ -180,8 +174,7 @@ class Hessian(Probe):
             patterns: PatternCache = {}
             curved = [replace(one, patterns=patterns) for one in curved]
         if not curved[0].batched or self.scope == "dataset":
-            for unit in units:
-                yield self._one(curved[blocks.position(unit.index)], unit)
+            yield from (self._one(curved[blocks.position(unit.index)], unit) for unit in units)
             return
         for at in range(0, len(units), curved[0].batched):
             yield from self._side_by_side(curved[0], units[at : at + curved[0].batched])
@@ -244,15 +237,13 @@ class Hessian(Probe):
 
     def _side_by_side(self, curved: Curvature, units: Sequence[Unit]) -> Iterator[dict[str, Any]]:
         """Several mini-batches at once; a last incomplete set is filled up with copies of its last one."""
-        indices = [unit.index[0] for unit in units]
-        filled = indices + [indices[-1]] * (curved.batched - len(indices))
-        if not curved.fits_batched(filled):
-            for unit in units:
-                yield self._one(curved, unit)
+        filled = [*units, *[units[-1]] * (curved.batched - len(units))]
+        indices = [unit.index[0] for unit in filled]
+        if not curved.fits_batched(indices):
+            yield from (self._one(curved, unit) for unit in units)
             return
-        product = curved.batched_product(filled)
-        seeds = [unit.seed(self.seed) for unit in units]
-        seeds += [seeds[-1]] * (len(filled) - len(seeds))
+        product = curved.batched_product(indices)
+        seeds = [unit.seed(self.seed) for unit in filled]
         starts = [_start(curved, seed) for seed in seeds]
         found = spectra(product, self._request.capped(curved.size), starts, seeds)
         for _, one, loss in zip(units, found, product.values, strict=False):

@@ -18,11 +18,8 @@ from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.subject.subject import Subject
 
 Method = Literal["xtrace", "hutchinson", "hutch++"]
-METHODS: Mapping[str, Callable[..., TraceEstimate]] = {
-    "xtrace": xtrace,
-    "hutchinson": hutchinson,
-    "hutch++": hutch_plus_plus,
-}
+METHODS: Mapping[str, Callable[..., TraceEstimate]]
+METHODS = {"xtrace": xtrace, "hutchinson": hutchinson, "hutch++": hutch_plus_plus}
 
 
 @dataclass(frozen=True)
@@ -38,9 +35,7 @@ class Trace(Probe):
     uses: ClassVar[tuple[str, ...]] = ("batch_size", "weight_decay")
     split: ClassVar[str] = "train"
     smallest: ClassVar[Mapping[str, Any]] = {"vectors": 8}
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "park2022": {"split": "train", "augment": True, "weight_decay": 0.05}
-    }
+    presets: ClassVar[Mapping[str, Any]] = {"park2022": {"split": "train", "augment": True, "weight_decay": 0.05}}
 
     method: Annotated[Method, "estimator; xtrace has the smallest error for the same work"] = "xtrace"
     vectors: Annotated[int, "Hessian products per mini-batch"] = 32
@@ -79,12 +74,9 @@ class Trace(Probe):
         return without_hvp(self)
 
     def autotune(self, subject: Subject) -> dict[str, str]:
-        """The backend, chosen once for the whole result."""
-        parameters = matching(subject.parameters, self.params)
-        return autotuned(subject, parameters, self.hvp, batches=len(subject.batches), batched=False)
+        return autotuned(subject, self.params, self.hvp, batches=len(subject.batches), batched=False)
 
     def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Trace, Subject]:
-        """Probe and subject with the choices of `autotune`."""
         return replace(self, **choices), subject
 
     def measure(self, subject: Subject, unit: Unit) -> Values:

@@ -1,0 +1,90 @@
+"""What the benchmarks share: arguments, subjects, seconds and memory of a process, and rows of tables."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import landscape
+from landscape import models
+from landscape.subject.subject import Subject
+
+Work = Callable[[], object]
+
+
+def parser(description: str | None, **options: Any) -> argparse.ArgumentParser:
+    """A parser with an option `--name` for every default value, of the default's type."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in options.items():
+        made.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+    return made
+
+
+def trained_models(made: argparse.ArgumentParser, *names: str) -> argparse.ArgumentParser:
+    """The parser with the arguments of `trained`."""
+    made.add_argument("--models", nargs="+", default=list(names))
+    made.add_argument("--data", default="cifar10")
+    made.add_argument("--data-root", type=Path)
+    made.add_argument("--checkpoints", type=Path, default=Path("checkpoints"))
+    return made
+
+
+def trained(arguments: argparse.Namespace, name: str, *, file: str = "final.pt", **options: Any) -> Subject:
+    """A demo network from its run on the training set, on the CPU."""
+    return landscape.load(
+        arguments.checkpoints / f"{name}-{arguments.data}" / file, data=arguments.data,
+        data_root=arguments.data_root, split="train", device="cpu", **options,
+    )  # fmt: skip
+
+
+def untrained(name: str, *, classes: int, size: int, samples: int, batch_size: int, **arguments: Any) -> Subject:
+    """A network at random weights with random images."""
+    torch.manual_seed(0)
+    model = models.build(name, classes=classes, image_size=size, **arguments).eval()
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(samples, 3, size, size, generator=generator)
+    targets = torch.randint(classes, (samples,), generator=generator)
+    return Subject(model, list(zip(inputs.split(batch_size), targets.split(batch_size), strict=True)))
+
+
+def seconds(work: Work, clock: Callable[[], float] = time.process_time) -> float:
+    start = clock()
+    work()
+    return clock() - start
+
+
+def in_turns(
+    ways: Mapping[str, Work], rounds: int, clock: Callable[[], float] = time.process_time
+) -> dict[str, list[float]]:
+    """Seconds of every way in every round; a round runs each once, so that other load affects all of them."""
+    took: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            took[name].append(seconds(way, clock))
+    return took
+
+
+def peak_of(work: Work) -> float:
+    """Peak memory of this process during some work above that before it, in MiB (Linux)."""
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = _status("VmRSS")
+    work()
+    return _status("VmHWM") - before
+
+
+def _status(name: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 1024
+
+
+def row(*cells: object) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def header(*names: str) -> str:
+    return f"{row(*names)}\n{row(*['---'] * len(names))}"
