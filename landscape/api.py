@@ -105,7 +105,7 @@ def configured_together(
     for name in probes:
         if name not in FEATURES:
             raise OptionError(f"probes must be among {', '.join(FEATURES)}; got {name}, which cannot share a pass")
-    own = {name: set(own_defaults(name)) for name in probes}
+    own = {name: own_defaults(name) for name in probes}
     of_all = set().union(*own.values())
     made: list[SharedPassProbe] = []
     rest: dict[str, Any] = {}
@@ -122,10 +122,9 @@ def configured(probe: str, settings: dict[str, Any]) -> tuple[Probe, dict[str, A
     Raises:
         OptionError: a setting is neither.
     """
-    kind = probe_class(probe)
-    own = {field.name for field in fields(kind)}
+    kind, own = probe_class(probe), own_defaults(probe)
     loading = {field.name for field in fields(Spec)} - {"checkpoint"}
-    unknown = [name for name in settings if name not in own | loading]
+    unknown = [name for name in settings if name not in loading | own.keys()]
     if unknown:
         raise OptionError(f"{probe} has no option {unknown[0]}; it has {', '.join(sorted(own))}")
     parameters = {
@@ -137,7 +136,6 @@ def configured(probe: str, settings: dict[str, Any]) -> tuple[Probe, dict[str, A
 
 
 def _several(value: Any) -> tuple[Any, ...]:
-    """The values of a repeatable option; a single string counts as one value."""
     return (value,) if isinstance(value, str) else tuple(value)
 
 

@@ -91,25 +91,16 @@ class Probe(Protocol):
     """What every probe offers. Probes keep no state, open no files and never print.
 
     A probe inherits the class variables below, sets those that differ and defines `name`, `plan` and `measure`.
-
-    Attributes:
-        name: of the command and of the groups in the results file.
-        uses: fields of the subject's `Spec` that can change this probe's numbers beyond weights and data; they enter
-            the digest of the run key.
-        split: of the data, unless the user asks for another.
-        batch_size: likewise.
-        logits: whether the numbers depend on the model's outputs; False accepts checkpoints without a classifier.
-        presets: named conventions, name -> parameters and loading options.
-        smallest: parameters for the fastest meaningful run, which the tests of every probe use.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str]  # of the command and of the groups in the results file
+    # Fields of the subject's `Spec` that can change the numbers beyond weights and data: part of the run key's digest.
     uses: ClassVar[tuple[str, ...]] = ()
-    split: ClassVar[str] = "test"
-    batch_size: ClassVar[int] = 128
-    logits: ClassVar[bool] = True
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"park2022": {}}
-    smallest: ClassVar[Mapping[str, Any]] = {}
+    split: ClassVar[str] = "test"  # of the data, unless the user asks for another
+    batch_size: ClassVar[int] = 128  # likewise
+    logits: ClassVar[bool] = True  # whether the model's outputs matter; False accepts checkpoints without a classifier
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"park2022": {}}  # parameters and loading options, by name
+    smallest: ClassVar[Mapping[str, Any]] = {}  # parameters for the fastest meaningful run, used by tests
 
     def plan(self, subject: Any) -> Plan: ...
 
@@ -194,8 +185,9 @@ def checked(kind: type[Any]) -> type[Any]:
         raise TypeError(f"{kind.__name__} is no probe; expected a frozen dataclass that inherits Probe")
     if not isinstance(getattr(kind, "name", None), str):
         raise TypeError(f"{kind.__name__} has no name; expected a class variable `name`")
-    contract = {name: method for part in (Probe, *CAPABILITIES) for name, method in _methods(part)}
-    for name, method in _methods(kind):
+    contract = {name: method for part in (Probe, *CAPABILITIES) for name, method in _methods(part).items()}
+    own = _methods(kind)
+    for name, method in own.items():
         if name not in contract:
             near = difflib.get_close_matches(name, contract, 1)
             hint = f"; did you mean {near[0]}?" if near else "; helpers start with an underscore"
@@ -203,17 +195,15 @@ def checked(kind: type[Any]) -> type[Any]:
         got, wanted = (list(inspect.signature(f).parameters) for f in (method, contract[name]))
         if got != wanted:
             raise TypeError(f"{kind.__name__}.{name} takes ({', '.join(got)}), expected ({', '.join(wanted)})")
-    own = {name for name, _ in _methods(kind)}
     for part in (Probe, *CAPABILITIES):
-        names = [name for name, _ in _methods(part)]
-        lacking = [name for name in names if name not in own]
-        if lacking and (part is Probe or len(lacking) < len(names)):
+        lacking = [name for name in _methods(part) if name not in own]
+        if lacking and (part is Probe or len(lacking) < len(_methods(part))):
             raise TypeError(f"{kind.__name__} lacks {', '.join(lacking)} of {part.__name__}")
     return kind
 
 
-def _methods(kind: type[Any]) -> list[tuple[str, Any]]:
-    return [(name, value) for name, value in vars(kind).items() if inspect.isfunction(value) and name[0] != "_"]
+def _methods(kind: type[Any]) -> dict[str, Any]:
+    return {name: value for name, value in vars(kind).items() if inspect.isfunction(value) and name[0] != "_"}
 
 
 def sweep(probe: Any, subject: Any, units: Sequence[Unit]) -> Iterator[Values]:

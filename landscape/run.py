@@ -46,17 +46,10 @@ def run(
     overwrite: bool = False,
     report: Report | None = None,
 ) -> Outcome:
-    """Measure what is not yet in the file.
+    """Measure what is not yet in the file, which is made if absent.
 
-    Args:
-        probe: what to measure.
-        subject: on what.
-        path: results file; made if absent.
-        label: readable name of the group; default from the checkpoint.
-        executor: measures chunks of units; the subject must then be loadable from its spec. None: in-line.
-        workers: how many tasks the executor runs at once.
-        overwrite: discard a stored result first.
-        report: called after every unit.
+    An executor measures chunks of units, `workers` of them at once; the subject must then be loadable from its spec.
+    `overwrite` discards a stored result first; `label` is the readable name of the group, by default the subject's.
 
     Raises:
         Busy: another process is writing the same result into the same file.
@@ -69,7 +62,10 @@ def run(
     key = run_key(probe, subject, label or subject.label, choices, weights=weights)
 
     def results(writers: Sequence[Writer], pending: Sequence[Sequence[Unit]]) -> Generator[Found]:
-        _announce(probe, subject, len(pending[0]), workers)
+        if isinstance(probe, Estimates) and pending[0] and _log.isEnabledFor(logging.INFO):
+            _log.info(
+                "%s: %d units, %s", probe.name, len(pending[0]), probe.estimate(subject, len(pending[0]), workers)
+            )
         arrays = groups.read_group(path, writers[0].group)
         measure = partial(measured, probe, subject, executor=executor, workers=workers)
         with contextlib.closing(_by_stages(probe, key.plan, arrays, pending[0], measure)) as finished:
@@ -90,12 +86,8 @@ def fill(
 ) -> list[Outcome]:
     """The run loop: write what `results` measures of the pending units, and merge it about once a minute.
 
-    Args:
-        path: results file.
-        keys: of one result, or of several that have the same units.
-        results: takes the writer and the pending units of every key; yields each finished unit.
-        overwrite: see `run`.
-        report: see `run`.
+    The keys are of one result, or of several that have the same units; `results` takes the writer and the pending units
+    of each and yields the finished units.
     """
     if overwrite:
         for key in keys:
@@ -137,13 +129,7 @@ def run_key(
 
 
 def digest(probe: Probe, subject: Subject, weights: str | None = None) -> str:
-    """SHA-256, shortened, of all that can change the numbers.
-
-    Args:
-        probe: what is measured.
-        subject: on what.
-        weights: SHA-256 of the weights if they are already hashed; None hashes them now.
-    """
+    """SHA-256, shortened, of all that can change the numbers; `weights` is that of the weights if they are hashed."""
     about = identity(subject, probe.uses, weights)  # first: hashing discards what was derived from other weights
     parameters = probe.identity(subject) if isinstance(probe, Identifies) else asdict(probe)  # type: ignore[call-overload]
     asked = {"probe": probe.name, "parameters": parameters, **about}
@@ -170,27 +156,17 @@ def as_stored(probe: Probe, subject: Subject, path: Path, weights: str) -> Subje
 def _resolved(
     probe: Probe, subject: Subject, path: Path, weights: str, *, overwrite: bool
 ) -> tuple[Probe, Subject, dict[str, str]]:
-    """Probe and subject with the choices of autotuning: those that an earlier run stored, else made now.
-
-    Returns:
-        both, and the attributes that record the choices.
-    """
+    """Probe and subject with the choices of autotuning, an earlier run's or made now, and attributes to record them."""
     if not isinstance(probe, Autotunes):
         return probe, subject, {}
     undecided = digest(probe, subject, weights)
     merge_orphans(path, reduce_of=reduce_of)
-    group = None if overwrite else groups.autotuned_group(path, probe.name, undecided)
+    group = None if overwrite else groups.stored_group(path, probe.name, undecided, autotuned=True)
     choices = json.loads(groups.attribute(path, group, "choices")) if group else probe.autotune(subject)
     if not choices:
         return probe, subject, {}
     probe, subject = probe.resolved(subject, choices)
     return probe, subject, {"chosen_for": undecided, "choices": json.dumps(choices)}
-
-
-def _announce(probe: Probe, subject: Subject, units: int, workers: int) -> None:
-    """Log how long it will take, where the probe can tell."""
-    if isinstance(probe, Estimates) and units and _log.isEnabledFor(logging.INFO):
-        _log.info("%s: %d units, %s", probe.name, units, probe.estimate(subject, units, workers))
 
 
 def _by_stages(

@@ -34,7 +34,7 @@ class _OnePass:
         for unit in units:
             (i,) = unit.index
             found = run_with_hooks(subject, i, [probe.hooks(subject, i) for probe in self.probes])
-            yield {probe.name: values for probe, values in zip(self.probes, found, strict=True)}
+            yield dict(zip((probe.name for probe in self.probes), found, strict=True))
 
 
 def fitting(probes: Sequence[SharedPassProbe], subject: Subject) -> tuple[list[SharedPassProbe], dict[str, str]]:

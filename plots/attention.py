@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
@@ -11,11 +10,8 @@ import xarray as xr
 from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
+from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers, ends
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MEANING = (
     "How far each head looks, in pixels of the image, and how much its attention depends on the query: points are "
@@ -33,10 +29,8 @@ def draw(data: xr.Dataset, ax: Axes, *, quantity: str = "distance", look: Look |
     """Draw one quantity of every head at the depth of its layer, and the mean over heads as a line."""
     look = look or look_of(data)
     values, depth = data[quantity].values, data["depth"].values
-    ax.scatter(
-        np.repeat(depth, values.shape[1]), values.ravel(), color=look.color, marker=look.marker, s=7, alpha=0.4,
-        linewidths=0,
-    )  # fmt: skip
+    points = np.repeat(depth, values.shape[1]), values.ravel()
+    ax.scatter(*points, color=look.color, marker=look.marker, s=7, alpha=0.4, linewidths=0)
     finite = np.isfinite(values)
     shown = finite.any(axis=1)
     means = np.where(finite, values, 0.0)[shown].sum(axis=1) / finite[shown].sum(axis=1)

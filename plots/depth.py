@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+import numpy as np
 import xarray as xr
 
 from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
-
-if TYPE_CHECKING:
-    import numpy as np
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from landscape.plots.figure import Axes, Figure
 
 NOTE = "Bands: self-attention (grey), blocks that reduce the map (blue). Error bars: standard error over samples."
 
@@ -31,16 +28,9 @@ def over_depth(data: xr.Dataset, ax: Axes, quantity: str, *, look: Look | None =
     shown = data[quantity].notnull().values
     error = data[f"{quantity}_se"].fillna(0.0).values[shown] if f"{quantity}_se" in data else None
     ax.errorbar(
-        data["depth"].values[shown],
-        data[quantity].values[shown],
-        yerr=error,
-        color=look.color,
-        marker=look.marker,
-        linestyle=look.line,
-        elinewidth=0.8,
-        markersize=3.5 if shown.sum() <= 30 else 2,
-        label=look.label,
-    )
+        data["depth"].values[shown], data[quantity].values[shown], yerr=error, color=look.color, marker=look.marker,
+        linestyle=look.line, elinewidth=0.8, markersize=3.5 if shown.sum() <= 30 else 2, label=look.label,
+    )  # fmt: skip
     ax.set(xlabel="normalised depth", xlim=(-0.03, 1.03))
     return bands(data, ax) if shade else ax
 
@@ -48,12 +38,10 @@ def over_depth(data: xr.Dataset, ax: Axes, quantity: str, *, look: Look | None =
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look], draw: Draw) -> Figure:
     """One panel per network on common axes; for several networks, one more with all of them, without bands."""
     several = len(results) > 1
-    legend = [look.sample() for look in looks] if several else []
-    also = ["all networks"] if several else []
+    also, legend = (["all networks"], [look.sample() for look in looks]) if several else ([], [])
     figure, axes = style.panels(results, looks, aspect=0.85, note=NOTE, also=also, legend=legend)
     for data, ax, look in zip(results, axes, looks, strict=False):
         draw(data, ax, look=look)
-    for data, look in zip(results, looks, strict=True):
         if several:
             draw(data, axes[-1], look=look, shade=False)
     style.outer(axes)
@@ -83,6 +71,5 @@ def color_bar(figure: Figure, axes: Sequence[Axes] | np.ndarray, *, aspect: floa
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap, Normalize
 
-    shades = ListedColormap([color(i / 255) for i in range(256)])
-    bar = ScalarMappable(Normalize(0, 1), shades)
+    bar = ScalarMappable(Normalize(0, 1), ListedColormap([color(i / 255) for i in range(256)]))
     figure.colorbar(bar, ax=axes, label="normalised depth", aspect=aspect, pad=0.02)

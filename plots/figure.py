@@ -13,10 +13,13 @@ import numpy as np
 import xarray as xr
 
 if TYPE_CHECKING:
-    import matplotlib.figure
+    from matplotlib.axes import Axes as Axes
+    from matplotlib.figure import Figure as Figure
 
     from landscape.plots.appearance import Look
     from landscape.plots.headlines import Numbers
+else:
+    Axes = Figure = Any  # for annotations in modules that do not import matplotlib
 
 
 class FigureModule(Protocol):
@@ -30,7 +33,7 @@ class FigureModule(Protocol):
     def draw(self, data: xr.Dataset, axes: Any, /) -> Any:
         """Draw one result and return the axes."""
 
-    def page(self, results: Sequence[xr.Dataset], looks: Sequence[Look], /) -> matplotlib.figure.Figure:
+    def page(self, results: Sequence[xr.Dataset], looks: Sequence[Look], /) -> Figure:
         """The whole figure, with all results."""
 
 

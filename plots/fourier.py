@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import xarray as xr
 
 from landscape.plots import depth, style
 from landscape.plots.appearance import Look
+from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers, ends, finite
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MEANING = (
     "The Fourier spectrum of the feature maps along its diagonal, relative to each layer's own zero "
@@ -30,12 +26,8 @@ def draw(data: xr.Dataset, ax: Axes) -> Axes:
         row = data.isel(layer=layer)
         shown = row["delta_log_amplitude"].notnull() & row["frequency"].notnull()
         if shown.sum() > 1:  # a map of one position has the zero frequency only
-            ax.plot(
-                row["frequency"].values[shown.values],
-                row["delta_log_amplitude"].values[shown.values],
-                color=depth.color(float(row["depth"])),
-                linewidth=width,
-            )
+            x, y = (row[name].values[shown.values] for name in ("frequency", "delta_log_amplitude"))
+            ax.plot(x, y, color=depth.color(float(row["depth"])), linewidth=width)
     ax.set(xlim=(0, 1), ylabel="relative log amplitude Δ\u00a0ln\u00a0A", xlabel="frequency")
     ax.set_xticks([0, 0.5, 1], ["0", r"0.5$\pi$", r"$\pi$"])
     return ax

@@ -60,13 +60,9 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 def shown(data: xr.Dataset) -> list[int]:
     """Positions of the layers with more than one frequency and finite values, thinned evenly to `TILES`."""
-    found = [
-        i
-        for i in range(data.sizes["layer"])
-        if np.isfinite(data["row_frequency"].values[i]).sum() * np.isfinite(data["column_frequency"].values[i]).sum()
-        > 1
-        and np.isfinite(data["spectrum"].values[i]).any()
-    ]
+    rows, columns = (np.isfinite(data[f"{side}_frequency"].values).sum(axis=1) for side in ("row", "column"))
+    finite = np.isfinite(data["spectrum"].values).any(axis=(1, 2))
+    found = np.flatnonzero((rows * columns > 1) & finite).tolist()
     return [found[i] for i in np.unique(np.linspace(0, len(found) - 1, TILES).round().astype(int))] if found else []
 
 

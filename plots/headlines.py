@@ -26,6 +26,16 @@ def numbers(data: xr.Dataset) -> Numbers:
     return {name: value for name, value in found.items() if isinstance(value, str) or np.isfinite(value)}
 
 
+def largest_drop(data: xr.Dataset, axis: str, name: Callable[[Any], str]) -> Numbers:
+    """Accuracy of the intact network, its largest drop, and where on an axis it happens."""
+    drop = data["accuracy_drop"].values if "accuracy_drop" in data else np.array([])
+    if not np.isfinite(drop).any():
+        return {}
+    worst = int(np.nanargmax(drop))
+    intact = float(data.attrs.get("intact_accuracy", np.nan))
+    return {"intact accuracy": intact, "largest drop": drop[worst].item(), "at": name(data[axis].values[worst])}
+
+
 def text(found: Numbers) -> str:
     """Numbers as `name value, name value`."""
     return ", ".join(

@@ -5,18 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
 
 from landscape.plots import style
 from landscape.plots.appearance import Look, escaped
-from landscape.plots.headlines import Numbers
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from landscape.plots.figure import Axes, Figure
+from landscape.plots.headlines import Numbers, largest_drop
 
 MEANING = (
     "The accuracy a network loses, and the loss it gains, when one unit is removed from it, without retraining; error "
@@ -25,14 +21,9 @@ MEANING = (
     "results file names."
 )
 KINDS: Mapping[str, str] = {
-    "conv": "tab:blue",
-    "msa": "tab:red",
-    "mlp": "#E69F00",
-    "subsample": "#56B4E9",
-    "stem": "#009E73",
-    "head": "#CC79A7",
-    "other": "0.5",
-}
+    "conv": "tab:blue", "msa": "tab:red", "mlp": "#E69F00", "subsample": "#56B4E9", "stem": "#009E73",
+    "head": "#CC79A7", "other": "0.5",
+}  # fmt: skip
 LONGEST = 22  # characters of a unit's name
 HIGH = 100.0  # nats
 
@@ -64,8 +55,7 @@ def bars(data: xr.Dataset, ax: Axes, quantity: str, label: str) -> Axes:
 def name_units(data: xr.Dataset, ax: Axes) -> Axes:
     """Name the units below their bars."""
     unit = data["unit"].values
-    step = math.ceil(len(unit) / 80)
-    size = 6 if len(unit) <= 40 else 5
+    step, size = math.ceil(len(unit) / 80), 6 if len(unit) <= 40 else 5
     ax.set_xticks(unit[::step], shortened(data["name"].values)[::step], rotation=90, fontsize=size)
     ax.tick_params(axis="x", length=2, pad=1)
     return ax
@@ -106,9 +96,4 @@ def shortened(names: Iterable[str]) -> list[str]:
 
 def headline(data: xr.Dataset) -> Numbers:
     """Accuracy of the intact network, its largest drop, and the unit that causes it."""
-    drop = data["accuracy_drop"].values if "accuracy_drop" in data else np.array([])
-    if not np.isfinite(drop).any():
-        return {}
-    worst = int(np.nanargmax(drop))
-    intact = float(data.attrs.get("intact_accuracy", np.nan))
-    return {"intact accuracy": intact, "largest drop": drop[worst].item(), "at": str(data["name"].values[worst])}
+    return largest_drop(data, "name", str)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
@@ -12,11 +11,8 @@ import xarray as xr
 from landscape.plots import appearance, style
 from landscape.plots.appearance import Look, parameters_of
 from landscape.plots.appearance import look as look_of
-from landscape.plots.headlines import Numbers
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from landscape.plots.figure import Axes, Figure
+from landscape.plots.headlines import Numbers, largest_drop
 
 MEANING = (
     "The accuracy a network loses when noise of one band of frequencies is added to its inputs: where a curve is high, "
@@ -47,12 +43,9 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     panels = [[i for i, data in enumerate(results) if kind(data) == one] for one in kinds]
     drawn = {i: seen for panel in panels for i, seen in zip(panel, _looks_within(results, looks, panel), strict=True)}
     legend = {(seen.label, seen.line): seen.sample() for _, seen in sorted(drawn.items())}
-    figure = style.page(
-        results, looks, height=2.6 * -(-len(panels) // 2), legend=list(legend.values()),
-        note="Bands: 95 % intervals over samples.",
-    )  # fmt: skip
-    columns = min(2, len(panels))
-    grid = figure.subplots(-(-len(panels) // columns), columns, sharey=True, squeeze=False)
+    note, rows, columns = "Bands: 95 % intervals over samples.", -(-len(panels) // 2), min(2, len(panels))
+    figure = style.page(results, looks, height=2.6 * rows, legend=list(legend.values()), note=note)
+    grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
     for ax in grid.flat[len(panels) :]:
         ax.remove()
     for ax, one, panel in zip(grid.flat, kinds, panels, strict=False):
@@ -78,12 +71,5 @@ def _looks_within(results: Sequence[xr.Dataset], looks: Sequence[Look], panel: S
 
 def headline(data: xr.Dataset) -> Numbers:
     """Accuracy without noise, its largest drop, the band that causes it, and the bands without a frequency."""
-    drop = data["accuracy_drop"].values if "accuracy_drop" in data else np.array([])
     empty = str(data.attrs.get("empty_bands", ""))
-    note: Numbers = {"bands without a frequency": empty} if empty else {}
-    if not np.isfinite(drop).any():
-        return note
-    worst = int(np.nanargmax(drop))
-    intact = float(data.attrs.get("intact_accuracy", np.nan))
-    at = f"{data['band'].values[worst]:g} pi"
-    return {"intact accuracy": intact, "largest drop": drop[worst].item(), "at": at, **note}
+    return largest_drop(data, "band", "{:g} pi".format) | ({"bands without a frequency": empty} if empty else {})

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
 
 from landscape.plots import depth, style
 from landscape.plots.appearance import Look, parameters_of
+from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers, ends, finite
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MEANING = (
     "How well a linear classifier tells the classes apart from the frozen features of each layer, fitted on the train "
@@ -34,18 +30,13 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
     return ax
 
 
-def classifier(data: xr.Dataset) -> str:
-    """Name of the linear classifier."""
-    return CLASSIFIERS[parameters_of(data).get("solver", "ridge")]
-
-
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel per network on common axes."""
     fitted: dict[str, list[str]] = {}
     for data, look in zip(results, looks, strict=True):
-        fitted.setdefault(classifier(data), []).append(look.label)
-    text = "; ".join(f"{name}: {', '.join(labels)}" for name, labels in fitted.items())
-    text = next(iter(fitted)) if len(fitted) == 1 else text
+        fitted.setdefault(CLASSIFIERS[parameters_of(data).get("solver", "ridge")], []).append(look.label)
+    several = "; ".join(f"{name}: {', '.join(labels)}" for name, labels in fitted.items())
+    text = several if len(fitted) > 1 else next(iter(fitted))
     note = f"Classifier: {text}. {depth.NOTE} Dotted: the network itself."
     figure, axes = style.panels(results, looks, aspect=0.85, note=note)
     for data, ax, look in zip(results, axes, looks, strict=True):

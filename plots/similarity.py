@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from landscape.plots import style
 from landscape.plots.appearance import Look, escaped
+from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MEANING = (
     "How alike two layers represent the same images, by centred kernel alignment: 1 is the same up to rotation and "

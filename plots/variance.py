@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
 
 from landscape.plots import depth
 from landscape.plots.appearance import Look
+from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers, ends, finite
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MEANING = (
     "How much a feature map varies over its positions, layer by layer: it falls where a layer averages (self-"

@@ -62,28 +62,24 @@ class Attention(Probe):
         per_head, per_layer = ("layer", "head"), ("layer",)
         token, image = ("layer", "token_rank"), ("layer", "image_rank")
         sums, means = {}, {}
-        for table, dims in ((PER_HEAD, per_head), (PER_LAYER, per_layer)):
-            for name, (long_name, units) in table.items():
-                sums[f"{name}_sum"] = Quantity(f"sum over images: {long_name}", units, dims)
-                sums[f"{name}_square_sum"] = Quantity(f"sum of squares over images: {long_name}", f"{units}^2", dims)
-                means[name] = Quantity(long_name, units, dims)
-                means[f"{name}_se"] = Quantity("its standard error over images", units, dims)
-        grids = np.array([layer.attention.grid if layer.attention else (0, 0) for layer in layers])
+        for name, (long_name, units) in {**PER_HEAD, **PER_LAYER}.items():
+            dims = per_head if name in PER_HEAD else per_layer
+            sums[f"{name}_sum"] = Quantity(f"sum over images: {long_name}", units, dims)
+            sums[f"{name}_square_sum"] = Quantity(f"sum of squares over images: {long_name}", f"{units}^2", dims)
+            means[name] = Quantity(long_name, units, dims)
+            means[f"{name}_se"] = Quantity("its standard error over images", units, dims)
+        rows, columns = np.array([layer.attention.grid for layer in layers if layer.attention]).T
+        attending = "rows of the grid, or of its windows, that attend; 0: unknown"
         return Plan(
             over={"batch": np.arange(len(subject.batches))},
             axes={
-                "layer": np.arange(len(layers)),
-                "head": np.arange(shape["heads"]),
-                "token_rank": np.arange(shape["tokens"]),
-                "image_rank": np.arange(shape["images"]),
+                "layer": np.arange(len(layers)), "head": np.arange(shape["heads"]),
+                "token_rank": np.arange(shape["tokens"]), "image_rank": np.arange(shape["images"]),
             },
             labels={
                 **layer_labels(layers, "layer"),
-                "rows": (
-                    Quantity("rows of the grid, or of its windows, that attend; 0: unknown", dims=per_layer),
-                    grids[:, 0],
-                ),
-                "columns": (Quantity("columns of it", dims=per_layer), grids[:, 1]),
+                "rows": (Quantity(attending, dims=per_layer), rows),
+                "columns": (Quantity("columns of it", dims=per_layer), columns),
             },
             quantities={
                 "samples": Quantity("images in the mini-batch"),
@@ -98,13 +94,10 @@ class Attention(Probe):
                 "image_singular_value": Quantity("ln(sigma / largest) of a mini-batch's images", "nats", image),
             },
             about={
-                "batch": Quantity("mini-batch"),
-                "layer": Quantity("self-attention"),
-                "head": Quantity("head"),
-                "token_rank": Quantity("rank"),
-                "image_rank": Quantity("rank"),
+                "batch": Quantity("mini-batch"), "layer": Quantity("self-attention"), "head": Quantity("head"),
+                "token_rank": Quantity("rank"), "image_rank": Quantity("rank"),
             },
-        )
+        )  # fmt: skip
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
         (i,) = unit.index
@@ -114,11 +107,10 @@ class Attention(Probe):
         """The hooks that measure mini-batch i."""
         layers, shape = attention_layers(subject, self.layers), self._shape(subject)
         inputs, _ = subject.batches[i]
-        device, (height, width) = subject.device, inputs.shape[-2:]
-        n = len(layers)
+        (height, width), n = inputs.shape[-2:], len(layers)
 
         def empty(*sizes: int) -> Tensor:
-            return torch.full(sizes, torch.nan, dtype=torch.float64, device=device)
+            return torch.full(sizes, torch.nan, dtype=torch.float64, device=subject.device)
 
         head_sums = {name: empty(2, n, shape["heads"]) for name in PER_HEAD}
         layer_sums = {name: empty(2, n) for name in PER_LAYER}
@@ -126,10 +118,10 @@ class Attention(Probe):
         previous: dict[str, Tensor] = {}  # the tokens after the previous self-attention
 
         def on_attention(position: int, maps: AttentionMaps) -> None:
-            per_head, per_image = _statistics(layers[position], maps, len(inputs), (height, width))
-            for name, values in per_head.items():
+            statistics = _statistics(layers[position], maps, len(inputs), (height, width))
+            layer_sums["head_cosine"][:, position] = _sums(statistics.pop("head_cosine"))
+            for name, values in statistics.items():
                 head_sums[name][:, position, : values.shape[1]] = _sums(values)
-            layer_sums["head_cosine"][:, position] = _sums(per_image)
 
         def on_features(position: int, tensor: Tensor) -> None:
             layer = layers[position]
@@ -179,13 +171,10 @@ class Attention(Probe):
     def _shape(self, subject: Subject) -> dict[str, int]:
         """Lengths of the padded axes."""
         layers = attention_layers(subject, self.layers)
-        channels = [layer.channels for layer in layers]
-        largest = len(subject.batches[0][1])
         return {
             "heads": max(layer.attention.heads for layer in layers if layer.attention),
-            "tokens": max(min(layer.grid[0] * layer.grid[1], c) for layer, c in zip(layers, channels, strict=True))
-            or 1,
-            "images": min(largest, max(channels)),
+            "tokens": max(min(layer.grid[0] * layer.grid[1], layer.channels) for layer in layers) or 1,
+            "images": min(len(subject.batches[0][1]), max(layer.channels for layer in layers)),
         }
 
 
@@ -201,9 +190,7 @@ def attention_layers(subject: Subject, patterns: tuple[str, ...]) -> list[Layer]
     return layers
 
 
-def _statistics(
-    layer: Layer, maps: AttentionMaps, images: int, size: tuple[int, int]
-) -> tuple[dict[str, Tensor], Tensor]:
+def _statistics(layer: Layer, maps: AttentionMaps, images: int, size: tuple[int, int]) -> dict[str, Tensor]:
     """Distance, entropy and mutual information per image and head, and the heads' cosine per image."""
     assert layer.attention is not None
     grid, prefix = layer.attention.grid, layer.attention.prefix
@@ -221,14 +208,8 @@ def _statistics(
         mean = torch.full_like(entropy, torch.nan) if distance is None else metrics.mean_distance(chunk, distance)
         chunks["distance"].append(mean)
         chunks["head_cosine"].append(metrics.head_cosine(chunk))
-    per_image = {name: _per_image(values, images) for name, values in chunks.items()}
-    return {name: per_image[name] for name in PER_HEAD}, per_image["head_cosine"]
-
-
-def _per_image(chunks: list[Tensor], images: int) -> Tensor:
-    """The mean over the windows of each image."""
-    rows = torch.cat(chunks)
-    return rows.reshape(images, -1, *rows.shape[1:]).mean(dim=1)
+    joined = {name: torch.cat(values) for name, values in chunks.items()}
+    return {name: rows.reshape(images, -1, *rows.shape[1:]).mean(dim=1) for name, rows in joined.items()}
 
 
 def _sums(values: Tensor) -> Tensor:

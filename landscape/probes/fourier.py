@@ -10,16 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.layers import fourier
 from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks
-from landscape.layers.fourier import (
-    diagonal,
-    diagonal_frequencies,
-    diagonal_only,
-    frequencies,
-    full_spectrum,
-    half_spectrum,
-    log_amplitude,
-)
+from landscape.layers.fourier import diagonal_frequencies, log_amplitude
 from landscape.layers.layer import Layer, chunks
 from landscape.layers.layer_patterns import LayerPatterns, expand
 from landscape.layers.selection import layer_labels, spatial_layers
@@ -144,11 +137,11 @@ class Fourier(Probe):
         """DeltaLogA of each map (N, C, H, W) of one layer, (N, bins), and sums over the maps."""
         sums: dict[str, Tensor] = {}
         if self.spectrum == "full":
-            spectrum = half_spectrum(maps)
-            amplitude = diagonal(spectrum, maps.shape[-1])
+            spectrum = fourier.half_spectrum(maps)
+            amplitude = fourier.diagonal(spectrum, maps.shape[-1])
             sums["spectrum_sum"] = log_amplitude(spectrum).mean(dim=1).sum(dim=0, dtype=torch.float64)
         else:
-            amplitude = diagonal_only(maps)
+            amplitude = fourier.diagonal_only(maps)
         delta = amplitude - amplitude[..., :1]  # (N, C, bins)
         if self.per_channel:
             sums["channel_sum"] = delta.sum(dim=0, dtype=torch.float64)
@@ -164,28 +157,23 @@ class Fourier(Probe):
         for name, axis, count in (("row", 0, rows), ("column", 1, columns)):
             frequency = np.full((len(layers), count), np.nan)
             for row, layer in zip(frequency, layers, strict=True):
-                row[: layer.grid[axis]] = frequencies(layer.grid[axis])
-            where[f"{name}_frequency"] = (
-                Quantity(f"frequency of a {name} of the layer's spectrum", "pi", ("layer", name)), frequency
-            )  # fmt: skip
+                row[: layer.grid[axis]] = fourier.frequencies(layer.grid[axis])
+            quantity = Quantity(f"frequency of a {name} of the layer's spectrum", "pi", ("layer", name))
+            where[f"{name}_frequency"] = (quantity, frequency)
+        total = "sum over images of the mean log amplitude over channels, frequencies from zero upward"
         mean = "mean log amplitude relative to that at frequency zero"
         return Plan(
             over={},
             axes={"row": np.arange(rows), "column": np.arange(columns), "half_column": np.arange(columns // 2 + 1)},
             labels=where,
-            quantities={
-                "spectrum_sum": Quantity(
-                    "sum over images of the mean log amplitude over channels, frequencies from zero upward", "nats",
-                    ("layer", "row", "half_column"),
-                )
-            },
+            quantities={"spectrum_sum": Quantity(total, "nats", ("layer", "row", "half_column"))},
             summaries={"spectrum": Quantity(mean, "nats", ("layer", "row", "column"))},
             about={
                 "row": Quantity("row of the spectrum, zero frequency in the middle"),
                 "column": Quantity("column of the spectrum"),
                 "half_column": Quantity("column from zero upward"),
             },
-        )  # fmt: skip
+        )
 
     def _channel_plan(self, layers: Sequence[Layer]) -> Plan:
         """What `per_channel` adds to the plan."""
@@ -216,20 +204,19 @@ class Fourier(Probe):
             if last[row] > 0:
                 common[row] = np.interp(data["common_frequency"], at[: last[row] + 1], values[: last[row] + 1])
         rows = np.arange(len(mean))
-        more: dict[str, np.ndarray] = {}
-        if "spectrum_sum" in data:
-            more["spectrum"] = _spectra(data)
-        if "channel_sum" in data:
-            channel, channel_error = mean_over_batches(data, "channel_sum", "channel_square_sum")
-            more = {**more, "delta_log_amplitude_channel": channel, "delta_log_amplitude_channel_se": channel_error}
-        return {
-            **more,
+        found = {
             "delta_log_amplitude": mean,
             "delta_log_amplitude_se": error,
             "delta_log_amplitude_common": common,
             "high_frequency": np.where(last > 0, mean[rows, last], np.nan),
             "high_frequency_se": np.where(last > 0, error[rows, last], np.nan),
         }
+        if "spectrum_sum" in data:
+            found["spectrum"] = _spectra(data)
+        if "channel_sum" in data:
+            channel, channel_error = mean_over_batches(data, "channel_sum", "channel_square_sum")
+            found |= {"delta_log_amplitude_channel": channel, "delta_log_amplitude_channel_se": channel_error}
+        return found
 
 
 @once_per_weights
@@ -245,5 +232,6 @@ def _spectra(data: Mapping[str, np.ndarray]) -> np.ndarray:
         means = data["spectrum_sum"][done].sum(axis=0) / data["samples"][done].sum()
         sides = [np.isfinite(data[f"{name}_frequency"]).sum(axis=1) for name in ("row", "column")]
         for layer, (mean, height, width) in enumerate(zip(means, *sides, strict=True)):
-            found[layer, :height, :width] = full_spectrum(mean[:height, : width // 2 + 1], width) - mean[0, 0]
+            full = fourier.full_spectrum(mean[:height, : width // 2 + 1], width)
+            found[layer, :height, :width] = full - mean[0, 0]
     return found

@@ -83,7 +83,7 @@ class Lesion(Probe):
         for unit in units:
             batch, i = unit.index
             group = groups[i]
-            point = ResumePoint() if recalibrated else self._resume_point(subject, group)
+            point = ResumePoint() if recalibrated else _resume_point(subject, group.units)
             if batch != current or point.operations < reached:
                 (inputs, targets), current, cache = subject.batch(batch), batch, {}
             cache, reached = advance(subject.model, inputs, point, cache), point.operations
@@ -104,17 +104,14 @@ class Lesion(Probe):
                 "no unit of this network can be removed: it has no residual branch, and no convolution or linear layer "
                 "with as many input as output channels"
             )
-        selected = [unit for unit in units if not self.layers or _matches((unit.name, unit.layer.name), self.layers)]
+        patterns = self.layers or ("",)
+        selected = [u for u in units if any(re.search(p, name) for p in patterns for name in (u.name, u.layer.name))]
         if not selected:
-            names = ", ".join(unit.name for unit in units[:5])
-            raise ValueError(f"--layers {' '.join(self.layers)} matches no unit; units are {names}, ...")
+            first = ", ".join(unit.name for unit in units[:5])
+            raise ValueError(f"--layers {' '.join(self.layers)} matches no unit; units are {first}, ...")
         if self.pairs and len(selected) < 2:
             raise ValueError(f"--pairs needs two units, there is only {selected[0].name}; drop --pairs or --layers")
         return (pairs if self.pairs else stages if self.stages else singles)(selected)
-
-    def _resume_point(self, subject: Subject, group: Group) -> ResumePoint:
-        """Where the forward pass may resume for a unit; its start if resuming later would change a single bit."""
-        return _verified_point(subject, group.units)
 
 
 @once_per_weights
@@ -128,7 +125,8 @@ def _flow(subject: Subject) -> Flow:
 
 
 @once_per_weights
-def _verified_point(subject: Subject, units: tuple[Removal, ...]) -> ResumePoint:
+def _resume_point(subject: Subject, units: tuple[Removal, ...]) -> ResumePoint:
+    """Where the forward pass may resume without the units; its start if resuming later would change a single bit."""
     example = subject.batch(0)[0][:2]
     bypassed = [tap for unit in units for tap in unit.bypassed]
     point = resume_point(_flow(subject), [*bypassed, *(tap for unit in units for tap in unit.zeroed)], bypassed)
@@ -163,7 +161,3 @@ def _recalibrated(
         yield
     finally:
         batchnorm.restore(subject.model, before)
-
-
-def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
-    return any(re.search(pattern, name) for pattern in patterns for name in names)

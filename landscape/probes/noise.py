@@ -99,10 +99,9 @@ class Noise(Probe):
             if batch != current:
                 (inputs, targets), current = subject.batch(batch), batch
                 spectrum = torch.fft.rfft2(self._signs(subject, batch, inputs))
-            values: dict[str, Any]
             if not masks[band].any():
-                values = {**dict.fromkeys(sample_statistics.quantities(), np.nan), "samples": len(inputs)}
-                yield {**values, "noise_square_sum": np.nan}
+                missing = dict.fromkeys([*sample_statistics.quantities(), "noise_square_sum"], np.nan)
+                yield {**missing, "samples": len(inputs)}
                 continue
             noise = self._size * band_pass(spectrum, masks[band], (inputs.shape[-2], inputs.shape[-1]))
             if self.equal_energy:

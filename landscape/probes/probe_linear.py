@@ -111,15 +111,13 @@ class ProbeLinear(Probe):
         held_out = torch.zeros(len(targets), dtype=torch.bool)
         held_out[torch.from_numpy(shuffled(len(targets))[: int(HELD_OUT * len(targets))])] = True
         x = features[i].double()
+        lbfgs = self.solver == "lbfgs"
+        solver: dict[str, Any] = {"fit": logistic.logistic, "penalties": logistic.PENALTIES} if lbfgs else {}
+        classifier, penalty, held_out_accuracy = fit_with_best_penalty(x, targets, held_out, **solver)
         convergence: dict[str, float] = {}
-        if self.solver == "lbfgs":
-            classifier, penalty, held_out_accuracy = fit_with_best_penalty(
-                x, targets, held_out, fit=logistic.logistic, penalties=logistic.PENALTIES
-            )
+        if lbfgs:
             gradient = logistic.gradient(classifier, x, targets, penalty)
             convergence = {"gradient": gradient, "converged": float(gradient <= logistic.TOLERANCE)}
-        else:
-            classifier, penalty, held_out_accuracy = fit_with_best_penalty(x, targets, held_out)
         hits, fitted = (
             (classifier.scores(x.double()).argmax(dim=1) == y.argmax(dim=1)).double()
             for x, y in ((others[i], wanted), (features[i], targets))

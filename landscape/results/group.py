@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 
 from landscape.probe import Plan, Quantity
-from landscape.results.hdf5_file import check, hard_links, reading
+from landscape.results.hdf5_file import array_of, check, hard_links, reading
 from landscape.results.journal import Record
 from landscape.results.run_key import Arrays, ReduceOf, RunKey, fixed_width
 
@@ -63,27 +63,22 @@ def merge(group: h5py.Group, records: Iterator[Record], reduce_of: ReduceOf) -> 
 
 def arrays(group: h5py.Group) -> Arrays:
     """All arrays of a group, by name; text as Python strings."""
-    return {name: _decoded(group[name]) for name in hard_links(group)}
+    return {name: array_of(group[name]) for name in hard_links(group)}
 
 
-def stored_group(path: Path, probe: str, digest: str) -> str | None:
-    """Name of the group that already holds (part of) a result, whatever its label."""
+def stored_group(path: Path, probe: str, digest: str, *, autotuned: bool = False) -> str | None:
+    """Name of the group that already holds (part of) a result, whatever its label.
+
+    With `autotuned`, of one in which an earlier run stored its choices, by the digest before autotuning.
+    """
     if not path.exists():
         return None
     check(path)
     with reading(path) as file:
-        return with_digest(file, probe, digest)
-
-
-def autotuned_group(path: Path, probe: str, digest: str) -> str | None:
-    """Name of the group in which an earlier run stored its choices, by the digest before autotuning."""
-    if not path.exists():
-        return None
-    check(path)
-    with reading(path) as file:
-        groups = file.get(probe, {})
-        found = (name for name in groups if groups[name].attrs.get("chosen_for") == digest)
-        return next((f"{probe}/{name}" for name in found), None)
+        if not autotuned:
+            return with_digest(file, probe, digest)
+        choices = {name: group.attrs.get("chosen_for") for name, group in file.get(probe, {}).items()}
+        return next((f"{probe}/{name}" for name, chosen_for in choices.items() if chosen_for == digest), None)
 
 
 def read_group(path: Path, group: str) -> Arrays:
@@ -110,32 +105,24 @@ def _created(file: h5py.File, key: RunKey) -> h5py.Group:
         axis.make_scale(name)
         _describe(axis, plan.about.get(name, Quantity(name)))
     for name, (quantity, values) in plan.labels.items():
-        _dataset(group, name, quantity, quantity.dims, plan, data=fixed_width(values))
+        _dataset(group, name, quantity, quantity.dims, plan, fixed_width(values))
     for name, quantity in plan.quantities.items():
         _dataset(group, name, quantity, tuple(plan.over) + quantity.dims, plan)
     for name, quantity in plan.summaries.items():
         _dataset(group, name, quantity, quantity.dims, plan)
     done = Quantity("1 where the unit is finished", dtype="uint8")
-    _dataset(group, "done", done, tuple(plan.over), plan, data=np.zeros(plan.shape, np.uint8))
+    _dataset(group, "done", done, tuple(plan.over), plan)
     return group
 
 
 def _dataset(
-    group: h5py.Group,
-    name: str,
-    quantity: Quantity,
-    dims: tuple[str, ...],
-    plan: Plan,
-    *,
-    data: np.ndarray | None = None,
+    group: h5py.Group, name: str, quantity: Quantity, dims: tuple[str, ...], plan: Plan, data: np.ndarray | None = None
 ) -> None:
     shape = tuple(len(plan.axis(dim)) for dim in dims)
     if data is None:
         data = np.full(shape, np.nan if np.dtype(quantity.dtype).kind == "f" else 0, quantity.dtype)
-    if data.dtype.kind == "U":
-        dataset = group.create_dataset(name, data=data.astype(object), dtype=h5py.string_dtype())
-    else:
-        dataset = group.create_dataset(name, data=data)
+    text = {"data": data.astype(object), "dtype": h5py.string_dtype()}
+    dataset = group.create_dataset(name, **(text if data.dtype.kind == "U" else {"data": data}))
     _describe(dataset, quantity)
     for axis, dim in enumerate(dims):
         dataset.dims[axis].attach_scale(group[dim])
@@ -143,11 +130,6 @@ def _dataset(
 
 def _describe(dataset: h5py.Dataset, quantity: Quantity) -> None:
     dataset.attrs["long_name"], dataset.attrs["units"] = quantity.long_name, quantity.units
-
-
-def _decoded(dataset: h5py.Dataset) -> np.ndarray:
-    text = h5py.check_string_dtype(dataset.dtype)
-    return np.asarray(dataset.asstr()[()] if text else dataset[()])
 
 
 def _now() -> str:

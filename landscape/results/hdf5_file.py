@@ -24,13 +24,17 @@ def hard_links(group: h5py.Group) -> list[str]:
     return [name for name in group if isinstance(group.get(name, getlink=True), h5py.HardLink)]
 
 
+def array_of(dataset: h5py.Dataset) -> np.ndarray:
+    """The whole of a dataset; text as Python strings."""
+    if h5py.check_string_dtype(dataset.dtype):
+        return np.asarray(dataset.asstr()[()], dtype=object)
+    return np.asarray(dataset[()])
+
+
 def reject_external(file: h5py.File, path: Path, *, links: bool) -> None:
     """Reject HDF5 files with external storage, virtual datasets, or arrays larger than the file can hold.
 
-    Args:
-        file: open.
-        path: of the file.
-        links: reject soft and external links too; before writing, because one could redirect the write.
+    With `links` soft and external links too: before writing, because one could redirect the write.
 
     Raises:
         ValueError: names the first offender.

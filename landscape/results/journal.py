@@ -6,8 +6,10 @@ opens the file cuts a torn tail. While its writer lives, the journal is locked e
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
+import math
 import os
 import struct
 import zlib
@@ -99,16 +101,10 @@ def _locked(path: Path) -> int:
         except BlockingIOError:
             os.close(handle)
             raise Busy(f"{path} is being written by another process") from None
-        if _same_file(handle, path):
-            return handle
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), os.stat(path)):
+                return handle
         os.close(handle)  # its writer removed the file between our open and our lock
-
-
-def _same_file(handle: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle), os.stat(path))
-    except FileNotFoundError:
-        return False
 
 
 def _valid_end(handle: int) -> int:
@@ -146,8 +142,6 @@ def _decode(payload: bytes) -> Record:
     head = json.loads(payload[4 : 4 + length])
     arrays, offset = {}, 4 + length
     for name, dtype, shape in head["arrays"]:
-        count = int(np.prod(shape))
-        values = np.frombuffer(payload, dtype, count, offset).reshape(shape)
-        arrays[name] = values
-        offset += values.nbytes
+        arrays[name] = np.frombuffer(payload, dtype, math.prod(shape), offset).reshape(shape)
+        offset += arrays[name].nbytes
     return Record(head["data"], arrays)

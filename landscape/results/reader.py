@@ -16,7 +16,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.results import hdf5_file
-from landscape.results.hdf5_file import hard_links
+from landscape.results.hdf5_file import array_of, hard_links
 
 # Attributes that the HDF5 dimension-scale convention and netCDF-4 add to a dataset's own.
 CONVENTION = {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS"} | {
@@ -103,11 +103,10 @@ def _groups(file: h5py.File) -> Iterator[tuple[str, h5py.Group]]:
 
 
 def _dataset(group: h5py.Group) -> xr.Dataset:
-    found = {name: group[name] for name in hard_links(group)}
-    found = {name: item for name, item in found.items() if isinstance(item, h5py.Dataset)}
+    found = {name: item for name in hard_links(group) if isinstance(item := group[name], h5py.Dataset)}
     # A scale is recognised by its place in the file: HDF5 searches the whole file for the name of an object.
     names = {h5py.h5o.get_info(item.id).addr: name for name, item in found.items()}
-    variables = {name: (_dims(name, item, names), _array(item), _attributes(item)) for name, item in found.items()}
+    variables = {name: (_dims(name, item, names), array_of(item), _attributes(item)) for name, item in found.items()}
     data = xr.Dataset(variables, attrs=_attributes(group))
     data.encoding["group"] = group.name.strip("/")
     return data
@@ -121,18 +120,8 @@ def _dims(own: str, dataset: h5py.Dataset, names: Mapping[int, str]) -> tuple[st
     return tuple((found and found[0]) or f"{own}_{i}" for i, found in enumerate(scales))
 
 
-def _array(dataset: h5py.Dataset) -> np.ndarray:
-    if h5py.check_string_dtype(dataset.dtype):
-        return np.asarray(dataset.asstr()[()], dtype=object)
-    return np.asarray(dataset[()])
-
-
 def _attributes(item: h5py.Group | h5py.Dataset) -> dict[str, Any]:
-    return {name: _plain(item.attrs[name]) for name in item.attrs if name not in CONVENTION}
-
-
-def _plain(value: Any) -> Any:
-    """An attribute as Python has it."""
-    if isinstance(value, bytes):
-        return value.decode()
-    return value.item() if isinstance(value, np.generic) else value
+    """Attributes as Python has them."""
+    found = {name: item.attrs[name] for name in item.attrs if name not in CONVENTION}
+    found = {name: value.decode() if isinstance(value, bytes) else value for name, value in found.items()}
+    return {name: value.item() if isinstance(value, np.generic) else value for name, value in found.items()}

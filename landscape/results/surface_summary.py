@@ -36,13 +36,7 @@ EXECUTION_MODE: Mapping[str, Quantity] = {
 
 
 def quantities(*, preview: bool, reference: bool, units: str = "nats") -> dict[str, Quantity]:
-    """The summaries of a surface.
-
-    Args:
-        preview: some points are interpolated.
-        reference: the execution mode is the reference, from which nothing deviates.
-        units: of the loss.
-    """
+    """The summaries of a surface: of a preview, in the reference execution mode, with these units of the loss."""
     always = {name: replace(q, units=units) if q.units == "nats" else q for name, q in QUANTITIES.items()}
     return {**always, **(PREVIEW if preview else {}), **({} if reference else EXECUTION_MODE)}
 
@@ -69,7 +63,7 @@ def summarise(data: Mapping[str, np.ndarray]) -> dict[str, Any]:
 def _topology(loss: np.ndarray, rise_se: np.ndarray) -> dict[str, Any]:
     every = minima(loss)
     inner = [minimum for minimum in every if np.isfinite(minimum.persistence)]
-    errors = [_error(minimum, rise_se) for minimum in inner]
+    errors = [float(rise_se[minimum.at] + rise_se[minimum.saddle]) for minimum in inner]
     depth, depth_se = (np.full(MINIMA, np.nan) for _ in range(2))
     depth[: len(inner)] = [minimum.persistence for minimum in inner[:MINIMA]]
     depth_se[: len(inner)] = errors[:MINIMA]
@@ -78,11 +72,6 @@ def _topology(loss: np.ndarray, rise_se: np.ndarray) -> dict[str, Any]:
         "minima": float(len(every)), "clear_minima": float(len(every) - len(inner) + clear),
         "persistence": depth, "persistence_se": depth_se,
     }  # fmt: skip
-
-
-def _error(minimum: Minimum, rise_se: np.ndarray) -> float:
-    assert minimum.saddle is not None
-    return float(rise_se[minimum.at] + rise_se[minimum.saddle])
 
 
 Estimate = tuple[float, float]  # value, standard error

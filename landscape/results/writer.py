@@ -31,10 +31,7 @@ from landscape.results.run_key import ReduceOf, RunKey, from_header, to_header
 class Writer:
     """The only writer of one result: takes finished units, survives kills, merges; a context manager.
 
-    Args:
-        path: the results file.
-        key: of the result.
-        reduce_of: gives the `reduce` of a stored group from its probe name and parameters, for the summaries.
+    `reduce_of` gives the `reduce` of a stored group from its probe name and parameters, for the summaries.
 
     Raises:
         Busy: another process is measuring the same result.
@@ -87,11 +84,6 @@ class Writer:
         self._journal.clear()
         self._journal.append(to_header(self.key))
 
-    def close(self) -> None:
-        """Merge and remove the journal."""
-        self.merge()
-        self._journal.remove()
-
     def __enter__(self) -> Self:
         return self
 
@@ -100,7 +92,8 @@ class Writer:
     ) -> None:
         try:
             if kind is None or not issubclass(kind, OSError):
-                self.close()  # also after an interrupt: finished units are kept
+                self.merge()  # also after an interrupt: finished units are kept
+                self._journal.remove()
         finally:
             self._journal.__exit__(kind, error, trace)
 
