@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import inspect
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
@@ -71,8 +70,7 @@ class Plan:
 
     def units(self) -> Iterator[Unit]:
         """Every unit, last axis fastest."""
-        for index in itertools.product(*(range(n) for n in self.shape)):
-            yield self.unit(index)
+        return map(self.unit, np.ndindex(self.shape))
 
     def axis(self, name: str) -> np.ndarray:
         """Coordinate values of a unit axis or a further axis."""
@@ -209,7 +207,5 @@ def _methods(kind: type[Any]) -> dict[str, Any]:
 def sweep(probe: Any, subject: Any, units: Sequence[Unit]) -> Iterator[Values]:
     """Measure units one by one, or with shared set-up where the probe knows how."""
     if isinstance(probe, Sweeps):
-        yield from probe.sweep(subject, units)
-    else:
-        for unit in units:
-            yield probe.measure(subject, unit)
+        return probe.sweep(subject, units)
+    return (probe.measure(subject, unit) for unit in units)

@@ -20,8 +20,7 @@ from typing import Any, TypeAlias
 from landscape.probe import Autotunes, Estimates, Identifies, Plan, Probe, Reduces, Stages, Sweeps, Unit, Values, sweep
 from landscape.probes import PROBES, probe_class
 from landscape.results import group as groups
-from landscape.results.run_key import Arrays, Outcome, Reduce, RunKey, safe
-from landscape.results.versions import versions
+from landscape.results.run_key import Arrays, Outcome, Reduce, RunKey, safe, versions
 from landscape.results.writer import Writer, discard, merge_orphans
 from landscape.subject.identity import attributes as attributes_of
 from landscape.subject.identity import identity, protocol, weights_sha256

@@ -47,8 +47,8 @@ def test_every_unit_is_resumed_with_the_bits_of_complete_passes(name: str, monke
     subject, probe = _subject(_networks()[name]), Lesion()
     units = list(probe.plan(subject).units())
     short = list(probe.sweep(subject, units))
-    assert all(probe._resume_point(subject, group) != ResumePoint() for group in probe._groups(subject))
-    monkeypatch.setattr(lesion, "_verified_point", lambda subject, units: ResumePoint())
+    assert all(lesion._resume_point(subject, group.units) != ResumePoint() for group in probe._groups(subject))
+    monkeypatch.setattr(lesion, "_resume_point", lambda subject, units: ResumePoint())
     long = _subject(_networks()[name])
     assert list(probe.sweep(long, units)) == short
 
@@ -65,7 +65,7 @@ def test_a_study_of_all_units_takes_at_most_a_pass_for_each_and_late_units_a_fra
     inputs = subject.batch(0)[0]
     units = [unit for unit in probe.plan(subject).units() if unit.index[0] == 0]
     for group in probe._groups(subject):
-        probe._resume_point(subject, group)
+        lesion._resume_point(subject, group.units)
     one = _flops(subject.model, inputs)
     with FlopCounterMode(display=False) as counter:
         list(probe.sweep(subject, units))
@@ -140,7 +140,7 @@ def test_networks_with_hidden_state_or_repeated_modules_get_the_right_numbers(
 
     short, units = studied(), 2 if kind is Sideways else 3
     assert len(short) == 2 * units
-    monkeypatch.setattr(lesion, "_verified_point", lambda subject, units: ResumePoint())
+    monkeypatch.setattr(lesion, "_resume_point", lambda subject, units: ResumePoint())
     assert studied() == short
 
 

@@ -20,7 +20,7 @@ from landscape.checkpoints.containers import FORMAT, Weights, architecture_in, i
 from landscape.checkpoints.safe_load import Program
 from landscape.checkpoints.state_dict_fit import is_head
 from landscape.results.declared_size import EXPANSION, SLACK, refuse_oversized
-from landscape.results.versions import versions
+from landscape.results.run_key import versions
 
 FINAL = "final.pt"  # the last weights of a run of the trainer
 FINAL_EMA = "final_ema.pt"  # their moving average, a separate checkpoint

@@ -15,9 +15,8 @@ import numpy as np
 from landscape.exchange import park2022_csv, tomgoldstein
 from landscape.exchange.grid import KNOWN, Grid
 from landscape.probe import Plan, Quantity, Values
-from landscape.results.run_key import Outcome, ReduceOf, RunKey, safe
+from landscape.results.run_key import Outcome, ReduceOf, RunKey, safe, versions
 from landscape.results.surface_summary import RADII
-from landscape.results.versions import versions
 from landscape.results.writer import Writer
 
 SUMMARIES = {

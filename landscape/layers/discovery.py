@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 
 from torch import Tensor, nn
 
@@ -118,9 +119,8 @@ def _sequential_layers(flow: Flow) -> list[Layer]:
         if tap is None:
             continue
         layer = layer_at(flow, node, tap, segment.kind, segment.name or tap.module, linear=segment.linear)
-        attention = None
-        if segment.kind == "msa":
-            attention = attention_of(flow, [flow.maker[segment.nodes[-1]]], layer.grid, layer.prefix)
+        attending = [flow.maker[segment.nodes[-1]]] if segment.kind == "msa" else []
+        attention = attention_of(flow, attending, layer.grid, layer.prefix)
         reduces = bool(layers) and smaller(layer.grid, layers[-1].grid)
         branch = Branch(segment.leaves, None, skip=False)
         layers.append(replace(layer, reduces=reduces, branch=branch, attention=attention))
@@ -191,13 +191,10 @@ def _branchless(flow: Flow, node: Node, kind: Kind, linear: bool, name: str) -> 
 
 def _tap_at(flow: Flow, node: Node) -> Tap | None:
     """The first module call that returns a tensor, or else the first that reads it."""
-    for call in flow.calls:
-        if call.writes and call.writes[0] == node and call.module:
-            return Tap(call.module, "output", call.number)
-    for call in flow.calls:
-        if call.reads and call.reads[0] == node and call.module:
-            return Tap(call.module, "input", call.number)
-    return None
+    modules = [call for call in flow.calls if call.module]
+    returning = (Tap(call.module, "output", call.number) for call in modules if call.writes[:1] == (node,))
+    reading = (Tap(call.module, "input", call.number) for call in modules if call.reads[:1] == (node,))
+    return next(chain(returning, reading), None)
 
 
 def staged(layers: Sequence[Layer]) -> list[Layer]:

@@ -79,13 +79,8 @@ def hooked_calls(
 ) -> Iterator[None]:
     """Call `hook(tap, args, value)` at every call of some modules; the value is their input or output.
 
-    Unless None, the result of a hook on an output replaces the output. The hooks are removed afterwards, also after an
-    exception.
-
-    Args:
-        model: a forward pass of which starts counting the calls anew.
-        sides: names of modules, each with the side to hook.
-        hook: called with the number of the call in its tap.
+    Unless None, the result of a hook on an output replaces the output. Each forward pass of the model counts the calls
+    anew. The hooks are removed afterwards, also after an exception.
     """
     modules = dict(model.named_modules())
     counts: dict[tuple[str, Side], int] = {}

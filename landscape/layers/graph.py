@@ -61,12 +61,8 @@ class Flow:
     def between(self, fork: Node, end: Node) -> list[int]:
         """Operations on the paths from one node to a later one, in order."""
         inside = self.ancestors[end] & ~self.ancestors[fork]
-        return [
-            i
-            for i, operation in enumerate(self.operations)
-            if any(inside >> node & 1 for node in operation.writes)
-            and (self.ancestors[operation.writes[0]] >> fork & 1)
-        ]
+        paths = ((i, o.writes) for i, o in enumerate(self.operations) if self.ancestors[o.writes[0]] >> fork & 1)
+        return [i for i, writes in paths if any(inside >> node & 1 for node in writes)]
 
     def enclosing(self, call: int) -> Iterator[int]:
         """A call and its enclosing calls, innermost first."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import chain
 from operator import or_
 
 from landscape.layers.graph import ADDITIONS, ATTENTION, HEAVY, VIEWS, Call, Flow, Node, Operation
@@ -167,12 +168,10 @@ def tap_of(flow: Flow, residual: Residual, call: int) -> tuple[Tap, Node, bool]:
         if operation.name in VIEWS and operation.reads == (views[-1],):
             views.append(operation.writes[0])
     for node in views:
-        for consumer in flow.calls:
-            if consumer.reads and consumer.reads[0] == node:
-                return Tap(consumer.module, "input", consumer.number), node, False
-        for maker in flow.calls:
-            if maker.writes and maker.writes[0] == node:
-                return Tap(maker.module, "output", maker.number), node, False
+        reading = (Tap(call.module, "input", call.number) for call in flow.calls if call.reads[:1] == (node,))
+        returning = (Tap(call.module, "output", call.number) for call in flow.calls if call.writes[:1] == (node,))
+        if (tap := next(chain(reading, returning), None)) is not None:
+            return tap, node, False
     raise ValueError(
         f"no module reads or returns the sum after {block.module or 'the model'}; name layers with "
         "--layers REGEX[:KIND]"

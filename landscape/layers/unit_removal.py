@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise, takewhile
 from typing import Any
 
@@ -58,7 +59,7 @@ def removed(model: nn.Module, *units: Removal) -> Iterator[None]:
     """Run the block with the units removed; the network is restored afterwards, also after an exception."""
     changes: dict[Tap, Callable[[tuple[Any, ...], Any], Any]] = {}
     for unit in units:
-        changes |= dict.fromkeys(unit.zeroed, _zeros) | dict.fromkeys(unit.bypassed, _input(unit.stride))
+        changes |= dict.fromkeys(unit.zeroed, _zeros) | dict.fromkeys(unit.bypassed, partial(_input, unit.stride))
 
     def replaced(tap: Tap, args: tuple[Any, ...], output: Any) -> Any:
         return changes[tap](args, output) if tap in changes else None
@@ -123,14 +124,9 @@ def _zeros(args: tuple[Any, ...], output: Any) -> Any:
     return torch.zeros_like(output)
 
 
-def _input(stride: int) -> Callable[[tuple[Any, ...], Any], Tensor]:
-    def change(args: tuple[Any, ...], output: Tensor) -> Tensor:
-        given: Tensor = args[0]
-        if given.shape == output.shape:
-            return given
-        return F.avg_pool2d(given, stride, stride, ceil_mode=True)
-
-    return change
+def _input(stride: int, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    given: Tensor = args[0]
+    return given if given.shape == output.shape else F.avg_pool2d(given, stride, stride, ceil_mode=True)
 
 
 def _bypass(modules: dict[str, nn.Module], layer: Layer, group: tuple[Tap, ...]) -> Removal:

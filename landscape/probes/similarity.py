@@ -121,9 +121,7 @@ class Similarity(Probe):
 
     def _other(self, subject: Subject) -> Subject:
         """The network compared with, on the same mini-batches: that of `against`, or the subject itself."""
-        if not self.against:
-            return subject
-        return _compared(subject, Path(self.against))
+        return _compared(subject, Path(self.against)) if self.against else subject
 
 
 @once_per_weights

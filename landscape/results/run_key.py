@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from importlib import metadata
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -34,6 +36,12 @@ class Outcome:
     group: str  # of the results file
     units: int  # of the whole result
     measured: int  # units that this run measured; 0 if the result was complete before
+
+
+def versions() -> dict[str, str]:
+    """Versions of everything that can move a number."""
+    libraries = {name: metadata.version(name) for name in ("torch", "numpy", "scipy", "h5py")}
+    return {"landscape": metadata.version("landscape-probes"), "python": platform.python_version(), **libraries}
 
 
 def safe(label: str) -> str:
