@@ -43,7 +43,7 @@ def test_python_and_binary_layouts_give_the_same_images(tmp_path: Path) -> None:
         binary.parent.mkdir(parents=True, exist_ok=True)
         np.concatenate([labels[:, None].astype(np.uint8), pixels], 1).tofile(binary)
     pickled = load("cifar10", root=tmp_path / "py", split="train")
-    assert pickled.sha256() == load("cifar10", root=tmp_path / "bin", split="train").sha256()
+    assert pickled.sha256 == load("cifar10", root=tmp_path / "bin", split="train").sha256
     assert pickled.inputs.shape == (35, 3, 32, 32)
     # pixel (row 1, column 2) of green is byte 1024 + 34 of a row
     raw = cifar.load("cifar10", root=tmp_path / "py", split="train")
@@ -61,7 +61,7 @@ def test_cifar100_takes_the_fine_label(tmp_path: Path, monkeypatch: pytest.Monke
     head = np.stack([np.zeros(9), fine], 1).astype(np.uint8)
     np.concatenate([head, pixels], 1).tofile(folder / "train.bin")
     monkeypatch.setenv("LANDSCAPE_DATA", str(tmp_path))
-    assert load("cifar100").sha256() == load("cifar100", split="train").sha256()
+    assert load("cifar100").sha256 == load("cifar100", split="train").sha256
     assert load("cifar100").targets.tolist() == fine[balanced(fine)].tolist()
 
 
@@ -211,7 +211,7 @@ def test_a_download_happens_once_and_keeps_the_wanted_files_alone(
     root = tmp_path / "made/here"
     train, test = load("cifar100", root=root, split="train"), load("cifar100", root=root)
     assert urls == ["https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"]
-    assert train.sha256() == test.sha256()
+    assert train.sha256 == test.sha256
     everything = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert everything == {f"made/here/cifar-100-python/{file}" for file in ("train", "test", "meta")}
 

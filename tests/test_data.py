@@ -111,8 +111,8 @@ def test_the_digest_sees_all_that_reaches_a_model() -> None:
         replace(images, targets=images.targets.flip(0)),
         replace(images, mean=(0.1, 0.2, 0.4)),
     ]
-    assert len({variant.sha256() for variant in variants}) == len(variants)
-    assert replace(images, name="other").sha256() == images.to("cpu").sha256() == images.sha256()
+    assert len({variant.sha256 for variant in variants}) == len(variants)
+    assert replace(images, name="other").sha256 == images.to("cpu").sha256 == images.sha256
 
 
 def test_resizing_keeps_constants_and_halves_by_known_weights() -> None:

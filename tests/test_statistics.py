@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from landscape.results.statistics import mean_and_standard_error, mean_and_standard_error_from_sums
-from landscape.subject import standard_error
+from landscape.subject import sample_statistics
 
 
 def test_error_is_the_unbiased_deviation_over_the_root_of_the_count() -> None:
@@ -19,7 +19,7 @@ def test_error_is_the_unbiased_deviation_over_the_root_of_the_count() -> None:
 def test_a_single_value_has_a_mean_and_no_error() -> None:
     for mean, error in (
         mean_and_standard_error(np.array([2.0])),
-        standard_error.mean_and_standard_error(torch.tensor([2.0])),
+        sample_statistics.mean_and_standard_error(torch.tensor([2.0])),
         mean_and_standard_error_from_sums(np.float64(2.0), np.float64(4.0), 1),
     ):
         assert mean == 2.0
@@ -37,7 +37,7 @@ def test_sums_and_tensors_give_the_same_to_rounding() -> None:
     means, errors = mean_and_standard_error_from_sums(values.sum(1), (values**2).sum(1), np.full(3, 50))
     for row, mean, error in zip(values, means, errors, strict=True):
         assert (mean, error) == pytest.approx(mean_and_standard_error(row))
-        assert (mean, error) == pytest.approx(standard_error.mean_and_standard_error(torch.from_numpy(row)))
+        assert (mean, error) == pytest.approx(sample_statistics.mean_and_standard_error(torch.from_numpy(row)))
 
 
 def test_where_nothing_was_summed_both_are_missing() -> None:

@@ -24,7 +24,7 @@ CLASSES = torch.arange(12) % 3
 
 
 def served(made: Any, samples: Samples = None, image_size: int | None = None) -> Images:
-    return images_of("mine.py:data", made, samples=samples, image_size=image_size)
+    return images_of("mine.py:data", made, samples=samples, image_size=image_size, resize=None)
 
 
 def rows_of(images: Images) -> list[int]:
@@ -138,7 +138,7 @@ def test_a_shuffling_loader_is_read_once_in_one_order(caplog: pytest.LogCaptureF
     with caplog.at_level("INFO", logger="landscape"):
         first, again = (served(DataLoader(Listed("list"), batch_size=4, shuffle=True)) for _ in range(2))
     assert torch.equal(torch.randn(1), following)  # nobody else's random numbers have moved
-    assert first.sha256() == again.sha256()
+    assert first.sha256 == again.sha256
     assert rows_of(first) != list(range(12))
     assert sorted(rows_of(first)) == list(range(12))
     assert "the loader shuffles; it is read once, with the shuffle of seed 0" in caplog.text

@@ -83,7 +83,7 @@ def test_a_dataset_is_read_once_in_order_and_served_balanced(script: Callable[[s
     assert images.targets.tolist() == (order % 2).tolist()
     assert (images.classes, images.size, images.inputs.dtype) == (3, 4, torch.uint8)
     assert images.mean == (0.485, 0.456, 0.406)
-    assert load(f"{path}:Pictures", samples=3).sha256() == load(f"{path}:Listed", samples=3).sha256()
+    assert load(f"{path}:Pictures", samples=3).sha256 == load(f"{path}:Listed", samples=3).sha256
     assert (
         import_callable(f"{path}:read")()[-6:] == 2 * order[:3].tolist()
     )  # a dataset that lists its targets: only the chosen
@@ -186,7 +186,7 @@ def test_random_transforms_are_drawn_once_and_alike_in_every_process(
     assert torch.equal(first.inputs, again.inputs)
     offsets = first.inputs[:, 0] - first.inputs[:, 0].floor()
     assert len(set(offsets.tolist())) == 12  # every item its own draw
-    assert load(f"{path}:plain").sha256() != first.sha256()
+    assert load(f"{path}:plain").sha256 != first.sha256
 
 
 def test_data_without_chance_are_not_said_to_have_any(
@@ -213,4 +213,4 @@ def test_a_shuffling_loader_gives_the_same_samples_at_every_loading(name: str, s
     path = script(RANDOM)
     first = load(f"{path}:{name}")
     torch.manual_seed(7)
-    assert first.sha256() == load(f"{path}:{name}").sha256()
+    assert first.sha256 == load(f"{path}:{name}").sha256

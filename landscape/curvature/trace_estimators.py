@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from landscape.subject.standard_error import mean_and_standard_error
+from landscape.subject.sample_statistics import mean_and_standard_error
 
 Operator = Callable[[Tensor], Tensor]  # v -> A v, both (n,)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import get_args
 
 import torch
 
@@ -13,7 +13,7 @@ from landscape.data import cifar, cifar_c, digits, image_folder, numpy_files, pa
 from landscape.data.augment import Augmentation
 from landscape.data.dataset import Batches, Images, prefix, resized
 from landscape.data.preprocessing import Resize, resize_images
-from landscape.data.sampling import Samples
+from landscape.data.sampling import Samples, Split
 from landscape.options import at_least, one_of, parse_count
 
 __all__ = ["NAMES", "Augmentation", "Batches", "Images", "Split", "load"]
@@ -23,8 +23,6 @@ FORMS = (
     "a folder of class folders, FILE.parquet or a folder of them, FILE.npz, X.npy,Y.npy, "
     "file.py:callable, module:callable, or a token file .npy"
 )
-
-Split: TypeAlias = Literal["train", "test"]
 
 
 def load(

@@ -53,17 +53,11 @@ class Augmentation:
         return self.mixup > 0 or self.cutmix > 0 or self.label_smoothing > 0
 
     def __call__(self, inputs: Tensor, targets: Tensor, *, classes: int, seed: int) -> tuple[Tensor, Tensor]:
-        """An augmented copy of a batch.
+        """An augmented copy of a batch; the same seed draws the same augmentation.
 
-        Args:
-            inputs: (N, C, H, W) uint8; floating point too without RandAugment.
-            targets: (N,) int64, or distributions (N, classes).
-            classes: number of classes of the data set.
-            seed: of the batch; the same seed draws the same augmentation.
-
-        Returns:
-            inputs of the same shape, floating point after mixup, else of the same dtype; the targets unchanged, or
-            (N, classes) float32 with mixup, CutMix or label smoothing.
+        Inputs (N, C, H, W) are uint8, or floating point without RandAugment; they become floating point with mixup.
+        Targets are (N,) int64 or distributions (N, classes); with mixup, CutMix or label smoothing they become
+        distributions in float32.
 
         Raises:
             ValueError: the inputs are not images, or the targets not classes.

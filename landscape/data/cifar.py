@@ -15,13 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from landscape.checkpoints import restricted_unpickler
 from landscape.data.dataset import Images
+from landscape.data.sampling import Split
 
 SITE = "https://www.cs.toronto.edu/~kriz/"
 SHAPE = (3, 32, 32)
@@ -43,8 +44,7 @@ class Release:
     classes: int
     folder: str
     binary_folder: str
-    pickled: Mapping[str, tuple[str, ...]]  # split -> files of the python layout
-    binary: Mapping[str, tuple[str, ...]]  # split -> files of the binary layout
+    files: Mapping[str, tuple[str, ...]]  # split -> files of the python layout; the binary layout appends .bin
     label: str  # key of the labels in a pickled batch
     label_bytes: int  # bytes before the pixels in a binary row; the last of them is the label
     meta: str  # the file of class names, which other tools expect beside the batches
@@ -59,8 +59,7 @@ RELEASES: Mapping[str, Release] = {
         classes=10,
         folder="cifar-10-batches-py",
         binary_folder="cifar-10-batches-bin",
-        pickled={"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)},
-        binary={"train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test": ("test_batch.bin",)},
+        files={"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)},
         label="labels",
         label_bytes=1,
         meta="batches.meta",
@@ -73,8 +72,7 @@ RELEASES: Mapping[str, Release] = {
         classes=100,
         folder="cifar-100-python",
         binary_folder="cifar-100-binary",
-        pickled={"train": ("train",), "test": ("test",)},
-        binary={"train": ("train.bin",), "test": ("test.bin",)},
+        files={"train": ("train",), "test": ("test",)},
         label="fine_labels",
         label_bytes=2,
         meta="meta",
@@ -86,22 +84,17 @@ RELEASES: Mapping[str, Release] = {
 }
 
 
-def load(name: str, *, root: Path | None, split: Literal["train", "test"]) -> Images:
+def load(name: str, *, root: Path | None, split: Split) -> Images:
     """All images of a split, in file order; files and images may be fewer than the official ones.
 
-    If neither layout is under the root, the python archive is downloaded once.
-
-    Args:
-        name: `cifar10` or `cifar100`.
-        root: the folder that holds `cifar-100-python/` and the like; else `$LANDSCAPE_DATA`, else `./data`.
-        split: "train" or "test".
+    If neither layout is under the root (see `data_root`), the python archive is downloaded once.
 
     Raises:
         FileNotFoundError: there are neither files nor a network; names the files.
         ValueError: a file is damaged, or would run code to load.
     """
     release = RELEASES[name]
-    root = Path(root or os.environ.get("LANDSCAPE_DATA") or "data").expanduser()
+    root = data_root(root)
     parts = _parts(release, root, split)
     if not parts:
         _download_release(name, release, root, split)
@@ -110,13 +103,16 @@ def load(name: str, *, root: Path | None, split: Literal["train", "test"]) -> Im
     return Images(pixels.reshape(-1, *SHAPE), labels, name, release.classes, SHAPE[-1], release.mean, release.std)
 
 
+def data_root(root: Path | None) -> Path:
+    """The folder that holds the CIFAR folders: the given one, else `$LANDSCAPE_DATA`, else `./data`."""
+    return Path(root or os.environ.get("LANDSCAPE_DATA") or "data").expanduser()
+
+
 def _parts(release: Release, root: Path, split: str) -> list[tuple[np.ndarray, np.ndarray]]:
-    pickled = [root / release.folder / file for file in release.pickled[split]]
+    pickled = [root / release.folder / file for file in release.files[split]]
+    binary = [root / release.binary_folder / f"{file}.bin" for file in release.files[split]]
     found = [_pickled(path, release) for path in pickled if path.is_file()]
-    if found:
-        return found
-    binary = [root / release.binary_folder / file for file in release.binary[split]]
-    return [_binary(path, release) for path in binary if path.is_file()]
+    return found or [_binary(path, release) for path in binary if path.is_file()]
 
 
 def _pickled(path: Path, release: Release) -> tuple[np.ndarray, np.ndarray]:
@@ -188,13 +184,13 @@ def read_batch(path: Path) -> dict[str, Any]:
 
 def _download_release(name: str, release: Release, root: Path, split: str) -> None:
     looked = (
-        f"{root / release.folder}/ for {', '.join(release.pickled[split])} and in "
-        f"{root / release.binary_folder}/ for {', '.join(release.binary[split])}"
+        f"{root / release.folder}/ for {', '.join(release.files[split])} and in "
+        f"{root / release.binary_folder}/ for {', '.join(f'{file}.bin' for file in release.files[split])}"
     )
     advice = "give the folder that holds them with --data-root, or try --data digits, which needs no files"
     if (root / release.folder).is_dir():  # never mix a download with the user's files
         raise FileNotFoundError(f"no {name} {split} files: looked in {looked}; {advice}")
-    files = (*release.pickled["train"], *release.pickled["test"], release.meta)
+    files = (*release.files["train"], *release.files["test"], release.meta)
     url = SITE + release.archive
     try:
         download(url, md5=release.md5, root=root, folder=release.folder, files=files)
@@ -226,7 +222,7 @@ def download(url: str, *, md5: str, root: Path, folder: str, files: Sequence[str
                 raise ValueError(f"{url} has the MD5 {found}, expected {md5}; nothing was kept; try again")
             unpacked = Path(temporary) / folder
             unpacked.mkdir()
-            _extract(archive, unpacked, [(f"{folder}/{file}", file) for file in files], url)
+            _extract(archive, unpacked, files, url)
             try:
                 unpacked.rename(root / folder)
             except OSError:  # another process was faster: its folder passed the same check
@@ -234,10 +230,11 @@ def download(url: str, *, md5: str, root: Path, folder: str, files: Sequence[str
                     raise
 
 
-def _extract(archive: Path, folder: Path, members: Sequence[tuple[str, str]], url: str) -> None:
+def _extract(archive: Path, folder: Path, files: Sequence[str], url: str) -> None:
     with tarfile.open(archive, "r:gz") as content:
         regular = {member.name: member for member in content if member.isfile()}
-        for name, file in members:
+        for file in files:
+            name = f"{folder.name}/{file}"
             stream = content.extractfile(regular[name]) if name in regular else None
             if stream is None:
                 raise ValueError(f"{url} lacks the file {name}; expected the official archive")

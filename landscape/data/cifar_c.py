@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,7 @@ def load(name: str, *, root: Path | None, split: str, samples: Samples) -> Image
         raise OptionError(f"--data {name} has test images only; give --split test")
     place, clean = FOLDERS[short]
     release = cifar.RELEASES[clean]
-    folder = Path(root or os.environ.get("LANDSCAPE_DATA") or "data").expanduser() / place
+    folder = cifar.data_root(root) / place
     images, labels = _array(folder, corruption, name), _array(folder, "labels", name)
     each, rest = divmod(len(images), SEVERITIES)
     if images.dtype != np.uint8 or images.shape[1:] != (32, 32, 3) or rest or labels.shape != (len(images),):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import overload
 
 import numpy as np
@@ -59,6 +60,7 @@ class Images:
         )
         return (inputs.to(torch.float32) / 255 - mean) / std
 
+    @cached_property
     def sha256(self) -> str:
         """SHA-256 of everything that reaches a model: bytes, shapes and dtypes of both tensors, mean and std."""
         digest = hashlib.sha256()
@@ -102,9 +104,8 @@ class Batches(Sequence[tuple[Tensor, Tensor]]):
         rows = slice(i * self.batch_size, (i + 1) * self.batch_size)
         inputs, targets = self.images.inputs[rows], self.images.targets[rows]
         if self.augmentation is not None:
-            inputs, targets = self.augmentation(
-                inputs, targets, classes=self.images.classes, seed=derived_seed(self.seed, i)
-            )
+            seed = derived_seed(self.seed, i)
+            inputs, targets = self.augmentation(inputs, targets, classes=self.images.classes, seed=seed)
         return self.images.normalised(inputs), targets
 
 
@@ -116,8 +117,7 @@ def prefix(images: Images, samples: Samples) -> Images:
 def resized(images: Images, size: int | None, *, block: int = 1024) -> Images:
     """Square uint8 images of this size: shorter side to it (bilinear, antialiased, rounded), then centre crop.
 
-    Unchanged for None, or if they have that size already. `block` images are resampled at a time, which bounds the
-    floating-point copy.
+    Unchanged for None, or if they have that size already; `block` images at a time bound the floating-point copy.
     """
     height, width = images.inputs.shape[2:]
     if size is None or height == width == size:

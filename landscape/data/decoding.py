@@ -44,19 +44,11 @@ def decoded(
     resize: Resize | None = None,
     threads: int | None = None,
 ) -> np.ndarray:
-    """Pictures as one uint8 array (count, 3, size, size).
+    """Pictures, one for each row 0..count-1 in any order, as one uint8 array (count, 3, size, size); see `pixels`.
 
-    Pillow decodes and resizes without holding the interpreter's lock, so threads share the work. Only a few chunks of a
-    lazy iterable are read ahead.
-
-    Args:
-        pictures: one for each row 0..count-1, in any order.
-        name: of the data, for messages.
-        count: number of pictures.
-        of: number of pictures they were selected from.
-        size: side of the images.
-        resize: how they are brought to it, see `pixels`.
-        threads: default: a few more than processors; independent of `--workers`.
+    Pillow decodes and resizes without holding the interpreter's lock, so threads share the work (by default a few more
+    than processors, whatever `--workers`). Only a few chunks of a lazy iterable are read ahead. `name` and `of`, the
+    number of pictures they were selected from, are for messages.
 
     Raises:
         ValueError: the array does not fit into free memory, or a picture cannot be decoded; names it.
@@ -118,6 +110,13 @@ def pixels(image: Image.Image, size: int, resize: Resize | None = None) -> np.nd
     return np.asarray(image).transpose(2, 0, 1)
 
 
+def sizes(pictures: Iterable[Picture]) -> Iterator[tuple[int, int]]:
+    """Width and height of pictures, read from their headers."""
+    for picture in pictures:
+        with opened(picture.source, picture.name) as image:
+            yield image.size
+
+
 def own_size(sizes: Iterable[tuple[int, int]]) -> int:
     """The side of pictures if all are square, equal and small; else 224."""
     first: tuple[int, int] | None = None
@@ -129,11 +128,7 @@ def own_size(sizes: Iterable[tuple[int, int]]) -> int:
 
 
 def opened(source: str | bytes, name: str) -> Image.Image:
-    """A picture of which only the header has been read.
-
-    Raises:
-        ValueError: it cannot be decoded; names it.
-    """
+    """A picture of which only the header has been read; ValueError names one that cannot be decoded."""
     try:
         return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
     except Exception as error:  # as above

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import gzip
 from importlib import resources
-from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from landscape.data.dataset import Images
-from landscape.data.sampling import shuffled
+from landscape.data.sampling import Split, shuffled
 
 SIDE = 8
 LEVELS = 16  # pixels count dots of a 4 x 4 block: 0..16
@@ -32,7 +31,7 @@ def grey() -> tuple[np.ndarray, np.ndarray]:
     return rows[:, :-1].reshape(-1, SIDE, SIDE), rows[:, -1]
 
 
-def load(split: Literal["train", "test"]) -> Images:
+def load(split: Split) -> Images:
     """Digits as (N, 3, 16, 16) uint8: grey / 16 * 255, enlarged twice (bilinear), rounded, channel repeated.
 
     The last 360 rows of the fixed seeded order are the test split, the 1,437 before them the train split.

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -14,20 +13,13 @@ import torch
 from landscape.data import decoding
 from landscape.data.dataset import Images
 from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Resize
-from landscape.data.sampling import Samples, subset
+from landscape.data.sampling import Samples, Split, subset
 
 SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".webp", ".bmp"))
 SPLITS = {"train": ("train",), "test": ("test", "val")}  # split -> names of its folder, in order of preference
 
 
-def load(
-    name: str,
-    *,
-    split: Literal["train", "test"],
-    samples: Samples,
-    image_size: int | None,
-    resize: Resize | None = None,
-) -> Images:
+def load(name: str, *, split: Split, samples: Samples, image_size: int | None, resize: Resize | None) -> Images:
     """The first `samples` images of a folder of class folders, in the class-balanced order.
 
     FOLDER/train and FOLDER/test (or val) are used if they hold class folders; else FOLDER itself for both splits.
@@ -56,17 +48,11 @@ def load(
     starts = np.cumsum([0, *(len(files) for files in listed)])
     places = np.searchsorted(starts, rows, side="right") - 1  # folder of each selected row
     paths = [f"{entries[i]}/{listed[i][row - starts[i]]}" for i, row in zip(places, rows, strict=True)]
-    size = image_size or decoding.own_size(_sizes(paths))
-    pictures = (decoding.Picture(i, path, path) for i, path in enumerate(paths))
-    inputs = decoding.decoded(pictures, name=name, count=len(paths), of=len(targets), size=size, resize=resize)
+    pictures = partial(map, decoding.Picture, range(len(paths)), paths, paths)
+    size = image_size or decoding.own_size(decoding.sizes(pictures()))
+    inputs = decoding.decoded(pictures(), name=name, count=len(paths), of=len(targets), size=size, resize=resize)
     labels = torch.from_numpy(targets[rows])
     return Images(torch.from_numpy(inputs), labels, name, len(classes), size, IMAGENET_MEAN, IMAGENET_STD)
-
-
-def _sizes(paths: list[str]) -> Iterator[tuple[int, int]]:
-    for path in paths:
-        with decoding.opened(path, path) as image:
-            yield image.size
 
 
 def _part(root: Path, split: str) -> tuple[Path, list[Path]]:

@@ -17,12 +17,7 @@ class TooLarge(ValueError):
 
 
 def require(name: str, count: int, each: int) -> None:
-    """Check that samples fit into free memory, before the first is read.
-
-    Args:
-        name: of the data, for the message.
-        count: how many samples.
-        each: bytes of one.
+    """Check that `count` samples of `each` bytes fit into free memory, before the first is read.
 
     Raises:
         TooLarge: they need more than is free.
@@ -83,10 +78,6 @@ class GrowingTensor:
     """A tensor of rows that arrive in blocks of one shape and dtype.
 
     Memory for all rows is reserved at the first block if their number is known; else it is doubled whenever it is full.
-
-    Args:
-        name: of the data, for messages.
-        rows: how many will arrive, None if unknown.
     """
 
     def __init__(self, name: str, rows: int | None) -> None:
@@ -117,13 +108,11 @@ class GrowingTensor:
             )
         needed = self.count + len(block)
         if needed > len(self._room) or not self.count:
-            self._grow(max(needed, self._rows or 2 * needed), block)
+            rows = max(needed, self._rows or 2 * needed)
+            require(self._name, rows, block[0].numel() * block.element_size() if len(block) else 0)
+            room = torch.empty((rows, *block.shape[1:]), dtype=block.dtype)
+            if self.count:
+                room[: self.count] = self.tensor
+            self._room = room
         self._room[self.count : needed] = block
         self.count = needed
-
-    def _grow(self, rows: int, block: Tensor) -> None:
-        require(self._name, rows, block[0].numel() * block.element_size() if len(block) else 0)
-        room = torch.empty((rows, *block.shape[1:]), dtype=block.dtype)
-        if self.count:
-            room[: self.count] = self.tensor
-        self._room = room

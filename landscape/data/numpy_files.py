@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -17,10 +17,9 @@ from landscape.data import memory
 from landscape.data.dataset import Images, classes_in, side_of
 from landscape.data.image_folder import SPLITS
 from landscape.data.preprocessing import default_normalisation
-from landscape.data.sampling import Samples, subset
+from landscape.data.sampling import Samples, Split, subset
 from landscape.options import parse_count
 
-Split = Literal["train", "test"]
 T = TypeVar("T")
 # Names of inputs and targets in an archive or a folder; also with a split, as in x_train or train_x.
 PAIRS = (("images", "labels"), ("x", "y"), ("inputs", "targets"), ("data", "labels"), ("arr_0", "arr_1"))
@@ -78,7 +77,7 @@ def _images(name: str, x: np.ndarray, y: np.ndarray, samples: Samples) -> Images
     rows = subset(labels.astype(np.int64), samples) if numbers else np.arange(parse_count("samples", samples, len(x)))
     memory.require(name, len(rows), x.dtype.itemsize * math.prod(x.shape[1:]))
     inputs = torch.from_numpy(_channels_first(name, _rows(x, rows)))
-    wanted = _native(labels)
+    wanted = np.array(labels, dtype=labels.dtype.newbyteorder("="))  # a copy in memory: torch has no read-only tensors
     targets = torch.from_numpy(wanted.astype(np.int64) if wanted.dtype.kind in "ui" else wanted)
     mean, std = default_normalisation(inputs)
     classes = classes_in(name, targets)
@@ -102,15 +101,10 @@ def _channels_first(name: str, x: np.ndarray) -> np.ndarray:
 
 def _rows(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Rows of a memory map, read in the order of the file."""
-    order = np.argsort(rows)
     taken = np.empty((len(rows), *x.shape[1:]), x.dtype.newbyteorder("="))
-    for position in order:
+    for position in np.argsort(rows):
         taken[position] = x[rows[position]]
     return taken
-
-
-def _native(x: np.ndarray) -> np.ndarray:
-    return np.array(x, dtype=x.dtype.newbyteorder("="))  # a copy in memory: torch has no read-only tensors
 
 
 def _mapped(path: Path) -> np.ndarray:
@@ -156,12 +150,9 @@ def _one_line_error(path: Path, function: Callable[[], T]) -> T:
     except memory.TooLarge:
         raise
     except Exception as error:
-        reason = "it holds Python objects, which are never unpickled" if _pickled(error) else str(error) or "truncated"
+        pickled = any(word in str(error) for word in ("allow_pickle", "pickled", "Python objects"))
+        reason = "it holds Python objects, which are never unpickled" if pickled else str(error) or "truncated"
         raise ValueError(f"{path} cannot be read ({reason}); write it again with numpy.save or numpy.savez") from None
-
-
-def _pickled(error: Exception) -> bool:
-    return any(word in str(error) for word in ("allow_pickle", "pickled", "Python objects"))
 
 
 def _stems(folder: Path) -> dict[str, Path]:

@@ -6,8 +6,9 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,8 +16,8 @@ import torch
 from landscape.data import decoding
 from landscape.data.dataset import Images
 from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Resize
-from landscape.data.sampling import Samples, subset
-from landscape.data.torch_dataset import INPUTS, TARGETS
+from landscape.data.sampling import Samples, Split, subset
+from landscape.data.torch_dataset import INPUTS, TARGETS, first_of
 
 SPLITS = {"train": ("train",), "test": ("test", "validation", "valid", "val")}  # the first with labels
 SPLIT_OF = re.compile(r"(train|test|validation|valid|val)(?![a-z])")
@@ -36,14 +37,7 @@ def found(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.parquet")) or sorted(folder.glob("data/*.parquet"))
 
 
-def load(
-    name: str,
-    *,
-    split: Literal["train", "test"],
-    samples: Samples,
-    image_size: int | None,
-    resize: Resize | None = None,
-) -> Images:
+def load(name: str, *, split: Split, samples: Samples, image_size: int | None, resize: Resize | None) -> Images:
     """The first `samples` images of one parquet file, or of the shards in a folder, in the class-balanced order.
 
     Shards named train-*, test-* or validation-* belong to that split (test: the validation shards if there are no test
@@ -67,11 +61,9 @@ def load(
     if not len(targets):
         raise ValueError(f"{name} has no rows for the {split} split; expected at least one image")
     rows = subset(targets, samples)
-    size = image_size or decoding.own_size(_sizes(parts[at], columns, rows))
-    inputs = decoding.decoded(
-        (decoding.Picture(*row) for row in _pictures(parts[at], columns, rows)),
-        name=name, count=len(rows), of=len(targets), size=size, resize=resize,
-    )  # fmt: skip
+    pictures = partial(_pictures, parts[at], columns, rows)
+    size = image_size or decoding.own_size(decoding.sizes(pictures()))
+    inputs = decoding.decoded(pictures(), name=name, count=len(rows), of=len(targets), size=size, resize=resize)
     labels = torch.from_numpy(targets[rows])
     return Images(torch.from_numpy(inputs), labels, name, classes, size, IMAGENET_MEAN, IMAGENET_STD)
 
@@ -121,9 +113,9 @@ def _columns(file: Any, path: Path) -> Columns:
     about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
     kinds = {name: str(schema.field(name).type) for name in schema.names}
     pictures = [name for name, kind in kinds.items() if re.match(r"(large_)?binary|struct<.*\bbytes: ", kind)]
-    image = _named(INPUTS, pictures) or (pictures[0] if len(pictures) == 1 else None)
+    image = first_of(INPUTS, pictures) or (pictures[0] if len(pictures) == 1 else None)
     numbers = [name for name, kind in kinds.items() if kind.startswith(("int", "uint", "string", "large_string"))]
-    label = _named(TARGETS, numbers)
+    label = first_of(TARGETS, numbers)
     if image is None or label is None:
         raise ValueError(
             f"{path} has the columns {', '.join(f'{name} ({kind})' for name, kind in kinds.items())}; expected one of "
@@ -131,10 +123,6 @@ def _columns(file: Any, path: Path) -> Columns:
         )
     described = about.get(label, {}) if isinstance(about, dict) else {}
     return Columns(image, label, len(described.get("names") or ()) if isinstance(described, dict) else 0)
-
-
-def _named(known: Sequence[str], there: Sequence[str]) -> str | None:
-    return next((name for name in known if name in there), None)
 
 
 def _labels(shard: Path, column: str) -> np.ndarray:
@@ -160,8 +148,8 @@ def _numbered(labels: np.ndarray, shards: Sequence[Path], columns: Columns) -> t
     return np.searchsorted(words, labels), len(words)
 
 
-def _pictures(shards: Sequence[Path], columns: Columns, rows: np.ndarray) -> Iterator[tuple[int, bytes | str, str]]:
-    """(position, encoded picture, name) of the selected rows, one row group in memory at a time."""
+def _pictures(shards: Sequence[Path], columns: Columns, rows: np.ndarray) -> Iterator[decoding.Picture]:
+    """The pictures of the selected rows, one row group in memory at a time."""
     order = np.argsort(rows)
     ordered, start = rows[order], 0
     for shard in shards:
@@ -174,15 +162,9 @@ def _pictures(shards: Sequence[Path], columns: Columns, rows: np.ndarray) -> Ite
                 values = file.read_row_group(group, columns=[columns.image]).column(0).take(ordered[low:high] - start)
                 for place, row, value in zip(order[low:high], ordered[low:high], values, strict=True):
                     name = f"{shard} row {in_shard + int(row) - start}"
-                    yield int(place), _encoded(value.as_py(), shard, name), name
+                    yield decoding.Picture(int(place), _encoded(value.as_py(), shard, name), name)
             start += count
             in_shard += count
-
-
-def _sizes(shards: Sequence[Path], columns: Columns, rows: np.ndarray) -> Iterator[tuple[int, int]]:
-    for _, encoded, name in _pictures(shards, columns, rows):
-        with decoding.opened(encoded, name) as image:
-            yield image.size
 
 
 def _encoded(value: Any, shard: Path, name: str) -> bytes | str:

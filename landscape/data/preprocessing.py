@@ -26,13 +26,11 @@ Crop: TypeAlias = float | Literal["squash"]
 class Resize:
     """How a picture is resized and cropped; equal to the transforms of timm, torchvision and transformers.
 
-    Args:
-        interpolation: name of Pillow's filter, which antialiases when it shrinks.
-        crop: the shorter side becomes size / crop, rounded down, and the centre is cropped; "squash" scales both
-            sides to the size without cropping.
+    The shorter side becomes size / crop, rounded down, and the centre is cropped; "squash" scales both sides to the
+    size without cropping.
     """
 
-    interpolation: str = "bilinear"
+    interpolation: str = "bilinear"  # name of Pillow's filter, which antialiases when it shrinks
     crop: Crop = 1.0
 
     def __post_init__(self) -> None:

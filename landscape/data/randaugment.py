@@ -17,17 +17,13 @@ from torch import Generator, Tensor
 STRONGEST = 10  # magnitudes count from 0 to this
 PROBABILITY = 0.5
 FILL = 128.0
+Row = tuple[float, float, float]  # of the matrix of an affine map
 
 
 def randaugment(inputs: Tensor, generator: Generator, *, magnitude: float, layers: int, std: float) -> Tensor:
-    """Images after `layers` random operations each.
+    """Images (N, C, H, W) after `layers` random operations each, of strength magnitude + std N(0, 1), cut to 0..10.
 
-    Args:
-        inputs: (N, C, H, W) uint8, one or three channels.
-        generator: on the CPU.
-        magnitude: mean strength, 0..10.
-        layers: operations per image.
-        std: each image and operation draws magnitude + std N(0, 1), cut to 0..10.
+    The generator is on the CPU.
 
     Raises:
         ValueError: the inputs are not uint8 images of one or three channels.
@@ -157,22 +153,9 @@ def translate_y(x: Tensor, level: Tensor) -> Tensor:
 
 
 OPERATIONS: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
-    autocontrast,
-    equalize,
-    invert,
-    rotate,
-    posterize,
-    solarize,
-    solarize_add,
-    color,
-    contrast,
-    brightness,
-    sharpness,
-    shear_x,
-    shear_y,
-    translate_x,
-    translate_y,
-)
+    autocontrast, equalize, invert, rotate, posterize, solarize, solarize_add, color, contrast, brightness, sharpness,
+    shear_x, shear_y, translate_x, translate_y,
+)  # fmt: skip
 
 
 def _each(values: Tensor) -> Tensor:
@@ -196,17 +179,10 @@ def _blended(start: Tensor, x: Tensor, level: Tensor) -> Tensor:
 
 def _looked_up(x: Tensor, table: Tensor) -> Tensor:
     """Every value replaced by its entry in the table (n, C, 256) of its image and channel."""
-    found = table.clamp(0, 255).gather(2, x.flatten(2).long())
-    return found.to(torch.uint8).view_as(x)
+    return table.clamp(0, 255).gather(2, x.flatten(2).long()).to(torch.uint8).view_as(x)
 
 
-def _displaced(
-    x: Tensor,
-    level: Tensor,
-    *,
-    across: tuple[float, float, float] = (0, 0, 0),
-    down: tuple[float, float, float] = (0, 0, 0),
-) -> Tensor:
+def _displaced(x: Tensor, level: Tensor, *, across: Row = (0, 0, 0), down: Row = (0, 0, 0)) -> Tensor:
     identity = torch.eye(2, 3, device=x.device)
     change = torch.tensor((across, down)).to(x.device, non_blocking=True)
     return _moved(x, identity + level.view(-1, 1, 1) * change)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from landscape.options import parse_count
 
 ORDER = 0x9E3779B97F4A7C15  # constant of the fixed order: changing it changes every stored number
+Split: TypeAlias = Literal["train", "test"]
 Samples: TypeAlias = int | str | None  # a number, a share such as "10%", or "all" (also None)
 
 
@@ -33,10 +34,7 @@ def balanced(targets: np.ndarray) -> np.ndarray:
     """Rows in a fixed seeded order whose every prefix is as class-balanced as the data allow.
 
     Round r takes the r-th image (in seeded order) of each class that still has one. Within a round the classes are in
-    seeded order too, so that small batches do not hold neighbouring classes.
-
-    Args:
-        targets: (N,) integers.
+    seeded order too, so that small batches do not hold neighbouring classes. `targets` are (N,) integers.
     """
     rows = shuffled(len(targets))
     by_class = rows[np.argsort(targets[rows], kind="stable")]

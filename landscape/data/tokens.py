@@ -43,10 +43,7 @@ def load(name: str, *, samples: Samples, block_size: int | None) -> Images:
             "give a smaller --block-size or a longer file"
         )
     selected = shuffled(count)[: parse_count("samples", samples, count)]
-    starts = selected * length
-    rows = (
-        [array[s : s + length + 1] for s in starts] if array.ndim == 1 else [array[r, : length + 1] for r in selected]
-    )
+    rows = [array[i * length :][: length + 1] if array.ndim == 1 else array[i, : length + 1] for i in selected]
     tokens = torch.from_numpy(np.stack(rows).astype(np.int64))
     if tokens.min() < 0:
         raise ValueError(f"{name} has the token {int(tokens.min())}; expected numbers from 0 upward, without padding")

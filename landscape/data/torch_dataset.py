@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -46,9 +46,7 @@ def load(spec: str, *, samples: Samples, image_size: int | None, resize: Resize 
     return images_of(spec, made, samples=samples, image_size=image_size, resize=resize)
 
 
-def images_of(
-    name: str, made: Any, *, samples: Samples, image_size: int | None, resize: Resize | None = None
-) -> Images:
+def images_of(name: str, made: Any, *, samples: Samples, image_size: int | None, resize: Resize | None) -> Images:
     """The samples of an object, in memory.
 
     A pair of tensors `(inputs, targets)` is used as it is: its first rows, in its order. A Dataset with a length is
@@ -115,12 +113,10 @@ def _from_dataset(name: str, dataset: Any, samples: Samples, image_size: int | N
             )
     if drawn:
         _log.warning("note: %s transforms its items at random; each was drawn once, with a fixed seed", name)
-    counts = [_named_classes(dataset), *([] if listed is None else [classes_in(name, torch.from_numpy(listed))])]
-    images = _images(name, inputs.tensor, targets.tensor, counts)
+    images = _images(name, inputs.tensor, targets.tensor, _named_classes(dataset), listed)
     if listed is not None:
         return images
-    whole = images.targets.ndim == 1 and not images.targets.is_floating_point()
-    rows = balanced(images.targets.numpy()) if whole else order
+    rows = balanced(images.targets.numpy()) if _class_numbers(images.targets) else order
     return images.take(rows[: parse_count("samples", samples, len(rows))])
 
 
@@ -161,8 +157,7 @@ def _from_iterable(
         )
     source = getattr(stream, "dataset", stream)
     listed = _listed_targets(source) if batched else None
-    counts = [_named_classes(source), *([] if listed is None else [classes_in(name, torch.from_numpy(listed))])]
-    images = _images(name, inputs.tensor, targets.tensor, counts)
+    images = _images(name, inputs.tensor, targets.tensor, _named_classes(source), listed)
     if wanted is not None and (total is None or wanted < total):
         _warn_sorted(name, images.targets)
     return images
@@ -184,20 +179,23 @@ def _length(stream: Any, batched: bool) -> int | None:
 
 
 def _warn_sorted(name: str, targets: Tensor) -> None:
-    whole = targets.ndim == 1 and not targets.is_floating_point()
-    if whole and len(targets) >= 8 and bool((targets.diff() >= 0).all()):
+    if _class_numbers(targets) and len(targets) >= 8 and bool((targets.diff() >= 0).all()):
         _log.warning(
             "%s: the first %d samples are sorted by class, %d to %d; shuffle the loader, or return its dataset, which "
             "is served class-balanced", name, len(targets), int(targets[0]), int(targets[-1]),
         )  # fmt: skip
 
 
+def _class_numbers(targets: Tensor) -> bool:
+    return targets.ndim == 1 and not targets.is_floating_point()
+
+
 def _parts(what: str, item: Any) -> tuple[Any, Any]:
     """Input and target of a sample, or of a batch."""
     if isinstance(item, Mapping):
-        names = [next((name for name in known if name in item), None) for known in (INPUTS, TARGETS)]
-        if None not in names:
-            return item[names[0]], item[names[1]]
+        value, target = first_of(INPUTS, item), first_of(TARGETS, item)
+        if value is not None and target is not None:
+            return item[value], item[target]
         raise ValueError(
             f"{what} has the fields {', '.join(map(str, item))}; expected an input ({', '.join(INPUTS[:3])}, ...) "
             f"and a target ({', '.join(TARGETS[:3])}, ...)"
@@ -205,6 +203,11 @@ def _parts(what: str, item: Any) -> tuple[Any, Any]:
     if not isinstance(item, tuple | list) or len(item) < 2:
         raise ValueError(f"{what} is a {type(item).__name__}; expected a pair (input, target)")
     return item[0], item[1]
+
+
+def first_of(known: Iterable[str], there: Container[str]) -> str | None:
+    """The first of the known names that is there, None if there is none."""
+    return next((name for name in known if name in there), None)
 
 
 def _decoded(what: str, value: Any, image_size: int | None, resize: Resize | None) -> tuple[Any, int | None]:
@@ -225,7 +228,7 @@ def _listed_targets(dataset: Any) -> np.ndarray | None:
     listed = getattr(dataset, "targets", None)
     columns = getattr(dataset, "column_names", None)  # of Hugging Face's datasets
     if listed is None and isinstance(columns, list | tuple):
-        name = next((name for name in TARGETS if name in columns), None)
+        name = first_of(TARGETS, columns)
         listed = None if name is None else list(dataset[name])
     if not isinstance(listed, list | tuple | np.ndarray | Tensor) or len(listed) != len(dataset):
         return None
@@ -244,10 +247,11 @@ def _named_classes(dataset: Any) -> int:
     return len(getattr(dataset, "classes", ()))
 
 
-def _images(name: str, inputs: Tensor, targets: Tensor, counts: list[int]) -> Images:
+def _images(name: str, inputs: Tensor, targets: Tensor, named: int, listed: np.ndarray | None) -> Images:
     mean, std = default_normalisation(inputs)
-    classes = max(classes_in(name, targets), *counts)
-    return Images(inputs, targets, name, classes, side_of(inputs), mean, std, counted=not counts[0])
+    in_list = 0 if listed is None else classes_in(name, torch.from_numpy(listed))
+    classes = max(classes_in(name, targets), named, in_list)
+    return Images(inputs, targets, name, classes, side_of(inputs), mean, std, counted=not named)
 
 
 def _tensor(what: str, value: Any) -> Tensor:

@@ -58,20 +58,12 @@ def build(wanted: Wanted) -> nn.Module:
 
 
 def preprocessing(wanted: Wanted) -> Preprocessing | None:
-    """The source's preprocessing of the network's images; None if it says nothing.
-
-    Raises:
-        as `build`.
-    """
+    """The source's preprocessing of the network's images; None if it says nothing."""
     return SOURCES[wanted.source][1](wanted) if wanted.source else None
 
 
 def context(wanted: Wanted) -> int | None:
-    """The longest sequence of tokens that a network accepts; None if its source does not say.
-
-    Raises:
-        as `build`.
-    """
+    """The longest sequence of tokens that a network accepts; None if its source does not say."""
     if wanted.source != "hf":
         return None
     asked = [wanted.arguments[name] for name in huggingface.CONTEXTS if name in wanted.arguments]

@@ -21,7 +21,7 @@ from landscape.options import OptionError, at_least, one_of, parse_count
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.subject.derived import once_per_weights
 from landscape.subject.outputs import intact
-from landscape.subject.standard_error import mean_and_standard_error
+from landscape.subject.sample_statistics import mean_and_standard_error
 from landscape.subject.subject import Subject
 
 HELD_OUT = 0.2  # of the training samples
@@ -60,7 +60,7 @@ class ProbeLinear(Probe):
         """The parameters, with the digest of the training samples for their number, without the default solver."""
         images = training_samples(subject, self.train_samples).images
         assert images is not None
-        parameters = {**asdict(self), "train_samples": images.sha256()}
+        parameters = {**asdict(self), "train_samples": images.sha256}
         if self.solver == "ridge":
             del parameters["solver"]
         return parameters

@@ -19,11 +19,7 @@ from landscape.subject.subject import Subject
 
 
 def refuse_stochastic(subject: Subject) -> None:
-    """Reject models that are in training mode or stochastic in eval mode; their loss surface would be noise.
-
-    Raises:
-        ValueError: names the reason and what to do.
-    """
+    """Reject models that are in training mode or stochastic in eval mode; their loss surface would be noise."""
     refuse_training(subject.model)
     if _is_stochastic(subject):
         raise ValueError(

@@ -16,7 +16,7 @@ from landscape.options import OptionError, at_least
 from landscape.probe import derived_seed
 from landscape.subject.losses import class_indices, cross_entropy
 from landscape.subject.outputs import intact, outputs_of
-from landscape.subject.standard_error import mean_and_standard_error
+from landscape.subject.sample_statistics import mean_and_standard_error
 from landscape.subject.subject import Subject
 
 CALIBRATION_BINS = 10

@@ -27,14 +27,11 @@ def weights_sha256(subject: Subject) -> str:
 def identity(subject: Subject, uses: Iterable[str], weights: str | None = None) -> dict[str, Any]:
     """Everything that can change a result: weights, data, user code, and the fields that a probe says it uses.
 
-    Batch size and seed are included where augmentation depends on them.
-
-    Args:
-        subject: what is measured.
-        uses: names of fields.
-        weights: `weights_sha256` if they are already hashed; None hashes them now.
+    Batch size and seed are included where augmentation depends on them; `weights` is the `weights_sha256` of weights
+    that are already hashed.
     """
-    weights = weights or weights_sha256(subject)
+    weights, stored = weights or weights_sha256(subject), subject.checkpoint
+    code = stored.sha256 if stored and stored.module is subject.model else None  # of a file that holds the model's code
     augmentation = subject.batches.augmentation if isinstance(subject.batches, Batches) else None
     used = {*uses, *(("batch_size", "seed") if augmentation else ())}
     fields = {"batch_size": subject.batch_size, "weight_decay": subject.weight_decay, "seed": subject.seed}
@@ -44,7 +41,7 @@ def identity(subject: Subject, uses: Iterable[str], weights: str | None = None) 
     return {
         **loss,
         "weights": weights,
-        "model": [type(subject.model).__qualname__, _architecture(subject) or _program_sha256(subject)],
+        "model": [type(subject.model).__qualname__, _architecture(subject) or code],
         "data": [subject.data_sha256, _code_sha256((subject.spec or Spec()).data)],
         "augmentation": asdict(augmentation) if augmentation else None,
         "spec": {name: fields[name] for name in sorted(used)},
@@ -96,12 +93,6 @@ def _architecture(subject: Subject) -> str | None:
     if stored is None or not (stored.native and spec.model in ("", stored.model)):
         return providers.identity(spec.model, spec.model_arg)
     return providers.identity(stored.model, {**stored.model_args, **spec.model_arg})
-
-
-def _program_sha256(subject: Subject) -> str | None:
-    """SHA-256 of the checkpoint file if the file holds the model's code, else None."""
-    stored = subject.checkpoint
-    return stored.sha256 if stored is not None and stored.module is subject.model else None
 
 
 def _loss_identity(subject: Subject) -> list[str | None]:

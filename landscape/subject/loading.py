@@ -70,7 +70,9 @@ def load_spec(spec: Spec, *, module: nn.Module | None = None, label: str = "") -
     model = model.to(device).eval()
     if first.dtype in (torch.float16, torch.bfloat16):
         model = model.float()
-    augmentation = _augmentation(stored) if spec.augment else None
+    if spec.augment and (stored is None or not stored.recipe):
+        raise ValueError("--augment uses the checkpoint's own recipe and this one has none; drop --augment")
+    augmentation = Augmentation.of_recipe(stored.recipe) if spec.augment and stored else None
     default = label_of(stored.path) if stored else spec.model.rpartition("/")[2] or "model"
     subject = Subject(
         model=model,
@@ -89,23 +91,14 @@ def load_spec(spec: Spec, *, module: nn.Module | None = None, label: str = "") -
 
 
 def beside(subject: Subject, path: Path) -> Subject:
-    """Another checkpoint on the mini-batches of a subject; one that names no architecture has the subject's.
-
-    Raises:
-        FileNotFoundError, ValueError: as `load`.
-    """
+    """Another checkpoint on the mini-batches of a subject; one that names no architecture has the subject's."""
     spec = replace(subject.spec or Spec(), checkpoint=path)
     stored = read_checkpoint(path, weights=spec.weights, trust_pickle=spec.trust_pickle)
     if stored.native:
         spec = replace(spec, model="", model_arg={})
     model, stored = _model(spec, stored, subject.images)
-    other = replace(
-        subject,
-        model=model.to(subject.device, subject.dtype).eval(),
-        label=label_of(stored.path),
-        checkpoint=stored,
-        spec=spec,
-    )
+    model = model.to(subject.device, subject.dtype).eval()
+    other = replace(subject, model=model, label=label_of(stored.path), checkpoint=stored, spec=spec)
     if other.images is not None:
         refuse_misfit(other)
     return other
@@ -151,9 +144,3 @@ def _model(spec: Spec, stored: Checkpoint, images: Images | None) -> tuple[nn.Mo
 
 def _part(spec: Spec, stored: Checkpoint | None, split: Split, samples: int | str) -> Images:
     return load_images(replace(spec, split=split, samples=samples), stored)
-
-
-def _augmentation(stored: Checkpoint | None) -> Augmentation:
-    if stored is None or not stored.recipe:
-        raise ValueError("--augment uses the checkpoint's own recipe and this one has none; drop --augment")
-    return Augmentation.of_recipe(stored.recipe)

@@ -17,11 +17,9 @@ Losses = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> (N,)
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy from log-sum-exp, (N,); for a sequence, the mean over its tokens.
+    """Cross-entropy from log-sum-exp, (N,): of logits (N, classes) and class indices (N,) or soft targets (N, classes).
 
-    Args:
-        outputs: logits (N, classes), or (N, tokens, vocabulary).
-        targets: class indices (N,), soft targets (N, classes), or the next tokens (N, tokens).
+    For a sequence, logits (N, tokens, vocabulary) and the next tokens (N, tokens), the mean over its tokens.
     """
     if outputs.dim() == 3:
         every = F.cross_entropy(outputs.flatten(0, 1), targets.flatten().long(), reduction="none")
@@ -51,11 +49,7 @@ def bce(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _rows(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs and targets with one row per sample.
-
-    Raises:
-        ValueError: their sizes differ; PyTorch would broadcast the smaller one.
-    """
+    """Outputs and targets with one row per sample; sizes that differ are an error, as PyTorch would broadcast one."""
     if outputs.numel() != targets.numel():
         raise ValueError(
             f"the model returns {tuple(outputs.shape)} for targets {tuple(targets.shape)}, expected a number for each"

@@ -47,11 +47,7 @@ def architecture_of(stored: Checkpoint | None) -> str:
 
 
 def refuse_code(stored: Checkpoint, what: str, name: str) -> str:
-    """A name that a file gives, rejected if it would be imported and called.
-
-    Raises:
-        ValueError: it names code, which only the user may name.
-    """
+    """A name that a file gives, rejected if it would be imported and called: only the user may name code."""
     if ":" in name and name.partition(":")[0] not in SOURCES:
         raise ValueError(
             f"{stored.path} names code as its {what} ({name}); a checkpoint never runs any: if you trust it, "
@@ -83,11 +79,7 @@ def _built(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.M
 
 
 def _native_name(stored: Checkpoint | None) -> str:
-    """The model that one of our own checkpoints names.
-
-    Raises:
-        ValueError: there is no checkpoint, it names no model, or it names code.
-    """
+    """The model that one of our own checkpoints names."""
     if stored is None or not stored.native:
         where = f"{stored.path} holds weights only" if stored else "no checkpoint"
         said = f" (of {stored.arch}, it says)" if stored and stored.arch else ""

@@ -101,11 +101,7 @@ def _resize(spec: Spec) -> Resize:
 
 
 def _description(stored: Checkpoint) -> Mapping[str, Any]:
-    """A checkpoint's description of its images.
-
-    Raises:
-        ValueError: it is invalid.
-    """
+    """A checkpoint's description of its images, checked."""
     size, channels = stored.data.get("size") or 1, [stored.data.get(key) or () for key in ("mean", "std")]
     valid = isinstance(size, int) and 1 <= size <= MOST_PIXELS
     for values in channels:

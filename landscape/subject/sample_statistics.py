@@ -1,7 +1,8 @@
-"""Accuracy drop and loss increase of a modified network: paired differences per sample, as sums and means."""
+"""Means over samples and their errors; accuracy drop and loss increase of a modified network as paired differences."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -12,6 +13,15 @@ from landscape.results.statistics import mean_and_standard_error_from_sums
 from landscape.subject.losses import CLASSIFICATION, Meaning
 from landscape.subject.outputs import intact
 from landscape.subject.subject import Subject
+
+
+def mean_and_standard_error(values: Tensor) -> tuple[float, float]:
+    """Mean of independent values (n,) and its standard error, std / sqrt(n); NaN for a single value.
+
+    PyTorch and NumPy (`results.statistics`) sum in different orders, so that the last digits of a stored error differ.
+    """
+    n = len(values)
+    return values.mean().item(), values.std().item() / n**0.5 if n > 1 else math.nan
 
 
 def quantities(meaning: Meaning = CLASSIFICATION) -> dict[str, Quantity]:
@@ -38,10 +48,7 @@ def summaries(axis: str, meaning: Meaning = CLASSIFICATION) -> dict[str, Quantit
 def change(subject: Subject, batch: int, after: Tensor) -> Values:
     """Sums over one mini-batch of the differences between modified and unmodified network.
 
-    Args:
-        subject: the unmodified network.
-        batch: number of the mini-batch.
-        after: loss and correctness of its samples in the modified network, (2, n) float64.
+    `after` is loss and correctness of its samples in the modified network, (2, n) float64.
     """
     start = first_row(subject, batch)
     loss, correct = after.cpu()
@@ -61,12 +68,7 @@ def first_row(subject: Subject, batch: int) -> int:
 
 
 def reduced(data: Mapping[str, np.ndarray], batches: int) -> Values:
-    """Means over all finished samples and their standard errors.
-
-    Args:
-        data: stored arrays.
-        batches: position of the mini-batches among the unit axes.
-    """
+    """Means over all finished samples and their standard errors; `batches` is the axis of the mini-batches."""
     done = data["done"] == 1
     n = np.where(done, data["samples"], 0.0).sum(axis=batches)
     means: dict[str, np.ndarray] = {}

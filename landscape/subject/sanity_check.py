@@ -82,10 +82,7 @@ def check_sanity(subject: Subject, samples: int = 256) -> SanityCheck:
 def warning(check: SanityCheck, *, epoch: float = math.nan, own: float | None = None) -> str:
     """The warning about an accuracy at chance level; "" where it is not, or is expected.
 
-    Args:
-        check: of a model with weights from a checkpoint.
-        epoch: of the checkpoint; initial weights (0) are at chance level.
-        own: accuracy that the checkpoint stores; if it is at chance level too, nothing is wrong.
+    Expected: the weights are initial ones (`epoch` 0), or the checkpoint's `own` accuracy is at chance level too.
     """
     expected = own is None or guessing_p_value(round(own * check.samples), check.samples, check.classes) < LEVEL
     if not check.at_chance or epoch == 0 or not expected:
@@ -108,12 +105,7 @@ def class_order_hint(predicted: np.ndarray, wanted: np.ndarray, classes: int) ->
     """A sentence if predictions match the targets under another numbering of the classes, else "".
 
     Tries a shift by one (a background class, say) on all samples. Tries a general order as the one-to-one assignment
-    that fits every other sample of each class best, judged on the samples between.
-
-    Args:
-        predicted: (N,) class numbers.
-        wanted: (N,) class numbers.
-        classes: number of classes.
+    that fits every other sample of each class best, judged on the samples between. Class numbers are (N,).
     """
     hints: list[tuple[float, str]] = []
     for shift in (1, -1):

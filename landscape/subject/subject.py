@@ -90,7 +90,7 @@ class Subject:
             ValueError: the batches are others when they are read again.
         """
         if self.images is not None:
-            return self.images.sha256()
+            return self.images.sha256
         digests = {
             state_dict_sha256({f"{i}/{j}": t for i in range(len(self.batches)) for j, t in enumerate(self.batches[i])})
             for _ in range(2)
