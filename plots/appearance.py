@@ -63,10 +63,7 @@ def looks(results: Sequence[xr.Dataset], among: Sequence[xr.Dataset] | None = No
 
     Colour and marker belong to the checkpoint (its label): the last one of a family has the pure colour, earlier ones
     are paler. The line style distinguishes results of one checkpoint, or else checkpoints of one family.
-
-    Args:
-        results: the results in one figure.
-        among: all results of a study, so that a checkpoint looks the same in every figure; default: `results`.
+    `among`: all results of a study, so that a checkpoint looks the same in every figure.
     """
     families: dict[str, list[str]] = {}
     for data in results if among is None else among:
@@ -91,11 +88,8 @@ def looks(results: Sequence[xr.Dataset], among: Sequence[xr.Dataset] | None = No
 def family(data: xr.Dataset) -> str:
     """The family of a model by its name, else by the result's label; for an unknown family, the name itself."""
     model, label = str(data.attrs.get("model", "")), _label(data)
-    for text in (model.lower(), label.lower()):
-        for name, (pattern, _, _) in FAMILIES.items():
-            if re.search(pattern, text):
-                return name
-    return model or label
+    matching = (name for text in (model, label) for name in FAMILIES if re.search(FAMILIES[name][0], text.lower()))
+    return next(matching, model or label)
 
 
 def paler(color: Color, share: float) -> Color:
@@ -158,10 +152,9 @@ def _in_words(key: str, value: Any) -> str:
     """A fact in words, with the last part of each path."""
     if isinstance(value, bool):
         return key if value else f"no {key}"
-    text = (
-        ",".join(part.rstrip("/").rpartition("/")[2] for part in value.split(",")) if isinstance(value, str) else value
-    )
-    return f"{key} {text}".strip()
+    if isinstance(value, str):
+        value = ",".join(part.rstrip("/").rpartition("/")[2] for part in value.split(","))
+    return f"{key} {value}".strip()
 
 
 def _facts(data: xr.Dataset) -> dict[str, Any]:

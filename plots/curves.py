@@ -23,12 +23,7 @@ NEEDS = ("epoch", "epochs", "train_loss", "loss", "accuracy", "lr")
 
 
 def curves(run: Mapping[str, np.ndarray], axes: Sequence[Axes]) -> Sequence[Axes]:
-    """Draw one run, finished or not.
-
-    Args:
-        run: the columns of its `metrics.csv`.
-        axes: three.
-    """
+    """Draw one run, finished or not, from the columns of its `metrics.csv` on three axes."""
     epoch = run["epoch"]
     marker = "o" if len(epoch) < 25 else ""
     axes[0].plot(epoch, run["train_loss"], color=TRAIN, marker=marker)

@@ -37,14 +37,8 @@ def draw(
 ) -> list[Path]:
     """Draw every figure that the results allow, all results of a probe in one; return the files written.
 
-    Results with nothing finished are left out and logged; `left_out` lists them.
-
-    Args:
-        path: results file.
-        out: folder for the figures.
-        formats: any of `FORMATS`.
-        probes: only the figures of these.
-        eigenvalues: axis range of the max-eigenvalue spectra, such as (-120, 900) in the paper; default: from the data.
+    Results with nothing finished are left out and logged; `left_out` lists them. `eigenvalues` is the axis range of
+    the max-eigenvalue spectra, such as (-120, 900) in the paper; default: from the data.
 
     Raises:
         OptionError: a format or a probe is unknown.
@@ -104,11 +98,10 @@ def left_out(path: Path | str) -> list[str]:
 
 
 def _left_out(stored: Sequence[tuple[str, xr.Dataset]]) -> list[str]:
-    return [
-        name
-        for name, data in stored
-        if not any(figure.drawable(data) for figure in FIGURES.values() if figure.probe == name.partition("/")[0])
-    ]
+    def drawn(probe: str, data: xr.Dataset) -> bool:
+        return any(figure.drawable(data) for figure in FIGURES.values() if figure.probe == probe)
+
+    return [name for name, data in stored if not drawn(name.partition("/")[0], data)]
 
 
 def _save(name: str, page: Callable[[], Figure], folder: Path, formats: Sequence[str]) -> list[Path]:

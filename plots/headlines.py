@@ -38,9 +38,8 @@ def largest_drop(data: xr.Dataset, axis: str, name: Callable[[Any], str]) -> Num
 
 def text(found: Numbers) -> str:
     """Numbers as `name value, name value`."""
-    return ", ".join(
-        f"{name} {value if isinstance(value, str) else format(value, '.4g')}" for name, value in found.items()
-    )
+    shown = {name: value if isinstance(value, str) else f"{value:.4g}" for name, value in found.items()}
+    return ", ".join(f"{name} {value}" for name, value in shown.items())
 
 
 def summary(path: Path | str) -> list[dict[str, Any]]:
@@ -72,8 +71,8 @@ def headline(path: Path | str, group: str) -> str:
 
 def function_of(probe: str) -> Callable[[xr.Dataset], Numbers]:
     """The function that gives a probe's headline."""
-    if probe == "evaluate":
-        return _evaluation
+    if probe == "evaluate":  # which `landscape reproduce` stores, and no figure draws
+        return lambda data: {name: data[name].values[-1].item() for name in ("loss", "accuracy") if name in data}
     figure = FIGURES.get(probe.replace("-", "_"))
     if figure is not None and figure.probe == probe and isinstance(module := figure.module, Headlined):
         return module.headline
@@ -83,11 +82,6 @@ def function_of(probe: str) -> Callable[[xr.Dataset], Numbers]:
 def scalars(data: xr.Dataset) -> Numbers:
     """Every stored number without an axis."""
     return {str(n): v.item() for n, v in data.data_vars.items() if v.ndim == 0 and v.dtype.kind in "fiu"}
-
-
-def _evaluation(data: xr.Dataset) -> Numbers:
-    """Loss and accuracy; `landscape reproduce` stores them, and no figure draws them."""
-    return {name: data[name].values[-1].item() for name in ("loss", "accuracy") if name in data}
 
 
 def finite(data: xr.Dataset, name: str) -> np.ndarray:

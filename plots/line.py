@@ -39,12 +39,7 @@ def draw(
     """Draw the loss (first axes) and the accuracy (second) of every direction with bands of two standard errors.
 
     Several random directions are thin lines with their mean and a band of one standard deviation over directions.
-
-    Args:
-        data: a stored result.
-        axes: where to draw.
-        look: colour of the checkpoint.
-        lines: line styles of the directions; the first is that of the mean.
+    `lines`: line styles of the directions; the first is that of the mean.
     """
     look = look or look_of(data)
     for ax, name in zip(axes, ("loss", "accuracy"), strict=True):
@@ -60,9 +55,7 @@ def draw(
                 _band(ax, t, value, BAND * error, look, lines[k % len(lines)])
         if not np.isfinite(values).any():
             text = data[name].attrs.get("long_name", name)
-            ax.text(
-                0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center", color="0.5", fontsize=7, wrap=True
-            )
+            style.write_centred(ax, text, va="center", fontsize=7, wrap=True)
         ax.set(xlabel=_axis(data), ylabel=f"loss ({loss_units([data])})" if name == "loss" else name)
         ax.locator_params(axis="x", nbins=6)  # small ranges have long labels
     _barriers(data, axes[0], look)
@@ -74,9 +67,9 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     kinds = list(dict.fromkeys((kind(data), _axis(data)) for data in results))
     rows = [[(d, k) for d, k in zip(results, looks, strict=True) if (kind(d), _axis(d)) == which] for which in kinds]
     entries = [_entries(row) for row in rows]
-    note = f"Bands: {BAND:g} standard errors over samples" + (
-        "; of several random directions, one standard deviation over directions." if any(map(_spread, results)) else "."
-    )
+    note = f"Bands: {BAND:g} standard errors over samples"
+    spread = any(map(_spread, results))
+    note += "; of several random directions, one standard deviation over directions." if spread else "."
     if any("barrier" in data for data in results):
         note += " Dotted: straight line between the ends; bars up from it: the barrier."
     legend = [entry.sample() for row in entries for curves in row for entry in curves]
@@ -112,7 +105,7 @@ def _band(ax: Axes, t: np.ndarray, value: np.ndarray, half: np.ndarray, look: Lo
 
 
 def _barriers(data: xr.Dataset, ax: Axes, look: Look) -> None:
-    """The straight line between the ends, and the barrier as a bar up from it where it is known."""
+    """Draw the straight line between the ends, and a known barrier as a bar up from it."""
     if "barrier" not in data:
         return
     loss, t = data["loss"].transpose("direction", "t").values, data["t"].values
@@ -168,13 +161,9 @@ def headline(data: xr.Dataset) -> Numbers:
     barrier = finite(data, "barrier")
     if barrier.size:
         top = int(np.nanargmax(data["barrier"].values))
-        names = {
-            "barrier": "barrier",
-            "barrier_se": "barrier_se",
-            "barrier_at": "at",
-            "accuracy_barrier": "accuracy barrier",
-        }
-        return {shown: data[name].values[top].item() for name, shown in names.items()}
+        stored = ("barrier", "barrier_se", "barrier_at", "accuracy_barrier")
+        shown = ("barrier", "barrier_se", "at", "accuracy barrier")
+        return {name: data[key].values[top].item() for name, key in zip(shown, stored, strict=True)}
     loss = data["loss"].where(data["done"] == 1) if {"loss", "done", "t"} <= set(data.variables) else xr.DataArray()
     if loss.ndim != 2:
         return {}

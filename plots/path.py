@@ -27,13 +27,7 @@ MIN_DISTANCE = 0.07  # share of the axes; closer names would touch
 
 
 def draw(data: xr.Dataset, ax: Axes, *, levels: np.ndarray | None = None) -> Axes:
-    """Draw contours of the loss and the path over them; unfinished cells stay grey.
-
-    Args:
-        data: a stored result with a path.
-        ax: where to draw.
-        levels: of the contours; default: from the data.
-    """
+    """Draw contours of the loss and the path over them; unfinished cells stay grey."""
     levels = contour_levels([data]) if levels is None else levels
     x, y = data["x"].values, data["y"].values
     loss = fill_contours(data, ax, levels)

@@ -45,12 +45,7 @@ img { max-width: 100%; height: auto; }
 
 
 def report(path: Path | str, out: Path | str, figures: Sequence[Path]) -> Path:
-    """Write the page: one file that loads nothing from elsewhere.
-
-    Args:
-        path: results file.
-        out: the page.
-        figures: drawn from the same file; PNG and SVG are shown, the SVG if there are both.
+    """Write the page: one file that loads nothing from elsewhere; of PNG and SVG figures it shows the SVG.
 
     Raises:
         FileNotFoundError, ValueError: there is no results file, or `out` is a folder.
@@ -111,20 +106,14 @@ def _row(label: str, results: Mapping[str, xr.Dataset]) -> Row:
 def _section(figure: Path, stored: Sequence[tuple[str, xr.Dataset]]) -> str:
     known = FIGURES.get(figure.stem)
     title = html.escape(figure.stem.replace("_", " "))
-    lines = [f"<section>\n<h2>{title}</h2>", _image(figure)]
+    image = f"data:{MEDIA[figure.suffix]};base64,{base64.b64encode(figure.read_bytes()).decode()}"
+    lines = [f"<section>\n<h2>{title}</h2>", f'<img alt="{html.escape(figure.stem)}" src="{image}">']
     if known is not None:
         results = known.selected([data for name, data in stored if name.partition("/")[0] == known.probe])
-        protocols = "<br>".join(
-            html.escape(f"{data.attrs.get('label', '')}: {data.attrs.get('protocol', 'protocol not stored')}")
-            for data in results
-        )
+        given = ((data.attrs.get("label", ""), data.attrs.get("protocol", "protocol not stored")) for data in results)
+        protocols = "<br>".join(html.escape(f"{label}: {protocol}") for label, protocol in given)
         lines += [f"<p>{html.escape(known.module.MEANING)}</p>", f'<p class="protocol">{protocols}</p>']
     return "\n".join([*lines, "</section>"])
-
-
-def _image(figure: Path) -> str:
-    content = base64.b64encode(figure.read_bytes()).decode()
-    return f'<img alt="{html.escape(figure.stem)}" src="data:{MEDIA[figure.suffix]};base64,{content}">'
 
 
 def _table(rows: Sequence[Mapping[str, Cell]]) -> str:

@@ -27,12 +27,7 @@ X, Y = "#D55E00", "#0072B2"
 
 
 def draw(data: xr.Dataset, axes: tuple[Axes, Axes]) -> tuple[Axes, Axes]:
-    """Draw the loss with the model's contours, dashed, and both along the lines through the checkpoint.
-
-    Args:
-        data: a stored result on the plane of eigenvectors.
-        axes: of the plane, and of the lines.
-    """
+    """Draw the loss with the model's contours, dashed (first axes), and both along lines through the checkpoint."""
     plane, lines = axes
     x, y = data["x"].values, data["y"].values
     levels = contour_levels([data])
@@ -70,21 +65,14 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         Line2D([], [], color=Y, label="along y: largest eigenvalue"),
         Line2D([], [], color="0.4", linestyle="--", label="quadratic model"),
     ]
-    figure = style.page(
-        results,
-        looks,
-        height=2.9 * len(results),
-        legend=legend,
-        note="Band: two standard errors of the rise over the checkpoint's loss, paired over samples.",
-    )
+    note = "Band: two standard errors of the rise over the checkpoint's loss, paired over samples."
+    figure = style.page(results, looks, height=2.9 * len(results), legend=legend, note=note)
     rows = figure.subplots(len(results), 2, squeeze=False)
     for data, look, axes in zip(results, looks, rows, strict=True):
         draw(data, tuple(axes))
+        curvatures = escaped(f"curvature {data.attrs['curvature_x']:.3g} and {data.attrs['curvature_y']:.3g}")
         axes[0].set_title(style.fitted(look.label, style.COLUMN, style.SMALL), fontsize=style.SMALL)
-        axes[1].set_title(
-            escaped(f"curvature {data.attrs['curvature_x']:.3g} and {data.attrs['curvature_y']:.3g}"),
-            fontsize=style.SMALL,
-        )
+        axes[1].set_title(curvatures, fontsize=style.SMALL)
         for set_label, axis in ((axes[0].set_xlabel, "x"), (axes[0].set_ylabel, "y")):
             set_label(style.fitted(axis_label(data, axis), 2.4, style.SMALL), fontsize=style.SMALL)
     return figure

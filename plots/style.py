@@ -20,26 +20,15 @@ if TYPE_CHECKING:
 
 COLUMN, PAGE = 3.25, 6.75  # inches: one column of a paper, both columns
 RC: dict[Any, Any] = {
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.labelsize": 8,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "legend.fontsize": 7,
-    "axes.linewidth": 0.6,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "lines.linewidth": 1.2,
-    "lines.markersize": 3.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "figure.dpi": 100,
-    "savefig.dpi": 200,
-    "pdf.fonttype": 42,  # TrueType, which publishers ask for
-    "ps.fonttype": 42,
+    "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8,
+    "xtick.labelsize": 7, "ytick.labelsize": 7, "legend.fontsize": 7,
+    "axes.linewidth": 0.6, "xtick.major.width": 0.6, "ytick.major.width": 0.6,
+    "lines.linewidth": 1.2, "lines.markersize": 3.5, "axes.spines.top": False, "axes.spines.right": False,
+    "figure.dpi": 100, "savefig.dpi": 200,
+    "pdf.fonttype": 42, "ps.fonttype": 42,  # TrueType, which publishers ask for
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "landscape",  # equal figures are equal files
-}
+}  # fmt: skip
 SMALL = 6  # pt, of captions
 LINE = 1.35 * SMALL / 72  # inches per line of a caption
 LEGEND_LINE = 0.135  # inches per row of a legend
@@ -57,16 +46,8 @@ def page(
 ) -> Figure:
     """An empty figure with a legend, the protocol and a note below the space for its axes.
 
-    Their size is estimated first, so that nothing overlaps or is cut off.
-
-    Args:
-        results: what will be drawn; their protocols are the caption.
-        looks: of the results, for their names.
-        height: of the space for the axes, in inches.
-        width: of the figure, in inches.
-        legend: labelled handles, in as many columns as fit.
-        note: a sentence after the protocol.
-        caption: replaces the protocol if no results are drawn.
+    Their size is estimated first, so that nothing overlaps or is cut off. `height` is that of the space for the axes,
+    `width` that of the figure, in inches. The legend has as many columns as fit. A caption replaces the protocol.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -86,22 +67,14 @@ def page(
     FigureCanvasAgg(figure)
     bottom = (caption_height + legend_height) / total
     figure.get_layout_engine().set(rect=(0.0, bottom, 1.0, 1.0 - bottom))  # type: ignore[union-attr, call-arg]
-    figure.text(
-        0.5, 0.03 / total, "\n".join(under), ha="center", va="bottom", fontsize=SMALL, color="0.3", linespacing=1.2
-    )
+    small: dict[str, Any] = {"fontsize": SMALL, "color": "0.3", "linespacing": 1.2}
+    figure.text(0.5, 0.03 / total, "\n".join(under), ha="center", va="bottom", **small)
     if legend:
         figure.legend(
-            handles=list(legend),
-            labels=labels,
-            fontsize=size,
-            loc="lower center",
-            bbox_to_anchor=(0.5, caption_height / total),
-            ncols=columns,
-            frameon=False,
-            borderaxespad=0.1,
-            labelspacing=0.3,
+            handles=list(legend), labels=labels, fontsize=size, ncols=columns, loc="lower center",
+            bbox_to_anchor=(0.5, caption_height / total), frameon=False, borderaxespad=0.1, labelspacing=0.3,
             handlelength=2.6,
-        )
+        )  # fmt: skip
     return figure
 
 
@@ -175,6 +148,11 @@ def log_if_wide(ax: Axes, values: np.ndarray) -> None:
     positive = values[np.isfinite(values) & (values > 0)]
     if positive.size and positive.max() > 30 * positive.min():
         ax.set_yscale("log")
+
+
+def write_centred(ax: Axes, text: str, **look: Any) -> None:
+    """Write why axes are empty."""
+    ax.text(0.5, 0.5, text, transform=ax.transAxes, ha="center", color="0.5", **look)
 
 
 def fitted(text: str, width: float, size: float, lines: int = 3) -> str:

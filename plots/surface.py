@@ -29,13 +29,7 @@ MIN_CONTOURS = 3  # that a panel should have
 
 
 def draw(data: xr.Dataset, ax: Axes, *, levels: np.ndarray | None = None) -> Axes:
-    """Draw labelled contours of the loss; unfinished cells stay grey, dots mark a loss that is not finite.
-
-    Args:
-        data: a stored result.
-        ax: where to draw.
-        levels: of the contours; default: from the data.
-    """
+    """Draw labelled contours of the loss; unfinished cells stay grey, dots mark a loss that is not finite."""
     levels = contour_levels([data]) if levels is None else levels
     x, y = data["x"].values, data["y"].values
     loss = fill_contours(data, ax, levels)
@@ -71,7 +65,7 @@ def fill_contours(data: xr.Dataset, ax: Axes, levels: np.ndarray) -> np.ma.Maske
 
 
 def add_colour_bar(figure: Figure, axes: Sequence[Axes], results: Sequence[xr.Dataset], levels: np.ndarray) -> None:
-    """The colour bar of contours."""
+    """Of contours."""
     from matplotlib.cm import ScalarMappable
 
     figure.colorbar(ScalarMappable(_norm(levels), plane.COLORS), ax=axes, label=f"loss ({loss_units(results)})",

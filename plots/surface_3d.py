@@ -26,25 +26,15 @@ SHARE = 0.9  # of the cells that are below the upper end of the vertical axis
 def draw(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) -> Any:
     """Draw the loss over the plane as a wire mesh coloured by height; axes off, elevation and azimuth 15 degrees.
 
-    Args:
-        data: a stored result.
-        ax: three-dimensional axes.
-        span: of the vertical axis; cells above it are left out. Default: from the data.
+    Cells above the span of the vertical axis (default: from the data) are left out.
     """
     low, high = span or plane.vertical_range([data], SHARE)
     x, y = (_thinned(data[name].values) for name in ("x", "y"))
     loss = data["loss"].transpose("y", "x").values[np.ix_(y, x)]
     loss = np.where(np.isfinite(loss) & (loss <= high), loss, np.nan)
     colors = matplotlib.colormaps["plasma"](Normalize(low, high)(np.nan_to_num(loss, nan=high)))
-    mesh = ax.plot_surface(
-        *np.meshgrid(data["x"].values[x], data["y"].values[y]),
-        loss,
-        rstride=1,
-        cstride=1,
-        facecolors=colors,
-        shade=False,
-        linewidth=0.5,
-    )
+    corners = np.meshgrid(data["x"].values[x], data["y"].values[y])
+    mesh = ax.plot_surface(*corners, loss, rstride=1, cstride=1, facecolors=colors, shade=False, linewidth=0.5)
     mesh.set_facecolor((0, 0, 0, 0))
     mesh.set_rasterized(True)
     if not plane.complete_cells(loss).any():

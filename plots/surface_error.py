@@ -23,13 +23,7 @@ MEANING = (
 
 
 def draw(data: xr.Dataset, ax: Axes, *, norm: Normalize | None = None) -> Axes:
-    """Draw the relative standard error of every grid point; cells without one stay grey.
-
-    Args:
-        data: a stored result.
-        ax: where to draw.
-        norm: of the colours; default: from the data.
-    """
+    """Draw the relative standard error of every grid point; cells without one stay grey."""
     shares = _relative(data)
     draw_map(shares, ax, "relative", norm or colour_scale([shares], "relative"))
     mark_checkpoints(data, ax)

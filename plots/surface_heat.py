@@ -23,13 +23,7 @@ MEANING = (
 
 
 def draw(data: xr.Dataset, ax: Axes, *, norm: Normalize | None = None) -> Axes:
-    """Draw one cell per grid point; unfinished ones and those that are not finite stay grey.
-
-    Args:
-        data: a stored result.
-        ax: where to draw.
-        norm: of the colours; default: from the data.
-    """
+    """Draw one cell per grid point; unfinished ones and those that are not finite stay grey."""
     draw_map(data, ax, "loss", norm or colour_scale([data]))
     x, y = data["x"].values, data["y"].values
     if "evaluated" in data:
@@ -77,12 +71,8 @@ def colour_scale(results: Sequence[xr.Dataset], quantity: str = "loss") -> Norma
 
 def round_ticks(low: float, high: float) -> np.ndarray:
     """Round numbers in a range of less than two decades, not too many."""
-    for within in (
-        (1, 2, 5),
-        (1, 1.5, 2, 3, 5, 7),
-        (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8),
-        tuple(np.arange(10, 100) / 10),
-    ):
+    coarse, finer = (1, 2, 5), (1, 1.5, 2, 3, 5, 7)
+    for within in (coarse, finer, (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8), np.arange(10, 100) / 10):
         series = np.outer(10.0 ** np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)) + 1), within).ravel()
         ticks = series[(series >= low) & (series <= high)]
         if len(ticks) >= 3:

@@ -22,14 +22,7 @@ MEANING = (
 
 
 def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shift: float = 0.0) -> Axes:
-    """Draw the heights at the stored radii with their intervals.
-
-    Args:
-        data: a stored result.
-        ax: where to draw.
-        look: colour, marker and line.
-        shift: of the bars along the axis, as a factor of 1 + shift, so that they do not hide each other.
-    """
+    """Draw the heights at the stored radii, times 1 + shift so that bars do not hide each other, with intervals."""
     look = look or look_of(data)
     at, height = data["radius"].values * (1 + shift), data["height"].values
     error = data["height_se"].values if "height_se" in data else np.full(height.shape, np.nan)
@@ -39,7 +32,7 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shift: float =
         linestyle=look.line, linewidth=0.9, elinewidth=0.8, capsize=1.5, label=look.label,
     )  # fmt: skip
     if not known.any():
-        ax.text(0.5, 0.5, "too few points yet", transform=ax.transAxes, ha="center", color="0.5", fontsize=7)
+        style.write_centred(ax, "too few points yet", fontsize=7)
     ax.set(xlabel=f"distance from the weights ({_units(data)})", ylabel=f"mean rise of the loss ({loss_units([data])})")
     return ax
 

@@ -26,13 +26,7 @@ SHARE = 0.98  # of the cells that are below the upper end of the vertical axis
 
 
 def draw(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) -> Any:
-    """Draw log10 of the loss over the plane as a shaded relief with a labelled box.
-
-    Args:
-        data: a stored result.
-        ax: three-dimensional axes.
-        span: losses at floor and ceiling; default: from the data.
-    """
+    """Draw log10 of the loss over the plane, from floor to ceiling, as a shaded relief with a labelled box."""
     low, high = span or plane.vertical_range([data], SHARE)
     logarithmic = low > 0
     loss = data["loss"].transpose("y", "x").values
@@ -43,14 +37,11 @@ def draw(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) 
     floor = bottom - 0.25 * (top - bottom)
     norm = Normalize(bottom, top)
     x, y = np.meshgrid(data["x"].values, data["y"].values)
-    ax.plot_surface(
-        x, y, z, rcount=80, ccount=80, facecolors=COLORS(norm(np.nan_to_num(z, nan=top))), linewidth=0, shade=True,
-        rasterized=True,
-    )  # fmt: skip
+    colors = COLORS(norm(np.nan_to_num(z, nan=top)))
+    ax.plot_surface(x, y, z, rcount=80, ccount=80, facecolors=colors, linewidth=0, shade=True, rasterized=True)
     if plane.complete_cells(z).any():
-        ax.contourf(
-            x, y, np.ma.masked_invalid(z), np.linspace(bottom, top, 13), zdir="z", offset=floor, cmap=COLORS, norm=norm
-        )
+        steps = np.linspace(bottom, top, 13)
+        ax.contourf(x, y, np.ma.masked_invalid(z), steps, zdir="z", offset=floor, cmap=COLORS, norm=norm)
     else:
         plane.say_too_few_points(ax)
     ax.set_zlim(floor, top)

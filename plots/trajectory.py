@@ -45,29 +45,26 @@ def draw(data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look | None = None)
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """All runs overlaid, each on its own principal plane; explained variance and distance off it in the legend."""
-    legend = [
-        replace(look, label=f"{look.label}: {_numbers(data)}").sample()
-        for data, look in zip(results, looks, strict=True)
-    ]
+    pairs = list(zip(results, looks, strict=True))
+    legend = [replace(look, label=f"{look.label}: {_numbers(data)}").sample() for data, look in pairs]
     note = "Stars: final weights. Each run has its own principal plane. Polar figures are easy to misread."
     figure = style.page(results, looks, height=2.6, legend=legend, note=note)
     polar = figure.add_subplot(1, 2, 1, projection="polar")
     plane = figure.add_subplot(1, 2, 2)
-    for data, look in zip(results, looks, strict=True):
+    for data, look in pairs:
         draw(data, (polar, plane), look=look)
     if max(np.nanmax(data["angle"].values, initial=0.0) for data in results) > np.pi / 2:
         polar.set_thetamax(180)  # type: ignore[attr-defined]
     polar.set_title("distance and angle, seen from the end")
     plane.set_title("principal plane")
     if not any(np.isfinite(data["pc1"].values).any() for data in results):
-        plane.text(0.5, 0.5, "after the last snapshot", transform=plane.transAxes, ha="center", color="0.5")
+        style.write_centred(plane, "after the last snapshot")
     return figure
 
 
 def _path(ax: Axes, x: np.ndarray, y: np.ndarray, look: Look) -> None:
-    ax.plot(
-        x, y, color=look.color, marker=look.marker, linestyle=look.line, markersize=2.5, linewidth=1, label=look.label
-    )
+    curve = {"color": look.color, "marker": look.marker, "linestyle": look.line, "label": look.label}
+    ax.plot(x, y, markersize=2.5, linewidth=1, **curve)
     ax.plot(x[-1:], y[-1:], color=look.color, marker="*", markersize=7, linestyle="none", clip_on=False)
 
 

@@ -51,7 +51,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     own.set_title("loss of the snapshots and of the plane")
     off.set_title("distance of the snapshots from the plane")
     if not any(np.isfinite(data["off_plane"].values).any() for data in results):
-        off.text(0.5, 0.5, "after the last snapshot", transform=off.transAxes, ha="center", color="0.5")
+        style.write_centred(off, "after the last snapshot")
     return figure
 
 
