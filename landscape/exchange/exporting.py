@@ -34,16 +34,8 @@ Part = tuple[str, Callable[[Path], None]]  # (end of the file name, writer)
 def export(path: Path, out: Path, formats: Sequence[str], *, label: str | None = None) -> list[Path]:
     """Write every surface, line and trajectory with a finished unit to files `<label>-<digest>`, one per format.
 
-    Several directions of a line get numbered files; a trajectory on a surface gets a separate file.
-
-    Args:
-        path: results file.
-        out: folder, made if absent.
-        formats: names in `WRITERS`.
-        label: only results with that label.
-
-    Returns:
-        the files.
+    Several directions of a line get numbered files; a trajectory on a surface gets a separate file. `formats` are names
+    in `WRITERS`. Returns the files.
 
     Raises:
         FileNotFoundError, ValueError: there is no results file, nothing to export in it, or `out` is not a folder.
@@ -70,7 +62,8 @@ def _parts(name: str, data: xr.Dataset, kind: str) -> list[Part]:
     """The files of one result in one format."""
     suffix, write = WRITERS[kind]
     if kind == "tomgoldstein":
-        write = partial(tomgoldstein.write_surface, split=_split(data))
+        split = data.attrs.get("split") or json.loads(data.attrs.get("spec", "{}")).get("split", "train")
+        write = partial(tomgoldstein.write_surface, split=str(split))
     probe = name.partition("/")[0]
     if probe == "trajectory":
         return _trajectory_files(trajectory_of(data), kind) if np.isfinite(data["pc1"].values).any() else []
@@ -79,10 +72,8 @@ def _parts(name: str, data: xr.Dataset, kind: str) -> list[Part]:
         numbers = [f"-{k}" if len(grids) > 1 else "" for k in range(len(grids))]
         return [(f"{n}{suffix}", _writer(write, grid)) for n, grid in zip(numbers, grids, strict=True)]
     grid = grid_of(data)
-    return [
-        (suffix, _writer(write, grid)),
-        *(_trajectory_files(grid.trajectory, kind) if grid.trajectory is not None else []),
-    ]
+    path = [] if grid.trajectory is None else _trajectory_files(grid.trajectory, kind)
+    return [(suffix, _writer(write, grid)), *path]
 
 
 def _trajectory_files(trajectory: ProjectedTrajectory, kind: str) -> list[Part]:
@@ -97,7 +88,6 @@ def _writer(write: Callable[[Path, T], None], what: T) -> Callable[[Path], None]
 
 
 def _write_atomically(target: Path, write: Callable[[Path], None]) -> Path:
-    """Write a file atomically."""
     partial_file = target.with_name(f".{target.name}.partial")
     try:
         write(partial_file)
@@ -105,7 +95,3 @@ def _write_atomically(target: Path, write: Callable[[Path], None]) -> Path:
     finally:
         partial_file.unlink(missing_ok=True)
     return target
-
-
-def _split(data: xr.Dataset) -> str:
-    return str(data.attrs.get("split") or json.loads(data.attrs.get("spec", "{}")).get("split", "train"))

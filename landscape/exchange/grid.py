@@ -41,14 +41,13 @@ class Grid:
 
 def grid_of(data: xr.Dataset) -> Grid:
     """A stored surface as a grid."""
-    names = [str(name) for name, value in data.data_vars.items() if value.dims in (("x", "y"), ("y", "x"))]
-    values = {name: np.asarray(data[name].transpose("x", "y").values, dtype=float) for name in names}
+    stored = {str(name): value for name, value in data.data_vars.items() if set(value.dims) == {"x", "y"}}
+    values = {name: _floats(value.transpose("x", "y")) for name, value in stored.items()}
     done = values.pop("done") == 1
-    axes = {axis: np.asarray(data[axis].values, dtype=float) for axis in ("x", "y")}
+    axes = {axis: _floats(data[axis]) for axis in ("x", "y")}
     facts = {key: data.attrs[key] for key in ("l2_definition",) if key in data.attrs}
-    return Grid(
-        axes, values, done, facts, trajectory=_trajectory_over(data, axes, values["loss"]) if "path_x" in data else None
-    )
+    trajectory = _trajectory_over(data, axes, values["loss"]) if "path_x" in data else None
+    return Grid(axes, values, done, facts, trajectory=trajectory)
 
 
 def lines_of(data: xr.Dataset) -> list[Grid]:
@@ -56,29 +55,30 @@ def lines_of(data: xr.Dataset) -> list[Grid]:
     found = []
     for k in range(data.sizes["direction"]):
         here = data.isel(direction=k).drop_vars("direction", errors="ignore")
-        names = [str(name) for name, value in here.data_vars.items() if value.dims == ("t",)]
-        values = {name: np.asarray(here[name].values, dtype=float) for name in names if name in KNOWN or name == "done"}
-        done = values.pop("done") == 1
-        found.append(Grid({"x": np.asarray(data["t"].values, dtype=float)}, values, done))
+        over_t = {str(name): _floats(value) for name, value in here.data_vars.items() if value.dims == ("t",)}
+        values = {name: value for name, value in over_t.items() if name in KNOWN}
+        found.append(Grid({"x": _floats(data["t"])}, values, over_t["done"] == 1))
     return found
 
 
 def trajectory_of(data: xr.Dataset) -> ProjectedTrajectory:
     """A stored trajectory on its principal plane."""
-    positions = np.stack([np.asarray(data[name].values, dtype=float) for name in ("pc1", "pc2")])
-    return ProjectedTrajectory(
-        positions, np.asarray(data["plane_loss"].values, dtype=float), tuple(map(str, data["name"].values))
-    )
+    positions = np.stack([_floats(data[name]) for name in ("pc1", "pc2")])
+    return ProjectedTrajectory(positions, _floats(data["plane_loss"]), tuple(map(str, data["name"].values)))
 
 
 def _trajectory_over(data: xr.Dataset, axes: Mapping[str, np.ndarray], loss: np.ndarray) -> ProjectedTrajectory:
     """A stored trajectory with the loss of the surface, bilinear between grid points, NaN outside the grid."""
     from scipy.interpolate import RegularGridInterpolator
 
-    positions = np.stack([np.asarray(data[name].values, dtype=float) for name in ("path_x", "path_y")])
+    positions = np.stack([_floats(data[name]) for name in ("path_x", "path_y")])
     interpolate = RegularGridInterpolator((axes["x"], axes["y"]), loss, bounds_error=False)
     names = tuple(map(str, data["path_name"].values)) if "path_name" in data else ()
     return ProjectedTrajectory(positions, np.asarray(interpolate(positions.T)), names)
+
+
+def _floats(values: xr.DataArray) -> np.ndarray:
+    return np.asarray(values.values, dtype=float)
 
 
 def ascending(axes: Sequence[np.ndarray]) -> tuple[list[np.ndarray], tuple[np.ndarray, ...]]:

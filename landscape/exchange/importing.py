@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,13 @@ from landscape.results.surface_summary import RADII
 from landscape.results.writer import Writer
 
 SUMMARIES = {
-    "surface": {
-        "height": Quantity("mean rise of the loss at a radius", "nats", ("radius",)),
-        "non_finite": Quantity("share of finished cells whose loss is not finite"),
-    },
-    "line": {},
+    "height": Quantity("mean rise of the loss at a radius", "nats", ("radius",)),
+    "non_finite": Quantity("share of finished cells whose loss is not finite"),
 }
+ABOUT = {
+    "x": Quantity("first direction"), "y": Quantity("second direction"), "t": Quantity("position on the line"),
+    "radius": Quantity("distance from the centre"), "snapshot": Quantity("snapshot of the run"),
+}  # fmt: skip
 
 
 def import_file(
@@ -37,11 +37,11 @@ def import_file(
     trajectory: Path | None = None,
     reduce_of: ReduceOf,
 ) -> list[Outcome]:
-    """Add the surfaces of another tool's file to a results file, unless they are there already.
+    """Add the surfaces of another tool's file to a results file, made if absent, unless they are there already.
 
     Args:
         path: a surface of tomgoldstein/loss-landscape (HDF5), or a published CSV.
-        out: results file; made if absent.
+        out: results file.
         label: readable name of the group; default: the file's stem.
         weight_decay: of a CSV's objective.
         trajectory: a projection file of tomgoldstein/loss-landscape: the trajectory of a run on the surface.
@@ -92,23 +92,11 @@ def _grids(path: Path, weight_decay: float) -> list[Grid]:
 
 
 def _stored(grid: Grid, path: Path, out: Path, label: str, reduce_of: ReduceOf) -> Outcome:
-    probe, dims = ("surface", ("x", "y")) if "y" in grid.axes else ("line", ("direction", "t"))
-    quantities = {name: KNOWN.get(name, Quantity(name.replace("_", " "))) for name in grid.values}
     attributes: dict[str, Any] = {
         "parameters": "{}", "versions": json.dumps(versions()), "source": path.name, "model": "", "data": "",
         "checkpoint_sha256": "", "protocol": f"from {path.name}, protocol not said there",
     }  # fmt: skip
-    plan = Plan(
-        over={dims[-2]: np.arange(1), dims[-1]: grid.axes["x"]} if probe == "line" else dict(grid.axes),
-        axes={"radius": np.array(RADII), **_snapshots(grid)} if probe == "surface" else {},
-        quantities=_of_line(quantities) if probe == "line" else quantities,
-        labels=_name(label) if probe == "line" else _path(grid),
-        summaries=SUMMARIES[probe],
-        about={"x": Quantity("first direction"), "y": Quantity("second direction"),
-               "t": Quantity("position on the line"), "radius": Quantity("distance from the centre"),
-               "snapshot": Quantity("snapshot of the run")},
-        facts={**grid.facts, ("along" if probe == "line" else "plane"): "imported"},
-    )  # fmt: skip
+    probe, plan = ("surface", _plan_of_surface(grid)) if "y" in grid.axes else ("line", _plan_of_line(grid, label))
     key = RunKey(probe, safe(label), _digest(grid), plan, attributes)
     written = 0
     with Writer(out, key, reduce_of=reduce_of) as writer:
@@ -122,26 +110,33 @@ def _stored(grid: Grid, path: Path, out: Path, label: str, reduce_of: ReduceOf) 
     return Outcome(group, int(grid.done.size), written)
 
 
-def _snapshots(grid: Grid) -> dict[str, np.ndarray]:
-    return {} if grid.trajectory is None else {"snapshot": np.arange(grid.trajectory.positions.shape[1])}
-
-
-def _path(grid: Grid) -> dict[str, tuple[Quantity, np.ndarray]]:
-    if grid.trajectory is None:
-        return {}
+def _plan_of_surface(grid: Grid) -> Plan:
+    per_snapshot, positions = ("snapshot",), np.zeros((0, 0)) if grid.trajectory is None else grid.trajectory.positions
     names = (("path_x", "first coordinate of the snapshot"), ("path_y", "second coordinate of the snapshot"))
-    return {
-        name: (Quantity(about, dims=("snapshot",)), values)
-        for (name, about), values in zip(names, grid.trajectory.positions, strict=True)
-    }
+    path = {name: (Quantity(about, dims=per_snapshot), at) for (name, about), at in zip(names, positions, strict=False)}
+    return Plan(
+        over=dict(grid.axes),
+        axes={"radius": np.array(RADII), **({"snapshot": np.arange(positions.shape[1])} if path else {})},
+        quantities=_quantities(grid),
+        labels=path,
+        summaries=SUMMARIES,
+        about=ABOUT,
+        facts={**grid.facts, "plane": "imported"},
+    )
 
 
-def _name(label: str) -> dict[str, tuple[Quantity, np.ndarray]]:
-    return {"name": (Quantity("direction", dims=("direction",)), np.array([label]))}
+def _plan_of_line(grid: Grid, label: str) -> Plan:
+    return Plan(
+        over={"direction": np.arange(1), "t": grid.axes["x"]},
+        quantities={**_quantities(grid), "accuracy_se": Quantity("standard error of the accuracy over samples")},
+        labels={"name": (Quantity("direction", dims=("direction",)), np.array([label]))},
+        about=ABOUT,
+        facts={**grid.facts, "along": "imported"},
+    )
 
 
-def _of_line(quantities: Mapping[str, Quantity]) -> dict[str, Quantity]:
-    return {**quantities, "accuracy_se": Quantity("standard error of the accuracy over samples")}
+def _quantities(grid: Grid) -> dict[str, Quantity]:
+    return {name: KNOWN.get(name, Quantity(name.replace("_", " "))) for name in grid.values}
 
 
 def _digest(grid: Grid) -> str:

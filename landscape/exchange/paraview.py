@@ -9,8 +9,6 @@ import numpy as np
 
 from landscape.exchange.grid import Grid, ProjectedTrajectory
 
-Mesh = tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]
-
 
 def write_vtp(path: Path, grid: Grid) -> None:
     """Write a surface as polygons or a line as a curve, with all quantities as point data; the height is the loss."""
@@ -42,9 +40,8 @@ def _write(
     cells = np.arange(len(points))[None] if polygons is None else polygons
     kind, ends = "Polys" if polygons is not None else "Lines", cells.shape[1] * np.arange(1, len(cells) + 1)
     arrays = "\n".join(_array(name, column) for name, column in values.items())
-    counts = " ".join(
-        f'NumberOf{name}="{len(cells) if name == kind else 0}"' for name in ("Verts", "Lines", "Strips", "Polys")
-    )
+    sizes = {"Verts": 0, "Lines": 0, "Strips": 0, "Polys": 0, kind: len(cells)}
+    counts = " ".join(f'NumberOf{name}="{size}"' for name, size in sizes.items())
     path.write_text(
         f"""<?xml version="1.0"?>
 <VTKFile type="PolyData" version="0.1" byte_order="LittleEndian">
@@ -68,7 +65,7 @@ def _write(
     )
 
 
-def mesh(grid: Grid) -> Mesh:
+def mesh(grid: Grid) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
     """Points (n, 3), quadrilaterals between finished neighbours (m, 4), and the quantities at the points.
 
     Points without a finite loss are left out, with the cells that touch them. The decimal logarithm of the loss is
@@ -81,8 +78,7 @@ def mesh(grid: Grid) -> Mesh:
     x, y = np.meshgrid(grid.axes["x"], grid.axes["y"], indexing="ij")
     corners = np.stack([number[:-1, :-1], number[1:, :-1], number[1:, 1:], number[:-1, 1:]], axis=-1).reshape(-1, 4)
     points = np.column_stack([x[known], y[known], loss[known]])
-    values = {name: column[known] for name, column in grid.values.items()}
-    values = _complete(values)
+    values = _complete({name: column[known] for name, column in grid.values.items()})
     if (loss[known] > 0).all():
         values["log10_loss"] = np.log10(loss[known])
     return points, corners[(corners >= 0).all(axis=1)], values
@@ -90,8 +86,5 @@ def mesh(grid: Grid) -> Mesh:
 
 def _array(name: str, values: np.ndarray, kind: str = "Float64") -> str:
     components = f' NumberOfComponents="{values.shape[1]}"' if name == "points" else ""
-    return f'<DataArray type="{kind}" Name={quoteattr(name)}{components} format="ascii">\n{_text(values)}\n</DataArray>'
-
-
-def _text(values: np.ndarray) -> str:
-    return "\n".join(" ".join(map(repr, row)) for row in np.atleast_2d(values.T).T.tolist())
+    text = "\n".join(" ".join(map(repr, row)) for row in np.atleast_2d(values.T).T.tolist())
+    return f'<DataArray type="{kind}" Name={quoteattr(name)}{components} format="ascii">\n{text}\n</DataArray>'

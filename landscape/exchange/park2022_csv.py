@@ -37,9 +37,8 @@ def read_surface(path: Path, *, weight_decay: float = WEIGHT_DECAY) -> Grid:
             try:
                 rows.append([float(value) for value in row])
             except ValueError as error:
-                raise ValueError(
-                    f"{path} has a value that is not a number in line {number} ({error}); expected no header"
-                ) from None
+                what = f"a value that is not a number in line {number} ({error})"
+                raise ValueError(f"{path} has {what}; expected no header") from None
     if not rows:
         raise ValueError(f"{path} is empty, expected one line per point of a surface")
     table = np.array(rows)
@@ -50,11 +49,9 @@ def read_surface(path: Path, *, weight_decay: float = WEIGHT_DECAY) -> Grid:
     if len(set(zip(*places, strict=True))) < len(rows):
         raise ValueError(f"{path} has a point twice; expected one line per point of a surface")
     done[places] = True
-    values = {}
-    for i, name in enumerate(COLUMNS.values()):
-        if name not in ("x", "y"):
-            values[name] = np.full(done.shape, np.nan)
-            values[name][places] = table[:, i]
+    values = {name: np.full(done.shape, np.nan) for name in list(COLUMNS.values())[2:]}
+    for array, column in zip(values.values(), table.T[2:], strict=True):
+        array[places] = column
     values["loss_se"] = np.full(done.shape, np.nan)
     values["objective"] = values["loss"] + weight_decay * values["l2"]
     exact, _ = ascending(axes)
@@ -65,13 +62,10 @@ def read_surface(path: Path, *, weight_decay: float = WEIGHT_DECAY) -> Grid:
 def write_surface(path: Path, grid: Grid) -> None:
     """Write the finished points, x fastest; columns that the surface lacks are nan."""
     unknown = np.full(grid.done.shape, np.nan)
-    known = dict(grid.values)
+    x, y = np.meshgrid(grid.axes["x"], grid.axes["y"], indexing="ij")
+    known = {**grid.values, "x": x, "y": y}
     if grid.facts.get("l2_definition") != "park2022":
         known["l2"] = unknown  # another definition: half the squared norm
+    table = np.stack([known.get(name, unknown).T[grid.done.T] for name in COLUMNS.values()], axis=1)
     with path.open("w", newline="") as stream:
-        table = csv.writer(stream)
-        for j, y in enumerate(grid.axes["y"]):
-            for i, x in enumerate(grid.axes["x"]):
-                if grid.done[i, j]:
-                    numbers = [known.get(name, unknown)[i, j] for name in list(COLUMNS.values())[2:]]
-                    table.writerow([float(x), float(y), *map(float, numbers)])
+        csv.writer(stream).writerows(table.tolist())

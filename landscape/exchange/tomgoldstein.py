@@ -39,10 +39,9 @@ def read_surface(path: Path) -> list[Grid]:
                     f"{path} holds the path of a run, expected a surface; give both: "
                     f"landscape import SURFACE.h5 --path {path}"
                 )
-            got = ", ".join(list(file)[:6]) or "nothing"
             raise ValueError(
-                f"{path} has no xcoordinates with a train_loss or test_loss, got {got}; give a surface file "
-                "(a direction file goes to: landscape surface --plane FILE)"
+                f"{path} has no xcoordinates with a train_loss or test_loss, got {_contents(file)}; give a surface "
+                "file (a direction file goes to: landscape surface --plane FILE)"
             )
         named = {axis: np.asarray(file[key][()], dtype=float) for axis, key in AXES.items() if key in file}
         axes, index = ascending(list(named.values()))
@@ -51,9 +50,8 @@ def read_surface(path: Path) -> list[Grid]:
         def over(key: str) -> np.ndarray:
             flat = np.asarray(file[key][()], dtype=float).ravel()
             if flat.size != np.prod(sizes):
-                raise ValueError(
-                    f"{path} has {flat.size} values of {key} for {' x '.join(map(str, sizes))} coordinates"
-                )
+                expected = " x ".join(map(str, sizes))
+                raise ValueError(f"{path} has {flat.size} values of {key} for {expected} coordinates")
             return np.asarray(flat.reshape(sizes[::-1]).T[index])
 
         grids = []
@@ -90,14 +88,12 @@ def read_trajectory(path: Path) -> ProjectedTrajectory:
     Raises:
         ValueError: it holds none.
     """
+    wanted = " and ".join(PROJECTIONS)
     if not h5py.is_hdf5(path):
-        raise ValueError(f"{path} is not an HDF5 file; give a projection file with {' and '.join(PROJECTIONS)}")
+        raise ValueError(f"{path} is not an HDF5 file; give a projection file with {wanted}")
     with h5py.File(path, "r") as file:
         if not set(PROJECTIONS) <= set(file):
-            raise ValueError(
-                f"{path} holds no {' and '.join(PROJECTIONS)}, got {', '.join(list(file)[:6]) or 'nothing'}; "
-                "give a projection file"
-            )
+            raise ValueError(f"{path} holds no {wanted}, got {_contents(file)}; give a projection file")
         x, y = (np.asarray(file[name][()], dtype=float).ravel() for name in PROJECTIONS)
     if len(x) != len(y) or not len(x):
         raise ValueError(f"{path} has {len(x)} and {len(y)} coordinates, expected equally many, at least one")
@@ -116,10 +112,7 @@ def read_directions(
 ) -> list[dict[str, np.ndarray]]:
     """The one or two directions in a file, by parameter name.
 
-    Args:
-        path: a direction file.
-        parameters: shapes of the model's parameters, in order.
-        state: shapes of its state dict, in order.
+    `parameters` and `state` are the shapes of the model's parameters and of its state dict, in order.
 
     Raises:
         ValueError: it holds no directions, or those of another model; names the first tensor that differs.
@@ -129,7 +122,7 @@ def read_directions(
     with h5py.File(path, "r") as file:
         found = [name for name in ("xdirection", "ydirection") if isinstance(file.get(name), h5py.Group)]
         if "xdirection" not in found:
-            raise ValueError(f"{path} holds no xdirection, got {', '.join(list(file)[:6]) or 'nothing'}")
+            raise ValueError(f"{path} holds no xdirection, got {_contents(file)}")
         return [_direction(path, file[name], parameters, state) for name in found]
 
 
@@ -146,15 +139,18 @@ def _direction(
     arrays = [np.asarray(group[str(i)][()]) for i in range(len(group))]
     for i, ((name, shape), values) in enumerate(zip(layouts[0].items(), arrays, strict=True)):
         if values.shape != tuple(shape):
-            raise ValueError(
-                f"{path} is of another architecture: {where}/{i} is {values.shape}, expected {tuple(shape)} of {name}"
-            )
+            got = f"{where}/{i} is {values.shape}"
+            raise ValueError(f"{path} is of another architecture: {got}, expected {tuple(shape)} of {name}")
         if name not in parameters and values.any():
             raise ValueError(
                 f"{path} moves {name}, which is not a parameter; give directions of weights (its --dir_type weights)"
             )
-    named = dict(zip(layouts[0], arrays, strict=True))
-    return {name: values for name, values in named.items() if name in parameters and values.any()}
+    named = zip(layouts[0], arrays, strict=True)
+    return {name: values for name, values in named if name in parameters and values.any()}
+
+
+def _contents(file: h5py.File) -> str:
+    return ", ".join(list(file)[:6]) or "nothing"
 
 
 def _text(file: h5py.File, key: str) -> str:

@@ -10,16 +10,8 @@ from typing import Annotated, Any, ClassVar, get_args
 
 import numpy as np
 
-from landscape.options import (
-    OptionError,
-    at_least,
-    one_of,
-    parse_duration,
-    parse_ranges,
-    parse_resolution,
-    regular_expression,
-    require,
-)
+from landscape import options
+from landscape.options import OptionError
 from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values
 from landscape.results import surface_summary
 from landscape.subject import batchnorm
@@ -28,19 +20,12 @@ from landscape.subject.derived import once_per_weights
 from landscape.subject.losses import CLASSIFICATION, Meaning
 from landscape.subject.subject import Subject
 from landscape.weight_space import budget as budgets
-from landscape.weight_space import cost_model
+from landscape.weight_space import cost_model, forward_mode
+from landscape.weight_space.adaptive_sampling import DESIGN, Preview
 from landscape.weight_space.coordinates import Span, ticks
 from landscape.weight_space.cost_model import Workload
 from landscape.weight_space.directions import POSITIONS, Normalize
-from landscape.weight_space.forward_mode import (
-    REFERENCE,
-    ExecutionMode,
-    MemoryFormat,
-    Precision,
-    control_points,
-    is_control_point,
-)
-from landscape.weight_space.grid_sampling import ExactGrid, Preview
+from landscape.weight_space.forward_mode import REFERENCE, ExecutionMode, MemoryFormat, Precision, is_control_point
 from landscape.weight_space.path_labels import path_labels
 from landscape.weight_space.plane_evaluator import L2Definition, PlaneEvaluator, quantities
 from landscape.weight_space.planes import Plane, plane_of
@@ -97,24 +82,24 @@ class Surface(Probe):
     seed: Annotated[int, "seed of the random directions"] = 0
 
     def __post_init__(self) -> None:
-        for count in parse_resolution("resolution", str(self.resolution)):
-            at_least("resolution", count, 2)
-        at_least("directions", self.directions, 1)
+        for count in options.parse_resolution("resolution", str(self.resolution)):
+            options.at_least("resolution", count, 2)
+        options.at_least("directions", self.directions, 1)
         for given, option in ((self.directions > 1, f"directions {self.directions}"), (self.orthogonal, "orthogonal")):
             if given and self.plane != "random":
                 raise OptionError(f"--{option} applies to random planes only; drop it for --plane {self.plane}")
-        one_of("normalize", self.normalize, get_args(Normalize))
-        one_of("l2_definition", self.l2_definition, get_args(L2Definition))
-        one_of("precision", self.precision, get_args(Precision))
-        one_of("memory_format", self.memory_format, get_args(MemoryFormat))
-        regular_expression("ignore", self.ignore)
-        require(self.tolerance > 0, "tolerance", f"{self.tolerance:g}", "a share above 0, such as 0.05")
+        options.one_of("normalize", self.normalize, get_args(Normalize))
+        options.one_of("l2_definition", self.l2_definition, get_args(L2Definition))
+        options.one_of("precision", self.precision, get_args(Precision))
+        options.one_of("memory_format", self.memory_format, get_args(MemoryFormat))
+        options.regular_expression("ignore", self.ignore)
+        options.require(self.tolerance > 0, "tolerance", f"{self.tolerance:g}", "a share above 0, such as 0.05")
         if self.cap is not None:
-            require(math.isfinite(self.cap), "cap", f"{self.cap:g}", "a finite loss")
+            options.require(math.isfinite(self.cap), "cap", f"{self.cap:g}", "a finite loss")
         if self.budget:
-            parse_duration("budget", self.budget)
+            options.parse_duration("budget", self.budget)
         if self.range:
-            parse_ranges("range", str(self.range))
+            options.parse_ranges("range", str(self.range))
         if self.bn == "auto" and not self._through_checkpoints:
             object.__setattr__(self, "bn", "frozen")
         RunningStatistics.parse(self.bn)
@@ -127,7 +112,7 @@ class Surface(Probe):
         """One surface per pair of directions; they share the budget."""
         budget = self.budget
         if budget and self.directions > 1:
-            budget = f"{parse_duration('budget', budget) / self.directions:g}s"
+            budget = f"{options.parse_duration('budget', budget) / self.directions:g}s"
         return [replace(self, seed=self.seed + k, directions=1, budget=budget) for k in range(self.directions)]
 
     def autotune(self, subject: Subject) -> dict[str, Any]:
@@ -140,22 +125,19 @@ class Surface(Probe):
         """Probe and subject as if the choices had been given as options."""
         own = {name: choices[name] for name in ("resolution", "memory_format") if name in choices}
         subject = subject.first(choices.get("samples", len(subject)))
-        return replace(self, tune=False, budget="", **own), subject.rebatched(
-            choices.get("batch_size", subject.batch_size)
-        )
+        subject = subject.rebatched(choices.get("batch_size", subject.batch_size))
+        return replace(self, tune=False, budget="", **own), subject
 
     def estimate(self, subject: Subject, units: int, workers: int = 1) -> str:
         """How long so many units take after the directions are known, in words."""
-        return cost_model.estimate(
-            subject, self.mode, self._workload, grid=self._grid, units=units, workers=workers,
-            at_most=self.cap is not None,
-        )  # fmt: skip
+        sizes: dict[str, Any] = {"grid": self._grid, "units": units, "workers": workers}
+        return cost_model.estimate(subject, self.mode, self._workload, **sizes, at_most=self.cap is not None)
 
     def identity(self, subject: Subject) -> dict[str, Any]:
         """The parameters in the run key: contents instead of paths, numbers instead of their spelling."""
         known: dict[str, Any]
         if self.plane == "eigen":  # without the eigenvectors: a budget may want those of fewer samples
-            spans = parse_ranges("range", self.range) if self.range else "by curvature"
+            spans = options.parse_ranges("range", self.range) if self.range else "by curvature"
             known = {"range": spans, "plane": "eigen", "bn": self.bn}
         else:
             plane = self._plane(subject)
@@ -199,9 +181,7 @@ class Surface(Probe):
             },
             labels={"derivative": derivatives, **path},
             quantities=self._quantities(subject.meaning),
-            summaries=surface_summary.quantities(
-                preview=self.preview, reference=self.mode == REFERENCE, units=subject.meaning.units
-            ),
+            summaries=surface_summary.quantities(self.preview, self.mode == REFERENCE, subject.meaning.units),
             about={
                 "x": Quantity(plane.names[0], plane.units),
                 "y": Quantity(plane.names[1], plane.units),
@@ -230,11 +210,11 @@ class Surface(Probe):
 
     def stage(self, data: Mapping[str, np.ndarray]) -> Stage | None:
         """What a preview evaluates next, or all that it interpolates; without preview every point, at once."""
-        return self._sampling.stage(data, self._quantities())
+        return self._preview.stage(data, self._quantities()) if self._preview else None
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """Summaries of the finished points; those of the whole grid once it is finished."""
-        return {**surface_summary.summarise(data), **self._sampling.summaries(data)}
+        return {**surface_summary.summarise(data), **(self._preview.summaries(data) if self._preview else {})}
 
     @property
     def mode(self) -> ExecutionMode:
@@ -242,12 +222,12 @@ class Surface(Probe):
         return ExecutionMode(self.precision, self.memory_format, self.compile)
 
     @property
-    def _sampling(self) -> ExactGrid:
-        return Preview(self.tolerance, self.seed) if self.preview else ExactGrid()
+    def _preview(self) -> Preview | None:
+        return Preview(self.tolerance, self.seed) if self.preview else None
 
     @property
     def _grid(self) -> tuple[int, int]:
-        return parse_resolution("resolution", self.resolution)
+        return options.parse_resolution("resolution", self.resolution)
 
     @property
     def _through_checkpoints(self) -> bool:
@@ -259,31 +239,28 @@ class Surface(Probe):
 
     @property
     def _workload(self) -> Workload:
-        corners = 0
-        if self._through_checkpoints:  # the checkpoint and three corners, with their own statistics and by `bn`
-            corners = 4 if self.bn in batchnorm.INTERPOLATING else 8
+        # The checkpoint and three corners, with their own statistics and by `bn`.
+        corners = (4 if self.bn in batchnorm.INTERPOLATING else 8) if self._through_checkpoints else 0
         return Workload(
-            points=self._sampling.evaluations,
-            controls=control_points if self.mode != REFERENCE else lambda grid: 0,
-            recalibrate=self._recalibrate,
-            corners=corners,
-            eigen=self.plane == "eigen",
-        )
-
-    def _plane(self, subject: Subject) -> Plane:
-        return _plane(
-            subject, self.plane, normalize=self.normalize, ignore=self.ignore, seed=self.seed,
-            orthogonal=self.orthogonal,
+            points=lambda grid: min(math.prod(grid), DESIGN.total) if self.preview else math.prod(grid),
+            controls=forward_mode.control_points if self.mode != REFERENCE else lambda grid: 0,
+            recalibrate=self._recalibrate, corners=corners, eigen=self.plane == "eigen",
         )  # fmt: skip
 
+    def _plane(self, subject: Subject) -> Plane:
+        drawn: dict[str, Any] = {name: getattr(self, name) for name in ("normalize", "ignore", "seed", "orthogonal")}
+        return _plane(subject, self.plane, **drawn)
+
     def _ranges(self, plane: Plane) -> tuple[Span, Span]:
-        return parse_ranges("range", self.range) if self.range else plane.default_ranges(self._grid)
+        return options.parse_ranges("range", self.range) if self.range else plane.default_ranges(self._grid)
 
     def _statistics(self, plane: Plane) -> RunningStatistics:
         return RunningStatistics.parse(self.bn, interpolate=any(plane.ends))
 
     def _quantities(self, meaning: Meaning = CLASSIFICATION) -> dict[str, Quantity]:
-        return {**quantities(meaning, self.l2_definition, self.mode, self.cap), **self._sampling.quantities}
+        evaluated = {"evaluated": Quantity("1 where the loss was evaluated, 0 where it is interpolated")}
+        every = quantities(meaning, self.l2_definition, self.mode, self.cap)
+        return every | evaluated if self.preview else every
 
 
 _plane = once_per_weights(plane_of)
@@ -291,6 +268,5 @@ _plane = once_per_weights(plane_of)
 
 @once_per_weights
 def _choices(subject: Subject, surface: Surface) -> dict[str, Any]:
-    return budgets.autotune(
-        subject, surface.mode, grid=surface._grid, work=surface._workload, tune=surface.tune, budget=surface.budget
-    )
+    work, tune, budget = surface._workload, surface.tune, surface.budget
+    return budgets.autotune(subject, surface.mode, grid=surface._grid, work=work, tune=tune, budget=budget)

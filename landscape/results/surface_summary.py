@@ -35,8 +35,8 @@ EXECUTION_MODE: Mapping[str, Quantity] = {
 }
 
 
-def quantities(*, preview: bool, reference: bool, units: str = "nats") -> dict[str, Quantity]:
-    """The summaries of a surface: of a preview, in the reference execution mode, with these units of the loss."""
+def quantities(preview: bool, reference: bool, units: str = "nats") -> dict[str, Quantity]:
+    """The summaries of a surface: of a preview, or unless measured in the reference mode, further ones."""
     always = {name: replace(q, units=units) if q.units == "nats" else q for name, q in QUANTITIES.items()}
     return {**always, **(PREVIEW if preview else {}), **({} if reference else EXECUTION_MODE)}
 
@@ -63,8 +63,8 @@ def summarise(data: Mapping[str, np.ndarray]) -> dict[str, Any]:
 def _topology(loss: np.ndarray, rise_se: np.ndarray) -> dict[str, Any]:
     every = minima(loss)
     inner = [minimum for minimum in every if np.isfinite(minimum.persistence)]
-    errors = [float(rise_se[minimum.at] + rise_se[minimum.saddle]) for minimum in inner]
-    depth, depth_se = (np.full(MINIMA, np.nan) for _ in range(2))
+    errors = [float(rise_se[m.at] + rise_se[m.saddle]) for m in inner if m.saddle is not None]
+    depth, depth_se = np.full((2, MINIMA), np.nan)
     depth[: len(inner)] = [minimum.persistence for minimum in inner[:MINIMA]]
     depth_se[: len(inner)] = errors[:MINIMA]
     clear = sum(minimum.persistence > CLEAR * error for minimum, error in zip(inner, errors, strict=True))
@@ -72,10 +72,6 @@ def _topology(loss: np.ndarray, rise_se: np.ndarray) -> dict[str, Any]:
         "minima": float(len(every)), "clear_minima": float(len(every) - len(inner) + clear),
         "persistence": depth, "persistence_se": depth_se,
     }  # fmt: skip
-
-
-Estimate = tuple[float, float]  # value, standard error
-UNKNOWN: Estimate = (float("nan"), float("nan"))
 
 
 def height(
@@ -86,12 +82,15 @@ def height(
     *,
     rise_se: np.ndarray | None = None,
     angles: int = 360,
-) -> Estimate:
-    """Mean loss on a circle minus the loss at its centre, bilinear between grid points; NaN beyond the grid."""
+) -> tuple[float, float]:
+    """Mean loss on a circle minus the loss at its centre, bilinear between grid points, and its standard error.
+
+    Both are NaN beyond the grid.
+    """
     from scipy.interpolate import RegularGridInterpolator
 
     if min(x[-1], -x[0], y[-1], -y[0]) < radius * (1 - 1e-9):
-        return UNKNOWN
+        return float("nan"), float("nan")
     theta = np.arange(angles) * (2 * np.pi / angles)
     circle = radius * np.stack([np.cos(theta), np.sin(theta)], axis=1)
 

@@ -1,17 +1,19 @@
-"""Adaptive sampling of a surface: which points to evaluate, from coarse to fine, and how to interpolate the others.
+"""A preview of a surface: which points to evaluate, from coarse to fine, and how to interpolate the others.
 
 Everything follows from stored values and a seed, so that a preview that was stopped continues as if it had not been.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from landscape.probe import derived_seed
+from landscape.probe import Stage, derived_seed
 
+_log = logging.getLogger(__name__)
 Points = np.ndarray  # flat positions in the grid, int64
 
 
@@ -36,6 +38,34 @@ DESIGN = Design()
 
 
 @dataclass(frozen=True)
+class Preview:
+    """Points from coarse to fine, the others interpolated, the error measured at hold-outs."""
+
+    tolerance: float  # relative error of the loss at the hold-outs beyond which every point is evaluated
+    seed: int  # of the hold-outs
+
+    def stage(self, data: Mapping[str, np.ndarray], quantities: Iterable[str]) -> Stage:
+        """The points to evaluate next; if there are none, all quantities of the others by interpolation."""
+        following, evaluated = self._step(data), data["evaluated"] == 1
+        if following.fallback and len(following.points):
+            _log.info("preview: every point is evaluated, because %s", following.fallback)
+        if len(following.points):
+            return Stage([tuple(map(int, np.unravel_index(p, evaluated.shape))) for p in following.points], {})
+        known = {name: data[name] for name in quantities if name not in ("evaluated", "deviates", "n")}
+        unknown = {name: np.full(evaluated.shape, np.nan) for name in ("deviates", "n")}
+        interpolated = interpolate_missing((data["x"], data["y"]), known, evaluated)
+        return Stage([], {**unknown, **interpolated, "evaluated": np.zeros(evaluated.shape)})
+
+    def summaries(self, data: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Error at the hold-outs and number of evaluations."""
+        return {"hold_out_error": self._step(data).error, "evaluations": float((data["evaluated"] == 1).sum())}
+
+    def _step(self, data: Mapping[str, np.ndarray]) -> Step:
+        axes, evaluated = (data["x"], data["y"]), data["evaluated"] == 1
+        return step(axes, data["loss"], evaluated, tolerance=self.tolerance, seed=self.seed)
+
+
+@dataclass(frozen=True)
 class Step:
     """The next step."""
 
@@ -53,16 +83,7 @@ def step(
     seed: int,
     design: Design = DESIGN,
 ) -> Step:
-    """The points to evaluate next, found by replaying the rounds with the stored values.
-
-    Args:
-        axes: coordinates along x and y.
-        loss: (x, y).
-        evaluated: (x, y), where the loss is known.
-        tolerance: largest accepted error at the hold-outs; beyond it every point is evaluated.
-        seed: of the hold-outs.
-        design: see `Design`.
-    """
+    """The points to evaluate next, found by replaying the rounds with the losses stored where `evaluated`, (x, y)."""
     grid, known, values = coordinates(axes), evaluated.ravel(), loss.ravel()
     everything = np.arange(len(grid))
     error = float("nan")

@@ -24,15 +24,8 @@ def autotune(
 ) -> dict[str, Any]:
     """Choices by name, each of which could have been given as an option.
 
-    The time that autotuning takes, compilation included, counts towards the budget.
-
-    Args:
-        subject: all samples that may be used.
-        mode: execution mode of the forward passes.
-        grid: the finest grid that may be used.
-        work: what a run consists of.
-        tune: choose batch size and memory format.
-        budget: time that resolution and samples have to fit.
+    The time that autotuning takes, compilation included, counts towards the budget. At most all samples of the subject
+    and this grid are used; `tune` chooses batch size and memory format.
 
     Raises:
         ValueError: even the coarsest surface takes longer than the budget.
@@ -67,13 +60,7 @@ def fit_to_budget(
 ) -> tuple[Grid, int]:
     """Resolution and samples that fit the limit: both are lowered alike, odd resolutions stay odd.
 
-    Args:
-        grid: the finest.
-        samples: the most.
-        points: number of evaluated points of a grid.
-        seconds: of a run with a grid and a number of samples.
-        limit: of the seconds.
-        budget: as the user gave it.
+    Starts from the finest grid and the most samples; `points` are evaluated on a grid, `budget` is as the user gave it.
 
     Raises:
         ValueError: nothing fits.

@@ -59,11 +59,10 @@ class Rates:
 
 def rates(subject: Subject, mode: ExecutionMode, work: Workload) -> Rates:
     """Time each part of the work on a mini-batch of the full size."""
-    compilation = _compile(subject, mode) if mode.compile else 0.0
-    reference = _forward(subject, REFERENCE) if mode != REFERENCE or work.corners else 0.0
+    compilation = _compile(subject, mode) if mode.compile else 0.0  # before anything is timed
     return Rates(
+        reference=_forward(subject, REFERENCE) if mode != REFERENCE or work.corners else 0.0,
         forward=_forward(subject, mode),
-        reference=reference,
         refresh=_refresh(subject, work.recalibrate) if work.recalibrate else 0.0,
         product=hessian_product_seconds(subject) if work.eigen else 0.0,
         compilation=compilation,

@@ -24,15 +24,10 @@ LOSS_CHANGE = 0.02  # relative; farther out the loss of trained networks no long
 
 @dataclass(frozen=True, eq=False)
 class ExtremeEigenvectors:
-    """Unit eigenvectors of the smallest (x) and the largest (y) Hessian eigenvalue of the loss over all samples.
+    """Unit eigenvectors of the smallest (x) and the largest (y) Hessian eigenvalue of the loss over all samples."""
 
-    Args:
-        directions: name -> tensor, of either.
-        quadratic_model: of the loss: `model_loss`, and slope and curvature along both; the cross term is zero.
-    """
-
-    directions: tuple[dict[str, Tensor], dict[str, Tensor]]
-    quadratic_model: dict[str, float]
+    directions: tuple[dict[str, Tensor], dict[str, Tensor]]  # name -> tensor, of either
+    quadratic_model: dict[str, float]  # `model_loss`, slope and curvature along both; the cross term is zero
 
 
 def extreme_eigenvectors(subject: Subject, seed: int) -> ExtremeEigenvectors:
@@ -42,10 +37,9 @@ def extreme_eigenvectors(subject: Subject, seed: int) -> ExtremeEigenvectors:
         ValueError: the curvature is not finite.
     """
     if _log.isEnabledFor(logging.INFO):
-        seconds = cost_model.PRODUCTS * len(subject) * cost_model.hessian_product_seconds(subject)
-        _log.info(
-            "Hessian eigenvectors first: some %d products, about %s", cost_model.PRODUCTS, format_duration(seconds)
-        )
+        count = cost_model.PRODUCTS
+        seconds = count * len(subject) * cost_model.hessian_product_seconds(subject)
+        _log.info("Hessian eigenvectors first: some %d products, about %s", count, format_duration(seconds))
     parameters = list(subject.parameters.values())
     product = over_all_samples(subject, Curvature(replace(subject, weight_decay=0.0), subject.parameters, "kept"))
     start = random_unit(subject.size, seed, device=subject.device, dtype=subject.dtype)
@@ -55,18 +49,14 @@ def extreme_eigenvectors(subject: Subject, seed: int) -> ExtremeEigenvectors:
     except FloatingPointError as error:
         raise ValueError(f"--plane eigen needs finite curvature: {error}; check the weights") from None
     assert found.vectors is not None
-    smallest, largest = (
-        dict(zip(subject.parameters, unflat(found.vectors[k], parameters), strict=True)) for k in (1, 0)
-    )
+    vectors = (unflat(found.vectors[k], parameters) for k in (1, 0))
+    smallest, largest = (dict(zip(subject.parameters, vector, strict=True)) for vector in vectors)
     loss, gradient = _loss_and_gradient(subject)
     slopes = found.vectors[[1, 0]].double() @ gradient
     model = {
-        "model_loss": loss,
-        "slope_x": slopes[0].item(),
-        "slope_y": slopes[1].item(),
-        "curvature_x": float(found.values[1]),
-        "curvature_y": float(found.values[0]),
-    }
+        "model_loss": loss, "slope_x": slopes[0].item(), "slope_y": slopes[1].item(),
+        "curvature_x": float(found.values[1]), "curvature_y": float(found.values[0]),
+    }  # fmt: skip
     return ExtremeEigenvectors((smallest, largest), model)
 
 

@@ -67,9 +67,7 @@ class ForwardPass:
 
     def __init__(self, subject: Subject, mode: ExecutionMode) -> None:
         self._subject, self._mode = subject, mode
-        self._model: Callable[[Tensor], Any] = subject.model
-        if mode.compile:
-            self._model = _compiled(subject)
+        self._model: Callable[[Tensor], Any] = _compiled(subject) if mode.compile else subject.model
         self._cache: list[tuple[Tensor, Tensor]] = _prepared(subject, mode.memory_format)
 
     def __len__(self) -> int:
@@ -82,13 +80,9 @@ class ForwardPass:
         return outputs.float() if outputs.dtype == torch.bfloat16 else outputs, targets
 
     def _autocast(self) -> AbstractContextManager[object]:
-        """Autocast for bf16 only: full precision stays untouched.
-
-        Left after every mini-batch, because autocast caches the cast weights, and the weights move.
-        """
-        if self._mode.precision == "fp32":
-            return nullcontext()
-        return torch.autocast(self._subject.device.type, dtype=torch.bfloat16)
+        """Left after every mini-batch, because autocast caches the cast weights, and the weights move."""
+        bf16 = self._mode.precision == "bf16"
+        return torch.autocast(self._subject.device.type, dtype=torch.bfloat16) if bf16 else nullcontext()
 
     def _prepared(self, i: int) -> tuple[Tensor, Tensor]:
         if i < len(self._cache):
@@ -115,26 +109,19 @@ def forward_seconds(subject: Subject, mode: ExecutionMode, batches: Iterable[int
 
 def fastest(subject: Subject, mode: ExecutionMode) -> tuple[int, ExecutionMode]:
     """The fastest batch size and memory format in a short benchmark; the present ones unless others clearly win."""
+    size, best = subject.batch_size, _samples_per_second(subject, mode)
     formats: tuple[MemoryFormat, ...] = ("contiguous", "channels_last")
-    best = (_samples_per_second(subject, mode), subject.batch_size, mode)
-    for name in formats if subject.batch(0)[0].dim() == 4 else ():
-        if name != mode.memory_format:
-            other = replace(mode, memory_format=name)
-            best = _faster(best, (_samples_per_second(subject, other), subject.batch_size, other))
-    mode = best[2]
-    for size in BATCH_SIZES if subject.images is not None else ():
-        if size != subject.batch_size and size <= len(subject):
-            best = _faster(best, (_samples_per_second(subject.rebatched(size), mode), size, mode))
-    return best[1], best[2]
+    for other in [replace(mode, memory_format=name) for name in formats if name != mode.memory_format]:
+        if subject.batch(0)[0].dim() == 4 and (rate := _samples_per_second(subject, other)) > (1 + GAIN) * best:
+            best, mode = rate, other
+    sizes = [n for n in BATCH_SIZES if n != size and n <= len(subject)] if subject.images is not None else []
+    for other_size in sizes:
+        if (rate := _samples_per_second(subject.rebatched(other_size), mode)) > (1 + GAIN) * best:
+            best, size = rate, other_size
+    return size, mode
 
 
 def _samples_per_second(subject: Subject, mode: ExecutionMode) -> float:
     """Over some mini-batches of the full size."""
     count = max(1, min(len(subject) // subject.batch_size, BENCHMARK_SAMPLES // subject.batch_size))
     return min(count * subject.batch_size, len(subject)) / forward_seconds(subject, mode, range(count))
-
-
-def _faster(
-    best: tuple[float, int, ExecutionMode], other: tuple[float, int, ExecutionMode]
-) -> tuple[float, int, ExecutionMode]:
-    return other if other[0] > (1 + GAIN) * best[0] else best
