@@ -113,10 +113,7 @@ class Line(Probe):
             over={"direction": np.arange(len(lines)), "t": self._ticks(lines)},
             labels={
                 "name": (Quantity("direction", dims=per_line), np.array([line.name for line in lines])),
-                "norm": (
-                    Quantity("length of the direction", "weight", per_line),
-                    np.array([line.norm for line in lines]),
-                ),
+                "norm": (Quantity("length of the direction", "weight", per_line), np.array([d.norm for d in lines])),
                 **(self._other_ends(subject, lines) if pair else {}),
             },
             quantities={
@@ -166,9 +163,8 @@ class Line(Probe):
         return RunningStatistics.parse(self.bn, interpolate=pair)
 
     def _lines(self, subject: Subject) -> list[StraightLine]:
-        return _lines(
-            subject, self.along, normalize=self.normalize, ignore=self.ignore, seed=self.seed, count=self.directions
-        )
+        drawn: dict[str, Any] = {name: getattr(self, name) for name in ("normalize", "ignore", "seed")}
+        return _lines(subject, self.along, **drawn, count=self.directions)
 
     def _range(self, lines: Sequence[StraightLine]) -> tuple[float, float]:
         if self.range:
@@ -217,9 +213,8 @@ class Line(Probe):
         values = {"loss": loss, "loss_se": loss_se, "accuracy": accuracy, "accuracy_se": accuracy_se,
                   "l2": inner(parameters, parameters) / 2}  # fmt: skip
         if ends:
-            for (name, sign), now, start, end in zip(
-                (("excess", 1.0), ("accuracy_deficit", -1.0)), samples, ends[0.0], ends[1.0], strict=True
-            ):
+            signs = {"excess": 1.0, "accuracy_deficit": -1.0}
+            for (name, sign), now, start, end in zip(signs.items(), samples, ends[0.0], ends[1.0], strict=True):
                 with np.errstate(invalid="ignore"):
                     difference = sign * (now - (1 - t) * start - t * end)
                 values[name], values[f"{name}_se"] = mean_and_standard_error(difference)

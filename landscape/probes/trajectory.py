@@ -64,8 +64,7 @@ class Trajectory(Probe):
         weight_differences.difference(read_checkpoint(found[-1].path), subject.parameters)
         count = np.arange(len(found))
         per_snapshot, meaning = ("snapshot",), subject.meaning
-        epochs = np.array([snapshot.epoch for snapshot in found])
-        names = np.array([snapshot.path.stem for snapshot in found])
+        epochs, names = np.array([s.epoch for s in found]), np.array([s.path.stem for s in found])
         return Plan(
             over={"snapshot": count},
             axes={"other": count, "component": np.arange(2)},

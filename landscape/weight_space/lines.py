@@ -54,11 +54,6 @@ class ModelOnLine:
 
     At t = 1 of a line to another checkpoint the weights are that checkpoint's, bit for bit. Beyond either end
     interpolated buffers stay those of the end: an extrapolated variance may turn negative.
-
-    Args:
-        subject: whose model is moved.
-        line: the line.
-        statistics: running statistics of batch norm.
     """
 
     def __init__(self, subject: Subject, line: StraightLine, statistics: RunningStatistics = FROZEN) -> None:
@@ -95,13 +90,8 @@ def lines_of(
 ) -> list[StraightLine]:
     """The lines that `--along` names: `random`, `eigen`, checkpoints `B.pt,C.pt`, a run's folder, a file of directions.
 
-    Args:
-        subject: its weights are at t = 0.
-        along: value of the option.
-        normalize: length of random directions.
-        ignore: regular expression of parameters that no random direction moves.
-        seed: of the first random direction, counted up.
-        count: number of random directions, or of principal components of a run.
+    The subject's weights are at t = 0. The seed of the first random direction is counted up; `count` is the number of
+    random directions, or of principal components of a run.
 
     Raises:
         FileNotFoundError, ValueError: there is no such line for this subject.
@@ -109,27 +99,20 @@ def lines_of(
     """
     weights = {name: p.detach() for name, p in subject.parameters.items()}
     if along == "random":
-        directions = (
-            random_direction(weights, seed=seed + k, axis=0, normalize=normalize, ignore=ignore) for k in range(count)
-        )
-        return [
-            StraightLine(
-                "random", f"random direction, seed {seed + k}", direction, length_units(normalize), identity="random"
-            )
-            for k, direction in enumerate(directions)
-        ]
+        units, lines = length_units(normalize), []
+        for k in range(seed, seed + count):
+            direction = random_direction(weights, seed=k, axis=0, normalize=normalize, ignore=ignore)
+            lines.append(StraightLine("random", f"random direction, seed {k}", direction, units, identity="random"))
+        return lines
     if along == "eigen":
         plane = plane_of(subject, "eigen", normalize=normalize, ignore=ignore, seed=seed)
-        return [
-            StraightLine("eigen", name, direction, plane.units, span, identity="eigen")
-            for name, direction, span in list(zip(plane.names, plane.directions, plane.spans, strict=True))[::-1]
-        ]  # the largest first
+        axes = zip(plane.names, plane.directions, plane.spans, strict=True)
+        return [StraightLine("eigen", n, d, plane.units, span, "eigen") for n, d, span in axes][::-1]  # largest first
     if Path(along).is_dir() and not file_formats.holds_weights(Path(along)):
         return _principal_components(Path(along), weights, count)
     if count > 1:
-        raise OptionError(
-            f"--directions {count} cannot be combined with --along {along}, which determines the number; drop it"
-        )
+        fixed = f"--along {along}, which determines the number"
+        raise OptionError(f"--directions {count} cannot be combined with {fixed}; drop it")
     if Path(along).is_file() and h5py.is_hdf5(along):
         return _lines_of_file(subject, Path(along))
     paths = [Path(part) for part in along.split(",")]
@@ -142,12 +125,9 @@ def lines_of(
 
 def _lines_of_file(subject: Subject, path: Path) -> list[StraightLine]:
     return [
-        StraightLine(
-            "file", f"{axis}direction of {path.name}", direction, "direction",
-            identity=state_dict_sha256(direction),
-        )
-        for axis, direction in zip("xy", directions_in(subject, path), strict=False)
-    ]  # fmt: skip
+        StraightLine("file", f"{axis}direction of {path.name}", d, "direction", identity=state_dict_sha256(d))
+        for axis, d in zip("xy", directions_in(subject, path), strict=False)
+    ]
 
 
 def _towards(subject: Subject, path: Path) -> StraightLine:
@@ -156,10 +136,8 @@ def _towards(subject: Subject, path: Path) -> StraightLine:
     # Raises for the first weight that does not fit.
     weight_differences.difference(other, {name: own[name] for name in subject.parameters})
     state = with_model_keys(other.state_dict, set(own))
-    floating = {name: tensor for name, tensor in own.items() if tensor.is_floating_point()}
-    end = {name: state[name].to(tensor) for name, tensor in floating.items() if name in state}
-    names = [name for name, _ in subject.model.named_parameters()]
-    difference = {name: end[name] - own[name] for name in names if name in end}
+    end = {n: state[n].to(tensor) for n, tensor in own.items() if n in state and tensor.is_floating_point()}
+    difference = {name: end[name] - own[name] for name, _ in subject.model.named_parameters() if name in end}
     if not any(bool(change.any()) for change in difference.values()):
         raise ValueError(f"{path} holds the same weights as the checkpoint; a line needs two different ones")
     return StraightLine(
@@ -174,11 +152,9 @@ def _principal_components(run: Path, weights: Mapping[str, Tensor], count: int) 
     axes = principal(weight_differences.gram(found, weights), count)
     rank = int(axes.coefficients.any(axis=1).sum())
     if rank < count:
-        raise ValueError(
-            f"the {len(found)} snapshots of {run} have {rank} principal components; ask for --directions {rank}"
-        )
-    low = np.minimum(axes.coordinates.min(axis=1), 0.0)
-    high = np.maximum(axes.coordinates.max(axis=1), 0.0)
+        got = f"the {len(found)} snapshots of {run} have {rank} principal components"
+        raise ValueError(f"{got}; ask for --directions {rank}")
+    low, high = np.minimum(axes.coordinates.min(axis=1), 0.0), np.maximum(axes.coordinates.max(axis=1), 0.0)
     margin = 0.25 * (high - low).max()
     span = float(low.min() - margin), float(high.max() + margin)
     directions = weight_differences.combined(found, weights, axes.coefficients)

@@ -18,13 +18,7 @@ Labels = dict[str, tuple[Quantity, np.ndarray]]
 
 
 def path_labels(subject: Subject, plane: Plane, statistics: RunningStatistics) -> Labels:
-    """Coordinates and names; of checkpoints also their losses. Empty where the plane has no path.
-
-    Args:
-        subject: at the centre of the plane.
-        plane: the plane.
-        statistics: running statistics of batch norm on the plane.
-    """
+    """Coordinates and names; of checkpoints also their losses. Empty where the plane has no path."""
     if not plane.path.size:
         return {}
     per_snapshot = ("snapshot",)
@@ -39,10 +33,8 @@ def path_labels(subject: Subject, plane: Plane, statistics: RunningStatistics) -
 def _checkpoint_losses(subject: Subject, plane: Plane, statistics: RunningStatistics) -> Labels:
     """The checkpoints' own losses, and by how much the plane's differ from them."""
     own, shown = _losses(subject, plane, OWN), _losses(subject, plane, statistics)
-    words = ", ".join(
-        f"{name or subject.label} {there:.4g} (its own {itself:.4g})"
-        for name, there, itself in zip(plane.path_names, shown, own, strict=True)
-    )
+    losses = zip(plane.path_names, shown, own, strict=True)
+    words = ", ".join(f"{name or subject.label} {here:.4g} (its own {itself:.4g})" for name, here, itself in losses)
     prefix = f"batch-norm statistics {statistics}; " if any(plane.ends) else ""
     _log.info("surface: %sloss at the checkpoints: %s", prefix, words)
     per_snapshot, units = ("snapshot",), subject.meaning.units

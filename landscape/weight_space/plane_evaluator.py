@@ -29,12 +29,12 @@ MIN_SAMPLES_OF_CAP = 32  # before a point may be left early
 
 def quantities(meaning: Meaning, l2_definition: L2Definition, mode: ExecutionMode, cap: float | None) -> Quantities:
     """What the evaluator returns for every point that is stored; the arguments are those of `PlaneEvaluator`."""
-    squared = l2_definition == "squared"
+    l2 = "half the squared norm of the weights" if l2_definition == "squared" else "sum of the norms of the tensors"
     always = {
         "loss": Quantity("loss", meaning.units),
         "loss_se": Quantity("standard error of the loss over samples", meaning.units),
         "rise_se": Quantity("standard error of the loss minus the checkpoint's, paired over samples", meaning.units),
-        "l2": Quantity("half the squared norm of the weights" if squared else "sum of the norms of the tensors"),
+        "l2": Quantity(l2),
         "accuracy": meaning.of_accuracy("accuracy"),
     }
     n = {"n": Quantity("samples behind the loss")}
@@ -47,15 +47,8 @@ class PlaneEvaluator:
 
     In addition to the model there are three copies of its weights: w0, d1 and d2. (A fourth, w0 + x d1 of the current
     row, would save 2.5 of the 7.4 ms per write at 11 M weights, and 0.03 of 0.08 ms at 0.2 M.) Sums are float64 on the
-    device; they are transferred once per row, on a CPU once per point, so that a killed job loses none.
-
-    Args:
-        subject: whose model is moved.
-        plane: the plane.
-        statistics: running statistics of batch norm; interpolated with all else that no direction moves.
-        l2_definition: see `Surface`.
-        mode: execution mode of the forward passes.
-        cap: points whose loss is clearly above it are left early.
+    device; they are transferred once per row, on a CPU once per point, so that a killed job loses none. Points whose
+    loss is clearly above the cap are left early.
     """
 
     def __init__(
@@ -97,11 +90,9 @@ class PlaneEvaluator:
         return values
 
     def evaluate(self, points: Iterable[tuple[float, float, bool]]) -> Iterator[dict[str, float]]:
-        """Loss and standard error, standard error of the rise over the checkpoint, l2, accuracy, samples; in order.
+        """The `quantities` of all points (x, y, control), in order.
 
-        Args:
-            points: (x, y, control); at a control point `deviates` is the deviation of the loss from that of the
-                reference mode in standard errors, elsewhere NaN.
+        At a control point `deviates` is the deviation of the loss from that of the reference mode, elsewhere NaN.
         """
         row: list[tuple[float, float, Tensor]] = []
         for x, y, control in points:
@@ -192,8 +183,7 @@ def _grams(
     origin: Sequence[Tensor], first: Sequence[Tensor], second: Sequence[Tensor], fixed: Sequence[Tensor]
 ) -> np.ndarray:
     """Inner products of (w0, d1, d2) per tensor, (tensors, 3, 3) float64; fixed tensors have no directions."""
-    grams = [
-        [[inner([a], [b]) for b in vectors] for a in vectors] for vectors in zip(origin, first, second, strict=True)
-    ]
+    moving = zip(origin, first, second, strict=True)
+    grams = [[[inner([a], [b]) for b in vectors] for a in vectors] for vectors in moving]
     grams += [[[inner([w], [w]), 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]] for w in fixed]
     return np.array(grams)

@@ -26,31 +26,20 @@ from landscape.weight_space.principal_axes import principal
 
 @dataclass(frozen=True, eq=False)
 class Plane:
-    """w0 + x d1 + y d2.
+    """w0 + x d1 + y d2."""
 
-    Args:
-        kind: random, eigen, checkpoints, run or file.
-        directions: (d1, d2), each name -> tensor of the parameters that move.
-        names: long names of the axes.
-        units: what 1 means on both.
-        spans: of x and y, to choose their ranges from.
-        identity: what the plane depends on beyond weights and data.
-        model: quadratic model of the loss around the centre, where known: see `ExtremeEigenvectors`.
-        path: coordinates of a run's snapshots, or of the checkpoints that span the plane, (2, snapshots).
-        path_names: epochs or files of these.
-        ends: on a plane through checkpoints, tensors of the other two that no direction moves and that differ (batch
-            norm's statistics, frozen weights), by name; empty where all agree.
-    """
-
-    kind: str
-    directions: tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
-    names: tuple[str, str]
-    units: str
-    spans: tuple[Span, Span] = ((-1.0, 1.0), (-1.0, 1.0))
-    identity: Any = None
-    model: Mapping[str, float] = field(default_factory=dict)
+    kind: str  # random, eigen, checkpoints, run or file
+    directions: tuple[Mapping[str, Tensor], Mapping[str, Tensor]]  # name -> tensor of the parameters that move
+    names: tuple[str, str]  # long names of the axes
+    units: str  # what 1 means on both
+    spans: tuple[Span, Span] = ((-1.0, 1.0), (-1.0, 1.0))  # of x and y, to choose their ranges from
+    identity: Any = None  # what the plane depends on beyond weights and data
+    model: Mapping[str, float] = field(default_factory=dict)  # quadratic, around the centre: see `ExtremeEigenvectors`
+    # coordinates of a run's snapshots, or of the checkpoints that span the plane, (2, snapshots)
     path: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
-    path_names: tuple[str, ...] = ()
+    path_names: tuple[str, ...] = ()  # epochs or files of these
+    # on a plane through checkpoints, tensors of the other two that no direction moves and that differ (batch norm's
+    # statistics, frozen weights), by name; empty where all agree
     ends: tuple[Mapping[str, Tensor], ...] = ({}, {})
 
     @property
@@ -94,9 +83,8 @@ def plane_of(
     """
     weights = {name: p.detach() for name, p in subject.parameters.items()}
     if kind == "random":
-        first, second = (
-            random_direction(weights, seed=seed, axis=axis, normalize=normalize, ignore=ignore) for axis in (0, 1)
-        )
+        drawn = [random_direction(weights, seed=seed, axis=k, normalize=normalize, ignore=ignore) for k in (0, 1)]
+        first, second = drawn
         if orthogonal:
             second = orthogonal_to(first, second)
         names = "first random direction", "second random direction"
@@ -109,9 +97,8 @@ def plane_of(
         return _run_plane(subject, weights, Path(kind))
     if Path(kind).is_file():
         return _file_plane(subject, Path(kind))
-    raise ValueError(
-        f"--plane {kind} is neither random, eigen, two checkpoints A.pt,B.pt, a run's folder nor a file of directions"
-    )
+    known = "random, eigen, two checkpoints A.pt,B.pt, a run's folder nor a file of directions"
+    raise ValueError(f"--plane {kind} is neither {known}")
 
 
 def _eigen_plane(subject: Subject, seed: int) -> Plane:
@@ -127,17 +114,14 @@ def _eigen_plane(subject: Subject, seed: int) -> Plane:
 def _checkpoint_plane(subject: Subject, weights: Mapping[str, Tensor], paths: list[Path]) -> Plane:
     if len(paths) != 2:
         raise ValueError(f"--plane names {len(paths)} checkpoints, expected two: A.pt,B.pt")
-    differences, digests, states = [], [], []
-    for path in paths:
-        other = read_checkpoint(path)
-        differences.append(weight_differences.difference(other, weights))
-        digests.append(state_dict_sha256(other.state_dict))
-        states.append(other)
+    others = [read_checkpoint(path) for path in paths]
+    first, second = (weight_differences.difference(other, weights) for other in others)
+    names = paths[0].stem, paths[1].stem
     plane = Plane(
-        "checkpoints", (differences[0], differences[1]), (f"towards {paths[0].stem}", f"towards {paths[1].stem}"),
-        "share of the way", spans=((-0.25, 1.25), (-0.25, 1.25)), identity=digests,
-        path=np.array([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]), path_names=("", paths[0].stem, paths[1].stem),
-        ends=_ends(subject, weights, states),
+        "checkpoints", (first, second), (f"towards {names[0]}", f"towards {names[1]}"), "share of the way",
+        spans=((-0.25, 1.25), (-0.25, 1.25)), identity=[state_dict_sha256(other.state_dict) for other in others],
+        path=np.array([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]), path_names=("", *names),
+        ends=_ends(subject, weights, others),
     )  # fmt: skip
     if min(plane.norms) == 0.0 or abs(plane.cosine) > 1 - 1e-6:
         raise ValueError(f"the checkpoint, {paths[0]} and {paths[1]} lie on one line; a plane needs three that do not")
@@ -160,14 +144,9 @@ def directions_in(subject: Subject, path: Path) -> list[dict[str, Tensor]]:
     state = {name: tuple(tensor.shape) for name, tensor in subject.model.state_dict().items()}
     directions = tomgoldstein.read_directions(path, shapes, state)
     trainable = subject.parameters
-    for direction in directions:
-        frozen = next((name for name in direction if name not in trainable), None)
-        if frozen is not None:
-            raise ValueError(f"{path} moves {frozen}, which is not trainable here; train it, or give other directions")
-    return [
-        {name: torch.as_tensor(values).to(trainable[name]) for name, values in direction.items()}
-        for direction in directions
-    ]
+    for frozen in (name for direction in directions for name in direction if name not in trainable):
+        raise ValueError(f"{path} moves {frozen}, which is not trainable here; train it, or give other directions")
+    return [{name: torch.as_tensor(array).to(trainable[name]) for name, array in d.items()} for d in directions]
 
 
 def _file_plane(subject: Subject, path: Path) -> Plane:

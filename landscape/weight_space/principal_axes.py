@@ -19,10 +19,8 @@ class Principal:
     @property
     def names(self) -> list[str]:
         """Long names of the axes of a run."""
-        return [
-            f"component {k + 1} of the run ({100 * share:.0f} % of its variance)"
-            for k, share in enumerate(self.explained)
-        ]
+        shares = enumerate(self.explained, start=1)
+        return [f"component {k} of the run ({100 * share:.0f} % of its variance)" for k, share in shares]
 
 
 def principal(gram: np.ndarray, components: int = 2) -> Principal:

@@ -21,9 +21,7 @@ class RunningStatistics:
         Raises:
             OptionError: the text has no meaning.
         """
-        if text in INTERPOLATING:
-            return cls(interpolate=interpolate)
-        return cls(recalibrate=recalibration(text))
+        return cls(interpolate=interpolate) if text in INTERPOLATING else cls(recalibrate=recalibration(text))
 
     def __str__(self) -> str:
         """As stored with the result."""

@@ -37,11 +37,9 @@ def tensors_like(other: Checkpoint, own: Mapping[str, Tensor], *, allow_missing:
         if name not in state and allow_missing:
             continue
         if name not in state or state[name].shape != tensor.shape:
-            got = f"is {tuple(state[name].shape)}" if name in state else "is missing"
-            raise ValueError(
-                f"{other.path} has another architecture: {name} {got}, expected {tuple(tensor.shape)}; "
-                "take checkpoints of one model"
-            )
+            got = f"{name} is {tuple(state[name].shape)}" if name in state else f"{name} is missing"
+            wanted = f"expected {tuple(tensor.shape)}; take checkpoints of one model"
+            raise ValueError(f"{other.path} has another architecture: {got}, {wanted}")
     return dict(state)
 
 

@@ -19,10 +19,6 @@ class WeightsInPlace:
 
     Every write starts from the original tensors: steps added to each other would drift. On exit, also after an
     exception, the named tensors and all buffers (batch norm's running statistics) have their original bits.
-
-    Args:
-        subject: whose model is written.
-        names: parameters and buffers that will be written.
     """
 
     def __init__(self, subject: Subject, names: Iterable[str]) -> None:
