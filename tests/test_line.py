@@ -22,7 +22,7 @@ from landscape.subject.subject import Subject
 from landscape.weight_space.directions import POSITIONS, random_direction
 from landscape.weight_space.extreme_eigenvectors import reach
 from landscape.weight_space.lines import ModelOnLine, lines_of
-from landscape.weight_space.running_statistics import OWN
+from landscape.weight_space.weights_in_place import OWN
 
 SAMPLES = torch.tensor([[1.0, 0.0], [2.0, 0.5], [0.5, -1.0], [3.0, 0.0], [-0.5, 0.2]])  # scale, offset
 

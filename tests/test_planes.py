@@ -21,7 +21,7 @@ from landscape.weight_space.directions import POSITIONS
 from landscape.weight_space.extreme_eigenvectors import LOSS_CHANGE, reach
 from landscape.weight_space.plane_evaluator import PlaneEvaluator
 from landscape.weight_space.planes import Plane, plane_of
-from landscape.weight_space.running_statistics import RunningStatistics
+from landscape.weight_space.weights_in_place import RunningStatistics
 
 aten = torch.ops.aten
 

@@ -22,7 +22,7 @@ from landscape.subject.subject import Subject
 from landscape.weight_space.coordinates import ticks
 from landscape.weight_space.directions import POSITIONS, Normalize
 from landscape.weight_space.lines import ModelOnLine, StraightLine, lines_of
-from landscape.weight_space.running_statistics import OWN, RunningStatistics
+from landscape.weight_space.weights_in_place import OWN, RunningStatistics
 
 _log = logging.getLogger(__name__)
 Samples = tuple[np.ndarray, np.ndarray]  # loss and correctness of every sample
@@ -245,14 +245,11 @@ def _samples(subject: Subject) -> Samples:
 def _barriers(data: Mapping[str, np.ndarray], between: np.ndarray) -> dict[str, np.ndarray]:
     """Largest excess and deficit of every line whose points from end to end are finished; NaN for the others."""
     t, names = data["t"][between], ("barrier", "barrier_se", "barrier_at", "accuracy_barrier", "accuracy_barrier_se")
-    barriers = {name: np.full(len(data["direction"]), np.nan) for name in names}
-    if not {0.0, 1.0} <= set(t):
-        return barriers
-    for k in np.flatnonzero((data["done"][:, between] == 1).all(axis=1)):
-        excess, deficit = data["excess"][k, between], data["accuracy_deficit"][k, between]
+    barriers = np.full((len(names), len(data["direction"])), np.nan)
+    complete = (data["done"][:, between] == 1).all(axis=1) & ({0.0, 1.0} <= set(t))
+    for k in np.flatnonzero(complete):
+        excess, excess_se = data["excess"][k, between], data["excess_se"][k, between]
+        deficit, deficit_se = data["accuracy_deficit"][k, between], data["accuracy_deficit_se"][k, between]
         top, low = int(np.argmax(excess)), int(np.argmax(deficit))
-        barriers["barrier"][k], barriers["barrier_at"][k] = excess[top], t[top]
-        barriers["barrier_se"][k] = data["excess_se"][k, between][top]
-        barriers["accuracy_barrier"][k] = deficit[low]
-        barriers["accuracy_barrier_se"][k] = data["accuracy_deficit_se"][k, between][low]
-    return barriers
+        barriers[:, k] = excess[top], excess_se[top], t[top], deficit[low], deficit_se[low]
+    return dict(zip(names, barriers, strict=True))

@@ -29,7 +29,7 @@ from landscape.weight_space.forward_mode import REFERENCE, ExecutionMode, Memory
 from landscape.weight_space.path_labels import path_labels
 from landscape.weight_space.plane_evaluator import L2Definition, PlaneEvaluator, quantities
 from landscape.weight_space.planes import Plane, plane_of
-from landscape.weight_space.running_statistics import RunningStatistics
+from landscape.weight_space.weights_in_place import RunningStatistics
 
 # These enter the run key only if they differ from their defaults.
 OPTIONAL = ("orthogonal", "preview", "tolerance", "cap", "precision", "memory_format", "compile", "tune", "budget")
@@ -183,8 +183,7 @@ class Surface(Probe):
             quantities=self._quantities(subject.meaning),
             summaries=surface_summary.quantities(self.preview, self.mode == REFERENCE, subject.meaning.units),
             about={
-                "x": Quantity(plane.names[0], plane.units),
-                "y": Quantity(plane.names[1], plane.units),
+                **{axis: Quantity(name, plane.units) for axis, name in zip("xy", plane.names, strict=True)},
                 "radius": Quantity("distance from the centre", plane.units),
                 "term": Quantity("second derivative"),
                 "minimum": Quantity("local minimum, the most persistent first"),

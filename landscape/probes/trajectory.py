@@ -25,6 +25,8 @@ from landscape.weight_space import weight_differences
 from landscape.weight_space.principal_axes import Principal, principal
 from landscape.weight_space.weights_in_place import WeightsInPlace
 
+AXES = {"snapshot": "snapshot", "other": "other snapshot", "component": "axis"}
+
 
 @dataclass(frozen=True)
 class Trajectory(Probe):
@@ -91,11 +93,7 @@ class Trajectory(Probe):
                 "off_plane": Quantity("distance from the principal plane", "weight", per_snapshot),
                 "explained_variance": Quantity("share of the path's variance", dims=("component",)),
             },
-            about={
-                "snapshot": Quantity("snapshot"),
-                "other": Quantity("other snapshot"),
-                "component": Quantity("axis"),
-            },
+            about={name: Quantity(about) for name, about in AXES.items()},
         )
 
     def measure(self, subject: Subject, unit: Unit) -> Values:

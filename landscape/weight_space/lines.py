@@ -24,8 +24,7 @@ from landscape.weight_space.coordinates import Span
 from landscape.weight_space.directions import Normalize, length_units, random_direction
 from landscape.weight_space.planes import directions_in, plane_of
 from landscape.weight_space.principal_axes import principal
-from landscape.weight_space.running_statistics import FROZEN, RunningStatistics
-from landscape.weight_space.weights_in_place import WeightsInPlace
+from landscape.weight_space.weights_in_place import FROZEN, RunningStatistics, WeightsInPlace
 
 Kind = Literal["random", "eigen", "checkpoints", "run", "file"]
 

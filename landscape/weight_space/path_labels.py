@@ -11,7 +11,7 @@ from landscape.subject.derived import once_per_weights
 from landscape.subject.subject import Subject
 from landscape.weight_space.plane_evaluator import PlaneEvaluator
 from landscape.weight_space.planes import Plane
-from landscape.weight_space.running_statistics import OWN, RunningStatistics
+from landscape.weight_space.weights_in_place import OWN, RunningStatistics
 
 _log = logging.getLogger(__name__)
 Labels = dict[str, tuple[Quantity, np.ndarray]]

@@ -19,8 +19,7 @@ from landscape.subject.losses import Meaning
 from landscape.subject.subject import Subject
 from landscape.weight_space.forward_mode import REFERENCE, ExecutionMode, ForwardPass
 from landscape.weight_space.planes import Plane
-from landscape.weight_space.running_statistics import FROZEN, RunningStatistics
-from landscape.weight_space.weights_in_place import WeightsInPlace, barycentric
+from landscape.weight_space.weights_in_place import FROZEN, RunningStatistics, WeightsInPlace, barycentric
 
 L2Definition = Literal["squared", "park2022"]
 Quantities = dict[str, Quantity]

@@ -1,8 +1,9 @@
-"""Write weights into a model in place, and restore the model bit for bit."""
+"""Write weights into a model in place, and restore it bit for bit; what batch norm's statistics are meanwhile."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -79,3 +80,34 @@ def barycentric(x: float, y: float) -> tuple[float, float]:
     """
     shares = [max(share, 0.0) for share in (1.0 - x - y, x, y)]
     return shares[1] / sum(shares), shares[2] / sum(shares)
+
+
+@dataclass(frozen=True)
+class RunningStatistics:
+    """Batch norm's at a point of a line or plane (`--bn`): by default frozen, those of the checkpoint everywhere."""
+
+    interpolate: bool = False  # between checkpoints, together with all else that no direction moves
+    recalibrate: int = 0  # mini-batches over which they are averaged anew at every point; 0 for none
+
+    @classmethod
+    def parse(cls, text: str, *, interpolate: bool = False) -> RunningStatistics:
+        """The value of `--bn`; `interpolate`: whether there are checkpoints to interpolate between.
+
+        Raises:
+            OptionError: the text has no meaning.
+        """
+        return (
+            cls(interpolate=interpolate)
+            if text in batchnorm.INTERPOLATING
+            else cls(recalibrate=batchnorm.recalibration(text))
+        )
+
+    def __str__(self) -> str:
+        """As stored with the result."""
+        if self.interpolate:
+            return "interpolated between the checkpoints"
+        return f"refreshed on {self.recalibrate} mini-batches at every point" if self.recalibrate else "frozen"
+
+
+FROZEN = RunningStatistics()
+OWN = RunningStatistics(interpolate=True)  # every checkpoint has its own
