@@ -170,7 +170,7 @@ class Surface(Probe):
         if (nx % 2 == 0 or ny % 2 == 0) and not centred:
             _log.warning("note: --resolution %s has no point at the centre; odd numbers have one", self.resolution)
         derivatives = Quantity("second derivative", dims=("term",)), np.array(["xx", "xy", "yy"])
-        path = path_labels(subject, plane, statistics)
+        path, reference = path_labels(subject, plane, statistics), self.mode == REFERENCE
         return Plan(
             over={"x": ticks(x_low, x_high, nx), "y": ticks(y_low, y_high, ny)},
             axes={
@@ -181,7 +181,9 @@ class Surface(Probe):
             },
             labels={"derivative": derivatives, **path},
             quantities=self._quantities(subject.meaning),
-            summaries=surface_summary.quantities(self.preview, self.mode == REFERENCE, subject.meaning.units),
+            summaries=surface_summary.quantities(
+                preview=self.preview, reference=reference, units=subject.meaning.units
+            ),
             about={
                 **{axis: Quantity(name, plane.units) for axis, name in zip("xy", plane.names, strict=True)},
                 "radius": Quantity("distance from the centre", plane.units),

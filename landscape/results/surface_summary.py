@@ -35,8 +35,8 @@ EXECUTION_MODE: Mapping[str, Quantity] = {
 }
 
 
-def quantities(preview: bool, reference: bool, units: str = "nats") -> dict[str, Quantity]:
-    """The summaries of a surface: of a preview, or unless measured in the reference mode, further ones."""
+def quantities(*, preview: bool, reference: bool, units: str = "nats") -> dict[str, Quantity]:
+    """The summaries of a surface: of a preview, in the reference execution mode, with these units of the loss."""
     always = {name: replace(q, units=units) if q.units == "nats" else q for name, q in QUANTITIES.items()}
     return {**always, **(PREVIEW if preview else {}), **({} if reference else EXECUTION_MODE)}
 

@@ -96,11 +96,9 @@ class RunningStatistics:
         Raises:
             OptionError: the text has no meaning.
         """
-        return (
-            cls(interpolate=interpolate)
-            if text in batchnorm.INTERPOLATING
-            else cls(recalibrate=batchnorm.recalibration(text))
-        )
+        if text in batchnorm.INTERPOLATING:
+            return cls(interpolate=interpolate)
+        return cls(recalibrate=batchnorm.recalibration(text))
 
     def __str__(self) -> str:
         """As stored with the result."""
