@@ -42,14 +42,9 @@ def draw(
     grain: Grain | None = None,
     band: tuple[float, float] = (0.0, 1.0),
 ) -> Axes:
-    """Draw the mean density of eigenvalues, both axes logarithmic away from zero.
+    """Draw the mean density of eigenvalues, both axes logarithmic away from zero, in a band between two quantiles.
 
-    Args:
-        data: a stored result.
-        ax: to draw on.
-        look: colour and line.
-        grain: resolution of axis and broadening; by default from the distances between the nodes.
-        band: quantiles of the curves between which a band is drawn.
+    By default the grain, resolution of axis and broadening, comes from the distances between the nodes.
     """
     look, grain = look or look_of(data), grain or grain_of([data])
     at, curves = broadened(*quadratures(data), grain)
@@ -65,16 +60,14 @@ def draw(
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """All results overlaid with one broadening, mean and ends in the legend."""
     grain = grain_of(results)
-    legend = [
-        replace(look, label=f"{look.label}: {_numbers(data)}", marker="").sample()
-        for data, look in zip(results, looks, strict=True)
-    ]
+    pairs = list(zip(results, looks, strict=True))
+    legend = [replace(look, label=f"{look.label}: {_numbers(data)}", marker="").sample() for data, look in pairs]
     note = (
         f"Axis linear within ±{grain.linear:.2g}; nodes broadened by {grain.width:.2g} on it. Band: lowest to highest."
     )
     figure = style.page(results, looks, height=2.4, legend=legend, note=note)
     ax = figure.subplots()
-    for data, look in zip(results, looks, strict=True):
+    for data, look in pairs:
         draw(data, ax, look=look, grain=grain)
     return figure
 

@@ -34,11 +34,7 @@ def draw(
 ) -> tuple[Axes, Axes]:
     """Draw the density of all eigenvalues, its negative side on the first axes and its positive side on the second.
 
-    Args:
-        data: a stored result.
-        axes: left and right.
-        look: colour and line.
-        ranges: of both sides; the default follows the data's quantiles, the paper's are in `PAPER`.
+    By default the ranges of both sides follow the data's quantiles; the paper's are in `PAPER`.
     """
     look = look or look_of(data)
     values = eigenvalues(data)
@@ -57,17 +53,13 @@ def draw(
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look], *, ranges: tuple[Range, Range] | None = None) -> Figure:
     """All results overlaid, NEP and APE in the legend; a logarithmic density where the peaks are very uneven."""
-    legend = [
-        replace(look, label=f"{look.label}: {_numbers(data)}", marker="").sample()
-        for data, look in zip(results, looks, strict=True)
-    ]
+    pairs = list(zip(results, looks, strict=True))
+    legend = [replace(look, label=f"{look.label}: {_numbers(data)}", marker="").sample() for data, look in pairs]
     figure = style.page(results, looks, height=2.1, legend=legend)
     left, right = figure.subplots(1, 2, sharey=True)
-    for data, look in zip(results, looks, strict=True):
+    for data, look in pairs:
         draw(data, (left, right), look=look, ranges=ranges or spans(results))
-    peaks = [
-        max(float(line.get_ydata().max()) for line in (left.lines[k], right.lines[k])) for k in range(len(results))
-    ]
+    peaks = [max(float(line.get_ydata().max()) for line in pair) for pair in zip(left.lines, right.lines, strict=True)]
     if max(peaks) > UNEVEN * min(peaks):
         left.set_yscale("log")  # shared: on a linear axis one sharp density would flatten the others
         left.set_ylim(0.03 * min(peaks), 2 * max(peaks))
@@ -133,9 +125,8 @@ def headline(data: xr.Dataset) -> Numbers:
     if "converged" in data:
         unsure = (data["converged"] == 0).where(np.isfinite(values), other=False)
         if unsure.any():
-            found["not converged"] = (
-                f"{int(unsure.sum())} of {int(np.isfinite(values).sum())} values, {_mini_batches(unsure)}"
-            )
+            count = f"{int(unsure.sum())} of {int(np.isfinite(values).sum())} values"
+            found["not converged"] = f"{count}, {_mini_batches(unsure)}"
     if "missed" in data and (data["missed"] > 0).any():
         found["missed by the first search"] = int(data["missed"].sum())
     return found

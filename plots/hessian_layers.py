@@ -22,13 +22,7 @@ ROW = 0.115  # inches per layer
 
 
 def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
-    """Draw both ends of every layer's spectrum, the first layer on top.
-
-    Args:
-        data: a stored result with a group axis.
-        ax: to draw on.
-        look: colour.
-    """
+    """Draw both ends of every layer's spectrum, the first layer on top; the result has an axis `group`."""
     look = look or look_of(data)
     rows = np.arange(data.sizes["group"])
     ends = [_mean(data, name) for name in ("largest", "smallest")]

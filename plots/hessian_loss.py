@@ -22,13 +22,7 @@ MEANING = (
 
 
 def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
-    """Draw the eigenvalues of every finished mini-batch over its loss.
-
-    Args:
-        data: a stored result.
-        ax: to draw on.
-        look: colour and marker.
-    """
+    """Draw the eigenvalues of every finished mini-batch over its loss."""
     look = look or look_of(data)
     loss, values = data["loss"].values, data["eigenvalue"].transpose("batch", "rank").values
     others = np.repeat(loss, values.shape[1] - 1)

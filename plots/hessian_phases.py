@@ -23,12 +23,9 @@ MEANING = (
 
 
 def draw(data: Sequence[xr.Dataset] | xr.Dataset, axes: Sequence[Axes], *, look: Look | None = None) -> Sequence[Axes]:
-    """Draw the three numbers of one run over its epochs.
+    """Draw the three numbers of one run over its epochs on three axes.
 
-    Args:
-        data: results of equal parameters at snapshots of one run; a single result is a run of one.
-        axes: three.
-        look: colour, marker and line.
+    The data are results of equal parameters at snapshots of the run; a single result is a run of one.
     """
     run = sorted([data] if isinstance(data, xr.Dataset) else data, key=epoch)
     look = look or looks_of(run)[-1]

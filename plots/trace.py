@@ -30,11 +30,7 @@ BESIDE = 0.3  # share of the distance between two mini-batches over which result
 def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shift: float = 0.0) -> Axes:
     """Draw the trace of every mini-batch with its error, and that of all samples as a line in its band.
 
-    Args:
-        data: a stored result.
-        ax: to draw on.
-        look: colour, marker and line.
-        shift: of the points to the right, so that those of several results do not overlap.
+    The points are shifted to the right, so that those of several results do not overlap.
     """
     look = look or look_of(data)
     ax.errorbar(
@@ -53,13 +49,11 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """All results overlaid, the traces in the legend; logarithmic where they are positive and decades apart."""
     from matplotlib.ticker import MaxNLocator
 
-    legend = [
-        replace(look, label=f"{look.label}: {_number(data)}").sample()
-        for data, look in zip(results, looks, strict=True)
-    ]
+    pairs = list(zip(results, looks, strict=True))
+    legend = [replace(look, label=f"{look.label}: {_number(data)}").sample() for data, look in pairs]
     figure = style.page(results, looks, height=2.2, legend=legend)
     ax = figure.subplots()
-    for i, (data, look) in enumerate(zip(results, looks, strict=True)):
+    for i, (data, look) in enumerate(pairs):
         draw(data, ax, look=look, shift=BESIDE * (i / len(results) - 0.5 + 0.5 / len(results)))
     found = np.concatenate([data["batch_trace"].values for data in results])
     if np.nanmin(found) > 0 and np.nanmax(found) > DECADE * np.nanmin(found):

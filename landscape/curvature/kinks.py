@@ -146,9 +146,7 @@ class _KinkMode(TorchFunctionMode):
     def kinked(self, function: Any, points: Points, value: Tensor, *args: Any, **options: Any) -> Any: ...
 
     @abstractmethod
-    def pooled(
-        self, pooling: Any, dimensions: int, value: Tensor, *args: Any, **options: Any
-    ) -> tuple[Tensor, Tensor]: ...
+    def pooled(self, pooling: Any, dimensions: int, value: Tensor, *args: Any, **options: Any) -> Any: ...
 
 
 class _Recorder(_KinkMode):

@@ -16,15 +16,10 @@ BLOCK = 2**22  # entries converted at once, for any number of rows, so that free
 
 
 class Basis:
-    """Up to `room` orthonormal rows of length n.
+    """Up to `room` orthonormal rows of length n, the first being `start`, normalised.
 
-    Rows in half precision are scaled by sqrt(n), so that their entries are about 1 and do not underflow; arithmetic
-    stays in the precision of the given vectors.
-
-    Args:
-        start: normalised, it is the first row; its dtype and device are those of the arithmetic.
-        room: maximum number of rows.
-        storage: dtype of the rows; None keeps that of `start`.
+    Arithmetic stays in the dtype and on the device of `start`, whatever the `storage` dtype of the rows. Rows in half
+    precision are scaled by sqrt(n), so that their entries are about 1 and do not underflow.
     """
 
     def __init__(self, start: Tensor, room: int, storage: torch.dtype | None = None) -> None:

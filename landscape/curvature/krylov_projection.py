@@ -13,13 +13,7 @@ ROUNDING = {torch.float32: 1e-6, torch.float64: 1e-13}  # residual floor, as a s
 
 
 class Projection:
-    """The projected operator: after every `extend` with its Ritz values, their residuals and vectors.
-
-    Args:
-        start: the first basis vector, normalised here.
-        room: most basis vectors.
-        storage: dtype of the basis, see `Basis`.
-    """
+    """The projected operator: after every `extend` with its Ritz values, their residuals and vectors; see `Basis`."""
 
     def __init__(self, start: Tensor, room: int, storage: torch.dtype | None) -> None:
         self.basis, self.room = Basis(start, room, storage), room

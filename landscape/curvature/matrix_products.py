@@ -19,9 +19,7 @@ _untyped: Any = torch
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """The product (m, k) @ (k, n), by oneDNN where that is faster; rounding differs with the library.
 
-    Args:
-        a: (m, k); oneDNN copies a transposed one first.
-        b: (k, n), in either memory order.
+    oneDNN copies a transposed `a` first, and takes `b` in either memory order.
     """
     if not faster_by_onednn(a, b):
         return a @ b

@@ -31,12 +31,8 @@ class MicroBatchedProduct:
     product: one more gradient, for the memory of a micro-batch. Samples must not depend on each other, as they do in
     batch norm's training mode.
 
-    Args:
-        prepare: prepares the product of a slice of the samples.
-        samples: how many there are in the mini-batch.
-        micro_batching: shared by all mini-batches.
-        explain: adds the cause to an error about a missing second derivative.
-        whole: prepares the product of all samples, if that is another one than `prepare` gives.
+    `prepare` makes the product of a slice of the samples, `whole` that of all of them if it is another one; `explain`
+    adds the cause to an error about a missing second derivative. All mini-batches share one `micro_batching`.
 
     Raises:
         ValueError: as explained.

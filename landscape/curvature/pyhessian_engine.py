@@ -49,16 +49,7 @@ def power_iteration(
     PyHessian stops when two steps agree and computes no residual: values may be missed, or wrong by far more than
     `tol`. That makes it a cross-check. The residual of each value is computed here, by one more product v -> H v with
     weight decay included. The spectrum has neither ends nor nodes; the model, in eval mode, is left as found.
-
-    Args:
-        subject: with the model.
-        i: mini-batch.
-        parameters: by which to differentiate; the others are fixed.
-        product: for the residuals.
-        k: how many.
-        tol: relative change between two steps at which PyHessian stops.
-        iterations: cap on its steps for one eigenvalue.
-        seed: of its start vectors.
+    PyHessian stops at a relative change of `tol` between two steps, or after `iterations` steps for one eigenvalue.
 
     Raises:
         FloatingPointError: a value is not finite.

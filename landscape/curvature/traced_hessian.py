@@ -120,16 +120,10 @@ def trace(
 ) -> TracedHessian:
     """Record the Hessian product of the mean loss on mini-batches of this shape, in 1 to 5 s.
 
-    Args:
-        model: in eval mode; its buffers and other parameters are constants of the trace.
-        losses: (what the model returns, targets) -> (N,).
-        parameters: those differentiated by.
-        inputs: an example of the shape, as the targets.
-        targets: likewise.
-        pattern: their activation pattern, if it is to be fixed; every mini-batch then has to bring its own.
-        channels_last: keep images and kernels channels last, which is faster for convolutions on CPUs.
-        compiled: compile both parts, in 5 to 60 s; worth it from about a hundred mini-batches.
-        batched: mini-batches per product, to fill a device that one of them leaves idle; 0 for one by one.
+    The model is in eval mode; its buffers and the parameters not differentiated by are constants of the trace. Inputs
+    and targets are an example of the shape. With a `pattern`, to fix the activation pattern, every mini-batch has to
+    bring its own. `channels_last` is faster for convolutions on CPUs; `compiled` takes 5 to 60 s and is worth it from
+    about a hundred mini-batches; `batched` mini-batches per product fill a device that one of them leaves idle.
 
     Raises:
         ValueError: the model cannot be traced (it branches on values, or has no forward derivative), or its graph
