@@ -53,6 +53,17 @@ TOP = 5
 Row = dict[str, Any]
 
 
+class Counted:
+    """A function that counts its calls."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function, self.calls = function, 0
+
+    def __call__(self, *arguments: object) -> Any:
+        self.calls += 1
+        return self.function(*arguments)
+
+
 def ours(subject: Subject, i: int, *, curved: Curvature, tol: float = 1e-3) -> tuple[np.ndarray, int]:
     start = random_unit(subject.size, i, device=subject.device, dtype=subject.dtype)
     found = lanczos(curved.product(i), start, TOP, tol=tol, ends=1.0)
@@ -65,18 +76,15 @@ def pyhessian(subject: Subject, i: int, *, tol: float = 1e-3, iterations: int = 
     def criterion(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return subject.losses(outputs, targets).mean()
 
-    product = module.hessian_vector_product
-    with (
-        patch.object(module, "hessian_vector_product", side_effect=product) as counted,
-        differentiable_attention(),
-        warnings.catch_warnings(),
-    ):
+    counted = Counted(module.hessian_vector_product)
+    replaced = patch.object(module, "hessian_vector_product", counted)
+    with replaced, differentiable_attention(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # create_graph=True with backward()
         made = module.hessian(subject.model, criterion, data=subject.batch(i), cuda=False)
         torch.manual_seed(i)
         values, _ = made.eigenvalues(maxIter=iterations, tol=tol, top_n=TOP)
     subject.model.zero_grad(set_to_none=True)  # it leaves gradients with graphs behind
-    return np.array(values), counted.call_count
+    return np.array(values), counted.calls
 
 
 def curvlinops(subject: Subject, i: int) -> tuple[np.ndarray, int]:
@@ -88,19 +96,11 @@ def curvlinops(subject: Subject, i: int) -> tuple[np.ndarray, int]:
         operator = HessianLinearOperator(
             subject.model, loss, parameters, [subject.batch(i)], progressbar=False, check_deterministic=False
         )
-        products = 0
-        scipy_operator = operator.to_scipy()
-
-        def matvec(vector: np.ndarray) -> np.ndarray:
-            nonlocal products
-            products += 1
-            return np.asarray(scipy_operator @ vector)
-
-        n = subject.size
-        counted = LinearOperator((n, n), matvec=matvec, dtype=np.float32)
+        n, counted = subject.size, Counted(operator.to_scipy().__matmul__)
+        matrix = LinearOperator((n, n), matvec=counted, dtype=np.float32)
         start = np.random.default_rng(i).standard_normal(n).astype(np.float32)
-        values = eigsh(counted, TOP, which="LM", tol=1e-3, v0=start, return_eigenvectors=False)
-    return values[np.argsort(-np.abs(values))], products
+        values = eigsh(matrix, TOP, which="LM", tol=1e-3, v0=start, return_eigenvectors=False)
+    return values[np.argsort(-np.abs(values))], counted.calls
 
 
 def reference(subject: Subject, i: int) -> np.ndarray:

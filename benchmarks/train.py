@@ -63,12 +63,16 @@ def per_image(network: nn.Module, images: Images, batch_size: int) -> Iterator[N
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, weight_decay=0.05)
     while True:
         for inputs, targets in loader:
-            loss = F.cross_entropy(network(inputs), targets)
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-            optimizer.step()
+            step(network, optimizer, inputs, targets)
             yield
+
+
+def step(network: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor) -> None:
+    loss = F.cross_entropy(network(inputs), targets)
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+    optimizer.step()
 
 
 def bare(trainer: Trainer, batch_size: int) -> Iterator[None]:
@@ -77,11 +81,7 @@ def bare(trainer: Trainer, batch_size: int) -> Iterator[None]:
     targets = trainer.images.targets[:batch_size]
     trainer.network.train()
     while True:
-        loss = F.cross_entropy(trainer.network(inputs), targets)
-        trainer.optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(trainer.network.parameters(), 1.0)
-        trainer.optimizer.step()
+        step(trainer.network, trainer.optimizer, inputs, targets)
         yield
 
 

@@ -105,7 +105,9 @@ def join_convolutions(graph: fx.Graph) -> int:
     """
     joined = 0
     for node in list(graph.nodes):
-        if node.target is not _aten.add.Tensor or node.kwargs or not _on_cpu(node):
+        value = node.meta.get("val")
+        on_cpu = isinstance(value, torch.Tensor) and value.device.type == "cpu"
+        if node.target is not _aten.add.Tensor or node.kwargs or not on_cpu:
             continue
         with graph.inserting_before(node):
             one = _joined_forward(graph, *node.args) or _joined_backward(graph, *node.args)
@@ -156,8 +158,3 @@ def _calls(node: Any, function: object) -> bool:
 
 def _cat(graph: fx.Graph, a: fx.Node, b: fx.Node, axis: int) -> fx.Node:
     return graph.call_function(_aten.cat.default, ([a, b], axis))
-
-
-def _on_cpu(node: fx.Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.device.type == "cpu"

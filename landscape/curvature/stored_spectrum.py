@@ -82,9 +82,7 @@ def spectrum_values(spectrum: Spectrum | None, request: Request, *, nodes: int, 
 
 def _padded(values: np.ndarray, count: int) -> np.ndarray:
     """Values followed by NaN, (count,)."""
-    row = np.full(count, np.nan)
-    row[: len(values)] = values[:count]
-    return row
+    return np.append(values[:count].astype(float), np.full(max(count - len(values), 0), np.nan))
 
 
 def summary_quantities(operator: Operator, dims: tuple[str, ...]) -> dict[str, Quantity]:

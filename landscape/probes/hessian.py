@@ -122,9 +122,13 @@ class Hessian(Probe):
         batches = np.arange(count if self.scope == "batch" else 1)
         axes = {"rank": np.arange(self._request.ranks), "node": np.arange(self._nodes)}
         if self.eigenvectors:
-            size = int(blocks.sizes.max())
-            axes["parameter"] = np.arange(size)
-            _require_fits_file(8 * len(batches) * len(axes["rank"]) * size)
+            axes["parameter"] = np.arange(int(blocks.sizes.max()))
+            stored = 8 * len(batches) * len(axes["rank"]) * len(axes["parameter"])
+            if stored > LARGEST_RESULT:
+                raise ValueError(
+                    f"--eigenvectors would store {stored / 2**30:.1f} GiB, at most 1 GiB fits a results file; "
+                    "use fewer --batches, a smaller --top, or one block of weights with --params"
+                )
         return Plan(
             over={"batch": batches} | blocks.axis,
             axes=axes,
@@ -276,11 +280,3 @@ def _start(curved: Curvature, seed: int) -> Tensor:
     """The random start vector of a seed."""
     like = next(iter(curved.subject.parameters.values()))
     return random_unit(curved.size, seed, device=like.device, dtype=like.dtype)
-
-
-def _require_fits_file(size: int) -> None:
-    if size > LARGEST_RESULT:
-        raise ValueError(
-            f"--eigenvectors would store {size / 2**30:.1f} GiB, at most 1 GiB fits a results file; "
-            "use fewer --batches, a smaller --top, or one block of weights with --params"
-        )
