@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
+from landscape.plots.figure import Axes, Figure
 
 MEANING = (
     "Cosine similarity of the attention of two heads, of two tokens of an image, and of a token with itself one "

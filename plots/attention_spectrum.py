@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from landscape.plots import depth, style
 from landscape.plots.appearance import Look
+from landscape.plots.figure import Axes, Figure
 
 MEANING = (
     "Singular values of the tokens of one image and of the token means of a mini-batch, relative to the largest, from "

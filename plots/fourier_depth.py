@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from landscape.plots import depth
 from landscape.plots.appearance import Look
+from landscape.plots.figure import Axes, Figure
 
 MEANING = (
     "How much high-frequency signal each layer leaves, relative to its own mean level: falling means that the "

@@ -74,7 +74,7 @@ class Group:
 
     layer: Layer  # carries name, kind, stage and depth of the group; kind `other` where the units differ in kind
     rule: str  # in words, what replaces them
-    units: tuple[Removal, ...]  # that are removed
+    units: tuple[Removal, ...]
 
 
 def singles(units: Sequence[Removal]) -> list[Group]:

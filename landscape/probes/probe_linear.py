@@ -76,12 +76,10 @@ class ProbeLinear(Probe):
         if self.pool == "cls" and without:
             raise ValueError(f"--pool cls needs a class token, {without[0]} has none; use --pool mean")
         _, right = intact(subject)
-        convergence = {}
-        if self.solver == "lbfgs":
-            convergence = {
-                "gradient": Quantity("largest component of the objective's gradient at the fit", "nats"),
-                "converged": Quantity(f"1 where that is at most {logistic.TOLERANCE}"),
-            }
+        convergence = {
+            "gradient": Quantity("largest component of the objective's gradient at the fit", "nats"),
+            "converged": Quantity(f"1 where that is at most {logistic.TOLERANCE}"),
+        }
         return Plan(
             over={"layer": np.arange(len(layers))},
             labels=layer_labels(layers, "layer"),
@@ -92,7 +90,7 @@ class ProbeLinear(Probe):
                 "fitted_accuracy": Quantity("accuracy on the samples that it was fitted on"),
                 "penalty": Quantity(f"{NAMES[self.solver]} penalty, of features with unit variance"),
                 "features": Quantity("number of features"),
-                **convergence,
+                **(convergence if self.solver == "lbfgs" else {}),
             },
             about={"layer": Quantity("layer")},
             facts={

@@ -121,7 +121,11 @@ def _dims(own: str, dataset: h5py.Dataset, names: Mapping[int, str]) -> tuple[st
 
 
 def _attributes(item: h5py.Group | h5py.Dataset) -> dict[str, Any]:
-    """Attributes as Python has them."""
-    found = {name: item.attrs[name] for name in item.attrs if name not in CONVENTION}
-    found = {name: value.decode() if isinstance(value, bytes) else value for name, value in found.items()}
-    return {name: value.item() if isinstance(value, np.generic) else value for name, value in found.items()}
+    """Own attributes, with values as Python has them."""
+    return {name: _plain(item.attrs[name]) for name in item.attrs if name not in CONVENTION}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode()
+    return value.item() if isinstance(value, np.generic) else value

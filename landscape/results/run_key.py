@@ -22,7 +22,7 @@ ReduceOf: TypeAlias = Callable[[str, Mapping[str, Any]], Reduce | None]  # of a 
 class RunKey:
     """One result: runs with the same probe and digest continue it, any other digest gets a group of its own."""
 
-    probe: str  # name of the probe
+    probe: str
     label: str  # readable part of the group's name; does not identify the result
     digest: str  # of everything that can change the numbers
     plan: Plan  # units, quantities, axes
@@ -33,7 +33,7 @@ class RunKey:
 class Outcome:
     """Where a result lies and how much of it this run measured."""
 
-    group: str  # of the results file
+    group: str
     units: int  # of the whole result
     measured: int  # units that this run measured; 0 if the result was complete before
 
