@@ -48,20 +48,16 @@ def probe_options(kind: type[Any]) -> dict[str, Option]:
     table = {}
     for name, annotation, help, default in _documented(kind):
         if name != "seed":
-            repeatable = typing.get_origin(annotation) is tuple
-            flag = f"--{name.replace('_', '-')}"
-            table[name] = option(
-                list[str] if repeatable else annotation, help, [] if repeatable else default, OWN, flag
-            )
+            if typing.get_origin(annotation) is tuple:  # repeatable
+                annotation, default = list[str], []
+            table[name] = option(annotation, help, default, OWN, f"--{name.replace('_', '-')}")
     return table
 
 
 def loading_options(defaults: Mapping[str, Any], *, without: tuple[str, ...] = ()) -> dict[str, Option]:
-    """The options of loading: the documented fields of `Spec`.
+    """The options of loading: the documented fields of `Spec`, but those that the command has no use for.
 
-    Args:
-        defaults: values that take the place of an option that is not given, for its help text.
-        without: fields that the command has no use for.
+    The defaults, which take the place of options that are not given, are for the help texts.
     """
     table = {}
     for name, annotation, help, default in _documented(Spec):
@@ -90,12 +86,11 @@ def loading_values(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def with_options(function: Callable[..., None], table: Mapping[str, Option]) -> Callable[..., None]:
     """A function as a command whose options Typer reads from a table."""
-    function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-            for name, (annotation, default) in table.items()
-        ]
-    )
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, (annotation, default) in table.items()
+    ]
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     function.__annotations__ = {name: annotation for name, (annotation, _) in table.items()}
     return function
 

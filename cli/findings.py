@@ -40,9 +40,7 @@ class Finding:
         count = len(self.numbers)
         if count < 2:
             return math.inf
-        error: float = np.std(self.numbers, ddof=1) / count**0.5
-        quantile: float = stats.t.ppf((1 + CONFIDENCE) / 2, count - 1)
-        return float(quantile * error)
+        return float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * (np.std(self.numbers, ddof=1) / count**0.5))
 
     @property
     def verdict(self) -> Verdict:

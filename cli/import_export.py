@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -39,11 +39,9 @@ def import_(
     hdf5_file.check(out, writable=True)
     for file in files:
         importing.read(file, trajectory=path)  # all of them, before the first is stored
-    for i, file in enumerate(files):
-        name = label[i] if label else ""
-        for found in importing.import_file(
-            file, out, label=name, weight_decay=weight_decay, trajectory=path, reduce_of=reduce_of
-        ):
+    how: Any = {"weight_decay": weight_decay, "trajectory": path, "reduce_of": reduce_of}
+    for file, name in zip(files, label or [""] * len(files), strict=True):
+        for found in importing.import_file(file, out, label=name, **how):
             counted = f"{found.measured} of {found.units} points" if found.measured else "already imported"
             say(f"{found.group} in {out}: {counted}. {headlines.headline(out, found.group)}", quiet=quiet)
 

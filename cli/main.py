@@ -125,14 +125,11 @@ def status(arguments: Sequence[str]) -> int:
     except Exception as error:
         if "--debug" in arguments:
             traceback.print_exc()
-        if (
-            isinstance(error, OSError) and error.strerror and error.filename
-        ):  # from the operating system, without a message of ours
+        if isinstance(error, OSError) and error.strerror and error.filename:  # the system's, without a message of ours
             return _fail(f"cannot use {error.filename} ({error.strerror}); correct it or give another path", 1)
         known = isinstance(error, ValueError | OSError | RuntimeError | FloatingPointError | ImportError)
-        return _fail(
-            _one_line(error) if known else f"{type(error).__name__}: {_one_line(error)}; --debug shows where", 1
-        )
+        text = _one_line(error)
+        return _fail(text if known else f"{type(error).__name__}: {text}; --debug shows where", 1)
 
 
 class _Terminated(BaseException):

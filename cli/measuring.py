@@ -58,19 +58,10 @@ def measure_all(
     overwrite: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Measure one checkpoint after the other into one file.
+    """Measure one checkpoint after the other into one file, by one probe or "features".
 
-    Args:
-        command: name of a probe, or "features".
-        checkpoints: files or run folders; None is the newest checkpoint.
-        parameters: of the probes.
-        loading: fields of `Spec`.
-        out: results file.
-        preset: named settings, which parameters other than the defaults and loading options override.
-        workers: number of processes.
-        label: name of each checkpoint in the results file; none: from their paths.
-        overwrite: measure again what the file already holds.
-        quiet: print errors only.
+    Parameters of the probes, other than their defaults, and fields of `Spec` (`loading`) override the preset. The
+    checkpoint None is the newest; labels come from the paths if none is given.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -147,20 +138,15 @@ def _measure(
             for name, reason in reasons.items():
                 say(f"note: {name} is left out: {reason}", quiet=quiet)
         with Progress(f"{command} {subject.label}", quiet=quiet) as report:
+            how: Any = {"executor": executor, "workers": workers, "overwrite": overwrite, "report": report}
             if command == "features":
-                outcomes = run_together(
-                    probes, subject, out, executor=executor, workers=workers, overwrite=overwrite, report=report
-                )
+                outcomes = run_together(probes, subject, out, **how)
             else:
-                outcomes = [
-                    run(probe, subject, out, executor=executor, workers=workers, overwrite=overwrite, report=report)
-                    for probe in probes
-                ]
+                outcomes = [run(probe, subject, out, **how) for probe in probes]
     took = format_duration(time.monotonic() - start)
     for outcome in outcomes:
-        headline = headlines.headline(out, outcome.group)
+        place, headline = f"{outcome.group} in {out}", headlines.headline(out, outcome.group)
         if outcome.measured == 0:
-            say(f"already measured: {outcome.group} in {out}; --overwrite measures again. {headline}", quiet=quiet)
+            say(f"already measured: {place}; --overwrite measures again. {headline}", quiet=quiet)
         else:
-            counted = f"{outcome.measured} of {outcome.units} units in {took}"
-            say(f"{outcome.group} in {out}: {counted}. {headline}", quiet=quiet)
+            say(f"{place}: {outcome.measured} of {outcome.units} units in {took}. {headline}", quiet=quiet)

@@ -8,7 +8,6 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any, Self
 
 from landscape.options import format_duration
@@ -33,22 +32,15 @@ class Progress:
             from rich.progress import Progress as Bar
 
             columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[rate]}"),
-                TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
-            )
+                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
+                TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
+            )  # fmt: skip
             self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
             self._bar.start()
             self._task = self._bar.add_task(self._what, total=None, rate="")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 

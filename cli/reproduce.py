@@ -78,11 +78,7 @@ def reproduce(
 
 
 def _claims_named(names: Sequence[str]) -> list[Claim]:
-    """The claims of some names, or all.
-
-    Raises:
-        OptionError: there is no claim of a name.
-    """
+    """The claims of some names, or all."""
     from landscape.cli.claims import CLAIMS
 
     known = {one.name: one for one in CLAIMS}

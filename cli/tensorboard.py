@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,13 @@ class EventFiles:
             raise ImportError(
                 "--tensorboard needs a package: pip install 'landscape-probes[tensorboard]'; or leave the option out"
             ) from None
-        self._make: Any = SummaryWriter
-        self._folder = out / FOLDER
+        self._make: Any = partial(SummaryWriter, str(out / FOLDER))
         self._writer: Any = None
 
     def __call__(self, done: EpochResult) -> None:
         """Write one epoch, and flush it to disk."""
         if self._writer is None:
-            self._writer = self._make(str(self._folder))
+            self._writer = self._make()
         scalars = {
             "loss/train": done.train_loss, "loss/test": done.loss, "accuracy/test": done.accuracy, "lr": done.lr,
             "seconds": done.seconds,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -72,10 +73,17 @@ def parse_numbers(name: str, text: str) -> tuple[float, ...]:
     Raises:
         OptionError: a part is no number.
     """
+    numbers = _numbers(text, ",", float)
+    require(bool(numbers), name, text or "nothing", "numbers separated by commas")
+    return tuple(numbers)
+
+
+def _numbers(text: str, separator: str, kind: Callable[[str], T]) -> list[T]:
+    """The numbers in a text; none if a part is no number."""
     try:
-        return tuple(float(part) for part in text.split(","))
+        return [kind(part) for part in text.split(separator)]
     except ValueError:
-        raise invalid(name, text or "nothing", "numbers separated by commas") from None
+        return []
 
 
 def parse_choices(name: str, text: str, choices: Iterable[str]) -> tuple[str, ...]:
@@ -97,10 +105,7 @@ def parse_resolution(name: str, text: str) -> tuple[int, int]:
     Raises:
         OptionError: it is something else.
     """
-    try:
-        parts = [int(part) for part in text.split(",")]
-    except ValueError:
-        parts = []
+    parts = _numbers(text, ",", int)
     require(len(parts) in (1, 2), name, text, "N or NX,NY")
     return parts[0], parts[-1]
 
@@ -111,10 +116,7 @@ def parse_range(name: str, text: str, expected: str = "R or LOW:HIGH") -> tuple[
     Raises:
         OptionError: it is something else, or LOW is not below HIGH.
     """
-    try:
-        numbers = [float(part) for part in text.split(":")]
-    except ValueError:
-        numbers = []
+    numbers = _numbers(text, ":", float)
     require(len(numbers) in (1, 2), name, text or "nothing", expected)
     low, high = (-numbers[0], numbers[0]) if len(numbers) == 1 else numbers
     require(-math.inf < low < high < math.inf, name, text, f"{expected} from a low to a higher number")

@@ -169,7 +169,7 @@ def test_an_interruption_at_any_write_loses_nothing(
                 raise KeyboardInterrupt
             write(*args, **named)
 
-        monkeypatch.setattr(f"landscape.training.train.{victim}", once_too_often)
+        monkeypatch.setattr(run_folder, victim, once_too_often)
         try:
             train("vit_demo", source, out=killed, **given)
         except KeyboardInterrupt:

@@ -22,8 +22,8 @@ def load_into(
     """Copy the weights of a checkpoint into a model, whatever wrappers and prefixes are in their names.
 
     With `allow_missing`, weights that are missing, or have another shape, are left as initialised; without `logits`,
-    when the model's outputs are not used, so is its classifier. The checkpoint is returned with `taken` extended by the
-    prefix that was removed, what was dropped and what is missing.
+    when the model's outputs are not used, its classifier may be missing too. The checkpoint is returned with `taken`
+    extended by the prefix that was removed, what was dropped and what is missing.
 
     Raises:
         ValueError: keys are missing or unexpected, or shapes differ; lists the first few of each, and the prefix with

@@ -68,20 +68,16 @@ def load(name: str, *, split: Split, samples: Samples, image_size: int | None, r
     return Images(torch.from_numpy(inputs), labels, name, classes, size, IMAGENET_MEAN, IMAGENET_STD)
 
 
-def _pyarrow() -> Any:
+def _opened(path: Path) -> Any:
     try:
-        import pyarrow.parquet as reader
+        from pyarrow.parquet import ParquetFile
     except ImportError:
         raise ValueError(
             "parquet files are read with pyarrow, which is not installed; pip install pyarrow, "
             "or install landscape with its extra [parquet]"
         ) from None
-    return reader
-
-
-def _opened(path: Path) -> Any:
     try:
-        return _pyarrow().ParquetFile(path)
+        return ParquetFile(path)
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no file {path}; expected a parquet file") from None
     except Exception as error:
@@ -153,18 +149,16 @@ def _pictures(shards: Sequence[Path], columns: Columns, rows: np.ndarray) -> Ite
     order = np.argsort(rows)
     ordered, start = rows[order], 0
     for shard in shards:
-        file = _opened(shard)
-        in_shard = 0
+        file, first = _opened(shard), start
         for group in range(file.num_row_groups):
             count = file.metadata.row_group(group).num_rows
             low, high = np.searchsorted(ordered, [start, start + count])
             if low < high:
                 values = file.read_row_group(group, columns=[columns.image]).column(0).take(ordered[low:high] - start)
                 for place, row, value in zip(order[low:high], ordered[low:high], values, strict=True):
-                    name = f"{shard} row {in_shard + int(row) - start}"
+                    name = f"{shard} row {row - first}"
                     yield decoding.Picture(int(place), _encoded(value.as_py(), shard, name), name)
             start += count
-            in_shard += count
 
 
 def _encoded(value: Any, shard: Path, name: str) -> bytes | str:

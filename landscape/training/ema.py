@@ -17,10 +17,6 @@ def moving_average(network: nn.Module, decay: float) -> AveragedModel:
     Update t = 1, 2, ... makes a <- d a + (1 - d) w with d = min(decay, (1 + t) / (10 + t)). The rising d forgets the
     initial weights also in a run shorter than 1 / (1 - decay) updates. Floating-point buffers, which are batch norm's
     statistics, are averaged like the weights; counters are copied.
-
-    Args:
-        network: its present weights are the initial average.
-        decay: at least 0 and less than 1.
     """
 
     def update(averaged: Any, current: Any, _: Tensor | int) -> None:

@@ -17,10 +17,7 @@ from torch import Tensor
 
 from landscape.checkpoints.checkpoint import FINAL, read_checkpoint, save_atomically, write_checkpoint
 
-INIT = "init.pt"
-WARMUP = "warmup.pt"
-RESUME = "resume.pt"
-METRICS = "metrics.csv"
+INIT, WARMUP, RESUME, METRICS = "init.pt", "warmup.pt", "resume.pt", "metrics.csv"
 
 
 @dataclass(frozen=True)
@@ -87,25 +84,18 @@ def refuse_another_run(folder: Path, identity: RunIdentity) -> None:
     Raises:
         ValueError: naming what differs.
     """
-    for name in (INIT, FINAL):
-        if (folder / name).exists():
-            stored = read_checkpoint(folder / name)
-            recorded = RunIdentity(stored.model, stored.model_args, stored.data, stored.recipe, stored.seed)
-            _check_same(folder, recorded, identity)
-    state = read_state(folder)
-    if state is not None:
-        _check_same(folder, RunIdentity(**state["identity"]), identity)
+    here = _flat(asdict(identity))
+    for recorded in _recorded(folder):
+        there = _flat(asdict(recorded))
+        differing = [name for name in {**here, **there} if there.get(name) != here.get(name)]
+        if differing:
+            shown = ", ".join(f"{name} {there.get(name)} there, {here.get(name)} asked for" for name in differing[:3])
+            raise ValueError(f"{folder} holds another run ({shown}); give this one another --name or --out")
 
 
 def recorded_memory_format(folder: Path) -> str | None:
     """The memory format of the run in the folder, which a resumed run keeps; None if there is no run."""
-    state = read_state(folder)
-    if state is not None:
-        return str(state["identity"]["recipe"]["memory_format"])
-    for name in (FINAL, INIT):
-        if (folder / name).exists():
-            return str(read_checkpoint(folder / name).recipe["memory_format"])
-    return None
+    return next((str(identity.recipe["memory_format"]) for identity in _recorded(folder)), None)
 
 
 def write_state(folder: Path, identity: RunIdentity, state: Mapping[str, Any]) -> None:
@@ -161,12 +151,15 @@ def tidy(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _check_same(folder: Path, recorded: RunIdentity, requested: RunIdentity) -> None:
-    there, here = _flat(asdict(recorded)), _flat(asdict(requested))
-    differing = [name for name in {**here, **there} if there.get(name) != here.get(name)]
-    if differing:
-        shown = ", ".join(f"{name} {there.get(name)} there, {here.get(name)} asked for" for name in differing[:3])
-        raise ValueError(f"{folder} holds another run ({shown}); give this one another --name or --out")
+def _recorded(folder: Path) -> Iterator[RunIdentity]:
+    """What the state and the checkpoints in a folder say about its run."""
+    state = read_state(folder)
+    if state is not None:
+        yield RunIdentity(**state["identity"])
+    for path in (folder / FINAL, folder / INIT):
+        if path.exists():
+            stored = read_checkpoint(path)
+            yield RunIdentity(stored.model, stored.model_args, stored.data, stored.recipe, stored.seed)
 
 
 def _flat(entries: Mapping[str, Any]) -> dict[str, Any]:

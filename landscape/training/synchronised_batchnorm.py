@@ -53,9 +53,7 @@ class _AllReduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        total = gradient.clone()
-        dist.all_reduce(total)
-        return total
+        return _all_reduced(gradient)
 
 
 def _all_reduced(value: Tensor) -> Tensor:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -23,24 +23,11 @@ from landscape.checkpoints.checkpoint import FINAL, FINAL_EMA
 from landscape.data.dataset import Batches, Images
 from landscape.options import OptionError, at_least, one_of, require
 from landscape.subject.evaluation import evaluate
+from landscape.training import run_folder
 from landscape.training.determinism import deterministic_algorithms
 from landscape.training.distributed import ProcessGroup, device_of, process_group
 from landscape.training.recipes import Recipe, at_size, validated
-from landscape.training.run_folder import (
-    INIT,
-    WARMUP,
-    RunIdentity,
-    half_precision,
-    locked,
-    newest_snapshot,
-    read_state,
-    recorded_memory_format,
-    refuse_another_run,
-    tidy,
-    write_metrics,
-    write_snapshot,
-    write_state,
-)
+from landscape.training.run_folder import INIT, WARMUP, RunIdentity
 from landscape.training.training_set import requested_size, splits
 from landscape.training.updates import Trainer, epoch_updates, with_memory_format
 
@@ -60,6 +47,9 @@ class EpochResult:
     lr: float  # learning rate of its last update
 
 
+Report: TypeAlias = Callable[[EpochResult], None]
+
+
 def train(
     model: str,
     data: str,
@@ -74,7 +64,7 @@ def train(
     seed: int = 0,
     device: str = "auto",
     deterministic: bool = False,
-    report: Callable[[EpochResult], None] | None = None,
+    report: Report | None = None,
 ) -> Path:
     """Train a model, or finish an interrupted run, and return the path of its `final.pt`.
 
@@ -105,20 +95,23 @@ def train(
     _check_options(model, recipe, snapshots, snapshot_dtype, fraction)
     with deterministic_algorithms(deterministic), process_group() as processes, ExitStack() as stack:
         place = device_of(device, processes)
-        processes.on_main_process(lambda: stack.enter_context(locked(out)))
+        processes.on_main_process(lambda: stack.enter_context(run_folder.locked(out)))
         images, tests = splits(data, root=data_root, image_size=requested_size(model_args or {}), fraction=fraction)
         _check_training_set(images, data, recipe, processes)
-        recorded = processes.on_main_process(lambda: recorded_memory_format(out))
+        recorded = processes.on_main_process(lambda: run_folder.recorded_memory_format(out))
         recipe, arguments = _resolved(recipe, recorded, model, model_args or {}, images)
-        identity = _identity(model, arguments, data, images, {**asdict(recipe), "fraction": fraction}, seed)
-        processes.on_main_process(lambda: refuse_another_run(out, identity))
+        about = {"name": data, **{key: getattr(images, key) for key in ("classes", "size", "mean", "std")}}
+        identity = RunIdentity(model, arguments, about, {**asdict(recipe), "fraction": fraction}, seed)
+        processes.on_main_process(lambda: run_folder.refuse_another_run(out, identity))
         if not processes.on_main_process(lambda: (out / FINAL).exists()):
-            stack.enter_context(_seeded(seed, place))
+            stack.enter_context(torch.random.fork_rng(devices=[place] if place.type == "cuda" else []))
+            torch.manual_seed(seed)
             network = models.build(model, **arguments)
             trainer = Trainer.of(network, images.to(place), recipe, seed=seed, processes=processes)
             batches = Batches(tests.to(place), recipe.batch_size)
-            _train(_Run(trainer, batches, identity, out, snapshots, snapshot_dtype), report)
-        processes.on_main_process(lambda: tidy(out))  # here too after a kill between the last two writes
+            spacing = snapshots or math.ceil(recipe.epochs / SNAPSHOTS)
+            _train(_Run(trainer, batches, identity, out, spacing, snapshot_dtype), report)
+        processes.on_main_process(lambda: run_folder.tidy(out))  # here too after a kill between the last two writes
     return out / FINAL
 
 
@@ -159,21 +152,6 @@ def _resolved(
     return with_memory_format(recipe, model, arguments), arguments
 
 
-def _identity(
-    model: str, arguments: Mapping[str, Any], data: str, images: Images, recipe: Mapping[str, Any], seed: int
-) -> RunIdentity:
-    about = {key: getattr(images, key) for key in ("classes", "size", "mean", "std")}
-    return RunIdentity(model, arguments, {"name": data, **about}, recipe, seed)
-
-
-@contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Draw from `seed` within the block, and leave the global RNG state as it was."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
-
-
 @dataclass(frozen=True, eq=False)
 class _Run:
     """A trainer and the run folder that gets its snapshots."""
@@ -182,19 +160,14 @@ class _Run:
     tests: Batches
     identity: RunIdentity
     out: Path
-    snapshots: int
+    spacing: int  # epochs between two snapshots
     snapshot_dtype: str
 
-    @property
-    def spacing(self) -> int:
-        """Epochs between two snapshots."""
-        return self.snapshots or math.ceil(self.trainer.recipe.epochs / SNAPSHOTS)
 
-
-def _train(run: _Run, report: Callable[[EpochResult], None] | None) -> None:
+def _train(run: _Run, report: Report | None) -> None:
     """Train the remaining epochs. A snapshot that was written before a kill would be the same again, and is skipped."""
     on_main_process = run.trainer.processes.on_main_process
-    state = on_main_process(lambda: read_state(run.out))
+    state = on_main_process(lambda: run_folder.read_state(run.out))
     history: list[dict[str, float]] = state["history"] if state else []
     if state:
         run.trainer.restore(state)
@@ -208,12 +181,7 @@ def _train(run: _Run, report: Callable[[EpochResult], None] | None) -> None:
 
 
 def _finish_epoch(
-    run: _Run,
-    epoch: int,
-    train_loss: float,
-    began: float,
-    history: list[dict[str, float]],
-    report: Callable[[EpochResult], None] | None,
+    run: _Run, epoch: int, train_loss: float, began: float, history: list[dict[str, float]], report: Report | None
 ) -> None:
     """Evaluate after an epoch and write its files."""
     schedule, epochs = run.trainer.schedule, run.trainer.recipe.epochs
@@ -224,8 +192,8 @@ def _finish_epoch(
     seconds = time.perf_counter() - began
     result = EpochResult(epoch, epochs, train_loss, seconds=seconds, lr=schedule.rate(step - 1), **metrics)
     history.append(asdict(result))
-    write_metrics(run.out, history, columns=[field.name for field in fields(EpochResult)])
-    write_state(run.out, run.identity, {**run.trainer.state(), "history": history})
+    run_folder.write_metrics(run.out, history, columns=[field.name for field in fields(EpochResult)])
+    run_folder.write_state(run.out, run.identity, {**run.trainer.state(), "history": history})
     if report is not None:
         report(result)
 
@@ -237,7 +205,7 @@ def _write_intermediate(run: _Run, epoch: int, step: int, metrics: Mapping[str, 
         _snapshot(run, name, step, metrics)
     elif not (run.out / name).exists():
         rounded = copy.deepcopy(run.trainer.network)
-        weights = half_precision(rounded.state_dict())
+        weights = run_folder.half_precision(rounded.state_dict())
         rounded.load_state_dict(weights)
         _snapshot(run, name, step, _metrics(run, step, rounded), weights)
 
@@ -293,12 +261,12 @@ def _snapshot(
     if not path.exists():
         epoch = step / run.trainer.schedule.per_epoch
         weights = run.trainer.network.state_dict() if weights is None else weights
-        write_snapshot(path, run.identity, weights, epoch=epoch, metrics=metrics)
+        run_folder.write_snapshot(path, run.identity, weights, epoch=epoch, metrics=metrics)
 
 
 def _diverged(run: _Run, step: int, loss: float) -> ValueError:
     epoch, within = divmod(max(step - 1, 0), run.trainer.schedule.per_epoch)
-    newest = newest_snapshot(run.out)
+    newest = run_folder.newest_snapshot(run.out)
     good = f"the last good snapshot is {newest}" if newest else "there is no snapshot yet"
     return ValueError(
         f"the loss became {loss} at epoch {epoch + 1}, step {within + 1}; {good}; "
