@@ -30,37 +30,22 @@ def checkpoint_file(path: Path | None) -> Path | None:
 
 
 def load(path: Path | None, values: dict[str, Any], *, label: str = "", quiet: bool) -> Subject:
-    """Load a subject and print what was loaded.
+    """Load a subject and print it, with loss and accuracy of a few samples: do weights, classes, normalisation match?
 
     Raises:
         FileNotFoundError, ValueError: as `landscape.load`; the model's outputs are not finite.
     """
-    from landscape.subject import loading
+    from landscape.models.providers import AS_BUILT
+    from landscape.subject import checks, identity, loading, sanity_check
 
     subject = loading.load(checkpoint_file(path), label=label, **values)
-    introduce(subject, quiet=quiet)
-    return subject
-
-
-def introduce(subject: Subject, *, quiet: bool) -> None:
-    """Print what was loaded, with loss and accuracy of a few samples: do weights, classes and normalisation match?
-
-    Raises:
-        ValueError: the model's outputs are not finite.
-    """
-    from landscape.models.providers import AS_BUILT
-    from landscape.subject import checks, identity, sanity_check
-
     stored = subject.checkpoint
     about = f"{subject.size / 1e6:.3g} M parameters, {subject.device}; {identity.protocol(subject)}"
     if not checks.has_classifier(subject):
         source = f"{stored.path} ({stored.taken})" if stored is not None else identity.origin(subject)
-        say(
-            f"{subject.label}: {source}, {about}; its classifier is not from the checkpoint: loss and accuracy say "
-            "nothing",
-            quiet=quiet,
-        )
-        return
+        remark = "its classifier is not from the checkpoint: loss and accuracy say nothing"
+        say(f"{subject.label}: {source}, {about}; {remark}", quiet=quiet)
+        return subject
     found = sanity_check.check_sanity(subject)
     if stored is not None:
         source = f"{stored.path} ({stored.taken})" + (", initial weights" if stored.epoch == 0 else "")
@@ -69,10 +54,9 @@ def introduce(subject: Subject, *, quiet: bool) -> None:
         source, warning = identity.origin(subject), sanity_check.warning(found)
     else:  # a callable may bring trained weights of its own
         source, warning = "freshly initialised" if found.at_chance else f"no checkpoint, weights {AS_BUILT}", ""
-    say(
-        f"{subject.label}: {source}, {about}; on {found.samples} of them loss {found.loss:.4f}"
-        + (f", accuracy {found.accuracy:.4f}" if math.isfinite(found.accuracy) else ""),
-        quiet=quiet,
-    )
+    accuracy = f", accuracy {found.accuracy:.4f}" if math.isfinite(found.accuracy) else ""
+    loss = f"on {found.samples} of them loss {found.loss:.4f}{accuracy}"
+    say(f"{subject.label}: {source}, {about}; {loss}", quiet=quiet)
     if warning:
         say(warning, quiet=quiet)
+    return subject

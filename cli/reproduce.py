@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from landscape.cli.claims import Claim, Measurement, Network, Results
 
 Option = typer.Option
-TABLE = "CLAIMS.md"
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # of batch norm, which are no parameters
 
 
@@ -45,13 +44,14 @@ def reproduce(
 
     Takes about two hours on a CPU with three seeds. Whatever is finished is kept and not done again.
     """
-    from landscape.cli.claims import MEASUREMENTS, NETWORKS
+    from landscape.cli.claims import CLAIMS, MEASUREMENTS, NETWORKS
     from landscape.cli.findings import findings, markdown_table
 
     at_least("seeds", seeds, 1)
     at_least("epochs", epochs, 1)
     claims = _claims_named(claim)
-    file = out / _table_name(claims)
+    # a selection has a table of its own, which does not replace that of all claims
+    file = out / (f"CLAIMS-{'+'.join(one.name for one in claims)}.md" if len(claims) < len(CLAIMS) else "CLAIMS.md")
     studies: list[Results] = []
     needs = list(dict.fromkeys(need for one in claims for need in one.needs))
     networks = {name: NETWORKS[name] for name in dict.fromkeys(network for network, _ in needs)}
@@ -72,7 +72,9 @@ def reproduce(
             say(f"{network}, seed {seed}: {measurement} in {took}", quiet=quiet)
         studies.append(results)
         about = _protocol(networks, out, data=data, seeds=seed + 1, fraction=fraction, epochs=epochs)
-        _write(file, about + "\n" + markdown_table(findings(claims, studies)))
+        temporary = file.with_suffix(".tmp")  # so that a kill leaves the old table or all of the new one
+        temporary.write_text(about + "\n" + markdown_table(findings(claims, studies)))
+        temporary.replace(file)
     if measure:
         typer.echo(file.read_text(), nl=False)
 
@@ -87,13 +89,6 @@ def _claims_named(names: Sequence[str]) -> list[Claim]:
             near = difflib.get_close_matches(name, known, 3) or list(known)
             raise invalid("claim", name, alternatives(near))
     return [one for name, one in known.items() if not names or name in names]
-
-
-def _table_name(claims: Sequence[Claim]) -> str:
-    """File name of the claims' table: a selection has its own, which does not replace the table of all claims."""
-    from landscape.cli.claims import CLAIMS
-
-    return TABLE if len(claims) == len(CLAIMS) else f"CLAIMS-{'+'.join(one.name for one in claims)}.md"
 
 
 def _train(
@@ -158,8 +153,7 @@ def _protocol(
     ]
     for name, network in networks.items():
         runs = [read_checkpoint(out / "checkpoints" / f"{name}-s{seed}" / "final.pt") for seed in range(seeds)]
-        accuracy = np.array([run.metrics["accuracy"] for run in runs])
-        mean, standard_error = mean_and_standard_error(accuracy)
+        mean, standard_error = mean_and_standard_error(np.array([run.metrics["accuracy"] for run in runs]))
         error = f" ± {standard_error:.4f}" if seeds > 1 else ""
         size = sum(tensor.numel() for key, tensor in runs[0].state_dict.items() if not key.endswith(BUFFERS))
         arguments = "".join(f" {key}={value}" for key, value in network.model_args.items())
@@ -168,10 +162,3 @@ def _protocol(
             f"| {mean:.4f}{error} |"
         )
     return "\n".join(lines) + "\n"
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace a file atomically: it holds the old text or all of the new one."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text)
-    temporary.replace(path)

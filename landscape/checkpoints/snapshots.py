@@ -100,11 +100,8 @@ def _numbers(stems: Sequence[str]) -> list[float | None]:
 def _epoch(content: Checkpoint, number: float | None) -> float:
     if math.isfinite(content.epoch):
         return content.epoch
-    if number is not None:
-        return number
-    stem = content.path.stem
-    if stem in ("init", "initial"):
-        return 0.0
-    if stem in ("final", "last"):
-        return math.inf
-    raise ValueError(f"{content.path} stores no epoch and has no number in its name; rename it, e.g. epoch_010.pt")
+    if number is None:
+        number = {"init": 0.0, "initial": 0.0, "final": math.inf, "last": math.inf}.get(content.path.stem)
+    if number is None:
+        raise ValueError(f"{content.path} stores no epoch and has no number in its name; rename it, e.g. epoch_010.pt")
+    return number

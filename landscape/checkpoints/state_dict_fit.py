@@ -56,12 +56,9 @@ class KeyMatch:
 
 
 def match_keys(names: Iterable[str], wanted: Collection[str], weights: str = "raw") -> KeyMatch:
-    """The match of the most names; among equals, the one that changes least.
+    """The match of the most of a file's names with the model's, `wanted`; among equals, the one that changes least.
 
-    Args:
-        names: of the file.
-        wanted: of the model.
-        weights: which of two networks in one file: the trained one ("raw") or its moving average ("ema").
+    Of two networks in one file `weights` takes the trained one ("raw") or its moving average ("ema").
     """
     own = list(names)
     if set(own) == set(wanted):

@@ -32,7 +32,9 @@ def import_callable(spec: str) -> Callable[..., Any]:
         FileNotFoundError: there is no such file.
         ValueError: the spec has another form, the import fails, or there is no callable of that name.
     """
-    place, attribute = _split(spec)
+    place, _, attribute = spec.rpartition(":")
+    if not place or not attribute.isidentifier():
+        raise ValueError(f"{spec!r} names no callable; expected path/file.py:callable or package.module:callable")
     if not place.endswith(".py"):
         with on_path(Path.cwd()):
             module = guarded(spec, lambda: importlib.import_module(place))
@@ -107,13 +109,6 @@ def _legacy_state() -> tuple[Any, ...]:
 
 def _accelerators() -> list[int]:
     return list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-
-
-def _split(spec: str) -> tuple[str, str]:
-    place, _, attribute = spec.rpartition(":")
-    if not place or not attribute.isidentifier():
-        raise ValueError(f"{spec!r} names no callable; expected path/file.py:callable or package.module:callable")
-    return place, attribute
 
 
 def _file(spec: str, place: str) -> Path:

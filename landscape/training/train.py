@@ -172,7 +172,7 @@ def _train(run: _Run, report: Report | None) -> None:
     if state:
         run.trainer.restore(state)
     else:
-        on_main_process(lambda: _snapshot(run, INIT, 0, _metrics(run, 0)))
+        on_main_process(lambda: _snapshot(run, INIT, 0))
     for epoch in range(len(history) + 1, run.trainer.recipe.epochs + 1):
         began = time.perf_counter()
         train_loss = _epoch(run, epoch)
@@ -186,7 +186,7 @@ def _finish_epoch(
     """Evaluate after an epoch and write its files."""
     schedule, epochs = run.trainer.schedule, run.trainer.recipe.epochs
     step = epoch * schedule.per_epoch
-    metrics = _metrics(run, step)
+    metrics = _metrics(run, step, run.trainer.network)
     if epoch % run.spacing == 0:
         _write_intermediate(run, epoch, step, metrics)
     seconds = time.perf_counter() - began
@@ -207,17 +207,15 @@ def _write_intermediate(run: _Run, epoch: int, step: int, metrics: Mapping[str, 
         rounded = copy.deepcopy(run.trainer.network)
         weights = run_folder.half_precision(rounded.state_dict())
         rounded.load_state_dict(weights)
-        _snapshot(run, name, step, _metrics(run, step, rounded), weights)
+        _snapshot(run, name, step, network=rounded, weights=weights)
 
 
 def _write_final(run: _Run, history: list[dict[str, float]]) -> None:
     """Write the trained weights, `final.pt` last: where it is, everything is."""
     steps = run.trainer.schedule.steps
     if run.trainer.average is not None:
-        averaged = run.trainer.average.module
-        _snapshot(run, FINAL_EMA, steps, _metrics(run, steps, averaged), averaged.state_dict())
-    metrics = {name: history[-1][name] for name in ("loss", "accuracy")} if history else _metrics(run, steps)
-    _snapshot(run, FINAL, steps, metrics)
+        _snapshot(run, FINAL_EMA, steps, network=run.trainer.average.module)
+    _snapshot(run, FINAL, steps, {name: history[-1][name] for name in ("loss", "accuracy")} if history else None)
 
 
 def _epoch(run: _Run, epoch: int) -> float:
@@ -232,7 +230,7 @@ def _epoch(run: _Run, epoch: int) -> float:
         if processes.size == 1 and not loss.is_cuda and not loss.isfinite():
             break  # on a GPU, which would have to wait for every loss, and in several processes: once an epoch, below
         if step == schedule.warmup:
-            processes.on_main_process(lambda: _write_warmup(run))
+            processes.on_main_process(lambda: _snapshot(run, WARMUP, schedule.warmup))
     values = processes.all_reduce(torch.stack(losses).double()).cpu()
     broken = (~values.isfinite()).nonzero()
     if len(broken):
@@ -240,28 +238,23 @@ def _epoch(run: _Run, epoch: int) -> float:
     return float(values @ torch.tensor(sizes, dtype=torch.float64)) / sum(sizes)
 
 
-def _write_warmup(run: _Run) -> None:
-    step = run.trainer.schedule.warmup
-    if not (run.out / WARMUP).exists():
-        _snapshot(run, WARMUP, step, _metrics(run, step))
-
-
-def _metrics(run: _Run, step: int, network: nn.Module | None = None) -> dict[str, float]:
+def _metrics(run: _Run, step: int, network: nn.Module) -> dict[str, float]:
     """Loss and accuracy on the test split, after `step` updates."""
-    evaluation = evaluate(network or run.trainer.network, run.tests)
+    evaluation = evaluate(network, run.tests)
     if not math.isfinite(evaluation.loss):  # the last update broke the weights after their last finite loss
         raise _diverged(run, step, evaluation.loss)
     return {"loss": evaluation.loss, "accuracy": evaluation.accuracy}
 
 
 def _snapshot(
-    run: _Run, name: str, step: int, metrics: Mapping[str, float], weights: Mapping[str, Tensor] | None = None
-) -> None:
-    path = run.out / name
+    run: _Run, name: str, step: int, metrics: Mapping[str, float] | None = None, *,
+    network: nn.Module | None = None, weights: Mapping[str, Tensor] | None = None,
+) -> None:  # fmt: skip
+    """Write the trained network, or another, unless the file exists; its metrics are measured if not given."""
+    path, network = run.out / name, network or run.trainer.network
     if not path.exists():
-        epoch = step / run.trainer.schedule.per_epoch
-        weights = run.trainer.network.state_dict() if weights is None else weights
-        run_folder.write_snapshot(path, run.identity, weights, epoch=epoch, metrics=metrics)
+        epoch, metrics = step / run.trainer.schedule.per_epoch, metrics or _metrics(run, step, network)
+        run_folder.write_snapshot(path, run.identity, weights or network.state_dict(), epoch=epoch, metrics=metrics)
 
 
 def _diverged(run: _Run, step: int, loss: float) -> ValueError:

@@ -131,9 +131,8 @@ def _backward(trainer: Trainer, inputs: Tensor, targets: Tensor) -> Tensor:
     least = min(2, max(1, recipe.batch_size // processes.size))  # rows of a part: batch norm needs two
     count = max(1, min(recipe.accumulate, rows // (processes.size * least)))
     parts = count * processes.size
-    own = range(
-        processes.rank * count, (processes.rank + 1) * count
-    )  # part p holds rows p, p + parts, p + 2 parts, ...
+    first = processes.rank * count
+    own = range(first, first + count)  # part p holds rows p, p + parts, p + 2 parts, ...
     shares = []
     for p in own:
         x = inputs[p::parts].contiguous(memory_format=_memory_format(recipe))
