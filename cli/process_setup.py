@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-import time
+import timeit
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
@@ -81,10 +81,7 @@ def fastest_threads(work: Callable[[], object]) -> int:
 def _seconds(work: Callable[[], object]) -> float:
     """Mean over a few runs after a warm-up; not the minimum, because interruptions are part of the cost."""
     work()
-    start = time.perf_counter()
-    for _ in range(REPEATS):
-        work()
-    return (time.perf_counter() - start) / REPEATS
+    return timeit.timeit(work, number=REPEATS) / REPEATS
 
 
 def worker_pool(workers: int) -> AbstractContextManager[Executor | None]:

@@ -56,10 +56,8 @@ def reproduce(
     needs = list(dict.fromkeys(need for one in claims for need in one.needs))
     networks = {name: NETWORKS[name] for name in dict.fromkeys(network for network, _ in needs)}
     for seed in range(seeds):
-        folders = {
-            name: _train(name, network, data, data_root, seed, fraction, epochs, device, out, quiet)
-            for name, network in networks.items()
-        }
+        given = (data, data_root, seed, fraction, epochs, device, out, quiet)
+        folders = {name: _train(name, network, *given) for name, network in networks.items()}
         if not measure:
             continue
         results: dict[tuple[str, str], xr.Dataset] = {}

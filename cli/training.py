@@ -101,11 +101,8 @@ def run_training(
     def report(done: EpochResult) -> None:
         if board is not None:
             board(done)
-        say(
-            f"{out.name} epoch {done.epoch}/{done.epochs} train loss {done.train_loss:.4f} "
-            f"loss {done.loss:.4f} accuracy {done.accuracy:.4f} {done.seconds:.1f} s",
-            quiet=quiet,
-        )
+        numbers = f"train loss {done.train_loss:.4f} loss {done.loss:.4f} accuracy {done.accuracy:.4f}"
+        say(f"{out.name} epoch {done.epoch}/{done.epochs} {numbers} {done.seconds:.1f} s", quiet=quiet)
 
     existed = (out / "final.pt").exists()
     final = train_model(model, data, recipe=resolved, out=out, report=report, **options)
@@ -113,13 +110,11 @@ def run_training(
         return final
     from landscape.checkpoints.checkpoint import read_checkpoint
 
-    averaged = final.with_name("final_ema.pt")
-    if averaged.exists():
-        metrics = read_checkpoint(averaged).metrics
-        say(f"moving average: {averaged}, loss {metrics['loss']:.4f}, accuracy {metrics['accuracy']:.4f}", quiet=quiet)
-    metrics = read_checkpoint(final).metrics  # the last line is that of final.pt, also for scripts
-    state = "already trained" if existed else "trained"
-    say(f"{state}: {final}, loss {metrics['loss']:.4f}, accuracy {metrics['accuracy']:.4f}", quiet=quiet)
+    states = {final.with_name("final_ema.pt"): "moving average", final: "already trained" if existed else "trained"}
+    for file, state in states.items():  # the last line is that of final.pt, also for scripts
+        if file.exists():
+            metrics = read_checkpoint(file).metrics
+            say(f"{state}: {file}, loss {metrics['loss']:.4f}, accuracy {metrics['accuracy']:.4f}", quiet=quiet)
     if (out / "metrics.csv").exists():
         from landscape.plots import drawing
 

@@ -22,40 +22,24 @@ def invalid(name: str, value: object, expected: str) -> OptionError:
 
 
 def require(holds: bool, name: str, value: object, expected: str) -> None:
-    """Check that a condition on the value of an option holds.
-
-    Raises:
-        OptionError: it does not.
-    """
+    """Raise an OptionError unless a condition on the value of an option holds."""
     if not holds:
         raise invalid(name, value, expected)
 
 
 def at_least(name: str, value: float, least: float) -> None:
-    """Check that an option is not below its minimum, and is a number at all.
-
-    Raises:
-        OptionError: it is below.
-    """
+    """Raise an OptionError if an option is below its minimum, or not a number at all."""
     require(value >= least, name, value, f"at least {least:g}")
 
 
 def one_of(name: str, value: str, choices: Iterable[str]) -> None:
-    """Check that an option is one of the choices.
-
-    Raises:
-        OptionError: it is none of them.
-    """
+    """Raise an OptionError unless an option is one of the choices."""
     known = list(choices)
     require(value in known, name, value, alternatives(known))
 
 
 def regular_expression(name: str, text: str) -> None:
-    """Check that an option is a regular expression.
-
-    Raises:
-        OptionError: it cannot be compiled.
-    """
+    """Raise an OptionError unless an option is a regular expression."""
     try:
         re.compile(text)
     except re.error as error:

@@ -226,9 +226,9 @@ def newest_checkpoint(root: Path = Path("checkpoints")) -> Path:
 def label_of(path: Path) -> str:
     """The default label: for `final.pt` the name of the run folder, for other snapshots folder and stem."""
     folder = path.resolve().parent.name
-    if path.is_dir() or path.name in file_formats.IN_FOLDER:
-        return path.resolve().name if path.is_dir() else folder
-    if path.name == FINAL:
+    if path.is_dir():
+        return path.resolve().name
+    if path.name in (FINAL, *file_formats.IN_FOLDER):
         return folder
     if path.name == FINAL_EMA or re.fullmatch(r"init|warmup|epoch_\d+", path.stem):
         return f"{folder}-{path.stem}"

@@ -1,6 +1,6 @@
 """The kinds of checkpoint files: how each is detected, outlined without its tensors, and loaded.
 
-Torch is imported when a file is loaded, not before: `landscape show` reads outlines without it.
+Torch is imported by the functions that load, not by their modules: `landscape show` reads outlines without it.
 """
 
 from __future__ import annotations

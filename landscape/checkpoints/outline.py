@@ -1,7 +1,4 @@
-"""Outlines of checkpoint files: their content with shapes in place of tensors. Nothing is loaded or run.
-
-Neither torch nor anything that the file names is imported.
-"""
+"""Outlines of checkpoint files: their content with shapes in place of tensors. Nothing is loaded, run or imported."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Load one checkpoint file without running code from it, unless the user trusts it.
-
-The functions import torch, not the module: the table of file kinds refers to them without it.
-"""
+"""Load one checkpoint file without running code from it, unless the user trusts it."""
 
 from __future__ import annotations
 

@@ -138,9 +138,8 @@ def _prefixes(names: Collection[str], model: Mapping[str, str]) -> tuple[str, st
 
 def _splits(name: str, depth: int) -> list[tuple[str, str]]:
     parts = name.split(".")
-    return [
-        (".".join([*parts[:i], ""]) if i else "", ".".join(parts[i:])) for i in range(min(depth, len(parts) - 1) + 1)
-    ]
+    cuts = range(min(depth, len(parts) - 1) + 1)
+    return [("".join(f"{part}." for part in parts[:i]), ".".join(parts[i:])) for i in cuts]
 
 
 def _is_discarded(name: str, prefix: str) -> bool:
@@ -159,7 +158,7 @@ def grouped(names: Sequence[str]) -> str:
 def _owner(name: str) -> str:
     parts = name.split(".")
     heads = [part for part in parts if part in HEADS or DISCARDED.fullmatch(part)]
-    return next(iter([*heads, *(part for part in parts if part in TRAINED_ALONE)]), parts[-1])
+    return [*heads, *(part for part in parts if part in TRAINED_ALONE), parts[-1]][0]
 
 
 def _beside_a_projection(prefix: str, discarded: Sequence[str]) -> bool:

@@ -29,12 +29,10 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     As in timm, biases and norms (at most one dimension), position embeddings, relative position tables and the CLS
     token do not decay. The `l2` that probes report differs: it sums over all trainable parameters.
     """
-    decayed: list[nn.Parameter] = []
-    free: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            (free if parameter.ndim <= 1 or UNDECAYED.search(name) else decayed).append(parameter)
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": free, "weight_decay": 0.0}]
+    trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    free = {name: p for name, p in trainable.items() if p.ndim <= 1 or UNDECAYED.search(name)}
+    decayed = [p for name, p in trainable.items() if name not in free]
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": [*free.values()], "weight_decay": 0.0}]
 
 
 @dataclass(frozen=True)

@@ -79,11 +79,7 @@ def half_precision(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def refuse_another_run(folder: Path, identity: RunIdentity) -> None:
-    """Make sure that the folder is empty or holds this very run.
-
-    Raises:
-        ValueError: naming what differs.
-    """
+    """Raise a ValueError that names what differs, unless the folder is empty or holds this very run."""
     here = _flat(asdict(identity))
     for recorded in _recorded(folder):
         there = _flat(asdict(recorded))
