@@ -33,6 +33,7 @@ ORDER = (
 )
 FLOOR = {part: floor for floor, parts in enumerate(ORDER) for part in parts}
 ONLY = {"options": set(), "probe": {"options"}, "plots": {"probe", "options", "results"}}  # stricter than their floor
+LONGEST_FILE, LONGEST_FUNCTION = 350, 60  # lines
 WITHOUT_TORCH = ("probe", "options", "results", "exchange", "plots")
 LIGHT = [
     "landscape",
@@ -100,6 +101,17 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
         others = imported(file, known, everywhere=False)  # a package may gather what lies in it
         graph[module] = {other for other in others if not f"{other}.".startswith(f"{module}.")}
     TopologicalSorter(graph).prepare()  # raises CycleError, naming the cycle
+
+
+def test_files_and_functions_stay_readable() -> None:
+    long = []
+    for module, file in modules().items():
+        lines = file.read_text().count("\n")
+        long += [f"{module}: {lines} lines"] if lines > LONGEST_FILE else []
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= LONGEST_FUNCTION:  # type: ignore[operator]
+                long.append(f"{module}.{node.name}: more than {LONGEST_FUNCTION} lines")
+    assert long == []
 
 
 def test_what_reads_and_draws_never_names_torch() -> None:

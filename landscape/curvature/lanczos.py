@@ -56,25 +56,22 @@ def lanczos_search(
     """The k wanted eigenvalues by Lanczos with full reorthogonalisation, tested at every step.
 
     A generator that asks for one product at a time, so that several searches may run side by side.
-
-    Two passes of classical Gram-Schmidt per step ("twice is enough", Giraud et al. 2005) as matrix-vector products
-    on the (m, n) basis. A random start is needed: gradient-like starts hide eigenvectors. On breakdown (an invariant
-    subspace) the search continues with a random vector orthogonal to the basis, until that no longer changes the
-    wanted values. A full basis is restarted with its best vectors (thick restart, Wu & Simon 2000).
+    Two passes of classical Gram-Schmidt per step ("twice is enough", Giraud et al. 2005). A random start is needed:
+    gradient-like starts hide eigenvectors. On breakdown (an invariant subspace) the search continues with a random
+    vector orthogonal to the basis, until that no longer changes the wanted values. A full basis is restarted with its
+    best vectors (thick restart, Wu & Simon 2000).
 
     Args:
         start: random vector, (n,); its dtype and device are those of the arithmetic.
         k: how many; `both` gives k at each end.
         which: LM largest magnitude, LA largest, SA smallest, both: k largest then k smallest.
-        tol: relative residual at which a value counts as converged. The search also goes on until the estimated error
-            of every value is a hundredth of that.
+        tol: relative residual at which a value counts as converged; its estimated error must be a hundredth of that.
         ends: also converge the largest and smallest eigenvalue to this relative residual, or to tol of the largest
             |value|: near zero no relative residual is ever reached. The error of a value is about the square of its
             residual, so 0.1 leaves them right to about one per cent, for about one product; 1.0 disables it.
         max_steps: cap on the number of products, at least k; values unconverged then are returned as such.
         room: most vectors kept; at least ten more than wanted values.
-        storage: half precision halves the memory of the basis; values and residuals are then recomputed from their
-            vectors, by one more product each.
+        storage: half precision halves the memory of the basis; one more product per value then recomputes it.
         vectors: return eigenvectors too.
 
     Raises:
@@ -103,6 +100,23 @@ def lanczos_search(
             quadrature = quadrature or (ritz.values, ritz.start_components() ** 2)
             ritz.restart(_worth_keeping(ritz.values, (ritz.room + len(positions)) // 2, which))
         ritz.append_next(start, products)
+    return (yield from _spectrum(ritz, positions, quadrature, tol, products, vectors))
+
+
+def lanczos(product: Callable[[Tensor], Tensor], start: Tensor, k: int, **options: Any) -> Spectrum:
+    """Run one `lanczos_search` with these options, on the products v -> H v."""
+    return alone(product, lanczos_search(start, k, **options))
+
+
+def _spectrum(
+    ritz: Projection,
+    positions: np.ndarray,
+    quadrature: tuple[np.ndarray, np.ndarray] | None,
+    tol: float,
+    products: int,
+    vectors: bool,
+) -> Search:
+    """The result of a search, after one more product per value where the basis is stored in half precision."""
     components = ritz.start_components()
     nodes, weights = quadrature or (ritz.values, components**2)
     values, residuals = ritz.values[positions], ritz.residuals[positions]
@@ -126,11 +140,6 @@ def lanczos_search(
         products=products,
         vectors=rows if vectors else None,
     )
-
-
-def lanczos(product: Callable[[Tensor], Tensor], start: Tensor, k: int, **options: Any) -> Spectrum:
-    """Run one `lanczos_search` with these options, on the products v -> H v."""
-    return alone(product, lanczos_search(start, k, **options))
 
 
 def alone(product: Callable[[Tensor], Tensor], search: Search) -> Spectrum:
