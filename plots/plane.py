@@ -54,11 +54,6 @@ def axis_label(data: xr.Dataset, name: str) -> str:
     return long_name if units in ("1", "") else f"{long_name} ({units.replace(' ', NBSP)})"
 
 
-def same_axes(results: Sequence[xr.Dataset]) -> bool:
-    """Whether all planes have the same axes."""
-    return len({(axis_label(data, "x"), axis_label(data, "y")) for data in results}) == 1
-
-
 def mark_checkpoints(data: xr.Dataset, ax: Axes) -> None:
     """The checkpoint at the origin; on the plane of a run its path, on one through checkpoints the others by name."""
     if "path_x" in data:
@@ -85,7 +80,7 @@ def page_of_maps(
     results: Sequence[xr.Dataset], looks: Sequence[Look], draw: Callable[[xr.Dataset, Axes], Any], note: str = ""
 ) -> tuple[Figure, list[Axes]]:
     """One map per result with room for a colour bar; axis labels only on the outside where all share them."""
-    alike = same_axes(results)
+    alike = len({(axis_label(data, "x"), axis_label(data, "y")) for data in results}) == 1
     figure, axes = style.panels(results, looks, aspect=0.8, share=False, note=note, bar=0.2 if alike else 0.35)
     for data, ax in zip(results, axes, strict=True):
         draw(data, ax)

@@ -65,7 +65,7 @@ def fill_contours(data: xr.Dataset, ax: Axes, levels: np.ndarray) -> np.ma.Maske
 
 
 def add_colour_bar(figure: Figure, axes: Sequence[Axes], results: Sequence[xr.Dataset], levels: np.ndarray) -> None:
-    """Of contours."""
+    """The colour bar of contours."""
     from matplotlib.cm import ScalarMappable
 
     figure.colorbar(ScalarMappable(_norm(levels), plane.COLORS), ax=axes, label=f"loss ({loss_units(results)})",

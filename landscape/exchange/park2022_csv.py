@@ -30,10 +30,8 @@ def read_surface(path: Path, *, weight_decay: float = WEIGHT_DECAY) -> Grid:
             if not row:
                 continue
             if len(row) != len(COLUMNS):
-                raise ValueError(
-                    f"{path} has {len(row)} columns in line {number}, expected the {len(COLUMNS)} of a published "
-                    f"surface: {', '.join(COLUMNS)}"
-                )
+                wanted = f"the {len(COLUMNS)} of a published surface: {', '.join(COLUMNS)}"
+                raise ValueError(f"{path} has {len(row)} columns in line {number}, expected {wanted}")
             try:
                 rows.append([float(value) for value in row])
             except ValueError as error:

@@ -26,8 +26,7 @@ from landscape.weight_space.coordinates import Span, ticks
 from landscape.weight_space.cost_model import Workload
 from landscape.weight_space.directions import POSITIONS, Normalize
 from landscape.weight_space.forward_mode import REFERENCE, ExecutionMode, MemoryFormat, Precision, is_control_point
-from landscape.weight_space.path_labels import path_labels
-from landscape.weight_space.plane_evaluator import L2Definition, PlaneEvaluator, quantities
+from landscape.weight_space.plane_evaluator import L2Definition, PlaneEvaluator, path_labels, quantities
 from landscape.weight_space.planes import Plane, plane_of
 from landscape.weight_space.weights_in_place import RunningStatistics
 

@@ -11,6 +11,7 @@ import numpy as np
 from landscape.probe import Quantity
 
 RADII = (0.1, 0.25, 0.5, 1.0)
+ANGLES = 360  # of points on a circle
 MINIMA = 8  # stored at most, the most persistent first
 CLEAR = 2.0  # standard errors by which a minimum differs from noise
 QUANTITIES: Mapping[str, Quantity] = {
@@ -75,13 +76,7 @@ def _topology(loss: np.ndarray, rise_se: np.ndarray) -> dict[str, Any]:
 
 
 def height(
-    x: np.ndarray,
-    y: np.ndarray,
-    loss: np.ndarray,
-    radius: float,
-    *,
-    rise_se: np.ndarray | None = None,
-    angles: int = 360,
+    x: np.ndarray, y: np.ndarray, loss: np.ndarray, radius: float, *, rise_se: np.ndarray | None = None
 ) -> tuple[float, float]:
     """Mean loss on a circle minus the loss at its centre, bilinear between grid points, and its standard error.
 
@@ -91,7 +86,7 @@ def height(
 
     if min(x[-1], -x[0], y[-1], -y[0]) < radius * (1 - 1e-9):
         return float("nan"), float("nan")
-    theta = np.arange(angles) * (2 * np.pi / angles)
+    theta = np.arange(ANGLES) * (2 * np.pi / ANGLES)
     circle = radius * np.stack([np.cos(theta), np.sin(theta)], axis=1)
 
     def mean(values: np.ndarray) -> tuple[float, float]:

@@ -174,10 +174,8 @@ def _coarse(shape: tuple[int, ...], count: int) -> Points:
 
 def _disagreement(grid: np.ndarray, chosen: Points, values: np.ndarray, rest: Points) -> np.ndarray:
     """Relative difference of two interpolants."""
-    one, other = (
-        interpolated(grid[chosen], values[chosen], grid[rest], kernel=kernel)
-        for kernel in ("cubic", "thin_plate_spline")
-    )
+    kernels = ("cubic", "thin_plate_spline")
+    one, other = (interpolated(grid[chosen], values[chosen], grid[rest], kernel=kernel) for kernel in kernels)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(np.nan_to_num(np.abs(one - other) / np.maximum(np.abs(one), 1e-300), posinf=1e300))
 

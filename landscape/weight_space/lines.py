@@ -116,9 +116,8 @@ def lines_of(
         return _lines_of_file(subject, Path(along))
     paths = [Path(part) for part in along.split(",")]
     if not any(path.exists() for path in paths) and not any(path.suffix in snapshots.SUFFIXES for path in paths):
-        raise ValueError(
-            f"--along {along} is neither random, eigen, a checkpoint B.pt, a run's folder nor a file of directions"
-        )
+        known = "random, eigen, a checkpoint B.pt, a run's folder nor a file of directions"
+        raise ValueError(f"--along {along} is neither {known}")
     return [_towards(subject, path) for path in paths]
 
 

@@ -1,7 +1,8 @@
-"""The loss at points of a plane, with the weights written in place and restored bit for bit."""
+"""The loss at points of a plane, with the weights written in place and restored bit for bit; labels of its path."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, Self
@@ -19,10 +20,12 @@ from landscape.subject.losses import Meaning
 from landscape.subject.subject import Subject
 from landscape.weight_space.forward_mode import REFERENCE, ExecutionMode, ForwardPass
 from landscape.weight_space.planes import Plane
-from landscape.weight_space.weights_in_place import FROZEN, RunningStatistics, WeightsInPlace, barycentric
+from landscape.weight_space.weights_in_place import FROZEN, OWN, RunningStatistics, WeightsInPlace, barycentric
 
+_log = logging.getLogger(__name__)
 L2Definition = Literal["squared", "park2022"]
 Quantities = dict[str, Quantity]
+Labels = dict[str, tuple[Quantity, np.ndarray]]
 MIN_SAMPLES_OF_CAP = 32  # before a point may be left early
 
 
@@ -186,3 +189,36 @@ def _grams(
     grams = [[[inner([a], [b]) for b in vectors] for a in vectors] for vectors in moving]
     grams += [[[inner([w], [w]), 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]] for w in fixed]
     return np.array(grams)
+
+
+def path_labels(subject: Subject, plane: Plane, statistics: RunningStatistics) -> Labels:
+    """Coordinates and names; of checkpoints also their losses. Empty where the plane has no path."""
+    if not plane.path.size:
+        return {}
+    per_snapshot = ("snapshot",)
+    return {
+        "path_x": (Quantity("first coordinate of the snapshot", plane.units, per_snapshot), plane.path[0]),
+        "path_y": (Quantity("second coordinate of the snapshot", plane.units, per_snapshot), plane.path[1]),
+        "path_name": (Quantity("snapshot", dims=per_snapshot), np.array(plane.path_names)),
+        **(_checkpoint_losses(subject, plane, statistics) if plane.kind == "checkpoints" else {}),
+    }
+
+
+def _checkpoint_losses(subject: Subject, plane: Plane, statistics: RunningStatistics) -> Labels:
+    """The checkpoints' own losses, and by how much the plane's differ from them."""
+    own, shown = _losses(subject, plane, OWN), _losses(subject, plane, statistics)
+    losses = zip(plane.path_names, shown, own, strict=True)
+    words = ", ".join(f"{name or subject.label} {here:.4g} (its own {itself:.4g})" for name, here, itself in losses)
+    prefix = f"batch-norm statistics {statistics}; " if any(plane.ends) else ""
+    _log.info("surface: %sloss at the checkpoints: %s", prefix, words)
+    per_snapshot, units = ("snapshot",), subject.meaning.units
+    return {
+        "path_loss": (Quantity("loss of the checkpoint itself", units, per_snapshot), own),
+        "path_excess": (Quantity("loss on the plane minus the checkpoint's own", units, per_snapshot), shown - own),
+    }
+
+
+@once_per_weights
+def _losses(subject: Subject, plane: Plane, statistics: RunningStatistics) -> np.ndarray:
+    with PlaneEvaluator(subject, plane, statistics) as evaluator:
+        return np.array([evaluator.at(x, y)["loss"] for x, y in plane.path.T.tolist()])
