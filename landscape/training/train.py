@@ -68,9 +68,9 @@ def train(
 ) -> Path:
     """Train a model, or finish an interrupted run, and return the path of its `final.pt`.
 
-    The run folder gets `init.pt`, `warmup.pt` (the end of the warm-up, if there is one, even inside an epoch),
-    `epoch_NNN.pt` and `final.pt`, each with loss and accuracy on the test split, and `metrics.csv`. A finished run is
-    returned as it is; an interrupted one continues after its last finished epoch. Under `torchrun` rank 0 writes.
+    The run folder gets `init.pt`, `warmup.pt` (at the end of the warm-up, even inside an epoch), `epoch_NNN.pt` and
+    `final.pt`, each with loss and accuracy on the test split, and `metrics.csv`. A finished run is returned as it is;
+    an interrupted one continues after its last finished epoch. Under `torchrun` rank 0 writes.
 
     Args:
         model: a trainer's name, see `landscape.models.NAMES`.
@@ -78,19 +78,18 @@ def train(
         recipe: every number of the training, see `landscape.training.recipes.recipe`.
         out: the run folder.
         data_root: the folder that holds the CIFAR folders, see `landscape.data.load`.
-        model_args: of the model; classes and channels come from the data, as does image_size unless images are resized.
+        model_args: of the model; classes, channels and (unless images are resized) image_size come from the data.
         snapshots: epochs between two `epoch_NNN.pt`; 0 makes about ten in a run.
         snapshot_dtype: "fp16" stores the `epoch_NNN.pt` but the last in half precision; they load as fp32.
         fraction: share of the training samples, the same share of every class.
         seed: of the weights, the order, the augmentation and the dropout.
         device: see `landscape.subject.device.device`.
-        deterministic: use deterministic algorithms alone, see `landscape.training.determinism`.
+        deterministic: allow deterministic algorithms only.
         report: called after every finished epoch, when its files are written.
 
     Raises:
-        OptionError: a value out of its range.
         ValueError: the folder holds another run, the data cannot train this model, or the loss became non-finite.
-        RuntimeError: another process is training in the folder.
+        OptionError, RuntimeError: a value is out of its range; another process is training in the folder.
     """
     _check_options(model, recipe, snapshots, snapshot_dtype, fraction)
     with deterministic_algorithms(deterministic), process_group() as processes, ExitStack() as stack:
@@ -98,21 +97,23 @@ def train(
         processes.on_main_process(lambda: stack.enter_context(run_folder.locked(out)))
         images, tests = splits(data, root=data_root, image_size=requested_size(model_args or {}), fraction=fraction)
         _check_training_set(images, data, recipe, processes)
-        recorded = processes.on_main_process(lambda: run_folder.recorded_memory_format(out))
-        recipe, arguments = _resolved(recipe, recorded, model, model_args or {}, images)
-        about = {"name": data, **{key: getattr(images, key) for key in ("classes", "size", "mean", "std")}}
-        identity = RunIdentity(model, arguments, about, {**asdict(recipe), "fraction": fraction}, seed)
+        memory_format = processes.on_main_process(lambda: run_folder.recorded_memory_format(out))
+        recipe, arguments = _resolved(recipe, memory_format, model, model_args or {}, images)
+        identity = RunIdentity(model, arguments, _about(data, images), {**asdict(recipe), "fraction": fraction}, seed)
         processes.on_main_process(lambda: run_folder.refuse_another_run(out, identity))
-        if not processes.on_main_process(lambda: (out / FINAL).exists()):
+        if not processes.on_main_process((out / FINAL).exists):
             stack.enter_context(torch.random.fork_rng(devices=[place] if place.type == "cuda" else []))
             torch.manual_seed(seed)
-            network = models.build(model, **arguments)
+            network, spacing = models.build(model, **arguments), snapshots or math.ceil(recipe.epochs / SNAPSHOTS)
             trainer = Trainer.of(network, images.to(place), recipe, seed=seed, processes=processes)
             batches = Batches(tests.to(place), recipe.batch_size)
-            spacing = snapshots or math.ceil(recipe.epochs / SNAPSHOTS)
             _train(_Run(trainer, batches, identity, out, spacing, snapshot_dtype), report)
         processes.on_main_process(lambda: run_folder.tidy(out))  # here too after a kill between the last two writes
     return out / FINAL
+
+
+def _about(data: str, images: Images) -> dict[str, Any]:
+    return {"name": data, **{key: getattr(images, key) for key in ("classes", "size", "mean", "std")}}
 
 
 def _check_options(model: str, recipe: Recipe, snapshots: int, snapshot_dtype: str, fraction: float) -> None:
