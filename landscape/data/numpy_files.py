@@ -57,10 +57,10 @@ def load(name: str, *, split: Split, samples: Samples) -> Images:
         x, y = _archived(Path(name).expanduser(), split)
     else:
         place = found(Path(name).expanduser(), split)
-        stems = _stems(place) if place else {}
-        names = _pair_in(stems, split) if place else None
+        assert place is not None
+        names = _pair_in(_stems(place), split)
         assert names is not None
-        x, y = (_mapped(stems[stem]) for stem in names)
+        x, y = (_mapped(place / f"{stem}.npy") for stem in names)
     return _images(name, x, y, samples)
 
 
@@ -155,8 +155,8 @@ def _one_line_error(path: Path, function: Callable[[], T]) -> T:
         raise ValueError(f"{path} cannot be read ({reason}); write it again with numpy.save or numpy.savez") from None
 
 
-def _stems(folder: Path) -> dict[str, Path]:
-    return {path.stem: path for path in sorted(folder.glob("*.npy"))} if folder.is_dir() else {}
+def _stems(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.npy")) if folder.is_dir() else []
 
 
 def _pair_in(names: Iterable[str], split: Split) -> tuple[str, str] | None:

@@ -158,8 +158,12 @@ def _from_iterable(
     source = getattr(stream, "dataset", stream)
     listed = _listed_targets(source) if batched else None
     images = _images(name, inputs.tensor, targets.tensor, _named_classes(source), listed)
-    if wanted is not None and (total is None or wanted < total):
-        _warn_sorted(name, images.targets)
+    first = wanted is not None and (total is None or wanted < total)
+    if first and _class_numbers(images.targets) and len(images) >= 8 and bool((images.targets.diff() >= 0).all()):
+        _log.warning(
+            "%s: the first %d samples are sorted by class, %d to %d; shuffle the loader, or return its dataset, which "
+            "is served class-balanced", name, len(images), int(images.targets[0]), int(images.targets[-1]),
+        )  # fmt: skip
     return images
 
 
@@ -176,14 +180,6 @@ def _length(stream: Any, batched: bool) -> int | None:
         return len(counted)  # type: ignore[arg-type]
     except (TypeError, NotImplementedError):
         return None
-
-
-def _warn_sorted(name: str, targets: Tensor) -> None:
-    if _class_numbers(targets) and len(targets) >= 8 and bool((targets.diff() >= 0).all()):
-        _log.warning(
-            "%s: the first %d samples are sorted by class, %d to %d; shuffle the loader, or return its dataset, which "
-            "is served class-balanced", name, len(targets), int(targets[0]), int(targets[-1]),
-        )  # fmt: skip
 
 
 def _class_numbers(targets: Tensor) -> bool:

@@ -65,14 +65,9 @@ SIZES = ("classes", "image_size", "channels")
 def build(name: str, *, classes: int, image_size: int, channels: int = 3, **arguments: object) -> nn.Module:
     """A freshly initialised network, (N, channels, image_size, image_size) images to (N, classes) logits.
 
-    Its structure depends only on the arguments, its weights on torch's random state.
-
-    Args:
-        name: one of `NAMES`.
-        classes: number of logits.
-        image_size: side of the images in pixels; up to 64 px a stem keeps their resolution.
-        channels: of the images.
-        arguments: further arguments of its constructor (see `accepts`); values may be text, as on a command line.
+    Its structure depends only on the arguments, its weights on torch's random state. Up to 64 px a stem keeps the
+    resolution. Further arguments are those of its constructor (see `accepts`); values may be text, as on a command
+    line.
 
     Raises:
         ValueError: the name or an argument is unknown, or values contradict each other.
@@ -114,11 +109,7 @@ def build_up(name: str) -> list[tuple[int, ...]]:
 
 
 def summary(name: str, **arguments: Any) -> str:
-    """A line about a network: its family, arguments, and size for CIFAR-100.
-
-    Args:
-        name: one of `NAMES`.
-        arguments: override the network's own, see `build`.
+    """A line about a network: its family, arguments (the given ones override its own), and size for CIFAR-100.
 
     Raises:
         ValueError: there is no such network.

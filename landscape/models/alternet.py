@@ -48,8 +48,12 @@ class AlterNet(PreActivation):
         smoothing: bool = False,
     ) -> None:
         super().__init__(channels, width, image_size)
-        _check_stages(blocks, msa, heads)
-        sizes = map_sizes(image_size, len(blocks))
+        require_per_stage(len(blocks), msa=msa, heads=heads)
+        for i, (n, m) in enumerate(zip(blocks, msa, strict=True), start=1):
+            if 2 * m > n:
+                raise ValueError(f"msa={msa} asks for {m} MSAs in stage {i} of {n} blocks; give at most {n // 2}")
+        first = image_size if image_size <= SMALL else -(-image_size // 4)
+        sizes = [-(-first // 2**i) for i in range(len(blocks))]  # sides of the maps: strides round up
         attended = [size for size, count in zip(sizes, msa, strict=True) if count]
         window = window or default_window(image_size, attended)
         require_window(window, attended)
@@ -157,12 +161,6 @@ def build_up(msa: tuple[int, ...], count: int) -> tuple[int, ...]:
     return tuple(reversed(placed))
 
 
-def map_sizes(image_size: int, stages: int) -> list[int]:
-    """Side of the map in each stage; strides round up."""
-    first = image_size if image_size <= SMALL else -(-image_size // 4)
-    return [-(-first // 2**i) for i in range(stages)]
-
-
 def default_window(image_size: int, attended: list[int]) -> int:
     """The window nearest to the paper's, 4 with the stem for small images and else 7, that fits."""
     usual = 4 if image_size <= SMALL else 7
@@ -182,13 +180,6 @@ def require_window(window: int, attended: list[int]) -> None:
     if bad:
         fit = ", ".join(map(str, _fitting(attended)))
         raise ValueError(f"window={window} does not divide the {bad[0]} x {bad[0]} map; give one of {fit}")
-
-
-def _check_stages(blocks: tuple[int, ...], msa: tuple[int, ...], heads: tuple[int, ...]) -> None:
-    require_per_stage(len(blocks), msa=msa, heads=heads)
-    for stage, (n, m) in enumerate(zip(blocks, msa, strict=True), start=1):
-        if 2 * m > n:
-            raise ValueError(f"msa={msa} asks for {m} MSAs in stage {stage} of {n} blocks; give at most {n // 2}")
 
 
 def relative_index(window: int) -> Tensor:

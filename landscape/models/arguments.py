@@ -10,13 +10,10 @@ LEAST = {"msa": 0}  # every other whole number counts something a network cannot
 
 
 def converted(name: str, value: object, kind: Any) -> object:
-    """Convert a value to the type of its annotation.
+    """Convert a value, which may be text ("4", "0,1,1,2", "true", "none") or a list, to the type of its annotation.
 
-    Args:
-        name: of the argument, for messages.
-        value: of the right type, or as text ("4", "0,1,1,2", "true", "none"), or a list.
-        kind: the annotation: `int`, `float` (always a rate in [0, 1)), `bool`, `tuple[int, ...]`, a `Literal`
-            of words, or one of them `| None`.
+    The annotation is `int`, `float` (always a rate in [0, 1)), `bool`, `tuple[int, ...]`, a `Literal` of words, or one
+    of them `| None`.
 
     Raises:
         OptionError: it cannot be converted, or is out of range.
@@ -30,11 +27,15 @@ def converted(name: str, value: object, kind: Any) -> object:
         except OptionError as error:
             raise OptionError(f"{error} (none is valid too)") from None
     if get_origin(kind) is Literal:
-        return _choice(name, value, get_args(kind))
+        if value not in get_args(kind):
+            raise _invalid(name, value, alternatives(get_args(kind)))
+        return value
     if get_origin(kind) is tuple:
         return _whole_numbers(name, value)
     if kind is bool:
-        return _boolean(name, value)
+        if str(value).lower() not in BOOLEANS:
+            raise _invalid(name, value, "true or false")
+        return BOOLEANS[str(value).lower()]
     return _rate(name, value) if kind is float else whole_number(name, value)
 
 
@@ -70,18 +71,6 @@ def _rate(name: str, value: object) -> float:
     if not 0.0 <= rate < 1.0:
         raise _invalid(name, value, "a number of at least 0 and below 1")
     return rate
-
-
-def _boolean(name: str, value: object) -> bool:
-    if str(value).lower() not in BOOLEANS:
-        raise _invalid(name, value, "true or false")
-    return BOOLEANS[str(value).lower()]
-
-
-def _choice(name: str, value: object, choices: tuple[str, ...]) -> object:
-    if value not in choices:
-        raise _invalid(name, value, alternatives(choices))
-    return value
 
 
 def _invalid(name: str, value: object, expected: str) -> OptionError:

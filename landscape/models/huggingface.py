@@ -26,14 +26,8 @@ def build(
     """The model that `config.json` describes.
 
     Its class is the one that the configuration names; if that is a bare encoder, or none, the image classifier or
-    causal language model of the same type.
-
-    Args:
-        name: the folder.
-        arguments: entries of the configuration to override.
-        classes: for a folder without weights whose configuration does not say.
-        image_size: replaces the configuration's.
-        weights: load the folder's weights, in single precision.
+    causal language model of the same type. The arguments, and the image size, replace entries of the configuration;
+    the classes are for a folder without weights whose configuration does not say. Weights are in single precision.
 
     Raises:
         FileNotFoundError, ValueError: there is no such folder, or its model cannot be built or filled.
@@ -52,12 +46,8 @@ def build(
         kind = _kind(transformers, config, folder)
         if not weights:
             return guarded(f"hf:{name}", lambda: kind(config))  # type: ignore[no-any-return]
-        model, report = guarded(
-            f"hf:{name}",
-            lambda: kind.from_pretrained(
-                folder, config=config, local_files_only=True, trust_remote_code=False, output_loading_info=True
-            ),
-        )
+        options = {"local_files_only": True, "trust_remote_code": False, "output_loading_info": True}
+        model, report = guarded(f"hf:{name}", lambda: kind.from_pretrained(folder, config=config, **options))
     lacking = [*report["missing_keys"], *(str(entry) for entry in report["mismatched_keys"])]
     if lacking:
         first = ", ".join(map(str, lacking[:3]))

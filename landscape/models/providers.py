@@ -133,7 +133,8 @@ def _timm_preprocessing(wanted: Wanted) -> Preprocessing | None:
         return None
     size = wanted.image_size or wanted.arguments.get("img_size") or own.input_size[-1]
     crop: Crop = "squash" if own.crop_mode == "squash" else own.crop_pct
-    return Preprocessing(int(_side(size)), Resize(own.interpolation, crop), tuple(own.mean), tuple(own.std))
+    side = size[0] if isinstance(size, tuple | list) else size  # the height of (height, width)
+    return Preprocessing(int(side), Resize(own.interpolation, crop), tuple(own.mean), tuple(own.std))
 
 
 def _timm_with(name: str) -> Any:
@@ -156,10 +157,8 @@ def _torchvision(wanted: Wanted) -> nn.Module:
 def _torchvision_preprocessing(wanted: Wanted) -> Preprocessing | None:
     own = _torchvision_with(wanted.name).get_model_weights(wanted.name).DEFAULT.transforms()
     (size,), (short,) = own.crop_size, own.resize_size
-    size_wanted = wanted.image_size or wanted.arguments.get("image_size") or size
-    return Preprocessing(
-        int(size_wanted), Resize(own.interpolation.value, size / short), tuple(own.mean), tuple(own.std)
-    )
+    side = wanted.image_size or wanted.arguments.get("image_size") or size
+    return Preprocessing(int(side), Resize(own.interpolation.value, size / short), tuple(own.mean), tuple(own.std))
 
 
 def _torchvision_with(name: str) -> Any:
@@ -168,16 +167,6 @@ def _torchvision_with(name: str) -> Any:
     if name not in known:
         raise ValueError(_unknown("torchvision", name, known))
     return models
-
-
-def _huggingface(wanted: Wanted) -> nn.Module:
-    return huggingface.build(
-        wanted.name, wanted.arguments, classes=wanted.classes, image_size=wanted.image_size, weights=wanted.weights
-    )
-
-
-def _huggingface_preprocessing(wanted: Wanted) -> Preprocessing | None:
-    return huggingface.preprocessing(wanted.name, wanted.image_size or wanted.arguments.get("image_size"))
 
 
 def _callable(wanted: Wanted) -> Any:
@@ -194,7 +183,12 @@ def _callable(wanted: Wanted) -> Any:
 SOURCES: dict[str, tuple[Callable[[Wanted], nn.Module], Callable[[Wanted], Preprocessing | None]]] = {
     "timm": (_timm, _timm_preprocessing),
     "torchvision": (_torchvision, _torchvision_preprocessing),
-    "hf": (_huggingface, _huggingface_preprocessing),
+    "hf": (
+        lambda wanted: huggingface.build(
+            wanted.name, wanted.arguments, classes=wanted.classes, image_size=wanted.image_size, weights=wanted.weights
+        ),
+        lambda w: huggingface.preprocessing(w.name, w.image_size or w.arguments.get("image_size")),
+    ),
 }
 
 
@@ -202,8 +196,3 @@ def _unknown(source: str, name: str, known: Iterable[str]) -> str:
     names = list(known)
     near = difflib.get_close_matches(name, names, 3, 0.5) or names[:3]
     return f"{source} has no model {name!r}; near it: {', '.join(near)} (of {len(names)})"
-
-
-def _side(size: Any) -> Any:
-    """The height of (height, width), or the number itself."""
-    return size[0] if isinstance(size, tuple | list) else size

@@ -53,7 +53,16 @@ class Swin(nn.Module):
         patch = patch or (1 if image_size <= 32 else 2 if image_size <= SMALL else 4)
         window = window or (4 if image_size <= SMALL else 7)
         sides = [divided(image_size, patch) // 2**i for i in range(len(depths))]
-        _check(sides, dim, depths, heads, window, image_size // patch)
+        require_per_stage(len(depths), heads=heads)
+        if sides[0] % 2 ** (len(depths) - 1):
+            raise ValueError(
+                f"a map of {sides[0]} x {sides[0]} cannot be halved {len(depths) - 1} times; "
+                "give another image size or patch"
+            )
+        for i, count in enumerate(heads):
+            if dim * 2**i % count:
+                raise ValueError(f"heads={heads} do not share the {dim * 2**i} channels of stage {i + 1} evenly")
+        require_window(window, sides)
         self.image_size = image_size
         self.patch_embedding = nn.Conv2d(channels, dim, patch, stride=patch)
         self.patch_norm = nn.LayerNorm(dim)
@@ -107,9 +116,8 @@ class WindowAttention(nn.Module):
         if self.shift:
             x = x.roll((-self.shift, -self.shift), (1, 2))
         x = x.reshape(batch, count, w, count, w, dim).transpose(2, 3).reshape(batch, count**2, w * w, dim)
-        q, k, v = (
-            self.qkv(x).reshape(batch, count**2, w * w, 3, self.heads, dim // self.heads).permute(3, 0, 1, 4, 2, 5)
-        )
+        qkv = self.qkv(x).reshape(batch, count**2, w * w, 3, self.heads, dim // self.heads)
+        q, k, v = qkv.permute(3, 0, 1, 4, 2, 5)
         bias = self.relative_position[self.relative_index].permute(2, 0, 1)  # (head, query, key)
         if self.mask is not None:
             bias = bias + torch.zeros_like(self.mask, dtype=bias.dtype).masked_fill_(~self.mask, -torch.inf)
@@ -145,17 +153,3 @@ def shift_mask(side: int, window: int, shift: int) -> Tensor:
     count = side // window
     kinds = kind.reshape(count, window, count, window).transpose(1, 2).reshape(count**2, 1, window**2)
     return kinds[..., :, None] == kinds[..., None, :]
-
-
-def _check(
-    sides: list[int], dim: int, depths: tuple[int, ...], heads: tuple[int, ...], window: int, first: int
-) -> None:
-    require_per_stage(len(depths), heads=heads)
-    if first % 2 ** (len(depths) - 1):
-        raise ValueError(
-            f"a map of {first} x {first} cannot be halved {len(depths) - 1} times; give another image size or patch"
-        )
-    for i, count in enumerate(heads):
-        if dim * 2**i % count:
-            raise ValueError(f"heads={heads} do not share the {dim * 2**i} channels of stage {i + 1} evenly")
-    require_window(window, sides)

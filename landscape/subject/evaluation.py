@@ -45,12 +45,9 @@ def evaluate(
 ) -> ClassificationMetrics:
     """Evaluate a classifier in eval mode, leaving every module in the mode it was in.
 
-    Args:
-        model: (N, ...) -> logits (N, classes), or an output that contains them, see `logits_in`.
-        batches: inputs on the model's device and class indices (N,) or soft targets (N, classes).
-        passes: for a network that is stochastic at test time (MC dropout, Gal & Ghahramani 2016, arXiv 1506.02142):
-            evaluate the mean of the probabilities of this many passes.
-        seed: of the random numbers of several passes.
+    Batches are inputs on the model's device and class indices (N,) or soft targets (N, classes). For a network that is
+    stochastic at test time (MC dropout, Gal & Ghahramani 2016, arXiv 1506.02142), evaluate the mean of the
+    probabilities of several passes, whose random numbers follow from the seed.
 
     Raises:
         OptionError: `passes` is below 1.
@@ -63,7 +60,11 @@ def evaluate(
         for i, (inputs, targets) in enumerate(batches):
             outputs = _passes(model, inputs, passes, derived_seed(seed, "passes", i))
             stochastic = stochastic or any(not torch.equal(one, outputs[0]) for one in outputs[1:])
-            parts.append(_per_sample(_averaged(outputs), targets))
+            logits = outputs[0]
+            if passes > 1:  # the logarithm of the mean probabilities, which are their logits
+                logarithms = torch.stack([one.double().log_softmax(dim=1) for one in outputs])
+                logits = logarithms.logsumexp(dim=0) - math.log(passes)
+            parts.append(_per_sample(logits, targets))
     if passes > 1 and parts and not stochastic:
         _log.warning("the %d passes are equal: this network is deterministic at test time, one pass suffices", passes)
     if not parts:
@@ -139,14 +140,6 @@ def _passes(model: nn.Module, inputs: Tensor, passes: int, seed: int) -> list[Te
     with torch.random.fork_rng(devices=[inputs.device] if inputs.is_cuda else []):
         torch.manual_seed(seed)
         return [outputs_of(model, inputs) for _ in range(passes)]
-
-
-def _averaged(outputs: list[Tensor]) -> Tensor:
-    """Logits of the only pass, or the logarithm of the mean probabilities of several, which are their logits."""
-    if len(outputs) == 1:
-        return outputs[0]
-    logarithms = [logits.double().log_softmax(dim=1) for logits in outputs]
-    return torch.stack(logarithms).logsumexp(dim=0) - math.log(len(outputs))
 
 
 def _per_sample(logits: Tensor, targets: Tensor) -> Tensor:

@@ -61,13 +61,11 @@ class Spec:
     def __post_init__(self) -> None:
         from landscape.data.preprocessing import INTERPOLATIONS, Resize, parse_crop
 
-        at_least("batch_size", self.batch_size, 1)
         at_least("weight_decay", self.weight_decay, 0.0)
         one_of("split", self.split, ("train", "test"))
-        if self.image_size is not None:
-            at_least("image_size", self.image_size, 1)
-        if self.block_size is not None:
-            at_least("block_size", self.block_size, 1)
+        for name in ("batch_size", "image_size", "block_size"):
+            if (value := getattr(self, name)) is not None:
+                at_least(name, value, 1)
         if len(self.mean) != len(self.std) or not all(value > 0 for value in self.std):
             raise OptionError(
                 f"--mean {self.mean} and --std {self.std} must both be given, one number per channel, --std above 0"
