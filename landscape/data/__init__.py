@@ -81,10 +81,9 @@ def _load(
     name: str, root: Path | None, split: Split, samples: Samples, image_size: int | None, resize: Resize | None
 ) -> Images:
     path = Path(name).expanduser()
-    if name in cifar.RELEASES:
-        return _sized(prefix(cifar.load(name, root=root, split=split), samples), image_size, resize)
-    if name == "digits":
-        return _sized(prefix(digits.load(split), samples), image_size, resize)
+    if name in NAMES:
+        every = digits.load(split) if name == "digits" else cifar.load(name, root=root, split=split)
+        return _sized(prefix(every, samples), image_size, resize)
     if cifar_c.knows(name):
         return _sized(cifar_c.load(name, root=root, split=split, samples=samples), image_size, resize)
     if path.suffix == ".npz" or numpy_files.pair_of_files(name) or (path.is_dir() and numpy_files.found(path, split)):

@@ -34,7 +34,12 @@ def load(name: str, *, root: Path | None, split: str, samples: Samples) -> Image
         FileNotFoundError: there is no such folder or corruption; names the existing ones.
         ValueError: the files do not match.
     """
-    short, corruption, severity = _parse(name)
+    short, *words = name.split(":")
+    if len(words) != 2 or not all(words):
+        raise OptionError(f"--data {name} is incomplete; give {short}:CORRUPTION:SEVERITY such as {short}:fog:3")
+    if words[1] not in map(str, range(1, SEVERITIES + 1)):
+        raise OptionError(f"--data {name}: the severity must be 1 to {SEVERITIES}, got {words[1]}")
+    corruption, severity = words[0], int(words[1])
     if split != "test":
         raise OptionError(f"--data {name} has test images only; give --split test")
     place, clean = FOLDERS[short]
@@ -57,15 +62,6 @@ def load(name: str, *, root: Path | None, split: str, samples: Samples) -> Image
         pixels[position] = images[of_severity][rows[position]].transpose(2, 0, 1)
     inputs, labels_of_rows = torch.from_numpy(pixels), torch.from_numpy(targets[rows])
     return Images(inputs, labels_of_rows, name, release.classes, 32, release.mean, release.std)
-
-
-def _parse(name: str) -> tuple[str, str, int]:
-    short, *rest = name.split(":")
-    if len(rest) != 2 or not all(rest):
-        raise OptionError(f"--data {name} is incomplete; give {short}:CORRUPTION:SEVERITY such as {short}:fog:3")
-    if rest[1] not in map(str, range(1, SEVERITIES + 1)):
-        raise OptionError(f"--data {name}: the severity must be 1 to {SEVERITIES}, got {rest[1]}")
-    return short, rest[0], int(rest[1])
 
 
 def _array(folder: Path, stem: str, name: str) -> Any:

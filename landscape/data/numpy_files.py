@@ -76,7 +76,10 @@ def _images(name: str, x: np.ndarray, y: np.ndarray, samples: Samples) -> Images
     numbers = labels.ndim == 1 and labels.dtype.kind in "ui"
     rows = subset(labels.astype(np.int64), samples) if numbers else np.arange(parse_count("samples", samples, len(x)))
     memory.require(name, len(rows), x.dtype.itemsize * math.prod(x.shape[1:]))
-    inputs = torch.from_numpy(_channels_first(name, _rows(x, rows)))
+    taken = np.empty((len(rows), *x.shape[1:]), x.dtype.newbyteorder("="))
+    for position in np.argsort(rows):  # of a memory map, in the order of the file
+        taken[position] = x[rows[position]]
+    inputs = torch.from_numpy(_channels_first(name, taken))
     wanted = np.array(labels, dtype=labels.dtype.newbyteorder("="))  # a copy in memory: torch has no read-only tensors
     targets = torch.from_numpy(wanted.astype(np.int64) if wanted.dtype.kind in "ui" else wanted)
     mean, std = default_normalisation(inputs)
@@ -97,14 +100,6 @@ def _channels_first(name: str, x: np.ndarray) -> np.ndarray:
         f"{name} holds uint8 inputs {x.shape}; expected images (N, H, W, C), (N, C, H, W) or (N, H, W) with 1 or 3 "
         "channels; give anything else as normalised floating-point numbers"
     )
-
-
-def _rows(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Rows of a memory map, read in the order of the file."""
-    taken = np.empty((len(rows), *x.shape[1:]), x.dtype.newbyteorder("="))
-    for position in np.argsort(rows):
-        taken[position] = x[rows[position]]
-    return taken
 
 
 def _mapped(path: Path) -> np.ndarray:

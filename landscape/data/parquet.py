@@ -117,7 +117,7 @@ def _columns(file: Any, path: Path) -> Columns:
             f"{path} has the columns {', '.join(f'{name} ({kind})' for name, kind in kinds.items())}; expected one of "
             f"pictures ({', '.join(INPUTS[:3])}) and one of classes ({', '.join(TARGETS[:3])})"
         )
-    described = about.get(label, {}) if isinstance(about, dict) else {}
+    described = about.get(label) if isinstance(about, dict) else None
     return Columns(image, label, len(described.get("names") or ()) if isinstance(described, dict) else 0)
 
 

@@ -97,6 +97,5 @@ def default_normalisation(inputs: Tensor) -> tuple[tuple[float, ...], tuple[floa
     """Mean and std of uint8 images without any of their own: ImageNet's for three channels; empty for other inputs."""
     if inputs.dtype != torch.uint8 or inputs.ndim != 4:
         return (), ()
-    if inputs.shape[1] == 3:
-        return IMAGENET_MEAN, IMAGENET_STD
-    return (0.5,) * inputs.shape[1], (0.5,) * inputs.shape[1]
+    grey = (0.5,) * inputs.shape[1]
+    return (IMAGENET_MEAN, IMAGENET_STD) if len(grey) == 3 else (grey, grey)

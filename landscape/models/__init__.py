@@ -117,7 +117,10 @@ def summary(name: str, **arguments: Any) -> str:
     with torch.device("meta"):  # shapes without values: nothing is allocated or drawn
         model = build(name, classes=100, image_size=32, **arguments)
     count = sum(parameter.numel() for parameter in model.parameters())
-    words = [_spelt(argument, value) for argument, value in {**MODELS[name].keywords, **arguments}.items()]
+    words = [
+        argument if value is True else f"{argument} {'-'.join(map(str, value)) if isinstance(value, tuple) else value}"
+        for argument, value in {**MODELS[name].keywords, **arguments}.items()
+    ]
     return f"{type(model).__name__}, {', '.join(words)}: {count / 1e6:.2f} M parameters (32 px, 100 classes)"
 
 
@@ -130,9 +133,3 @@ def _check_name(name: str) -> None:
     if name not in MODELS:
         near = difflib.get_close_matches(name, NAMES, n=3) or list(NAMES[:3])
         raise ValueError(f"no model is named {name!r}; near it: {', '.join(near)}; all of them: landscape models")
-
-
-def _spelt(argument: str, value: object) -> str:
-    if value is True:
-        return argument
-    return f"{argument} {'-'.join(map(str, value)) if isinstance(value, tuple) else value}"

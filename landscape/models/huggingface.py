@@ -62,9 +62,6 @@ def preprocessing(name: str, image_size: int | None) -> Preprocessing | None:
     """The preprocessing in `preprocessor_config.json`, else the configuration's size and ImageNet's mean and std.
 
     None for a model without images.
-
-    Raises:
-        FileNotFoundError, ValueError: as `folder_of`.
     """
     folder = folder_of(name)
     config, path = json_of(folder / "config.json"), folder / "preprocessor_config.json"
@@ -82,11 +79,7 @@ def preprocessing(name: str, image_size: int | None) -> Preprocessing | None:
 
 
 def context(name: str) -> int | None:
-    """The longest sequence of tokens that a language model accepts; None if its configuration does not say.
-
-    Raises:
-        FileNotFoundError, ValueError: as `folder_of`.
-    """
+    """The longest sequence of tokens that a language model accepts; None if its configuration does not say."""
     config = json_of(folder_of(name) / "config.json")
     return next((int(config[key]) for key in CONTEXTS if isinstance(config.get(key), int)), None)
 

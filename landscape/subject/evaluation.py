@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -72,14 +73,8 @@ def evaluate(
     # Copied to the host once: a copy per batch would make a GPU wait.
     loss, correct, top5, brier, confidence = torch.cat(parts, dim=1).cpu()
     ece = calibration_terms(confidence, correct)
-    return ClassificationMetrics(
-        len(loss),
-        *mean_and_standard_error(loss),
-        *mean_and_standard_error(correct),
-        *mean_and_standard_error(top5),
-        *mean_and_standard_error(brier),
-        *mean_and_standard_error(ece),
-    )
+    means = map(mean_and_standard_error, (loss, correct, top5, brier, ece))
+    return ClassificationMetrics(len(loss), *chain.from_iterable(means))
 
 
 def metrics_of(subject: Subject, *, passes: int = 1) -> dict[str, float]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -68,7 +66,10 @@ def _built(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.M
             arguments = {"classes": images.classes, "image_size": images.size, **arguments}
         arguments = {"classes": 10, "image_size": 32, **arguments}
         if not spec.model and stored is not None:
-            _refuse_oversized(stored, name, arguments)
+            with torch.device("meta"):  # before memory is reserved for a far larger model than the file's weights
+                described = sum(tensor.numel() for tensor in models.build(name, **arguments).state_dict().values())
+            held, what = sum(tensor.numel() for tensor in stored.state_dict.values()), f"a {name}"
+            refuse_oversized(str(stored.path), what, described, held, expansion=EXPANSION, slack=SLACK, unit="numbers")
         return models.build(name, **arguments)
     if ":" not in name:
         models.build(name, classes=10, image_size=32)  # raises with the near names
@@ -96,11 +97,3 @@ def _classes_in(stored: Checkpoint, module: nn.Module) -> int | None:
     rows = {there[:1] for there, _ in differing}
     alike = all(there[1:] == here[1:] and there and here for there, here in differing)
     return rows.pop()[0] if len(rows) == 1 and alike else None
-
-
-def _refuse_oversized(stored: Checkpoint, name: str, arguments: Mapping[str, Any]) -> None:
-    """Reject a checkpoint that describes a far larger model than its weights, before memory is reserved for it."""
-    with torch.device("meta"):
-        described = sum(tensor.numel() for tensor in models.build(name, **arguments).state_dict().values())
-    held = sum(tensor.numel() for tensor in stored.state_dict.values())
-    refuse_oversized(str(stored.path), f"a {name}", described, held, expansion=EXPANSION, slack=SLACK, unit="numbers")
