@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from landscape.probe import checked
 
 
-class Entry(NamedTuple):
+class ProbeEntry(NamedTuple):
     """A row of the table."""
 
     module: str  # that holds the probe, imported on use, so that the table costs nothing
@@ -18,24 +18,30 @@ class Entry(NamedTuple):
     shared_pass: bool = False  # whether `landscape features` measures it, from one forward pass with others
 
 
-PROBES: dict[str, Entry] = {
-    "surface": Entry("surface", "Surface", "Loss on a filter-normalised plane around the weights."),
-    "line": Entry("line", "Line", "Loss along a line through the weights, or to another checkpoint: the barrier."),
-    "trajectory": Entry("trajectory", "Trajectory", "Training path in polar coordinates and on its principal plane."),
-    "hessian": Entry("hessian", "Hessian", "Extreme Hessian eigenvalues of every mini-batch, each with its residual."),
-    "trace": Entry("trace", "Trace", "Trace of the Hessian, with its standard error."),
-    "density": Entry("density", "Density", "Density of all Hessian eigenvalues, by Lanczos quadrature."),
-    "fourier": Entry("fourier", "Fourier", "Relative log amplitude of feature maps over frequency, per layer.", True),
-    "variance": Entry("variance", "Variance", "Variance of feature maps over positions, per layer.", True),
-    "similarity": Entry(
+PROBES: dict[str, ProbeEntry] = {
+    "surface": ProbeEntry("surface", "Surface", "Loss on a filter-normalised plane around the weights."),
+    "line": ProbeEntry("line", "Line", "Loss along a line through the weights, or to another checkpoint: the barrier."),
+    "trajectory": ProbeEntry(
+        "trajectory", "Trajectory", "Training path in polar coordinates and on its principal plane."
+    ),
+    "hessian": ProbeEntry(
+        "hessian", "Hessian", "Extreme Hessian eigenvalues of every mini-batch, each with its residual."
+    ),
+    "trace": ProbeEntry("trace", "Trace", "Trace of the Hessian, with its standard error."),
+    "density": ProbeEntry("density", "Density", "Density of all Hessian eigenvalues, by Lanczos quadrature."),
+    "fourier": ProbeEntry(
+        "fourier", "Fourier", "Relative log amplitude of feature maps over frequency, per layer.", True
+    ),
+    "variance": ProbeEntry("variance", "Variance", "Variance of feature maps over positions, per layer.", True),
+    "similarity": ProbeEntry(
         "similarity", "Similarity", "Centred kernel alignment of all pairs of layers, or of two networks.", True
     ),
-    "attention": Entry(
+    "attention": ProbeEntry(
         "attention", "Attention", "Distance, mutual information and diversity of self-attentions, per head.", True
     ),
-    "lesion": Entry("lesion", "Lesion", "Accuracy and loss when one unit is removed, for every unit."),
-    "noise": Entry("noise", "Noise", "Accuracy under noise of one band of frequencies, for every band."),
-    "probe-linear": Entry(
+    "lesion": ProbeEntry("lesion", "Lesion", "Accuracy and loss when one unit is removed, for every unit."),
+    "noise": ProbeEntry("noise", "Noise", "Accuracy under noise of one band of frequencies, for every band."),
+    "probe-linear": ProbeEntry(
         "probe_linear", "ProbeLinear", "Accuracy of a linear classifier on frozen features, per layer."
     ),
 }
