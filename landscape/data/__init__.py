@@ -11,9 +11,9 @@ import torch
 
 from landscape.data import cifar, cifar_c, digits, image_folder, numpy_files, parquet, tokens, torch_dataset
 from landscape.data.augment import Augmentation
-from landscape.data.dataset import Batches, Images, prefix, resized
+from landscape.data.dataset import Batches, Images, resized
 from landscape.data.preprocessing import Resize, resize_images
-from landscape.data.sampling import Samples, Split
+from landscape.data.sampling import Samples, Split, subset
 from landscape.options import at_least, one_of, parse_count
 
 __all__ = ["NAMES", "Augmentation", "Batches", "Images", "Split", "load"]
@@ -83,7 +83,7 @@ def _load(
     path = Path(name).expanduser()
     if name in NAMES:
         every = digits.load(split) if name == "digits" else cifar.load(name, root=root, split=split)
-        return _sized(prefix(every, samples), image_size, resize)
+        return _sized(every.take(subset(every.targets.numpy(), samples)), image_size, resize)
     if cifar_c.knows(name):
         return _sized(cifar_c.load(name, root=root, split=split, samples=samples), image_size, resize)
     if path.suffix == ".npz" or numpy_files.pair_of_files(name) or (path.is_dir() and numpy_files.found(path, split)):

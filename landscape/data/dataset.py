@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from landscape.data.augment import Augmentation
-from landscape.data.sampling import Samples, subset
 from landscape.options import at_least
 from landscape.probe import derived_seed
 
@@ -107,11 +106,6 @@ class Batches(Sequence[tuple[Tensor, Tensor]]):
             seed = derived_seed(self.seed, i)
             inputs, targets = self.augmentation(inputs, targets, classes=self.images.classes, seed=seed)
         return self.images.normalised(inputs), targets
-
-
-def prefix(images: Images, samples: Samples) -> Images:
-    """The first `samples` images of the class-balanced order, all of them for None."""
-    return images.take(subset(images.targets.numpy(), samples))
 
 
 def resized(images: Images, size: int | None, *, block: int = 1024) -> Images:

@@ -9,6 +9,7 @@ colour (mid-grey) fills empty areas, and geometry is always bilinear.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -132,14 +133,14 @@ def sharpness(x: Tensor, level: Tensor) -> Tensor:
     return _blended(smooth, x, level)
 
 
-def shear_x(x: Tensor, level: Tensor) -> Tensor:
-    """Rows shifted by up to 0.3 pixels per row."""
-    return _displaced(x, level, across=(0, 0.3, 0))
+def _displaced(x: Tensor, level: Tensor, *, across: Row = (0, 0, 0), down: Row = (0, 0, 0)) -> Tensor:
+    identity = torch.eye(2, 3, device=x.device)
+    change = torch.tensor((across, down)).to(x.device, non_blocking=True)
+    return _moved(x, identity + level.view(-1, 1, 1) * change)
 
 
-def shear_y(x: Tensor, level: Tensor) -> Tensor:
-    """Columns shifted by up to 0.3 pixels per column."""
-    return _displaced(x, level, down=(0.3, 0, 0))
+shear_x = partial(_displaced, across=(0, 0.3, 0))  # rows shifted by up to 0.3 pixels per row
+shear_y = partial(_displaced, down=(0.3, 0, 0))  # columns shifted by up to 0.3 pixels per column
 
 
 def translate_x(x: Tensor, level: Tensor) -> Tensor:
@@ -180,12 +181,6 @@ def _blended(start: Tensor, x: Tensor, level: Tensor) -> Tensor:
 def _looked_up(x: Tensor, table: Tensor) -> Tensor:
     """Every value replaced by its entry in the table (n, C, 256) of its image and channel."""
     return table.clamp(0, 255).gather(2, x.flatten(2).long()).to(torch.uint8).view_as(x)
-
-
-def _displaced(x: Tensor, level: Tensor, *, across: Row = (0, 0, 0), down: Row = (0, 0, 0)) -> Tensor:
-    identity = torch.eye(2, 3, device=x.device)
-    change = torch.tensor((across, down)).to(x.device, non_blocking=True)
-    return _moved(x, identity + level.view(-1, 1, 1) * change)
 
 
 def _moved(x: Tensor, matrix: Tensor) -> Tensor:

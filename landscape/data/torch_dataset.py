@@ -93,19 +93,15 @@ def _from_dataset(name: str, dataset: Any, samples: Samples, image_size: int | N
     inputs, targets = GrowingTensor(name, len(order)), GrowingTensor(name, len(order))
     drawn = False
     for row in order.tolist():
-        item, random = _item(name, dataset, row)
+        one, wanted, image_size, random = _item(name, dataset, row, image_size, resize)
         drawn = drawn or random
-        value, target = _parts(f"{name}: item {row}", item)
-        value, image_size = _decoded(f"{name}: item {row}", value, image_size, resize)
-        one, wanted = _tensor(f"{name}: input {row}", value), _tensor(f"{name}: target {row}", target)
         if inputs.count and (one.shape, wanted.shape) != (inputs.shape, targets.shape):
             shapes, first = ((tuple(x.shape), tuple(y.shape)) for x, y in ((one, wanted), (inputs, targets)))
             raise ValueError(f"{name}: item {row} has the shapes {shapes}, the first {first}; make them equal")
         inputs.append(one[None])
         targets.append(wanted[None])
     for row, before in zip(order[:REREAD].tolist(), inputs.tensor, strict=False):
-        value, _ = _parts(f"{name}: item {row}", _item(name, dataset, row)[0])
-        again = _tensor(f"{name}: input {row}", _decoded(f"{name}: item {row}", value, image_size, resize)[0])
+        again = _item(name, dataset, row, image_size, resize)[0]
         if not torch.equal(again.nan_to_num(), before.nan_to_num()):
             raise ValueError(
                 f"{name}: item {row} differs when it is read again, expected the same; switch its random transforms "
@@ -120,12 +116,18 @@ def _from_dataset(name: str, dataset: Any, samples: Samples, image_size: int | N
     return images.take(rows[: parse_count("samples", samples, len(rows))])
 
 
-def _item(name: str, dataset: Any, row: int) -> tuple[Any, bool]:
-    """An item, read with a seed of its own, and whether it drew random numbers."""
+def _item(
+    name: str, dataset: Any, row: int, image_size: int | None, resize: Resize | None
+) -> tuple[Tensor, Tensor, int | None, bool]:
+    """Input and target, read with a seed of their own; the size for all; whether random numbers were drawn."""
+    what = f"{name}: item {row}"
     with fixed_rng(derived_seed(SEED, "item", row)):
         before = rng_states()
-        item = guarded(f"{name}: item {row}", partial(operator.getitem, dataset, row))
-        return item, before != rng_states()
+        item = guarded(what, partial(operator.getitem, dataset, row))
+        drawn = before != rng_states()
+    value, target = _parts(what, item)
+    value, size = _decoded(what, value, image_size, resize)
+    return _tensor(f"{name}: input {row}", value), _tensor(f"{name}: target {row}", target), size, drawn
 
 
 def _from_iterable(

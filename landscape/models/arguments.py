@@ -31,7 +31,11 @@ def converted(name: str, value: object, kind: Any) -> object:
             raise _invalid(name, value, alternatives(get_args(kind)))
         return value
     if get_origin(kind) is tuple:
-        return _whole_numbers(name, value)
+        words = value.strip("()[] ").rstrip(",").split(",") if isinstance(value, str) else value
+        entries = words if isinstance(words, list | tuple) else [words]
+        if not entries:
+            raise _invalid(name, value, "one whole number per stage, such as 2,2,2,2")
+        return tuple(whole_number(name, entry) for entry in entries)
     if kind is bool:
         if str(value).lower() not in BOOLEANS:
             raise _invalid(name, value, "true or false")
@@ -53,14 +57,6 @@ def whole_number(name: str, value: object) -> int:
     if number < least:
         raise _invalid(name, value, f"a whole number of at least {least}")
     return number
-
-
-def _whole_numbers(name: str, value: object) -> tuple[int, ...]:
-    words = value.strip("()[] ").rstrip(",").split(",") if isinstance(value, str) else value
-    entries = list(words) if isinstance(words, list | tuple) else [words]
-    if not entries:
-        raise _invalid(name, value, "one whole number per stage, such as 2,2,2,2")
-    return tuple(whole_number(name, entry) for entry in entries)
 
 
 def _rate(name: str, value: object) -> float:

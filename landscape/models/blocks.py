@@ -17,13 +17,18 @@ Head = Literal["gap", "bn-gap", "mlp"]
 BOUND = 10.0  # t of t tanh(x / t), as in the paper
 
 
-def initialise(network: nn.Module, kinds: tuple[type[nn.Module], ...], draw: Callable[[Tensor], object]) -> None:
-    """Draw the weights of all layers of these kinds, in their order in the network; their biases become 0."""
+def initialise(
+    network: nn.Module, kinds: tuple[type[nn.Module], ...], draw: Callable[[Tensor], object], *tokens: Tensor | None
+) -> None:
+    """Draw the weights of all layers of these kinds, in their order in the network, then tokens; biases become 0."""
     for module in network.modules():
         if isinstance(module, kinds):
             draw(module.get_parameter("weight"))
             if module.bias is not None:
                 nn.init.zeros_(module.get_parameter("bias"))
+    for token in tokens:
+        if token is not None:
+            draw(token)
 
 
 def require_per_stage(stages: int, **arguments: tuple[int, ...]) -> None:

@@ -71,10 +71,8 @@ class PiT(nn.Module):
         self.pools = nn.ModuleList(Pool(one, next) for one, next in pairwise(dims))
         self.norm = nn.LayerNorm(dims[-1])
         self.head = nn.Linear(dims[-1], classes)
-        trunc_normal = partial(nn.init.trunc_normal_, std=std)
-        initialise(self, (nn.Linear,), trunc_normal)
-        trunc_normal(self.position_embedding)
-        trunc_normal(self.cls_token)
+        draw = partial(nn.init.trunc_normal_, std=std)
+        initialise(self, (nn.Linear,), draw, self.position_embedding, self.cls_token)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of a batch of images of the size the model was built for."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -140,7 +140,7 @@ def _timm_preprocessing(wanted: Wanted) -> Preprocessing | None:
 def _timm_with(name: str) -> Any:
     timm = library("timm")
     if not timm.is_model(name):
-        raise ValueError(_unknown("timm", name, timm.list_models()))
+        raise _unknown("timm", name, timm.list_models())
     return timm
 
 
@@ -165,7 +165,7 @@ def _torchvision_with(name: str) -> Any:
     models = library("torchvision").models
     known = models.list_models(module=models)
     if name not in known:
-        raise ValueError(_unknown("torchvision", name, known))
+        raise _unknown("torchvision", name, known)
     return models
 
 
@@ -192,7 +192,6 @@ SOURCES: dict[str, tuple[Callable[[Wanted], nn.Module], Callable[[Wanted], Prepr
 }
 
 
-def _unknown(source: str, name: str, known: Iterable[str]) -> str:
-    names = list(known)
+def _unknown(source: str, name: str, names: list[str]) -> ValueError:
     near = difflib.get_close_matches(name, names, 3, 0.5) or names[:3]
-    return f"{source} has no model {name!r}; near it: {', '.join(near)} (of {len(names)})"
+    return ValueError(f"{source} has no model {name!r}; near it: {', '.join(near)} (of {len(names)})")

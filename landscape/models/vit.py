@@ -70,11 +70,8 @@ class ViT(nn.Module):
         )
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, classes)
-        trunc_normal = partial(nn.init.trunc_normal_, std=std)
-        initialise(self, (nn.Linear, nn.Conv2d), trunc_normal)
-        trunc_normal(self.position_embedding)
-        if self.cls_token is not None:
-            trunc_normal(self.cls_token)
+        draw = partial(nn.init.trunc_normal_, std=std)
+        initialise(self, (nn.Linear, nn.Conv2d), draw, self.position_embedding, self.cls_token)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of a batch of images of the size the model was built for."""

@@ -59,7 +59,7 @@ class Spec:
     logits: bool = True  # the model's outputs are used as logits; if False, its classifier may be missing
 
     def __post_init__(self) -> None:
-        from landscape.data.preprocessing import INTERPOLATIONS, Resize, parse_crop
+        from landscape.data.preprocessing import Resize, parse_crop
 
         at_least("weight_decay", self.weight_decay, 0.0)
         one_of("split", self.split, ("train", "test"))
@@ -70,8 +70,5 @@ class Spec:
             raise OptionError(
                 f"--mean {self.mean} and --std {self.std} must both be given, one number per channel, --std above 0"
             )
-        if self.interpolation:
-            one_of("interpolation", self.interpolation, INTERPOLATIONS)
-        if self.crop:
-            Resize(crop=parse_crop(self.crop))
+        Resize(self.interpolation or "bilinear", parse_crop(self.crop or "1"))
         parse_count("samples", self.samples, 100)
