@@ -1,4 +1,4 @@
-"""Subjects whose loss, curvature or surface is known in closed form, and a probe's answer without a file."""
+"""Subjects whose loss, curvature or surface is known in closed form, and a probe's result without a results file."""
 
 from __future__ import annotations
 
@@ -184,15 +184,15 @@ def dense_hessian(subject: Subject, i: int = 0) -> Tensor:
         return jacrev(grad(loss))(flat(parameters.values()))  # type: ignore[no-any-return]
 
 
-def answer(probe: Probe, subject: Subject, *, units: int | None = None) -> dict[str, Any]:
-    """All arrays of a probe's result as the file would hold them, with the first `units` of its units measured."""
+def run_probe(probe: Probe, subject: Subject, *, units: int | None = None) -> dict[str, Any]:
+    """All arrays of a probe's result as the results file stores them, with its first `units` units measured."""
     plan = probe.plan(subject)
     arrays: dict[str, Any] = {**plan.over, **plan.axes, **{name: values for name, (_, values) in plan.labels.items()}}
     for name, quantity in plan.quantities.items():
         arrays[name] = np.full(plan.shape + tuple(len(plan.axis(dim)) for dim in quantity.dims), np.nan)
     arrays["done"] = np.zeros(plan.shape, dtype=np.uint8)
-    asked = list(plan.units())[:units]
-    for unit, values in zip(asked, sweep(probe, subject, asked), strict=True):
+    pending = list(plan.units())[:units]
+    for unit, values in zip(pending, sweep(probe, subject, pending), strict=True):
         for name in plan.quantities:
             arrays[name][unit.index] = values[name]
         arrays["done"][unit.index] = 1

@@ -1,4 +1,4 @@
-"""A question that needs no model, and a process that answers it: what the tests of store and journal kill."""
+"""A run key that needs no model, and a process that measures it: the tests of writer and journal kill it."""
 
 from __future__ import annotations
 
@@ -40,9 +40,11 @@ def reduce_of(probe: str, parameters: Mapping[str, Any]) -> Reduce | None:
     return (lambda data: {"total": np.nansum(data["value"])}) if probe == "counting" else None
 
 
-def answer(path: Path, asked: RunKey, *, merge_every: int = 50, acknowledge: bool = False, rest: float = 0.0) -> None:
-    """Answer what is pending, merging now and then, with a rest after it; says `index` once a unit is safe."""
-    with Writer(path, asked, reduce_of=reduce_of) as writer:
+def measure_pending(
+    path: Path, key: RunKey, *, merge_every: int = 50, acknowledge: bool = False, rest: float = 0.0
+) -> None:
+    """Measure the pending units, merging every few and then sleeping `rest` s; prints the index of each stored unit."""
+    with Writer(path, key, reduce_of=reduce_of) as writer:
         for count, unit in enumerate(writer.pending(), start=1):
             writer.write(unit, values(unit))
             if acknowledge:
@@ -54,5 +56,7 @@ def answer(path: Path, asked: RunKey, *, merge_every: int = 50, acknowledge: boo
 
 if __name__ == "__main__":
     print("ready", flush=True)
-    answer(Path(sys.argv[1]), run_key(digest=sys.argv[2]), acknowledge=True, rest=float((sys.argv[3:] or ["0"])[0]))
+    measure_pending(
+        Path(sys.argv[1]), run_key(digest=sys.argv[2]), acknowledge=True, rest=float((sys.argv[3:] or ["0"])[0])
+    )
     print("end", flush=True)

@@ -1,4 +1,4 @@
-"""A results file as a study of several networks leaves it, written by `store.Writer` without any measurement."""
+"""A results file of a study of several networks, written by `results.writer.Writer` from made-up numbers."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def write(
                 "checkpoint_sha256": f"{number:064x}",
                 "protocol": "cifar100 test, 1024 samples, batch size 128, no augmentation, weight decay 0, seed 0",
             }
-            question = RunKey(probe, network.label, f"{number:05x}{PROBES.index(probe):05x}", plan, attributes)
-            with Writer(path, question, reduce_of=reduce_of) as writer:
+            key = RunKey(probe, network.label, f"{number:05x}{PROBES.index(probe):05x}", plan, attributes)
+            with Writer(path, key, reduce_of=reduce_of) as writer:
                 for unit in first(list(plan.units()), share):
                     writer.write(unit, measure(unit))
     return path

@@ -1,4 +1,4 @@
-"""`landscape.load`, `landscape.measure`, `landscape.open`: the same answers as the engine's, in one call."""
+"""`landscape.load`, `landscape.measure`, `landscape.open`: the results of `run`, in one call."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def out(tmp_path: Path) -> Path:
 
 
 def refuse(done: int, total: int) -> None:
-    raise AssertionError("a finished question was measured again")
+    raise AssertionError("a finished run was measured again")
 
 
 def test_a_loaded_subject_is_measured_and_its_result_is_labelled(final: Path, out: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from analytic import answer
+from analytic import run_probe
 from foreign import Encoder
 from torch import Tensor, nn
 
@@ -235,7 +235,7 @@ def _maps_of_vit(model: Any, images: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 def test_the_probe_equals_a_forward_pass_written_out() -> None:
     subject = _subject(_vit(), 8, 8)
-    found = answer(Attention(spectra_images=3), subject)
+    found = run_probe(Attention(spectra_images=3), subject)
     parts = [_maps_of_vit(subject.model, images) for images, _ in subject.batches]
     distance = metrics.distances((4, 4), (2.0, 2.0), CPU)
     previous = None
@@ -270,7 +270,7 @@ def test_the_probe_equals_a_forward_pass_written_out() -> None:
 def test_torch_encoder_layers_with_oblong_grids_and_prefix_tokens(prefix: int) -> None:
     torch.manual_seed(0)
     subject = _subject(Encoder(prefix=prefix), 16, 8)
-    found = answer(Attention(), subject)
+    found = run_probe(Attention(), subject)
     assert found["name"].tolist() == ["encoder.layers.0.self_attn", "encoder.layers.1.self_attn"]
     assert (found["rows"].tolist(), found["columns"].tolist()) == ([4, 4], [2, 2])
     model: Any = subject.model
@@ -289,7 +289,7 @@ def test_maps_of_windows_count_per_window_on_the_window_grid() -> None:
     model: Any = models.build("alternet_demo", classes=3, image_size=16)
     subject = _subject(model, 16, 16)
     layers = [layer for layer in discover(subject.model, subject.batches[0][0]) if layer.attention]
-    found = answer(Attention(), subject)
+    found = run_probe(Attention(), subject)
     assert found["rows"].tolist() == [layer.attention.grid[0] for layer in layers if layer.attention] == [4, 4]
     received: list[AttentionMaps] = []
     assert layers[0].attention is not None
@@ -306,7 +306,7 @@ def test_maps_of_windows_count_per_window_on_the_window_grid() -> None:
 
 def test_chunks_of_a_batch_give_the_result_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = _subject(_vit(dim=48), 8, 8)
-    whole = answer(Attention(), subject)
+    whole = run_probe(Attention(), subject)
     real = maps_from_qk
 
     def frugal(*args: Any, **kwargs: Any) -> AttentionMaps:
@@ -315,23 +315,23 @@ def test_chunks_of_a_batch_give_the_result_of_the_batch(monkeypatch: pytest.Monk
 
     monkeypatch.setattr("landscape.layers.attention_maps.maps_from_qk", frugal)
     monkeypatch.setattr(frugal, "__signature__", __import__("inspect").signature(real), raising=False)
-    for name, values in answer(Attention(), subject).items():
+    for name, values in run_probe(Attention(), subject).items():
         if name in ("distance", "mutual_information", "entropy", "head_cosine"):
             np.testing.assert_allclose(values, whole[name], rtol=1e-10)
 
 
 def test_a_half_finished_result_is_that_of_the_finished_images() -> None:
     subject = _subject(_vit(), 8, 8)
-    part = answer(Attention(), subject, units=1)
-    first = answer(Attention(), Subject(subject.model, subject.batches[:1]))
+    part = run_probe(Attention(), subject, units=1)
+    first = run_probe(Attention(), Subject(subject.model, subject.batches[:1]))
     for name in ("distance", "mutual_information", "token_singular_value", "image_singular_value"):
         np.testing.assert_allclose(part[name], first[name], rtol=1e-12)
-    nothing = answer(Attention(), subject, units=0)
+    nothing = run_probe(Attention(), subject, units=0)
     assert all(np.isnan(nothing[name]).all() for name in ("distance", "token_cosine", "image_singular_value"))
 
 
 def test_without_spectra_of_tokens_everything_else_is_measured() -> None:
-    found = answer(Attention(spectra_images=0), _subject(_vit(), 8, 8))
+    found = run_probe(Attention(spectra_images=0), _subject(_vit(), 8, 8))
     assert np.isnan(found["token_singular_value"]).all()
     assert np.isfinite(found["distance"]).all()
     with pytest.raises(OptionError, match="--spectra-images must be at least 0, got -1"):

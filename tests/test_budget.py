@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from analytic import answer, attention_net, convolution_net, same_state, state
+from analytic import attention_net, convolution_net, run_probe, same_state, state
 
 from landscape.options import OptionError
 from landscape.probes.surface import Surface
@@ -164,7 +164,7 @@ def test_autotuned_choices_are_stored_and_used_again(
         groups.attribute(path, first.group, "batch_size"),
     ) == (64, 16)
     outright = Surface(resolution="5,3", memory_format="channels_last")
-    assert run(outright, digits.first(64).rebatched(16), path).group == first.group  # one question, however it came up
+    assert run(outright, digits.first(64).rebatched(16), path).group == first.group  # one run key, autotuned or given
     assert run(undecided, digits, path, overwrite=True).units == 81
 
 
@@ -199,9 +199,9 @@ def test_autotuning_returns_all_choices_and_the_estimate_a_time(digits: Subject)
 def test_channels_last_and_bf16_change_the_loss_by_little_and_say_by_how_much() -> None:
     subject = convolution_net(sizes=(20, 20))
     subject.model.float()
-    plain = answer(Surface(resolution="5"), subject)
+    plain = run_probe(Surface(resolution="5"), subject)
     for options in ({"memory_format": "channels_last"}, {"precision": "bf16"}):
-        found = answer(Surface(resolution="5", **options), subject)  # type: ignore[arg-type]
+        found = run_probe(Surface(resolution="5", **options), subject)  # type: ignore[arg-type]
         expected = np.abs(found["loss"] - plain["loss"]) / found["loss_se"]
         np.testing.assert_allclose(found["deviates"], expected, atol=1e-6)
         assert found["deviation_95"] <= found["deviation_max"] == np.max(found["deviates"])
@@ -213,7 +213,7 @@ def test_bf16_weights_that_move_are_cast_anew_at_every_point() -> None:
     subject = attention_net(sizes=(12,))
     subject.model.float()
     probe = Surface(resolution="3", precision="bf16")
-    together = answer(probe, subject)["loss"]
+    together = run_probe(probe, subject)["loss"]
     alone = [probe.measure(subject, unit)["loss"] for unit in reversed(list(probe.plan(subject).units()))]
     np.testing.assert_array_equal(together.ravel(), alone[::-1])
     assert len(np.unique(together)) == 9
@@ -223,7 +223,7 @@ def test_a_compiled_model_sees_weights_written_in_place(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))  # traced alike, without a compiler
     subject = convolution_net()
     kept = state(subject.model)
-    found, plain = (answer(Surface(resolution="3", compile=flag), subject) for flag in (True, False))
+    found, plain = (run_probe(Surface(resolution="3", compile=flag), subject) for flag in (True, False))
     np.testing.assert_allclose(found["loss"], plain["loss"], rtol=1e-12)
     assert found["deviation_max"] < 1e-9
     assert same_state(subject.model, kept)

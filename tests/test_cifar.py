@@ -167,7 +167,7 @@ def test_missing_files_are_named_with_a_way_out(tmp_path: Path) -> None:
 
 
 def served(monkeypatch: pytest.MonkeyPatch, members: dict[str, bytes | str], md5: str | None = None) -> list[str]:
-    """Answer every request with a `.tar.gz` (a str is the target of a link); the urls that were asked for."""
+    """Serve a `.tar.gz` to every request (a str is the target of a link); returns the requested URLs."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for name, content in members.items():
@@ -180,13 +180,13 @@ def served(monkeypatch: pytest.MonkeyPatch, members: dict[str, bytes | str], md5
                 archive.addfile(entry, io.BytesIO(content))
     urls: list[str] = []
 
-    def answer(url: str, timeout: float) -> io.BytesIO:
+    def respond(url: str, timeout: float) -> io.BytesIO:
         assert timeout <= 3
         urls.append(url)
         return io.BytesIO(buffer.getvalue())
 
     known = md5 or hashlib.md5(buffer.getvalue(), usedforsecurity=False).hexdigest()
-    monkeypatch.setattr(urllib.request, "urlopen", answer)
+    monkeypatch.setattr(urllib.request, "urlopen", respond)
     monkeypatch.setattr(cifar, "RELEASES", {"cifar100": replace(cifar.RELEASES["cifar100"], md5=known)})
     return urls
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 import xarray as xr
 from analytic import (
-    answer,
     attention_net,
     convolution_net,
     dense_hessian,
     quadratic,
+    run_probe,
     same_state,
     state,
     symmetric,
@@ -51,14 +51,14 @@ def known(found: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 def test_nodes_and_weights_are_close_to_the_dense_spectrum(network: Callable[..., Subject]) -> None:
     subject = network(sizes=(6, 3))
     values = spectrum(subject)
-    nodes, weights = known(answer(Density(vectors=20, steps=16), subject))
+    nodes, weights = known(run_probe(Density(vectors=20, steps=16), subject))
     assert wasserstein_distance(values, nodes, v_weights=weights) < 0.25 * np.abs(values).mean()
     assert nodes.max() == pytest.approx(values[-1], rel=1e-3)
     assert nodes.min() == pytest.approx(values[0], rel=1e-3)
 
 
 def test_moments_of_the_spectrum_come_within_their_errors() -> None:
-    found = answer(Density(vectors=60, steps=12), quadratic(symmetric(SPECTRUM)))
+    found = run_probe(Density(vectors=60, steps=12), quadratic(symmetric(SPECTRUM)))
     for power in (1, 2, 3, 4):
         moments = np.nansum(found["weights"] * found["nodes"] ** power, axis=1)
         error = moments.std(ddof=1) / np.sqrt(len(moments))
@@ -67,7 +67,7 @@ def test_moments_of_the_spectrum_come_within_their_errors() -> None:
 
 def test_a_quadrature_is_exact_for_polynomials_of_degree_up_to_twice_its_steps_less_one() -> None:
     subject = quadratic(symmetric(np.linspace(-1.0, 1.0, 30).tolist()))
-    few, full = (answer(Density(vectors=1, steps=steps), subject) for steps in (4, 30))
+    few, full = (run_probe(Density(vectors=1, steps=steps), subject) for steps in (4, 30))
     moment = [[np.nansum(one["weights"] * one["nodes"] ** power) for one in (few, full)] for power in range(9)]
     for power in range(8):
         assert moment[power][0] == pytest.approx(moment[power][1], abs=1e-12)
@@ -76,14 +76,14 @@ def test_a_quadrature_is_exact_for_polynomials_of_degree_up_to_twice_its_steps_l
 
 def test_as_many_steps_as_weights_find_every_eigenvalue() -> None:
     values = [4.0, 2.0, 1.0, -0.5, -3.0]
-    found = answer(Density(vectors=3), quadratic(symmetric(values)))
+    found = run_probe(Density(vectors=3), quadratic(symmetric(values)))
     np.testing.assert_allclose(found["nodes"][:, :5], [sorted(values)] * 3, atol=1e-9)
     assert np.isnan(found["nodes"][:, 5:]).all()
 
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_weights_are_shares_padded_at_the_end(network: Callable[..., Subject]) -> None:
-    found = answer(Density(vectors=2, steps=64), network(sizes=(6,)))
+    found = run_probe(Density(vectors=2, steps=64), network(sizes=(6,)))
     finite = np.isfinite(found["nodes"])
     assert (finite == np.isfinite(found["weights"])).all()
     assert (np.diff(finite.astype(int), axis=1) <= 0).all()
@@ -94,7 +94,7 @@ def test_weights_are_shares_padded_at_the_end(network: Callable[..., Subject]) -
 
 @pytest.mark.parametrize("values", [[2.0] * 6, [3.0, 3.0, 3.0, -1.0, -1.0, 0.0], [0.0] * 4, [5.0]])
 def test_repeated_eigenvalues_and_single_weights_are_nodes_with_their_share(values: list[float]) -> None:
-    found = answer(Density(vectors=200, steps=4), quadratic(symmetric(values)))
+    found = run_probe(Density(vectors=200, steps=4), quadratic(symmetric(values)))
     nodes, weights = known(found)
     for value in set(values):
         share = weights[np.abs(nodes - value) < 1e-6].sum() / weights.sum()
@@ -107,13 +107,13 @@ def test_the_product_over_all_samples_is_that_of_one_large_mini_batch() -> None:
     inputs, targets = whole.batches[0]
     parts = Subject(whole.model, [(inputs[:6], targets[:6]), (inputs[6:], targets[6:])], weight_decay=0.3)
     probe = Density(vectors=2, steps=10)
-    one, two = (answer(probe, subject) for subject in (whole, parts))
+    one, two = (run_probe(probe, subject) for subject in (whole, parts))
     np.testing.assert_allclose(two["nodes"], one["nodes"], rtol=1e-7, atol=1e-10)
     np.testing.assert_allclose(two["weights"], one["weights"], rtol=1e-5, atol=1e-10)
 
 
 def test_weight_decay_shifts_every_node() -> None:
-    plain, decayed = (answer(Density(vectors=2, steps=10), tanh_net(weight_decay=w)) for w in (0.0, 0.5))
+    plain, decayed = (run_probe(Density(vectors=2, steps=10), tanh_net(weight_decay=w)) for w in (0.0, 0.5))
     np.testing.assert_allclose(decayed["nodes"], plain["nodes"] + 0.5, rtol=1e-7)
     np.testing.assert_allclose(decayed["weights"], plain["weights"], rtol=1e-5, atol=1e-12)
 
@@ -121,22 +121,22 @@ def test_weight_decay_shifts_every_node() -> None:
 @pytest.mark.slow
 def test_the_mean_eigenvalue_is_the_trace_over_the_number_of_weights() -> None:
     subject = tanh_net(sizes=(6, 3))
-    trace = answer(Trace(vectors=subject.size), subject)["trace"]
-    found = answer(Density(vectors=50, steps=10), subject)
+    trace = run_probe(Trace(vectors=subject.size), subject)["trace"]
+    found = run_probe(Density(vectors=50, steps=10), subject)
     assert found["mean"] == pytest.approx(trace / subject.size, abs=3.5 * found["mean_se"])
     assert (found["smallest"], found["largest"]) == (np.nanmin(found["nodes"]), np.nanmax(found["nodes"]))
 
 
 def test_a_half_finished_result_is_summarised_from_its_finished_vectors() -> None:
-    found = answer(Density(vectors=3, steps=6), tanh_net(), units=1)
+    found = run_probe(Density(vectors=3, steps=6), tanh_net(), units=1)
     assert found["mean"] == pytest.approx(np.nansum(found["nodes"][0] * found["weights"][0]))
     assert np.isnan(found["mean_se"])
-    assert "mean" not in answer(Density(vectors=2, steps=6), tanh_net(), units=0)
+    assert "mean" not in run_probe(Density(vectors=2, steps=6), tanh_net(), units=0)
 
 
 def test_a_loss_that_is_not_finite_is_stored_as_such() -> None:
     subject = quadratic(symmetric([2.0, 1.0, 0.5]), batches=[torch.tensor([[float("nan"), 0.0]])])
-    found = answer(Density(vectors=2, steps=3), subject)
+    found = run_probe(Density(vectors=2, steps=3), subject)
     assert np.isnan(found["nodes"]).all()
     assert found["done"].all()
     assert "mean" not in found
@@ -145,7 +145,7 @@ def test_a_loss_that_is_not_finite_is_stored_as_such() -> None:
 def test_a_unit_gives_the_same_numbers_alone_and_leaves_the_model_as_found() -> None:
     subject, probe = convolution_net(), Density(vectors=3, steps=5)
     kept = state(subject.model)
-    together = answer(probe, subject)
+    together = run_probe(probe, subject)
     for unit in reversed(list(probe.plan(subject).units())):
         alone = probe.measure(subject, unit)
         assert all(np.array_equal(together[name][unit.index], alone[name], equal_nan=True) for name in alone)
@@ -163,7 +163,7 @@ def test_values_outside_an_options_range_are_usage_errors(options: dict[str, obj
 
 
 def stored(values: list[float], probe: Density) -> xr.Dataset:
-    found = answer(probe, quadratic(symmetric(values)))
+    found = run_probe(probe, quadratic(symmetric(values)))
     rows = {name: (("vector", "node"), found[name]) for name in ("nodes", "weights")}
     summaries = {name: found[name] for name in ("mean", "mean_se", "smallest", "largest")}
     return xr.Dataset({**rows, **summaries}, attrs={"label": "vit", "probe": "density"})
@@ -218,7 +218,7 @@ def test_the_product_of_one_mini_batch_keeps_its_graph() -> None:
 
 def test_params_restricts_the_density_to_a_diagonal_block() -> None:
     subject = tanh_net(sizes=(6,))
-    found = answer(Density(vectors=6, steps=24, params=r"^2\."), subject)
+    found = run_probe(Density(vectors=6, steps=24, params=r"^2\."), subject)
     block = torch.linalg.eigvalsh(dense_hessian(subject)[-24:, -24:])
     assert found["largest"] == pytest.approx(block[-1].item(), rel=1e-9)
     assert found["smallest"] == pytest.approx(block[0].item(), abs=1e-9)

@@ -49,10 +49,10 @@ def test_statistics_are_averaged_and_counters_copied() -> None:
 
 
 def test_no_decay_gives_the_last_weights_and_does_not_change_the_run(tmp_path: Path) -> None:
-    asked = {"epochs": 1, "batch_size": 32}
+    requested = {"epochs": 1, "batch_size": 32}
     small = {"model_args": {"dim": 8, "depth": 2, "heads": 2}, "fraction": 0.1}
-    plain = train("vit_demo", "digits", recipe=recipe("demo", **asked), out=tmp_path / "plain", **small)
-    final = train("vit_demo", "digits", recipe=recipe("demo", ema=1e-9, **asked), out=tmp_path / "run", **small)
+    plain = train("vit_demo", "digits", recipe=recipe("demo", **requested), out=tmp_path / "plain", **small)
+    final = train("vit_demo", "digits", recipe=recipe("demo", ema=1e-9, **requested), out=tmp_path / "run", **small)
     averaged = read_checkpoint(final.with_name("final_ema.pt"))
     last = read_checkpoint(final)
     assert not (plain.parent / "final_ema.pt").exists()
@@ -63,8 +63,8 @@ def test_no_decay_gives_the_last_weights_and_does_not_change_the_run(tmp_path: P
 
 def test_the_averaged_checkpoint_is_complete_and_no_snapshot_of_the_trajectory(tmp_path: Path) -> None:
     small = {"model_args": {"blocks": (1, 1), "width": 4}, "fraction": 0.1}
-    asked = recipe("demo", epochs=2, batch_size=32, ema=0.9)
-    final = train("resnet_demo", "digits", recipe=asked, out=tmp_path / "run", snapshots=1, **small)
+    requested = recipe("demo", epochs=2, batch_size=32, ema=0.9)
+    final = train("resnet_demo", "digits", recipe=requested, out=tmp_path / "run", snapshots=1, **small)
     path = final.with_name("final_ema.pt")
     found = read_checkpoint(path)
     assert (found.epoch, found.recipe["ema"]) == (2.0, 0.9)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from analytic import answer, attention_net, batches_of, convolution_net, state
+from analytic import attention_net, batches_of, convolution_net, run_probe, state
 from scipy.interpolate import RegularGridInterpolator
 from torch import nn
 
@@ -196,7 +196,7 @@ def test_the_plane_of_a_direction_file_has_the_losses_of_its_tool(tmp_path: Path
     subject = _resnet()
     directions = [_theirs(subject.model, seed) for seed in (1, 2)]
     file = write_directions(tmp_path / "d.h5", xdirection=directions[0], ydirection=directions[1])
-    found = answer(Surface(plane=file, resolution="5,3"), subject)
+    found = run_probe(Surface(plane=file, resolution="5,3"), subject)
     weights = [p.detach().clone() for p in subject.model.parameters()]
     for i, x in enumerate(found["x"]):
         for j, y in enumerate(found["y"]):
@@ -224,8 +224,8 @@ def test_directions_over_the_whole_state_are_taken_if_they_leave_buffers_alone(t
     few = write_directions(tmp_path / "w.h5", xdirection=list(by_name.values()))
     plane = plane_of(subject, whole, normalize="filter", ignore="", seed=0)
     assert set(plane.directions[0]) == set(by_name)
-    line = answer(Line(along=few, resolution=3), subject)
-    surface = answer(Surface(plane=whole, resolution="3", range="-1:1,-2:2"), subject)
+    line = run_probe(Line(along=few, resolution=3), subject)
+    surface = run_probe(Surface(plane=whole, resolution="3", range="-1:1,-2:2"), subject)
     np.testing.assert_allclose(line["loss"][0], surface["loss"][:, 1], rtol=1e-12)
     assert line["name"].tolist() == ["xdirection of w.h5"]
     moved = [np.ones_like(values) for values in entries]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from analytic import answer, passage
+from analytic import passage, run_probe
 from torch import Tensor
 
 from landscape.layers import layer as layers
@@ -103,7 +103,7 @@ def test_the_scale_of_a_map_does_not_matter() -> None:
 @pytest.mark.parametrize("shape", [(8, 8), (6, 10)])
 def test_every_layer_is_measured_on_its_own_grid_from_its_own_zero_frequency(shape: tuple[int, int]) -> None:
     maps = _noise(7, 3, *shape)
-    found = answer(Fourier(layers=("maps", "pooled", "tokens")), passage(maps))
+    found = run_probe(Fourier(layers=("maps", "pooled", "tokens")), passage(maps))
     assert found["name"].tolist() == ["maps", "pooled", "tokens"]
     whole, small = _reference(maps), _reference(torch.nn.functional.avg_pool2d(maps, 2))
     bins = small.shape[1]
@@ -118,7 +118,7 @@ def test_every_layer_is_measured_on_its_own_grid_from_its_own_zero_frequency(sha
 
 
 def test_a_common_frequency_is_one_of_the_image_and_not_of_a_layers_grid() -> None:
-    found = answer(Fourier(layers=("maps", "pooled")), passage(_noise(7, 3, 16, 16)))
+    found = run_probe(Fourier(layers=("maps", "pooled")), passage(_noise(7, 3, 16, 16)))
     np.testing.assert_allclose(found["common_frequency"], np.arange(4) / 8)  # pi per pixel, as far as 8 x 8 reaches
     np.testing.assert_allclose(found["scale"], [1.0, 0.5])
     np.testing.assert_allclose(found["delta_log_amplitude_common"], found["delta_log_amplitude"][:, :4])
@@ -126,7 +126,7 @@ def test_a_common_frequency_is_one_of_the_image_and_not_of_a_layers_grid() -> No
 
 def test_park2022_frequencies_call_the_last_bin_pi_and_change_no_value() -> None:
     subject = passage(_noise(7, 3, 8, 8))
-    true, published = (answer(Fourier(layers=("maps",), frequencies=f), subject) for f in ("true", "park2022"))
+    true, published = (run_probe(Fourier(layers=("maps",), frequencies=f), subject) for f in ("true", "park2022"))
     np.testing.assert_allclose(true["frequency"], [[0, 0.25, 0.5, 0.75]])
     np.testing.assert_allclose(published["frequency"], [[0, 1 / 3, 2 / 3, 1]])
     np.testing.assert_array_equal(published["delta_log_amplitude"], true["delta_log_amplitude"])
@@ -135,7 +135,7 @@ def test_park2022_frequencies_call_the_last_bin_pi_and_change_no_value() -> None
 @pytest.mark.parametrize("batch_size", [1, 3, 11])
 def test_sums_add_up_whatever_the_batch_size(batch_size: int) -> None:
     probe, maps = Fourier(layers=("maps", "tokens")), _noise(11, 2, 6, 6)
-    found, other = answer(probe, passage(maps, batch_size=batch_size)), answer(probe, passage(maps, batch_size=4))
+    found, other = run_probe(probe, passage(maps, batch_size=batch_size)), run_probe(probe, passage(maps, batch_size=4))
     for name in ("delta_log_amplitude", "delta_log_amplitude_se", "high_frequency", "high_frequency_se"):
         np.testing.assert_allclose(found[name], other[name], rtol=1e-9, atol=1e-12)
     assert found["samples"].sum() == 11
@@ -143,13 +143,13 @@ def test_sums_add_up_whatever_the_batch_size(batch_size: int) -> None:
 
 def test_a_half_finished_result_is_the_mean_of_the_finished_images() -> None:
     probe, maps = Fourier(layers=("maps",)), _noise(11, 2, 6, 6)
-    part, first = answer(probe, passage(maps), units=1), answer(probe, passage(maps[:5]))
+    part, first = run_probe(probe, passage(maps), units=1), run_probe(probe, passage(maps[:5]))
     np.testing.assert_allclose(part["delta_log_amplitude"], first["delta_log_amplitude"])
-    assert np.isnan(answer(probe, passage(maps), units=0)["delta_log_amplitude"]).all()
+    assert np.isnan(run_probe(probe, passage(maps), units=0)["delta_log_amplitude"]).all()
 
 
 def test_one_image_has_no_standard_error_and_one_position_no_high_frequency() -> None:
-    found = answer(Fourier(layers=("maps", "pooled")), passage(_noise(1, 2, 2, 2)))
+    found = run_probe(Fourier(layers=("maps", "pooled")), passage(_noise(1, 2, 2, 2)))
     assert np.isnan(found["delta_log_amplitude_se"]).all()
     assert np.isnan(found["high_frequency"]).all()
     np.testing.assert_allclose(found["delta_log_amplitude"], 0.0)
@@ -163,7 +163,7 @@ def test_an_unknown_convention_is_a_usage_error() -> None:
 @pytest.mark.parametrize("shape", [(8, 8), (7, 7), (6, 10), (9, 4), (5, 8)])
 def test_the_spectrum_of_all_frequencies_is_that_of_numpy(shape: tuple[int, int]) -> None:
     maps = _noise(7, 3, *shape)
-    found = answer(Fourier(layers=("maps", "pooled", "tokens")), passage(maps))
+    found = run_probe(Fourier(layers=("maps", "pooled", "tokens")), passage(maps))
     for row, layer in enumerate((maps, torch.nn.functional.avg_pool2d(maps, 2), maps)):
         height, width = layer.shape[-2:]
         amplitude = np.log(np.abs(np.fft.fftshift(np.fft.fft2(layer.numpy()), axes=(-2, -1))) + 1e-6).mean(axis=(0, 1))
@@ -176,14 +176,14 @@ def test_the_spectrum_of_all_frequencies_is_that_of_numpy(shape: tuple[int, int]
 
 
 def test_the_diagonal_of_the_spectrum_is_the_diagonal() -> None:
-    found = answer(Fourier(layers=("maps",)), passage(_noise(7, 3, 8, 8)))
+    found = run_probe(Fourier(layers=("maps",)), passage(_noise(7, 3, 8, 8)))
     middle = np.arange(4) + 4
     np.testing.assert_allclose(found["spectrum"][0, middle, middle], found["delta_log_amplitude"][0], atol=1e-12)
 
 
 def test_diagonal_only_equals_the_diagonal_of_the_spectrum() -> None:
     subject = passage(_noise(7, 3, 8, 8))
-    full, alone = (answer(Fourier(layers=("maps",), spectrum=s), subject) for s in ("full", "diagonal"))  # type: ignore[arg-type]
+    full, alone = (run_probe(Fourier(layers=("maps",), spectrum=s), subject) for s in ("full", "diagonal"))  # type: ignore[arg-type]
     np.testing.assert_allclose(full["delta_log_amplitude"], alone["delta_log_amplitude"], atol=1e-12)
     assert "spectrum" not in alone
     with pytest.raises(OptionError, match="--spectrum"):
@@ -192,7 +192,7 @@ def test_diagonal_only_equals_the_diagonal_of_the_spectrum() -> None:
 
 def test_channels_average_to_the_layer() -> None:
     maps = _noise(7, 3, 8, 8)
-    found = answer(Fourier(layers=("maps", "pooled"), per_channel=True), passage(maps))
+    found = run_probe(Fourier(layers=("maps", "pooled"), per_channel=True), passage(maps))
     each = np.stack([_reference(maps[:, i : i + 1]) for i in range(3)])  # (channel, N, bin)
     np.testing.assert_allclose(found["delta_log_amplitude_channel"][0], each.mean(axis=1), atol=1e-9)
     error = each.std(axis=1, ddof=1) / 7**0.5
@@ -204,9 +204,9 @@ def test_channels_average_to_the_layer() -> None:
 def test_chunks_of_a_batch_give_the_result_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = passage(_noise(7, 3, 8, 8))
     probe = Fourier(layers=("maps", "tokens"), per_channel=True)
-    whole = answer(probe, subject)
+    whole = run_probe(probe, subject)
     monkeypatch.setattr(layers, "CPU_CHUNK", 2 * 3 * 64)
-    for name, values in answer(probe, subject).items():
+    for name, values in run_probe(probe, subject).items():
         if "delta" in name or name == "spectrum":
             np.testing.assert_allclose(values, whole[name], rtol=1e-12, atol=1e-12)
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from analytic import (
     NETWORKS,
-    answer,
     convolution_net,
     dense_hessian,
     quadratic,
+    run_probe,
     same_state,
     softmax_regression,
     state,
@@ -66,7 +66,7 @@ def test_products_are_those_of_the_dense_matrix_of_each_mini_batch(network: str,
 def test_eigenvalues_are_those_of_the_dense_matrix_shifted_by_weight_decay(operator: Operator) -> None:
     subject = tanh_net(weight_decay=0.5)
     expected = torch.linalg.eigvalsh(_dense(subject, operator)).flip(0)[:3] + 0.5
-    found = answer(Hessian(top=3, tol=1e-6, operator=operator), subject)
+    found = run_probe(Hessian(top=3, tol=1e-6, operator=operator), subject)
     np.testing.assert_allclose(found["eigenvalue"][0], expected, rtol=1e-9)
     assert found["nep"] == 0.0
 
@@ -103,7 +103,7 @@ def test_a_parameter_that_is_not_used_has_none_either() -> None:
 def test_the_model_is_left_as_found(operator: Operator) -> None:
     subject = convolution_net()
     kept = state(subject.model)
-    answer(Hessian(top=1, operator=operator), subject)
+    run_probe(Hessian(top=1, operator=operator), subject)
     assert same_state(subject.model, kept)
     assert all(p.grad is None for p in subject.parameters.values())
 

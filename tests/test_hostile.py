@@ -184,9 +184,9 @@ def run_key(label: str = "net", digest: str = "0123456789", size: int = 3) -> Ru
 
 
 def stored(path: Path) -> Path:
-    """A results file with one answer."""
-    asked = run_key()
-    with Writer(path, asked) as writer:
+    """A results file with one result."""
+    key = run_key()
+    with Writer(path, key) as writer:
         for unit in writer.pending():
             writer.write(unit, {"loss": 1.0})
     return path

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from analytic import answer, attention_net, same_state, state
+from analytic import attention_net, run_probe, same_state, state
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 from torch.utils.checkpoint import checkpoint
@@ -231,7 +231,7 @@ def test_the_probe_fixes_the_pattern_and_kinks_single_has_another_run_key() -> N
         "free": (Hessian(top=2, kinks="single"), subject),
         "exact": (Hessian(top=2), double),
     }
-    values = {name: answer(probe, of)["eigenvalue"] for name, (probe, of) in measured.items()}
+    values = {name: run_probe(probe, of)["eigenvalue"] for name, (probe, of) in measured.items()}
     assert values["fixed"] == pytest.approx(values["exact"], rel=1e-5)
     assert values["free"] != pytest.approx(values["exact"], rel=1e-2)
     assert "kinks" not in Hessian().identity(subject)
@@ -316,5 +316,5 @@ def test_layers_of_a_mini_batch_share_its_pass_in_double_precision(monkeypatch: 
     subject = cancelling()
     curvature(subject, subject.parameters, "kept", batches=1, kinks="double")  # a check, once
     monkeypatch.setattr(module, "activation_pattern", counted)
-    answer(Hessian(top=1, per_layer=True), subject)
+    run_probe(Hessian(top=1, per_layer=True), subject)
     assert passes == len(subject.batches)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from analytic import answer
+from analytic import run_probe
 from foreign import torchvision_models
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -164,7 +164,7 @@ def test_the_hessian_is_that_of_its_dense_matrix_and_tied_weights_count_once(fol
     with sdpa_kernel(SDPBackend.MATH):
         dense = torch.linalg.eigvalsh(_dense(objective, start))
     expected = dense[dense.abs().argsort(descending=True)[:3]]
-    found = answer(Hessian(top=3, tol=1e-7, max_products=400), subject)
+    found = run_probe(Hessian(top=3, tol=1e-7, max_products=400), subject)
     np.testing.assert_allclose(found["eigenvalue"][0], expected, rtol=1e-6)
 
 

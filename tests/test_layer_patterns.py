@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from analytic import answer, passage
+from analytic import passage, run_probe
 from foreign import Encoder
 
 from landscape.layers.layer_patterns import Pattern, expand, parse
@@ -87,6 +87,6 @@ def test_tokens_get_the_grid_of_the_pattern() -> None:
 
 def test_maps_on_a_given_grid_are_measured() -> None:
     maps = torch.randn(6, 2, 4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = answer(Variance(layers=("tokens:other:4x6+3",)), passage(maps))
+    found = run_probe(Variance(layers=("tokens:other:4x6+3",)), passage(maps))
     expected = maps.flatten(2).var(dim=2).mean(dim=1).mean()
     assert found["variance"][0] == pytest.approx(expected.item())

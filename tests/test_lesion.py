@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from analytic import answer, batches_of, same_state, state
+from analytic import batches_of, run_probe, same_state, state
 from foreign import Encoder, Squeeze, torchvision_models
 from torch import Tensor, nn
 
@@ -225,14 +225,14 @@ def test_removing_a_branch_that_is_zero_changes_nothing() -> None:
     with torch.no_grad():
         for p in subject.model.get_submodule("blocks.2.attention.projection").parameters():
             p.zero_()
-    found = answer(Lesion(layers=(r"blocks\.2\.attention",)), subject)
+    found = run_probe(Lesion(layers=(r"blocks\.2\.attention",)), subject)
     for name in ("accuracy_drop", "accuracy_drop_se", "loss_increase", "loss_increase_se"):
         assert found[name] == [0.0]
 
 
 def test_differences_are_paired_per_sample_and_positive_where_it_gets_worse() -> None:
     subject = _subject()
-    found = answer(Lesion(), subject)
+    found = run_probe(Lesion(), subject)
     loss, right = (values.numpy() for values in per_sample(subject))
     assert found["facts"] == {"intact_loss": pytest.approx(loss.mean()), "intact_accuracy": right.mean()}
     for i, unit in enumerate(_units(subject.model, subject.batch(0)[0]).values()):
@@ -245,7 +245,7 @@ def test_differences_are_paired_per_sample_and_positive_where_it_gets_worse() ->
 
 def test_units_are_labelled_with_their_module_and_rule() -> None:
     subject = Subject(_model("resnet50", blocks=(1, 1), width=8), batches_of((3, 8, 8), (4,), 3))
-    found = answer(Lesion(), subject)
+    found = run_probe(Lesion(), subject)
     assert found["name"].tolist() == ["layer1.0.conv2", "layer2.0.conv2"]
     assert found["kind"].tolist() == ["conv", "conv"]
     assert found["stage"].tolist() == [1, 2]
@@ -259,7 +259,7 @@ def test_units_are_labelled_with_their_module_and_rule() -> None:
 
 def test_layers_selects_units_by_name() -> None:
     subject = _subject()
-    assert answer(Lesion(layers=("layer2", r"^layer1\.0$")), subject)["name"].tolist() == [
+    assert run_probe(Lesion(layers=("layer2", r"^layer1\.0$")), subject)["name"].tolist() == [
         "layer1.0", "layer2.0", "layer2.1",
     ]  # fmt: skip
     with pytest.raises(ValueError, match=r"--layers attention matches no unit; units are layer1\.0"):
@@ -271,7 +271,7 @@ def test_layers_selects_units_by_name() -> None:
 def test_recalibrated_statistics_are_those_of_the_lesioned_network_and_are_restored() -> None:
     subject = _subject()
     kept = state(subject.model)
-    found = answer(Lesion(bn="recalibrate:2", layers=(r"layer1\.1",)), subject)
+    found = run_probe(Lesion(bn="recalibrate:2", layers=(r"layer1\.1",)), subject)
     assert same_state(subject.model, kept)
     (unit,) = (unit for name, unit in _units(subject.model, subject.batch(0)[0]).items() if name == "layer1.1")
     loss, _ = intact(subject)
@@ -312,7 +312,7 @@ def test_numbers_do_not_depend_on_the_batch_size(batch_size: int) -> None:
     subject = _subject()
     inputs, targets = (torch.cat(parts) for parts in zip(*subject.batches, strict=True))
     split = list(zip(torch.split(inputs, batch_size), torch.split(targets, batch_size), strict=True))
-    found, other = answer(Lesion(), subject), answer(Lesion(), replace(subject, batches=split))
+    found, other = run_probe(Lesion(), subject), run_probe(Lesion(), replace(subject, batches=split))
     for name in ("accuracy_drop", "loss_increase", "loss_increase_se"):
         np.testing.assert_allclose(found[name], other[name], rtol=1e-9, atol=1e-12)
 
@@ -328,7 +328,7 @@ def test_neighbours_and_stages_are_removed_together(name: str) -> None:
     together = list(pairwise(found))
     staged = {unit.layer.stage: [u for u in found if u.layer.stage == unit.layer.stage] for unit in found}
     for probe, groups in ((Lesion(pairs=True), together), (Lesion(stages=True), list(staged.values()))):
-        study = answer(probe, subject)
+        study = run_probe(probe, subject)
         assert len(study["name"]) == len(groups)
         for i, parts in enumerate(groups):
             with ExitStack() as stack:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from analytic import answer, attention_net, batches_of, convolution_net, quadratic, same_state, state, symmetric
+from analytic import attention_net, batches_of, convolution_net, quadratic, run_probe, same_state, state, symmetric
 from torch import Tensor
 
 from landscape import models
@@ -67,7 +67,7 @@ def _losses_with(subject: Subject, weights: Mapping[str, Tensor]) -> np.ndarray:
 
 def test_a_quadratic_loss_has_its_closed_form_along_random_directions() -> None:
     subject, probe = _saddle(), Line(directions=2, resolution=6, range="-0.5:2", seed=3)
-    found = answer(probe, subject)
+    found = run_probe(probe, subject)
     model = subject.model
     scale, offset = SAMPLES[:, 0].double().numpy(), SAMPLES[:, 1].double().numpy()
     for k in range(2):
@@ -85,15 +85,15 @@ def test_a_quadratic_loss_has_its_closed_form_along_random_directions() -> None:
 
 def test_a_random_line_is_the_middle_row_of_the_surface_of_its_seed() -> None:
     subject = attention_net()
-    line = answer(Line(resolution=5, seed=2), subject)
-    surface = answer(Surface(resolution="5,3", seed=2), subject)
+    line = run_probe(Line(resolution=5, seed=2), subject)
+    surface = run_probe(Surface(resolution="5,3", seed=2), subject)
     np.testing.assert_allclose(line["loss"][0], surface["loss"][:, 1], rtol=1e-13)
     np.testing.assert_allclose(line["accuracy"][0], surface["accuracy"][:, 1])
 
 
 def test_both_ends_are_the_checkpoints_themselves_bit_for_bit(tmp_path: Path) -> None:
     one, two = _resnet(0), _resnet(1)
-    found = answer(Line(along=_saved(tmp_path / "b.pt", two.model.state_dict()), resolution=3), one)
+    found = run_probe(Line(along=_saved(tmp_path / "b.pt", two.model.state_dict()), resolution=3), one)
     for i, subject in ((0, one), (-1, two)):
         losses, right = (values.numpy() for values in per_sample(subject))
         assert found["loss"][0, i] == losses.mean()
@@ -105,7 +105,7 @@ def test_both_ends_are_the_checkpoints_themselves_bit_for_bit(tmp_path: Path) ->
 def test_between_checkpoints_weights_and_statistics_are_interpolated(tmp_path: Path) -> None:
     subject = convolution_net()
     there = _moved(subject, 1)
-    found = answer(Line(along=_saved(tmp_path / "b.pt", there), resolution=6, range="-0.5:2"), subject)
+    found = run_probe(Line(along=_saved(tmp_path / "b.pt", there), resolution=6, range="-0.5:2"), subject)
     for i, t in enumerate(found["t"]):
         mixed = {name: (1 - t) * tensor + t * there[name] if tensor.is_floating_point() else tensor
                  for name, tensor in state(subject.model).items()}  # fmt: skip
@@ -120,7 +120,7 @@ def test_between_checkpoints_weights_and_statistics_are_interpolated(tmp_path: P
 def test_frozen_statistics_stay_those_of_the_first_checkpoint(tmp_path: Path) -> None:
     subject = convolution_net()
     there = _moved(subject, 1)
-    found = answer(Line(along=_saved(tmp_path / "b.pt", there), resolution=2, bn="frozen"), subject)
+    found = run_probe(Line(along=_saved(tmp_path / "b.pt", there), resolution=2, bn="frozen"), subject)
     mixed = {**there, **{name: buffer for name, buffer in subject.model.named_buffers()}}
     here, itself = _losses_with(subject, mixed).mean(), _losses_with(subject, dict(there)).mean()
     assert abs(here - itself) > 1e-3
@@ -133,7 +133,7 @@ def test_frozen_statistics_stay_those_of_the_first_checkpoint(tmp_path: Path) ->
 def test_recalibrated_statistics_are_refreshed_at_every_point_ends_included(tmp_path: Path) -> None:
     subject = convolution_net()
     there = _moved(subject, 1)
-    found = answer(Line(along=_saved(tmp_path / "b.pt", there), resolution=3, bn="recalibrate:2"), subject)
+    found = run_probe(Line(along=_saved(tmp_path / "b.pt", there), resolution=3, bn="recalibrate:2"), subject)
     here = state(subject.model)
     expected = []
     for t in (0.0, 0.5, 1.0):
@@ -152,7 +152,7 @@ def test_the_barrier_of_a_concave_loss_has_its_closed_form_and_its_paired_error(
     values, vectors = torch.linalg.eigh(matrix)  # type: ignore[arg-type]
     step = 2 * vectors[:, 0].reshape(2, 3)  # along which the curvature is -2
     other = {**state(subject.model), "weight": subject.model.weight.detach() + step}  # type: ignore[operator, union-attr]
-    found = answer(Line(along=_saved(tmp_path / "b.pt", other), resolution=4), subject)
+    found = run_probe(Line(along=_saved(tmp_path / "b.pt", other), resolution=4), subject)
     t = found["t"]
     assert t.tolist() == pytest.approx([0, 1 / 3, 2 / 3, 1])
     bulge = -values[0].item() * 4 / 2 * t * (1 - t)  # -d'Ad t (1 - t) / 2 for scale 1
@@ -167,7 +167,7 @@ def test_the_barrier_of_a_concave_loss_has_its_closed_form_and_its_paired_error(
 def test_a_convex_loss_has_no_barrier(tmp_path: Path) -> None:
     subject = quadratic(symmetric([1.0, 2.0, 3.0]), batches=[SAMPLES[:4]])
     other = {**state(subject.model), "weight": torch.tensor([[3.0, -1.0, 2.0]]).double()}
-    found = answer(Line(along=_saved(tmp_path / "b.pt", other), resolution=5), subject)
+    found = run_probe(Line(along=_saved(tmp_path / "b.pt", other), resolution=5), subject)
     assert (found["excess"][0, 1:-1] < 0).all()
     assert (found["barrier"][0], found["barrier_se"][0]) == (0.0, 0.0)
 
@@ -176,7 +176,7 @@ def test_accuracy_falls_below_the_straight_line_by_its_paired_deficit(tmp_path: 
     subject = convolution_net(sizes=(40,))
     there = {**state(subject.model)}
     there["0.weight"], there["5.weight"] = -3 * there["0.weight"], 2 * there["5.weight"].flip(0)
-    found = answer(Line(along=_saved(tmp_path / "b.pt", there), resolution=9), subject)
+    found = run_probe(Line(along=_saved(tmp_path / "b.pt", there), resolution=9), subject)
     rights = []
     (line,) = lines_of(subject, str(tmp_path / "b.pt"), normalize="filter", ignore="", seed=0, count=1)
     with ModelOnLine(subject, line, OWN) as model:
@@ -197,10 +197,10 @@ def test_accuracy_falls_below_the_straight_line_by_its_paired_deficit(tmp_path: 
 def test_several_checkpoints_are_several_lines_from_one(tmp_path: Path) -> None:
     subject = attention_net()
     files = [_saved(tmp_path / f"{k}.pt", _moved(subject, k)) for k in (1, 2)]
-    both = answer(Line(along=",".join(files), resolution=3), subject)
+    both = run_probe(Line(along=",".join(files), resolution=3), subject)
     assert both["name"].tolist() == ["towards 1", "towards 2"]
     for k, file in enumerate(files):
-        alone = answer(Line(along=file, resolution=3), subject)
+        alone = run_probe(Line(along=file, resolution=3), subject)
         for name in ("loss", "excess", "excess_se"):
             np.testing.assert_array_equal(both[name][k], alone[name][0])
         assert both["barrier"][k] == alone["barrier"][0]
@@ -208,7 +208,7 @@ def test_several_checkpoints_are_several_lines_from_one(tmp_path: Path) -> None:
 
 def test_eigenvectors_curve_by_the_two_ends_of_the_spectrum() -> None:
     subject = quadratic(symmetric([8.0, 3.0, 1.0, 0.5, 0.2, -2.0]), weight=torch.zeros(2, 3))
-    found = answer(Line(along="eigen", resolution=3, range="0.5"), subject)
+    found = run_probe(Line(along="eigen", resolution=3, range="0.5"), subject)
     np.testing.assert_allclose(found["loss"][:, 0], [8 / 8, -2 / 8], rtol=1e-3)
     assert ["largest" in name for name in found["name"]] == [True, False]
     np.testing.assert_allclose(found["norm"], 1.0, rtol=1e-6)
@@ -231,7 +231,7 @@ def test_the_first_component_of_a_straight_run_passes_through_its_snapshots(tmp_
         mixed = {name: here[name] + share * (there[name] - here[name]) for name in here}
         _saved(tmp_path / f"epoch_{epoch}.pt", mixed)
     length = sum((there[name] - here[name]).square().sum().item() for name in subject.parameters) ** 0.5
-    found = answer(Line(along=str(tmp_path), resolution=2, range=f"0:{length}"), subject)
+    found = run_probe(Line(along=str(tmp_path), resolution=2, range=f"0:{length}"), subject)
     assert found["loss"][0, 1] == pytest.approx(_losses_with(subject, there).mean(), rel=1e-9)
     with pytest.raises(ValueError, match=r"3 snapshots of .* have 1 principal components; ask for --directions 1"):
         Line(along=str(tmp_path), directions=2).plan(subject)
@@ -258,11 +258,11 @@ def test_weights_and_buffers_come_back_bit_for_bit_also_after_an_exception(
     subject = convolution_net()
     kept = state(subject.model)
     probe = Line(along=_saved(tmp_path / "b.pt", _moved(subject, 1)), resolution=3, **options)
-    answer(probe, subject)
+    run_probe(probe, subject)
     assert same_state(subject.model, kept)
     broken = replace(subject, batches=[*subject.batches, (torch.zeros(1, 7, 2, 2), torch.zeros(1).long())])
     with pytest.raises(RuntimeError):
-        answer(probe, broken)
+        run_probe(probe, broken)
     assert same_state(subject.model, kept)
     torch.autograd.grad(subject.loss(0), list(subject.parameters.values()))  # no parameter became an inference tensor
 
@@ -270,16 +270,20 @@ def test_weights_and_buffers_come_back_bit_for_bit_also_after_an_exception(
 def test_a_barrier_is_known_only_when_all_between_the_ends_is_measured(tmp_path: Path) -> None:
     subject = attention_net()
     probe = Line(along=_saved(tmp_path / "b.pt", _moved(subject, 1)), resolution=6, range="0:1.25")
-    whole, part, half = answer(probe, subject), answer(probe, subject, units=5), answer(probe, subject, units=3)
+    whole, part, half = (
+        run_probe(probe, subject),
+        run_probe(probe, subject, units=5),
+        run_probe(probe, subject, units=3),
+    )
     assert whole["barrier"][0] == part["barrier"][0] > -1
     assert np.isnan(half["barrier"][0])
-    assert np.isnan(answer(replace(probe, range="0:0.5"), subject)["barrier"][0])  # an end is not on the line
+    assert np.isnan(run_probe(replace(probe, range="0:0.5"), subject)["barrier"][0])  # an end is not on the line
 
 
 def test_units_may_be_measured_in_any_order(tmp_path: Path) -> None:
     subject = convolution_net()
     probe = Line(along=_saved(tmp_path / "b.pt", _moved(subject, 1)), resolution=3)
-    whole = answer(probe, subject)
+    whole = run_probe(probe, subject)
     for unit in reversed(list(probe.plan(subject).units())):
         for name, value in probe.measure(convolution_net(), unit).items():
             np.testing.assert_array_equal(value, whole[name][unit.index])
@@ -289,7 +293,7 @@ def test_a_weight_that_is_not_trained_moves_too(tmp_path: Path) -> None:
     subject = attention_net()
     there = _moved(subject, 1)
     next(subject.model.parameters()).requires_grad_(False)
-    found = answer(Line(along=_saved(tmp_path / "b.pt", there), resolution=2), subject)
+    found = run_probe(Line(along=_saved(tmp_path / "b.pt", there), resolution=2), subject)
     assert found["loss"][0, 1] == _losses_with(subject, there).mean()
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from analytic import answer
+from analytic import run_probe
 from torch import Tensor, nn
 
 import landscape
@@ -84,7 +84,7 @@ def test_named_losses_are_their_formulas() -> None:
 def test_the_hessian_of_least_squares_is_that_of_its_normal_equations(file: Path, operator: str) -> None:
     subject = _loaded(file, "mse")
     subject.model.double()
-    found = answer(Hessian(top=5, tol=1e-8, operator=operator), subject)  # type: ignore[arg-type]
+    found = run_probe(Hessian(top=5, tol=1e-8, operator=operator), subject)  # type: ignore[arg-type]
     for i in range(2):
         inputs, _ = subject.batch(i)
         rows = torch.cat([inputs, torch.ones(6, 1, dtype=torch.float64)], dim=1)

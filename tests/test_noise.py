@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from analytic import answer, batches_of, convolution_net, rebatched, same_state, state
+from analytic import batches_of, convolution_net, rebatched, run_probe, same_state, state
 from torch import Tensor, nn
 
 from landscape.options import OptionError
@@ -97,7 +97,7 @@ def test_a_band_has_only_its_frequencies_and_with_equal_energy_one_norm(size: tu
 
 def test_drops_are_paired_differences_with_their_errors() -> None:
     subject, probe = convolution_net(sizes=(6, 5)), Noise(bands="0.2,0.9", eps="3")
-    found = answer(probe, subject)
+    found = run_probe(probe, subject)
     loss, right = (values.numpy() for values in per_sample(subject))
     assert found["facts"]["intact_accuracy"] == pytest.approx(right.mean())
     for band, (low, high) in enumerate([(0.1, 0.3), (0.8, 1.0)]):
@@ -118,20 +118,20 @@ def test_drops_are_paired_differences_with_their_errors() -> None:
 
 
 def test_rings_without_a_frequency_are_nan_done_and_listed() -> None:
-    found = answer(Noise(), _subject((1, 4, 4)))
+    found = run_probe(Noise(), _subject((1, 4, 4)))
     empty = found["frequencies"] == 0
     assert empty.tolist() == [False, True, True, False, False, False, True, True, False]  # 0, 0.5 and 1 pi
     assert found["facts"]["empty_bands"] == "0.2, 0.3, 0.7, 0.8"
     np.testing.assert_array_equal(np.isnan(found["accuracy_drop"]), empty)
     assert (found["done"] == 1).all()
-    assert answer(Noise(), _subject((1, 20, 20)))["facts"]["empty_bands"] == ""
+    assert run_probe(Noise(), _subject((1, 20, 20)))["facts"]["empty_bands"] == ""
 
 
 def test_the_noise_does_not_depend_on_the_batch_size_nor_on_other_bands() -> None:
     subject = convolution_net(sizes=(6, 5))
-    found = answer(Noise(bands="0.4,0.6,0.9", eps="2"), subject)
+    found = run_probe(Noise(bands="0.4,0.6,0.9", eps="2"), subject)
     for size in (1, 4, 11):
-        other = answer(Noise(bands="0.9", eps="2"), replace(subject, batches=rebatched(subject.batches, size)))
+        other = run_probe(Noise(bands="0.9", eps="2"), replace(subject, batches=rebatched(subject.batches, size)))
         for name in ("accuracy_drop", "accuracy_drop_se", "loss_increase", "loss_increase_se", "noise_rms"):
             np.testing.assert_allclose(other[name][0], found[name][2], rtol=1e-9)
 
@@ -141,7 +141,7 @@ def test_noise_that_the_model_ignores_changes_nothing() -> None:
     assert isinstance(subject.model, Kept)
     with torch.no_grad():
         subject.model.scale.mul_(torch.tensor([1, 0, 0]))  # the mean alone, which is zero frequency
-    found = answer(Noise(bands="0.7"), subject)
+    found = run_probe(Noise(bands="0.7"), subject)
     assert abs(found["loss_increase"][0]) < 1e-12
     assert found["accuracy_drop"].tolist() == [0.0]
 
@@ -152,18 +152,18 @@ def test_several_sizes_are_separate_studies_with_the_same_signs() -> None:
     subject = _subject()
     np.testing.assert_allclose(2 * _noise(subject, small), _noise(subject, large), rtol=1e-12, atol=1e-14)
     with pytest.raises(ValueError, match="means 2 studies"):
-        answer(Noise(eps="0.35,0.7"), subject)
+        run_probe(Noise(eps="0.35,0.7"), subject)
 
 
 def test_the_model_is_restored_also_after_an_exception() -> None:
     subject = convolution_net()
     kept, probe = state(subject.model), Noise(bands="0.9")
-    answer(probe, subject)
+    run_probe(probe, subject)
     broken = replace(subject)
     intact(broken)  # works; what follows fails
     broken.losses = partial(_refuse, message="no loss")
     with pytest.raises(ArithmeticError):
-        answer(probe, broken)
+        run_probe(probe, broken)
     assert same_state(subject.model, kept)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in subject.model.modules())
 

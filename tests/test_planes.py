@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from analytic import answer, attention_net, convolution_net, quadratic, same_state, state, symmetric
+from analytic import attention_net, convolution_net, quadratic, run_probe, same_state, state, symmetric
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -123,8 +123,8 @@ def test_the_grid_of_a_run_holds_the_checkpoint_itself(resolution: str, tmp_path
         assert (ticks == 0.0).sum() == 1
         assert ticks[-1] - ticks[0] == pytest.approx(high - low)
         assert abs(ticks[0] - low) <= 0.5 * (ticks[1] - ticks[0]) * (1 + 1e-9)
-    asked = replace(probe, range="-3:4").plan(subject).over["x"]
-    assert (asked[0], asked[-1]) == (-3.0, 4.0)
+    requested = replace(probe, range="-3:4").plan(subject).over["x"]
+    assert (requested[0], requested[-1]) == (-3.0, 4.0)
 
 
 def test_a_run_of_two_snapshots_spans_no_plane(tmp_path: Path) -> None:
@@ -152,13 +152,13 @@ def test_the_range_of_the_eigen_plane_follows_from_its_curvatures() -> None:
     (_, x), (_, y) = _plane(subject, "eigen").spans
     assert x == pytest.approx((2 * LOSS_CHANGE * 4.0 / 5.0) ** 0.5, rel=0.01)
     assert y == pytest.approx((2 * LOSS_CHANGE * 4.0 / 200.0) ** 0.5, rel=0.03)
-    found = answer(Surface(plane="eigen", resolution="5"), subject)
+    found = run_probe(Surface(plane="eigen", resolution="5"), subject)
     rise = found["loss"] - 4.0
     assert rise[0, 2] == pytest.approx(-LOSS_CHANGE * 4.0, rel=0.02)  # down along x and up along y, alike
     assert rise[2, 0] == pytest.approx(LOSS_CHANGE * 4.0, rel=0.05)
-    asked = Surface(plane="eigen", resolution="5", range="0.5")
-    assert answer(asked, subject)["x"].tolist() == [-0.5, -0.25, 0.0, 0.25, 0.5]
-    assert asked.identity(subject)["range"] == ((-0.5, 0.5), (-0.5, 0.5))
+    requested = Surface(plane="eigen", resolution="5", range="0.5")
+    assert run_probe(requested, subject)["x"].tolist() == [-0.5, -0.25, 0.0, 0.25, 0.5]
+    assert requested.identity(subject)["range"] == ((-0.5, 0.5), (-0.5, 0.5))
 
 
 @pytest.mark.parametrize(
@@ -187,9 +187,9 @@ def test_the_eigen_plane_weighs_all_samples_equally() -> None:
 @pytest.mark.parametrize("kind", ["eigen", "random"])
 def test_automatic_batch_norm_has_the_run_key_of_frozen_statistics(kind: str) -> None:
     subject = quadratic(symmetric([3.0, -1.0, 0.5]))
-    asked, frozen = (Surface(plane=kind, bn=bn).identity(subject) for bn in ("auto", "frozen"))
-    assert asked == frozen
-    assert asked["bn"] == "frozen"
+    requested, frozen = (Surface(plane=kind, bn=bn).identity(subject) for bn in ("auto", "frozen"))
+    assert requested == frozen
+    assert requested["bn"] == "frozen"
 
 
 def test_curvature_that_is_not_finite_spans_no_plane() -> None:

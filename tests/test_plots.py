@@ -214,11 +214,11 @@ def test_results_of_one_label_are_distinguished_by_what_differs() -> None:
 
 
 def test_a_name_says_what_distinguishes_results_and_not_the_backend_of_products() -> None:
-    asked = [("lanczos", "kept", ""), ("pyhessian", "auto", ""), ("lanczos", "kept", "a/mine.py:f")]
+    stored = [("lanczos", "kept", ""), ("pyhessian", "auto", ""), ("lanczos", "kept", "a/mine.py:f")]
     data = [
         xr.Dataset(attrs={"label": "vit", "parameters": json.dumps({"hvp": hvp, "engine": engine, "top": 5}),
                           "spec": json.dumps({"loss": loss})})
-        for engine, hvp, loss in asked
+        for engine, hvp, loss in stored
     ]  # fmt: skip
     assert appearance.names(data) == [
         "vit (engine lanczos, loss cross-entropy)",
@@ -228,12 +228,12 @@ def test_a_name_says_what_distinguishes_results_and_not_the_backend_of_products(
 
 
 def test_results_are_distinguished_even_if_the_first_three_differences_do_not_suffice() -> None:
-    asked: list[dict[str, object]] = [
+    stored: list[dict[str, object]] = [
         {"resolution": 5, "plane": "random", "preview": False, "cap": 1, "seed": 0},
         {"resolution": 5, "plane": "random", "preview": False, "cap": 1, "seed": 1},
         {"resolution": 9, "plane": "/home/me/runs/long/", "preview": True, "cap": 2, "seed": 0},
     ]
-    data = [xr.Dataset(attrs={"label": "vit", "parameters": json.dumps(parameters)}) for parameters in asked]
+    data = [xr.Dataset(attrs={"label": "vit", "parameters": json.dumps(parameters)}) for parameters in stored]
     assert appearance.names(data) == [
         "vit (resolution 5, seed 0)",
         "vit (resolution 5, seed 1)",

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from analytic import answer, same_state, state
+from analytic import run_probe, same_state, state
 from foreign import Encoder
 from torch import Tensor, nn
 
@@ -61,7 +61,7 @@ def _subject(model: nn.Module | None = None, *, scored: int = 60, fit: int = 100
 
 def test_a_layer_with_the_classes_is_accurate_and_one_without_is_at_chance() -> None:
     subject = _subject(scored=200, fit=400)
-    found = answer(PROBE, subject)
+    found = run_probe(PROBE, subject)
     assert found["name"].tolist() == ["maps", "squared", "mean"]
     assert abs(found["accuracy"][0] - 0.5) < 4 * found["accuracy_se"][0]
     assert found["accuracy"][1:].tolist() == [1.0, 1.0]
@@ -72,7 +72,7 @@ def test_a_layer_with_the_classes_is_accurate_and_one_without_is_at_chance() -> 
 
 def test_numbers_equal_those_of_a_fit_written_out() -> None:
     subject = _subject()
-    found = answer(ProbeLinear(layers=("maps",), train_samples="80"), subject)
+    found = run_probe(ProbeLinear(layers=("maps",), train_samples="80"), subject)
     x = _images(100, seed=0)
     fit, targets = x.inputs[:80].mean((2, 3)), torch.nn.functional.one_hot(x.targets[:80]).double()
     held_out = torch.zeros(80, dtype=torch.bool)
@@ -89,8 +89,8 @@ def test_numbers_equal_those_of_a_fit_written_out() -> None:
 
 def test_logistic_regression_is_stored_with_its_convergence() -> None:
     subject = _subject()
-    ridge = answer(ProbeLinear(layers=PROBE.layers), subject)
-    found = answer(ProbeLinear(layers=PROBE.layers, solver="lbfgs"), subject)
+    ridge = run_probe(ProbeLinear(layers=PROBE.layers), subject)
+    found = run_probe(ProbeLinear(layers=PROBE.layers, solver="lbfgs"), subject)
     x = _images(100, seed=0)
     fit, targets = x.inputs.mean((2, 3)), torch.nn.functional.one_hot(x.targets).double()
     held_out = torch.zeros(100, dtype=torch.bool)
@@ -107,15 +107,15 @@ def test_logistic_regression_is_stored_with_its_convergence() -> None:
     assert found["accuracy"][1:].tolist() == [1.0, 1.0]
     assert "gradient" not in ridge
     assert digest(ProbeLinear(solver="lbfgs"), subject) != digest(ProbeLinear(), subject)
-    assert "solver" not in ProbeLinear().identity(subject)  # answers from before there was a choice keep their place
+    assert "solver" not in ProbeLinear().identity(subject)  # results from before this option existed keep their run key
 
 
 def test_the_scored_samples_select_nothing() -> None:
     subject = _subject()
-    found = answer(PROBE, subject)
+    found = run_probe(PROBE, subject)
     assert subject.images is not None
     flipped = replace(subject.images, targets=1 - subject.images.targets)
-    other = answer(PROBE, replace(subject, batches=Batches(flipped, 16)))
+    other = run_probe(PROBE, replace(subject, batches=Batches(flipped, 16)))
     for name in ("penalty", "held_out_accuracy", "fitted_accuracy"):
         np.testing.assert_array_equal(other[name], found[name])
     np.testing.assert_allclose(other["accuracy"], 1 - found["accuracy"])
@@ -123,7 +123,7 @@ def test_the_scored_samples_select_nothing() -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 7, 60])
 def test_numbers_do_not_depend_on_the_batch_size(batch_size: int) -> None:
-    found, other = (answer(PROBE, _subject(batch_size=size)) for size in (16, batch_size))
+    found, other = (run_probe(PROBE, _subject(batch_size=size)) for size in (16, batch_size))
     for name in ("accuracy", "accuracy_se", "penalty"):
         np.testing.assert_allclose(other[name], found[name])
 
@@ -177,9 +177,9 @@ def test_a_loaded_subject_finds_its_train_split(tmp_path: Path) -> None:
 def test_the_model_is_restored_also_after_an_exception() -> None:
     subject = _subject()
     kept = state(subject.model)
-    answer(PROBE, subject)
+    run_probe(PROBE, subject)
     with pytest.raises(ValueError, match="needs a class token, maps has none"):
-        answer(ProbeLinear(layers=("maps",), pool="cls"), subject)
+        run_probe(ProbeLinear(layers=("maps",), pool="cls"), subject)
     other = replace(subject, batches=[(torch.zeros(2, 3, 6, 6, dtype=torch.float64), torch.tensor([0, 1]))])
     with pytest.raises(RuntimeError):  # the head, after the layers have been heard
         pooled_features(other, PROBE.layers, PROBE.pool)
@@ -204,4 +204,4 @@ def test_impossible_requests_are_errors() -> None:
     fit = replace(real, inputs=real.inputs.flip(0))
     losses = {"losses": lambda outputs, targets: outputs[:, 0]}
     with pytest.raises(ValueError, match="needs classes"):
-        answer(PROBE, Subject(subject.model, Batches(real, 16), part=lambda split, samples: fit, **losses))  # type: ignore[arg-type]
+        run_probe(PROBE, Subject(subject.model, Batches(real, 16), part=lambda split, samples: fit, **losses))  # type: ignore[arg-type]

@@ -154,7 +154,7 @@ def _compare(spec: str, pictures: Path, transform: Callable[[Any], Any], *, imag
 
 
 @pytest.mark.slow
-def test_preprocessing_is_overridden_by_options_stored_and_part_of_the_question(
+def test_preprocessing_is_overridden_by_options_stored_and_part_of_the_run_key(
     timm: Any, pictures: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def loaded(**options: Any) -> Subject:
@@ -165,18 +165,18 @@ def test_preprocessing_is_overridden_by_options_stored_and_part_of_the_question(
     assert "preprocessing of timm:resnet18: 32 px, crop 0.95, bicubic, mean 0.485 0.456 0.406" in caplog.text
     stored = json.loads(str(attributes(plain)["spec"]))
     assert (stored["crop"], stored["interpolation"], stored["std"]) == ("0.95", "bicubic", [0.229, 0.224, 0.225])
-    questions = {digest(Hessian(), plain)}
+    digests = {digest(Hessian(), plain)}
     for options in ({"mean": (0.5,) * 3, "std": (0.5,) * 3}, {"interpolation": "bilinear"}, {"crop": "squash"}):
         other = loaded(**options)
         found = Spec(**{**json.loads(str(attributes(other)["spec"])), "checkpoint": None})
         assert all(tuple(getattr(found, name)) == tuple(value) for name, value in options.items())
-        questions.add(digest(Hessian(), other))
-    assert len(questions) == 4
+        digests.add(digest(Hessian(), other))
+    assert len(digests) == 4
     said = {name: stored[name] for name in ("interpolation", "crop")}
-    assert digest(Hessian(), loaded(**said)) in questions
+    assert digest(Hessian(), loaded(**said)) in digests
 
 
-def test_arguments_that_no_weight_shows_are_part_of_the_question(tmp_path: Path) -> None:
+def test_arguments_that_do_not_change_weight_shapes_are_part_of_the_run_key(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import torch\ndef model(scale=1):\n    net = torch.nn.Linear(4, 3)\n    net.scale = scale\n    return net\n"
         "def data():\n    return torch.ones(6, 4), torch.arange(6) % 3\n"
@@ -191,7 +191,7 @@ def test_arguments_that_no_weight_shows_are_part_of_the_question(tmp_path: Path)
     assert found[2] == found[3]
 
 
-def test_a_neighbourhood_is_part_of_the_question_of_a_checkpoint(tmp_path: Path) -> None:
+def test_a_neighbourhood_is_part_of_the_run_key_of_a_checkpoint(tmp_path: Path) -> None:
     sizes = {"classes": 10, "image_size": 16}
     state = models.build("localvit_ti", depth=1, **sizes).state_dict()  # type: ignore[arg-type]
     found = []

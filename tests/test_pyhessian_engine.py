@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from analytic import answer, attention_net, batches_of, convolution_net, dense_hessian, same_state, state, tanh_net
+from analytic import attention_net, batches_of, convolution_net, dense_hessian, run_probe, same_state, state, tanh_net
 from torch import Tensor, nn
 
 from landscape.curvature.hessian_product import hessian_product
@@ -103,8 +103,8 @@ def test_gradients_survive_a_failure() -> None:
 
 def test_both_engines_of_the_probe_agree_on_an_attention_net() -> None:
     subject = attention_net(sizes=(12, 12))
-    ours = answer(Hessian(top=1, tol=1e-5), subject)
-    theirs = answer(Hessian(top=1, tol=1e-7, engine="pyhessian", eigenvectors=True), subject)
+    ours = run_probe(Hessian(top=1, tol=1e-5), subject)
+    theirs = run_probe(Hessian(top=1, tol=1e-7, engine="pyhessian", eigenvectors=True), subject)
     np.testing.assert_allclose(theirs["eigenvalue"], ours["eigenvalue"], rtol=1e-3)
     np.testing.assert_allclose(theirs["loss"], ours["loss"], rtol=1e-12)
     assert np.isnan(theirs["largest"]).all()

@@ -1,4 +1,4 @@
-"""From a question to stored numbers: any executor, any interruption, one answer; and what makes it another question."""
+"""Running a probe: the same stored numbers with any executor and interruption, and what changes the run key."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def small(name: str, **parameters: Any) -> Probe:
     return made
 
 
-def answer(path: Path, outcome: Outcome) -> Arrays:
+def stored_result(path: Path, outcome: Outcome) -> Arrays:
     return groups.read_group(path, outcome.group)
 
 
@@ -124,7 +124,7 @@ def stop_after(units: int) -> Callable[[int, int], None]:
 @pytest.mark.parametrize("name", PROBES)
 def test_stored_equals_measured(name: str, folder: Path, tmp_path: Path) -> None:
     probe, path = small(name), tmp_path / "results.h5"
-    stored = answer(path, run(probe, fitting(name, folder), path))
+    stored = stored_result(path, run(probe, fitting(name, folder), path))
     fresh = fitting(name, folder)
     plan = probe.plan(fresh)
     assert stored["done"].all()
@@ -146,14 +146,14 @@ def test_threads_equal_processes_equal_in_line(
     in_line = run(probe, fitting(name, folder), here)
     spread = run(probe, fitting(name, folder), there, executor=executors[kind], workers=2)
     assert spread == in_line
-    assert_same(answer(there, spread), answer(here, in_line))
+    assert_same(stored_result(there, spread), stored_result(here, in_line))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROBES)
 def test_stopped_and_resumed_equals_uninterrupted(name: str, folder: Path, tmp_path: Path) -> None:
     probe, path = small(name), tmp_path / "results.h5"
-    whole = answer(tmp_path / "whole.h5", run(probe, fitting(name, folder), tmp_path / "whole.h5"))
+    whole = stored_result(tmp_path / "whole.h5", run(probe, fitting(name, folder), tmp_path / "whole.h5"))
     one = fitting(name, folder)
     weights = state_dict_sha256(one.model.state_dict())
     with pytest.raises(KeyboardInterrupt) as caught:
@@ -166,7 +166,7 @@ def test_stopped_and_resumed_equals_uninterrupted(name: str, folder: Path, tmp_p
     assert groups.attribute(path, group, "finished") == ""
     outcome = run(probe, fitting(name, folder), path)
     assert outcome.measured == outcome.units - 1
-    assert_same(answer(path, outcome), whole)
+    assert_same(stored_result(path, outcome), whole)
     assert run(probe, one, path).measured == 0
     assert [file.name for file in tmp_path.iterdir() if "journal" in file.name or "lock" in file.name] == []
 
@@ -177,21 +177,21 @@ def test_a_line_to_another_checkpoint_is_the_same_by_any_way(
     folder: Path, tmp_path: Path, executors: Mapping[str, Executor], bn: str
 ) -> None:
     probe, path = small("line", along=str(folder / "init.pt"), directions=1, resolution=4, bn=bn), tmp_path / "r.h5"
-    whole = answer(tmp_path / "whole.h5", run(probe, loaded(folder), tmp_path / "whole.h5"))
+    whole = stored_result(tmp_path / "whole.h5", run(probe, loaded(folder), tmp_path / "whole.h5"))
     with pytest.raises(KeyboardInterrupt):
         run(probe, loaded(folder), path, report=stop_after(2))
-    assert_same(answer(path, run(probe, loaded(folder), path)), whole)
+    assert_same(stored_result(path, run(probe, loaded(folder), path)), whole)
     for kind, executor in executors.items():
         there = tmp_path / f"{kind}.h5"
-        assert_same(answer(there, run(probe, loaded(folder), there, executor=executor, workers=2)), whole)
+        assert_same(stored_result(there, run(probe, loaded(folder), there, executor=executor, workers=2)), whole)
     assert np.isfinite(whole["barrier"]).all()
 
 
 def test_the_digest_of_a_line_is_of_the_other_checkpoints_content(folder: Path, tmp_path: Path) -> None:
     copied = tmp_path / "copy.pt"
     copied.write_bytes((folder / "init.pt").read_bytes())
-    asked = [small("line", along=str(file), directions=1) for file in (folder / "init.pt", copied)]
-    assert len({digest(probe, loaded(folder)) for probe in asked}) == 1
+    probes = [small("line", along=str(file), directions=1) for file in (folder / "init.pt", copied)]
+    assert len({digest(probe, loaded(folder)) for probe in probes}) == 1
     others = [
         {"along": str(folder / "epoch_001.pt")}, {"bn": "frozen"}, {"bn": "recalibrate:1"}, {"range": "0:2"},
         {"resolution": 4},
@@ -205,18 +205,18 @@ def test_the_digest_of_a_line_is_of_the_other_checkpoints_content(folder: Path, 
 def test_fresh_models_are_the_same_in_threads(tmp_path: Path, executors: Mapping[str, Executor]) -> None:
     options: dict[str, Any] = {"model": "vit_demo", "data": "digits", "samples": 16, "batch_size": 2}
     probe, path = small("variance"), tmp_path / "results.h5"
-    whole = answer(tmp_path / "whole.h5", run(probe, loading.load(**options), tmp_path / "whole.h5"))
+    whole = stored_result(tmp_path / "whole.h5", run(probe, loading.load(**options), tmp_path / "whole.h5"))
     outcome = run(probe, loading.load(**options), path, executor=executors["threads"], workers=2)
-    assert_same(answer(path, outcome), whole)
+    assert_same(stored_result(path, outcome), whole)
 
 
 def test_threads_share_no_switch_of_the_attention_kernels(tmp_path: Path, executors: Mapping[str, Executor]) -> None:
     options: dict[str, Any] = {"model": "vit_demo", "model_arg": {"depth": 1}, "data": "digits", "samples": 16}
     probe, path = small("hessian", top=1, batches=8, max_products=2), tmp_path / "results.h5"
     here, there = (loading.load(**options, batch_size=2) for _ in range(2))
-    whole = answer(tmp_path / "whole.h5", run(probe, here, tmp_path / "whole.h5"))
+    whole = stored_result(tmp_path / "whole.h5", run(probe, here, tmp_path / "whole.h5"))
     outcome = run(probe, there, path, executor=executors["threads"], workers=2)
-    assert_same(answer(path, outcome), whole)
+    assert_same(stored_result(path, outcome), whole)
     assert torch.backends.cuda.flash_sdp_enabled()
 
 
@@ -255,7 +255,7 @@ def test_a_killed_process_resumes_behind_its_last_acknowledged_unit(
     assert outcome.units - acknowledged - 1 <= outcome.measured <= outcome.units - acknowledged
     assert outcome.measured > 0
     whole = run(probe, loaded(folder), tmp_path / "whole.h5")
-    assert_same(answer(path, outcome), answer(tmp_path / "whole.h5", whole))
+    assert_same(stored_result(path, outcome), stored_result(tmp_path / "whole.h5", whole))
 
 
 def test_a_report_counts_from_what_is_stored(folder: Path, tmp_path: Path) -> None:
@@ -266,23 +266,23 @@ def test_a_report_counts_from_what_is_stored(folder: Path, tmp_path: Path) -> No
     assert seen == [(done, 9) for done in range(5, 10)]
 
 
-def test_a_half_finished_answer_resumes_with_its_own_batch_size(folder: Path, tmp_path: Path) -> None:
+def test_a_half_finished_result_resumes_with_its_own_batch_size(folder: Path, tmp_path: Path) -> None:
     probe, path = small("variance"), tmp_path / "results.h5"
-    whole = answer(tmp_path / "whole.h5", run(probe, loaded(folder), tmp_path / "whole.h5"))
+    whole = stored_result(tmp_path / "whole.h5", run(probe, loaded(folder), tmp_path / "whole.h5"))
     with pytest.raises(KeyboardInterrupt):
         run(probe, loaded(folder), path, report=stop_after(2))
     resumed = run(probe, loaded(folder, batch_size=32), path)
     assert (resumed.units, resumed.measured) == (4, 2)
-    assert_same(answer(path, resumed), whole)
+    assert_same(stored_result(path, resumed), whole)
     again = run(probe, loaded(folder, batch_size=32), path, overwrite=True)
     assert (again.units, again.measured) == (1, 1)
     assert again.group == resumed.group
 
 
-def test_a_question_that_lost_its_file_resumes_from_its_journal(folder: Path, tmp_path: Path) -> None:
+def test_a_run_that_lost_its_file_resumes_from_its_journal(folder: Path, tmp_path: Path) -> None:
     probe, path = small("variance"), tmp_path / "results.h5"
-    asked = run_key(probe, loaded(folder), "mine")
-    writer = Writer(path, asked)
+    key = run_key(probe, loaded(folder), "mine")
+    writer = Writer(path, key)
     for unit in writer.pending()[:3]:
         writer.write(unit, probe.measure(loaded(folder), unit))
     writer._journal.__exit__(None, None, None)  # as a kill leaves it
@@ -291,7 +291,7 @@ def test_a_question_that_lost_its_file_resumes_from_its_journal(folder: Path, tm
     assert (outcome.units, outcome.measured) == (4, 1)
 
 
-# --- the question ---
+# --- the run key ---
 
 
 @pytest.fixture(scope="module")
@@ -300,7 +300,7 @@ def reference(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", PROBES)
-def test_the_digest_is_of_the_question_not_of_its_circumstances(
+def test_the_digest_does_not_depend_on_files_label_or_unused_options(
     name: str, folder: Path, tmp_path: Path, reference: dict[str, str]
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
@@ -337,7 +337,7 @@ def test_the_digest_follows_weights_and_data(name: str, folder: Path, reference:
     assert digest(small(name), other) != reference[name]
 
 
-def test_an_augmented_question_knows_its_seed_and_its_batches(folder: Path) -> None:
+def test_the_run_key_of_augmented_data_contains_seed_and_batch_size(folder: Path) -> None:
     options = [{}, {"seed": 1}, {"batch_size": 16}]
     digests = {digest(small("fourier"), loaded(folder, augment=True, **option)) for option in options}
     assert len(digests) == 3
@@ -370,12 +370,12 @@ def test_the_digest_follows_the_parameters(
     assert digest(small(name, **parameters), loaded(folder)) != reference[name]
 
 
-def test_one_question_in_two_spellings_is_one(folder: Path, reference: dict[str, str]) -> None:
+def test_equal_parameters_in_two_spellings_have_one_run_key(folder: Path, reference: dict[str, str]) -> None:
     assert digest(small("surface", resolution="3,3", range="-1:1"), loaded(folder)) == reference["surface"]
     assert digest(small("noise", eps="0.70", bands=(0.2, 0.3, 0.7)), loaded(folder)) == reference["noise"]
 
 
-def test_the_code_of_a_model_file_belongs_to_the_question(folder: Path, tmp_path: Path) -> None:
+def test_the_code_of_a_model_file_enters_the_run_key(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "net.py"
     code = "from landscape.models import build\n"
     code += f"def make(): return build('resnet_demo', classes=10, image_size=16, **{ARGUMENTS})\n"
@@ -429,7 +429,7 @@ def test_a_group_says_what_made_it(folder: Path, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def previewed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Arrays:
     path = tmp_path_factory.mktemp("preview") / "whole.h5"
-    return answer(path, run(preview(), few(folder), path))
+    return stored_result(path, run(preview(), few(folder), path))
 
 
 def preview() -> Probe:
@@ -444,7 +444,7 @@ def few(folder: Path) -> subject.Subject:
 def test_a_preview_stores_what_it_evaluated_and_what_it_made_of_the_rest(
     previewed: Arrays, folder: Path, tmp_path: Path
 ) -> None:
-    exact = answer(tmp_path / "r.h5", run(small("surface", resolution="21"), few(folder), tmp_path / "r.h5"))
+    exact = stored_result(tmp_path / "r.h5", run(small("surface", resolution="21"), few(folder), tmp_path / "r.h5"))
     evaluated = previewed["evaluated"] == 1
     assert (evaluated.sum(), previewed["evaluations"]) == (340, 340)
     assert previewed["done"].all()
@@ -465,7 +465,7 @@ def test_a_preview_stopped_anywhere_has_the_content_of_a_straight_one(
         run(preview(), few(folder), path, report=stop_after(units))
     outcome = run(preview(), few(folder), path)
     assert outcome.measured == 441 - units
-    assert_same(answer(path, outcome), previewed)
+    assert_same(stored_result(path, outcome), previewed)
 
 
 @pytest.mark.slow
@@ -474,14 +474,14 @@ def test_a_preview_spread_over_workers_has_the_content_of_one_in_line(
     kind: str, previewed: Arrays, folder: Path, tmp_path: Path, executors: Mapping[str, Executor]
 ) -> None:
     path = tmp_path / "results.h5"
-    assert_same(answer(path, run(preview(), few(folder), path, executor=executors[kind], workers=2)), previewed)
+    assert_same(stored_result(path, run(preview(), few(folder), path, executor=executors[kind], workers=2)), previewed)
 
 
 @pytest.mark.slow
 def test_a_preview_that_errs_too_much_is_the_exact_surface(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "results.h5"
-    exact = answer(path, run(small("surface", resolution="21"), few(folder), path))
-    found = answer(path, run(small("surface", resolution="21", preview=True, tolerance=1e-9), few(folder), path))
+    exact = stored_result(path, run(small("surface", resolution="21"), few(folder), path))
+    found = stored_result(path, run(small("surface", resolution="21", preview=True, tolerance=1e-9), few(folder), path))
     assert found["evaluated"].all()
     assert found["hold_out_error"] > 1e-9
     np.testing.assert_array_equal(found["loss"], exact["loss"])
@@ -496,10 +496,10 @@ def test_a_stopped_surface_in_any_mode_has_the_content_of_a_straight_one(
     options: dict[str, Any], folder: Path, tmp_path: Path
 ) -> None:
     probe, path, straight = small("surface", **options), tmp_path / "results.h5", tmp_path / "whole.h5"
-    whole = answer(straight, run(probe, loaded(folder), straight))
+    whole = stored_result(straight, run(probe, loaded(folder), straight))
     with pytest.raises(KeyboardInterrupt):
         run(probe, loaded(folder), path, report=stop_after(4))
-    assert_same(answer(path, run(probe, loaded(folder), path)), whole)
+    assert_same(stored_result(path, run(probe, loaded(folder), path)), whole)
 
 
 # --- what cannot be ---
@@ -545,10 +545,10 @@ def test_weights_changed_in_place_are_measured_anew(name: str, tmp_path: Path) -
 
     probe, used = small(name), attention_net(sizes=(6, 6))
     run(probe, used, tmp_path / "used.h5")
-    answers = [run(probe, changed(used), tmp_path / "used.h5").group]
-    answers.append(run(probe, changed(attention_net(sizes=(6, 6))), tmp_path / "fresh.h5").group)
-    assert answers[0] == answers[1]
-    again, fresh = (groups.read_group(tmp_path / file, answers[0]) for file in ("used.h5", "fresh.h5"))
+    stored = [run(probe, changed(used), tmp_path / "used.h5").group]
+    stored.append(run(probe, changed(attention_net(sizes=(6, 6))), tmp_path / "fresh.h5").group)
+    assert stored[0] == stored[1]
+    again, fresh = (groups.read_group(tmp_path / file, stored[0]) for file in ("used.h5", "fresh.h5"))
     for key, values in fresh.items():
         np.testing.assert_array_equal(again[key], values)
 

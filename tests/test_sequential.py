@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from analytic import answer
+from analytic import run_probe
 from foreign import Plain, torchvision_models
 from torch import Tensor, nn
 
@@ -144,7 +144,7 @@ def test_lesions_bypass_layers_that_keep_the_shape_of_their_input() -> None:
             with removed(model, unit):
                 found = model(images)
             torch.testing.assert_close(found, model.classifier(model.average(features(images))))
-    loss = answer(Lesion(), subject)["loss_increase"]
+    loss = run_probe(Lesion(), subject)["loss_increase"]
     assert np.isfinite(loss).all()
     assert (loss != 0).all()
 
@@ -170,8 +170,8 @@ def test_without_maps_only_the_probes_that_need_them_are_left_out(build: type[nn
     assert [probe.name for probe in fit] == ["similarity"]
     assert "needs a vision network" in refused["fourier"]
     assert "needs a vision network" in refused["variance"]
-    np.testing.assert_allclose(np.diag(answer(fit[0], subject)["cka"]), 1.0)
-    assert np.isfinite(answer(Lesion(), subject)["loss_increase"]).all()
+    np.testing.assert_allclose(np.diag(run_probe(fit[0], subject)["cka"]), 1.0)
+    assert np.isfinite(run_probe(Lesion(), subject)["loss_increase"]).all()
 
 
 def test_blocks_of_vectors_are_removed_as_a_whole() -> None:

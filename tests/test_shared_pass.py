@@ -60,14 +60,14 @@ def loaded(path: Path, **options: Any) -> Subject:
     return loading.load(path, **{"data": "digits", "samples": 32, "batch_size": 8, **options})
 
 
-def answers(path: Path, outcomes: list[Outcome]) -> list[Arrays]:
+def results(path: Path, outcomes: list[Outcome]) -> list[Arrays]:
     return [groups.read_group(path, outcome.group) for outcome in outcomes]
 
 
 @pytest.fixture(scope="module")
 def alone(vit: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Arrays]:
     path = tmp_path_factory.mktemp("alone") / "results.h5"
-    return answers(path, [run(probe, loaded(vit), path) for probe in probes()])
+    return results(path, [run(probe, loaded(vit), path) for probe in probes()])
 
 
 def assert_all_same(found: list[Arrays], wanted: list[Arrays]) -> None:
@@ -78,7 +78,7 @@ def assert_all_same(found: list[Arrays], wanted: list[Arrays]) -> None:
 @pytest.mark.slow
 def test_every_result_equals_that_of_its_probe_alone(vit: Path, alone: list[Arrays], tmp_path: Path) -> None:
     path = tmp_path / "results.h5"
-    assert_all_same(answers(path, run_together(probes(), loaded(vit), path)), alone)
+    assert_all_same(results(path, run_together(probes(), loaded(vit), path)), alone)
 
 
 def test_a_mini_batch_passes_once_for_all_probes(vit: Path, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_threads_equal_processes_equal_in_line(
 ) -> None:
     path = tmp_path / "results.h5"
     outcomes = run_together(probes(), loaded(vit), path, executor=executors[kind], workers=2)
-    assert_all_same(answers(path, outcomes), alone)
+    assert_all_same(results(path, outcomes), alone)
 
 
 @pytest.mark.slow
@@ -108,7 +108,7 @@ def test_stopped_and_resumed_equals_uninterrupted(vit: Path, alone: list[Arrays]
         run_together(probes(), loaded(vit), path, report=stop_after(1))
     outcomes = run_together(probes(), loaded(vit), path)
     assert [outcome.measured for outcome in outcomes] == [3, 3, 3, 3]
-    assert_all_same(answers(path, outcomes), alone)
+    assert_all_same(results(path, outcomes), alone)
     assert [outcome.measured for outcome in run_together(probes(), loaded(vit), path)] == [0, 0, 0, 0]
     assert [file.name for file in tmp_path.iterdir()] == ["results.h5"]
 
@@ -122,7 +122,7 @@ def test_mini_batches_measured_alone_are_not_measured_again(vit: Path, alone: li
         run(second, loaded(vit), path, report=stop_after(3))
     outcomes = run_together(probes(), loaded(vit), path)
     assert [outcome.measured for outcome in outcomes] == [0, 1, 4, 4]
-    assert_all_same(answers(path, outcomes), alone)
+    assert_all_same(results(path, outcomes), alone)
     again = run_together(probes(), loaded(vit), path, overwrite=True)
     assert [outcome.measured for outcome in again] == [4, 4, 4, 4]
 

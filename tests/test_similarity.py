@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from analytic import answer, passage
+from analytic import passage, run_probe
 from test_run import ARGUMENTS, save
 from torch import Tensor
 
@@ -78,7 +78,7 @@ def test_a_large_mean_costs_no_precision() -> None:
 
 def test_every_pair_of_layers_over_mini_batches() -> None:
     maps = _noise(15, 3, 4, 4)
-    found = answer(PROBE, passage(maps))
+    found = run_probe(PROBE, passage(maps))
     layers = [maps, torch.nn.functional.avg_pool2d(maps, 2), maps]  # tokens: without their prefix
     sums = np.zeros((3, 3))
     for rows in range(0, 15, 5):
@@ -92,18 +92,18 @@ def test_every_pair_of_layers_over_mini_batches() -> None:
 
 def test_the_error_is_the_jackknife_over_mini_batches() -> None:
     maps = _noise(20, 3, 4, 4)
-    found = answer(PROBE, passage(maps))
+    found = run_probe(PROBE, passage(maps))
     left = [
-        answer(PROBE, passage(torch.cat([maps[: 5 * i], maps[5 * i + 5 :]])))["cka"] for i in range(4)
+        run_probe(PROBE, passage(torch.cat([maps[: 5 * i], maps[5 * i + 5 :]])))["cka"] for i in range(4)
     ]  # without one mini-batch
     error = np.sqrt(3 / 4 * ((left - np.mean(left, axis=0)) ** 2).sum(axis=0))
     np.testing.assert_allclose(found["cka_se"], error, rtol=1e-7, atol=1e-12)
-    assert np.isnan(answer(PROBE, passage(maps), units=1)["cka_se"]).all()
+    assert np.isnan(run_probe(PROBE, passage(maps), units=1)["cka_se"]).all()
 
 
 def test_a_last_mini_batch_too_small_for_an_estimate_is_left_out() -> None:
     maps = _noise(13, 3, 4, 4)
-    found, whole = answer(PROBE, passage(maps)), answer(PROBE, passage(maps[:10]))
+    found, whole = run_probe(PROBE, passage(maps)), run_probe(PROBE, passage(maps[:10]))
     assert np.isnan(found["hsic"][2]).all()
     np.testing.assert_array_equal(found["cka"], whole["cka"])
     np.testing.assert_array_equal(found["cka_se"], whole["cka_se"])
@@ -115,7 +115,7 @@ def test_mini_batches_too_small_for_any_estimate_are_errors() -> None:
 
 
 def test_a_layer_that_does_not_vary_has_no_alignment() -> None:
-    found = answer(PROBE, passage(torch.ones(10, 2, 4, 4, dtype=torch.float64)))
+    found = run_probe(PROBE, passage(torch.ones(10, 2, 4, 4, dtype=torch.float64)))
     assert np.isnan(found["cka"]).all()
 
 
@@ -123,7 +123,7 @@ def test_a_network_without_maps_is_measured() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3))
     subject = loading.Subject(model.double().eval(), [(_noise(8, 3, 2, 2), torch.zeros(8, dtype=torch.long))])
-    found = answer(Similarity(layers=("1", "3")), subject)
+    found = run_probe(Similarity(layers=("1", "3")), subject)
     hidden = model[1](model[0](subject.batches[0][0])).detach()
     logits = model(subject.batches[0][0]).detach()
     expected = _hsic(hidden, logits) / np.sqrt(_hsic(hidden, hidden) * _hsic(logits, logits))
@@ -137,25 +137,25 @@ def _loaded(path: Path) -> Any:
 def test_a_network_against_a_copy_aligns_fully_and_against_another_has_its_layers(tmp_path: Path) -> None:
     mine, same = save(tmp_path / "mine.pt", seed=0), save(tmp_path / "same.pt", seed=0, epoch=3.0)
     other = save(tmp_path / "other.pt", seed=1)
-    alone = answer(Similarity(), _loaded(mine))
-    again = answer(Similarity(against=str(same)), _loaded(mine))
+    alone = run_probe(Similarity(), _loaded(mine))
+    again = run_probe(Similarity(against=str(same)), _loaded(mine))
     np.testing.assert_allclose(again["cka"], alone["cka"], rtol=1e-12)
     assert again["facts"]["against"] == "same"
-    different = answer(Similarity(against=str(other)), _loaded(mine))
+    different = run_probe(Similarity(against=str(other)), _loaded(mine))
     assert np.diag(different["cka"]).max() < 0.9999
-    crossed = answer(Similarity(against=str(mine)), _loaded(other))
+    crossed = run_probe(Similarity(against=str(mine)), _loaded(other))
     np.testing.assert_allclose(crossed["cka"], different["cka"].T, rtol=1e-9)
 
 
 def test_another_network_enters_the_run_key_by_its_weights(tmp_path: Path) -> None:
     mine, other = save(tmp_path / "mine.pt", seed=0), save(tmp_path / "other.pt", seed=1)
     subject = _loaded(mine)
-    asked = digest(Similarity(against=str(other)), subject)
+    expected = digest(Similarity(against=str(other)), subject)
     moved = other.rename(tmp_path / "moved.pt")
-    assert digest(Similarity(against=str(moved)), subject) == asked
-    assert digest(Similarity(), subject) != asked
+    assert digest(Similarity(against=str(moved)), subject) == expected
+    assert digest(Similarity(), subject) != expected
     save(moved, seed=2)
-    assert digest(Similarity(against=str(moved)), _loaded(mine)) != asked
+    assert digest(Similarity(against=str(moved)), _loaded(mine)) != expected
 
 
 def test_networks_of_different_depth_give_a_rectangular_table(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_networks_of_different_depth_give_a_rectangular_table(tmp_path: Path) ->
         tmp_path / "deeper.pt", seed=0, state_dict=model.state_dict(),
         model_args={"classes": 10, "image_size": 16, **arguments},
     )  # fmt: skip
-    assert answer(Similarity(against=str(other)), _loaded(mine))["cka"].shape == (3, 4)
+    assert run_probe(Similarity(against=str(other)), _loaded(mine))["cka"].shape == (3, 4)
 
 
 def test_another_network_that_does_not_exist_is_an_error(tmp_path: Path) -> None:

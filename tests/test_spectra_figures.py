@@ -10,7 +10,7 @@ import pytest
 import scipy.stats
 import torch
 import xarray as xr
-from analytic import answer, quadratic, symmetric, tanh_net
+from analytic import quadratic, run_probe, symmetric, tanh_net
 from matplotlib.figure import Figure
 
 from landscape.options import OptionError
@@ -67,9 +67,9 @@ def test_phases_are_snapshots_of_one_run_and_one_protocol_by_epoch() -> None:
     run_a, run_b = _snapshots([3.0, 0.0, 1.0]), _snapshots([0.0, 2.0], folder="runs/b")
     lonely, other = _snapshots([5.0], folder="runs/c"), _snapshots([4.0], protocol="q")
     unknown = _snapshots([float("nan")])
-    answers = [*run_a, *lonely, *other, *run_b, *unknown]
-    assert list(hessian_phases.runs(answers).values()) == [[1, 2, 0], [5, 6]]
-    assert hessian_phases.select(answers) == [0, 1, 2, 5, 6]
+    results = [*run_a, *lonely, *other, *run_b, *unknown]
+    assert list(hessian_phases.runs(results).values()) == [[1, 2, 0], [5, 6]]
+    assert hessian_phases.select(results) == [0, 1, 2, 5, 6]
     assert hessian_phases.select(lonely) == []
 
 
@@ -149,7 +149,7 @@ def test_a_range_without_zero_in_it_is_refused(text: str) -> None:
 
 
 class TestHeadline:
-    """What the summary says of an answer, and what it does not hide."""
+    """What the summary says of an run_probe, and what it does not hide."""
 
     def test_mini_batches_that_are_not_finite_are_named(self) -> None:
         data = _summary({"eigenvalue": [[1.0, 2.0], [np.nan, np.nan], [np.nan, np.nan]]}, done=[1, 1, 0])
@@ -179,7 +179,7 @@ def _summary(arrays: dict[str, list[list[float]]], *, done: list[int]) -> xr.Dat
 
 def test_a_search_that_is_cut_short_is_named_in_the_summary() -> None:
     subject: Subject = tanh_net()
-    found = answer(Hessian(top=3, tol=1e-9, max_products=5), subject)
+    found = run_probe(Hessian(top=3, tol=1e-9, max_products=5), subject)
     names = ("eigenvalue", "converged")
     data = _summary({name: found[name] for name in names}, done=[1, 1])
     assert headlines.numbers(data)["not converged"] == "6 of 6 values, mini-batches 0, 1"

@@ -1,4 +1,4 @@
-"""Subjects: the loaded model, data and objective are those asked for; parts that do not fit are refused."""
+"""Subjects: the requested model, data and objective are loaded; parts that do not fit together are rejected."""
 
 from __future__ import annotations
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 from analytic import (
     Quadratic,
-    answer,
     attention_net,
     batches_of,
     convolution_net,
     quadratic,
     rebatched,
+    run_probe,
     same_state,
     state,
     symmetric,
@@ -57,7 +57,7 @@ def _directions(subject: Subject, probe: Surface) -> tuple[Tensor, Tensor]:
 
 def test_a_linear_loss_has_no_second_differences() -> None:
     subject = quadratic(torch.zeros(6, 6).double(), weight=torch.ones(2, 3), slope=torch.linspace(-2, 1, 6))
-    loss = answer(Surface(resolution="7,5", range="-1:2,-3:1"), subject)["loss"]
+    loss = run_probe(Surface(resolution="7,5", range="-1:2,-3:1"), subject)["loss"]
     assert np.ptp(loss) > 1.0
     for axis in (0, 1):
         np.testing.assert_allclose(np.diff(loss, n=2, axis=axis), 0.0, atol=1e-13)
@@ -66,7 +66,7 @@ def test_a_linear_loss_has_no_second_differences() -> None:
 @pytest.mark.parametrize("normalize", ["filter", "layer", "none", "park2022"])
 def test_a_quadratic_loss_has_its_closed_form_on_an_oblong_grid_off_its_centre(normalize: Normalize) -> None:
     subject, probe = _bowl(), Surface(resolution="6,4", range="-0.5:2,-1:0.3", normalize=normalize, seed=3)
-    found = answer(probe, subject)
+    found = run_probe(probe, subject)
     assert isinstance(subject.model, Quadratic)
     first, second = _directions(subject, probe)
     expected = np.empty((6, 4))
@@ -114,10 +114,10 @@ def _relu_net(scale: float) -> Subject:
 
 def test_rescaling_a_layer_and_the_next_leaves_the_surface_unchanged() -> None:
     probe = Surface(resolution="5")
-    plain, scaled = (answer(probe, _relu_net(scale))["loss"] for scale in (1.0, 37.0))
+    plain, scaled = (run_probe(probe, _relu_net(scale))["loss"] for scale in (1.0, 37.0))
     np.testing.assert_allclose(scaled, plain, rtol=1e-10)
-    unscaled = answer(replace(probe, normalize="none"), _relu_net(37.0))["loss"]
-    assert np.abs(unscaled / answer(replace(probe, normalize="none"), _relu_net(1.0))["loss"] - 1).max() > 1e-2
+    unscaled = run_probe(replace(probe, normalize="none"), _relu_net(37.0))["loss"]
+    assert np.abs(unscaled / run_probe(replace(probe, normalize="none"), _relu_net(1.0))["loss"] - 1).max() > 1e-2
 
 
 def test_rescaling_single_filters_with_their_statistics_leaves_the_surface_unchanged() -> None:
@@ -134,14 +134,14 @@ def test_rescaling_single_filters_with_their_statistics_leaves_the_surface_uncha
                 convolution.get_parameter("bias").mul_(scales)
                 norm.get_buffer("running_mean").mul_(scales)
                 norm.get_buffer("running_var").mul_(scales**2)
-    np.testing.assert_allclose(answer(probe, scaled)["loss"], answer(probe, plain)["loss"], rtol=1e-10)
+    np.testing.assert_allclose(run_probe(probe, scaled)["loss"], run_probe(probe, plain)["loss"], rtol=1e-10)
 
 
 def test_the_surface_does_not_depend_on_batch_size_or_on_the_order_of_work() -> None:
     subject = attention_net(sizes=(6, 6, 3))
     other = replace(subject, batches=rebatched(subject.batches, 4))
     probe = Surface(resolution="3,4")
-    found, again = answer(probe, subject), answer(probe, other)
+    found, again = run_probe(probe, subject), run_probe(probe, other)
     for name in ("loss", "loss_se", "l2", "accuracy"):
         np.testing.assert_allclose(found[name], again[name], rtol=1e-12)
     for unit in reversed(list(probe.plan(subject).units())):
@@ -150,16 +150,16 @@ def test_the_surface_does_not_depend_on_batch_size_or_on_the_order_of_work() -> 
 
 def test_seeds_and_the_two_axes_are_different_directions() -> None:
     subject = attention_net()
-    facts = answer(Surface(resolution="2"), subject)["facts"]
+    facts = run_probe(Surface(resolution="2"), subject)["facts"]
     assert abs(facts["cosine"]) < 0.5
-    one, other = (answer(Surface(resolution="3", seed=seed), subject)["loss"] for seed in (0, 1))
+    one, other = (run_probe(Surface(resolution="3", seed=seed), subject)["loss"] for seed in (0, 1))
     assert not np.allclose(one[0], other[0])
     assert [variant.seed for variant in Surface(directions=3, seed=4).variants()] == [4, 5, 6]
 
 
 def test_the_standard_error_is_that_of_the_mean_over_samples() -> None:
     subject = attention_net(sizes=(7, 4))
-    found = answer(Surface(resolution="3"), subject)
+    found = run_probe(Surface(resolution="3"), subject)
     losses = per_sample(subject)[0].numpy()
     assert found["loss"][1, 1] == pytest.approx(losses.mean(), rel=1e-14)
     assert found["loss_se"][1, 1] == pytest.approx(losses.std(ddof=1) / 11**0.5, rel=1e-12)
@@ -180,7 +180,7 @@ def test_the_standard_error_covers_the_loss_of_all_samples_in_nineteen_of_twenty
 
 
 def test_one_sample_has_no_standard_error() -> None:
-    assert np.isnan(answer(Surface(resolution="2"), attention_net(sizes=(1,)))["loss_se"]).all()
+    assert np.isnan(run_probe(Surface(resolution="2"), attention_net(sizes=(1,)))["loss_se"]).all()
 
 
 def test_soft_targets_weigh_the_losses_of_the_classes() -> None:
@@ -188,18 +188,18 @@ def test_soft_targets_weigh_the_losses_of_the_classes() -> None:
     inputs, targets = hard.batch(0)
     one_hot = nn.functional.one_hot(targets, 3).double()
     probe = Surface(resolution="3")
-    as_shares = answer(probe, replace(hard, batches=[(inputs, one_hot)]))
-    expected = answer(probe, hard)
+    as_shares = run_probe(probe, replace(hard, batches=[(inputs, one_hot)]))
+    expected = run_probe(probe, hard)
     np.testing.assert_allclose(as_shares["loss"], expected["loss"], rtol=1e-13)
     np.testing.assert_array_equal(as_shares["accuracy"], expected["accuracy"])
-    mixed = answer(probe, replace(hard, batches=[(inputs, 0.7 * one_hot + 0.3 * one_hot.flip(1))]))
-    flipped = answer(probe, replace(hard, batches=[(inputs, one_hot.flip(1))]))
+    mixed = run_probe(probe, replace(hard, batches=[(inputs, 0.7 * one_hot + 0.3 * one_hot.flip(1))]))
+    flipped = run_probe(probe, replace(hard, batches=[(inputs, one_hot.flip(1))]))
     np.testing.assert_allclose(mixed["loss"], 0.7 * expected["loss"] + 0.3 * flipped["loss"], rtol=1e-12)
 
 
 def test_a_cell_that_overflows_is_finished_and_not_finite() -> None:
     subject = quadratic(torch.eye(4).float() * 1e30, weight=torch.full((2, 2), 1e-3))
-    found = answer(Surface(resolution="3", range="1e9"), subject)
+    found = run_probe(Surface(resolution="3", range="1e9"), subject)
     assert found["loss"][1, 1] == pytest.approx(2e24, rel=1e-6)
     assert np.isinf(np.delete(found["loss"].ravel(), 4)).all()
     assert found["done"].all()
@@ -209,7 +209,7 @@ def test_a_cell_that_overflows_is_finished_and_not_finite() -> None:
 def test_confident_mistakes_far_from_the_centre_have_large_and_finite_losses() -> None:
     model = nn.Linear(2, 3, bias=False)
     subject = Subject(model, [(torch.tensor([[1.0, 1.0]]), torch.tensor([0]))])
-    loss = answer(Surface(resolution="5", range="1e5"), subject)["loss"]
+    loss = run_probe(Surface(resolution="5", range="1e5"), subject)["loss"]
     assert np.isfinite(loss).all()
     assert loss.max() > 1e4  # log(softmax) would be infinite from 104 on
 
@@ -227,7 +227,7 @@ def test_an_abandoned_sweep_restores_weights_and_statistics() -> None:
 
 def test_recalibrating_changes_the_loss_and_not_the_weights() -> None:
     subject = convolution_net()
-    frozen, refreshed = (answer(Surface(resolution="3", bn=bn), subject) for bn in ("frozen", "recalibrate:2"))
+    frozen, refreshed = (run_probe(Surface(resolution="3", bn=bn), subject) for bn in ("frozen", "recalibrate:2"))
     assert frozen["loss"][1, 1] != pytest.approx(refreshed["loss"][1, 1], rel=1e-3)
     np.testing.assert_allclose(frozen["l2"], refreshed["l2"])
 
@@ -242,11 +242,11 @@ def test_the_height_of_a_paraboloid_is_its_closed_form() -> None:
 
 def test_heights_wait_for_the_cells_they_need() -> None:
     probe, subject = Surface(resolution="5"), _bowl()
-    assert np.isfinite(answer(probe, subject)["height"]).all()
-    half = answer(probe, subject, units=12)
+    assert np.isfinite(run_probe(probe, subject)["height"]).all()
+    half = run_probe(probe, subject, units=12)
     assert np.isnan(half["height"]).all()
     assert half["non_finite"] == 0.0
-    assert np.isnan(answer(probe, subject, units=0)["non_finite"])
+    assert np.isnan(run_probe(probe, subject, units=0)["non_finite"])
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_the_run_key_does_not_depend_on_how_numbers_are_spelt() -> None:
 def test_the_standard_error_of_the_rise_is_paired_over_samples() -> None:
     subject = attention_net(sizes=(7, 4))
     probe = Surface(resolution="5", range="0.2")
-    found = answer(probe, subject)
+    found = run_probe(probe, subject)
     assert found["rise_se"][2, 2] == 0.0
     before = per_sample(subject)[0].numpy()
     plane = plane_of(subject, "random", normalize="filter", ignore=probe.ignore, seed=0)
@@ -290,9 +290,9 @@ def test_the_standard_error_of_the_rise_is_paired_over_samples() -> None:
 
 def test_a_capped_surface_leaves_points_early_that_are_clearly_above() -> None:
     subject = attention_net(sizes=(32,) * 8)
-    whole = answer(Surface(resolution="5", range="3"), subject)
+    whole = run_probe(Surface(resolution="5", range="3"), subject)
     cap = float(np.median(whole["loss"]))
-    found = answer(Surface(resolution="5", range="3", cap=cap), subject)
+    found = run_probe(Surface(resolution="5", range="3", cap=cap), subject)
     early = found["n"] < 256
     assert early.any()
     assert set(np.unique(found["n"])) <= {32.0, 64.0, 128.0, 256.0}
@@ -303,7 +303,7 @@ def test_a_capped_surface_leaves_points_early_that_are_clearly_above() -> None:
 
 def test_a_cap_leaves_points_that_are_not_finite_and_never_judges_by_few_samples() -> None:
     subject = quadratic(torch.eye(4).float() * 1e30, weight=torch.full((2, 2), 1e-3), batches=[torch.eye(2)] * 32)
-    found = answer(Surface(resolution="3", range="1e9", cap=1e30), subject)
+    found = run_probe(Surface(resolution="3", range="1e9", cap=1e30), subject)
     assert found["n"][1, 1] == 64
     assert (np.delete(found["n"].ravel(), 4) == 32).all()
     assert (~np.isfinite(np.delete(found["loss"].ravel(), 4))).all()
@@ -320,7 +320,7 @@ def test_summaries_are_those_of_a_quadratic() -> None:
     matrix = symmetric([4.0, 1.0, 0.5, 0.2, 0.1, -3.0])
     subject = quadratic(matrix, weight=torch.zeros(2, 3), batches=[torch.tensor([[1.0, 0.0], [1.5, 0.0], [0.5, 0.0]])])
     probe = Surface(resolution="11", normalize="none")
-    found = answer(probe, subject)
+    found = run_probe(probe, subject)
     first, second = _directions(subject, probe)
     expected = [(a @ matrix @ b).item() for a, b in ((first, first), (first, second), (second, second))]
     np.testing.assert_allclose(found["curvature"], expected, rtol=1e-9)
@@ -331,7 +331,7 @@ def test_summaries_are_those_of_a_quadratic() -> None:
     convex = expected[0] * expected[2] > expected[1] ** 2 and expected[0] > 0
     assert found["non_convex"] == (0.0 if convex else 1.0)
     assert found["minima"] >= found["clear_minima"] >= 1
-    half = answer(probe, subject, units=70)
+    half = run_probe(probe, subject, units=70)
     assert np.isnan(half.get("minima", np.nan))
 
 
@@ -363,7 +363,7 @@ def test_a_filter_of_fused_queries_keys_and_values_is_one_row_and_tied_weights_m
     plane = plane_of(subject, "random", normalize="filter", ignore="", seed=0)
     assert set(plane.directions[0]) == {"0.weight", "3.weight"}
     torch.testing.assert_close(plane.directions[0]["0.weight"].norm(dim=1), first.weight.detach().norm(dim=1))
-    found = answer(Surface(resolution="3"), subject)
+    found = run_probe(Surface(resolution="3"), subject)
     first.weight.data.add_(plane.directions[0]["0.weight"])
     model.get_submodule("3").get_parameter("weight").data.add_(plane.directions[0]["3.weight"])
     assert found["loss"][2, 1] == pytest.approx(per_sample(subject)[0].mean().item(), rel=1e-12)
@@ -373,7 +373,7 @@ def test_dropout_is_off_and_buffers_never_move() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, 3)).double().eval()
     subject = Subject(model, batches_of((4,), (16,), 3))
-    one, other = (answer(Surface(resolution="3"), subject)["loss"] for _ in range(2))
+    one, other = (run_probe(Surface(resolution="3"), subject)["loss"] for _ in range(2))
     np.testing.assert_array_equal(one, other)
     plane = plane_of(subject, "random", normalize="filter", ignore="", seed=0)
     assert set(plane.directions[0]) == {"0.weight", "3.weight"}
@@ -409,7 +409,7 @@ def test_a_plane_through_checkpoints_has_their_losses_also_where_batch_norm_diff
 ) -> None:
     subject, others, word = _three(tmp_path)
     kept = state(subject.model)
-    found = answer(Surface(resolution=resolution, plane=word), subject)
+    found = run_probe(Surface(resolution=resolution, plane=word), subject)
     x, y = found["x"].tolist(), found["y"].tolist()
     assert found["facts"]["statistics"] == "interpolated between the checkpoints"
     for (a, b), weights in zip(((0.0, 0.0), (1.0, 0.0), (0.0, 1.0)), (kept, *others), strict=True):
@@ -464,7 +464,7 @@ def test_frozen_statistics_of_a_plane_through_checkpoints_are_stored_with_their_
     subject, others, word = _three(tmp_path)
     own = state(subject.model)
     caplog.set_level("INFO")
-    found = answer(Surface(resolution="4", plane=word, bn="frozen"), subject)
+    found = run_probe(Surface(resolution="4", plane=word, bn="frozen"), subject)
     statistics = {name: own[name] for name in ("1.running_mean", "1.running_var")}
     frozen, itself = (np.array([_own_loss({**w, **kept}) for w in (own, *others)]) for kept in (statistics, {}))
     assert abs(frozen - itself)[1:].min() > 1e-3
@@ -476,8 +476,8 @@ def test_frozen_statistics_of_a_plane_through_checkpoints_are_stored_with_their_
 def test_interpolated_statistics_change_the_run_key_only_where_checkpoints_differ_in_them(tmp_path: Path) -> None:
     subject, _, word = _three(tmp_path)
     assert Surface().identity(subject)["bn"] == Surface(bn="frozen").identity(subject)["bn"] == "frozen"
-    asked = [Surface(plane=word, bn=bn).identity(subject)["bn"] for bn in ("auto", "interpolate", "frozen")]
-    assert asked == ["interpolate", "interpolate", "frozen"]
+    resolved = [Surface(plane=word, bn=bn).identity(subject)["bn"] for bn in ("auto", "interpolate", "frozen")]
+    assert resolved == ["interpolate", "interpolate", "frozen"]
     with pytest.raises(OptionError, match="--bn interpolate needs a plane through checkpoints"):
         Surface(bn="interpolate")
 

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from analytic import answer
+from analytic import run_probe
 from foreign import torchvision_models
 from torch import Tensor, nn
 from zoo import _timm
@@ -68,8 +68,8 @@ def test_only_windowed_layers_have_no_grid(batched: bool) -> None:
     ]
     assert ["of blocks.1.mlp" in remark for remark in remarks(layers)] == [True]
     subject = Subject(model, [(images, torch.arange(6) % 5)])
-    assert answer(Fourier(), subject)["name"].tolist() == ["stem", "blocks.0.mlp", "blocks.2.mlp"]
-    np.testing.assert_allclose(np.diag(answer(Similarity(), subject)["cka"]), 1.0)
+    assert run_probe(Fourier(), subject)["name"].tolist() == ["stem", "blocks.0.mlp", "blocks.2.mlp"]
+    np.testing.assert_allclose(np.diag(run_probe(Similarity(), subject)["cka"]), 1.0)
 
 
 def test_windows_on_the_batch_axis_are_features_of_their_image() -> None:

@@ -9,11 +9,11 @@ import pytest
 import torch
 import xarray as xr
 from analytic import (
-    answer,
     attention_net,
     convolution_net,
     dense_hessian,
     quadratic,
+    run_probe,
     same_state,
     softmax_regression,
     state,
@@ -145,7 +145,7 @@ def test_curvlinops_agrees_within_the_errors() -> None:
 @pytest.mark.parametrize("network", [tanh_net, convolution_net, attention_net])
 def test_enough_products_give_the_traces_of_dense_hessians(network: Callable[..., Subject]) -> None:
     subject = network(sizes=(6, 3))
-    found = answer(Trace(vectors=subject.size), subject)
+    found = run_probe(Trace(vectors=subject.size), subject)
     dense = [dense_hessian(subject, i).trace().item() for i in range(2)]
     np.testing.assert_allclose(found["batch_trace"], dense, rtol=1e-9)
     assert found["trace"] == pytest.approx((6 * dense[0] + 3 * dense[1]) / 9)
@@ -155,7 +155,7 @@ def test_enough_products_give_the_traces_of_dense_hessians(network: Callable[...
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_comes_within_its_error_of_softmax_regression(method: Method) -> None:
     subject, matrix = softmax_regression(features=12)
-    found = answer(Trace(method=method, vectors=16), subject)
+    found = run_probe(Trace(method=method, vectors=16), subject)
     assert 0 < found["trace_se"] < 0.5 * matrix.trace()
     assert found["trace"] == pytest.approx(matrix.trace().item(), abs=4 * found["trace_se"])
 
@@ -164,12 +164,12 @@ def test_the_split_into_mini_batches_does_not_change_the_trace() -> None:
     whole = tanh_net(sizes=(9,))
     inputs, targets = whole.batches[0]
     parts = Subject(whole.model, [(inputs[:4], targets[:4]), (inputs[4:8], targets[4:8]), (inputs[8:], targets[8:])])
-    split, joint = (answer(Trace(vectors=59), subject)["trace"] for subject in (parts, whole))
+    split, joint = (run_probe(Trace(vectors=59), subject)["trace"] for subject in (parts, whole))
     assert split == pytest.approx(joint, rel=1e-9)
 
 
 def test_weight_decay_adds_itself_once_per_weight() -> None:
-    plain, decayed = (answer(Trace(vectors=59), tanh_net(weight_decay=w)) for w in (0.0, 0.25))
+    plain, decayed = (run_probe(Trace(vectors=59), tanh_net(weight_decay=w)) for w in (0.0, 0.25))
     assert decayed["trace"] == pytest.approx(plain["trace"] + 0.25 * 59)
     np.testing.assert_array_equal(decayed["loss"], plain["loss"])
 
@@ -191,7 +191,7 @@ def test_errors_of_mini_batches_add_in_squares_by_their_samples() -> None:
 def test_a_non_finite_mini_batch_is_stored_as_such_and_reported() -> None:
     batches = [torch.tensor([[scale, 0.0]] * 2) for scale in (1.0, float("nan"), 3.0)]
     subject = quadratic(symmetric([4.0, -1.0, 0.5, 0.25, 0.125]), batches=batches)
-    found = answer(Trace(), subject)
+    found = run_probe(Trace(), subject)
     np.testing.assert_allclose(found["batch_trace"], [3.875, np.nan, 11.625])
     assert found["trace"] == pytest.approx(7.75)
     data = xr.Dataset({k: ("batch", found[k]) for k in ("batch_trace", "done")}, attrs={"probe": "trace"})
@@ -201,7 +201,7 @@ def test_a_non_finite_mini_batch_is_stored_as_such_and_reported() -> None:
 def test_a_unit_gives_the_same_numbers_alone_and_leaves_the_model_as_found() -> None:
     subject, probe = convolution_net(), Trace(vectors=8)
     kept = state(subject.model)
-    together = answer(probe, subject)
+    together = run_probe(probe, subject)
     for unit in reversed(list(probe.plan(subject).units())):
         alone = probe.measure(subject, unit)
         assert all(np.array_equal(together[name][unit.index], alone[name]) for name in alone)
@@ -242,10 +242,10 @@ def test_the_axis_is_logarithmic_for_positive_traces_decades_apart(traces: list[
 
 def test_params_restricts_the_trace_to_a_diagonal_block() -> None:
     subject = tanh_net(sizes=(6,))
-    found = answer(Trace(vectors=24, params=r"^2\."), subject)  # as many as parameters: exact
+    found = run_probe(Trace(vectors=24, params=r"^2\."), subject)  # as many as parameters: exact
     assert found["trace"] == pytest.approx(dense_hessian(subject)[-24:, -24:].trace().item(), rel=1e-9)
     with pytest.raises(ValueError, match="--params nothing matches no trainable parameter"):
-        answer(Trace(params="nothing"), subject)
+        run_probe(Trace(params="nothing"), subject)
 
 
 def test_batched_products_are_rejected() -> None:

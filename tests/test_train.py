@@ -318,8 +318,8 @@ def test_accumulated_gradients_are_those_of_the_larger_batch(
     given = {"model_args": SMALL, "seed": 2}
     mixing = {"mixup": 1.0, "cutmix": 0.8, "label_smoothing": 0.1, "optimizer": "sgd", "lr": 0.1}
     whole = train("vit_demo", source, recipe=short(2, **{**mixing, "batch_size": 16}), out=tmp_path / "whole", **given)
-    asked = short(2, **{**mixing, "batch_size": batch_size, "accumulate": accumulate})
-    parts = train("vit_demo", source, recipe=asked, out=tmp_path / "parts", **given)
+    accumulated = short(2, **{**mixing, "batch_size": batch_size, "accumulate": accumulate})
+    parts = train("vit_demo", source, recipe=accumulated, out=tmp_path / "parts", **given)
     one, other = (read_checkpoint(path).state_dict for path in (whole, parts))
     begun = read_checkpoint(whole.with_name("init.pt")).state_dict
     for name in one:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from analytic import answer, batches_of, convolution_net, quadratic, same_state, state
+from analytic import batches_of, convolution_net, quadratic, run_probe, same_state, state
 from torch import Tensor
 
 from landscape.probes.trajectory import Trajectory
@@ -33,7 +33,7 @@ def _path(folder: Path, points: Sequence[Tensor]) -> tuple[Subject, Trajectory]:
 
 
 def test_a_run_starts_at_radius_one_and_angle_zero_and_ends_at_radius_zero_without_an_angle(tmp_path: Path) -> None:
-    found = answer(*_path(tmp_path, [_point(3, 1, 0), _point(2, 2, 5), _point(0, 1, 1)])[::-1])
+    found = run_probe(*_path(tmp_path, [_point(3, 1, 0), _point(2, 2, 5), _point(0, 1, 1)])[::-1])
     assert (found["radius"][0], found["angle"][0]) == (1.0, 0.0)
     assert found["radius"][-1] == 0.0
     assert np.isnan(found["angle"][-1])
@@ -42,7 +42,7 @@ def test_a_run_starts_at_radius_one_and_angle_zero_and_ends_at_radius_zero_witho
 def test_a_straight_path_has_no_angle_and_no_distance_from_its_plane(tmp_path: Path) -> None:
     start, end = _point(4, -2, 1, 3), _point(1, 1, 1, 0)
     points = [end + share * (start - end) for share in (1.0, 0.75, 0.1, 0.0)]
-    found = answer(*_path(tmp_path, points)[::-1])
+    found = run_probe(*_path(tmp_path, points)[::-1])
     np.testing.assert_allclose(found["radius"], [1, 0.75, 0.1, 0], atol=1e-12)
     np.testing.assert_allclose(found["angle"][:-1], 0.0, atol=1e-7)  # of rounding: arccos(1 - 1e-16) is 1e-8
     np.testing.assert_allclose(found["off_plane"], 0.0, atol=1e-6)
@@ -51,7 +51,7 @@ def test_a_straight_path_has_no_angle_and_no_distance_from_its_plane(tmp_path: P
 
 def test_a_path_around_a_corner_has_the_angles_of_its_geometry(tmp_path: Path) -> None:
     points = [_point(2, 0, 0), _point(2, 2, 0), _point(0, 2, 0), _point(-1, 0, 0), _point(0, 0, 0)]
-    found = answer(*_path(tmp_path, points)[::-1])
+    found = run_probe(*_path(tmp_path, points)[::-1])
     np.testing.assert_allclose(found["angle"][:-1], [0, np.pi / 4, np.pi / 2, np.pi], atol=1e-12)
     np.testing.assert_allclose(found["radius"], [1, 2**0.5, 1, 0.5, 0], atol=1e-12)
 
@@ -59,7 +59,7 @@ def test_a_path_around_a_corner_has_the_angles_of_its_geometry(tmp_path: Path) -
 def test_principal_coordinates_are_those_of_the_svd_of_the_path(tmp_path: Path) -> None:
     draws = torch.randn(6, 1, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     subject, probe = _path(tmp_path, list(torch.cumsum(draws, dim=0)))
-    found = answer(probe, subject)
+    found = run_probe(probe, subject)
     path = np.cumsum(draws[:, 0].numpy(), axis=0)
     centred = path - path.mean(axis=0)
     _, singular, axes = np.linalg.svd(centred, full_matrices=False)
@@ -81,7 +81,7 @@ def test_the_loss_is_that_of_each_snapshot_with_its_own_statistics(tmp_path: Pat
         states.append(state(subject.model))
         losses.append(per_sample(subject)[0].numpy())
         torch.save(states[-1], tmp_path / f"epoch_{epoch}.pt")
-    found = answer(Trajectory(run=str(tmp_path)), subject)
+    found = run_probe(Trajectory(run=str(tmp_path)), subject)
     np.testing.assert_allclose(found["loss"], [loss.mean() for loss in losses], rtol=1e-13)
     np.testing.assert_allclose(found["loss_se"], [loss.std(ddof=1) / 11**0.5 for loss in losses], rtol=1e-12)
     drift = 0.1 * subject.size**0.5
@@ -91,7 +91,7 @@ def test_the_loss_is_that_of_each_snapshot_with_its_own_statistics(tmp_path: Pat
 def test_on_the_plane_the_loss_is_that_of_the_projected_weights(tmp_path: Path) -> None:
     draws = torch.randn(6, 1, 9, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     subject, probe = _path(tmp_path, list(torch.cumsum(draws, dim=0)))
-    found = answer(probe, subject)
+    found = run_probe(probe, subject)
     path = np.cumsum(draws[:, 0].numpy(), axis=0)
     _, _, axes = np.linalg.svd(path - path.mean(axis=0), full_matrices=False)
     shown = path[-1] + (path - path[-1]) @ axes[:2].T @ axes[:2]
@@ -108,7 +108,7 @@ def test_the_loss_on_the_plane_is_that_of_the_surface_of_the_run(tmp_path: Path)
             for k, tensor in enumerate(subject.parameters.values()):
                 tensor.add_(0.1 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(9 * epoch + k)))
         torch.save(state(subject.model), tmp_path / f"epoch_{epoch}.pt")
-    found = answer(Trajectory(run=str(tmp_path)), subject)
+    found = run_probe(Trajectory(run=str(tmp_path)), subject)
     plane = plane_of(subject, str(tmp_path), normalize="filter", ignore="", seed=0)
     with PlaneEvaluator(subject, plane) as evaluator:
         points = [evaluator.at(x, y) for x, y in zip(found["pc1"], found["pc2"], strict=True)]
@@ -122,7 +122,7 @@ def test_the_excess_over_the_snapshot_has_a_paired_error(tmp_path: Path) -> None
     subject = quadratic(torch.eye(3).double(), weight=weights[-1], batches=[samples[:3], samples[3:]])
     for epoch, point in enumerate(weights):
         torch.save({**state(subject.model), "weight": point}, tmp_path / f"epoch_{epoch}.pt")
-    found = answer(Trajectory(run=str(tmp_path)), subject)
+    found = run_probe(Trajectory(run=str(tmp_path)), subject)
     scale = samples[:, 0].double().numpy()
     gap = found["plane_excess"] / scale.mean()  # the offsets, common to both, are gone
     assert np.abs(gap).max() > 0.01
@@ -140,7 +140,7 @@ def test_statistics_on_the_plane_are_the_final_ones_or_refreshed(tmp_path: Path)
     first = torch.load(tmp_path / "epoch_0.pt", weights_only=True)
     buffers = {name for name, _ in subject.model.named_buffers()}
     for bn, count in (("frozen", 0), ("recalibrate:2", 2)):
-        found = answer(Trajectory(run=str(tmp_path), bn=bn), subject)
+        found = run_probe(Trajectory(run=str(tmp_path), bn=bn), subject)
         subject.model.load_state_dict({name: (final if name in buffers else first)[name] for name in final})
         if count:
             batchnorm.refresh(subject, count)
@@ -157,10 +157,10 @@ def test_snapshots_of_another_architecture_are_rejected_before_anything_is_measu
 
 def test_the_present_weights_do_not_matter_and_are_restored(tmp_path: Path) -> None:
     subject, probe = _path(tmp_path, [_point(3, 1), _point(2, 2), _point(0, 1)])
-    expected = answer(probe, subject)
+    expected = run_probe(probe, subject)
     elsewhere = quadratic(torch.eye(2).double(), weight=_point(7, 7))
     kept = state(elsewhere.model)
-    found = answer(probe, elsewhere)
+    found = run_probe(probe, elsewhere)
     assert same_state(elsewhere.model, kept)
     for name in ("radius", "angle", "loss", "pc1", "off_plane"):
         np.testing.assert_array_equal(found[name], expected[name])
@@ -173,14 +173,14 @@ def test_the_weights_are_restored_after_an_exception(tmp_path: Path) -> None:
     kept = state(subject.model)
     broken = replace(subject, batches=batches_of((5, 5), (2,), 2))
     with pytest.raises(RuntimeError):
-        answer(probe, replace(broken, losses=lambda outputs, targets: outputs @ targets))
+        run_probe(probe, replace(broken, losses=lambda outputs, targets: outputs @ targets))
     assert same_state(subject.model, kept)
 
 
 @pytest.mark.parametrize("units", [0, 1, 2, 3])
 def test_a_half_finished_result_has_the_summaries_that_its_inner_products_allow(tmp_path: Path, units: int) -> None:
     subject, probe = _path(tmp_path, [_point(3, 1), _point(2, 2), _point(1, 0), _point(0, 1)])
-    whole, part = answer(probe, subject), answer(probe, subject, units=units)
+    whole, part = run_probe(probe, subject), run_probe(probe, subject, units=units)
     known = np.arange(4) < units
     for name in ("radius", "angle"):
         np.testing.assert_allclose(part[name], np.where(known, whole[name], np.nan), atol=1e-12)
@@ -189,7 +189,7 @@ def test_a_half_finished_result_has_the_summaries_that_its_inner_products_allow(
 
 def test_units_may_be_measured_in_any_order(tmp_path: Path) -> None:
     subject, probe = _path(tmp_path, [_point(3, 1), _point(2, 2), _point(1, 0)])
-    whole = answer(probe, subject)
+    whole = run_probe(probe, subject)
     for unit in reversed(list(probe.plan(subject).units())):
         found = probe.measure(subject, unit)
         for name, value in found.items():

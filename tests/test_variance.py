@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from analytic import answer, passage
+from analytic import passage, run_probe
 from torch import Tensor
 
 from landscape.probes.variance import Variance
@@ -28,7 +28,7 @@ def _variance(maps: Tensor) -> np.ndarray:
 @pytest.mark.parametrize("shape", [(8, 8), (6, 10)])
 def test_variance_is_unbiased_over_positions_and_averaged_over_channels_and_images(shape: tuple[int, int]) -> None:
     maps = _maps(11, 3, *shape)
-    found = answer(PROBE, passage(maps))
+    found = run_probe(PROBE, passage(maps))
     for row, layer in enumerate((maps, torch.nn.functional.avg_pool2d(maps, 2), maps)):  # tokens: without their prefix
         expected = _variance(layer)
         assert found["variance"][row] == pytest.approx(expected.mean(), rel=1e-12)
@@ -38,32 +38,32 @@ def test_variance_is_unbiased_over_positions_and_averaged_over_channels_and_imag
 
 
 def test_averaging_noise_over_two_by_two_positions_leaves_a_quarter_of_its_variance() -> None:
-    found = answer(PROBE, passage(torch.randn(64, 4, 32, 32, generator=torch.Generator().manual_seed(0)).double()))
+    found = run_probe(PROBE, passage(torch.randn(64, 4, 32, 32, generator=torch.Generator().manual_seed(0)).double()))
     assert found["variance"][1] / found["variance"][0] == pytest.approx(0.25, rel=0.02)
 
 
 def test_a_constant_map_does_not_vary() -> None:
-    found = answer(PROBE, passage(torch.full((4, 2, 4, 4), 7.0, dtype=torch.float64)))
+    found = run_probe(PROBE, passage(torch.full((4, 2, 4, 4), 7.0, dtype=torch.float64)))
     assert found["variance"].tolist() == [0.0, 0.0, 0.0]
     assert found["variance_se"].tolist() == [0.0, 0.0, 0.0]
     assert found["variance_normalised"].tolist() == [0.0, 0.0, 0.0]
 
 
 def test_a_map_of_zeros_has_no_normalised_variance() -> None:
-    found = answer(PROBE, passage(torch.zeros(4, 2, 4, 4, dtype=torch.float64)))
+    found = run_probe(PROBE, passage(torch.zeros(4, 2, 4, 4, dtype=torch.float64)))
     assert found["variance"][:2].tolist() == [0.0, 0.0]
     assert np.isnan(found["variance_normalised"][:2]).all()
 
 
 def test_one_position_has_no_variance() -> None:
-    found = answer(PROBE, passage(_maps(4, 2, 2, 2)))
+    found = run_probe(PROBE, passage(_maps(4, 2, 2, 2)))
     assert np.isnan([found[name][1] for name in ("variance", "variance_se", "variance_normalised")]).all()
     assert np.isfinite(found["variance"][[0, 2]]).all()
 
 
 def test_the_normalised_form_does_not_depend_on_the_scale_of_a_map() -> None:
     maps = _maps(6, 2, 4, 4)
-    plain, scaled = (answer(PROBE, passage(scale * maps)) for scale in (1.0, 50.0))
+    plain, scaled = (run_probe(PROBE, passage(scale * maps)) for scale in (1.0, 50.0))
     np.testing.assert_allclose(scaled["variance_normalised"], plain["variance_normalised"], rtol=1e-12)
     np.testing.assert_allclose(scaled["variance"], 2500 * plain["variance"], rtol=1e-12)
 
@@ -71,14 +71,14 @@ def test_the_normalised_form_does_not_depend_on_the_scale_of_a_map() -> None:
 @pytest.mark.parametrize("batch_size", [1, 3, 11])
 def test_sums_add_up_whatever_the_batch_size(batch_size: int) -> None:
     maps = _maps(11, 2, 6, 6)
-    found, other = answer(PROBE, passage(maps, batch_size=batch_size)), answer(PROBE, passage(maps, batch_size=4))
+    found, other = run_probe(PROBE, passage(maps, batch_size=batch_size)), run_probe(PROBE, passage(maps, batch_size=4))
     for name in ("variance", "variance_se", "variance_normalised"):
         np.testing.assert_allclose(found[name], other[name], rtol=1e-9)
 
 
 def test_a_half_finished_result_is_that_of_the_finished_images() -> None:
     maps = _maps(11, 2, 6, 6)
-    part, first = answer(PROBE, passage(maps), units=1), answer(PROBE, passage(maps[:5]))
+    part, first = run_probe(PROBE, passage(maps), units=1), run_probe(PROBE, passage(maps[:5]))
     np.testing.assert_allclose(part["variance"], first["variance"])
-    nothing = answer(PROBE, passage(maps), units=0)
+    nothing = run_probe(PROBE, passage(maps), units=0)
     assert all(np.isnan(nothing[name]).all() for name in ("variance", "variance_se", "variance_normalised"))

@@ -35,40 +35,40 @@ def small(**options: Any) -> RunKey:
     return counting.run_key(shape=SMALL, **options)
 
 
-def answered(path: Path, question: RunKey) -> Arrays:
-    counting.answer(path, question)
-    return group_of(path, question)
+def measured(path: Path, key: RunKey) -> Arrays:
+    counting.measure_pending(path, key)
+    return group_of(path, key)
 
 
-def group_of(path: Path, question: RunKey) -> Arrays:
-    name = groups.stored_group(path, question.probe, question.digest)
+def group_of(path: Path, key: RunKey) -> Arrays:
+    name = groups.stored_group(path, key.probe, key.digest)
     assert name is not None
     return groups.read_group(path, name)
 
 
-def stopped(path: Path, question: RunKey, after: int) -> None:
+def stopped(path: Path, key: RunKey, after: int) -> None:
     """A writer that leaves after so many units, as a kill does: nothing merged, its journal unlocked."""
-    writer = Writer(path, question, reduce_of=counting.reduce_of)
+    writer = Writer(path, key, reduce_of=counting.reduce_of)
     for unit in writer.pending()[:after]:
         writer.write(unit, counting.values(unit))
     writer._journal.__exit__(None, None, None)
 
 
-def expected(question: RunKey) -> Arrays:
+def expected(key: RunKey) -> Arrays:
     """The group's numbers, recomputed."""
-    units = list(question.plan.units())
+    units = list(key.plan.units())
     rows = [counting.values(unit) for unit in units]
-    shape = question.plan.shape
+    shape = key.plan.shape
     value = np.array([row["value"] for row in rows]).reshape(shape)
     vector = np.array([row["vector"] for row in rows]).reshape(*shape, 3)
     return {"value": value, "vector": vector, "total": value.sum(), "done": np.ones(shape, np.uint8)}
 
 
-def assert_complete(path: Path, question: RunKey) -> None:
-    found = group_of(path, question)
-    for name, array in expected(question).items():
+def assert_complete(path: Path, key: RunKey) -> None:
+    found = group_of(path, key)
+    for name, array in expected(key).items():
         np.testing.assert_allclose(found[name], array, rtol=1e-12, atol=0, err_msg=name)
-    name = groups.stored_group(path, question.probe, question.digest)
+    name = groups.stored_group(path, key.probe, key.digest)
     assert name is not None
     assert groups.attribute(path, name, "finished")
 
@@ -81,7 +81,7 @@ def leftovers(path: Path) -> list[str]:
 
 
 def test_every_axis_of_every_dataset_has_one_scale_named_like_its_dimension(path: Path) -> None:
-    answered(path, small())
+    measured(path, small())
     dimensions = {"value": ("x", "y"), "vector": ("x", "y", "bin"), "done": ("x", "y"), "name": ("x",), "total": ()}
     with h5py.File(path) as file:
         group = file["counting/toy-0123456789"]
@@ -93,7 +93,7 @@ def test_every_axis_of_every_dataset_has_one_scale_named_like_its_dimension(path
 
 
 def test_root_says_format_1_and_a_group_says_what_made_it(path: Path) -> None:
-    answered(path, small())
+    measured(path, small())
     with h5py.File(path) as file:
         assert file.attrs["format"] == 1
         assert isinstance(file.attrs["format"], np.integer)
@@ -109,11 +109,11 @@ def test_root_says_format_1_and_a_group_says_what_made_it(path: Path) -> None:
 
 
 def test_numbers_are_float64_done_is_uint8_and_unfinished_is_nan(path: Path) -> None:
-    question = small()
-    with Writer(path, question) as writer:
+    key = small()
+    with Writer(path, key) as writer:
         for unit in writer.pending()[:5]:
             writer.write(unit, counting.values(unit))
-    found = group_of(path, question)
+    found = group_of(path, key)
     assert {name: found[name].dtype for name in ("value", "vector", "total")} == dict.fromkeys(
         ("value", "vector", "total"), np.dtype("float64")
     )
@@ -126,10 +126,10 @@ def test_numbers_are_float64_done_is_uint8_and_unfinished_is_nan(path: Path) -> 
 
 
 def test_xarray_opens_a_group_and_the_whole_file(path: Path) -> None:
-    question = small()
-    answered(path, question)
-    counting.answer(path, small(digest="f" * 10, label="other"))
-    wanted = expected(question)
+    key = small()
+    measured(path, key)
+    counting.measure_pending(path, small(digest="f" * 10, label="other"))
+    wanted = expected(key)
     with xr.open_dataset(path, group="counting/toy-0123456789", engine="h5netcdf") as data:
         assert data["value"].dims == ("x", "y")
         assert data["vector"].dims == ("x", "y", "bin")
@@ -145,47 +145,47 @@ def test_xarray_opens_a_group_and_the_whole_file(path: Path) -> None:
 
 
 @pytest.mark.parametrize("after", range(13))
-def test_a_question_stopped_after_any_unit_resumes_with_the_next(path: Path, after: int) -> None:
-    question = small()
-    stopped(path, question, after)
-    with Writer(path, question, reduce_of=counting.reduce_of) as writer:
+def test_a_run_key_stopped_after_any_unit_resumes_with_the_next(path: Path, after: int) -> None:
+    key = small()
+    stopped(path, key, after)
+    with Writer(path, key, reduce_of=counting.reduce_of) as writer:
         pending = writer.pending()
-        assert [unit.index for unit in pending] == [unit.index for unit in question.plan.units()][after:]
+        assert [unit.index for unit in pending] == [unit.index for unit in key.plan.units()][after:]
         for unit in reversed(pending):
             writer.write(unit, counting.values(unit))
-    assert_complete(path, question)
+    assert_complete(path, key)
     assert leftovers(path) == []
 
 
 def test_units_merge_twice_without_harm(path: Path) -> None:
-    question = small()
-    stopped(path, question, 5)
-    journal = path.with_name(f"{path.name}.journal-{question.digest}")
+    key = small()
+    stopped(path, key, 5)
+    journal = path.with_name(f"{path.name}.journal-{key.digest}")
     before = journal.read_bytes()
-    stopped(path, question, 0)
+    stopped(path, key, 0)
     journal.write_bytes(before)  # a kill between the replacement of the file and the clearing of the journal
-    counting.answer(path, question)
-    assert_complete(path, question)
+    counting.measure_pending(path, key)
+    assert_complete(path, key)
 
 
-def test_a_label_is_no_part_of_the_question(path: Path) -> None:
-    answered(path, small())
+def test_a_label_is_no_part_of_the_run_key(path: Path) -> None:
+    measured(path, small())
     with Writer(path, small(label="renamed")) as writer:
         assert writer.pending() == []
         assert writer.group == "counting/toy-0123456789"
 
 
 def test_a_value_that_the_plan_does_not_promise_is_refused(path: Path) -> None:
-    question = small()
+    key = small()
     with (
         pytest.raises(ValueError, match=r"measured \['value'\], its plan promises \['value', 'vector'\]"),
-        Writer(path, question) as writer,
+        Writer(path, key) as writer,
     ):
-        writer.write(question.plan.unit((0, 0)), {"value": 1.0})
+        writer.write(key.plan.unit((0, 0)), {"value": 1.0})
 
 
 def test_units_of_another_plan_are_not_mixed_in(path: Path) -> None:
-    answered(path, small())
+    measured(path, small())
     other = counting.run_key(shape=(2, 3))
     with (
         pytest.raises(ValueError, match=r"has \(4, 3\) units, expected \(2, 3\).*--overwrite"),
@@ -196,12 +196,12 @@ def test_units_of_another_plan_are_not_mixed_in(path: Path) -> None:
 
 @pytest.mark.slow
 def test_kills_at_random_moments_lose_nothing_that_was_acknowledged(path: Path) -> None:
-    question = counting.run_key()
+    key = counting.run_key()
     moments = random.Random(0)
     acknowledged: list[str] = []
     kills = 0
     while True:
-        command = [sys.executable, counting.__file__, str(path), question.digest]
+        command = [sys.executable, counting.__file__, str(path), key.digest]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
@@ -215,101 +215,101 @@ def test_kills_at_random_moments_lose_nothing_that_was_acknowledged(path: Path) 
         if not killed:
             break
     assert kills >= 15
-    units = [" ".join(map(str, unit.index)) for unit in question.plan.units()]
+    units = [" ".join(map(str, unit.index)) for unit in key.plan.units()]
     # in order, none twice; a unit may have been safe before it could be acknowledged
     assert len(set(acknowledged)) == len(acknowledged)
     assert len(units) - kills <= len(acknowledged) <= len(units)
     assert set(acknowledged) <= set(units)
-    assert_complete(path, question)
+    assert_complete(path, key)
     assert leftovers(path) == []
 
 
 # --- several writers and readers ---
 
 
-def test_the_same_question_twice_is_busy(path: Path) -> None:
-    question = small()
-    with Writer(path, question) as first:
-        first.write(question.plan.unit((0, 0)), counting.values(question.plan.unit((0, 0))))
+def test_the_same_run_key_twice_is_busy(path: Path) -> None:
+    key = small()
+    with Writer(path, key) as first:
+        first.write(key.plan.unit((0, 0)), counting.values(key.plan.unit((0, 0))))
         with pytest.raises(Busy, match=r"result \(counting, toy\) is being measured .* another process; .*--out"):
-            Writer(path, question)
+            Writer(path, key)
         with pytest.raises(Busy):
-            discard(path, question)
-    assert group_of(path, question)["done"].sum() == 1
+            discard(path, key)
+    assert group_of(path, key)["done"].sum() == 1
 
 
 @pytest.mark.slow
-def test_two_processes_with_different_questions_both_end_complete(path: Path) -> None:
-    questions = [counting.run_key(digest=digit * 10) for digit in "ab"]
-    commands = [[sys.executable, counting.__file__, str(path), question.digest] for question in questions]
+def test_two_processes_with_different_run_keys_both_end_complete(path: Path) -> None:
+    keys = [counting.run_key(digest=digit * 10) for digit in "ab"]
+    commands = [[sys.executable, counting.__file__, str(path), key.digest] for key in keys]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for command in commands]
     for process in processes:
         _, errors = process.communicate(timeout=50)
         assert errors == b""
         assert process.returncode == 0
-    for question in questions:
-        assert_complete(path, question)
+    for key in keys:
+        assert_complete(path, key)
     assert leftovers(path) == []
 
 
 def test_a_merge_adopts_the_journals_of_the_dead_and_leaves_those_of_the_living(path: Path) -> None:
-    dead, living, asked = (small(digest=digit * 10) for digit in "abc")
+    dead, living, merging = (small(digest=digit * 10) for digit in "abc")
     stopped(path, dead, 5)
     with Writer(path, living, reduce_of=counting.reduce_of) as writer:
         unit = living.plan.unit((1, 1))
         writer.write(unit, counting.values(unit))
-        counting.answer(path, asked)
+        counting.measure_pending(path, merging)
         assert group_of(path, dead)["done"].sum() == 5
         assert group_of(path, dead)["total"] == pytest.approx(np.nansum(group_of(path, dead)["value"]))
         assert group_of(path, living)["done"].sum() == 0
         assert leftovers(path) == [f"{path.name}.journal-{living.digest}"]
     assert group_of(path, living)["done"].sum() == 1
-    assert_complete(path, asked)
+    assert_complete(path, merging)
 
 
 def test_a_journal_outlives_its_results_file(path: Path) -> None:
-    question = small()
-    stopped(path, question, 5)
+    key = small()
+    stopped(path, key, 5)
     path.unlink()
     merge_orphans(path, reduce_of=counting.reduce_of)
-    assert group_of(path, question)["done"].sum() == 5
+    assert group_of(path, key)["done"].sum() == 5
     assert leftovers(path) == []
 
 
 def test_a_name_with_wildcards_finds_its_journals(tmp_path: Path) -> None:
     path = tmp_path / "run[1]*.h5"
     stopped(path, small(digest="a" * 10), 5)
-    counting.answer(path, small())
+    counting.measure_pending(path, small())
     assert group_of(path, small(digest="a" * 10))["done"].sum() == 5
 
 
 def test_a_journal_that_is_being_adopted_is_waited_for(path: Path) -> None:
-    question = small()
-    stopped(path, question, 5)
+    key = small()
+    stopped(path, key, 5)
     opened = threading.Event()
 
     def adopt() -> None:  # as a merge of another process does, slowly
-        with _lock(path), Journal(path.with_name(f"{path.name}.journal-{question.digest}")):
+        with _lock(path), Journal(path.with_name(f"{path.name}.journal-{key.digest}")):
             opened.set()
             time.sleep(0.2)
 
     other = threading.Thread(target=adopt)
     other.start()
     opened.wait()
-    counting.answer(path, question)
+    counting.measure_pending(path, key)
     other.join()
-    assert_complete(path, question)
+    assert_complete(path, key)
 
 
 @pytest.mark.slow
 def test_a_concurrent_reader_never_sees_a_broken_file(path: Path) -> None:
-    question = counting.run_key()
-    answered(path, small(digest="a" * 10))
+    key = counting.run_key()
+    measured(path, small(digest="a" * 10))
     command = [
         sys.executable,
         counting.__file__,
         str(path),
-        question.digest,
+        key.digest,
         "0.2",
     ]  # time for the reader between merges
     seen = []
@@ -325,16 +325,16 @@ def test_a_concurrent_reader_never_sees_a_broken_file(path: Path) -> None:
 
 
 def test_a_reader_that_stays_open_blocks_no_writer(path: Path) -> None:
-    answered(path, small(digest="a" * 10))
+    measured(path, small(digest="a" * 10))
     with h5py.File(path, "r"):  # with HDF5's own lock
-        answered(path, small())
+        measured(path, small())
     assert_complete(path, small())
 
 
-def test_overwriting_removes_one_answer(path: Path) -> None:
+def test_overwriting_removes_one_result(path: Path) -> None:
     kept, gone = small(digest="a" * 10), small()
-    answered(path, kept)
-    answered(path, gone)
+    measured(path, kept)
+    measured(path, gone)
     discard(path, gone)
     assert groups.stored_group(path, "counting", gone.digest) is None
     assert_complete(path, kept)
@@ -387,7 +387,7 @@ def test_a_folder_is_refused(path: Path) -> None:
 
 
 def test_a_read_only_file_is_refused_for_root_too_and_still_read(path: Path) -> None:
-    answered(path, small())
+    measured(path, small())
     before = path.read_bytes()
     path.chmod(0o444)
     with pytest.raises(PermissionError, match=r"is read-only; make it writable \(chmod u\+w\)"):
@@ -411,7 +411,7 @@ from pathlib import Path
 import counting
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
 try:
-    counting.answer(Path(sys.argv[1]), counting.run_key(), merge_every=10_000)
+    counting.measure_pending(Path(sys.argv[1]), counting.run_key(), merge_every=10_000)
 except OSError as error:
     print(error)
 """
@@ -420,7 +420,7 @@ except OSError as error:
 @pytest.mark.parametrize(("room", "kept"), [(0, False), (19, False), (2_000, False), (30_000, False), (60_000, True)])
 def test_a_full_disk_leaves_the_file_and_the_journal_and_a_rerun_completes(path: Path, room: int, kept: bool) -> None:
     earlier = small(digest="a" * 10)
-    answered(path, earlier)
+    measured(path, earlier)
     environment = {**os.environ, "PYTHONPATH": str(Path(counting.__file__).parent)}
     command = [sys.executable, "-c", LIMITED, str(path), str(room)]
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -429,11 +429,11 @@ def test_a_full_disk_leaves_the_file_and_the_journal_and_a_rerun_completes(path:
     assert ended.stdout.startswith("cannot write ")
     assert ended.stdout.count("\n") == 1
     assert_complete(path, earlier)
-    question = counting.run_key()
+    key = counting.run_key()
     assert all(name.startswith(f"{path.name}.journal-") for name in leftovers(path))
-    with Writer(path, question, reduce_of=counting.reduce_of) as writer:
+    with Writer(path, key, reduce_of=counting.reduce_of) as writer:
         assert (len(writer.pending()) < 1000) == kept  # the merged file is of 58 kB; a journal as long holds 300 units
         for unit in writer.pending():
             writer.write(unit, counting.values(unit))
-    assert_complete(path, question)
+    assert_complete(path, key)
     assert leftovers(path) == []

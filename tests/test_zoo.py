@@ -8,7 +8,7 @@ import textwrap
 import numpy as np
 import pytest
 import torch
-from analytic import answer
+from analytic import run_probe
 from zoo import ZOO
 
 from landscape.api import configured_together
@@ -236,7 +236,7 @@ def test_the_probes_that_listen_measure_them(name: str, subjects: dict[str, Subj
     fit, refused = fitting(configured_together(FEATURES, "", {"spectra_images": 1})[0], subject)
     attends = "heads" in EXPECTED[name]
     assert list(refused) == ([] if attends else ["attention"])
-    found = {probe.name: answer(probe, subject) for probe in fit}
+    found = {probe.name: run_probe(probe, subject) for probe in fit}
     layers = len(EXPECTED[name].strip().splitlines())
     assert np.isfinite(found["fourier"]["delta_log_amplitude"][:, 0]).sum() == layers
     assert (found["variance"]["variance"] > 0).sum() == layers
