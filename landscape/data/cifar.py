@@ -169,10 +169,8 @@ def read_batch(path: Path) -> dict[str, Any]:
         content = _BatchUnpickler(io.BytesIO(path.read_bytes()), ALLOWED, encoding="bytes").load()
         if not isinstance(content, dict):
             raise ValueError(f"it holds a {type(content).__name__}")
-        return {
-            restricted_unpickler.text(key): v.value() if isinstance(v, restricted_unpickler.Array) else v
-            for key, v in content.items()
-        }
+        values = ((key, v.value() if isinstance(v, restricted_unpickler.Array) else v) for key, v in content.items())
+        return {restricted_unpickler.text(key): value for key, value in values}
     except OSError:
         raise
     except Exception as error:  # a damaged pickle raises almost anything

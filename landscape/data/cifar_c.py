@@ -50,7 +50,7 @@ def load(name: str, *, root: Path | None, split: str, samples: Samples) -> Image
     if images.dtype != np.uint8 or images.shape[1:] != (32, 32, 3) or rest or labels.shape != (len(images),):
         raise ValueError(
             f"{folder}/{corruption}.npy is {images.dtype} {images.shape} and labels.npy {labels.shape}; "
-            f"expected uint8 (50000, 32, 32, 3) and (50000,); download them again"
+            "expected uint8 (50000, 32, 32, 3) and (50000,); download them again"
         )
     of_severity = slice(each * (severity - 1), each * severity)
     targets = np.array(labels[of_severity], np.int64)

@@ -28,7 +28,16 @@ def load(name: str, *, samples: Samples, block_size: int | None) -> Images:
     """
     if block_size is not None:
         at_least("block_size", block_size, 1)
-    array = _opened(Path(name).expanduser())
+    path = Path(name).expanduser()
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(f"{path} cannot be read as an array ({error}); write it with numpy.save") from None
+    if array.dtype.kind not in "iu" or array.ndim not in (1, 2):
+        raise ValueError(
+            f"{path} holds {array.dtype} of shape {array.shape}; expected token numbers, "
+            "one sequence (1-D) or several (2-D)"
+        )
     if array.ndim == 1:
         if block_size is None:
             raise OptionError(
@@ -48,16 +57,3 @@ def load(name: str, *, samples: Samples, block_size: int | None) -> Images:
     if tokens.min() < 0:
         raise ValueError(f"{name} has the token {int(tokens.min())}; expected numbers from 0 upward, without padding")
     return Images(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), name, int(tokens.max()) + 1, 0)
-
-
-def _opened(path: Path) -> np.ndarray:
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise ValueError(f"{path} cannot be read as an array ({error}); write it with numpy.save") from None
-    if array.dtype.kind not in "iu" or array.ndim not in (1, 2):
-        raise ValueError(
-            f"{path} holds {array.dtype} of shape {array.shape}; expected token numbers, "
-            "one sequence (1-D) or several (2-D)"
-        )
-    return array  # type: ignore[no-any-return]

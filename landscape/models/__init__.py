@@ -73,13 +73,12 @@ def build(name: str, *, classes: int, image_size: int, channels: int = 3, **argu
         ValueError: the name or an argument is unknown, or values contradict each other.
         OptionError: a value is outside its range.
     """
-    _check_name(name)
+    kinds = _kinds(name)
     unknown = [argument for argument in arguments if argument not in accepts(name)]
     if unknown:
         raise ValueError(f"{name} has no argument {unknown[0]}; it accepts {', '.join(accepts(name))}")
     sizes = dict(zip(SIZES, map(whole_number, SIZES, (classes, image_size, channels)), strict=True))
     constructor = (LARGE if sizes["image_size"] > SMALL else MODELS).get(name, MODELS[name])
-    kinds = _kinds(name)
     given = {argument: converted(argument, value, kinds[argument]) for argument, value in arguments.items()}
     model: nn.Module = constructor(**sizes, **given)
     return model
@@ -91,7 +90,6 @@ def accepts(name: str) -> tuple[str, ...]:
     Raises:
         ValueError: there is no such network.
     """
-    _check_name(name)
     return tuple(argument for argument in _kinds(name) if argument not in SIZES)
 
 
@@ -101,10 +99,9 @@ def build_up(name: str) -> list[tuple[int, ...]]:
     Raises:
         ValueError: there is no such network, or it is not an AlterNet.
     """
-    _check_name(name)
-    msa = MODELS[name].keywords.get("msa")
-    if msa is None:
+    if "msa" not in accepts(name):
         raise ValueError(f"{name} is not an AlterNet; give one of {', '.join(n for n in NAMES if 'alternet' in n)}")
+    msa = MODELS[name].keywords["msa"]
     return [alternet.build_up(msa, count) for count in range(sum(msa) + 1)]
 
 
@@ -125,11 +122,8 @@ def summary(name: str, **arguments: Any) -> str:
 
 
 def _kinds(name: str) -> dict[str, Any]:
-    hints = get_type_hints(MODELS[name].func.__init__)
-    return {argument: kind for argument, kind in hints.items() if argument != "return"}
-
-
-def _check_name(name: str) -> None:
     if name not in MODELS:
         near = difflib.get_close_matches(name, NAMES, n=3) or list(NAMES[:3])
         raise ValueError(f"no model is named {name!r}; near it: {', '.join(near)}; all of them: landscape models")
+    hints = get_type_hints(MODELS[name].func.__init__)
+    return {argument: kind for argument, kind in hints.items() if argument != "return"}

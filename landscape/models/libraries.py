@@ -13,7 +13,6 @@ import torch
 EXTRAS = {"timm": "timm", "torchvision": "torchvision", "transformers": "hf"}
 # Operators whose schemas torchvision expects even if its compiled operators did not load.
 SCHEMAS = ("nms", "qnms")
-
 MISMATCH = "operator torchvision::"  # in the error of such an import
 
 log = logging.getLogger(__name__)
@@ -36,8 +35,8 @@ def library(name: str) -> ModuleType:
         extra = f"landscape-probes[{EXTRAS[name]}]"
         raise ValueError(f"{name} is not installed; install it: pip install '{extra}'") from None
     except (ImportError, RuntimeError) as error:
-        release = f"the release for torch {torch.__version__}"
-        raise ValueError(f"{name} cannot be imported ({error}); install {release}") from error
+        needed = f"install the release for torch {torch.__version__}"
+        raise ValueError(f"{name} cannot be imported ({error}); {needed}") from error
 
 
 def _torchvision() -> ModuleType:

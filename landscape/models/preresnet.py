@@ -94,7 +94,6 @@ class Block(nn.Module):
         branch = self.relu2(self.bn2(self.conv1(active)))
         if self.bottleneck:
             branch = self.relu3(self.bn3(self.conv2(branch)))
-            branch = self.conv3(mc_dropout(branch, self.mc_dropout))
-        else:
-            branch = self.conv2(mc_dropout(branch, self.mc_dropout))
+        last = self.conv3 if self.bottleneck else self.conv2
+        branch = last(mc_dropout(branch, self.mc_dropout))
         return skip + drop_path(branch, self.rate, training=self.training)

@@ -59,11 +59,9 @@ class ViT(nn.Module):
         self.image_size = image_size
         self.grid_size = (side, side)
         self.num_prefix_tokens = 1 if head == "cls" else 0
-        positions = self.num_prefix_tokens + self.grid_size[0] * self.grid_size[1]
-
         self.patch_embedding = nn.Conv2d(channels, dim, patch, stride=patch)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if head == "cls" else None
-        self.position_embedding = nn.Parameter(torch.zeros(1, positions, dim))
+        self.position_embedding = nn.Parameter(torch.zeros(1, self.num_prefix_tokens + side * side, dim))
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.Sequential(
             *(block(dim, heads, mlp_ratio, rate, dropout) for rate in drop_path_rates(drop_path, depth))

@@ -82,8 +82,18 @@ def refuse_misfit(subject: Subject) -> None:
             )
     elif subject.loss_name:
         guarded(f"--loss {subject.loss_name}", lambda: subject.losses(outputs, targets))
-    else:
-        _refuse_classes(outputs, targets, images)
+    elif outputs.dim() != 2 or len(outputs) != len(targets):
+        raise ValueError(
+            f"the model returns {tuple(outputs.shape)} for {len(targets)} samples, expected (samples, classes)"
+        )
+    elif targets.dim() == 1 and not targets.is_floating_point():
+        classes = outputs.shape[1]
+        named_set = bool(images.mean) and not images.counted
+        if (named_set and images.classes != classes) or images.classes > classes:
+            raise ValueError(
+                f"the model has {classes} classes and {images.name} has {images.classes}; "
+                "measure it on data with its own classes (--data)"
+            )
 
 
 def has_classifier(subject: Subject) -> bool:
@@ -121,19 +131,3 @@ def _returned(model: nn.Module, inputs: Tensor, images: Images) -> object:
             f"the model refuses inputs of shape {tuple(inputs.shape[1:])} from {images.name} ({reason}); check --data, "
             f"{'--block-size' if images.sequences else '--image-size'} and --model-arg"
         ) from error
-
-
-def _refuse_classes(outputs: Tensor, targets: Tensor, images: Images) -> None:
-    if outputs.dim() != 2 or len(outputs) != len(targets):
-        raise ValueError(
-            f"the model returns {tuple(outputs.shape)} for {len(targets)} samples, expected (samples, classes)"
-        )
-    if targets.dim() != 1 or targets.is_floating_point():
-        return
-    classes = outputs.shape[1]
-    named_set = bool(images.mean) and not images.counted
-    if (named_set and images.classes != classes) or images.classes > classes:
-        raise ValueError(
-            f"the model has {classes} classes and {images.name} has {images.classes}; "
-            "measure it on data with its own classes (--data)"
-        )

@@ -81,10 +81,10 @@ def protocol(subject: Subject) -> str:
         f"batch size {subject.batch_size}",
         "augmented once" if augmented else "no augmentation",
         f"weight decay {subject.weight_decay:g}",
-        *([f"loss {subject.loss_name.rpartition('/')[2]}"] if subject.loss_name else []),
+        f"loss {subject.loss_name.rpartition('/')[2]}" if subject.loss_name else "",
         f"seed {subject.seed}",
     ]
-    return ", ".join(parts)
+    return ", ".join(filter(None, parts))
 
 
 def _architecture(subject: Subject) -> str | None:

@@ -73,13 +73,12 @@ def load_spec(spec: Spec, *, module: nn.Module | None = None, label: str = "") -
     if spec.augment and (stored is None or not stored.recipe):
         raise ValueError("--augment uses the checkpoint's own recipe and this one has none; drop --augment")
     augmentation = Augmentation.of_recipe(stored.recipe) if spec.augment and stored else None
-    default = label_of(stored.path) if stored else spec.model.rpartition("/")[2] or "model"
     subject = Subject(
         model=model,
         batches=Batches(images.to(device), spec.batch_size, augmentation, spec.seed),
         losses=losses_of(spec.loss),
         weight_decay=spec.weight_decay,
-        label=label or default,
+        label=label or (label_of(stored.path) if stored else spec.model.rpartition("/")[2] or "model"),
         spec=None if module is not None else spec,
         checkpoint=stored,
         seed=spec.seed,

@@ -112,11 +112,6 @@ MEANINGS: Mapping[Losses, Meaning] = {
 }
 
 
-def meaning_of(losses: Losses) -> Meaning:
-    """Units and accuracy of a loss; the units of a user's loss are unknown."""
-    return MEANINGS.get(losses, Meaning("loss"))
-
-
 def losses_of(spec: str) -> Losses:
     """The loss of `--loss`: one of `NAMES`, `file.py:callable` or `module:callable`.
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from landscape.checkpoints.checkpoint import Checkpoint, state_dict_sha256
 from landscape.data.dataset import Batches, Images
 from landscape.subject.derived import Derived
-from landscape.subject.losses import Meaning, cross_entropy, meaning_of
+from landscape.subject.losses import MEANINGS, Meaning, cross_entropy
 from landscape.subject.outputs import outputs_of
 from landscape.subject.spec import Spec, Split
 
@@ -59,8 +59,8 @@ class Subject:
 
     @property
     def meaning(self) -> Meaning:
-        """Units of the loss, and what accuracy counts."""
-        return meaning_of(self.losses)
+        """Units of the loss, which are unknown for a user's loss, and what accuracy counts."""
+        return MEANINGS.get(self.losses, Meaning("loss"))
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
