@@ -41,7 +41,7 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 
 from landscape.cli.process_setup import keep_freed_memory
 from landscape.curvature.hessian_product import differentiable_attention, hessian_product
-from landscape.curvature.hvp_choice import Hvp, convolves, curvature
+from landscape.curvature.hvp_backends import Hvp, convolves, curvature
 from landscape.curvature.lanczos import lanczos
 from landscape.curvature.operator import Curvature
 from landscape.curvature.vectors import random_unit

@@ -20,7 +20,7 @@ from landscape.layers.unit_removal import Group, removed
 from landscape.probe import Values
 from landscape.probes import lesion
 from landscape.probes.lesion import Lesion
-from landscape.subject.outputs import intact, outputs_of, per_sample
+from landscape.subject.outputs import intact_per_sample, outputs_of, per_sample
 from landscape.subject.subject import Subject
 
 MODELS = ("resnet_demo", "vit_demo", "alternet_demo", "resnet18", "preresnet50", "alternet50", "vit_ti")
@@ -58,7 +58,7 @@ def resumed_pass(subject: Subject, group: Group, cache: Cache) -> torch.Tensor:
 def study_of(name: str, subject: Subject) -> str:
     groups = Lesion()._groups(subject)
     count, every = len(groups), list(range(len(groups)))
-    intact(subject)
+    intact_per_sample(subject)
     for group in groups:  # found and verified once, on two images
         Lesion()._resume_point(subject, group)
     one_flops, one_time = measured(lambda: per_sample(subject))

@@ -19,7 +19,7 @@ def layers(checkpoint: Path | None, layers: list[str], json: bool, **options: An
     from landscape.subject import loading
     from landscape.subject.spec import Spec
 
-    model, size = loading.bare(Spec(checkpoint=checkpoint_file(checkpoint), **loading_values(options)))
+    model, size = loading.model_without_data(Spec(checkpoint=checkpoint_file(checkpoint), **loading_values(options)))
     example = loading.example(model, size)
     try:
         found = select_layers(model, example, tuple(layers))

@@ -22,9 +22,9 @@ CHECKPOINT = (
 
 def checkpoint_file(path: Path | None) -> Path | None:
     """The checkpoint that a path stands for: the last one of a run folder, else the path itself."""
-    from landscape.checkpoints import file_formats, snapshots
+    from landscape.checkpoints import raw_files, snapshots
 
-    if path is None or not path.is_dir() or file_formats.holds_weights(path):
+    if path is None or not path.is_dir() or raw_files.holds_weights(path):
         return path
     return snapshots.last(path)
 

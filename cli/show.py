@@ -22,11 +22,11 @@ def show(
     debug: Debug = False,
 ) -> None:
     """Show what a checkpoint or a results file holds."""
-    from landscape.checkpoints import file_formats
+    from landscape.checkpoints import raw_files
 
     if not file.exists():
         raise FileNotFoundError(f"no file at {file}; give a checkpoint or a results file")
-    if file.is_dir() and not file_formats.holds_weights(file):
+    if file.is_dir() and not raw_files.holds_weights(file):
         raise ValueError(f"{file} is a folder; give a checkpoint in it, or a results file")
     content = _results(file) if file.is_file() and _is_hdf5(file) else _checkpoint(file)
     if json:
@@ -53,19 +53,19 @@ def _results(file: Path) -> list[dict[str, Any]]:
 
 def _checkpoint(file: Path) -> dict[str, Any]:
     """What a checkpoint holds, from its outline alone: no tensor is loaded."""
-    from landscape.checkpoints import containers, file_formats, file_kinds
+    from landscape.checkpoints import containers, file_formats, raw_files
     from landscape.checkpoints.outline import refusal
 
-    files = file_formats.files_of(file)
+    files = raw_files.files_of(file)
     size = sum(part.stat().st_size for part in files)
     rows = {
         "file": str(file),
-        "sha256": file_formats.sha256_of(file) if size <= HASHED else f"not computed of {size:,} bytes; sha256sum does",
+        "sha256": raw_files.sha256_of(file) if size <= HASHED else f"not computed of {size:,} bytes; sha256sum does",
     }
-    kind = file_kinds.kind_of(files[0])
+    kind = file_formats.format_of(files[0])
     if kind.program:
         return rows | {"weights": f"in a {kind.name} program, which runs code to load: give probes --trust-pickle"}
-    found = file_kinds.outline_of(file)
+    found = file_formats.outline_of(file)
     if found.wanted:
         raise refusal(file, found.wanted)
     try:

@@ -15,7 +15,7 @@ from torch import nn
 import landscape
 from landscape import models
 from landscape.checkpoints.checkpoint import write_checkpoint
-from landscape.checkpoints.file_formats import file_sha256
+from landscape.checkpoints.raw_files import file_sha256
 from landscape.options import OptionError
 
 ARGUMENTS: dict[str, Any] = {"classes": 10, "image_size": 16, "blocks": (1, 1), "width": 8}

@@ -11,7 +11,7 @@ from analytic import batches_of
 from foreign import Encoder, torchvision_models
 from torch import Tensor, nn
 
-from landscape.curvature.hvp_choice import CODES, curvature
+from landscape.curvature.hvp_backends import CODES, curvature
 from landscape.curvature.operator import Curvature
 from landscape.curvature.vectors import flat, random_unit, unflat
 from landscape.subject.subject import Subject

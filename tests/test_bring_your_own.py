@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import landscape
-from landscape.checkpoints import file_formats
+from landscape.checkpoints import raw_files
 from landscape.checkpoints.checkpoint import read_checkpoint
 from landscape.cli.main import status
 from landscape.results import reader
@@ -151,7 +151,7 @@ def test_a_probe_measures_a_form_and_stores_what_was_taken(form: str, mine: Path
     ((_, data),) = reader.groups("r.h5")
     taken = {"SWA": "dropped 1 (n_averaged)", "Lightning": "state_dict, without the prefix net."}
     assert taken.get(form, "the file itself") in data.attrs["weights_taken"]
-    assert data.attrs["checkpoint_sha256"] == file_formats.sha256_of(path)
+    assert data.attrs["checkpoint_sha256"] == raw_files.sha256_of(path)
     assert status(["show", str(path)]) == 0
 
 
@@ -404,8 +404,8 @@ def test_a_checkpoint_of_timm_itself(mine: Path) -> None:
 def test_a_file_is_hashed_once_for_a_probe_and_not_for_a_run_of_snapshots(
     mine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, hashed = file_formats.file_sha256, []
-    monkeypatch.setattr(file_formats, "file_sha256", lambda path: hashed.append(path) or read(path))
+    read, hashed = raw_files.file_sha256, []
+    monkeypatch.setattr(raw_files, "file_sha256", lambda path: hashed.append(path) or read(path))
     path = FORMS["Lightning"](mine)
     assert status(["variance", str(path), *ASKED]) == 0
     assert hashed == [path]

@@ -18,8 +18,8 @@ from landscape.results import group as groups
 from landscape.results import reader
 from landscape.run import run
 from landscape.subject import loading
-from landscape.subject.derived import once_per_weights
 from landscape.subject.subject import Subject
+from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space import cost_model, forward_mode
 from landscape.weight_space.budget import autotune, fit_to_budget
 from landscape.weight_space.cost_model import PRODUCTS, Rates, Workload

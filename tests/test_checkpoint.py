@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from landscape.checkpoints import file_formats
+from landscape.checkpoints import raw_files
 from landscape.checkpoints.checkpoint import (
     label_of,
     newest_checkpoint,
@@ -85,7 +85,7 @@ def test_what_is_written_is_read(tmp_path: Path, weights: dict[str, Tensor]) -> 
         assert getattr(found, name) == given[name]
     assert found.native
     assert found.versions["torch"] == torch.__version__
-    assert found.sha256 == file_formats.file_sha256(path)
+    assert found.sha256 == raw_files.file_sha256(path)
     assert [file.name for file in path.parent.iterdir()] == ["final.pt"]
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from landscape.checkpoints.checkpoint import read_checkpoint
 from landscape.checkpoints.snapshots import of_run
 from landscape.subject.evaluation import evaluate
-from landscape.subject.loading import bare
+from landscape.subject.loading import model_without_data
 from landscape.subject.spec import Spec
 from landscape.training.ema import moving_average
 from landscape.training.recipes import recipe
@@ -68,7 +68,7 @@ def test_the_averaged_checkpoint_is_complete_and_no_snapshot_of_the_trajectory(t
     path = final.with_name("final_ema.pt")
     found = read_checkpoint(path)
     assert (found.epoch, found.recipe["ema"]) == (2.0, 0.9)
-    network, _ = bare(Spec(checkpoint=path))
+    network, _ = model_without_data(Spec(checkpoint=path))
     _, testing = splits("digits", root=None)
     measured = evaluate(network, [(testing.normalised(testing.inputs), testing.targets)])
     assert found.metrics["loss"] == pytest.approx(measured.loss, rel=1e-5)

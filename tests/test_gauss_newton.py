@@ -22,7 +22,7 @@ from torch.func import functional_call, jacrev
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from landscape.curvature.gauss_newton import gauss_newton_product
-from landscape.curvature.hvp_choice import curvature
+from landscape.curvature.hvp_backends import curvature
 from landscape.curvature.operator import Operator
 from landscape.curvature.vectors import flat, random_unit, unflat
 from landscape.options import OptionError

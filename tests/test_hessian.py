@@ -20,7 +20,7 @@ from analytic import (
     tanh_net,
 )
 
-from landscape.curvature.hvp_choice import CODES
+from landscape.curvature.hvp_backends import CODES
 from landscape.curvature.lanczos import Which
 from landscape.curvature.operator import Operator
 from landscape.curvature.stored_spectrum import negative_share, positive_mean
@@ -171,7 +171,7 @@ def test_per_layer_of_some_parameters() -> None:
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # by torch's forward mode
 @pytest.mark.parametrize("verify", [False, True])
 def test_mini_batches_side_by_side_have_the_numbers_of_each(verify: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("landscape.curvature.hvp_choice.BATCHED", 2)
+    monkeypatch.setattr("landscape.curvature.hvp_backends.BATCHED", 2)
     subject = tanh_net(sizes=(6, 6, 6))  # one full set and an incomplete one
     options: dict[str, Any] = {"top": 3, "tol": 1e-6, "verify": verify, "eigenvectors": True}
     together, alone = (run_probe(Hessian(**options, hvp=hvp), subject) for hvp in ("together", "kept"))
@@ -187,7 +187,7 @@ def test_mini_batches_side_by_side_have_the_numbers_of_each(verify: bool, monkey
 def test_a_non_finite_mini_batch_does_not_affect_those_side_by_side_with_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("landscape.curvature.hvp_choice.BATCHED", 3)
+    monkeypatch.setattr("landscape.curvature.hvp_backends.BATCHED", 3)
     subject = _bowl([4.0, 2.0, 1.0], [1.0, float("inf"), 2.0])
     found = run_probe(Hessian(top=2, hvp="together"), subject)
     np.testing.assert_allclose(found["eigenvalue"][[0, 2]], [[4, 2], [8, 4]], rtol=1e-6)

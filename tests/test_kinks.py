@@ -17,7 +17,7 @@ from torch.func import functional_call, jacrev
 from torch.utils.checkpoint import checkpoint
 
 from landscape.curvature import operator as module
-from landscape.curvature.hvp_choice import Hvp, curvature
+from landscape.curvature.hvp_backends import Hvp, curvature
 from landscape.curvature.kinks import FixedPattern, activation_pattern, has_kinks
 from landscape.curvature.operator import Operator
 from landscape.curvature.vectors import random_unit

@@ -225,7 +225,7 @@ def test_blocks_beyond_the_positions_of_a_table_are_refused(folder: Path, tokens
 
 
 def test_its_layers_are_listed_without_data(folder: Path) -> None:
-    model, size = loading.bare(Spec(model=f"hf:{folder}"))
+    model, size = loading.model_without_data(Spec(model=f"hf:{folder}"))
     example = loading.example(model, size)
     assert example.shape == (2, CONTEXT)
     if folder.name.startswith("GPT2"):

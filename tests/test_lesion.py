@@ -26,7 +26,7 @@ from landscape.models.resnet import ResNet
 from landscape.models.vit import ViT
 from landscape.options import OptionError
 from landscape.probes.lesion import Lesion
-from landscape.subject.outputs import intact, per_sample
+from landscape.subject.outputs import intact_per_sample, per_sample
 from landscape.subject.subject import Subject
 
 
@@ -274,7 +274,7 @@ def test_recalibrated_statistics_are_those_of_the_lesioned_network_and_are_resto
     found = run_probe(Lesion(bn="recalibrate:2", layers=(r"layer1\.1",)), subject)
     assert same_state(subject.model, kept)
     (unit,) = (unit for name, unit in _units(subject.model, subject.batch(0)[0]).items() if name == "layer1.1")
-    loss, _ = intact(subject)
+    loss, _ = intact_per_sample(subject)
     norms = [module for module in subject.model.modules() if isinstance(module, nn.BatchNorm2d)]
     with removed(subject.model, unit), torch.no_grad():
         for norm in norms:
@@ -294,7 +294,7 @@ def test_the_model_is_restored_also_after_an_exception() -> None:
     probe = Lesion(bn="recalibrate:1")
     unit = next(probe.plan(subject).units())
     broken = replace(subject)
-    intact(broken)  # works; what follows fails
+    intact_per_sample(broken)  # works; what follows fails
     broken.losses = partial(_refuse, message="no loss")
     with pytest.raises(ArithmeticError):
         probe.measure(broken, unit)
@@ -324,7 +324,7 @@ def test_numbers_do_not_depend_on_the_batch_size(batch_size: int) -> None:
 def test_neighbours_and_stages_are_removed_together(name: str) -> None:
     subject = _subject(name)
     found = removals(subject.model, discover(subject.model, subject.batch(0)[0]))
-    loss, right = (values.numpy() for values in intact(subject))
+    loss, right = (values.numpy() for values in intact_per_sample(subject))
     together = list(pairwise(found))
     staged = {unit.layer.stage: [u for u in found if u.layer.stage == unit.layer.stage] for unit in found}
     for probe, groups in ((Lesion(pairs=True), together), (Lesion(stages=True), list(staged.values()))):

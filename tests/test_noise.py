@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from landscape.options import OptionError
 from landscape.probe import derived_seed
 from landscape.probes.noise import Noise
-from landscape.subject.outputs import intact, per_sample
+from landscape.subject.outputs import intact_per_sample, per_sample
 from landscape.subject.subject import Subject
 
 
@@ -160,7 +160,7 @@ def test_the_model_is_restored_also_after_an_exception() -> None:
     kept, probe = state(subject.model), Noise(bands="0.9")
     run_probe(probe, subject)
     broken = replace(subject)
-    intact(broken)  # works; what follows fails
+    intact_per_sample(broken)  # works; what follows fails
     broken.losses = partial(_refuse, message="no loss")
     with pytest.raises(ArithmeticError):
         run_probe(probe, broken)

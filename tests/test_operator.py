@@ -15,9 +15,9 @@ from analytic import Branching, attention_net, batches_of, convolution_net, tanh
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from landscape.curvature import hvp_choice as module
+from landscape.curvature import hvp_backends as module
 from landscape.curvature.hessian_product import HessianProduct, non_differentiable_layer
-from landscape.curvature.hvp_choice import CODES, WORTH_TRACING, Hvp, curvature
+from landscape.curvature.hvp_backends import CODES, WORTH_TRACING, Hvp, curvature
 from landscape.curvature.operator import Curvature, Operator
 from landscape.curvature.vectors import random_unit
 from landscape.probes.hessian import Hessian

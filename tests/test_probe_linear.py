@@ -20,7 +20,7 @@ from landscape.layers.linear_classifier import fit_with_best_penalty
 from landscape.options import OptionError
 from landscape.probes.probe_linear import ProbeLinear, pooled_features, training_samples
 from landscape.run import digest
-from landscape.subject.outputs import intact
+from landscape.subject.outputs import intact_per_sample
 from landscape.subject.spec import Spec, Split
 from landscape.subject.subject import Subject
 
@@ -67,7 +67,7 @@ def test_a_layer_with_the_classes_is_accurate_and_one_without_is_at_chance() -> 
     assert found["accuracy"][1:].tolist() == [1.0, 1.0]
     assert found["accuracy_se"][1:].tolist() == [0.0, 0.0]
     assert found["features"].tolist() == [2, 2, 2]
-    assert found["facts"]["intact_accuracy"] == intact(subject)[1].mean()
+    assert found["facts"]["intact_accuracy"] == intact_per_sample(subject)[1].mean()
 
 
 def test_numbers_equal_those_of_a_fit_written_out() -> None:

@@ -237,7 +237,7 @@ def test_a_checkpoint_says_how_many_classes(timm: Any, pictures: Path, tmp_path:
     model = timm.create_model("resnet18", num_classes=5)
     torch.save(model.state_dict(), tmp_path / "weights.pt")
     stored = read_checkpoint(tmp_path / "weights.pt")
-    net, size = loading.bare(Spec(checkpoint=tmp_path / "weights.pt", model="timm:resnet18"))
+    net, size = loading.model_without_data(Spec(checkpoint=tmp_path / "weights.pt", model="timm:resnet18"))
     assert net.num_classes == 5
     assert size == 224
     assert torch.equal(net.fc.weight, stored.state_dict["fc.weight"])  # type: ignore[union-attr]
@@ -255,7 +255,7 @@ def test_the_architecture_is_read_from_a_checkpoint_that_names_it(
     stored = read_checkpoint(tmp_path / "weights.pt")
     object.__setattr__(stored, "arch", arch)
     monkeypatch.setattr(loading, "read_checkpoint", lambda *_, **__: stored)
-    net, _ = loading.bare(Spec(checkpoint=tmp_path / "weights.pt"))
+    net, _ = loading.model_without_data(Spec(checkpoint=tmp_path / "weights.pt"))
     assert sum(p.numel() for p in net.parameters()) == sum(
         p.numel() for p in providers.build(Wanted(spec, classes=3)).parameters()
     )
@@ -269,7 +269,7 @@ def test_a_checkpoint_that_names_a_strange_architecture_asks_for_the_model(
     object.__setattr__(stored, "arch", "my_network")
     monkeypatch.setattr(loading, "read_checkpoint", lambda *_, **__: stored)
     with pytest.raises(ValueError, match="name their architecture with --model"):
-        loading.bare(Spec(checkpoint=tmp_path / "weights.pt"))
+        loading.model_without_data(Spec(checkpoint=tmp_path / "weights.pt"))
 
 
 @pytest.mark.parametrize("shard", ["5GB", "10KB"])

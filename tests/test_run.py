@@ -22,7 +22,7 @@ from torch import nn
 
 from landscape import models
 from landscape.checkpoints.checkpoint import state_dict_sha256, write_checkpoint
-from landscape.checkpoints.file_formats import file_sha256
+from landscape.checkpoints.raw_files import file_sha256
 from landscape.probe import Plan, Probe, Quantity
 from landscape.probes import PROBES, probe_class
 from landscape.results import group as groups

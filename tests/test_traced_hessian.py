@@ -15,7 +15,7 @@ from landscape import models
 from landscape.curvature import matrix_products
 from landscape.curvature.graph_passes import join_convolutions
 from landscape.curvature.hessian_product import hessian_product
-from landscape.curvature.hvp_choice import Hvp, curvature
+from landscape.curvature.hvp_backends import Hvp, curvature
 from landscape.curvature.traced_hessian import TracedHessian, trace
 from landscape.curvature.vectors import random_unit
 from landscape.subject.subject import Subject

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from landscape.checkpoints import file_formats, file_kinds
+from landscape.checkpoints import file_formats, raw_files
 from landscape.checkpoints.containers import FORMAT, Weights, architecture_in, is_native, weights_in
+from landscape.checkpoints.key_matching import is_head
 from landscape.checkpoints.safe_load import Program
-from landscape.checkpoints.state_dict_fit import is_head
 from landscape.results.declared_size import EXPANSION, SLACK, refuse_oversized
 from landscape.results.run_key import versions
 
@@ -57,7 +57,7 @@ class Checkpoint:
     @cached_property
     def sha256(self) -> str:
         """SHA-256 of the file's bytes (for several files, of their names and digests), computed at first access."""
-        return file_formats.sha256_of(self.path)
+        return raw_files.sha256_of(self.path)
 
     @property
     def native(self) -> bool:
@@ -139,7 +139,7 @@ def read_checkpoint(path: Path | str, *, weights: Weights = "raw", trust_pickle:
         raise FileNotFoundError(f"no checkpoint at {path}; give an existing file, or make one: landscape train")
     if not path.is_file() and not path.is_dir():
         raise ValueError(f"{path} is neither a file nor a folder; expected a checkpoint")
-    content = file_kinds.load(path, trust_pickle=trust_pickle)
+    content = file_formats.load(path, trust_pickle=trust_pickle)
     if isinstance(content, nn.Module | Program):
         kind, program = ("program", content) if isinstance(content, Program) else ("pickled module", Program(content))
         weights_of = dict(program.module.state_dict())
@@ -172,11 +172,11 @@ def read_checkpoint(path: Path | str, *, weights: Weights = "raw", trust_pickle:
 
 def _about(path: Path, content: Mapping[str, Any]) -> tuple[str, float]:
     """Architecture and epoch, from the content or from the other files of its folder."""
-    folder = path if path.is_dir() else path.parent if path.name.endswith(file_formats.INDEX) else None
+    folder = path if path.is_dir() else path.parent if path.name.endswith(raw_files.INDEX) else None
     if folder is None:
         return architecture_in(content), _number(content.get("epoch"))
     config, state = (
-        file_formats.json_of(f) if f.is_file() else {} for f in (folder / "config.json", folder / "trainer_state.json")
+        raw_files.json_of(f) if f.is_file() else {} for f in (folder / "config.json", folder / "trainer_state.json")
     )
     own = config.get("architecture")  # timm's config names it; transformers' needs the folder to build from
     arch = own if isinstance(own, str) else f"hf:{folder}" if "model_type" in config else ""
@@ -194,7 +194,7 @@ def _check_tensors(path: Path, weights: Mapping[str, Tensor]) -> None:
         if kind is not torch.strided:
             raise ValueError(f"{path}: {name} is a {kind} tensor, expected plain numbers; save it as a dense tensor")
     declared = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
-    held = sum(file.stat().st_size for file in file_formats.files_of(path))
+    held = sum(file.stat().st_size for file in raw_files.files_of(path))
     refuse_oversized(str(path), "tensors", declared, held, expansion=EXPANSION, slack=SLACK)
 
 
@@ -228,7 +228,7 @@ def label_of(path: Path) -> str:
     folder = path.resolve().parent.name
     if path.is_dir():
         return path.resolve().name
-    if path.name in (FINAL, *file_formats.IN_FOLDER):
+    if path.name in (FINAL, *raw_files.IN_FOLDER):
         return folder
     if path.name == FINAL_EMA or re.fullmatch(r"init|warmup|epoch_\d+", path.stem):
         return f"{folder}-{path.stem}"

@@ -1,158 +1,129 @@
-"""The bytes of checkpoint files: archives, safetensors headers, shards and JSON, checked before they are trusted."""
+"""The kinds of checkpoint files: how each is detected, outlined without its tensors, and loaded.
+
+Torch is imported by the functions that load, not by their modules: `landscape show` reads outlines without it.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import zipfile
-from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
-from landscape.results.declared_size import EXPANSION, refuse_oversized
-
-# files with the weights in a Hugging Face folder, the safe ones first
-IN_FOLDER = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-INDEX = ".index.json"
-MAX_TEXT = 64 * 2**20  # bytes of a config, an index or a header, far more than those of real models
-HEADER = 8  # bytes of the length in front of a safetensors header
+from landscape.checkpoints import outline, safe_load
+from landscape.checkpoints.outline import Outline
+from landscape.checkpoints.raw_files import HEADER, files_of, members, unreadable
 
 
-def unreadable(path: Path, reason: str) -> ValueError:
-    """The one-line error of a file that is not a checkpoint."""
-    short = " ".join(reason.split())[:160]
-    return ValueError(
-        f"{path} is not a readable checkpoint ({short}); expected a file written by torch.save or safetensors"
-    )
+@dataclass(frozen=True)
+class Evidence:
+    """What a kind is detected by."""
+
+    path: Path
+    start: bytes  # its first bytes
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Names of the files in a zip archive.
+
+        Raises:
+            ValueError: it is damaged, or declares more than it can hold.
+        """
+        return frozenset(members(self.path))
+
+    def holds(self, pattern: str) -> bool:
+        """Whether an archive has a file of such a name."""
+        return any(re.fullmatch(pattern, name, re.DOTALL) for name in self.names)
 
 
-def members(path: Path) -> dict[str, int]:
-    """The files in a zip archive written by torch: path below its top folder -> uncompressed size in bytes.
+@dataclass(frozen=True)
+class FileFormat:
+    """One kind of checkpoint file."""
+
+    name: str  # for messages
+    detect: Callable[[Evidence], bool]  # whether a file is of this kind, if it is of none before it in `FORMATS`
+    outline: Callable[[Path], Outline]  # reads its content with shapes in place of tensors
+    load: Callable[[Path, bool], Any]  # reads its tensors; takes whether the user trusts the file to run code
+    program: bool = False  # the model's code is in the file, and loading it runs that code
+
+
+def _is_safetensors(file: Evidence) -> bool:
+    length = int.from_bytes(file.start[:HEADER], "little")
+    starts = file.start[HEADER:] == b"{" and 2 <= length <= file.path.stat().st_size - HEADER
+    return file.path.suffix == ".safetensors" or starts
+
+
+def _program(name: str, member: str) -> FileFormat:
+    load = partial(safe_load.program, kind=name)
+    return FileFormat(name, lambda file: file.holds(member), outline.of_program, load, program=True)
+
+
+def _pickled(name: str, detect: Callable[[Evidence], bool], outline_of: Callable[[Path], Outline]) -> FileFormat:
+    return FileFormat(name, detect, outline_of, partial(safe_load.pickled, outline=outline_of))
+
+
+FORMATS = (  # in the order in which they are tried
+    FileFormat("safetensors", _is_safetensors, outline.of_safetensors, safe_load.safetensors),
+    _pickled("pickle", lambda file: not file.start.startswith(b"PK"), outline.of_pickles),  # torch before its archives
+    _program("TorchScript", r"constants\.pkl|code/.*"),
+    _program("torch.export", r"serialized_exported_program\.json|models/.*\.json"),
+    _pickled("zip", lambda file: "data.pkl" in file.names, outline.of_zip),
+)
+
+
+def format_of(path: Path) -> FileFormat:
+    """The kind of a file, by its bytes.
 
     Raises:
-        ValueError: it is damaged, has names that lead out of it, or declares more than it can hold.
+        ValueError: it is an archive of another kind, or one that declares more than it can hold.
     """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            listed = archive.infolist()
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError) as error:
-        raise unreadable(path, f"{error}, or truncated") from None
-    outside = [info.filename for info in listed if _leads_out(info.filename)]
-    if outside:
-        raise unreadable(path, f"it holds the name {outside[0]!r}, which leads out of it")
-    room = path.stat().st_size
-    packed = sum(info.file_size for info in listed if info.compress_type != zipfile.ZIP_STORED)
-    plain = sum(info.file_size for info in listed if info.compress_type == zipfile.ZIP_STORED)
-    try:
-        refuse_oversized("it", "content", plain, room)
-        refuse_oversized("it", "compressed content", packed, room, expansion=EXPANSION, slack=MAX_TEXT // 4)
-    except ValueError as error:
-        raise unreadable(path, str(error)) from None
-    compressed = [info.filename for info in listed if info.compress_type != zipfile.ZIP_STORED]
-    if compressed and not any("/code/" in f"/{name}" for name in compressed):
-        raise unreadable(path, f"{compressed[0]!r} in it is compressed, which torch.save never does; unpack it first")
-    return {info.filename.partition("/")[2]: info.file_size for info in listed}
-
-
-def header(path: Path) -> dict[str, Any]:
-    """The header of a safetensors file: name -> dtype, shape, data_offsets; and `__metadata__`.
-
-    Raises:
-        ValueError: it is damaged, or declares other sizes than the file has.
-    """
-    size = path.stat().st_size
     with path.open("rb") as stream:
-        length = int.from_bytes(stream.read(HEADER), "little")
-        if size < HEADER or length > min(size - HEADER, MAX_TEXT):
-            raise _damaged(path, f"it declares a header of {length:,} bytes in a file of {size:,} bytes")
-        raw = stream.read(length)
-    try:
-        found = json.loads(raw)
-        entries = {name: entry for name, entry in found.items() if name != "__metadata__"}
-        last = max((int(entry["data_offsets"][1]) for entry in entries.values()), default=0)
-        shaped = all(isinstance(entry["shape"], list) for entry in entries.values())
-    except (ValueError, RecursionError, AttributeError, TypeError, KeyError, IndexError) as error:
-        raise _damaged(path, str(error) or type(error).__name__) from None
-    if not shaped or last != size - HEADER - length:
-        raise _damaged(path, f"it declares tensors of {last:,} bytes and holds {size - HEADER - length:,}")
-    return dict(found)
+        start = stream.read(HEADER + 1)
+    if start.startswith(b"\x89HDF"):
+        raise unreadable(path, "it is an HDF5 file: a results file, or weights of another framework")
+    evidence = Evidence(path, start)
+    kind = next((kind for kind in FORMATS if kind.detect(evidence)), None)
+    if kind is None:
+        raise unreadable(path, "a zip archive without data.pkl, or truncated")
+    return kind
 
 
-def files_of(path: Path) -> list[Path]:
-    """The files with the weights of a checkpoint: itself, or the shards that a folder or an index names.
+def outline_of(path: Path) -> Outline:
+    """The content of a checkpoint with shapes in place of tensors: a file, an index of shards, or a folder.
+
+    Raises:
+        FileNotFoundError, ValueError: a file is missing or damaged, or declares more than it can hold.
+    """
+    files = files_of(path)
+    if len(files) == 1:
+        return format_of(files[0]).outline(files[0])
+    parts = [format_of(file).outline(file) for file in files]
+    content = {
+        name: entry for part in parts if isinstance(part.content, Mapping) for name, entry in part.content.items()
+    }
+    return Outline(content, tuple(name for part in parts for name in part.wanted))
+
+
+def load(path: Path, *, trust_pickle: bool = False) -> Any:
+    """Tensors and plain data of a checkpoint (as for `outline_of`), on the CPU, or a `Program`.
+
+    No code from the file runs, unless `trust_pickle`, which unpickles arbitrary objects and loads programs.
 
     Raises:
         FileNotFoundError: a shard is missing.
-        ValueError: the folder holds no weights, or its index is damaged or leads out of it.
+        ValueError: the file is of another kind, is damaged, or would run code; names what it would call.
     """
-    if path.is_dir():
-        inside = next((path / name for name in IN_FOLDER if (path / name).is_file()), None)
-        if inside is None:
-            raise ValueError(
-                f"{path} is a folder, expected a checkpoint file such as {path / 'final.pt'}, "
-                f"or a folder with {' or '.join(IN_FOLDER[::2])}"
-            )
-        return files_of(inside)
-    if not path.name.endswith(INDEX):
-        return [path]
-    table = json_of(path).get("weight_map")
-    if not isinstance(table, dict) or not table or not all(isinstance(name, str) for name in table.values()):
-        raise ValueError(
-            f"{path} is not an index of shards: expected a weight_map of names to files; download it again"
-        )
-    names = sorted(set(table.values()))
-    for name in names:
-        if not name or name != os.path.basename(name) or name in (".", "..") or "\0" in name or "\\" in name:
-            raise ValueError(f"{path} names the shard {name!r}, which is not a file in the same folder; refused")
-        if not (path.parent / name).is_file():
-            raise FileNotFoundError(
-                f"{path} names the shard {name}, which is missing; expected all {len(names)} shards beside the index"
-            )
-    return [path.parent / name for name in names]
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a checkpoint's bytes; for several files, of their names and digests."""
     files = files_of(path)
     if len(files) == 1:
-        return file_sha256(files[0])
-    return hashlib.sha256("".join(f"{file.name}:{file_sha256(file)};" for file in files).encode()).hexdigest()
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def holds_weights(folder: Path) -> bool:
-    """Whether a folder is a checkpoint as Hugging Face libraries write them: a config beside weights."""
-    return (folder / "config.json").is_file() and any((folder / name).is_file() for name in IN_FOLDER)
-
-
-def json_of(path: Path) -> dict[str, Any]:
-    """The object in a small JSON file.
-
-    Raises:
-        ValueError: it is far too large, damaged, or not an object.
-    """
-    if path.stat().st_size > MAX_TEXT:
-        raise ValueError(f"{path} has {path.stat().st_size:,} bytes, expected a short JSON file; download it again")
-    try:
-        found = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not readable JSON ({error}); download it again") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds a {type(found).__name__}, expected a JSON object; download it again")
-    return found
-
-
-def _leads_out(name: str) -> bool:
-    parts: Sequence[str] = PurePosixPath(name).parts
-    return ".." in parts or name.startswith("/") or "\\" in name or "\0" in name
-
-
-def _damaged(path: Path, reason: str) -> ValueError:
-    short = " ".join(reason.split())[:160]
-    return ValueError(f"{path} is not a readable safetensors file ({short}); it may be truncated")
+        return format_of(files[0]).load(files[0], trust_pickle)
+    content: dict[str, Any] = {}
+    for file in files:
+        part = format_of(file).load(file, trust_pickle)
+        if not isinstance(part, dict) or content.keys() & part.keys():
+            raise ValueError(
+                f"{file} is not a shard: expected a dict of tensors that no other shard holds; download it again"
+            )
+        content |= part
+    return content

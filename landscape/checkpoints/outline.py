@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from landscape.checkpoints import restricted_unpickler
-from landscape.checkpoints.file_formats import header, members, unreadable
+from landscape.checkpoints.raw_files import header, members, unreadable
 from landscape.results.declared_size import refuse_oversized
 
 MAGIC = 0x1950A86A20F9469CFC6C  # of torch's format before it was a zip archive

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from landscape.checkpoints.file_formats import header, unreadable
 from landscape.checkpoints.outline import HARMLESS, Outline, refusal
+from landscape.checkpoints.raw_files import header, unreadable
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

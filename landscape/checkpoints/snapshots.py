@@ -65,7 +65,7 @@ def last(folder: Path) -> Path:
     return final if final.exists() else of_run(folder)[-1].path
 
 
-def place(model: torch.nn.Module, snapshot: Snapshot, *, allow_missing: bool = False) -> None:
+def load_snapshot(model: torch.nn.Module, snapshot: Snapshot, *, allow_missing: bool = False) -> None:
     """Load a snapshot's weights and buffers into the model."""
     load_into(model, read_checkpoint(snapshot.path), allow_missing=allow_missing)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape.checkpoints.checkpoint import Checkpoint
-from landscape.checkpoints.state_dict_fit import KeyMatch, grouped, is_head, listed, match_keys
+from landscape.checkpoints.key_matching import KeyMatch, grouped, is_head, listed, match_keys
 from landscape.checkpoints.transformers_keys import is_transformers_model, read_by_transformers
 
 T = TypeVar("T")

@@ -10,8 +10,8 @@ from torch import Tensor
 from landscape.curvature.hessian_product import (
     Product,
     differentiable_attention,
-    explained,
     require_second_derivative,
+    second_derivative_errors,
     with_graphs,
 )
 from landscape.curvature.vectors import unflat
@@ -68,7 +68,7 @@ def _prepared(
     J' u is one backward pass, linear in u, and J v the derivative of its inner product with v by u: two backward passes
     through kept graphs per product, without forward mode.
     """
-    with torch.enable_grad(), explained():
+    with torch.enable_grad(), second_derivative_errors():
         u = torch.zeros_like(outputs, requires_grad=True)
         transposed = torch.autograd.grad(
             outputs, parameters, grad_outputs=u, create_graph=True, allow_unused=True, materialize_grads=True
@@ -78,7 +78,7 @@ def _prepared(
     require_second_derivative(transposed)
 
     def products(vector: Tensor) -> Sequence[Tensor]:
-        with explained():
+        with second_derivative_errors():
             (forward,) = torch.autograd.grad(transposed, u, grad_outputs=unflat(vector, parameters), retain_graph=True)
             return torch.autograd.grad(
                 outputs, parameters, middle(forward), retain_graph=True, allow_unused=True, materialize_grads=True

@@ -52,13 +52,13 @@ def hessian_product(
     """
     with differentiable_attention(), torch.enable_grad():
         value = function()
-        with explained():
+        with second_derivative_errors():
             graph = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True, materialize_grads=True)
         graph = with_graphs(graph, parameters)
     require_second_derivative(graph)
 
     def products(vector: Tensor) -> Sequence[Tensor]:
-        with explained():
+        with second_derivative_errors():
             return torch.autograd.grad(
                 graph, parameters, unflat(vector, parameters), retain_graph=True, allow_unused=True,
                 materialize_grads=True,
@@ -92,7 +92,7 @@ def require_second_derivative(gradients: Sequence[Tensor]) -> None:
 
 
 @contextlib.contextmanager
-def explained() -> Iterator[None]:
+def second_derivative_errors() -> Iterator[None]:
     """Turn torch's error about a missing second derivative into a ValueError; out-of-memory errors pass unchanged."""
     try:
         yield
@@ -124,7 +124,7 @@ def differentiable_attention() -> Iterator[None]:
             torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def naming_the_layer(error: ValueError, model: nn.Module, inputs: Tensor) -> ValueError:
+def with_layer_name(error: ValueError, model: nn.Module, inputs: Tensor) -> ValueError:
     """The error, with the non-differentiable layer and a remedy added if it is about a missing second derivative."""
     if "differentiated twice" not in str(error):
         return error

@@ -105,7 +105,7 @@ def lanczos_search(
 
 def lanczos(product: Callable[[Tensor], Tensor], start: Tensor, k: int, **options: Any) -> Spectrum:
     """Run one `lanczos_search` with these options, on the products v -> H v."""
-    return alone(product, lanczos_search(start, k, **options))
+    return run_search(product, lanczos_search(start, k, **options))
 
 
 def _spectrum(
@@ -142,7 +142,7 @@ def _spectrum(
     )
 
 
-def alone(product: Callable[[Tensor], Tensor], search: Search) -> Spectrum:
+def run_search(product: Callable[[Tensor], Tensor], search: Search) -> Spectrum:
     """Run one search."""
     vector = next(search)
     try:
@@ -153,7 +153,7 @@ def alone(product: Callable[[Tensor], Tensor], search: Search) -> Spectrum:
         return spectrum
 
 
-def side_by_side(product: Callable[[Tensor], Tensor], searches: Sequence[Search]) -> list[Spectrum | None]:
+def run_searches(product: Callable[[Tensor], Tensor], searches: Sequence[Search]) -> list[Spectrum | None]:
     """Run several searches with one product for all of them; None for a search whose operator is not finite.
 
     The product takes rows v_i -> H_i v_i, (searches, n) -> (searches, n); those of finished searches are zero.

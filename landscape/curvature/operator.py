@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from landscape.curvature.gauss_newton import fisher_product, gauss_newton_product
-from landscape.curvature.hessian_product import Product, hessian_product, naming_the_layer
+from landscape.curvature.hessian_product import Product, hessian_product, with_layer_name
 from landscape.curvature.kinks import FixedPattern, activation_pattern
 from landscape.curvature.micro_batches import MicroBatchedProduct, MicroBatching
 from landscape.curvature.traced_hessian import BatchedProduct, TracedHessian
@@ -31,7 +31,7 @@ class Curvature:
 
     subject: Subject  # whose loss is differentiated
     parameters: Mapping[str, Tensor]  # by which, name -> tensor
-    hvp: str  # name of the backend, see `hvp_choice.Hvp`
+    hvp: str  # name of the backend, see `hvp_backends.Hvp`
     operator: Operator = "hessian"  # of which matrix: Hessian, Gauss-Newton or empirical Fisher
     fixed: bool = False  # the activation pattern is fixed to that of double precision
     # holds the activation pattern of the last mini-batch for other curvatures of the same subject
@@ -62,7 +62,7 @@ class Curvature:
             whole = partial(self._traced_product, self._traced, i)
         return MicroBatchedProduct(
             partial(self._product, i), len(targets), self._micro_batching,
-            explain=lambda error: naming_the_layer(error, self.subject.model, inputs), whole=whole,
+            explain=lambda error: with_layer_name(error, self.subject.model, inputs), whole=whole,
         )  # fmt: skip
 
     def batched_product(self, batches: Sequence[int]) -> BatchedProduct:

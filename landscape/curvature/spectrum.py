@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from landscape.curvature.lanczos import Search, Spectrum, Which, alone, lanczos_search, side_by_side
+from landscape.curvature.lanczos import Search, Spectrum, Which, lanczos_search, run_search, run_searches
 from landscape.curvature.verification import verified
 from landscape.probe import derived_seed
 
@@ -45,7 +45,7 @@ def spectrum(product: Callable[[Tensor], Tensor], request: Request, start: Tenso
     Raises:
         FloatingPointError: the matrix is not finite.
     """
-    found = alone(product, _search(request, start, *memory(start)))
+    found = run_search(product, _search(request, start, *memory(start)))
     return _verified(product, found, request, seed) if request.verify else found
 
 
@@ -55,7 +55,7 @@ def spectra(
     """The eigenvalues of several matrices with one product for all, (M, n) -> (M, n); None where one is not finite."""
     room, storage = memory(starts[0])
     searches = [_search(request, start, max(room // len(starts), 1), storage) for start in starts]
-    found = side_by_side(product, searches)
+    found = run_searches(product, searches)
     if not request.verify:
         return found
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from landscape.curvature.hvp_choice import CODES_MEANING
+from landscape.curvature.hvp_backends import CODES_MEANING
 from landscape.curvature.krylov_projection import ROUNDING
 from landscape.curvature.lanczos import Spectrum
 from landscape.curvature.operator import Operator

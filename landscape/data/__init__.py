@@ -86,10 +86,14 @@ def _load(
         return _sized(every.take(subset(every.targets.numpy(), samples)), image_size, resize)
     if cifar_c.knows(name):
         return _sized(cifar_c.load(name, root=root, split=split, samples=samples), image_size, resize)
-    if path.suffix == ".npz" or numpy_files.pair_of_files(name) or (path.is_dir() and numpy_files.found(path, split)):
+    if (
+        path.suffix == ".npz"
+        or numpy_files.pair_of_files(name)
+        or (path.is_dir() and numpy_files.folder_of_split(path, split))
+    ):
         images = numpy_files.load(name, split=split, samples=samples)
         return _sized(images, image_size, resize) if images.mean else images
-    if path.suffix == ".parquet" or (path.is_dir() and parquet.found(path)):
+    if path.suffix == ".parquet" or (path.is_dir() and parquet.files_in(path)):
         return parquet.load(name, split=split, samples=samples, image_size=image_size, resize=resize)
     if path.is_dir():
         return image_folder.load(name, split=split, samples=samples, image_size=image_size, resize=resize)

@@ -83,7 +83,7 @@ class Augmentation:
             blendable = inputs if inputs.is_floating_point() else inputs.to(torch.float32)
             return mixed(blendable, share), mixed(distributions, share)
         if self.cutmix:
-            inputs, share = cut(inputs, beta(self.cutmix, generator), generator)
+            inputs, share = cutmixed(inputs, beta(self.cutmix, generator), generator)
             return inputs, mixed(distributions, share)
         return inputs, distributions
 
@@ -129,7 +129,7 @@ def mixed(values: Tensor, share: float) -> Tensor:
     return values * share + values.flip(0) * (1 - share)
 
 
-def cut(inputs: Tensor, share: float, generator: Generator) -> tuple[Tensor, float]:
+def cutmixed(inputs: Tensor, share: float, generator: Generator) -> tuple[Tensor, float]:
     """Images with one rectangle of their partner's pixels, and the share of pixels they kept.
 
     The rectangle covers 1 - share of the area around a uniform centre; clipped at the border it is smaller,

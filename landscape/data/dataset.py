@@ -127,7 +127,7 @@ def resized(images: Images, size: int | None, *, block: int = 1024) -> Images:
     return replace(images, inputs=torch.cat(cropped), size=size)
 
 
-def classes_in(name: str, targets: Tensor) -> int:
+def number_of_classes(name: str, targets: Tensor) -> int:
     """Number of classes that targets refer to, 0 for a regression.
 
     Raises:
@@ -140,6 +140,6 @@ def classes_in(name: str, targets: Tensor) -> int:
     return int(targets.max()) + 1
 
 
-def side_of(inputs: Tensor) -> int:
+def square_side(inputs: Tensor) -> int:
     """Side of square images, else 0."""
     return inputs.shape[-1] if inputs.ndim == 4 and inputs.shape[-1] == inputs.shape[-2] else 0

@@ -117,7 +117,7 @@ def sizes(pictures: Iterable[Picture]) -> Iterator[tuple[int, int]]:
             yield image.size
 
 
-def own_size(sizes: Iterable[tuple[int, int]]) -> int:
+def common_size(sizes: Iterable[tuple[int, int]]) -> int:
     """The side of pictures if all are square, equal and small; else 224."""
     first: tuple[int, int] | None = None
     for width, height in sizes:

@@ -49,7 +49,7 @@ def load(name: str, *, split: Split, samples: Samples, image_size: int | None, r
     places = np.searchsorted(starts, rows, side="right") - 1  # folder of each selected row
     paths = [f"{entries[i]}/{listed[i][row - starts[i]]}" for i, row in zip(places, rows, strict=True)]
     pictures = partial(map, decoding.Picture, range(len(paths)), paths, paths)
-    size = image_size or decoding.own_size(decoding.sizes(pictures()))
+    size = image_size or decoding.common_size(decoding.sizes(pictures()))
     inputs = decoding.decoded(pictures(), name=name, count=len(paths), of=len(targets), size=size, resize=resize)
     labels = torch.from_numpy(targets[rows])
     return Images(torch.from_numpy(inputs), labels, name, len(classes), size, IMAGENET_MEAN, IMAGENET_STD)

@@ -14,7 +14,7 @@ import torch
 from numpy.lib import format as npy
 
 from landscape.data import memory
-from landscape.data.dataset import Images, classes_in, side_of
+from landscape.data.dataset import Images, number_of_classes, square_side
 from landscape.data.image_folder import SPLITS
 from landscape.data.preprocessing import default_normalisation
 from landscape.data.sampling import Samples, Split, subset
@@ -32,7 +32,7 @@ def pair_of_files(name: str) -> tuple[str, str] | None:
     return (f"{inputs}.npy", targets) if comma and targets.endswith(".npy") else None
 
 
-def found(folder: Path, split: Split) -> Path | None:
+def folder_of_split(folder: Path, split: Split) -> Path | None:
     """The folder of the split, else the folder itself, if it holds a pair of `.npy` files."""
     parts = [folder / part for part in SPLITS[split]]
     return next((place for place in (*parts, folder) if _pair_in(_stems(place), split)), None)
@@ -56,7 +56,7 @@ def load(name: str, *, split: Split, samples: Samples) -> Images:
     elif name.endswith(".npz"):
         x, y = _archived(Path(name).expanduser(), split)
     else:
-        place = found(Path(name).expanduser(), split)
+        place = folder_of_split(Path(name).expanduser(), split)
         assert place is not None
         names = _pair_in(_stems(place), split)
         assert names is not None
@@ -83,8 +83,8 @@ def _images(name: str, x: np.ndarray, y: np.ndarray, samples: Samples) -> Images
     wanted = np.array(labels, dtype=labels.dtype.newbyteorder("="))  # a copy in memory: torch has no read-only tensors
     targets = torch.from_numpy(wanted.astype(np.int64) if wanted.dtype.kind in "ui" else wanted)
     mean, std = default_normalisation(inputs)
-    classes = classes_in(name, targets)
-    return Images(inputs, targets[rows], name, classes, side_of(inputs), mean, std, counted=True)
+    classes = number_of_classes(name, targets)
+    return Images(inputs, targets[rows], name, classes, square_side(inputs), mean, std, counted=True)
 
 
 def _channels_first(name: str, x: np.ndarray) -> np.ndarray:

@@ -32,7 +32,7 @@ class Columns:
     classes: int
 
 
-def found(folder: Path) -> list[Path]:
+def files_in(folder: Path) -> list[Path]:
     """The parquet files in a folder, else in its folder `data`, where data set repositories keep them."""
     return sorted(folder.glob("*.parquet")) or sorted(folder.glob("data/*.parquet"))
 
@@ -50,7 +50,7 @@ def load(name: str, *, split: Split, samples: Samples, image_size: int | None, r
         ValueError: pyarrow is not installed, a column is missing, a file is damaged, a picture cannot be decoded.
     """
     path = Path(name).expanduser()
-    shards = found(path) if path.is_dir() else [path]
+    shards = files_in(path) if path.is_dir() else [path]
     parts = _parts(path, shards, split)
     columns = _columns(_opened(parts[0][0]), parts[0][0])
     every = [np.concatenate([_labels(shard, columns.label) for shard in part]) for part in parts]
@@ -62,7 +62,7 @@ def load(name: str, *, split: Split, samples: Samples, image_size: int | None, r
         raise ValueError(f"{name} has no rows for the {split} split; expected at least one image")
     rows = subset(targets, samples)
     pictures = partial(_pictures, parts[at], columns, rows)
-    size = image_size or decoding.own_size(decoding.sizes(pictures()))
+    size = image_size or decoding.common_size(decoding.sizes(pictures()))
     inputs = decoding.decoded(pictures(), name=name, count=len(rows), of=len(targets), size=size, resize=resize)
     labels = torch.from_numpy(targets[rows])
     return Images(torch.from_numpy(inputs), labels, name, classes, size, IMAGENET_MEAN, IMAGENET_STD)

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, RandomSampler, Subset
 
 from landscape.checkpoints.user_code import fixed_rng, guarded, import_callable, rng_states
 from landscape.data import decoding
-from landscape.data.dataset import Images, classes_in, side_of
+from landscape.data.dataset import Images, number_of_classes, square_side
 from landscape.data.memory import GrowingTensor
 from landscape.data.preprocessing import Resize, default_normalisation
 from landscape.data.sampling import Samples, balanced, subset
@@ -82,7 +82,7 @@ def _from_pair(name: str, inputs: Tensor, targets: Tensor, samples: Samples) -> 
             "expected the same number of rows in both, at least one"
         )
     count = parse_count("samples", samples, len(inputs))
-    return Images(inputs[:count], targets[:count], name, classes_in(name, targets), side_of(inputs))
+    return Images(inputs[:count], targets[:count], name, number_of_classes(name, targets), square_side(inputs))
 
 
 def _from_dataset(name: str, dataset: Any, samples: Samples, image_size: int | None, resize: Resize | None) -> Images:
@@ -214,7 +214,7 @@ def _decoded(what: str, value: Any, image_size: int | None, resize: Resize | Non
         value = decoding.opened(value["bytes"], what)
     if not isinstance(value, Image.Image):
         return value, image_size
-    size = image_size or decoding.own_size([value.size])
+    size = image_size or decoding.common_size([value.size])
     return guarded(what, partial(decoding.pixels, value, size, resize)), size
 
 
@@ -247,9 +247,9 @@ def _named_classes(dataset: Any) -> int:
 
 def _images(name: str, inputs: Tensor, targets: Tensor, named: int, listed: np.ndarray | None) -> Images:
     mean, std = default_normalisation(inputs)
-    in_list = 0 if listed is None else classes_in(name, torch.from_numpy(listed))
-    classes = max(classes_in(name, targets), named, in_list)
-    return Images(inputs, targets, name, classes, side_of(inputs), mean, std, counted=not named)
+    in_list = 0 if listed is None else number_of_classes(name, torch.from_numpy(listed))
+    classes = max(number_of_classes(name, targets), named, in_list)
+    return Images(inputs, targets, name, classes, square_side(inputs), mean, std, counted=not named)
 
 
 def _tensor(what: str, value: Any) -> Tensor:

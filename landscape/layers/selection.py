@@ -18,8 +18,8 @@ from landscape.layers.layer import KINDS, Kind, Layer, Tap
 from landscape.layers.layer_patterns import Pattern, expand, parse
 from landscape.layers.token_grid import consumer_is_linear, smaller
 from landscape.probe import Quantity
-from landscape.subject.derived import once_per_weights
 from landscape.subject.subject import Subject
+from landscape.subject.weights_cache import once_per_weights
 
 
 def select_layers(model: nn.Module, example: Tensor, patterns: Sequence[str]) -> list[Layer]:

@@ -10,8 +10,8 @@ from typing import Any
 from PIL import Image
 from torch import nn
 
-from landscape.checkpoints.file_formats import holds_weights, json_of
 from landscape.checkpoints.huggingface_cache import folder_of
+from landscape.checkpoints.raw_files import holds_weights, json_of
 from landscape.checkpoints.user_code import guarded
 from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Crop, Preprocessing, Resize
 from landscape.models.libraries import library

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from landscape.checkpoints import file_formats
+from landscape.checkpoints import raw_files
 from landscape.checkpoints.huggingface_cache import folder_of
 from landscape.checkpoints.user_code import guarded, import_callable, spec_sha256
 from landscape.data.preprocessing import Crop, Preprocessing, Resize
@@ -95,7 +95,7 @@ def origin(spec: str) -> str:
     wanted = Wanted(spec)
     if wanted.source == "hf":
         folder = folder_of(wanted.name)
-        if file_formats.holds_weights(folder):
+        if raw_files.holds_weights(folder):
             return f"weights of {folder}"
     return AS_BUILT
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, get_args
 import numpy as np
 from torch import Tensor
 
-from landscape.curvature.hvp_choice import CODES, CODES_MEANING, HVP_HELP, Hvp, autotuned, curvature, without_hvp
+from landscape.curvature.hvp_backends import CODES, CODES_MEANING, HVP_HELP, Hvp, autotuned, curvature, without_hvp
 from landscape.curvature.lanczos import lanczos
 from landscape.curvature.operator import over_all_samples
 from landscape.curvature.parameter_selection import PARAMS_HELP, matching

@@ -19,8 +19,8 @@ from landscape.layers.selection import layer_labels, spatial_layers
 from landscape.options import one_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.results.statistics import mean_over_batches
-from landscape.subject.derived import once_per_weights
 from landscape.subject.subject import Subject
+from landscape.subject.weights_cache import once_per_weights
 
 
 @dataclass(frozen=True)

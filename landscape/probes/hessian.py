@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.curvature.hvp_choice import CODES, HVP_HELP, Hvp, Kinks, autotuned, curvature, without_hvp
+from landscape.curvature.hvp_backends import CODES, HVP_HELP, Hvp, Kinks, autotuned, curvature, without_hvp
 from landscape.curvature.lanczos import Spectrum, Which
 from landscape.curvature.operator import Curvature, Operator, PatternCache, over_all_samples
 from landscape.curvature.parameter_selection import PARAMS_HELP, Blocks, matching

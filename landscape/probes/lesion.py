@@ -20,9 +20,9 @@ from landscape.options import OptionError, regular_expression
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.subject import batchnorm, outputs, sample_statistics
 from landscape.subject.batchnorm import recalibration
-from landscape.subject.derived import once_per_weights
-from landscape.subject.outputs import intact, outputs_of
+from landscape.subject.outputs import intact_per_sample, outputs_of
 from landscape.subject.subject import Subject
+from landscape.subject.weights_cache import once_per_weights
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Lesion(Probe):
 
     def plan(self, subject: Subject) -> Plan:
         groups = self._groups(subject)
-        loss, right = intact(subject)
+        loss, right = intact_per_sample(subject)
         rules = np.array([group.rule for group in groups])
         return Plan(
             over={"batch": np.arange(len(subject.batches)), "unit": np.arange(len(groups))},

@@ -16,9 +16,9 @@ from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.results.statistics import mean_and_standard_error
 from landscape.subject import batchnorm
 from landscape.subject.checks import refuse_stochastic
-from landscape.subject.derived import once_per_weights
 from landscape.subject.outputs import per_sample
 from landscape.subject.subject import Subject
+from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space.coordinates import ticks
 from landscape.weight_space.directions import POSITIONS, Normalize
 from landscape.weight_space.lines import ModelOnLine, StraightLine, lines_of

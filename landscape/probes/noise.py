@@ -14,7 +14,7 @@ from landscape.layers.fourier import band_pass, ring, signs
 from landscape.options import parse_numbers, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed
 from landscape.subject import outputs, sample_statistics
-from landscape.subject.outputs import intact
+from landscape.subject.outputs import intact_per_sample
 from landscape.subject.subject import Subject
 
 FIRST, LAST = 0.0, 1.0  # zero frequency and the highest, in units of pi
@@ -63,7 +63,7 @@ class Noise(Probe):
 
     def plan(self, subject: Subject) -> Plan:
         masks = self._masks(subject)
-        loss, right = intact(subject)
+        loss, right = intact_per_sample(subject)
         centres = np.array(parse_numbers("bands", self.bands))
         counts = masks.sum(axis=(1, 2))
         return Plan(

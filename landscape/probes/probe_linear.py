@@ -19,10 +19,10 @@ from landscape.layers.linear_classifier import fit_with_best_penalty
 from landscape.layers.selection import layer_labels, layers_of
 from landscape.options import OptionError, at_least, one_of, parse_count
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
-from landscape.subject.derived import once_per_weights
-from landscape.subject.outputs import intact
+from landscape.subject.outputs import intact_per_sample
 from landscape.subject.sample_statistics import mean_and_standard_error
 from landscape.subject.subject import Subject
+from landscape.subject.weights_cache import once_per_weights
 
 HELD_OUT = 0.2  # of the training samples
 LEAST_SAMPLES = 10  # to fit on
@@ -75,7 +75,7 @@ class ProbeLinear(Probe):
         without = [layer.name for layer in layers if layer.layout != "tokens" or not layer.prefix]
         if self.pool == "cls" and without:
             raise ValueError(f"--pool cls needs a class token, {without[0]} has none; use --pool mean")
-        _, right = intact(subject)
+        _, right = intact_per_sample(subject)
         convergence = {
             "gradient": Quantity("largest component of the objective's gradient at the fit", "nats"),
             "converged": Quantity(f"1 where that is at most {logistic.TOLERANCE}"),

@@ -20,9 +20,9 @@ from landscape.layers.layer_patterns import LayerPatterns, expand
 from landscape.layers.selection import layer_labels, layers_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.subject import loading
-from landscape.subject.derived import once_per_weights
 from landscape.subject.identity import attributes
 from landscape.subject.subject import Subject
+from landscape.subject.weights_cache import once_per_weights
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Similarity(Probe):
 
 @once_per_weights
 def _compared(subject: Subject, path: Path) -> Subject:
-    return loading.beside(subject, snapshots.last(path) if path.is_dir() else path)
+    return loading.with_checkpoint(subject, snapshots.last(path) if path.is_dir() else path)
 
 
 class _Kernels:

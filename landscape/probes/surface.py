@@ -16,9 +16,9 @@ from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values
 from landscape.results import surface_summary
 from landscape.subject import batchnorm
 from landscape.subject.checks import refuse_stochastic
-from landscape.subject.derived import once_per_weights
 from landscape.subject.losses import CLASSIFICATION, Meaning
 from landscape.subject.subject import Subject
+from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space import budget as budgets
 from landscape.weight_space import cost_model, forward_mode
 from landscape.weight_space.adaptive_sampling import DESIGN, Preview

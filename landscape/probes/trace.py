@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from landscape.curvature.hvp_choice import CODES, CODES_MEANING, HVP_HELP, Hvp, autotuned, curvature, without_hvp
+from landscape.curvature.hvp_backends import CODES, CODES_MEANING, HVP_HELP, Hvp, autotuned, curvature, without_hvp
 from landscape.curvature.operator import Curvature
 from landscape.curvature.parameter_selection import PARAMS_HELP, matching
 from landscape.curvature.trace_estimators import TraceEstimate, hutch_plus_plus, hutchinson, xtrace

@@ -18,9 +18,9 @@ from landscape.results.statistics import mean_and_standard_error
 from landscape.subject import batchnorm
 from landscape.subject.batchnorm import recalibration
 from landscape.subject.checks import refuse_stochastic
-from landscape.subject.derived import once_per_weights
 from landscape.subject.outputs import per_sample
 from landscape.subject.subject import Subject
+from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space import weight_differences
 from landscape.weight_space.principal_axes import Principal, principal
 from landscape.weight_space.weights_in_place import WeightsInPlace
@@ -101,9 +101,9 @@ class Trajectory(Probe):
         found = self._snapshots(subject)
         lenient = subject.spec is not None and subject.spec.allow_missing
         with WeightsInPlace(subject, [name for name, _ in subject.model.named_parameters()]):
-            snapshots.place(subject.model, found[t], allow_missing=lenient)
+            snapshots.load_snapshot(subject.model, found[t], allow_missing=lenient)
             loss, right = (values.numpy() for values in per_sample(subject))
-            snapshots.place(subject.model, found[-1], allow_missing=lenient)
+            snapshots.load_snapshot(subject.model, found[-1], allow_missing=lenient)
             gram, axes, directions = _geometry(subject, self._run(subject))
             steps = zip(directions, axes.coordinates[:, t].tolist(), strict=True)
             with WeightsInPlace(subject, subject.parameters) as final:  # from the final weights to the projection

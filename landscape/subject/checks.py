@@ -11,11 +11,11 @@ from landscape.checkpoints import user_code
 from landscape.checkpoints.checkpoint import Checkpoint
 from landscape.checkpoints.user_code import guarded
 from landscape.data.dataset import Images
-from landscape.subject.derived import once_per_weights
 from landscape.subject.losses import cross_entropy
 from landscape.subject.outputs import logits_in, outputs_of
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
+from landscape.subject.weights_cache import once_per_weights
 
 
 def refuse_stochastic(subject: Subject) -> None:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from landscape.options import OptionError, at_least
 from landscape.probe import derived_seed
 from landscape.subject.losses import class_indices, cross_entropy
-from landscape.subject.outputs import intact, outputs_of
+from landscape.subject.outputs import intact_per_sample, outputs_of
 from landscape.subject.sample_statistics import mean_and_standard_error
 from landscape.subject.subject import Subject
 
@@ -93,7 +93,7 @@ def metrics_of(subject: Subject, *, passes: int = 1) -> dict[str, float]:
         return asdict(evaluate(subject.model, subject.each_batch(), passes=passes, seed=subject.seed))
     if passes != 1:
         raise OptionError(f"--passes {passes} averages the probabilities of a classifier; leave it out here")
-    loss, correct = intact(subject)
+    loss, correct = intact_per_sample(subject)
     metrics: dict[str, float] = {"samples": len(loss)}
     metrics["loss"], metrics["loss_se"] = mean_and_standard_error(loss)
     if not correct.isnan().any():

@@ -20,7 +20,7 @@ from landscape.subject.subject import Subject
 def weights_sha256(subject: Subject) -> str:
     """SHA-256 of the weights as they are now; values derived from other weights are discarded."""
     sha256 = state_dict_sha256(subject.model.state_dict())
-    subject.derived.keep_for(sha256)
+    subject.cache.discard_unless(sha256)
     return sha256
 
 

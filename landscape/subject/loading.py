@@ -89,7 +89,7 @@ def load_spec(spec: Spec, *, module: nn.Module | None = None, label: str = "") -
     return subject
 
 
-def beside(subject: Subject, path: Path) -> Subject:
+def with_checkpoint(subject: Subject, path: Path) -> Subject:
     """Another checkpoint on the mini-batches of a subject; one that names no architecture has the subject's."""
     spec = replace(subject.spec or Spec(), checkpoint=path)
     stored = read_checkpoint(path, weights=spec.weights, trust_pickle=spec.trust_pickle)
@@ -103,7 +103,7 @@ def beside(subject: Subject, path: Path) -> Subject:
     return other
 
 
-def bare(spec: Spec) -> tuple[nn.Module, int]:
+def model_without_data(spec: Spec) -> tuple[nn.Module, int]:
     """A model without data, in eval mode on the CPU, and its image size (224 if nothing says it)."""
     if spec.checkpoint is None and not spec.model:
         spec = replace(spec, checkpoint=newest_checkpoint())

@@ -57,7 +57,7 @@ def _rows(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return outputs.reshape(len(outputs), -1), targets.to(outputs.dtype).reshape(len(outputs), -1)
 
 
-def most_probable(outputs: Tensor, targets: Tensor) -> Tensor:
+def class_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Whether each sample's largest logit is that of its class, (N,); for a sequence, the share of such tokens.
 
     NaN if the targets are not classes.
@@ -65,7 +65,7 @@ def most_probable(outputs: Tensor, targets: Tensor) -> Tensor:
     if outputs.dim() == 3 and not targets.is_floating_point() and targets.shape == outputs.shape[:2]:
         return (outputs.argmax(dim=2) == targets).double().mean(dim=1)
     if outputs.dim() != 2 or (targets.is_floating_point() and targets.shape != outputs.shape):
-        return nowhere(outputs, targets)
+        return undefined_accuracy(outputs, targets)
     return outputs.argmax(dim=1) == class_indices(targets)
 
 
@@ -74,13 +74,13 @@ def class_indices(targets: Tensor) -> Tensor:
     return targets.argmax(dim=1) if targets.is_floating_point() else targets
 
 
-def each_label(outputs: Tensor, targets: Tensor) -> Tensor:
+def label_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Share of a sample's labels that are predicted, (N,): the logit is above 0 exactly if the target is above 1/2."""
     logits, wanted = _rows(outputs, targets)
     return ((logits > 0) == (wanted > 0.5)).double().mean(dim=1)
 
 
-def nowhere(outputs: Tensor, targets: Tensor) -> Tensor:
+def undefined_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     """NaN for every sample, (N,): the loss defines no correctness."""
     return torch.full((len(targets),), torch.nan, device=outputs.device)
 
@@ -90,12 +90,12 @@ class Meaning:
     """Units of a loss, and the accuracy that belongs to it."""
 
     units: str  # of the loss
-    right: Losses = most_probable  # (outputs, targets) -> (N,), correctness of every sample; its mean is the accuracy
+    right: Losses = class_accuracy  # (outputs, targets) -> (N,), correctness of every sample; its mean is the accuracy
     accuracy: str = ""  # what the accuracy counts; "" for the share of samples whose class is the most probable one
 
     def of_accuracy(self, long_name: str, dims: tuple[str, ...] = ()) -> Quantity:
         """A quantity that is an accuracy or a difference of two; its name says what is counted, or that nothing is."""
-        if self.right is nowhere:
+        if self.right is undefined_accuracy:
             return Quantity(f"{long_name} ({self.accuracy})", "undefined", dims)
         return Quantity(f"{long_name} ({self.accuracy})" if self.accuracy else long_name, dims=dims)
 
@@ -105,10 +105,10 @@ NAMES: Mapping[str, Losses] = {"cross-entropy": cross_entropy, "mse": mse, "l1":
 NONE = "none: a regression has no classes"
 MEANINGS: Mapping[Losses, Meaning] = {
     cross_entropy: CLASSIFICATION,
-    mse: Meaning("squared error", nowhere, NONE),
-    l1: Meaning("absolute error", nowhere, NONE),
-    huber: Meaning("Huber loss", nowhere, NONE),
-    bce: Meaning("nats", each_label, "share of a sample's labels on their side of 1/2"),
+    mse: Meaning("squared error", undefined_accuracy, NONE),
+    l1: Meaning("absolute error", undefined_accuracy, NONE),
+    huber: Meaning("Huber loss", undefined_accuracy, NONE),
+    bce: Meaning("nats", label_accuracy, "share of a sample's labels on their side of 1/2"),
 }
 
 

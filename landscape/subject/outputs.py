@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from landscape.subject.derived import once_per_weights
+from landscape.subject.weights_cache import once_per_weights
 
 if TYPE_CHECKING:
     from landscape.subject.subject import Subject
@@ -53,6 +53,6 @@ def per_sample(subject: Subject) -> tuple[Tensor, Tensor]:
 
 
 @once_per_weights
-def intact(subject: Subject) -> tuple[Tensor, Tensor]:
+def intact_per_sample(subject: Subject) -> tuple[Tensor, Tensor]:
     """`per_sample` of the unmodified model, computed once."""
     return per_sample(subject)

@@ -11,7 +11,7 @@ from torch import Tensor
 from landscape.probe import Quantity, Values
 from landscape.results.statistics import mean_and_standard_error_from_sums
 from landscape.subject.losses import CLASSIFICATION, Meaning
-from landscape.subject.outputs import intact
+from landscape.subject.outputs import intact_per_sample
 from landscape.subject.subject import Subject
 
 
@@ -52,7 +52,7 @@ def change(subject: Subject, batch: int, after: Tensor) -> Values:
     """
     start = first_row(subject, batch)
     loss, correct = after.cpu()
-    loss_before, correct_before = (values[start : start + len(loss)] for values in intact(subject))
+    loss_before, correct_before = (values[start : start + len(loss)] for values in intact_per_sample(subject))
     sums: dict[str, float] = {"samples": len(loss)}
     for name, difference in (("accuracy_drop", correct_before - correct), ("loss_increase", loss - loss_before)):
         sums[f"{name}_sum"] = difference.sum().item()

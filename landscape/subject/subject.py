@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from landscape.checkpoints.checkpoint import Checkpoint, state_dict_sha256
 from landscape.data.dataset import Batches, Images
-from landscape.subject.derived import Derived
 from landscape.subject.losses import MEANINGS, Meaning, cross_entropy
 from landscape.subject.outputs import outputs_of
 from landscape.subject.spec import Spec, Split
+from landscape.subject.weights_cache import WeightsCache
 
 
 @dataclass(eq=False)
@@ -34,7 +34,7 @@ class Subject:
     # `(split, samples) -> Images`, reads another part of the same data; None for data made in Python
     part: Callable[[Split, int | str], Images] | None = field(default=None, repr=False)
     # values that follow from the weights, see `once_per_weights`
-    derived: Derived = field(default_factory=Derived, init=False, repr=False)
+    cache: WeightsCache = field(default_factory=WeightsCache, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not hasattr(self.batches, "__getitem__"):

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.subject.derived import once_per_weights
 from landscape.subject.outputs import logits_in
 from landscape.subject.subject import Subject
+from landscape.subject.weights_cache import once_per_weights
 
 Precision = Literal["fp32", "bf16"]
 MemoryFormat = Literal["contiguous", "channels_last"]

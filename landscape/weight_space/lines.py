@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.checkpoints import file_formats, snapshots
+from landscape.checkpoints import raw_files, snapshots
 from landscape.checkpoints.checkpoint import label_of, read_checkpoint, state_dict_sha256
 from landscape.checkpoints.state_dict_loading import with_model_keys
 from landscape.curvature.vectors import inner
@@ -107,7 +107,7 @@ def lines_of(
         plane = plane_of(subject, "eigen", normalize=normalize, ignore=ignore, seed=seed)
         axes = zip(plane.names, plane.directions, plane.spans, strict=True)
         return [StraightLine("eigen", n, d, plane.units, span, "eigen") for n, d, span in axes][::-1]  # largest first
-    if Path(along).is_dir() and not file_formats.holds_weights(Path(along)):
+    if Path(along).is_dir() and not raw_files.holds_weights(Path(along)):
         return _principal_components(Path(along), weights, count)
     if count > 1:
         fixed = f"--along {along}, which determines the number"

@@ -15,9 +15,9 @@ from landscape.curvature.vectors import inner
 from landscape.probe import Quantity
 from landscape.results.statistics import mean_and_standard_error_from_sums
 from landscape.subject import batchnorm
-from landscape.subject.derived import once_per_weights
 from landscape.subject.losses import Meaning
 from landscape.subject.subject import Subject
+from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space.forward_mode import REFERENCE, ExecutionMode, ForwardPass
 from landscape.weight_space.planes import Plane
 from landscape.weight_space.weights_in_place import FROZEN, OWN, RunningStatistics, WeightsInPlace, barycentric

@@ -13,14 +13,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Derived:
+class WeightsCache:
     """The cache of one subject, filled by functions that are decorated with `once_per_weights`."""
 
     def __init__(self) -> None:
         self.values: dict[Hashable, Any] = {}
         self._weights = ""
 
-    def keep_for(self, weights: str) -> None:
+    def discard_unless(self, weights: str) -> None:
         """Discard every value if it was derived from other weights than those of this SHA-256."""
         if self._weights not in ("", weights):
             self.values.clear()
@@ -37,7 +37,7 @@ def once_per_weights(function: Callable[Concatenate[Subject, P], T]) -> Callable
     def cached(subject: Subject, /, *args: P.args, **kwargs: P.kwargs) -> T:
         named = tuple((name, _hashable(kwargs[name])) for name in sorted(kwargs))
         key = (function, tuple(map(_hashable, args)), named)
-        values = subject.derived.values
+        values = subject.cache.values
         if key not in values:
             values[key] = (function(subject, *args, **kwargs), args, kwargs)  # the arguments' identities stay taken
         return values[key][0]  # type: ignore[no-any-return]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape.checkpoints.checkpoint import Checkpoint
-from landscape.checkpoints.state_dict_fit import match_keys
+from landscape.checkpoints.key_matching import match_keys
 from landscape.checkpoints.state_dict_loading import load_into
 
 BODY = ["stem.weight", "blocks.0.weight", "blocks.0.bias", "blocks.1.weight", "blocks.1.bias"]

@@ -20,9 +20,9 @@ from landscape.curvature.parameter_selection import matching
 from landscape.curvature.traced_hessian import trace
 from landscape.curvature.vectors import length, random_unit
 from landscape.subject.checks import refuse_training
-from landscape.subject.derived import once_per_weights
 from landscape.subject.outputs import logits_in
 from landscape.subject.subject import Subject
+from landscape.subject.weights_cache import once_per_weights
 
 # kept: double backward through a kept graph; traced: a recorded forward-over-reverse graph, with images in the order
 # given or channels last; compiled: that graph as machine code; together: that graph for several mini-batches at once.
