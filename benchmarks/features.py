@@ -24,7 +24,7 @@ import torch
 from measuring import header, in_turns, parser, peak_of, row, untrained
 from torch import Tensor
 
-from landscape.api import configured_together
+from landscape.api import configure_shared_pass
 from landscape.layers.forward_hooks import feature_hooks, run_with_hooks
 from landscape.layers.selection import layers_of
 from landscape.subject.subject import Subject
@@ -57,7 +57,7 @@ def bare(subject: Subject) -> None:
 
 def shared(subject: Subject, column: str) -> None:
     probes, options = COLUMNS[column]
-    made, _ = configured_together(probes, "", options)
+    made, _ = configure_shared_pass(probes, "", options)
     for i in range(len(subject.batches)):
         run_with_hooks(subject, i, [probe.hooks(subject, i) for probe in made])
 
@@ -127,7 +127,7 @@ def own_peak(network: str, way: str, batch_size: int) -> float:
     torch.set_num_threads(1)
     subject = subject_of(network, batch_size, batch_size)
     for probes, options in COLUMNS.values():
-        for probe in configured_together(probes, "", options)[0]:
+        for probe in configure_shared_pass(probes, "", options)[0]:
             if "vit" in network or probe.name != "attention":
                 probe.plan(subject)  # finds the layers, on two images
     small = Subject(subject.model, [(x[:4], y[:4]) for x, y in subject.batches])

@@ -65,9 +65,9 @@ NETWORKS: Mapping[str, Network] = {
     "resnet": Network("resnet_demo"),
     "alternet": Network("alternet_demo"),
     "preresnet": Network("preresnet_demo"),
-    # A fifth of the images for as many updates.
+    # A fifth of the images for the same number of updates.
     "small": Network("vit_demo", images=0.2, epochs=5.0),
-    # Pairs that are compared with each other alone, on shorter runs.
+    # Pairs that are compared only with each other, on shorter runs.
     "k3": Network("localvit_ti", {**LOCAL, "neighbourhood": 3}, epochs=0.625),
     "global": Network("localvit_ti", {**LOCAL, "neighbourhood": None}, epochs=0.625),
     "dropout": Network("resnet_demo", {"mc_dropout": 0.3}, epochs=0.625),

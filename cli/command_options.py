@@ -1,6 +1,6 @@
-"""The options of the commands: those of probes and of loading come from dataclass fields, the others stand here.
+"""Define the options of the commands: those of probes and of loading come from dataclass fields, the others are here.
 
-An option is an annotation and a default, as Typer reads them; a table of them has the name of each as its key.
+An option is an annotation and a default, as Typer reads them; a table maps names to options.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ QUIET, DEBUG = "print errors only", "show the traceback of an error"
 Quiet = Annotated[bool, typer.Option(help=QUIET)]
 Debug = Annotated[bool, typer.Option(help=DEBUG)]
 GENERAL_FIELDS = ("device", "seed")
-# Loading options with one default; that of the others depends on the probe, its preset and the checkpoint: None.
+# Loading options with a fixed default. That of the others is None: it depends on probe, preset and checkpoint.
 FIXED = (*GENERAL_FIELDS, "trust_pickle", "allow_missing")
 
 
@@ -55,9 +55,9 @@ def probe_options(kind: type[Any]) -> dict[str, Option]:
 
 
 def loading_options(defaults: Mapping[str, Any], *, without: tuple[str, ...] = ()) -> dict[str, Option]:
-    """The options of loading: the documented fields of `Spec`, but those that the command has no use for.
+    """The loading options: the documented fields of `Spec`, without those that the command does not use.
 
-    The defaults, which take the place of options that are not given, are for the help texts.
+    `defaults`, which apply to options that are not given, only appear in the help texts.
     """
     table = {}
     for name, annotation, help, default in _documented(Spec):

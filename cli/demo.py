@@ -42,7 +42,7 @@ def demo(
 ) -> None:
     """Train a ViT, a ResNet and an AlterNet on digits, run every probe, draw every figure: about four minutes.
 
-    Whatever is finished is kept and not done again.
+    Finished steps are kept and not repeated.
     """
     from landscape.plots import report
 

@@ -13,7 +13,7 @@ from landscape.cli.loading import CHECKPOINT, load
 
 
 def evaluate(checkpoint: Path | None, passes: int, json: bool, quiet: bool, **options: Any) -> None:
-    """Loss, accuracy, top-5 and calibration error; of a language model the perplexity; each with its standard error."""
+    """Print loss, accuracy, top-5 and calibration error, or a language model's perplexity, with standard errors."""
     from landscape.subject.evaluation import metrics_of
     from landscape.subject.identity import protocol
 
@@ -36,7 +36,7 @@ with_options(
     {
         "checkpoint": CHECKPOINT,
         **loading_options({"split": "test", "samples": "all", "batch_size": 128}, without=("weight_decay",)),
-        "passes": option(int, "passes whose probabilities are averaged: for MC dropout", 1, DATA),
+        "passes": option(int, "forward passes whose probabilities are averaged, for MC dropout", 1, DATA),
         "json": option(bool, "print JSON", False, OUTPUT, "--json"),
         "quiet": RUN["quiet"],
         "debug": RUN["debug"],

@@ -19,7 +19,7 @@ def plot(
     out: Annotated[Path, Option(help="folder for the figures")] = Path("figures"),
     format: Annotated[str, Option(help="any of png, pdf, svg, separated by commas")] = "png",
     eigenvalues: Annotated[
-        str, Option(help="axis range of the Hessian spectra, from the data by default", metavar="LOW:HIGH")
+        str, Option(help="axis range of the Hessian spectra; default: from the data", metavar="LOW:HIGH")
     ] = "",
     quiet: Quiet = False,
     debug: Debug = False,

@@ -1,4 +1,4 @@
-"""Findings: the numbers measured for each claim, one per seed, its verdict, and the table of all."""
+"""Judge each claim by its numbers, one per seed, and tabulate the verdicts."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Finding:
 
     @property
     def mean(self) -> float:
-        """Over seeds; NaN if one of them is."""
+        """Mean over seeds; NaN if one of the numbers is."""
         return float(np.mean(self.numbers)) if len(self.numbers) else math.nan
 
     @property
     def half_width(self) -> float:
-        """Of the 95 % interval of Student's t over seeds; infinite for one seed, NaN if a number is."""
+        """Half the width of the 95 % interval (Student's t) over seeds; infinite for one seed, NaN if a number is."""
         count = len(self.numbers)
         if count < 2:
             return math.inf

@@ -30,7 +30,7 @@ def checkpoint_file(path: Path | None) -> Path | None:
 
 
 def load(path: Path | None, values: dict[str, Any], *, label: str = "", quiet: bool) -> Subject:
-    """Load a subject and print it, with loss and accuracy of a few samples: do weights, classes, normalisation match?
+    """Load a subject and print it, with loss and accuracy on a few samples as a sanity check.
 
     Raises:
         FileNotFoundError, ValueError: as `landscape.load`; the model's outputs are not finite.
@@ -43,7 +43,7 @@ def load(path: Path | None, values: dict[str, Any], *, label: str = "", quiet: b
     about = f"{subject.size / 1e6:.3g} M parameters, {subject.device}; {identity.protocol(subject)}"
     if not checks.has_classifier(subject):
         source = f"{stored.path} ({stored.taken})" if stored is not None else identity.origin(subject)
-        remark = "its classifier is not from the checkpoint: loss and accuracy say nothing"
+        remark = "its classifier is not from the checkpoint: loss and accuracy are meaningless"
         say(f"{subject.label}: {source}, {about}; {remark}", quiet=quiet)
         return subject
     found = sanity_check.check_sanity(subject)

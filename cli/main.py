@@ -24,7 +24,7 @@ from landscape.probes import FEATURES_HELP, PROBES
 
 INTERRUPTED, TERMINATED = 130, 143  # 128 + the number of the signal, the convention of shells
 MEASURING = {**{name: entry.help for name, entry in PROBES.items()}, "features": FEATURES_HELP}
-MEASURE, TRAIN, INSPECT = "Measure", "Make checkpoints", "Look"
+MEASURE, TRAIN, INSPECT = "Measure", "Train", "Inspect and exchange"
 
 
 class Commands(TyperGroup):
@@ -55,7 +55,7 @@ def _add_probe(to: typer.Typer, name: str, function: Any) -> None:
 
 
 def _placeholder() -> None:
-    """Stands for a probe in the list of commands until it is called."""
+    """Stands in for a probe in the list of commands until the probe is called."""
 
 
 for _name in MEASURING:
@@ -125,7 +125,7 @@ def status(arguments: Sequence[str]) -> int:
     except Exception as error:
         if "--debug" in arguments:
             traceback.print_exc()
-        if isinstance(error, OSError) and error.strerror and error.filename:  # the system's, without a message of ours
+        if isinstance(error, OSError) and error.strerror and error.filename:  # raised by the system, not by us
             return _fail(f"cannot use {error.filename} ({error.strerror}); correct it or give another path", 1)
         known = isinstance(error, ValueError | OSError | RuntimeError | FloatingPointError | ImportError)
         text = _one_line(error)

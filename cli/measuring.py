@@ -1,4 +1,4 @@
-"""The command of every probe: its options, and measuring each checkpoint into the results file with progress."""
+"""Make the command of every probe: its options, and measuring each checkpoint into the results file with progress."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def command_of(name: str) -> Callable[..., None]:
     """The function behind `landscape NAME`, with options made from the dataclasses of its probes and of loading."""
-    from landscape.api import defaults
+    from landscape.api import loading_defaults
 
     own = {key: item for probe in probes_of(name) for key, item in probe_options(probe_class(probe)).items()}
 
@@ -36,7 +36,7 @@ def command_of(name: str) -> Callable[..., None]:
     checkpoints = Annotated[
         list[Path] | None, typer.Argument(help=f"{what}; default: the newest final.pt under ./checkpoints")
     ]
-    loading = loading_options(defaults(probes_of(name)[0]))
+    loading = loading_options(loading_defaults(probes_of(name)[0]))
     return with_options(command, {"checkpoint": (checkpoints, None), **own, **loading, **RUN})
 
 
@@ -60,7 +60,7 @@ def measure_all(
 ) -> None:
     """Measure one checkpoint after the other into one file, by one probe or "features".
 
-    Parameters of the probes, other than their defaults, and fields of `Spec` (`loading`) override the preset. The
+    Parameters that differ from their defaults, and fields of `Spec` (`loading`), override the preset. The
     checkpoint None is the newest; labels come from the paths if none is given.
 
     Raises:
@@ -79,7 +79,7 @@ def measure_all(
         if path is not None and not path.exists():
             raise FileNotFoundError(f"no checkpoint at {path}; give an existing file or a run's folder")
     for position, path in enumerate(checkpoints):
-        values = {**api.defaults(probes_of(command)[0]), **spec}
+        values = {**api.loading_defaults(probes_of(command)[0]), **spec}
         subject = load(path, values, label=label[position] if label else "", quiet=quiet)
         if subject.device.type == "cpu" and workers == 1:
             set_threads(subject)
@@ -100,17 +100,17 @@ def _configured(
     from landscape import api
 
     probes = probes_of(command)
-    usual = {key: value for probe in probes for key, value in api.own_defaults(probe).items()}
+    usual = {key: value for probe in probes for key, value in api.parameter_defaults(probe).items()}
     given = {**{key: value for key, value in parameters.items() if value != usual[key]}, **loading}
     if len(probes) > 1:
-        together, spec = api.configured_together(probes, preset, given)
+        together, spec = api.configure_shared_pass(probes, preset, given)
         return [list(together)], spec
-    probe, spec = api.configured(command, {**api.preset_of(command, preset), **given})
+    probe, spec = api.configure(command, {**api.preset_of(command, preset), **given})
     return [[variant] for variant in api.variants(probe)], spec
 
 
 def _note_unusual_layers(probes: Sequence[Any], subject: Subject, *, quiet: bool) -> None:
-    """Say how layers were found, if not in the usual way, unless the user has chosen them."""
+    """Print how layers were discovered if not in the usual way, unless the user chose them."""
     from landscape.layers.selection import layers_of, remarks
 
     if all(getattr(probe, "layers", None) == () for probe in probes):
@@ -128,19 +128,19 @@ def _measure(
     """Measure one probe, or several from shared forward passes, and print their headlines."""
     from landscape.plots import headlines
     from landscape.run import run
-    from landscape.shared_pass import fitting, run_together
+    from landscape.shared_pass import applicable, run_shared_pass
 
     start = time.monotonic()
     outcomes: list[Outcome]
     with worker_pool(workers) as executor:
         if command == "features":
-            probes, reasons = fitting(probes, subject)
+            probes, reasons = applicable(probes, subject)
             for name, reason in reasons.items():
                 say(f"note: {name} is left out: {reason}", quiet=quiet)
         with Progress(f"{command} {subject.label}", quiet=quiet) as report:
             how: Any = {"executor": executor, "workers": workers, "overwrite": overwrite, "report": report}
             if command == "features":
-                outcomes = run_together(probes, subject, out, **how)
+                outcomes = run_shared_pass(probes, subject, out, **how)
             else:
                 outcomes = [run(probe, subject, out, **how) for probe in probes]
     took = format_duration(time.monotonic() - start)

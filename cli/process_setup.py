@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # kept up to the second.
 MALLOC = (("MALLOC_MMAP_THRESHOLD_", -3, 2**30), ("MALLOC_TRIM_THRESHOLD_", -1, 2**31 - 1))
 SMALL = 8_000_000  # samples per mini-batch times parameters, below which threads cost more than they gain
-REPEATS = 3  # of a timing
+REPEATS = 3  # runs per timing
 
 
 def set_up_process() -> None:
@@ -54,7 +54,7 @@ def set_threads(subject: Subject) -> None:
     import torch
 
     if len(subject.batch(0)[1]) * subject.size < SMALL and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # a rule and no timing: a resumed run then has the same last bits
+        torch.set_num_threads(1)  # by a fixed rule, not a timing: a resumed run then has the same last bits
         return
     with torch.inference_mode():
         fastest_threads(lambda: subject.loss(0))

@@ -1,4 +1,4 @@
-"""Progress with rate and remaining time, a bar on a terminal and lines elsewhere; and what commands print."""
+"""Print messages and progress: a bar with rate and remaining time on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 

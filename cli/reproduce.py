@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from landscape.cli.claims import Claim, Measurement, Network, Results
 
 Option = typer.Option
-BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # of batch norm, which are no parameters
+BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # batch-norm buffers, not parameters
 
 
 def reproduce(
@@ -42,7 +42,7 @@ def reproduce(
 ) -> None:
     """Train small networks of each family and test the papers' claims on them: holds, fails, or cannot tell.
 
-    Takes about two hours on a CPU with three seeds. Whatever is finished is kept and not done again.
+    Takes about two hours on a CPU with three seeds. Finished steps are kept and not repeated.
     """
     from landscape.cli.claims import CLAIMS, MEASUREMENTS, NETWORKS
     from landscape.cli.findings import findings, markdown_table

@@ -1,4 +1,4 @@
-"""The command `show`: what a checkpoint or a results file holds. Loads neither torch nor matplotlib."""
+"""The command `show`: print what a checkpoint or a results file holds, without loading torch or matplotlib."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def _checkpoint(file: Path) -> dict[str, Any]:
     size = sum(part.stat().st_size for part in files)
     rows = {
         "file": str(file),
-        "sha256": raw_files.sha256_of(file) if size <= HASHED else f"not computed of {size:,} bytes; sha256sum does",
+        "sha256": raw_files.sha256_of(file) if size <= HASHED else f"not computed for {size:,} bytes; run sha256sum",
     }
     kind = file_formats.format_of(files[0])
     if kind.program:
-        return rows | {"weights": f"in a {kind.name} program, which runs code to load: give probes --trust-pickle"}
+        return rows | {"weights": f"in a {kind.name} program; loading it runs its code: give probes --trust-pickle"}
     found = file_formats.outline_of(file)
     if found.wanted:
         raise refusal(file, found.wanted)
@@ -74,7 +74,7 @@ def _checkpoint(file: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{file} {error}") from None
     numbers = sum(entry.numel() for entry in held.weights.values())
-    also = f", beside {', '.join(held.others)}" if held.others else ""
+    also = f", next to {', '.join(held.others)}" if held.others else ""
     about = {
         key: found.content.get(key) for key in ("model_args", "data", "recipe", "epoch", "metrics", "seed", "versions")
     }

@@ -28,14 +28,16 @@ def train(
     mixup: Annotated[float | None, Option(help="alpha of its Beta distribution; 0 is off")] = None,
     cutmix: Annotated[float | None, Option(help="alpha of its Beta distribution; 0 is off")] = None,
     drop_path: Annotated[float | None, Option(help="rate of stochastic depth at the last block")] = None,
-    warmup: Annotated[float | None, Option(help="epochs of linear warm-up; at most a fifth of the run")] = None,
+    warmup: Annotated[
+        float | None, Option(help="epochs of linear warm-up; by default at most a fifth of the run")
+    ] = None,
     snapshots: Annotated[int, Option(help="write epoch_NNN.pt every N epochs; 0: about ten in a run")] = 0,
     snapshot_dtype: Annotated[str, Option(help="fp32, or fp16 to halve intermediate snapshots")] = "fp32",
     fraction: Annotated[float, Option(help="class-balanced share of the training split")] = 1.0,
-    set: Annotated[list[str], Option(help="any field of the recipe; repeatable", metavar="FIELD=VALUE")] = [],  # noqa: B006
-    accumulate: Annotated[int | None, Option(help="mini-batches whose gradients add up to one update")] = None,
+    set: Annotated[list[str], Option(help="override a field of the recipe; repeatable", metavar="FIELD=VALUE")] = [],  # noqa: B006
+    accumulate: Annotated[int | None, Option(help="mini-batches per update (gradient accumulation)")] = None,
     ema: Annotated[
-        float | None, Option(help="decay of a moving average of the weights, written to final_ema.pt")
+        float | None, Option(help="decay of an exponential moving average of the weights, written to final_ema.pt")
     ] = None,
     precision: Annotated[str | None, Option(help="auto (bf16 on a GPU that has it), fp32 or bf16")] = None,
     channels_last: Annotated[
@@ -124,7 +126,7 @@ def run_training(
 
 def models(
     build_up: Annotated[
-        str | None, Option(help="an AlterNet: its placements of 0, 1, 2, ... MSAs, in the paper's build-up order")
+        str | None, Option(help="AlterNet whose placements of 0, 1, 2, ... MSAs are listed, in the paper's order")
     ] = None,
     debug: Debug = False,
 ) -> None:

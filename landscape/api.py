@@ -14,7 +14,7 @@ from landscape.probe import Probe, Varies
 from landscape.probes import FEATURES, probe_class
 from landscape.results import reader
 from landscape.run import Report, run
-from landscape.shared_pass import SharedPassProbe, fitting, run_together
+from landscape.shared_pass import SharedPassProbe, applicable, run_shared_pass
 from landscape.subject.loading import load
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
@@ -49,8 +49,8 @@ def measure(
         ValueError, OSError: see the message.
     """
     settings = {**preset_of(probe, preset), **options}
-    made, loading = configured(probe, settings)
-    loaded = _loaded(subject, probe, loading, label, given=set(options) - set(own_defaults(probe)))
+    made, loading = configure(probe, settings)
+    loaded = _loaded(subject, probe, loading, label, given=set(options) - set(parameter_defaults(probe)))
     for variant in variants(made):
         outcome = run(variant, loaded, Path(out), label=label, overwrite=overwrite, report=report)
     return dict(reader.groups(Path(out)))[outcome.group]
@@ -75,10 +75,10 @@ def features(
     Raises:
         OptionError, ValueError, OSError: as `measure`; no probe fits the network.
     """
-    made, loading = configured_together(probes, preset, options)
+    made, loading = configure_shared_pass(probes, preset, options)
     loaded = _loaded(subject, probes[0], loading, label, given=set(loading))
-    fit, _ = fitting(made, loaded)
-    outcomes = run_together(fit, loaded, Path(out), label=label, overwrite=overwrite, report=report)
+    fit, _ = applicable(made, loaded)
+    outcomes = run_shared_pass(fit, loaded, Path(out), label=label, overwrite=overwrite, report=report)
     stored = dict(reader.groups(Path(out)))
     return {probe.name: stored[outcome.group] for probe, outcome in zip(fit, outcomes, strict=True)}
 
@@ -88,13 +88,13 @@ def _loaded(
 ) -> Subject:
     """The subject itself, or loaded with the probe's defaults; loading options given with a subject are an error."""
     if not isinstance(subject, Subject):
-        return load(subject, label=label, **{**defaults(probe), **loading})
+        return load(subject, label=label, **{**loading_defaults(probe), **loading})
     if late := [name for name in loading if name in given]:
         raise OptionError(f"{', '.join(late)} must be given to landscape.load, got it with a loaded subject")
     return subject
 
 
-def configured_together(
+def configure_shared_pass(
     probes: Sequence[str], preset: str, options: dict[str, Any]
 ) -> tuple[list[SharedPassProbe], dict[str, Any]]:
     """Probes for a shared pass, each with its own parameters, and the loading options.
@@ -105,24 +105,24 @@ def configured_together(
     for name in probes:
         if name not in FEATURES:
             raise OptionError(f"probes must be among {', '.join(FEATURES)}; got {name}, which cannot share a pass")
-    own = {name: own_defaults(name) for name in probes}
+    own = {name: parameter_defaults(name) for name in probes}
     of_all = set().union(*own.values())
     made: list[SharedPassProbe] = []
     rest: dict[str, Any] = {}
     for name in probes:
         wanted = {key: value for key, value in options.items() if key in own[name] or key not in of_all}
-        probe, rest = configured(name, {**preset_of(name, preset), **wanted})
+        probe, rest = configure(name, {**preset_of(name, preset), **wanted})
         made.append(cast(SharedPassProbe, probe))
     return made, rest
 
 
-def configured(probe: str, settings: dict[str, Any]) -> tuple[Probe, dict[str, Any]]:
-    """The probe with its own parameters, and the loading options.
+def configure(probe: str, settings: dict[str, Any]) -> tuple[Probe, dict[str, Any]]:
+    """Split settings into the probe with its own parameters, and the loading options.
 
     Raises:
         OptionError: a setting is neither.
     """
-    kind, own = probe_class(probe), own_defaults(probe)
+    kind, own = probe_class(probe), parameter_defaults(probe)
     loading = {field.name for field in fields(Spec)} - {"checkpoint"}
     unknown = [name for name in settings if name not in loading | own.keys()]
     if unknown:
@@ -139,19 +139,19 @@ def _several(value: Any) -> tuple[Any, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-def defaults(probe: str) -> dict[str, Any]:
-    """The loading options of a probe's subject by default."""
+def loading_defaults(probe: str) -> dict[str, Any]:
+    """The default loading options of a probe's subject."""
     kind = probe_class(probe)
     return {"split": kind.split, "batch_size": kind.batch_size, "samples": 1024, "logits": kind.logits}
 
 
-def own_defaults(probe: str) -> dict[str, Any]:
+def parameter_defaults(probe: str) -> dict[str, Any]:
     """The default parameters of a probe."""
     return {field.name: field.default for field in fields(probe_class(probe))}
 
 
 def variants(probe: Probe) -> list[Probe]:
-    """The runs that a probe stands for: itself, or its variants (several random planes, say)."""
+    """The runs of a probe: itself, or its variants (several random planes, say)."""
     return list(probe.variants()) if isinstance(probe, Varies) else [probe]
 
 

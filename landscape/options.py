@@ -1,4 +1,4 @@
-"""Options of the command line and of Python: their error, the checks of their values, and the parsers of their text."""
+"""Check and parse the values of options, on the command line and in Python, with one error for all."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def parse_numbers(name: str, text: str) -> tuple[float, ...]:
     """Parse `0.5,0.5,0.5`.
 
     Raises:
-        OptionError: a part is no number.
+        OptionError: a part is not a number.
     """
     numbers = _numbers(text, ",", float)
     require(bool(numbers), name, text or "nothing", "numbers separated by commas")
@@ -63,7 +63,7 @@ def parse_numbers(name: str, text: str) -> tuple[float, ...]:
 
 
 def _numbers(text: str, separator: str, kind: Callable[[str], T]) -> list[T]:
-    """The numbers in a text; none if a part is no number."""
+    """The numbers in a text; none if a part is not a number."""
     try:
         return [kind(part) for part in text.split(separator)]
     except ValueError:

@@ -1,7 +1,7 @@
-"""The contract of a probe: what it plans, what it measures, and which optional capabilities it may have.
+"""Define the contract of a probe: what it plans, what it measures, and its optional capabilities.
 
-A probe is a frozen dataclass whose fields are its parameters. `plan` says what will be measured, `measure` does
-one independent unit of it. Everything else is optional, and each capability is a Protocol of its own below.
+A probe is a frozen dataclass whose fields are its parameters. `plan` says what will be measured, `measure` measures
+one independent unit of it. Everything else is optional; each capability is a Protocol below.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Identifies(Protocol):
 class Stages(Protocol):
     """Decides from the stored arrays what to measure next, so that a stopped run goes on as it would have.
 
-    None means: all units at once.
+    None measures all units at once.
     """
 
     def stage(self, data: Mapping[str, np.ndarray]) -> Stage | None: ...
@@ -157,7 +157,7 @@ class Estimates(Protocol):
 
 @runtime_checkable
 class Varies(Protocol):
-    """Stands for several runs, each with a group of its own: random planes of several seeds, say."""
+    """Expands into several runs, each with its own group, such as random planes with several seeds."""
 
     def variants(self) -> Sequence[Any]: ...
 
@@ -176,11 +176,11 @@ def checked(kind: type[Any]) -> type[Any]:
     """The class of a probe, after checking it against the contract above.
 
     Raises:
-        TypeError: it is no frozen dataclass, lacks a part of the contract, or defines a public method that is none;
+        TypeError: it is not a frozen dataclass, lacks a part of the contract, or defines a public method outside it;
             names the method, what was expected, and the nearest name.
     """
     if Probe not in kind.__mro__ or not is_dataclass(kind) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-        raise TypeError(f"{kind.__name__} is no probe; expected a frozen dataclass that inherits Probe")
+        raise TypeError(f"{kind.__name__} is not a probe; expected a frozen dataclass that inherits Probe")
     if not isinstance(getattr(kind, "name", None), str):
         raise TypeError(f"{kind.__name__} has no name; expected a class variable `name`")
     contract = {name: method for part in (Probe, *CAPABILITIES) for name, method in _methods(part).items()}
@@ -189,7 +189,7 @@ def checked(kind: type[Any]) -> type[Any]:
         if name not in contract:
             near = difflib.get_close_matches(name, contract, 1)
             hint = f"; did you mean {near[0]}?" if near else "; helpers start with an underscore"
-            raise TypeError(f"{kind.__name__}.{name} is no method of a probe, expected {', '.join(contract)}{hint}")
+            raise TypeError(f"{kind.__name__}.{name} is not a method of a probe, expected {', '.join(contract)}{hint}")
         got, wanted = (list(inspect.signature(f).parameters) for f in (method, contract[name]))
         if got != wanted:
             raise TypeError(f"{kind.__name__}.{name} takes ({', '.join(got)}), expected ({', '.join(wanted)})")

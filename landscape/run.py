@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from landscape.probe import Autotunes, Estimates, Identifies, Plan, Probe, Reduces, Stages, Sweeps, Unit, Values, sweep
 from landscape.probes import PROBES, probe_class
 from landscape.results import group as groups
-from landscape.results.run_key import Arrays, Outcome, Reduce, RunKey, safe, versions
+from landscape.results.run_key import Arrays, Outcome, Reduce, RunKey, safe_label, versions
 from landscape.results.writer import Writer, discard, merge_orphans
 from landscape.subject.identity import attributes as attributes_of
 from landscape.subject.identity import identity, protocol, weights_sha256
@@ -30,7 +30,7 @@ from landscape.subject.subject import Subject
 
 MERGE_SECONDS = 60.0
 Report = Callable[[int, int], None]  # finished units, all units
-Found: TypeAlias = tuple[Unit, Mapping[str, Values]]  # a finished unit and its values, by the name of the probe
+UnitResult: TypeAlias = tuple[Unit, Mapping[str, Values]]  # a finished unit and its values, by the name of the probe
 _log = logging.getLogger(__name__)
 
 
@@ -45,7 +45,7 @@ def run(
     overwrite: bool = False,
     report: Report | None = None,
 ) -> Outcome:
-    """Measure what is not yet in the file, which is made if absent.
+    """Measure what is not yet in the file, which is created if absent.
 
     An executor measures chunks of units, `workers` of them at once; the subject must then be loadable from its spec.
     `overwrite` discards a stored result first; `label` is the readable name of the group, by default the subject's.
@@ -57,36 +57,36 @@ def run(
     weights = weights_sha256(subject)  # hashed once, for every digest of this run
     probe, subject, choices = _resolved(probe, subject, path, weights, overwrite=overwrite)
     if not overwrite:
-        subject = as_stored(probe, subject, path, weights)
+        subject = with_stored_batch_size(probe, subject, path, weights)
     key = run_key(probe, subject, label or subject.label, choices, weights=weights)
 
-    def results(writers: Sequence[Writer], pending: Sequence[Sequence[Unit]]) -> Generator[Found]:
+    def results(writers: Sequence[Writer], pending: Sequence[Sequence[Unit]]) -> Generator[UnitResult]:
         if isinstance(probe, Estimates) and pending[0] and _log.isEnabledFor(logging.INFO):
             _log.info(
                 "%s: %d units, %s", probe.name, len(pending[0]), probe.estimate(subject, len(pending[0]), workers)
             )
         arrays = groups.read_group(path, writers[0].group)
-        measure = partial(measured, probe, subject, executor=executor, workers=workers)
+        measure = partial(measure_units, probe, subject, executor=executor, workers=workers)
         with contextlib.closing(_by_stages(probe, key.plan, arrays, pending[0], measure)) as finished:
             for unit, values in finished:
                 yield unit, {probe.name: values}
 
-    (outcome,) = fill(path, [key], results, overwrite=overwrite, report=report)
+    (outcome,) = run_loop(path, [key], results, overwrite=overwrite, report=report)
     return outcome
 
 
-def fill(
+def run_loop(
     path: Path,
     keys: Sequence[RunKey],
-    results: Callable[[Sequence[Writer], Sequence[Sequence[Unit]]], Generator[Found]],
+    results: Callable[[Sequence[Writer], Sequence[Sequence[Unit]]], Generator[UnitResult]],
     *,
     overwrite: bool,
     report: Report | None,
 ) -> list[Outcome]:
     """The run loop: write what `results` measures of the pending units, and merge it about once a minute.
 
-    The keys are of one result, or of several that have the same units; `results` takes the writer and the pending units
-    of each and yields the finished units.
+    There is one key per result; several results have the same units. `results` takes the writers and the pending
+    units of each key and yields the finished units.
     """
     if overwrite:
         for key in keys:
@@ -124,12 +124,14 @@ def run_key(
     }
     if (seed := getattr(probe, "seed", subject.seed)) != subject.seed:  # one of several pairs of directions
         attributes["protocol"] = f"{protocol(subject)} (seed {seed} of the {probe.name})"
-    return RunKey(probe.name, safe(label), digest(probe, subject, weights), probe.plan(subject), attributes)
+    return RunKey(probe.name, safe_label(label), digest(probe, subject, weights), probe.plan(subject), attributes)
 
 
 def digest(probe: Probe, subject: Subject, weights: str | None = None) -> str:
-    """SHA-256, shortened, of all that can change the numbers; `weights` is that of the weights if they are hashed."""
-    about = identity(subject, probe.uses, weights)  # first: hashing discards what was derived from other weights
+    """SHA-256, shortened, of all that can change the numbers; `weights` is the digest of the weights if known."""
+    about = identity(
+        subject, probe.uses, weights
+    )  # first, because hashing discards what was derived from other weights
     parameters = probe.identity(subject) if isinstance(probe, Identifies) else asdict(probe)  # type: ignore[call-overload]
     asked = {"probe": probe.name, "parameters": parameters, **about}
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:10]
@@ -143,8 +145,8 @@ def reduce_of(name: str, parameters: Mapping[str, Any]) -> Reduce | None:
     return probe.reduce if isinstance(probe, Reduces) else None
 
 
-def as_stored(probe: Probe, subject: Subject, path: Path, weights: str) -> Subject:
-    """The subject with the batch size of a half-finished result, which it resumes where batch size does not matter."""
+def with_stored_batch_size(probe: Probe, subject: Subject, path: Path, weights: str) -> Subject:
+    """The subject with the batch size of the half-finished result to resume, where batch size cannot matter."""
     merge_orphans(path, reduce_of=reduce_of)
     group = groups.stored_group(path, probe.name, digest(probe, subject, weights))
     if group is None or "batch_size" in probe.uses:
@@ -194,7 +196,7 @@ def _by_stages(
             yield unit, {name: step.derived[name][unit.index] for name in plan.quantities}
 
 
-def measured(
+def measure_units(
     probe: Probe | Sweeps, subject: Subject, units: Sequence[Unit], executor: Executor | None, workers: int
 ) -> Generator[tuple[Unit, Values]]:
     """Units with their values, in-line in order, or as an executor finishes them."""
@@ -203,14 +205,14 @@ def measured(
         return
     if subject.spec is None:
         raise ValueError(
-            "workers load the subject by themselves and cannot load a module made in Python; "
+            "workers load the subject by themselves and cannot load a model built in Python; "
             "give a checkpoint with --model file.py:callable, or use one worker"
         )
     size = max(1, math.ceil(len(units) / (4 * workers)))
     chunks = [list(units[i : i + size]) for i in range(0, len(units), size)]
     tasks: dict[Future[list[Values]], list[Unit]] = {}
     try:
-        for chunk in chunks:  # a pool whose worker has died refuses here already
+        for chunk in chunks:  # raises here already if a worker of the pool has died
             tasks[executor.submit(_measure, probe, subject.spec, chunk)] = chunk
         for task in as_completed(tasks):
             yield from zip(tasks[task], task.result(), strict=True)
@@ -222,7 +224,7 @@ def measured(
 
 
 _loaded = threading.local()  # one subject per worker thread: probes write to the model's weights in place
-_loading = threading.Lock()  # a fresh model draws from torch's only generator
+_loading = threading.Lock()  # a fresh model draws from torch's global generator
 
 
 def _measure(probe: Probe | Sweeps, spec: Spec, units: list[Unit]) -> list[Values]:

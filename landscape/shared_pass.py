@@ -15,7 +15,7 @@ from landscape.options import OptionError
 from landscape.probe import Probe, SharesPass, Unit, Values
 from landscape.results.run_key import Outcome
 from landscape.results.writer import Writer
-from landscape.run import Found, Report, as_stored, fill, measured, run_key
+from landscape.run import Report, UnitResult, measure_units, run_key, run_loop, with_stored_batch_size
 from landscape.subject.identity import weights_sha256
 from landscape.subject.subject import Subject
 
@@ -37,8 +37,8 @@ class _OnePass:
             yield dict(zip((probe.name for probe in self.probes), found, strict=True))
 
 
-def fitting(probes: Sequence[SharedPassProbe], subject: Subject) -> tuple[list[SharedPassProbe], dict[str, str]]:
-    """The probes that apply to a network, and for each of the others the reason why it does not.
+def applicable(probes: Sequence[SharedPassProbe], subject: Subject) -> tuple[list[SharedPassProbe], dict[str, str]]:
+    """The probes that apply to a network, and for each of the others the reason why not.
 
     Raises:
         ValueError: no probe applies; the reason of the first.
@@ -59,7 +59,7 @@ def fitting(probes: Sequence[SharedPassProbe], subject: Subject) -> tuple[list[S
     return fit, {name: str(error) for name, error in refused.items()}
 
 
-def run_together(
+def run_shared_pass(
     probes: Sequence[SharedPassProbe],
     subject: Subject,
     path: Path,
@@ -77,13 +77,13 @@ def run_together(
     weights = weights_sha256(subject)
     by_batch_size: dict[int, tuple[Subject, list[SharedPassProbe]]] = {}
     for probe in probes:
-        own = subject if overwrite else as_stored(probe, subject, path, weights)
+        own = subject if overwrite else with_stored_batch_size(probe, subject, path, weights)
         by_batch_size.setdefault(own.batch_size, (own, []))[1].append(probe)
     outcomes: dict[str, Outcome] = {}
     for own, several in by_batch_size.values():
         keys = [run_key(probe, own, label or subject.label, weights=weights) for probe in several]
         results = partial(_results, several, own, executor, workers)
-        filled = fill(path, keys, results, overwrite=overwrite, report=report)
+        filled = run_loop(path, keys, results, overwrite=overwrite, report=report)
         outcomes |= {probe.name: outcome for probe, outcome in zip(several, filled, strict=True)}
     return [outcomes[probe.name] for probe in probes]
 
@@ -95,7 +95,7 @@ def _results(
     workers: int,
     writers: Sequence[Writer],
     pending: Sequence[Sequence[Unit]],
-) -> Generator[Found]:
+) -> Generator[UnitResult]:
     """Every pending mini-batch with the values of the probes that lack it, those with the same gaps in one pass."""
     lacking: dict[tuple[int, ...], tuple[Unit, list[SharedPassProbe]]] = {}
     for probe, units in zip(probes, pending, strict=True):
@@ -105,5 +105,5 @@ def _results(
     for _, (unit, several) in sorted(lacking.items()):
         passes.setdefault(tuple(probe.name for probe in several), (several, []))[1].append(unit)
     for several, units in passes.values():
-        with contextlib.closing(measured(_OnePass(tuple(several)), subject, units, executor, workers)) as finished:
+        with contextlib.closing(measure_units(_OnePass(tuple(several)), subject, units, executor, workers)) as finished:
             yield from finished

@@ -1,4 +1,4 @@
-"""The figures, by name. A new one costs a module here with its name, a row in this table, and a test."""
+"""The table of figures, by name. To add one: a module here with its name, a row in this table, and a test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Name, colour, marker and line style of each result, the same in every figure, by the model's family.
+"""Choose name, colour, marker and line style of each result by the model's family, the same in every figure.
 
 Vision transformers are red circles and residual networks blue diamonds, as in the papers; every other family has a
 colour of the Okabe-Ito palette, which colour-blind readers can distinguish.
@@ -41,7 +41,7 @@ class Look:
     marker: str = "o"
     line: Line = "-"
 
-    def sample(self) -> Line2D:
+    def legend_handle(self) -> Line2D:
         """Its legend handle."""
         from matplotlib.lines import Line2D
 

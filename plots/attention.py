@@ -1,4 +1,4 @@
-"""Attention distance and normalised mutual information of every head over depth (Park et al. 2023)."""
+"""Draw attention distance and normalised mutual information of every head over depth (Park et al. 2023)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers, ends
 
 MEANING = (
-    "How far each head looks, in pixels of the image, and how much its attention depends on the query: points are "
+    "How far each head attends, in pixels of the image, and how much its attention depends on the query: points are "
     "heads, lines their mean, and a mutual information of 0 means that all queries attend alike. Windows bound the "
-    "distance from above, and a mean over queries and images does not say what a head is good for."
+    "distance from above, and a mean over queries and images does not say what a head contributes."
 )
 LABELS = {
     "distance": "attention distance in pixels",
@@ -42,7 +42,7 @@ def draw(data: xr.Dataset, ax: Axes, *, quantity: str = "distance", look: Look |
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """Distance and mutual information over normalised depth, all networks overlaid."""
-    legend = [look.sample() for look in looks]
+    legend = [look.legend_handle() for look in looks]
     figure = style.page(results, looks, height=2.4, legend=legend, note="Points: heads; lines: their mean.")
     for ax, quantity in zip(figure.subplots(1, 2), ("distance", "mutual_information"), strict=True):
         for data, look in zip(results, looks, strict=True):

@@ -1,4 +1,4 @@
-"""Diversity of heads and tokens after each self-attention: cosine similarities over depth (Park et al. 2023)."""
+"""Draw the cosine similarity of heads and of tokens after each self-attention over depth (Park et al. 2023)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from landscape.plots.figure import Axes, Figure
 
 MEANING = (
     "Cosine similarity of the attention of two heads, of two tokens of an image, and of a token with itself one "
-    "self-attention earlier: near 1 the heads look at the same, the tokens are alike, the layer changes nothing. A "
+    "self-attention earlier: near 1, the heads attend alike, the tokens are alike, or the layer changes little. A "
     "large mean feature shared by all tokens raises the similarity of tokens without making them less distinct to the "
     "network."
 )
@@ -36,7 +36,7 @@ def draw(data: xr.Dataset, ax: Axes, *, quantity: str = "token_cosine", look: Lo
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """Heads, tokens and layers side by side, all networks overlaid."""
-    legend = [look.sample() for look in looks]
+    legend = [look.legend_handle() for look in looks]
     note = "Error bars: standard error over samples."
     figure = style.page(results, looks, height=2.0, legend=legend, note=note)
     for ax, quantity in zip(figure.subplots(1, 3), LABELS, strict=True):

@@ -1,4 +1,4 @@
-"""Singular values of token and image representations after every self-attention (Park et al. 2023)."""
+"""Draw the singular values of token and image representations after every self-attention (Park et al. 2023)."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from landscape.plots.appearance import escaped
 
 MEANING = (
     "Mean loss over the training samples as they were trained on (augmented, mixed, smoothed, while the weights move), "
-    "and loss and accuracy on the test split after each epoch. The two losses are of different samples: their distance "
-    "is not the generalisation gap."
+    "and loss and accuracy on the test split after each epoch. The two losses are of different samples: their "
+    "difference is not the generalisation gap."
 )
 TRAIN, TEST = "0.5", "tab:blue"
 NEEDS = ("epoch", "epochs", "train_loss", "loss", "accuracy", "lr")
@@ -49,8 +49,8 @@ def page(run: Mapping[str, np.ndarray], name: str) -> Figure:
     caption = (
         f"{escaped(name)}: {finished} of {epochs} epochs, test accuracy {run['accuracy'][-1]:.4f}, at its highest "
         f"{run['accuracy'][best]:.4f} (epoch {int(run['epoch'][best])}), {run['seconds'].sum() / 60:.1f} min. "
-        "The train loss is of samples as they were trained on: augmented, mixed, smoothed. The rate is that of an "
-        "epoch's last update."
+        "The train loss is of samples as they were trained on: augmented, mixed, smoothed. The learning rate is that "
+        "of an epoch's last update."
     )
     legend = [Line2D([], [], color=TRAIN, label="train"), Line2D([], [], color=TEST, label="test")]
     figure = style.page([], [], height=1.9, legend=legend, caption=caption)

@@ -1,4 +1,4 @@
-"""Spectral density of the Hessian, on axes that show the bulk (Ghorbani et al. 2019, Fig. 1, on other axes)."""
+"""Draw the spectral density of the Hessian on axes that show the bulk (compare Ghorbani et al. 2019, Fig. 1)."""
 
 from __future__ import annotations
 
@@ -20,18 +20,22 @@ if TYPE_CHECKING:
 
 MEANING = (
     "The density of all Hessian eigenvalues: the mean over random start vectors, with a band from the lowest to the "
-    "highest curve. One eigenvalue cannot be told from a few, values closer than the broadening look like one peak, "
-    "and where the band is wide more vectors are needed."
+    "highest curve. One eigenvalue cannot be told apart from a few, values closer than the broadening merge into one "
+    "peak, and where the band is wide, more vectors are needed."
 )
 POINTS = 800
 
 
 @dataclass(frozen=True)
-class Grain:
-    """Resolution of a drawing: how finely quadratures resolve the axis."""
+class AxisResolution:
+    """The scale of the eigenvalue axis and the broadening of the nodes on it."""
 
     linear: float  # the axis is asinh(eigenvalue / linear): linear up to this value, logarithmic beyond
     width: float  # standard deviation of the Gaussian that broadens a node, on that axis
+
+    def note(self) -> str:
+        """For the caption of a figure."""
+        return f"Axis linear within ±{self.linear:.2g}; nodes broadened by {self.width:.2g} on it."
 
 
 def draw(
@@ -39,18 +43,18 @@ def draw(
     ax: Axes,
     *,
     look: Look | None = None,
-    grain: Grain | None = None,
+    resolution: AxisResolution | None = None,
     band: tuple[float, float] = (0.0, 1.0),
 ) -> Axes:
     """Draw the mean density of eigenvalues, both axes logarithmic away from zero, in a band between two quantiles.
 
-    By default the grain, resolution of axis and broadening, comes from the distances between the nodes.
+    By default the resolution comes from the distances between the nodes.
     """
-    look, grain = look or look_of(data), grain or grain_of([data])
-    at, curves = broadened(*quadratures(data), grain)
+    look, resolution = look or look_of(data), resolution or axis_resolution_of([data])
+    at, curves = broadened(*quadratures(data), resolution)
     ax.plot(at, curves.mean(axis=0), color=look.color, linestyle=look.line, label=look.label)
     ax.fill_between(at, *np.quantile(curves, band, axis=0), color=look.color, alpha=0.2, linewidth=0)
-    style.asinh(ax, "x", grain.linear)
+    style.asinh(ax, "x", resolution.linear)
     ax.set(xlabel="Hessian eigenvalue", ylabel="density", yscale="log")
     heights = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in ax.lines])
     ax.set_ylim(0.3 * float(np.quantile(heights, 0.12)), 3 * float(heights.max()))
@@ -59,16 +63,14 @@ def draw(
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """All results overlaid with one broadening, mean and ends in the legend."""
-    grain = grain_of(results)
+    resolution = axis_resolution_of(results)
     pairs = list(zip(results, looks, strict=True))
-    legend = [replace(look, label=f"{look.label}: {_numbers(data)}", marker="").sample() for data, look in pairs]
-    note = (
-        f"Axis linear within ±{grain.linear:.2g}; nodes broadened by {grain.width:.2g} on it. Band: lowest to highest."
-    )
+    legend = [replace(look, label=f"{look.label}: {_numbers(data)}", marker="").legend_handle() for data, look in pairs]
+    note = f"{resolution.note()} Band: lowest to highest."
     figure = style.page(results, looks, height=2.4, legend=legend, note=note)
     ax = figure.subplots()
     for data, look in pairs:
-        draw(data, ax, look=look, grain=grain)
+        draw(data, ax, look=look, resolution=resolution)
     return figure
 
 
@@ -79,28 +81,28 @@ def quadratures(data: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
     return nodes[known], weights[known]
 
 
-def grain_of(results: Sequence[xr.Dataset]) -> Grain:
+def axis_resolution_of(results: Sequence[xr.Dataset]) -> AxisResolution:
     """Linear within the median distance of neighbouring nodes, broadened by their median distance on that axis.
 
     A share of the largest eigenvalue would hide the bulk, which is narrower by orders of magnitude.
     """
     nodes = [row for data in results for row in quadratures(data)[0]]
     linear = _median_distance(nodes) or max(float(np.nanmax(np.abs(row))) for row in nodes) or 1.0
-    return Grain(linear, _median_distance([np.arcsinh(row / linear) for row in nodes]) or 0.1)
+    return AxisResolution(linear, _median_distance([np.arcsinh(row / linear) for row in nodes]) or 0.1)
 
 
-def broadened(nodes: np.ndarray, weights: np.ndarray, grain: Grain) -> tuple[np.ndarray, np.ndarray]:
+def broadened(nodes: np.ndarray, weights: np.ndarray, resolution: AxisResolution) -> tuple[np.ndarray, np.ndarray]:
     """Points, and the density at them for every start vector, (points,), (vector, points).
 
     Every node becomes a Gaussian on the axis u = asinh(x / linear); du/dx makes it a density over x with integral 1.
     """
-    u = np.arcsinh(nodes / grain.linear)
-    margin = 5 * grain.width
+    u = np.arcsinh(nodes / resolution.linear)
+    margin = 5 * resolution.width
     at = np.linspace(np.nanmin(u) - margin, np.nanmax(u) + margin, POINTS)
-    z = (at - u[:, :, None]) / grain.width  # (vector, node, points)
-    bumps = weights[:, :, None] * np.exp(-0.5 * z**2) / (grain.width * np.sqrt(2 * np.pi))
-    x = grain.linear * np.sinh(at)
-    return x, np.nansum(bumps, axis=1) / np.hypot(x, grain.linear)
+    z = (at - u[:, :, None]) / resolution.width  # (vector, node, points)
+    bumps = weights[:, :, None] * np.exp(-0.5 * z**2) / (resolution.width * np.sqrt(2 * np.pi))
+    x = resolution.linear * np.sinh(at)
+    return x, np.nansum(bumps, axis=1) / np.hypot(x, resolution.linear)
 
 
 def _median_distance(rows: Sequence[np.ndarray]) -> float:

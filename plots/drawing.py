@@ -50,7 +50,7 @@ def draw(
     known = {figure.probe for figure in FIGURES.values()}
     for name in probes or ():
         if name not in known:
-            raise OptionError(f"no figure draws a probe {name}; expected {', '.join(sorted(known))}")
+            raise OptionError(f"no figure shows the probe {name}; expected {', '.join(sorted(known))}")
     stored, folder = reader.by_checkpoint(reader.groups(path)), Path(out)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file, expected a folder for the figures; give another --out")

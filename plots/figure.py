@@ -1,4 +1,4 @@
-"""What a figure module offers (`FigureModule`), its check on loading, and its row in the table of figures."""
+"""Define what a figure module offers (`FigureModule`), check it on loading, and describe its row in the table."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class FigureEntry:
         return fits and bool(np.isfinite(data[self.needs[0]].values).any())
 
     def selected(self, results: Sequence[xr.Dataset]) -> list[xr.Dataset]:
-        """The drawable results that belong into the figure."""
+        """The drawable results that belong in the figure."""
         drawable = [data for data in results if self.drawable(data)]
         module = self.module
         return [drawable[i] for i in module.select(drawable)] if isinstance(module, Selective) else drawable

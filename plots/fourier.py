@@ -1,4 +1,4 @@
-"""Relative log amplitude of feature maps over frequency, all layers of a network (Park & Kim 2022, Fig. 2a)."""
+"""Draw the relative log amplitude of feature maps over frequency, for all layers (Park & Kim 2022, Fig. 2a)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     figure, axes = style.panels(results, looks, aspect=0.85)
     for data, ax in zip(results, axes, strict=True):
         draw(data, ax)
-    style.outer(axes)
+    style.label_outer(axes)
     depth.color_bar(figure, axes, aspect=30)
     return figure
 

@@ -1,4 +1,4 @@
-"""Relative log amplitude at the highest frequency over depth, per network (Park & Kim 2022, Fig. 2b and Fig. 8)."""
+"""Draw the relative log amplitude at the highest frequency over depth (Park & Kim 2022, Fig. 2b and Fig. 8)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from landscape.plots.figure import Axes, Figure
 MEANING = (
     "How much high-frequency signal each layer leaves, relative to its own mean level: falling means that the "
     "layer is a low-pass filter (self-attention), rising that it is a high-pass (convolution, MLP). The "
-    "highest frequency is that of the layer's own grid, so that values before and after a reduction (blue "
-    "band) speak of different physical scales."
+    "highest frequency is that of the layer's own grid, so values before and after a reduction (blue "
+    "band) refer to different physical scales."
 )
 
 

@@ -1,4 +1,4 @@
-"""Mean two-dimensional spectrum of feature maps, per layer (Park & Kim 2022, Fig. 2a shows its diagonal)."""
+"""Draw the mean two-dimensional spectrum of feature maps, per layer (Park & Kim 2022, Fig. 2a shows its diagonal)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from landscape.plots.appearance import Look
 MEANING = (
     "The whole Fourier spectrum of the feature maps, zero frequency in the middle of each tile and the highest of the "
     "layer's own grid at its edges: a bright middle alone is a smooth map, a cross stands for edges along the axes, "
-    "bright spots off the middle for a pattern such as that of strides. Levels are relative to "
+    "bright spots off the middle for a periodic pattern, such as from strides. Levels are relative to "
     "each layer's own zero frequency."
 )
 TILES = 10  # per network at most; more are too small to read

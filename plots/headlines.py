@@ -22,7 +22,7 @@ Numbers = dict[str, float | str]
 
 def numbers(data: xr.Dataset) -> Numbers:
     """The few numbers that sum up a result, without those that are not finite."""
-    found = function_of(str(data.attrs.get("probe", "")))(data)
+    found = headline_function(str(data.attrs.get("probe", "")))(data)
     return {name: value for name, value in found.items() if isinstance(value, str) or np.isfinite(value)}
 
 
@@ -69,7 +69,7 @@ def headline(path: Path | str, group: str) -> str:
     return text(numbers(reader.result(path, group)))
 
 
-def function_of(probe: str) -> Callable[[xr.Dataset], Numbers]:
+def headline_function(probe: str) -> Callable[[xr.Dataset], Numbers]:
     """The function that gives a probe's headline."""
     if probe == "evaluate":  # which `landscape reproduce` stores, and no figure draws
         return lambda data: {name: data[name].values[-1].item() for name in ("loss", "accuracy") if name in data}

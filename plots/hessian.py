@@ -1,4 +1,4 @@
-"""Max-eigenvalue spectra of the Hessian: one density in two panels (Park & Kim, arXiv 2105.12639 and 2202.06709)."""
+"""Draw max-eigenvalue spectra of the Hessian in two panels (Park & Kim, arXiv 2105.12639 and 2202.06709)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def draw(
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look], *, ranges: tuple[Range, Range] | None = None) -> Figure:
     """All results overlaid, NEP and APE in the legend; a logarithmic density where the peaks are very uneven."""
     pairs = list(zip(results, looks, strict=True))
-    legend = [replace(look, label=f"{look.label}: {_numbers(data)}", marker="").sample() for data, look in pairs]
+    legend = [replace(look, label=f"{look.label}: {_numbers(data)}", marker="").legend_handle() for data, look in pairs]
     figure = style.page(results, looks, height=2.1, legend=legend)
     left, right = figure.subplots(1, 2, sharey=True)
     for data, look in pairs:
@@ -112,7 +112,7 @@ def _interval(data: xr.Dataset, name: str) -> str:
 
 
 def headline(data: xr.Dataset) -> Numbers:
-    """Share of negative eigenvalues and mean of the positive ones, or the sharpest layer; and what to distrust."""
+    """Share of negative eigenvalues and mean of the positive ones, or the sharpest layer; and what not to trust."""
     found: Numbers = {name: data[name].item() for name in ("nep", "ape") if name in data and data[name].ndim == 0}
     values = data["eigenvalue"] if "eigenvalue" in data else xr.DataArray(np.empty((0, 0)), dims=("batch", "rank"))
     if "group" in values.dims and np.isfinite(values).any():

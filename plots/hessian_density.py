@@ -1,4 +1,4 @@
-"""Spectral density from the Lanczos runs of the eigenvalue search, on log axes that show the bulk."""
+"""Draw the spectral density from the Lanczos runs of the eigenvalue search, on log axes that show the bulk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from landscape.plots import density, style
 from landscape.plots.appearance import Look
-from landscape.plots.density import Grain, grain_of
+from landscape.plots.density import AxisResolution, axis_resolution_of
 
 MEANING = (
     "The density of all Hessian eigenvalues of a mini-batch, mean over mini-batches with a band from the 10th to the "
@@ -20,21 +20,18 @@ MEANING = (
 )
 
 
-def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, grain: Grain | None = None) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, resolution: AxisResolution | None = None) -> Axes:
     """Draw the mean density over mini-batches; arguments as in `density.draw`."""
-    return density.draw(data, ax, look=look, grain=grain, band=(0.1, 0.9))
+    return density.draw(data, ax, look=look, resolution=resolution, band=(0.1, 0.9))
 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """All results overlaid with one broadening."""
-    grain = grain_of(results)
-    legend = [replace(look, marker="").sample() for look in looks]
-    note = (
-        f"Axis linear within ±{grain.linear:.2g}; nodes broadened by {grain.width:.2g} on it. Band: 10 to 90 % of the "
-        "mini-batches."
-    )
+    resolution = axis_resolution_of(results)
+    legend = [replace(look, marker="").legend_handle() for look in looks]
+    note = f"{resolution.note()} Band: 10 to 90 % of the mini-batches."
     figure = style.page(results, looks, height=2.3, legend=legend, note=note)
     ax = figure.subplots()
     for data, look in zip(results, looks, strict=True):
-        draw(data, ax, look=look, grain=grain)
+        draw(data, ax, look=look, resolution=resolution)
     return figure

@@ -1,4 +1,4 @@
-"""The largest and smallest Hessian eigenvalue of every layer's parameters, as bars."""
+"""Draw the largest and smallest Hessian eigenvalue of every layer's parameters as bars."""
 
 from __future__ import annotations
 

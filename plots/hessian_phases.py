@@ -1,4 +1,4 @@
-"""NEP, APE and the largest eigenvalue over the phases of training (Park & Kim, arXiv 2202.06709, Sec. 2)."""
+"""Draw NEP, APE and the largest eigenvalue over the phases of training (Park & Kim, arXiv 2202.06709, Sec. 2)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     lines = list(runs(results).values())
     last = [results[line[-1]] for line in lines]
     shown = looks_of(last)  # one look per run, not one per snapshot
-    figure = style.page(last, shown, height=1.9, legend=[look.sample() for look in shown])
+    figure = style.page(last, shown, height=1.9, legend=[look.legend_handle() for look in shown])
     axes = figure.subplots(1, 3)
     for line, look in zip(lines, shown, strict=True):
         draw([results[i] for i in line], axes, look=look)

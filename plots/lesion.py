@@ -1,4 +1,4 @@
-"""Accuracy drop and loss increase when one unit is removed, per unit (Park & Kim 2022, Fig. 10)."""
+"""Draw accuracy drop and loss increase when one unit is removed, per unit (Park & Kim 2022, Fig. 10)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MEANING = (
     "The accuracy a network loses, and the loss it gains, when one unit is removed from it, without retraining; error "
     "bars are the standard error of the paired differences. It says what this trained network relies on, not what a "
     "network trained without the unit would miss; kinds of units are removed by different rules, which the "
-    "results file names."
+    "results file records."
 )
 KINDS: Mapping[str, str] = {
     "conv": "tab:blue", "msa": "tab:red", "mlp": "#E69F00", "subsample": "#56B4E9", "stem": "#009E73",

@@ -72,7 +72,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     note += "; of several random directions, one standard deviation over directions." if spread else "."
     if any("barrier" in data for data in results):
         note += " Dotted: straight line between the ends; bars up from it: the barrier."
-    legend = [entry.sample() for row in entries for curves in row for entry in curves]
+    legend = [entry.legend_handle() for row in entries for curves in row for entry in curves]
     figure = style.page(results, looks, height=2.1 * len(kinds), legend=legend, note=note)
     grid = figure.subplots(len(kinds), 2, squeeze=False)
     for axes, (which, _), row, drawn in zip(grid, kinds, rows, entries, strict=True):

@@ -1,4 +1,4 @@
-"""Accuracy drop under noise in one band of frequencies, all networks in one panel (Park & Kim 2022, Fig. 2b)."""
+"""Draw the accuracy drop under noise in one frequency band, all networks in one panel (Park & Kim 2022, Fig. 2b)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from landscape.plots.headlines import Numbers, largest_drop
 
 MEANING = (
     "The accuracy a network loses when noise of one band of frequencies is added to its inputs: where a curve is high, "
-    "the network relies on signal of those frequencies. At one size per pixel a band of higher frequencies holds more "
-    "of them and so more noise (equal energy takes that away), and robustness to random noise is not robustness to "
-    "chosen perturbations."
+    "the network relies on signal of those frequencies. With equal amplitude per pixel, a band at higher "
+    "frequencies holds more of them and so more noise (equal energy removes this), and robustness to random noise is "
+    "not robustness to adversarial perturbations."
 )
 QUANTILE = 1.96  # of a 95 % interval
 
@@ -42,7 +42,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     kinds = list(dict.fromkeys(map(kind, results)))
     panels = [[i for i, data in enumerate(results) if kind(data) == one] for one in kinds]
     drawn = {i: seen for panel in panels for i, seen in zip(panel, _looks_within(results, looks, panel), strict=True)}
-    legend = {(seen.label, seen.line): seen.sample() for _, seen in sorted(drawn.items())}
+    legend = {(seen.label, seen.line): seen.legend_handle() for _, seen in sorted(drawn.items())}
     note, rows, columns = "Bands: 95 % intervals over samples.", -(-len(panels) // 2), min(2, len(panels))
     figure = style.page(results, looks, height=2.6 * rows, legend=list(legend.values()), note=note)
     grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
@@ -52,15 +52,15 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         for i in panel:
             draw(results[i], ax, look=drawn[i])
         ax.set_title(one)
-    style.outer(list(grid.flat[: len(panels)]))
+    style.label_outer(list(grid.flat[: len(panels)]))
     return figure
 
 
 def kind(data: xr.Dataset) -> str:
-    """The kind of noise in words: its size, and what the size refers to."""
+    """The kind of noise in words: its amplitude, and what is equal over the bands."""
     parameters = parameters_of(data)
     size = f"eps {float(parameters['eps']):g}" if "eps" in parameters else "eps not stored"
-    return f"{size}, {'equal energy in every band' if parameters.get('equal_energy') else 'equal size per pixel'}"
+    return f"{size}, {'equal energy in every band' if parameters.get('equal_energy') else 'equal amplitude per pixel'}"
 
 
 def _looks_within(results: Sequence[xr.Dataset], looks: Sequence[Look], panel: Sequence[int]) -> list[Look]:

@@ -13,7 +13,7 @@ from landscape.plots import plane, surface_3d
 from landscape.plots.appearance import Look
 
 MEANING = (
-    "Loss + weight decay x l2 on a plane, as it was published, on one vertical scale for all panels. Most of what it "
+    "Loss + weight decay x l2 on a plane, as published, on one vertical scale for all panels. Most of what it "
     "shows is l2, which grows with any step away from small weights whatever the network has learnt: for the loss "
     "alone see the contours."
 )

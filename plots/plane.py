@@ -1,4 +1,4 @@
-"""What the figures of a surface share: cells of its grid, labels of its axes, marked checkpoints, pages of panels."""
+"""Draw what the surface figures share: cells of the grid, axis labels, marked checkpoints, pages of panels."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def page_of_maps(
     figure, axes = style.panels(results, looks, aspect=0.8, share=False, note=note, bar=0.2 if alike else 0.35)
     for data, ax in zip(results, axes, strict=True):
         draw(data, ax)
-    style.outer(axes, same=alike)
+    style.label_outer(axes, same=alike)
     return figure, axes
 
 

@@ -1,4 +1,4 @@
-"""Accuracy of a linear probe over depth, per network."""
+"""Draw the accuracy of linear probes over depth, per network."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     figure, axes = style.panels(results, looks, aspect=0.85, note=note)
     for data, ax, look in zip(results, axes, looks, strict=True):
         draw(data, ax, look=look)
-    style.outer(axes)
+    style.label_outer(axes)
     return figure
 
 

@@ -1,4 +1,4 @@
-"""Similarity of every two layers, as a heat map with the stages marked (Nguyen et al. 2021)."""
+"""Draw the similarity of every two layers as a heat map with the stages marked (Nguyen et al. 2021)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from landscape.plots.headlines import Numbers
 MEANING = (
     "How alike two layers represent the same images, by centred kernel alignment: 1 is the same up to rotation and "
     "scale, 0 is unrelated, and blocks are stretches of layers that change little. It compares what separates these "
-    "images from each other, so a few dominant directions may decide it, and it does not say which layer is better."
+    "images from each other, so a few directions may dominate it, and it does not say which layer is better."
 )
 MAP = "viridis"
 NOTE = "Lines separate the stages; E: stem, P: the map gets smaller."

@@ -1,4 +1,4 @@
-"""Layout of every figure: paper widths, 8 pt, the protocol as a caption, editable text in PDF and SVG."""
+"""Lay out every figure: paper widths, 8 pt, the protocol as a caption, editable text in PDF and SVG."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def panels(
     return figure, axes
 
 
-def outer(axes: Sequence[Axes], *, same: bool = True) -> None:
+def label_outer(axes: Sequence[Axes], *, same: bool = True) -> None:
     """Shrink axis labels to the panels; for panels with the same axes, label the outermost only."""
     places = [ax.get_subplotspec() for ax in axes]
     lowest = {place.colspan.start: i for i, place in enumerate(places) if place is not None}

@@ -16,7 +16,7 @@ from landscape.plots import plane
 from landscape.plots.appearance import Look, loss_units
 
 MEANING = (
-    "The surface above as a mesh seen from the side, on one vertical scale for all panels: it shows at a "
+    "The loss surface as a mesh seen from the side, on one vertical scale for all panels: it shows at a "
     "glance which valley is wider. A perspective view has no readable numbers; take those from the contours."
 )
 LINES = 41  # mesh lines per axis at most

@@ -18,7 +18,7 @@ from landscape.plots.surface_heat import add_colour_bar, colour_scale, draw_map
 MEANING = (
     "The standard error of the loss over samples as a share of the loss, on one colour scale for all panels: where it "
     "is large, the surface needs more samples to be meaningful. All points share their samples, so the shape "
-    "of a surface is known better than its level, and errors between training runs are not in it."
+    "of a surface is known better than its level, and variation between training runs is not included."
 )
 
 

@@ -18,7 +18,7 @@ from landscape.plots.appearance import Look, loss_units
 MEANING = (
     "The loss of every grid point, unsmoothed, on one logarithmic colour scale for all panels: equal steps of colour "
     "are equal ratios of the loss. Dots mark the points that a preview evaluated (the others are interpolated) and "
-    "crosses those left early above a cap, whose value is rough."
+    "crosses those stopped early above the cap, whose value is rough."
 )
 
 

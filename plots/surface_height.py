@@ -16,7 +16,7 @@ from landscape.plots.appearance import look as look_of
 
 MEANING = (
     "How far the loss rises on average over a circle around the weights, with 1.96 standard errors over samples as "
-    "bars (at most: all points are taken to err together). A line is one pair of random directions; where several "
+    "bars (an upper bound: all errors taken as correlated). A line is one pair of random directions; where several "
     "pairs differ by more than the bars, the plane matters more than the samples."
 )
 
@@ -39,7 +39,7 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shift: float =
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """All results, one panel per unit of distance, logarithmic where all heights are positive."""
-    figure = style.page(results, looks, height=2.5, legend=[look.sample() for look in looks])
+    figure = style.page(results, looks, height=2.5, legend=[look.legend_handle() for look in looks])
     units = list(dict.fromkeys(_units(data) for data in results))
     panels = figure.subplots(1, len(units), sharey=True, squeeze=False)[0]
     for i, (data, look) in enumerate(zip(results, looks, strict=True)):

@@ -1,4 +1,4 @@
-"""Trace of the Hessian, of every mini-batch and of all samples."""
+"""Draw the trace of the Hessian of every mini-batch and of all samples."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     from matplotlib.ticker import MaxNLocator
 
     pairs = list(zip(results, looks, strict=True))
-    legend = [replace(look, label=f"{look.label}: {_number(data)}").sample() for data, look in pairs]
+    legend = [replace(look, label=f"{look.label}: {_number(data)}").legend_handle() for data, look in pairs]
     figure = style.page(results, looks, height=2.2, legend=legend)
     ax = figure.subplots()
     for i, (data, look) in enumerate(pairs):
@@ -71,7 +71,7 @@ def _number(data: xr.Dataset) -> str:
 
 
 def headline(data: xr.Dataset) -> Numbers:
-    """The trace over all samples with its error, and how many mini-batches it is without."""
+    """The trace over all samples with its error, and how many mini-batches it leaves out."""
     found: Numbers = {name: data[name].item() for name in ("trace", "trace_se") if name in data}
     lost = int(((data["done"] == 1) & ~np.isfinite(data["batch_trace"])).sum()) if "batch_trace" in data else 0
     return found | ({"mini-batches not finite": lost} if lost else {})

@@ -46,7 +46,7 @@ def draw(data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look | None = None)
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """All runs overlaid, each on its own principal plane; explained variance and distance off it in the legend."""
     pairs = list(zip(results, looks, strict=True))
-    legend = [replace(look, label=f"{look.label}: {_numbers(data)}").sample() for data, look in pairs]
+    legend = [replace(look, label=f"{look.label}: {_numbers(data)}").legend_handle() for data, look in pairs]
     note = "Stars: final weights. Each run has its own principal plane. Polar figures are easy to misread."
     figure = style.page(results, looks, height=2.6, legend=legend, note=note)
     polar = figure.add_subplot(1, 2, 1, projection="polar")

@@ -40,7 +40,7 @@ def draw(data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look | None = None)
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """All runs overlaid."""
-    legend = [replace(look, line="-").sample() for look in looks]
+    legend = [replace(look, line="-").legend_handle() for look in looks]
     note = f"Solid: the snapshots' own loss; dashed: on the plane. Bands: {BAND:g} standard errors over samples."
     figure = style.page(results, looks, height=2.3, legend=legend, note=note)
     own, off = figure.subplots(1, 2)

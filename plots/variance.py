@@ -1,4 +1,4 @@
-"""Feature-map variance over depth, per network (Park & Kim 2022, Fig. 9)."""
+"""Draw feature-map variance over depth, per network (Park & Kim 2022, Fig. 9)."""
 
 from __future__ import annotations
 

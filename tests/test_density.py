@@ -172,14 +172,14 @@ def stored(values: list[float], probe: Density) -> xr.Dataset:
 @pytest.mark.parametrize("values", [SPECTRUM, [2.0] * 5, [0.0] * 5])
 def test_every_curve_integrates_to_one(values: list[float]) -> None:
     data = stored(values, Density(vectors=3, steps=12))
-    at, curves = density.broadened(*density.quadratures(data), density.grain_of([data]))
+    at, curves = density.broadened(*density.quadratures(data), density.axis_resolution_of([data]))
     np.testing.assert_allclose(np.trapezoid(curves, at, axis=1), 1.0, rtol=1e-3)
 
 
 def test_the_bulk_is_resolved_beside_outliers_a_thousand_times_as_large() -> None:
     values = [300.0, *np.linspace(0.0, 0.1, 60), *np.linspace(0.4, 0.5, 40)]
     data = stored(values, Density(vectors=4, steps=30))
-    at, curves = density.broadened(*density.quadratures(data), density.grain_of([data]))
+    at, curves = density.broadened(*density.quadratures(data), density.axis_resolution_of([data]))
     gap, left, right, outlier = np.interp([0.25, 0.05, 0.45, 300.0], at, curves.mean(axis=0))
     assert 3 * gap < min(left, right)
     assert 0 < outlier < 1e-3 * left
@@ -188,7 +188,7 @@ def test_the_bulk_is_resolved_beside_outliers_a_thousand_times_as_large() -> Non
 def test_the_band_holds_every_vector_and_the_line_their_mean() -> None:
     data = stored(SPECTRUM, Density(vectors=3, steps=12))
     ax = density.draw(data, Figure().subplots())
-    _, curves = density.broadened(*density.quadratures(data), density.grain_of([data]))
+    _, curves = density.broadened(*density.quadratures(data), density.axis_resolution_of([data]))
     np.testing.assert_allclose(ax.lines[0].get_ydata(), curves.mean(axis=0))
     (band,) = ax.collections
     heights = band.get_paths()[0].vertices[:, 1]

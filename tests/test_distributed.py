@@ -203,5 +203,5 @@ def test_a_single_process_works_without_a_group() -> None:
 
 def test_several_processes_do_not_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("landscape.training.distributed.device_named", torch.device)
-    with pytest.raises(OptionError, match="--device cuda:1 is one GPU for 2 processes; ask for cuda"):
+    with pytest.raises(OptionError, match="--device cuda:1 is one GPU for 2 processes; give cuda"):
         device_of("cuda:1", ProcessGroup(0, 2))

@@ -362,7 +362,7 @@ def test_stages_of_one_module_are_told_apart_by_number() -> None:
 
 
 def test_impossible_groups_are_errors() -> None:
-    with pytest.raises(OptionError, match="--pairs and --stages are different studies"):
+    with pytest.raises(OptionError, match="--pairs and --stages cannot be combined"):
         Lesion(pairs=True, stages=True)
     with pytest.raises(ValueError, match=r"--pairs needs two units, there is only layer1\.0"):
         Lesion(pairs=True, layers=(r"layer1\.0",)).plan(_subject())

@@ -233,7 +233,7 @@ def test_the_first_component_of_a_straight_run_passes_through_its_snapshots(tmp_
     length = sum((there[name] - here[name]).square().sum().item() for name in subject.parameters) ** 0.5
     found = run_probe(Line(along=str(tmp_path), resolution=2, range=f"0:{length}"), subject)
     assert found["loss"][0, 1] == pytest.approx(_losses_with(subject, there).mean(), rel=1e-9)
-    with pytest.raises(ValueError, match=r"3 snapshots of .* have 1 principal components; ask for --directions 1"):
+    with pytest.raises(ValueError, match=r"3 snapshots of .* have 1 principal components; give --directions 1"):
         Line(along=str(tmp_path), directions=2).plan(subject)
     low, high = Line(along=str(tmp_path)).plan(subject).over["t"][[0, -1]]
     assert low < 0 < length < high
@@ -304,7 +304,7 @@ def test_an_invalid_line_is_rejected_in_one_sentence(tmp_path: Path) -> None:
     for along, said in {
         same: "holds the same weights as the checkpoint; a line needs two different ones",
         wide: r"wide.pt has another architecture: \S+ is \(7, 7\), expected",
-        "sideways": "--along sideways is neither random, eigen, a checkpoint B.pt, a run's folder nor a file of dir",
+        "sideways": "--along must be random, eigen, a checkpoint B.pt, a run's folder or a file of .*, got sideways",
         str(tmp_path / "none.pt"): r"no checkpoint at \S+none.pt",
     }.items():
         with pytest.raises((ValueError, FileNotFoundError), match=said):

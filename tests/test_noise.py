@@ -151,7 +151,7 @@ def test_several_sizes_are_separate_studies_with_the_same_signs() -> None:
     assert (small.eps, large.eps) == ("0.35", "0.7")
     subject = _subject()
     np.testing.assert_allclose(2 * _noise(subject, small), _noise(subject, large), rtol=1e-12, atol=1e-14)
-    with pytest.raises(ValueError, match="means 2 studies"):
+    with pytest.raises(ValueError, match="means 2 results"):
         run_probe(Noise(eps="0.35,0.7"), subject)
 
 

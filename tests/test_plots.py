@@ -82,7 +82,7 @@ def test_every_probe_has_a_figure_of_its_name_with_its_headline() -> None:
         figure = FIGURES[probe.replace("-", "_")]
         assert figure.probe == probe
         assert isinstance(figure.module, Headlined)
-        assert headlines.function_of(probe) == figure.module.headline
+        assert headlines.headline_function(probe) == figure.module.headline
 
 
 @pytest.mark.parametrize(
@@ -424,7 +424,7 @@ def test_kinds_of_noise_have_a_panel_each(study: Path) -> None:
     other = data[0].assign_attrs(parameters='{"eps": "0.3", "equal_energy": true}')
     page = FIGURES["noise"].module.page([*data, other], appearance.looks([*data, other]))
     titles = [ax.get_title() for ax in page.axes]
-    assert titles == ["eps 0.7, equal size per pixel", "eps 0.3, equal energy in every band"]
+    assert titles == ["eps 0.7, equal amplitude per pixel", "eps 0.3, equal energy in every band"]
     assert [len(ax.collections) for ax in page.axes] == [2, 1]
 
 
@@ -522,7 +522,7 @@ def test_nothing_on_a_page_overlaps_or_leaves_it(count: int) -> None:
     label = "a_long_label_of_a_checkpoint-cifar100-with_mixup and 9000 numbers after it"
     data = [xr.Dataset(attrs={"label": f"{label}_{i}", "protocol": "a protocol, " * (i + 3)}) for i in range(count)]
     styles = appearance.looks(data)
-    page = style.page(data, styles, height=2.0, width=style.COLUMN, legend=[look.sample() for look in styles])
+    page = style.page(data, styles, height=2.0, width=style.COLUMN, legend=[look.legend_handle() for look in styles])
     axes = page.subplots()
     axes.set_xlabel("x")
     page.canvas.draw()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from landscape.weight_space.principal_axes import principal
+from landscape.weight_space.principal_axes import principal_axes
 
 
 def _vectors(count: int = 7, size: int = 40, *, seed: int = 0) -> np.ndarray:
@@ -18,7 +18,7 @@ def _vectors(count: int = 7, size: int = 40, *, seed: int = 0) -> np.ndarray:
 
 def test_axes_coordinates_and_shares_are_those_of_the_svd() -> None:
     vectors = _vectors()
-    found = principal(vectors @ vectors.T, 3)
+    found = principal_axes(vectors @ vectors.T, 3)
     centred = vectors - vectors.mean(axis=0)
     _, singular, right = np.linalg.svd(centred, full_matrices=False)
     axes = found.coefficients @ vectors
@@ -30,14 +30,14 @@ def test_axes_coordinates_and_shares_are_those_of_the_svd() -> None:
 
 def test_off_plane_is_the_norm_of_the_residual_of_both_axes() -> None:
     vectors = _vectors()
-    found = principal(vectors @ vectors.T)
+    found = principal_axes(vectors @ vectors.T)
     axes = found.coefficients @ vectors
     np.testing.assert_allclose(found.off_plane, np.linalg.norm(vectors - found.coordinates.T @ axes, axis=1), atol=1e-9)
 
 
 def test_the_end_lies_at_the_origin_and_signs_are_fixed() -> None:
     vectors = _vectors()
-    found, mirrored = (principal(v @ v.T) for v in (vectors, -vectors))
+    found, mirrored = (principal_axes(v @ v.T) for v in (vectors, -vectors))
     np.testing.assert_allclose(found.coordinates[:, -1], 0.0, atol=1e-9)
     assert (found.coordinates[[0, 1], np.abs(found.coordinates).argmax(axis=1)] > 0).all()
     np.testing.assert_allclose(found.coordinates, mirrored.coordinates, atol=1e-9)
@@ -47,7 +47,7 @@ def test_the_end_lies_at_the_origin_and_signs_are_fixed() -> None:
 def test_a_straight_line_has_one_axis(count: int) -> None:
     direction = np.random.default_rng(1).normal(size=30)
     vectors = np.linspace(1, 0, count)[:, None] * direction
-    found = principal(vectors @ vectors.T)
+    found = principal_axes(vectors @ vectors.T)
     np.testing.assert_allclose(found.explained, [1.0, 0.0], atol=1e-12)
     np.testing.assert_allclose(found.coordinates[0], np.linspace(1, 0, count) * np.linalg.norm(direction), atol=1e-12)
     assert not found.coefficients[1].any()
@@ -55,7 +55,7 @@ def test_a_straight_line_has_one_axis(count: int) -> None:
 
 
 def test_no_movement_has_no_axes() -> None:
-    found = principal(np.zeros((3, 3)))
+    found = principal_axes(np.zeros((3, 3)))
     assert not found.coefficients.any()
     assert found.explained.tolist() == [0.0, 0.0]
     assert found.off_plane.tolist() == [0.0, 0.0, 0.0]
@@ -63,7 +63,7 @@ def test_no_movement_has_no_axes() -> None:
 
 def test_more_axes_than_vectors_are_zero() -> None:
     vectors = _vectors(2)
-    found = principal(vectors @ vectors.T, 4)
+    found = principal_axes(vectors @ vectors.T, 4)
     assert found.coefficients.shape == (4, 2)
     assert not found.coefficients[1:].any()
     np.testing.assert_allclose(found.explained, [1, 0, 0, 0], atol=1e-12)

@@ -68,7 +68,7 @@ def test_a_probe_without_its_methods_is_refused(name: str) -> None:
 
 
 def test_a_misspelt_method_is_refused_with_the_name_that_was_meant() -> None:
-    with pytest.raises(TypeError, match=r"Odd\.redcue is no method of a probe, .*; did you mean reduce\?"):
+    with pytest.raises(TypeError, match=r"Odd\.redcue is not a method of a probe, .*; did you mean reduce\?"):
         checked(with_method("redcue", lambda self, data: {}))
 
 

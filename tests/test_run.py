@@ -26,7 +26,7 @@ from landscape.checkpoints.raw_files import file_sha256
 from landscape.probe import Plan, Probe, Quantity
 from landscape.probes import PROBES, probe_class
 from landscape.results import group as groups
-from landscape.results.run_key import Arrays, Outcome, RunKey, safe
+from landscape.results.run_key import Arrays, Outcome, RunKey, safe_label
 from landscape.results.writer import Writer
 from landscape.run import digest, run, run_key
 from landscape.subject import identity, loading, subject
@@ -408,7 +408,7 @@ def test_a_retrained_checkpoint_gets_a_group_of_its_own(folder: Path, tmp_path: 
     [("vit demo", "vit_demo"), ("a/b", "a_b"), ("../..", "_"), ("", "checkpoint"), ("größe+1.0", "größe+1.0")],
 )
 def test_labels_are_safe_in_a_group_name(label: str, name: str) -> None:
-    assert safe(label) == name
+    assert safe_label(label) == name
 
 
 def test_a_group_says_what_made_it(folder: Path, tmp_path: Path) -> None:
@@ -508,7 +508,7 @@ def test_a_stopped_surface_in_any_mode_has_the_content_of_a_straight_one(
 def test_workers_refuse_a_module_made_in_python(tmp_path: Path, executors: Mapping[str, Executor]) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(768, 10))
     made = loading.load(model, data="digits", samples=16)
-    with pytest.raises(ValueError, match=r"cannot load a module made in Python; .*--model file.py:callable"):
+    with pytest.raises(ValueError, match=r"cannot load a model built in Python; .*--model file.py:callable"):
         run(small("surface"), made, tmp_path / "results.h5", executor=executors["threads"], workers=2)
 
 

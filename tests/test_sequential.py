@@ -11,7 +11,7 @@ from analytic import run_probe
 from foreign import Plain, torchvision_models
 from torch import Tensor, nn
 
-from landscape.api import configured_together
+from landscape.api import configure_shared_pass
 from landscape.cli.main import status
 from landscape.layers.discovery import discover
 from landscape.layers.forward_hooks import feature_hooks
@@ -20,7 +20,7 @@ from landscape.layers.selection import remarks
 from landscape.layers.unit_removal import removals, removed
 from landscape.probes import FEATURES
 from landscape.probes.lesion import Lesion
-from landscape.shared_pass import fitting
+from landscape.shared_pass import applicable
 from landscape.subject.subject import Subject
 
 
@@ -166,7 +166,7 @@ def test_a_network_without_removable_units_is_an_error() -> None:
 def test_without_maps_only_the_probes_that_need_them_are_left_out(build: type[nn.Module], names: list[str]) -> None:
     subject = _subject(build())
     assert [layer.name for layer in discover(subject.model, subject.batches[0][0])] == names
-    fit, refused = fitting(configured_together(FEATURES, "", {})[0], subject)
+    fit, refused = applicable(configure_shared_pass(FEATURES, "", {})[0], subject)
     assert [probe.name for probe in fit] == ["similarity"]
     assert "needs a vision network" in refused["fourier"]
     assert "needs a vision network" in refused["variance"]

@@ -16,14 +16,14 @@ from torch import nn
 
 import landscape
 from landscape import models
-from landscape.api import configured_together, features
+from landscape.api import configure_shared_pass, features
 from landscape.layers.forward_hooks import run_with_hooks
 from landscape.options import OptionError
 from landscape.probes import FEATURES
 from landscape.results import group as groups
 from landscape.results.run_key import Arrays, Outcome
 from landscape.run import run
-from landscape.shared_pass import SharedPassProbe, fitting, run_together
+from landscape.shared_pass import SharedPassProbe, applicable, run_shared_pass
 from landscape.subject import loading
 from landscape.subject.subject import Subject
 
@@ -53,7 +53,7 @@ def executors() -> Iterator[Mapping[str, Executor]]:
 
 
 def probes(**options: Any) -> list[SharedPassProbe]:
-    return configured_together(FEATURES, "", {"spectra_images": 1, **options})[0]
+    return configure_shared_pass(FEATURES, "", {"spectra_images": 1, **options})[0]
 
 
 def loaded(path: Path, **options: Any) -> Subject:
@@ -78,7 +78,7 @@ def assert_all_same(found: list[Arrays], wanted: list[Arrays]) -> None:
 @pytest.mark.slow
 def test_every_result_equals_that_of_its_probe_alone(vit: Path, alone: list[Arrays], tmp_path: Path) -> None:
     path = tmp_path / "results.h5"
-    assert_all_same(results(path, run_together(probes(), loaded(vit), path)), alone)
+    assert_all_same(results(path, run_shared_pass(probes(), loaded(vit), path)), alone)
 
 
 def test_a_mini_batch_passes_once_for_all_probes(vit: Path, tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_mini_batch_passes_once_for_all_probes(vit: Path, tmp_path: Path) -> N
     for probe in probes():
         probe.plan(subject)  # finds the layers
     handle = subject.model.register_forward_pre_hook(lambda module, args: passes.append(len(args[0])))
-    run_together(probes(), subject, tmp_path / "results.h5")
+    run_shared_pass(probes(), subject, tmp_path / "results.h5")
     handle.remove()
     assert passes == [8, 8, 8, 8]
 
@@ -97,7 +97,7 @@ def test_threads_equal_processes_equal_in_line(
     kind: str, vit: Path, alone: list[Arrays], tmp_path: Path, executors: Mapping[str, Executor]
 ) -> None:
     path = tmp_path / "results.h5"
-    outcomes = run_together(probes(), loaded(vit), path, executor=executors[kind], workers=2)
+    outcomes = run_shared_pass(probes(), loaded(vit), path, executor=executors[kind], workers=2)
     assert_all_same(results(path, outcomes), alone)
 
 
@@ -105,11 +105,11 @@ def test_threads_equal_processes_equal_in_line(
 def test_stopped_and_resumed_equals_uninterrupted(vit: Path, alone: list[Arrays], tmp_path: Path) -> None:
     path = tmp_path / "results.h5"
     with pytest.raises(KeyboardInterrupt):
-        run_together(probes(), loaded(vit), path, report=stop_after(1))
-    outcomes = run_together(probes(), loaded(vit), path)
+        run_shared_pass(probes(), loaded(vit), path, report=stop_after(1))
+    outcomes = run_shared_pass(probes(), loaded(vit), path)
     assert [outcome.measured for outcome in outcomes] == [3, 3, 3, 3]
     assert_all_same(results(path, outcomes), alone)
-    assert [outcome.measured for outcome in run_together(probes(), loaded(vit), path)] == [0, 0, 0, 0]
+    assert [outcome.measured for outcome in run_shared_pass(probes(), loaded(vit), path)] == [0, 0, 0, 0]
     assert [file.name for file in tmp_path.iterdir()] == ["results.h5"]
 
 
@@ -120,10 +120,10 @@ def test_mini_batches_measured_alone_are_not_measured_again(vit: Path, alone: li
     run(first, loaded(vit), path)
     with pytest.raises(KeyboardInterrupt):
         run(second, loaded(vit), path, report=stop_after(3))
-    outcomes = run_together(probes(), loaded(vit), path)
+    outcomes = run_shared_pass(probes(), loaded(vit), path)
     assert [outcome.measured for outcome in outcomes] == [0, 1, 4, 4]
     assert_all_same(results(path, outcomes), alone)
-    again = run_together(probes(), loaded(vit), path, overwrite=True)
+    again = run_shared_pass(probes(), loaded(vit), path, overwrite=True)
     assert [outcome.measured for outcome in again] == [4, 4, 4, 4]
 
 
@@ -131,26 +131,26 @@ def test_a_half_finished_result_keeps_its_batch_size_and_the_others_theirs(vit: 
     path = tmp_path / "results.h5"
     with pytest.raises(KeyboardInterrupt):
         run(probes()[1], loaded(vit, batch_size=4), path, report=stop_after(1))
-    outcomes = run_together(probes(), loaded(vit), path)
+    outcomes = run_shared_pass(probes(), loaded(vit), path)
     assert [(outcome.units, outcome.measured) for outcome in outcomes] == [(4, 4), (8, 7), (4, 4), (4, 4)]
 
 
 def test_probes_that_do_not_apply_are_left_out_with_their_reason(tmp_path: Path) -> None:
     subject = loaded(save(tmp_path / "resnet.pt", seed=0))
-    fit, refused = fitting(probes(), subject)
+    fit, refused = applicable(probes(), subject)
     assert [probe.name for probe in fit] == ["fourier", "variance", "similarity"]
     assert "no self-attention was found" in refused["attention"]
     flat = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 10)).eval()
-    fit, refused = fitting(probes(layers=("1",)), Subject(flat, subject.batches))
+    fit, refused = applicable(probes(layers=("1",)), Subject(flat, subject.batches))
     assert [probe.name for probe in fit] == ["similarity"]
     assert "needs a vision network" in refused["fourier"]
 
 
 def test_layers_that_do_not_exist_are_an_error(vit: Path) -> None:
     with pytest.raises(ValueError, match="similar names"):
-        fitting(probes(layers=("blokcs",)), loaded(vit))
+        applicable(probes(layers=("blokcs",)), loaded(vit))
     with pytest.raises(OptionError, match="regular expression"):
-        fitting(probes(layers=("(",)), loaded(vit))
+        applicable(probes(layers=("(",)), loaded(vit))
 
 
 @pytest.mark.parametrize("fails", [False, True])

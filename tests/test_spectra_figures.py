@@ -24,7 +24,7 @@ from landscape.plots import (
     hessian_phases,
     saddle,
 )
-from landscape.plots.density import grain_of
+from landscape.plots.density import axis_resolution_of
 from landscape.probes.hessian import Hessian
 from landscape.probes.surface import Surface
 from landscape.results import reader
@@ -115,12 +115,14 @@ def test_the_correlation_of_loss_and_sharpness_is_that_of_scipy(file: Path) -> N
 def test_the_density_of_the_searches_is_the_mean_over_mini_batches(file: Path) -> None:
     data = _stored(file, layers=False)
     ax = hessian_density.draw(data, Figure().subplots())
-    grain, x = grain_of([data]), np.asarray(ax.lines[0].get_xdata(), dtype=float)
+    resolution, x = axis_resolution_of([data]), np.asarray(ax.lines[0].get_xdata(), dtype=float)
     expected = np.zeros_like(x)
     for nodes, weights in zip(data["nodes"].values, data["weights"].values, strict=True):
         for node, weight in zip(nodes[np.isfinite(nodes)], weights[np.isfinite(weights)], strict=True):
-            bump = scipy.stats.norm.pdf(np.arcsinh(x / grain.linear), np.arcsinh(node / grain.linear), grain.width)
-            expected += weight * bump / np.sqrt(x**2 + grain.linear**2) / 5
+            bump = scipy.stats.norm.pdf(
+                np.arcsinh(x / resolution.linear), np.arcsinh(node / resolution.linear), resolution.width
+            )
+            expected += weight * bump / np.sqrt(x**2 + resolution.linear**2) / 5
     np.testing.assert_allclose(ax.lines[0].get_ydata(), expected, rtol=1e-9)
     assert np.trapezoid(expected, x) == pytest.approx(1.0, abs=1e-3)
 

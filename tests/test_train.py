@@ -458,7 +458,7 @@ def test_a_damaged_resume_state_is_named(source: str, tmp_path: Path) -> None:
         ({"snapshot_dtype": "fp8"}, OptionError, "--snapshot-dtype must be fp32 or fp16, got fp8"),
         ({"model_args": {**SMALL, "patch": 3}}, ValueError, "patch=3 does not divide .* give one of 1, 2, 4, 8"),
         ({"device": "tpu"}, OptionError, "--device must be .*, got tpu"),
-        ({"model_args": {"classes": 5}}, ValueError, "classes=5: the data decides"),
+        ({"model_args": {"classes": 5}}, ValueError, "classes=5: the data decide"),
         (
             {"model_args": {"image_size": "big"}},
             ValueError,

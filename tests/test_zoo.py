@@ -11,11 +11,11 @@ import torch
 from analytic import run_probe
 from zoo import ZOO
 
-from landscape.api import configured_together
+from landscape.api import configure_shared_pass
 from landscape.layers.discovery import discover
 from landscape.layers.layer import Layer
 from landscape.probes import FEATURES
-from landscape.shared_pass import fitting
+from landscape.shared_pass import applicable
 from landscape.subject.subject import Subject
 
 # name, kind, stage (r: reduces the map), grid + prefix tokens; of self-attentions: heads, grid or window
@@ -233,7 +233,7 @@ def test_the_layers_are_those_of_the_architecture(name: str, subjects: dict[str,
 @pytest.mark.parametrize("name", ZOO)
 def test_the_probes_that_listen_measure_them(name: str, subjects: dict[str, Subject]) -> None:
     subject = _subject(name, subjects)
-    fit, refused = fitting(configured_together(FEATURES, "", {"spectra_images": 1})[0], subject)
+    fit, refused = applicable(configure_shared_pass(FEATURES, "", {"spectra_images": 1})[0], subject)
     attends = "heads" in EXPECTED[name]
     assert list(refused) == ([] if attends else ["attention"])
     found = {probe.name: run_probe(probe, subject) for probe in fit}

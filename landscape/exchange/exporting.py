@@ -46,7 +46,7 @@ def export(path: Path, out: Path, formats: Sequence[str], *, label: str | None =
     parts = [(name, part) for name, data in found for kind in formats for part in _parts(name, data, kind)]
     if not parts:
         labels = sorted({str(data.attrs.get("label", "")) for _, data in _results(path, None)})
-        which = f" with the label {label}, but of {', '.join(labels) or 'none'}" if label else ""
+        which = f" with the label {label} (labels: {', '.join(labels) or 'none'})" if label else ""
         if found:
             which = f" that {', '.join(formats)} can hold"
         raise ValueError(f"{path} holds no surface{which} to export; measure one first: landscape surface")

@@ -1,4 +1,4 @@
-"""Surfaces, lines and trajectories as plain arrays, for exchange with other tools."""
+"""Hold surfaces, lines and trajectories as plain arrays, for exchange with other tools."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import numpy as np
 from landscape.exchange import park2022_csv, tomgoldstein
 from landscape.exchange.grid import KNOWN, Grid
 from landscape.probe import Plan, Quantity, Values
-from landscape.results.run_key import Outcome, ReduceOf, RunKey, safe, versions
+from landscape.results.run_key import Outcome, ReduceOf, RunKey, safe_label, versions
 from landscape.results.surface_summary import RADII
 from landscape.results.writer import Writer
 
@@ -97,7 +97,7 @@ def _stored(grid: Grid, path: Path, out: Path, label: str, reduce_of: ReduceOf) 
         "checkpoint_sha256": "", "protocol": f"from {path.name}, protocol not said there",
     }  # fmt: skip
     probe, plan = ("surface", _plan_of_surface(grid)) if "y" in grid.axes else ("line", _plan_of_line(grid, label))
-    key = RunKey(probe, safe(label), _digest(grid), plan, attributes)
+    key = RunKey(probe, safe_label(label), _digest(grid), plan, attributes)
     written = 0
     with Writer(out, key, reduce_of=reduce_of) as writer:
         for unit in writer.pending():

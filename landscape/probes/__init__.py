@@ -1,4 +1,4 @@
-"""The probes, by name. Adding one: a file here, a file in plots, a row in each of the two tables, a test."""
+"""The table of probes, by name. To add one: a file here, a file in plots, a row in each of the two tables, a test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from landscape.probe import checked
 class ProbeEntry(NamedTuple):
     """A row of the table."""
 
-    module: str  # that holds the probe, imported on use, so that the table costs nothing
+    module: str  # that holds the probe; imported on use, so that the table costs nothing
     dataclass: str  # the probe
     help: str  # one line, of the command
     shared_pass: bool = False  # whether `landscape features` measures it, from one forward pass with others

@@ -1,4 +1,4 @@
-"""Statistics of self-attention maps and of the diversity of tokens (Park et al. 2023, arXiv 2305.00729)."""
+"""Measure statistics of self-attention maps and of the diversity of tokens (Park et al. 2023, arXiv 2305.00729)."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Attention(Probe):
     """Attention distance, entropy and normalised mutual information per head; cosines and singular values per layer.
 
     Prefix tokens are removed from the maps and the rows renormalised; maps of windows count per window. Tokens are
-    those of the residual stream after the self-attention, without prefix. Mutual information 0: all queries have the
-    same attention, it has collapsed. Singular values are those of each image's tokens (token, channel), for the
-    first `spectra_images` of every mini-batch, and of each mini-batch's token means (image, channel), without
+    those of the residual stream after the self-attention, without prefix. Mutual information 0 means that all
+    queries attend alike (attention collapse). Singular values are those of each image's tokens (token, channel), for
+    the first `spectra_images` of every mini-batch, and of each mini-batch's token means (image, channel), without
     centring: ln(sigma_k / sigma_0), which is then averaged. One forward pass per mini-batch.
     """
 

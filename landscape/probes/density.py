@@ -1,4 +1,4 @@
-"""Spectral density of the Hessian by stochastic Lanczos quadrature (Ubaru et al. 2017; Ghorbani et al. 2019)."""
+"""Measure the Hessian's spectral density by stochastic Lanczos quadrature (Ubaru et al. 2017; Ghorbani et al. 2019)."""
 
 from __future__ import annotations
 

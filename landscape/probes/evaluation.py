@@ -1,4 +1,4 @@
-"""Metrics of a classifier as a stored result, for `landscape reproduce`; `landscape evaluate` prints them unstored."""
+"""Store the metrics of a classifier as a result, for `landscape reproduce`; `landscape evaluate` only prints them."""
 
 from __future__ import annotations
 

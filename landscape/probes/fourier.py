@@ -1,4 +1,4 @@
-"""Relative log amplitude of Fourier-transformed feature maps, per layer (Park & Kim 2022, Fig. 2a and Fig. 8)."""
+"""Measure the relative log amplitude of each layer's feature maps (Park & Kim 2022, Fig. 2a and Fig. 8)."""
 
 from __future__ import annotations
 

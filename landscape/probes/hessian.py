@@ -1,4 +1,4 @@
-"""Max-eigenvalue spectrum of the Hessian, per mini-batch (Park & Kim, arXiv 2105.12639, Algorithm 1)."""
+"""Measure the max-eigenvalue spectrum of the Hessian, per mini-batch (Park & Kim, arXiv 2105.12639, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Hessian(Probe):
     `kinks` double fixes the activation pattern (ReLU and its relatives, max pooling) to that of a forward pass in
     double precision, so that every backend gives the same eigenvalues, to 1e-5; with single, units within rounding of
     a kink land on either side, which was seen to change an eigenvalue by 1e-3. The pattern is not fixed for a mean
-    over all samples, nor, with a message, for a model that is another function in double precision or cannot run in it.
+    over all samples, nor (with a message) for a model that double precision changes or cannot run.
     """
 
     name: ClassVar[str] = "hessian"
@@ -60,7 +60,7 @@ class Hessian(Probe):
     presets: ClassVar[Mapping[str, Any]] = {"park2022": PARK_2022}
 
     top: Annotated[int, "eigenvalues per mini-batch (with both: per end)"] = 5
-    scope: Annotated[Scope, "batch: a spectrum per mini-batch; dataset: one of the mean over all samples"] = "batch"
+    scope: Annotated[Scope, "batch: a spectrum per mini-batch; dataset: one for the mean over all samples"] = "batch"
     batches: Annotated[int, "number of mini-batches; 0 uses all that the samples give"] = 0
     which: Annotated[Which, "LM largest magnitude, LA largest, SA smallest, both ends"] = "LM"
     tol: Annotated[float, "relative residual at which an eigenvalue counts as converged"] = 1e-3
@@ -74,8 +74,8 @@ class Hessian(Probe):
     )
     params: Annotated[str, PARAMS_HELP] = ""
     per_layer: Annotated[bool, "one spectrum per layer, for its own parameters alone"] = False
-    max_products: Annotated[int, "cap on products per mini-batch, at least top + 1; of pyhessian per eigenvalue"] = 200
-    engine: Annotated[Engine, "lanczos, or for a cross-check pyhessian: power iteration, LM only, may miss"] = "lanczos"
+    max_products: Annotated[int, "cap on products per mini-batch (pyhessian: per eigenvalue), at least top + 1"] = 200
+    engine: Annotated[Engine, "lanczos, or as a cross-check pyhessian: power iteration, LM only, may miss"] = "lanczos"
     eigenvectors: Annotated[bool, "also store the eigenvectors: 8 bytes per parameter, rank and mini-batch"] = False
     verify: Annotated[bool, "search for missed eigenvalues afterwards; about as many products again"] = False
     seed: Annotated[int, "seed of the start vectors"] = 0
@@ -108,11 +108,11 @@ class Hessian(Probe):
         }
         for option, given in beyond_pyhessian.items():
             if self.engine == "pyhessian" and given:
-                yield f"--engine pyhessian cannot do --{option}; leave one of them out"
+                yield f"--engine pyhessian does not support --{option}; leave one of them out"
         if self.per_layer and traced:
             yield f"--hvp {self.hvp} would trace every layer; with --per-layer use auto or kept"
         if self.per_layer and self.eigenvectors:
-            yield "--per-layer stores no --eigenvectors; select one layer with --params"
+            yield "--per-layer cannot store --eigenvectors; select one layer with --params"
 
     def plan(self, subject: Subject) -> Plan:
         blocks = self._blocks(subject)
@@ -194,7 +194,7 @@ class Hessian(Probe):
 
     @property
     def _double_backward(self) -> bool:
-        """Whether only double backward will do: for residuals alone, for other matrices, for many small blocks."""
+        """Whether double backward is required: for PyHessian's residuals, other matrices, or many small blocks."""
         return self.engine == "pyhessian" or self.operator != "hessian" or self.per_layer
 
     @property

@@ -1,4 +1,4 @@
-"""Lesion study: accuracy and loss when one unit is removed (Park & Kim 2022, Fig. 10; Veit et al. 2016)."""
+"""Measure accuracy and loss when one unit is removed, a lesion study (Park & Kim 2022, Fig. 10; Veit et al. 2016)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Lesion(Probe):
     name: ClassVar[str] = "lesion"
 
     layers: Annotated[tuple[str, ...], "only units whose name or layer matches this regular expression"] = ()
-    pairs: Annotated[bool, "remove every two neighbouring units together"] = False
+    pairs: Annotated[bool, "remove each pair of neighbouring units together"] = False
     stages: Annotated[bool, "remove all units of a stage together"] = False
     bn: Annotated[str, "batch-norm statistics: frozen, or recalibrate:K on K mini-batches after each removal"] = (
         "frozen"
@@ -48,7 +48,7 @@ class Lesion(Probe):
         for pattern in self.layers:
             regular_expression("layers", pattern)
         if self.pairs and self.stages:
-            raise OptionError("--pairs and --stages are different studies; choose one of them")
+            raise OptionError("--pairs and --stages cannot be combined; choose one of them")
 
     def identity(self, subject: Subject) -> dict[str, Any]:
         """The parameters, and what recalibrated batch-norm statistics depend on."""

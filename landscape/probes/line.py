@@ -55,14 +55,14 @@ class Line(Probe):
         str, "random, eigen (extreme Hessian eigenvectors), B.pt (another checkpoint), RUN_DIR or DIRECTIONS.h5"
     ] = "random"
     resolution: Annotated[int, "points per line; a checkpoint between two of them is added"] = 51
-    range: Annotated[str, "R or LOW:HIGH; default 1, 0:1 between checkpoints, or by the curvature or the run"] = ""
+    range: Annotated[str, "R or LOW:HIGH; default 1, 0:1 between checkpoints, or set by the curvature or the run"] = ""
     directions: Annotated[int, "number of random directions, or of principal components of a run"] = 1
     normalize: Annotated[Normalize, "normalisation of random directions; park2022: as published"] = "filter"
-    ignore: Annotated[str, "regular expression of parameter names that random directions do not move"] = POSITIONS
+    ignore: Annotated[str, "do not move parameters whose names match this regular expression"] = POSITIONS
     bn: Annotated[
         str, "batch-norm statistics: frozen, interpolate, recalibrate:K; auto interpolates between checkpoints"
     ] = "auto"
-    seed: Annotated[int, "seed of the first random direction; each further one has the next"] = 0
+    seed: Annotated[int, "seed of the first random direction; each further one uses the next seed"] = 0
 
     def __post_init__(self) -> None:
         at_least("resolution", self.resolution, 2)

@@ -1,4 +1,4 @@
-"""Robustness to noise of one frequency band (Park & Kim 2022, Fig. 2b and Fig. D.6)."""
+"""Measure robustness to noise of one frequency band (Park & Kim 2022, Fig. 2b and Fig. D.6)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Noise(Probe):
 
     M_f passes the ring of frequencies within `half_width` of f, by their larger component. delta is drawn once per
     image, in the normalised input space, and shared by all bands. One pass over the samples per band and one without
-    noise. Standard errors are of the paired differences per sample. A ring without frequencies of the images is NaN and
-    listed in `empty_bands`.
+    noise. Standard errors are of the paired differences per sample. A ring that holds no frequency of the images gives
+    NaN and is listed in `empty_bands`.
     """
 
     name: ClassVar[str] = "noise"
@@ -36,7 +36,7 @@ class Noise(Probe):
     bands: Annotated[str, "centre frequencies of the bands, in units of pi"] = "0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9"
     half_width: Annotated[float, "half the width of a band, in units of pi"] = 0.1
     eps: Annotated[
-        str, "size of the noise per pixel before filtering; several such as 0.3,0.7 are studies of their own"
+        str, "amplitude of the noise per pixel before filtering; several such as 0.3,0.7 give one result each"
     ] = "0.7"
     equal_energy: Annotated[
         bool, "rescale the noise of every image and band to the same norm, the root mean square over the bands"
@@ -124,7 +124,7 @@ class Noise(Probe):
     def _size(self) -> float:
         sizes = parse_numbers("eps", self.eps)
         if len(sizes) != 1:
-            raise ValueError(f"eps={self.eps} means {len(sizes)} studies; measure each of its variants()")
+            raise ValueError(f"eps={self.eps} means {len(sizes)} results; measure each of its variants()")
         return sizes[0]
 
     def _masks(self, subject: Subject) -> np.ndarray:

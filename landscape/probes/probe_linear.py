@@ -1,4 +1,4 @@
-"""Linear probes: accuracy of a linear classifier on the frozen features of every layer (Alain & Bengio 2017)."""
+"""Measure the accuracy of a linear classifier on the frozen features of every layer (Alain & Bengio 2017)."""
 
 from __future__ import annotations
 

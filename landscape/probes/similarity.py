@@ -1,4 +1,4 @@
-"""Similarity of layers: centred kernel alignment over mini-batches (Nguyen et al. 2021; Kornblith et al. 2019)."""
+"""Measure the similarity of layers by centred kernel alignment (Nguyen et al. 2021; Kornblith et al. 2019)."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from landscape.weight_space.plane_evaluator import L2Definition, PlaneEvaluator,
 from landscape.weight_space.planes import Plane, plane_of
 from landscape.weight_space.weights_in_place import RunningStatistics
 
-# These enter the run key only if they differ from their defaults.
+# Parameters that enter the run key only if they differ from their defaults.
 OPTIONAL = ("orthogonal", "preview", "tolerance", "cap", "precision", "memory_format", "compile", "tune", "budget")
 _log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Surface(Probe):
 
     resolution: Annotated[str, "grid points per axis: N or NX,NY; odd numbers include the centre"] = "51"
     range: Annotated[
-        str, "R, LOW:HIGH or XLOW:XHIGH,YLOW:YHIGH; default 1, or by the curvature, the run or the checkpoints"
+        str, "R, LOW:HIGH or XLOW:XHIGH,YLOW:YHIGH; default 1, or set by the curvature, the run or the checkpoints"
     ] = ""
     normalize: Annotated[Normalize, "normalisation of random directions; park2022: as published"] = "filter"
     plane: Annotated[
@@ -70,9 +70,9 @@ class Surface(Probe):
     directions: Annotated[int, "number of pairs of random directions, each with the next seed"] = 1
     l2_definition: Annotated[L2Definition, "l2 as (1/2) sum ||w||^2, or as the sum of the tensors' norms"] = "squared"
     orthogonal: Annotated[bool, "make the second random direction orthogonal to the first, after normalisation"] = False
-    preview: Annotated[bool, "evaluate some 340 points, interpolate the others, and measure the error"] = False
+    preview: Annotated[bool, "evaluate about 340 points, interpolate the others, and measure the error"] = False
     tolerance: Annotated[float, "relative error of a preview beyond which every point is evaluated"] = 0.05
-    cap: Annotated[float | None, "leave points early whose loss is clearly above it; their value is rough"] = None
+    cap: Annotated[float | None, "stop evaluating points whose loss is clearly above this; their value is rough"] = None
     precision: Annotated[Precision, "bf16 (autocast) is faster; its deviation is measured in standard errors"] = "fp32"
     memory_format: Annotated[MemoryFormat, "channels_last is often faster for convolutions"] = "contiguous"
     compile: Annotated[bool, "use torch.compile, which takes up to a minute first"] = False

@@ -1,4 +1,4 @@
-"""Trace of the Hessian, per mini-batch and over all samples (Epperly, Tropp & Webber 2024; Hutchinson 1989)."""
+"""Measure the Hessian's trace, per mini-batch and over all samples (Epperly, Tropp & Webber 2024; Hutchinson 1989)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ METHODS = {"xtrace": xtrace, "hutchinson": hutchinson, "hutch++": hutch_plus_plu
 
 @dataclass(frozen=True)
 class Trace(Probe):
-    """Trace of the Hessian of loss + weight decay for the parameters asked for, not divided by their number.
+    """Trace of the Hessian of loss + weight decay for the selected parameters, not divided by their number.
 
     Every mini-batch has its own random vectors. The trace over all samples is exactly the sample-weighted mean of those
     of the mini-batches: the loss is a mean over samples and the trace is linear. Its error thus also falls with the

@@ -22,7 +22,7 @@ from landscape.subject.outputs import per_sample
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space import weight_differences
-from landscape.weight_space.principal_axes import Principal, principal
+from landscape.weight_space.principal_axes import PrincipalAxes, principal_axes
 from landscape.weight_space.weights_in_place import WeightsInPlace
 
 AXES = {"snapshot": "snapshot", "other": "other snapshot", "component": "axis"}
@@ -131,7 +131,7 @@ class Trajectory(Probe):
         angle[squared == 0.0] = np.nan
         summaries: dict[str, Any] = {"radius": radius, "angle": angle}
         if np.isfinite(gram).all():
-            axes = principal(gram)
+            axes = principal_axes(gram)
             summaries |= {"pc1": axes.coordinates[0], "pc2": axes.coordinates[1], "off_plane": axes.off_plane}
             summaries["explained_variance"] = axes.explained
         return summaries
@@ -151,10 +151,10 @@ def _snapshots(subject: Subject, run: Path) -> list[Snapshot]:
 
 
 @once_per_weights
-def _geometry(subject: Subject, run: Path) -> tuple[np.ndarray, Principal, list[dict[str, Tensor]]]:
+def _geometry(subject: Subject, run: Path) -> tuple[np.ndarray, PrincipalAxes, list[dict[str, Tensor]]]:
     """Inner products, principal axes and their directions, relative to the final weights, which the model holds."""
     found = _snapshots(subject, run)
     final = {name: p.detach() for name, p in subject.parameters.items()}
     gram = weight_differences.gram(found, final)
-    axes = principal(gram)
+    axes = principal_axes(gram)
     return gram, axes, weight_differences.combined(found, final, axes.coefficients)

@@ -1,4 +1,4 @@
-"""Variance of feature maps over positions, per layer (Park & Kim 2022, Fig. 9)."""
+"""Measure the variance of feature maps over positions, per layer (Park & Kim 2022, Fig. 9)."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-EXPANSION = 16  # most that content may be larger than its file: shared or compressed, or values that were never written
-SLACK = 2**26  # bytes below which that does not matter
+EXPANSION = 16  # largest allowed ratio of content to its file: shared, compressed or never written values
+SLACK = 2**26  # bytes below which the ratio does not matter
 
 
 def refuse_oversized(

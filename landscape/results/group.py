@@ -1,4 +1,4 @@
-"""One result as an HDF5 group: created with every axis and quantity in place, found by its digest, filled unit by unit.
+"""Store one result as an HDF5 group: created with every axis in place, found by its digest, filled unit by unit.
 
 A group opens in any HDF5 reader from its first moment: every axis is a named scale, unfinished values are NaN.
 """
@@ -22,14 +22,14 @@ from landscape.results.run_key import Arrays, ReduceOf, RunKey, fixed_width
 AUTOTUNED = ("chosen_for", "choices")  # attributes: the digest before autotuning, and what autotuning chose
 
 
-def with_digest(file: h5py.File, probe: str, digest: str) -> str | None:
+def name_with_digest(file: h5py.File, probe: str, digest: str) -> str | None:
     """Name of the group of a result, whatever its label; None where there is none."""
     return next((f"{probe}/{name}" for name in file.get(probe, ()) if name.endswith(f"-{digest}")), None)
 
 
-def opened(file: h5py.File, key: RunKey) -> h5py.Group:
+def open_or_create(file: h5py.File, key: RunKey) -> h5py.Group:
     """The group of a result, created if absent."""
-    existing = with_digest(file, key.probe, key.digest)
+    existing = name_with_digest(file, key.probe, key.digest)
     if existing is None:
         return _created(file, key)
     group = file[existing]
@@ -69,14 +69,14 @@ def arrays(group: h5py.Group) -> Arrays:
 def stored_group(path: Path, probe: str, digest: str, *, autotuned: bool = False) -> str | None:
     """Name of the group that already holds (part of) a result, whatever its label.
 
-    With `autotuned`, of one in which an earlier run stored its choices, by the digest before autotuning.
+    With `autotuned`, the group in which an earlier run stored its choices, found by the digest before autotuning.
     """
     if not path.exists():
         return None
     check(path)
     with reading(path) as file:
         if not autotuned:
-            return with_digest(file, probe, digest)
+            return name_with_digest(file, probe, digest)
         choices = {name: group.attrs.get("chosen_for") for name, group in file.get(probe, {}).items()}
         return next((f"{probe}/{name}" for name, chosen_for in choices.items() if chosen_for == digest), None)
 

@@ -1,4 +1,4 @@
-"""Open and check results files: reject what is damaged, of a newer format, or stored outside of the file itself."""
+"""Open and check results files: reject what is damaged, of a newer format, or stored outside the file itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An append-only journal of finished units: one write of length, CRC and payload per record.
+"""Keep finished units in an append-only journal: one write of length, CRC and payload per record.
 
 After a kill at any moment every acknowledged record is there and at most the last one is torn; the next writer that
 opens the file cuts a torn tail. While its writer lives, the journal is locked exclusively.

@@ -28,7 +28,7 @@ def open(path: Path | str) -> xr.DataTree:
     """The whole file as a tree: `tree["hessian/vit_demo-digits-0123456789"]`.
 
     Raises:
-        FileNotFoundError, ValueError: there is no such file, or it is no results file; see the message.
+        FileNotFoundError, ValueError: there is no such file, or it is not a results file; see the message.
     """
     path = Path(path)
     with _file(path) as file:
@@ -78,7 +78,7 @@ def result(path: Path | str, group: str) -> xr.Dataset:
 
 
 def finished_units(data: xr.Dataset) -> int:
-    """How many units of an answer are finished."""
+    """How many units of a result are finished."""
     return int((data["done"] == 1).sum()) if "done" in data else 0
 
 
@@ -122,10 +122,10 @@ def _dims(own: str, dataset: h5py.Dataset, names: Mapping[int, str]) -> tuple[st
 
 def _attributes(item: h5py.Group | h5py.Dataset) -> dict[str, Any]:
     """Own attributes, with values as Python has them."""
-    return {name: _plain(item.attrs[name]) for name in item.attrs if name not in CONVENTION}
+    return {name: _python_value(item.attrs[name]) for name in item.attrs if name not in CONVENTION}
 
 
-def _plain(value: Any) -> Any:
+def _python_value(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode()
     return value.item() if isinstance(value, np.generic) else value

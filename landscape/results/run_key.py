@@ -1,4 +1,4 @@
-"""What identifies one result of a results file, and what a journal must hold so that anybody can merge it."""
+"""Identify one result of a results file, and store its key in a journal, so that any process can merge it."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Outcome:
 
 
 def versions() -> dict[str, str]:
-    """Versions of everything that can move a number."""
+    """Versions of everything that can change a number."""
     libraries = {name: metadata.version(name) for name in ("torch", "numpy", "scipy", "h5py")}
     return {"landscape": metadata.version("landscape-probes"), "python": platform.python_version(), **libraries}
 
 
-def safe(label: str) -> str:
+def safe_label(label: str) -> str:
     """A label with the characters that a group's name allows."""
     return "".join(c if c.isalnum() or c in "._+-" else "_" for c in label).strip(".") or "checkpoint"
 

@@ -1,4 +1,4 @@
-"""Means and their standard errors: one definition for all that is measured or summarised in NumPy."""
+"""Compute means and their standard errors: one definition for everything summarised in NumPy."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Writer:
 
     Raises:
         Busy: another process is measuring the same result.
-        ValueError: the file is no results file, or is of a newer format.
+        ValueError: the file is not a results file, or is of a newer format.
         PermissionError: it is read-only.
     """
 
@@ -73,7 +73,7 @@ class Writer:
         """Move everything finished so far from the journal into the file, with summaries."""
         with _lock(self.path), contextlib.ExitStack() as orphans:
             with _replacement(self.path) as file:
-                group = groups.opened(file, self.key)
+                group = groups.open_or_create(file, self.key)
                 self.group = group.name.strip("/")
                 groups.merge(group, self._journal.records(), self._reduce_of)
                 adopted = [orphans.enter_context(journal) for journal in _orphans(self.path)]
@@ -111,7 +111,7 @@ def discard(path: Path, key: RunKey) -> None:
     with _lock(path), _journal(path, key) as journal:
         if path.exists():
             with _replacement(path) as file:
-                if (name := groups.with_digest(file, key.probe, key.digest)) is not None:
+                if (name := groups.name_with_digest(file, key.probe, key.digest)) is not None:
                     del file[name]
         journal.remove()
 
@@ -202,7 +202,7 @@ def _adopt(file: h5py.File, journal: Journal, reduce_of: ReduceOf) -> None:
         if header is not None:
             key = from_header(header)
             _check_size(key.plan)
-            groups.merge(groups.opened(file, key), records, reduce_of)
+            groups.merge(groups.open_or_create(file, key), records, reduce_of)
     except (LookupError, TypeError, ValueError, RuntimeError, MemoryError, struct.error) as error:
         raise ValueError(
             f"{journal.path} is not a readable journal ({type(error).__name__}: {error}); move it away"

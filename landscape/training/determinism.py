@@ -1,4 +1,4 @@
-"""Restrict torch to deterministic algorithms, also where they are slower."""
+"""Restrict torch to deterministic algorithms, even where they are slower."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def deterministic_algorithms(enabled: bool = True) -> Iterator[None]:
         if not lacks:
             raise
         raise RuntimeError(
-            f"{operation} has no deterministic algorithm on this device; go without --deterministic, or on a CPU"
+            f"{operation} has no deterministic algorithm on this device; drop --deterministic, or train on a CPU"
         ) from error
     finally:
         torch.use_deterministic_algorithms(before[0])

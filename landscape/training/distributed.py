@@ -77,7 +77,7 @@ def device_of(name: str, processes: ProcessGroup) -> torch.device:
         return device
     if ":" in name:
         raise OptionError(
-            f"--device {name} is one GPU for {processes.size} processes; ask for cuda, which gives each its own"
+            f"--device {name} is one GPU for {processes.size} processes; give cuda, with which each gets its own"
         )
     device = device_named(f"cuda:{os.environ['LOCAL_RANK']}")
     torch.cuda.set_device(device)

@@ -1,4 +1,4 @@
-"""The exponential moving average of a network's weights (Polyak & Juditsky 1992; in this form Tarvainen & Valpola)."""
+"""Keep the exponential moving average of a network's weights (Polyak & Juditsky 1992; as in Tarvainen & Valpola)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-WARMUP = 10  # updates after which an average of a slow decay begins to be slow
+WARMUP = 10  # sets how fast the decay rises over the first updates
 
 
 def moving_average(network: nn.Module, decay: float) -> AveragedModel:

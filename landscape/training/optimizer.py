@@ -1,4 +1,4 @@
-"""The optimiser of a recipe: which parameters get weight decay, and the learning rate of every step."""
+"""Build the optimiser of a recipe: which parameters get weight decay, and the learning rate of every step."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def validated(recipe: Recipe) -> Recipe:
     """The same recipe, with every field in its range.
 
     Raises:
-        OptionError: naming the option, what was got and what is expected.
+        OptionError: naming the option, what was given and what is expected.
     """
     r = recipe
     expectations: tuple[tuple[str, bool, str], ...] = (

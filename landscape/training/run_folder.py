@@ -22,7 +22,7 @@ INIT, WARMUP, RESUME, METRICS = "init.pt", "warmup.pt", "resume.pt", "metrics.cs
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """Everything that decides the weights of a run, under the keys of a checkpoint."""
+    """Everything that determines the weights of a run, under the keys of a checkpoint."""
 
     model: str
     model_args: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""Batch norm over the mini-batches of all processes, on CPUs and GPUs; `nn.SyncBatchNorm` refuses CPU tensors."""
+"""Synchronise batch norm over all processes, on CPUs and GPUs; `nn.SyncBatchNorm` rejects CPU tensors."""
 
 from __future__ import annotations
 

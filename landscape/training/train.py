@@ -1,4 +1,4 @@
-"""Train one model on one data set by one recipe; leave a folder of snapshots that a kill at any time cannot spoil.
+"""Train one model on one data set by one recipe; write a folder of snapshots that no kill can corrupt.
 
 No RNG state is saved: the order of an epoch, its augmentation and its dropout are drawn from (seed, epoch, step), so a
 run resumed after any finished epoch continues, on a CPU bit for bit, as if never stopped.

@@ -59,11 +59,11 @@ def requested_size(model_args: Mapping[str, Any]) -> int | None:
     """The image size among a model's arguments, None if there is none.
 
     Raises:
-        ValueError: it is no size, or an argument is given that the data decide.
+        ValueError: it is not a size, or an argument is given that the data decide.
     """
     for name in ("classes", "channels"):
         if name in model_args:
-            raise ValueError(f"--model-arg {name}={model_args[name]}: the data decides that; leave it out")
+            raise ValueError(f"--model-arg {name}={model_args[name]}: the data decide that; leave it out")
     if "image_size" not in model_args:
         return None
     size = str(model_args["image_size"])

@@ -1,4 +1,4 @@
-"""The updates of a training run: from the rows of an epoch's order to steps of the optimiser."""
+"""Make the updates of a training run: shuffled and augmented mini-batches, gradients, optimiser steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A preview of a surface: which points to evaluate, from coarse to fine, and how to interpolate the others.
+"""Preview a surface: choose points to evaluate, from coarse to fine, and interpolate the others.
 
 Everything follows from stored values and a seed, so that a preview that was stopped continues as if it had not been.
 """
@@ -67,7 +67,7 @@ class Preview:
 
 @dataclass(frozen=True)
 class Step:
-    """The next step."""
+    """What a preview does next."""
 
     points: Points  # to evaluate now; empty when the others can be interpolated
     error: float = float("nan")  # largest relative error of the loss at the hold-outs, NaN before they are evaluated

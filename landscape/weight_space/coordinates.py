@@ -1,4 +1,4 @@
-"""The coordinates along the axes of surfaces and lines."""
+"""Choose the coordinates along the axes of surfaces and lines."""
 
 from __future__ import annotations
 

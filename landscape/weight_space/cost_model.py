@@ -1,4 +1,4 @@
-"""How long a surface takes on this machine: the timed seconds of its parts, and how often a run needs each."""
+"""Estimate how long a surface takes on this machine, from timings of its parts and how often a run needs each."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def estimate(
 ) -> str:
     """How long the pending units of a grid take after the directions are known, in words.
 
-    Several workers compute the eigenvectors each by itself. `at_most`: points may be left early.
+    Each of several workers computes the eigenvectors itself. `at_most`: points may be left early.
     """
     work, samples = replace(work, corners=0), len(subject)
     timed = rates(subject, mode, replace(work, eigen=work.eigen and workers > 1))

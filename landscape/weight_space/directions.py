@@ -1,4 +1,4 @@
-"""Random directions in weight space with filter normalisation (Li et al. 2018, section 4)."""
+"""Draw random directions in weight space with filter normalisation (Li et al. 2018, section 4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Extreme Hessian eigenvectors as axes of a plane, with the quadratic model of the loss around the checkpoint."""
+"""Compute extreme Hessian eigenvectors as axes of a plane, and the quadratic model of the loss at the checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Execution modes of the forward pass (precision, memory format, compilation), and which is the fastest."""
+"""Run the forward pass in an execution mode (precision, memory format, compilation), and find the fastest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Straight lines in weight space: random, of Hessian eigenvectors, between checkpoints, of a run, from a file."""
+"""Make straight lines in weight space: random, of Hessian eigenvectors, between checkpoints, of a run, from a file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from landscape.weight_space import weight_differences
 from landscape.weight_space.coordinates import Span
 from landscape.weight_space.directions import Normalize, length_units, random_direction
 from landscape.weight_space.planes import directions_in, plane_of
-from landscape.weight_space.principal_axes import principal
+from landscape.weight_space.principal_axes import principal_axes
 from landscape.weight_space.weights_in_place import FROZEN, RunningStatistics, WeightsInPlace
 
 Kind = Literal["random", "eigen", "checkpoints", "run", "file"]
@@ -31,7 +31,7 @@ Kind = Literal["random", "eigen", "checkpoints", "run", "file"]
 
 @dataclass(frozen=True, eq=False)
 class StraightLine:
-    """w0 + t d."""
+    """The line w0 + t d."""
 
     kind: Kind  # where d comes from
     name: str  # long name of d
@@ -116,8 +116,8 @@ def lines_of(
         return _lines_of_file(subject, Path(along))
     paths = [Path(part) for part in along.split(",")]
     if not any(path.exists() for path in paths) and not any(path.suffix in snapshots.SUFFIXES for path in paths):
-        known = "random, eigen, a checkpoint B.pt, a run's folder nor a file of directions"
-        raise ValueError(f"--along {along} is neither {known}")
+        known = "random, eigen, a checkpoint B.pt, a run's folder or a file of directions"
+        raise ValueError(f"--along must be {known}, got {along}")
     return [_towards(subject, path) for path in paths]
 
 
@@ -147,11 +147,11 @@ def _towards(subject: Subject, path: Path) -> StraightLine:
 def _principal_components(run: Path, weights: Mapping[str, Tensor], count: int) -> list[StraightLine]:
     """Lines through the present weights along the principal components of a run's trajectory."""
     found = snapshots.of_run(run)
-    axes = principal(weight_differences.gram(found, weights), count)
+    axes = principal_axes(weight_differences.gram(found, weights), count)
     rank = int(axes.coefficients.any(axis=1).sum())
     if rank < count:
         got = f"the {len(found)} snapshots of {run} have {rank} principal components"
-        raise ValueError(f"{got}; ask for --directions {rank}")
+        raise ValueError(f"{got}; give --directions {rank}")
     low, high = np.minimum(axes.coordinates.min(axis=1), 0.0), np.maximum(axes.coordinates.max(axis=1), 0.0)
     margin = 0.25 * (high - low).max()
     span = float(low.min() - margin), float(high.max() + margin)

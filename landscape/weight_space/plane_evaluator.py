@@ -1,4 +1,4 @@
-"""The loss at points of a plane, with the weights written in place and restored bit for bit; labels of its path."""
+"""Evaluate the loss at points of a plane, with the weights written in place and restored bit for bit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 L2Definition = Literal["squared", "park2022"]
 Quantities = dict[str, Quantity]
 Labels = dict[str, tuple[Quantity, np.ndarray]]
-MIN_SAMPLES_OF_CAP = 32  # before a point may be left early
+MIN_SAMPLES_OF_CAP = 32  # before the evaluation of a point may stop early
 
 
 def quantities(meaning: Meaning, l2_definition: L2Definition, mode: ExecutionMode, cap: float | None) -> Quantities:
@@ -49,8 +49,8 @@ class PlaneEvaluator:
 
     In addition to the model there are three copies of its weights: w0, d1 and d2. (A fourth, w0 + x d1 of the current
     row, would save 2.5 of the 7.4 ms per write at 11 M weights, and 0.03 of 0.08 ms at 0.2 M.) Sums are float64 on the
-    device; they are transferred once per row, on a CPU once per point, so that a killed job loses none. Points whose
-    loss is clearly above the cap are left early.
+    device; they are transferred once per row, on a CPU once per point, so that a killed job loses none. A point
+    whose loss is clearly above the cap is not evaluated to the end.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Planes in weight space: random, of Hessian eigenvectors, through checkpoints, of a run, from a file."""
+"""Make planes in weight space: random, of Hessian eigenvectors, through checkpoints, of a run, from a file."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from landscape.weight_space import weight_differences
 from landscape.weight_space.coordinates import Span, through_centre, through_checkpoints
 from landscape.weight_space.directions import Normalize, length_units, orthogonal_to, random_direction
 from landscape.weight_space.extreme_eigenvectors import extreme_eigenvectors, reach
-from landscape.weight_space.principal_axes import principal
+from landscape.weight_space.principal_axes import principal_axes
 
 
 @dataclass(frozen=True, eq=False)
 class Plane:
-    """w0 + x d1 + y d2."""
+    """The plane w0 + x d1 + y d2."""
 
     kind: str  # random, eigen, checkpoints, run or file
     directions: tuple[Mapping[str, Tensor], Mapping[str, Tensor]]  # name -> tensor of the parameters that move
@@ -97,8 +97,8 @@ def plane_of(
         return _run_plane(subject, weights, Path(kind))
     if Path(kind).is_file():
         return _file_plane(subject, Path(kind))
-    known = "random, eigen, two checkpoints A.pt,B.pt, a run's folder nor a file of directions"
-    raise ValueError(f"--plane {kind} is neither {known}")
+    known = "random, eigen, two checkpoints A.pt,B.pt, a run's folder or a file of directions"
+    raise ValueError(f"--plane must be {known}, got {kind}")
 
 
 def _eigen_plane(subject: Subject, seed: int) -> Plane:
@@ -162,7 +162,7 @@ def _file_plane(subject: Subject, path: Path) -> Plane:
 def _run_plane(subject: Subject, weights: Mapping[str, Tensor], run: Path) -> Plane:
     """The plane of a run's first two principal components through the present weights, with the run's path on it."""
     found = snapshots.of_run(run)
-    axes = principal(weight_differences.gram(found, weights))
+    axes = principal_axes(weight_differences.gram(found, weights))
     if not axes.coefficients[1].any():
         raise ValueError(f"the {len(found)} snapshots of {run} lie on one line; a plane needs three that do not")
     first, second = weight_differences.combined(found, weights, axes.coefficients)

@@ -8,7 +8,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Principal:
+class PrincipalAxes:
     """The principal axes of T vectors D_t, as combinations of them."""
 
     coefficients: np.ndarray  # (components, T): axis k is sum_t coefficients[k, t] D_t, of unit norm
@@ -23,7 +23,7 @@ class Principal:
         return [f"component {k} of the run ({100 * share:.0f} % of its variance)" for k, share in shares]
 
 
-def principal(gram: np.ndarray, components: int = 2) -> Principal:
+def principal_axes(gram: np.ndarray, components: int = 2) -> PrincipalAxes:
     """PCA of D_0 .. D_(T-1) from gram[s, t] = <D_s, D_t>: only a T x T matrix, whatever the number of parameters.
 
     The axes are those of the centred D_t, as in Li et al. 2018, section 7; their signs make the largest coordinate
@@ -45,4 +45,4 @@ def principal(gram: np.ndarray, components: int = 2) -> Principal:
     explained = np.zeros(components)
     explained[: min(components, count)] = variances[:components] / total if total > 0 else 0.0
     squared = np.diag(gram) - (coordinates**2).sum(axis=0)
-    return Principal(coefficients, coordinates, explained, np.sqrt(np.clip(squared, 0.0, None)))
+    return PrincipalAxes(coefficients, coordinates, explained, np.sqrt(np.clip(squared, 0.0, None)))

@@ -1,4 +1,4 @@
-"""Differences between checkpoints and the present weights: their Gram matrix and linear combinations."""
+"""Compute differences between checkpoints and the present weights, their Gram matrix and linear combinations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write weights into a model in place, and restore it bit for bit; what batch norm's statistics are meanwhile."""
+"""Write weights into a model in place, and restore it bit for bit, batch norm's statistics included."""
 
 from __future__ import annotations
 
