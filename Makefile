@@ -14,11 +14,11 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest $(PARALLEL)
 
-# The tests not marked `slow` (those compile, train, start processes or draw a lot): under 90 seconds on two cores.
+# The tests not marked `slow` (those compile, train, start processes or draw many figures): under 90 seconds on two cores.
 quick: $(STAMP)
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
-# The second table of checkpoints.md, nine networks of three seeds (the first table has a command a line): an hour and a
+# The second table of checkpoints.md, nine networks of three seeds (the first table has one command per line): an hour and a
 # half on two cores, from LANDSCAPE_DATA or ./data.
 checkpoints: $(STAMP)
 	$(BIN)/landscape reproduce --no-measure --out .

@@ -1,4 +1,4 @@
-"""What the benchmarks share: arguments, subjects, seconds and memory of a process, and rows of tables."""
+"""Shared parts of the benchmarks: arguments, subjects, time and memory of a process, and table rows."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 
 Every tool gets the same model, the same images in memory, the same batches and one thread. The bare forward pass is
 the model and the mean of its losses over all images, with gradients off, and nothing else. Tools take turns, so that
-what else the machine does hits all of them; process time, the median over the turns. `ratio` is bare forward / tool.
+other load affects all of them; process time, the median over the turns. `ratio` is bare forward / tool.
 Overhead: the forward pass replaced by a constant. Preview: against the full grid, with its own and the true error.
 Peers (`pip install --no-deps loss-landscapes losscape loss-landscape-3d landscaper`; the last needs topopy, treelib,
 coloraide and drawsvg too) that are not installed, or fail, are named with the reason.
@@ -75,7 +75,7 @@ def ours(subject: Subject, **options: Any) -> Work:
     return run
 
 
-def marcello(subject: Subject) -> Work:
+def loss_landscapes(subject: Subject) -> Work:
     """loss-landscapes takes one batch: all images at once."""
     from loss_landscapes import metrics, random_plane
 
@@ -104,7 +104,7 @@ def losscape(subject: Subject) -> Work:
     return run
 
 
-def in_three_dimensions(subject: Subject) -> Work:
+def loss_landscape_3d(subject: Subject) -> Work:
     """loss-landscape-3d moves batch norm's statistics too, where its losses are NaN; its time counts all the same."""
     from loss_landscape_3d import LossLandscapeCalculator, generate_random_directions
 
@@ -151,7 +151,7 @@ def tools(subject: Subject, compiled: bool, only: list[str]) -> dict[str, Work]:
     if compiled:
         found["ours, compiled"] = ours(subject, compile=True)
         found["ours, bf16, compiled"] = ours(subject, precision="bf16", compile=True)
-    peers = {"loss-landscapes": marcello, "losscape": losscape, "loss-landscape-3d": in_three_dimensions,
+    peers = {"loss-landscapes": loss_landscapes, "losscape": losscape, "loss-landscape-3d": loss_landscape_3d,
              "landscaper": landscaper}  # fmt: skip
     for name, make in peers.items():
         if only and name not in only:
@@ -256,8 +256,8 @@ def main() -> None:
     options = trained_models(parser(__doc__, turns=3, tolerance=0.05), "resnet_demo", "vit_demo")
     options.add_argument("--samples", type=int, nargs="+", default=[256, 4096])
     options.add_argument("--compile", action="store_true")
-    options.add_argument("--only", nargs="+", default=[], help="tools beside the bare forward pass; default: all")
-    options.add_argument("--preview-samples", type=int, default=64, help="of the full grids; 0 leaves them out")
+    options.add_argument("--only", nargs="+", default=[], help="tools to run with the bare forward pass; default: all")
+    options.add_argument("--preview-samples", type=int, default=64, help="samples of the full grids; 0 leaves them out")
     arguments = options.parse_args()
     torch.set_num_threads(1)
     networks = {n: models.build(n, classes=10, image_size=32) for n in ("resnet18", *arguments.models)}

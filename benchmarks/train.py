@@ -1,4 +1,4 @@
-"""What a training step costs: a plain loop with per-image transforms, the bare step on data in memory, and the trainer.
+"""Cost of a training step: a plain loop with per-image transforms, the bare step on data in memory, and the trainer.
 
     python benchmarks/train.py [--data-root DIR] [--rounds 9] [--steps 4] [--threads 1] [--batch-size 96] [--wall]
 
@@ -6,7 +6,7 @@ Demo networks on CIFAR-10. `per image` is the usual loop: a data set of decoded 
 and normalises one image at a time with Pillow, torch's `DataLoader` in the same process, default layout and
 optimiser. `bare` does forward, backward, clipping and the fused optimiser on one prepared mini-batch in the memory
 format that the trainer chooses. `trainer` is what `landscape train` runs, by its recipe: shuffled, augmented, mixed.
-Every round runs each column once, so that other load affects all alike; ratios are medians over rounds, in process
+Every round runs each column once, so that other load affects all of them; ratios are medians over rounds, in process
 time (or `--wall`).
 """
 

@@ -13,11 +13,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # One thread in every process, those that tests start too: tensors are small, and parallel workers share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line does, where more threads are asked for
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line does, where more threads are set
 
 
 def pytest_collection_finish() -> None:
-    """Leave the objects of the imported libraries out of every later garbage collection, which they made slow."""
+    """Exclude the objects of the imported libraries from later garbage collections, which they slow down."""
     gc.collect()
     gc.freeze()
 

@@ -1,4 +1,4 @@
-"""Networks of other makers: torchvision's, and small ones of the kinds that people bring along."""
+"""Networks of other libraries: torchvision's, and small ones of the kinds that users bring."""
 
 from __future__ import annotations
 

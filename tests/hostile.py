@@ -1,4 +1,4 @@
-"""Files that mean harm: what a stranger may hand over as a checkpoint or as data, each made by its own function."""
+"""Hostile files: checkpoints and data as from an untrusted source, each made by its own function."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def test_epoch_and_architecture_come_from_the_file(mine: Path) -> None:
     assert read_checkpoint(saved(mine / "a.pt", {"model": state(), "args": arguments})).arch == "deit_tiny_patch16_224"
     for word in ("os:system", "../x.py:f", "a b", "", 3, None):
         assert read_checkpoint(saved(mine / "b.pt", {"state_dict": state(), "arch": word})).arch == ""
-    with pytest.raises(ValueError, match=r"holds weights only \(of mine, it says\); name their architecture"):
+    with pytest.raises(ValueError, match=r"holds weights only \(of mine\); name the architecture"):
         landscape.load(FORMS["timm"](mine), data="mine.py:data")
 
 

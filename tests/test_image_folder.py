@@ -171,7 +171,7 @@ def test_images_that_memory_does_not_hold_are_refused_before_one_is_decoded(
         load(str(tmp_path), image_size=99)
 
 
-def test_what_will_be_decoded_is_said_before(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_size_in_memory_is_logged_before_decoding(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for i in range(3):
         write_image(tmp_path / f"a/{i}.png", size=(300, 300), seed=i)
     with caplog.at_level("INFO", logger="landscape"):

@@ -1,4 +1,4 @@
-"""Names of weights: wrappers in any nesting, prefixes, encoders of self-supervised files, and what is said of them."""
+"""Names of weights: wrappers in any nesting, prefixes, encoders of self-supervised files, and how they are reported."""
 
 from __future__ import annotations
 

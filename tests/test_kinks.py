@@ -209,7 +209,7 @@ def test_a_network_that_does_not_run_in_double_precision_says_so(caplog: pytest.
     single = replace(subject, model=Single(F.relu).eval())
     with caplog.at_level(logging.INFO, logger="landscape"):
         assert not curvature(single, single.parameters, "kept", batches=1, kinks="double").fixed
-    assert "the model cannot be followed in double" in caplog.text
+    assert "the model cannot be run in double" in caplog.text
 
 
 @pytest.mark.parametrize("more", [-1, 1])

@@ -220,7 +220,7 @@ def test_tokens_of_another_vocabulary_are_refused(folder: Path, tmp_path: Path) 
 
 def test_blocks_beyond_the_positions_of_a_table_are_refused(folder: Path, tokens: Path) -> None:
     if folder.name.startswith("GPT2"):
-        with pytest.raises(ValueError, match=r"refuses inputs of shape \(7,\) .*--block-size"):
+        with pytest.raises(ValueError, match=r"fails on inputs of shape \(7,\) .*--block-size"):
             _loaded(folder, tokens, block_size=CONTEXT + 1)
 
 

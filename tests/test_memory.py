@@ -45,7 +45,7 @@ def test_a_container_may_leave_less(machine: Path, folder: str, names: tuple[str
     assert memory.available() == 16000 * 1024
 
 
-def test_bytes_are_said_as_people_say_them() -> None:
+def test_bytes_have_a_readable_unit() -> None:
     sizes = [3, 150528, 154140672, 192_867_000_000, 4e13, 3e18]
     assert [memory.format_bytes(n) for n in sizes] == ["3 bytes", "151 kB", "154 MB", "193 GB", "40 TB", "3,000,000 TB"]
 

@@ -15,7 +15,7 @@ def test_times_are_read(text: str, seconds: float) -> None:
     assert options.parse_duration("budget", text) == seconds
 
 
-def test_durations_are_said_as_people_say_them() -> None:
+def test_durations_have_readable_units() -> None:
     said = [options.format_duration(seconds) for seconds in (3.2, 89, 600, 7200, 12000)]
     assert said == ["3 s", "89 s", "10 min", "2 h 0 min", "3 h 20 min"]
 

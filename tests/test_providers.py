@@ -268,7 +268,7 @@ def test_a_checkpoint_that_names_a_strange_architecture_asks_for_the_model(
     stored = read_checkpoint(tmp_path / "weights.pt")
     object.__setattr__(stored, "arch", "my_network")
     monkeypatch.setattr(loading, "read_checkpoint", lambda *_, **__: stored)
-    with pytest.raises(ValueError, match="name their architecture with --model"):
+    with pytest.raises(ValueError, match="name the architecture with --model"):
         loading.model_without_data(Spec(checkpoint=tmp_path / "weights.pt"))
 
 
@@ -353,7 +353,7 @@ def test_a_hubs_name_is_looked_for_in_the_cache_and_nowhere_else(
     assert all(torch.equal(a, b) for a, b in zip(found.parameters(), model.parameters(), strict=True))
 
 
-def test_what_pins_a_network_is_its_name_and_its_configuration_not_its_place(transformers: Any, tmp_path: Path) -> None:
+def test_a_network_is_identified_by_name_and_configuration_not_by_path(transformers: Any, tmp_path: Path) -> None:
     folders = [_saved(_vit(transformers), tmp_path / name) for name in ("one", "two")]
     one, two = (providers.identity(f"hf:{folder}", {}) for folder in folders)
     assert one == two
@@ -420,7 +420,7 @@ def test_a_torchvision_that_imports_is_left_alone(monkeypatch: pytest.MonkeyPatc
     assert defined == []
 
 
-def test_another_fault_of_torchvision_is_not_cured(
+def test_other_import_errors_of_torchvision_are_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgotten: None
 ) -> None:
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('something else')")

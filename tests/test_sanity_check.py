@@ -90,7 +90,7 @@ def test_another_order_of_the_classes_is_detected() -> None:
     order = torch.tensor([3, 4, 0, 1, 2, 9, 5, 6, 7, 8])
     check = check_sanity(subject(targets=order[TARGETS]))
     assert (check.accuracy, check.at_chance) == (0.0, True)
-    assert check.cause.startswith("100% of held-out samples are right in another order of the classes")
+    assert check.cause.startswith("100% of held-out samples are correct under another class order")
     assert "here 100% of held-out samples" in warning(check)
 
 
@@ -98,10 +98,11 @@ def test_classes_shifted_by_one_are_detected_among_many_classes() -> None:
     generator = np.random.default_rng(0)
     wanted = generator.integers(1000, size=256)
     predicted = np.where(generator.random(256) < 0.7, wanted + 1, generator.integers(1000, size=256))
-    assert "% of the samples are taken for the class +1: the classes are shifted by one" in class_order_hint(
-        predicted, wanted, 1001
+    assert (
+        "% of the samples are predicted as their class + 1: the class numbers are shifted by one"
+        in class_order_hint(predicted, wanted, 1001)
     )
-    assert "class -1" in class_order_hint(wanted, predicted, 1001)
+    assert "class - 1" in class_order_hint(wanted, predicted, 1001)
 
 
 @pytest.mark.parametrize("classes", [2, 10, 100, 1000])
@@ -115,7 +116,7 @@ def test_guesses_have_no_class_order_hint(classes: int) -> None:
 def test_a_single_predicted_class_is_reported() -> None:
     check = check_sanity(subject(lambda x: x * 0 + torch.arange(CLASSES)))
     assert check.accuracy == 0.1
-    assert check.cause == "every sample is taken for class 9, as unfit weights or inputs do"
+    assert check.cause == "every sample is predicted as class 9, which suggests wrong weights or inputs"
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ def test_random_transforms_are_drawn_once_and_alike_in_every_process(
     assert load(f"{path}:plain").sha256 != first.sha256
 
 
-def test_data_without_chance_are_not_said_to_have_any(
+def test_deterministic_data_have_no_note_about_randomness(
     script: Callable[[str], str], caplog: pytest.LogCaptureFixture
 ) -> None:
     load(f"{script(RANDOM)}:plain")
@@ -203,7 +203,7 @@ def test_a_random_pair_is_drawn_from_a_fixed_seed(script: Callable[[str], str]) 
     assert torch.equal(first.inputs, load(f"{path}:pair").inputs)
 
 
-def test_items_that_no_seed_holds_still_are_refused(script: Callable[[str], str]) -> None:
+def test_items_that_differ_under_a_fixed_seed_are_refused(script: Callable[[str], str]) -> None:
     with pytest.raises(ValueError, match=r"own: item \d+ differs when it is read again.*switch its random"):
         load(f"{script(RANDOM)}:own")
 

@@ -1,4 +1,4 @@
-"""Layers of other makers' networks, found without a word about them, and every probe that listens at work on them."""
+"""Discovered layers of other libraries' networks, and every layer probe run on them."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_the_layers_are_those_of_the_architecture(name: str, subjects: dict[str,
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_the_probes_that_listen_measure_them(name: str, subjects: dict[str, Subject]) -> None:
+def test_the_layer_probes_measure_them(name: str, subjects: dict[str, Subject]) -> None:
     subject = _subject(name, subjects)
     fit, refused = applicable(configure_shared_pass(FEATURES, "", {"spectra_images": 1})[0], subject)
     attends = "heads" in EXPECTED[name]

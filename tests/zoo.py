@@ -1,4 +1,4 @@
-"""Small, untrained networks of other makers, built from their configurations; every maker is optional."""
+"""Small, untrained networks of other libraries, built from their configurations; every library is optional."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Checkpoint files, read and written without running code from them: from bytes to a state dict."""
+"""Read and write checkpoint files without running code from them: from bytes to a state dict."""

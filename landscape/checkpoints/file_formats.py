@@ -1,6 +1,6 @@
-"""The kinds of checkpoint files: how each is detected, outlined without its tensors, and loaded.
+"""Detect the format of a checkpoint file, and read its outline (shapes in place of tensors) or its content.
 
-Torch is imported by the functions that load, not by their modules: `landscape show` reads outlines without it.
+Torch is imported only by the functions that load tensors: `landscape show` reads outlines without it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from landscape.checkpoints.raw_files import HEADER, files_of, members, unreadabl
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a kind is detected by."""
+    """What a format is detected by."""
 
     path: Path
     start: bytes  # its first bytes
@@ -40,10 +40,10 @@ class Evidence:
 
 @dataclass(frozen=True)
 class FileFormat:
-    """One kind of checkpoint file."""
+    """One format of checkpoint files."""
 
     name: str  # for messages
-    detect: Callable[[Evidence], bool]  # whether a file is of this kind, if it is of none before it in `FORMATS`
+    detect: Callable[[Evidence], bool]  # whether a file has this format, if it has none before it in `FORMATS`
     outline: Callable[[Path], Outline]  # reads its content with shapes in place of tensors
     load: Callable[[Path, bool], Any]  # reads its tensors; takes whether the user trusts the file to run code
     program: bool = False  # the model's code is in the file, and loading it runs that code
@@ -74,10 +74,10 @@ FORMATS = (  # in the order in which they are tried
 
 
 def format_of(path: Path) -> FileFormat:
-    """The kind of a file, by its bytes.
+    """The format of a file, by its bytes.
 
     Raises:
-        ValueError: it is an archive of another kind, or one that declares more than it can hold.
+        ValueError: it is an archive of another format, or one that declares more than it can hold.
     """
     with path.open("rb") as stream:
         start = stream.read(HEADER + 1)
@@ -113,7 +113,7 @@ def load(path: Path, *, trust_pickle: bool = False) -> Any:
 
     Raises:
         FileNotFoundError: a shard is missing.
-        ValueError: the file is of another kind, is damaged, or would run code; names what it would call.
+        ValueError: the file has another format, is damaged, or would run code; names what it would call.
     """
     files = files_of(path)
     if len(files) == 1:

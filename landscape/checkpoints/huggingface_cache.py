@@ -9,7 +9,7 @@ from pathlib import Path
 def folder_of(name: str) -> Path:
     """The folder of a name: the path itself, or the hub client's cached copy.
 
-    The cache is read without the client, whose import takes a second, and whose failure offline twenty.
+    The cache is read without the client, whose import takes a second and whose failure offline takes twenty.
 
     Raises:
         FileNotFoundError: there is neither.

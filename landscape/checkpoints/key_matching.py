@@ -20,8 +20,8 @@ HEADS = {"fc", "head", "heads", "classifier"}
 RECOMPUTED = {AVERAGED, "total_ops", "total_params", "relative_position_index", "attn_mask", "position_ids"}
 TRAINED_ALONE = {part for pair in BRANCHES for part in pair}
 ENCODERS = TRAINED_ALONE | {"encoder", "backbone", "trunk"}
-DEPTH = 4  # most parts of a prefix
-ADDED_DEPTH = 2  # most parts that the file may lack at the front
+DEPTH = 4  # maximum number of parts of a prefix
+ADDED_DEPTH = 2  # maximum number of leading parts that the file may lack
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class KeyMatch:
 
 
 def match_keys(names: Iterable[str], wanted: Collection[str], weights: str = "raw") -> KeyMatch:
-    """The match of the most of a file's names with the model's, `wanted`; among equals, the one that changes least.
+    """Match as many names of a file as possible with `wanted`, the model's; of equal matches, with the least change.
 
-    Of two networks in one file `weights` takes the trained one ("raw") or its moving average ("ema").
+    Of two networks in one file, `weights` selects the trained one ("raw") or its moving average ("ema").
     """
     own = list(names)
     if set(own) == set(wanted):

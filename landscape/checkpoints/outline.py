@@ -1,4 +1,4 @@
-"""Outlines of checkpoint files: their content with shapes in place of tensors. Nothing is loaded, run or imported."""
+"""Read outlines of checkpoint files: content with shapes in place of tensors. Nothing is loaded, run or imported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from landscape.checkpoints import restricted_unpickler
 from landscape.checkpoints.raw_files import header, members, unreadable
 from landscape.results.declared_size import refuse_oversized
 
-MAGIC = 0x1950A86A20F9469CFC6C  # of torch's format before it was a zip archive
+MAGIC = 0x1950A86A20F9469CFC6C  # of torch's format before 1.6
 ITEM_BYTES = {
     "Double": 8, "Float": 4, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Short": 2, "Char": 1, "Byte": 1,
     "Bool": 1, "ComplexDouble": 16, "ComplexFloat": 8, "QUInt8": 1, "QInt8": 1, "QInt32": 4, "Untyped": 1,
@@ -111,9 +111,9 @@ def of_zip(path: Path) -> Outline:
 
 
 def of_pickles(path: Path) -> Outline:
-    """The outline of a file of torch.save before its zip archives: magic number, version, system, content.
+    """The outline of a file of torch.save before PyTorch 1.6: magic number, version, system, content.
 
-    Of another pickle, only the globals that it names.
+    For any other pickle, only the globals that it names.
 
     Raises:
         ValueError: it is neither, is damaged, or declares more than it can hold.

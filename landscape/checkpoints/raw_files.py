@@ -1,4 +1,4 @@
-"""The bytes of checkpoint files: archives, safetensors headers, shards and JSON, checked before they are trusted."""
+"""Read and check the raw content of checkpoint files: archives, safetensors headers, shards and JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEADER = 8  # bytes of the length in front of a safetensors header
 
 
 def unreadable(path: Path, reason: str) -> ValueError:
-    """The one-line error of a file that is not a checkpoint."""
+    """The one-line error for a file that is not a checkpoint."""
     short = " ".join(reason.split())[:160]
     return ValueError(
         f"{path} is not a readable checkpoint ({short}); expected a file written by torch.save or safetensors"

@@ -105,7 +105,7 @@ class Inert:
 class Unpickler(pickle._Unpickler):
     """Python's unpickler with a table of stand-ins by name; other names become subclasses of `Inert`.
 
-    The implementation in Python: the memo of the one in C is an array that a single opcode can grow to all memory.
+    The implementation in Python is used because in the one in C a single opcode can grow the memo to all memory.
     `persistent` returns objects outside the pickle, by persistent id; `named` collects the names in the pickle.
     """
 

@@ -1,4 +1,4 @@
-"""The snapshots of one training run, in order."""
+"""Find the snapshots of a training run, in order of epoch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Code that the user names, as `file.py:callable` or `module:callable`: import it, call it, and control its randomness.
+"""Import and call code that the user names as `file.py:callable` or `module:callable`, with its randomness controlled.
 
-Foreign code draws from the global random generators of torch, numpy (the legacy one) and Python. They can be read, to
-notice that it draws, and seeded while it runs.
+Foreign code draws from the global random generators of torch, numpy (the legacy one) and Python. Their states
+show whether it draws, and can be seeded while it runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Products of the two positive semi-definite stand-ins for the Hessian: the Gauss-Newton matrix and the Fisher."""
+"""Products with the positive semi-definite alternatives to the Hessian: Gauss-Newton and the empirical Fisher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hessian-vector products by double backward, and which layer is to blame where a model has no second derivative."""
+"""Hessian-vector products by double backward; where a model has no second derivative, the layer is named."""
 
 from __future__ import annotations
 

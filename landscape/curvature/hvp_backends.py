@@ -1,4 +1,4 @@
-"""Which backend computes Hessian-vector products: the one asked for, or the fastest in a short benchmark."""
+"""Select the backend of Hessian-vector products: the requested one, or the fastest in a short benchmark."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WORTH_TRACING = 32  # mini-batches: for fewer a trace of some seconds does not p
 WORTH_COMPILING = 500.0  # seconds of products: below that a compilation of half a minute to two does not
 PRODUCTS = 16  # per mini-batch, for that estimate
 BATCHED = 8  # mini-batches per product of `together`
-AGREES = 0.1  # relative difference of products by two backends: a unit on another side of its kink made 0.03
+AGREES = 0.1  # accepted relative difference of two backends: one unit on the other side of its kink causes 0.03
 REPEATS = 3  # products per candidate
 CLEARLY = 1.2  # how many times faster than the expected backend another one has to be
 
@@ -77,7 +77,7 @@ def curvature(
 
 
 def autotuned(subject: Subject, pattern: str, hvp: Hvp, **options: Any) -> dict[str, str]:
-    """The choice of a probe's `autotune`: the backend that `auto` picks; empty if one was asked for."""
+    """The choice of a probe's `autotune`: the backend that `auto` picks; empty if one was requested."""
     if hvp != "auto":
         return {}
     return {"hvp": curvature(subject, matching(subject.parameters, pattern), hvp, **options).hvp}
@@ -102,7 +102,7 @@ def _can_fix_pattern(subject: Subject) -> bool:
         if isinstance(error, RuntimeError | MemoryError) and out_of_memory(error):
             return True  # micro-batches may fit
         why = str(error).strip().partition("\n")[0]
-        log.info("kinks stay as single precision decides them: the model cannot be followed in double (%s)", why)
+        log.info("the activation pattern stays that of single precision: the model cannot be run in double (%s)", why)
         return False
     return True
 

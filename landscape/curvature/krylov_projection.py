@@ -37,7 +37,7 @@ class Projection:
             self.beta = 0.0  # an invariant subspace: its values are exact
         rounding = 0.0 if self._single else self.floor * self.scale
         self.residuals = np.maximum(self.beta * np.abs(self.vectors[-1]), rounding)
-        self._coupling = np.append(np.zeros(m - 1), self.beta)  # of the next basis vector to those there are
+        self._coupling = np.append(np.zeros(m - 1), self.beta)  # of the next basis vector to the existing ones
 
     @property
     def full(self) -> bool:

@@ -20,7 +20,7 @@ ERROR = 0.01  # of tol: the estimated relative error min(r, r^2 / gap) at which 
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Eigenvalues in the order asked for, each with a bound."""
+    """Eigenvalues in the requested order, each with a bound."""
 
     values: np.ndarray  # (k,)
     # ||H v - lambda v||, (k,): an eigenvalue of H lies within it. Includes rounding. Says nothing about further
@@ -37,7 +37,7 @@ class Spectrum:
     nodes: np.ndarray
     weights: np.ndarray  # (m,), non-negative, sum 1
     products: int  # operator products spent
-    vectors: Tensor | None = None  # (k, n) if asked for, each in the half space of the start vector
+    vectors: Tensor | None = None  # (k, n) if requested, each in the half space of the start vector
     missed: int = 0  # how many of the values only the search of `verification.verified` found
 
 
@@ -55,7 +55,7 @@ def lanczos_search(
 ) -> Search:
     """The k wanted eigenvalues by Lanczos with full reorthogonalisation, tested at every step.
 
-    A generator that asks for one product at a time, so that several searches may run side by side.
+    A generator that requests one product at a time, so that several searches can share a batched product.
     Two passes of classical Gram-Schmidt per step ("twice is enough", Giraud et al. 2005). A random start is needed:
     gradient-like starts hide eigenvectors. On breakdown (an invariant subspace) the search continues with a random
     vector orthogonal to the basis, until that no longer changes the wanted values. A full basis is restarted with its
@@ -183,7 +183,7 @@ def wanted(values: np.ndarray, k: int, which: Which) -> np.ndarray:
 
 
 def _converged(ritz: Projection, positions: np.ndarray, which: Which, tol: float, ends: float) -> bool:
-    """Whether the wanted values are known, and the two algebraic ends as far as they are asked for."""
+    """Whether the wanted values are known, and the two algebraic ends to the requested residual."""
     theta, residuals = ritz.values, ritz.residuals
     size = np.abs(theta)
     least = ritz.floor * size.max()

@@ -1,4 +1,4 @@
-"""Products on a mini-batch that may exceed memory: it is then split into micro-batches, whose mean is exact."""
+"""Split a mini-batch into micro-batches where its products exceed memory; their mean is exact."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MicroBatchedProduct:
     adds the cause to an error about a missing second derivative. All mini-batches share one `micro_batching`.
 
     Raises:
-        ValueError: as explained.
+        ValueError: the one that `explain` returns.
         MemoryError: a single sample does not fit.
     """
 

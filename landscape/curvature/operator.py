@@ -30,7 +30,7 @@ class Curvature:
     """Products of the objective's curvature on the mini-batches of a subject."""
 
     subject: Subject  # whose loss is differentiated
-    parameters: Mapping[str, Tensor]  # by which, name -> tensor
+    parameters: Mapping[str, Tensor]  # differentiated by, name -> tensor
     hvp: str  # name of the backend, see `hvp_backends.Hvp`
     operator: Operator = "hessian"  # of which matrix: Hessian, Gauss-Newton or empirical Fisher
     fixed: bool = False  # the activation pattern is fixed to that of double precision
@@ -118,8 +118,8 @@ def over_all_samples(
 ) -> Callable[[Tensor], Tensor]:
     """Products v -> H v for the mean over all samples: mini-batches weigh by their size, weight decay counts once.
 
-    The graph of a single mini-batch is kept. Of several, the first `batches` or all, each is rebuilt for every product:
-    one more gradient, for the memory of one mini-batch.
+    The graph of a single mini-batch is kept. Those of several (the first `batches`, or all) are rebuilt for every
+    product: one more gradient, for the memory of one mini-batch.
     """
     sizes = [len(targets) for _, targets in islice(subject.batches, batches)]
     if len(sizes) == 1:

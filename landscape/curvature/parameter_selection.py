@@ -1,4 +1,4 @@
-"""Which parameters are measured: those that match a regular expression, as a whole or layer by layer."""
+"""Select the parameters to measure: those that match a regular expression, as a whole or layer by layer."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Blocks:
         return index[1] if self.per_layer else 0
 
     def require_rows(self, top: int) -> None:
-        """Check that the largest block has as many rows as eigenvalues are asked for.
+        """Check that the largest block has at least `top` rows.
 
         Raises:
             ValueError: it has fewer.
@@ -81,4 +81,4 @@ class Blocks:
         size = int(self.sizes.max())
         if top > size:
             whose = "largest layer" if self.per_layer else "model"
-            raise ValueError(f"--top {top} exceeds the {size} parameters of the {whose}; ask for at most {size}")
+            raise ValueError(f"--top {top} exceeds the {size} parameters of the {whose}; give at most {size}")

@@ -1,4 +1,4 @@
-"""The wanted eigenvalues of the curvature of one mini-batch, or of several side by side."""
+"""Compute the requested eigenvalues of the curvature of one mini-batch, or of several at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIN_ROWS = 64  # if fewer fit in single precision, they are stored in half preci
 
 @dataclass(frozen=True)
 class Request:
-    """What to find of every matrix; see `lanczos.lanczos`."""
+    """Which eigenvalues to compute, and how; see `lanczos.lanczos`."""
 
     top: int
     which: Which
@@ -35,7 +35,7 @@ class Request:
         return self.top * (2 if self.which == "both" else 1)
 
     def capped(self, size: int) -> Request:
-        """The request for a matrix that may have fewer rows than eigenvalues are asked for."""
+        """The request with `top` limited to the number of rows."""
         return replace(self, top=min(self.top, size))
 
 

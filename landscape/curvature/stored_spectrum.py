@@ -1,4 +1,4 @@
-"""What the results file holds of every spectrum, and the summaries NEP and APE of all of them."""
+"""Stored quantities of every spectrum, and the summaries NEP and APE over all of them."""
 
 from __future__ import annotations
 

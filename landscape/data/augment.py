@@ -1,4 +1,4 @@
-"""Augmentation of whole batches of images, as in training, drawn from one seed."""
+"""Augment whole batches of images as in training, from one seed."""
 
 from __future__ import annotations
 

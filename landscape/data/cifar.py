@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009): read from the official python or binary files, downloaded if missing."""
+"""Load CIFAR-10 and CIFAR-100 (Krizhevsky 2009) from the official python or binary files, downloaded if missing."""
 
 from __future__ import annotations
 
@@ -205,15 +205,15 @@ def download(url: str, *, md5: str, root: Path, folder: str, files: Sequence[str
     path inside the archive is followed.
 
     Raises:
-        OSError, http.client.HTTPException: no network, no answer, no space, or no permission to write.
+        OSError, http.client.HTTPException: no network, no response, no space, or no permission to write.
         ValueError: the archive has another checksum, or lacks a file.
     """
-    with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
+    with urllib.request.urlopen(url, timeout=TIMEOUT) as response:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder}.", dir=root) as temporary:
             archive = Path(temporary) / "archive.tar.gz"
             with archive.open("wb") as stream:
-                shutil.copyfileobj(answer, stream)
+                shutil.copyfileobj(response, stream)
             with archive.open("rb") as stream:
                 found = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
             if found != md5:

@@ -1,4 +1,4 @@
-"""CIFAR-10-C and CIFAR-100-C: the CIFAR test images under common corruptions (Hendrycks & Dietterich 2019)."""
+"""Load CIFAR-10-C and CIFAR-100-C, the CIFAR test images under common corruptions (Hendrycks & Dietterich 2019)."""
 
 from __future__ import annotations
 

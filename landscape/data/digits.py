@@ -1,4 +1,4 @@
-"""The embedded data set of 1,797 handwritten digits.
+"""Load the embedded data set of 1,797 handwritten digits.
 
 "Optical Recognition of Handwritten Digits", E. Alpaydin and C. Kaynak 1998, UCI Machine Learning Repository,
 https://doi.org/10.24432/C50P49, CC BY 4.0; the file is the copy that scikit-learn distributes (see digits.md).

@@ -1,4 +1,4 @@
-"""Image folders with one folder per class, up to the size of ImageNet."""
+"""Load image folders with one folder per class, up to the size of ImageNet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Free memory, checked before data are read into it, and a tensor that grows as they arrive."""
+"""Check that data fit into free memory before they are read, and collect them in a growing tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NumPy arrays from a `.npz` file, a pair of `.npy` files, or a folder that holds such a pair."""
+"""Load NumPy arrays from a `.npz` file, a pair of `.npy` files, or a folder that holds such a pair."""
 
 from __future__ import annotations
 

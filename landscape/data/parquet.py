@@ -1,4 +1,4 @@
-"""Images in parquet files with the layout of Hugging Face data sets, read with pyarrow (the extra `parquet`)."""
+"""Load images from parquet files with the layout of Hugging Face data sets, read with pyarrow (the extra `parquet`)."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def load(name: str, *, split: Split, samples: Samples, image_size: int | None, r
 
     Shards named train-*, test-* or validation-* belong to that split (test: the validation shards if there are no test
     shards, or these have no labels); other shards are used for both. The column of pictures holds encoded bytes or
-    `{bytes, path}`, that of classes whole numbers or words; both are found by type and name. Labels are read as a
-    whole; pictures by row group, of which only the selected rows are decoded.
+    `{bytes, path}`, the column of classes whole numbers or strings; both are found by type and name. Labels are read at
+    once, pictures by row group, of which only the selected rows are decoded.
 
     Raises:
         FileNotFoundError: there is no shard for this split.

@@ -1,4 +1,4 @@
-"""Data from Python objects that a user's callable returns: a pair of tensors, a torch Dataset, a DataLoader."""
+"""Load data from Python objects that a user's callable returns: a pair of tensors, a torch Dataset, a DataLoader."""
 
 from __future__ import annotations
 

@@ -55,9 +55,9 @@ def fit_with_best_penalty(
     fit: Callable[[Tensor, Tensor, tuple[float, ...]], list[Linear]] = ridge,
     penalties: tuple[float, ...] = PENALTIES,
 ) -> tuple[Linear, float, float]:
-    """The classifier fitted to all samples, with the penalty of best accuracy on held-out ones when fitted to the rest.
+    """Fit to all samples, with the penalty that has the best held-out accuracy when fitted to the other samples.
 
-    Of equally good penalties the largest. Targets are one-hot or class probabilities; `held_out` is (n,) bool.
+    Of equally good penalties, the largest is used. Targets are one-hot or class probabilities; `held_out` is (n,) bool.
 
     Returns:
         the classifier, its penalty, and the held-out accuracy of that penalty.

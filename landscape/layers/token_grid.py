@@ -1,4 +1,4 @@
-"""Where the positions of a tensor lie in the image: its layout, its grid, and whether windows have reordered it.
+"""Find where the positions of a tensor lie in the image: its layout, its grid, and whether windows have reordered it.
 
 A map that was partitioned into windows and left so (as in MaxViT, Hiera, MobileViT, NesT) has tokens, but not in
 row-major order.

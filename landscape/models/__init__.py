@@ -1,4 +1,4 @@
-"""The bundled networks, by name."""
+"""Build the bundled networks by name."""
 
 from __future__ import annotations
 
@@ -124,6 +124,6 @@ def summary(name: str, **arguments: Any) -> str:
 def _kinds(name: str) -> dict[str, Any]:
     if name not in MODELS:
         near = difflib.get_close_matches(name, NAMES, n=3) or list(NAMES[:3])
-        raise ValueError(f"no model is named {name!r}; near it: {', '.join(near)}; all of them: landscape models")
+        raise ValueError(f"no model is named {name!r}; similar names: {', '.join(near)}; landscape models lists all")
     hints = get_type_hints(MODELS[name].func.__init__)
     return {argument: kind for argument, kind in hints.items() if argument != "return"}

@@ -1,4 +1,4 @@
-"""Arguments of a model, from the text of a command line or the lists of a checkpoint to what its constructor takes."""
+"""Convert model arguments, text of a command line or lists of a checkpoint, to the types that the constructor takes."""
 
 from __future__ import annotations
 

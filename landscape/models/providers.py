@@ -66,8 +66,8 @@ def context(wanted: Wanted) -> int | None:
     """The longest sequence of tokens that a network accepts; None if its source does not say."""
     if wanted.source != "hf":
         return None
-    asked = [wanted.arguments[name] for name in huggingface.CONTEXTS if name in wanted.arguments]
-    return int(asked[0]) if asked else huggingface.context(wanted.name)
+    given = [wanted.arguments[name] for name in huggingface.CONTEXTS if name in wanted.arguments]
+    return int(given[0]) if given else huggingface.context(wanted.name)
 
 
 def identity(spec: str, arguments: Mapping[str, Any]) -> str | None:
@@ -194,4 +194,4 @@ SOURCES: dict[str, tuple[Callable[[Wanted], nn.Module], Callable[[Wanted], Prepr
 
 def _unknown(source: str, name: str, names: list[str]) -> ValueError:
     near = difflib.get_close_matches(name, names, 3, 0.5) or names[:3]
-    return ValueError(f"{source} has no model {name!r}; near it: {', '.join(near)} (of {len(names)})")
+    return ValueError(f"{source} has no model {name!r}; similar names: {', '.join(near)} (of {len(names)})")

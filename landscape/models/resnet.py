@@ -65,7 +65,7 @@ class ResNet(Staged):
         head: `gap`, `bn-gap` or `mlp`, see `pooling`.
 
     Raises:
-        ValueError: groups or another width per group are asked of basic blocks, or leave no channels.
+        ValueError: groups or a width per group are given for basic blocks, or leave no channels.
     """
 
     def __init__(

@@ -110,7 +110,7 @@ def block(dim: int, heads: int, mlp_ratio: int, rate: float, dropout: float) -> 
 class Attention(nn.Module):
     """Multi-head self-attention softmax(q k' / sqrt(d)) v, by the fused kernel.
 
-    That kernel has no second derivative; whoever needs one runs the forward pass under the math backend. Where there
+    That kernel has no second derivative; code that needs one runs the forward pass under the math backend. Where there
     is a mask (query, key), a query sees only the keys that it names.
     """
 

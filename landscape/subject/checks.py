@@ -1,4 +1,4 @@
-"""Reject models that cannot be measured as asked: stochastic, in training mode, or not fitting their data."""
+"""Reject models that cannot be measured: stochastic, in training mode, or not matching their data."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def refuse_training(model: nn.Module) -> None:
 
 
 def refuse_batch_size(stored: Checkpoint, spec: Spec, samples: int) -> None:
-    """Reject mini-batches of another size than the only one that an exported graph takes."""
+    """Reject mini-batches of another size than the fixed one of an exported graph."""
     size = stored.batch_size
     if spec.batch_size != size or samples % size:
         raise ValueError(
@@ -65,7 +65,7 @@ def refuse_batch_size(stored: Checkpoint, spec: Spec, samples: int) -> None:
 
 
 def refuse_misfit(subject: Subject) -> None:
-    """Reject a model whose inputs or classes are not those of the data, found by one small forward pass."""
+    """Reject a model whose inputs or classes do not match the data, by one small forward pass."""
     images = subject.images
     assert images is not None
     few = (subject.checkpoint.batch_size if subject.checkpoint else 0) or 2
@@ -128,6 +128,6 @@ def _returned(model: nn.Module, inputs: Tensor, images: Images) -> object:
     except (RuntimeError, AssertionError, TypeError, IndexError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(
-            f"the model refuses inputs of shape {tuple(inputs.shape[1:])} from {images.name} ({reason}); check --data, "
-            f"{'--block-size' if images.sequences else '--image-size'} and --model-arg"
+            f"the model fails on inputs of shape {tuple(inputs.shape[1:])} from {images.name} ({reason}); check "
+            f"--data, {'--block-size' if images.sequences else '--image-size'} and --model-arg"
         ) from error

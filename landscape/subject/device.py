@@ -1,4 +1,4 @@
-"""The device that `--device` names."""
+"""Parse `--device`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What identifies a result: everything that can change it, and what is stored beside it."""
+"""Collect everything that can change a result, which identifies it, and the attributes that are stored with it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def identity(subject: Subject, uses: Iterable[str], weights: str | None = None) 
 
 
 def attributes(subject: Subject) -> dict[str, str | int | float]:
-    """What is stored beside every result."""
+    """The attributes that are stored with every result."""
     spec, stored, images = subject.spec or Spec(), subject.checkpoint, subject.images
     return {
         "spec": json.dumps(asdict(spec), default=str),

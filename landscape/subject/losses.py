@@ -1,4 +1,4 @@
-"""The data term of the objective: a loss per sample, named or loaded from a user's file."""
+"""Losses per sample, the data term of the objective: by name, or from a user's file."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def losses_of(spec: str) -> Losses:
             got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise ValueError(
                 f"--loss {spec} returned {got} for {len(targets)} samples, expected one loss per sample, "
-                f'({len(targets)},); with torch\'s losses ask for reduction="none"'
+                f'({len(targets)},); give torch\'s losses reduction="none"'
             )
         return found
 

@@ -1,4 +1,4 @@
-"""Build the model that a spec or a checkpoint names, without running code or reserving absurd memory for a file."""
+"""Build the model that a spec or checkpoint names; a file can neither run code nor claim absurd amounts of memory."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def _native_name(stored: Checkpoint | None) -> str:
     """The model that one of our own checkpoints names."""
     if stored is None or not stored.native:
         where = f"{stored.path} holds weights only" if stored else "no checkpoint"
-        said = f" (of {stored.arch}, it says)" if stored and stored.arch else ""
-        raise ValueError(f"{where}{said}; name their architecture with --model NAME or --model file.py:callable")
+        named = f" (of {stored.arch})" if stored and stored.arch else ""
+        raise ValueError(f"{where}{named}; name the architecture with --model NAME or --model file.py:callable")
     return refuse_code(stored, "model", stored.model)
 
 

@@ -1,4 +1,4 @@
-"""What a model returns, and the loss and correctness of every sample that follow from it."""
+"""Find the logits in what a model returns, and compute loss and correctness of every sample."""
 
 from __future__ import annotations
 

@@ -25,21 +25,21 @@ log = logging.getLogger(__name__)
 
 
 def resolved(spec: Spec, stored: Checkpoint | None) -> tuple[Spec, Images]:
-    """The spec with what the options left open filled in, and the images that it loads.
+    """The spec with defaults from checkpoint and provider filled in, and the images that it loads.
 
     The model is the one that a foreign checkpoint names; preprocessing and context length are the provider's. Inputs
     that are used as they are (floating-point tensors) have no preprocessing to fill in.
     """
-    asked = replace(spec, model=spec.model or architecture_of(stored))
-    filled = _with_provider(asked, stored)
+    named = replace(spec, model=spec.model or architecture_of(stored))
+    filled = _with_provider(named, stored)
     images = load_images(filled, stored)
-    _warn_of_unused(asked, images)
+    _warn_of_unused(named, images)
     if images.sequences:
         return filled, images
-    if filled == asked or not images.mean:
-        return asked, images
-    said = Preprocessing(images.size, _resize(filled), images.mean, images.std)
-    log.info("preprocessing of %s: %s", asked.model, said)
+    if filled == named or not images.mean:
+        return named, images
+    preprocessing = Preprocessing(images.size, _resize(filled), images.mean, images.std)
+    log.info("preprocessing of %s: %s", named.model, preprocessing)
     return filled, images
 
 

@@ -1,6 +1,6 @@
 """A sanity check after loading: are loss and accuracy of the first mini-batches better than guessing?
 
-An accuracy at chance level means that weights, class order or normalisation do not belong together.
+An accuracy at chance level means that weights, class order and normalisation do not match.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def check_sanity(subject: Subject, samples: int = 256) -> SanityCheck:
         taken, targets_of = torch.cat(predicted).cpu().numpy(), torch.cat(wanted).cpu().numpy()
         cause = class_order_hint(taken, targets_of, classes) or normalisation
         if not cause and len(set(taken)) == 1:
-            cause = f"every sample is taken for class {taken[0]}, as unfit weights or inputs do"
+            cause = f"every sample is predicted as class {taken[0]}, which suggests wrong weights or inputs"
     return replace(check, p_value=p_value, cause=cause)
 
 
@@ -117,11 +117,11 @@ def class_order_hint(predicted: np.ndarray, wanted: np.ndarray, classes: int) ->
     np.add.at(table, (wanted[fitted], predicted[fitted]), 1)
     _, assigned = linear_sum_assignment(table, maximize=True)
     orders = [
-        (predicted == wanted + 1, "the samples are taken for the class +1: the classes are shifted by one"),
-        (predicted == wanted - 1, "the samples are taken for the class -1: the classes are shifted by one"),
+        (predicted == wanted + 1, "the samples are predicted as their class + 1: the class numbers are shifted by one"),
+        (predicted == wanted - 1, "the samples are predicted as their class - 1: the class numbers are shifted by one"),
         (
             assigned[wanted[~fitted]] == predicted[~fitted],
-            "held-out samples are right in another order of the classes: check that of the data",
+            "held-out samples are correct under another class order: check that of the data",
         ),
     ]
     sure = [(hit.mean(), words) for hit, words in orders if guessing_p_value(hit.sum(), len(hit), classes) < SURE]

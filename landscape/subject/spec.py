@@ -1,4 +1,4 @@
-"""What a subject is loaded from: checkpoint, model, data, objective. Fields with a help text are command-line options.
+"""Options for loading a subject: checkpoint, model, data, objective. Those with a help text are command-line options.
 
 Importing this module does not import torch: the command line reads its options here.
 """
@@ -20,8 +20,8 @@ Weights = Literal["raw", "ema"]
 class Spec:
     """Everything needed to load a subject again elsewhere: plain and picklable.
 
-    An empty value ("", None, ()) of a field stands for what the checkpoint, the model's provider or the data say. The
-    resolved spec of a loaded subject has what the provider said filled in.
+    An empty value ("", None, ()) of a field means the value of the checkpoint, the model's provider or the data. In
+    the resolved spec of a loaded subject, the provider's values are filled in.
     """
 
     checkpoint: Path | None = None  # file with the weights; None measures the freshly built model

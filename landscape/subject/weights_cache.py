@@ -1,4 +1,4 @@
-"""Values that follow from a subject's weights: computed once, discarded when the weights change."""
+"""Cache values that are computed from a subject's weights, until the weights change."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class WeightsCache:
 
 
 def once_per_weights(function: Callable[Concatenate[Subject, P], T]) -> Callable[Concatenate[Subject, P], T]:
-    """Compute a function of a subject once per set of arguments, until the subject's weights are hashed as changed.
+    """Cache a function of a subject for each set of arguments, until hashing finds that the weights have changed.
 
     Arguments are compared by value; a mapping of tensors by its names and the identity of its tensors.
     """
