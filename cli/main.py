@@ -89,7 +89,7 @@ def landscape(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     set_up_process()
-    code = status(sys.argv[1:] if arguments is None else arguments)
+    code = exit_code(sys.argv[1:] if arguments is None else arguments)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
         # In a process group everything is written by now, and threads of a closed connection may abort a normal exit.
         sys.stdout.flush()
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-def status(arguments: Sequence[str]) -> int:
+def exit_code(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code: 0 done, 1 error, 2 usage error, 130 interrupted, 143 terminated."""
     usage_error: Any = typer.BadParameter.__base__
     signal.signal(signal.SIGTERM, _terminate)

@@ -11,7 +11,7 @@ from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.headlines import Numbers, ends
+from landscape.plots.headlines import Numbers, first_and_last
 
 MEANING = (
     "How far each head attends, in pixels of the image, and how much its attention depends on the query: points are "
@@ -56,5 +56,5 @@ def headline(data: xr.Dataset) -> Numbers:
     for name, word in (("distance", "distance"), ("mutual_information", "NMI")):
         rows = data[name].values if name in data else np.empty((0, 0))
         means = np.array([row[np.isfinite(row)].mean() for row in rows if np.isfinite(row).any()])
-        found |= {f"{word} {key}": value for key, value in ends(means).items()}
+        found |= {f"{word} {key}": value for key, value in first_and_last(means).items()}
     return found

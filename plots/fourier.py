@@ -9,7 +9,7 @@ import xarray as xr
 from landscape.plots import depth, style
 from landscape.plots.appearance import Look
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.headlines import Numbers, ends, finite
+from landscape.plots.headlines import Numbers, finite, first_and_last
 
 MEANING = (
     "The Fourier spectrum of the feature maps along its diagonal, relative to each layer's own zero "
@@ -45,4 +45,4 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 def headline(data: xr.Dataset) -> Numbers:
     """Relative log amplitude at the highest frequency, of the first and the last layer that have one."""
-    return ends(finite(data, "high_frequency"))
+    return first_and_last(finite(data, "high_frequency"))

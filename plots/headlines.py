@@ -90,6 +90,6 @@ def finite(data: xr.Dataset, name: str) -> np.ndarray:
     return np.asarray(values[np.isfinite(values)])
 
 
-def ends(values: np.ndarray) -> Numbers:
+def first_and_last(values: np.ndarray) -> Numbers:
     """The first and the last value, over depth."""
     return {"shallowest": values[0].item(), "deepest": values[-1].item()} if values.size else {}

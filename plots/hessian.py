@@ -38,7 +38,7 @@ def draw(
     """
     look = look or look_of(data)
     values = eigenvalues(data)
-    for ax, (low, high) in zip(axes, ranges or spans([data]), strict=True):
+    for ax, (low, high) in zip(axes, ranges or axis_ranges([data]), strict=True):
         at = np.linspace(low, high, 400)
         curve = density(values, at)
         ax.plot(at, curve, color=look.color, linestyle=look.line, label=look.label)
@@ -58,7 +58,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look], *, ranges: tuple[
     figure = style.page(results, looks, height=2.1, legend=legend)
     left, right = figure.subplots(1, 2, sharey=True)
     for data, look in pairs:
-        draw(data, (left, right), look=look, ranges=ranges or spans(results))
+        draw(data, (left, right), look=look, ranges=ranges or axis_ranges(results))
     peaks = [max(float(line.get_ydata().max()) for line in pair) for pair in zip(left.lines, right.lines, strict=True)]
     if max(peaks) > UNEVEN * min(peaks):
         left.set_yscale("log")  # shared: on a linear axis one sharp density would flatten the others
@@ -74,7 +74,7 @@ def eigenvalues(data: xr.Dataset) -> np.ndarray:
     return np.asarray(values[np.isfinite(values)])
 
 
-def spans(results: Sequence[xr.Dataset]) -> tuple[Range, Range]:
+def axis_ranges(results: Sequence[xr.Dataset]) -> tuple[Range, Range]:
     """Ranges of both sides that hold nearly all values of every result; single outliers do not stretch them."""
     low, high = 0.0, 0.0
     for data in results:

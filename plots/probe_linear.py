@@ -10,7 +10,7 @@ import xarray as xr
 from landscape.plots import depth, style
 from landscape.plots.appearance import Look, parameters_of
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.headlines import Numbers, ends, finite
+from landscape.plots.headlines import Numbers, finite, first_and_last
 
 MEANING = (
     "How well a linear classifier tells the classes apart from the frozen features of each layer, fitted on the train "
@@ -51,6 +51,10 @@ def headline(data: xr.Dataset) -> Numbers:
     if not np.isfinite(values).any():
         return {}
     best = int(np.nanargmax(values))
-    found = {**ends(finite(data, "accuracy")), "best": values[best].item(), "at": str(data["name"].values[best])}
+    found = {
+        **first_and_last(finite(data, "accuracy")),
+        "best": values[best].item(),
+        "at": str(data["name"].values[best]),
+    }
     unconverged = int((data["converged"].values == 0).sum()) if "converged" in data else 0
     return {**found, "not converged": unconverged} if unconverged else found

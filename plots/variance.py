@@ -10,7 +10,7 @@ import xarray as xr
 from landscape.plots import depth
 from landscape.plots.appearance import Look
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.headlines import Numbers, ends, finite
+from landscape.plots.headlines import Numbers, finite, first_and_last
 
 MEANING = (
     "How much a feature map varies over its positions, layer by layer: it falls where a layer averages (self-"
@@ -38,4 +38,4 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 def headline(data: xr.Dataset) -> Numbers:
     """Feature-map variance of the first and of the last layer that has a map."""
-    return ends(finite(data, "variance"))
+    return first_and_last(finite(data, "variance"))

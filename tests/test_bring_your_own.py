@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import landscape
 from landscape.checkpoints import raw_files
 from landscape.checkpoints.checkpoint import read_checkpoint
-from landscape.cli.main import status
+from landscape.cli.main import exit_code
 from landscape.results import reader
 
 
@@ -147,17 +147,17 @@ def test_every_form_gives_the_network_that_was_saved(form: str, mine: Path) -> N
 )
 def test_a_probe_measures_a_form_and_stores_what_was_taken(form: str, mine: Path) -> None:
     path = FORMS[form](mine)
-    assert status(["variance", str(path), *ASKED]) == 0
+    assert exit_code(["variance", str(path), *ASKED]) == 0
     ((_, data),) = reader.groups("r.h5")
     taken = {"SWA": "dropped 1 (n_averaged)", "Lightning": "state_dict, without the prefix net."}
     assert taken.get(form, "the file itself") in data.attrs["weights_taken"]
     assert data.attrs["checkpoint_sha256"] == raw_files.sha256_of(path)
-    assert status(["show", str(path)]) == 0
+    assert exit_code(["show", str(path)]) == 0
 
 
 def test_the_same_weights_in_another_form_have_the_same_run_key(mine: Path) -> None:
     for form in ("state dict", "Lightning", "safetensors", "Hugging Face folder, bin"):
-        assert status(["variance", str(FORMS[form](mine)), *ASKED, "--label", "one"]) == 0
+        assert exit_code(["variance", str(FORMS[form](mine)), *ASKED, "--label", "one"]) == 0
     assert len(reader.groups("r.h5")) == 1
 
 
@@ -249,7 +249,7 @@ def test_an_encoder_is_measured_where_no_logits_are_needed(
     content, weights = ENCODERS[method]
     path = saved(mine / f"{method}.pth", content)
     words = [*(word for word in ASKED if word != "--quiet"), "--weights", weights]
-    assert status(["variance", str(path), *words]) == 0
+    assert exit_code(["variance", str(path), *words]) == 0
     said = capsys.readouterr().err
     assert "dropped" in said
     assert "as initialised 2 (fc.weight, fc.bias)" in said
@@ -257,7 +257,7 @@ def test_an_encoder_is_measured_where_no_logits_are_needed(
     ((_, data),) = reader.groups("r.h5")
     assert "dropped" in data.attrs["weights_taken"]
     # what needs logits refuses, in one line, unless it is told to take a fresh classifier
-    assert status(["noise", str(path), *words]) == 1
+    assert exit_code(["noise", str(path), *words]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "2 missing keys (fc.weight, fc.bias)" in error
@@ -269,8 +269,8 @@ def test_an_encoder_is_measured_where_no_logits_are_needed(
 
 def test_contrastive_and_masked_encoders_stand_in_one_figure(mine: Path) -> None:
     paths = [str(saved(mine / f"{name}.pth", ENCODERS[name][0])) for name in ("MoCo", "MAE")]
-    assert status(["variance", *paths, *ASKED, "--label", "MoCo", "--label", "MAE"]) == 0
-    assert status(["plot", "r.h5", "--out", "figures", "--quiet"]) == 0
+    assert exit_code(["variance", *paths, *ASKED, "--label", "MoCo", "--label", "MAE"]) == 0
+    assert exit_code(["plot", "r.h5", "--out", "figures", "--quiet"]) == 0
     assert (mine / "figures" / "variance.png").stat().st_size > 0
 
 
@@ -283,7 +283,7 @@ def test_missing_weights_are_those_of_the_seed_and_stored(mine: Path) -> None:
     first, again, other = (subject.model.state_dict()["fc.weight"] for subject in subjects)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-    assert status(["noise", str(path), *ASKED, "--allow-missing", "--samples", "8"]) == 0
+    assert exit_code(["noise", str(path), *ASKED, "--allow-missing", "--samples", "8"]) == 0
     ((_, data),) = reader.groups("r.h5")
     assert json.loads(data.attrs["spec"])["allow_missing"] is True
     assert "as initialised 2 (fc.weight, fc.bias)" in data.attrs["weights_taken"]
@@ -311,15 +311,15 @@ def test_a_program_is_the_model_itself_on_trust(
 ) -> None:
     path = make(mine / "program.pt2")
     data = ("--data", "mine.py:data", "--out", "r.h5", "--quiet")
-    assert status(["line", str(path), *data]) == 1
+    assert exit_code(["line", str(path), *data]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "is a Torch" in error or "is a torch" in error
     assert "--trust-pickle" in error
     subject = landscape.load(path, data="mine.py:data", trust_pickle=True)
     torch.testing.assert_close(outputs(subject), expected(subject))
-    assert status(["line", str(path), *data, "--resolution", "3", "--trust-pickle"]) == 0
-    assert status(["hessian", str(path), *data, "--top", "1", "--batch-size", "16", "--trust-pickle"]) == 0
+    assert exit_code(["line", str(path), *data, "--resolution", "3", "--trust-pickle"]) == 0
+    assert exit_code(["hessian", str(path), *data, "--top", "1", "--batch-size", "16", "--trust-pickle"]) == 0
     assert landscape.load(path, data="mine.py:data", model="mine.py:model", trust_pickle=True).checkpoint is not None
 
 
@@ -407,21 +407,21 @@ def test_a_file_is_hashed_once_for_a_probe_and_not_for_a_run_of_snapshots(
     read, hashed = raw_files.file_sha256, []
     monkeypatch.setattr(raw_files, "file_sha256", lambda path: hashed.append(path) or read(path))
     path = FORMS["Lightning"](mine)
-    assert status(["variance", str(path), *ASKED]) == 0
+    assert exit_code(["variance", str(path), *ASKED]) == 0
     assert hashed == [path]
     for epoch in range(3):
         saved(mine / f"epoch_{epoch}.pth", state(seed=epoch))
     path.unlink()
     hashed.clear()
-    assert status(["trajectory", str(mine), *ASKED]) == 0
+    assert exit_code(["trajectory", str(mine), *ASKED]) == 0
     assert len(hashed) == 1  # the last one, which the run is seen from
 
 
 SHOWN = """
 import resource, sys
-from landscape.cli.main import status
+from landscape.cli.main import exit_code
 resource.setrlimit(resource.RLIMIT_AS, (900 * 2**20, resource.RLIM_INFINITY))
-code = status(["show", sys.argv[1]])
+code = exit_code(["show", sys.argv[1]])
 sys.exit(2 if "torch" in sys.modules else code)
 """
 
@@ -484,7 +484,7 @@ def test_options_without_effect_are_named(mine: Path, caplog: pytest.LogCaptureF
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_the_layers_of_a_script_are_refused_in_one_line(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.jit.script(network()).save("script.pt")
-    assert status(["features", "script.pt", "--trust-pickle", "--data", "mine.py:data", "--quiet"]) == 1
+    assert exit_code(["features", "script.pt", "--trust-pickle", "--data", "mine.py:data", "--quiet"]) == 1
     assert "the modules of a TorchScript program cannot be hooked; save" in capsys.readouterr().err
 
 

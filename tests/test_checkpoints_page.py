@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from landscape.cli.main import status
+from landscape.cli.main import exit_code
 
 PAGE = (Path(__file__).parent.parent / "checkpoints.md").read_text().partition("## Bring your own data")[2]
 COMMANDS = re.findall(r"\| `landscape (.*?)` \|", PAGE)
@@ -62,7 +62,7 @@ def test_every_source_of_data_works_as_shown(command: str, study: Path, capsys: 
     builder = words[words.index("--model") + 1].rpartition(":")[2]
     torch.manual_seed(0)
     torch.save(runpy.run_path(str(study / "mine.py"))[builder]().state_dict(), study / "weights.pt")
-    assert status(words) == 0, capsys.readouterr().err
+    assert exit_code(words) == 0, capsys.readouterr().err
     out = capsys.readouterr().out
     wanted = 40 if "--samples" in words else 60 if "mine.py:pair" in words or "mine.py:dataset" in words else 30
     assert f"{6 if 'cifar10-c:fog:3' in words else wanted} samples" in out

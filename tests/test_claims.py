@@ -22,7 +22,7 @@ from landscape.cli.claims import (
     mean_step,
 )
 from landscape.cli.findings import Finding, findings, markdown_table
-from landscape.cli.main import status
+from landscape.cli.main import exit_code
 from landscape.results import reader
 from landscape.subject import evaluation
 
@@ -152,7 +152,7 @@ def test_claims_are_reproduced_from_training_to_the_table(
     monkeypatch.setitem(NETWORKS, "alternet", NETWORKS["preresnet"])  # type: ignore[index]  # the cheapest twin
     command = ["reproduce", "--data", "digits", "--claim", "alternet", "--claim", "rhythm", "--seeds", "2"]
     command += ["--epochs", "1", "--fraction", "0.05", "--out", str(tmp_path)]
-    assert status(command) == 0
+    assert exit_code(command) == 0
     first, said = capsys.readouterr()
     assert "preresnet, seed 1: accuracy in" in said
     assert (tmp_path / "CLAIMS-rhythm+alternet.md").read_text() == first
@@ -160,7 +160,7 @@ def test_claims_are_reproduced_from_training_to_the_table(
     assert "| 0 ± 0 | 0, 0 | **cannot tell** |" in first  # equal networks from equal seeds
     assert "AlterNet is above the CNN" in first
     assert "In all: " in first
-    assert status(command) == 0  # again: from what is there
+    assert exit_code(command) == 0  # again: from what is there
     second, said = capsys.readouterr()
     assert second == first
     assert "already trained" in said
@@ -173,15 +173,15 @@ def test_evaluations_of_ensembles_are_stored_too(tmp_path: Path, monkeypatch: py
     monkeypatch.setitem(MEASUREMENTS, "ensemble", few)  # type: ignore[index]
     command = ["reproduce", "--data", "digits", "--claim", "smoothing", "--seeds", "1", "--epochs", "1"]
     command += ["--fraction", "0.05", "--out", str(tmp_path), "--quiet"]
-    assert status(command) == 0
+    assert exit_code(command) == 0
     ((_, stored),) = reader.find(tmp_path / "results.h5", "evaluate")  # equal networks from equal seeds
     subject = landscape.load(tmp_path / "checkpoints/dropout-s0/final.pt", samples=64)
     wanted = evaluation.evaluate(subject.model, list(subject.batches), passes=2)
     assert stored["loss"].sel(passes=2).item() == wanted.loss
     monkeypatch.setattr(evaluation, "evaluate", None)
-    assert status(command) == 0  # again, without measuring
+    assert exit_code(command) == 0  # again, without measuring
 
 
 def test_an_unknown_claim_is_a_usage_error_that_names_near_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    assert status(["reproduce", "--claim", "flat"]) == 2
+    assert exit_code(["reproduce", "--claim", "flat"]) == 2
     assert "--claim must be flatter" in capsys.readouterr().err

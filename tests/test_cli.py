@@ -23,7 +23,7 @@ import torch
 
 import landscape
 from landscape.cli.command_options import loading_options
-from landscape.cli.main import status
+from landscape.cli.main import exit_code
 from landscape.cli.text_table import text_table
 from landscape.results import reader
 from landscape.subject.spec import Spec
@@ -36,7 +36,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with one run of initial weights on digits."""
     folder = tmp_path_factory.mktemp("study")
     run = folder / "checkpoints" / "resnet_demo-digits"
-    assert status(["train", "resnet_demo", "--data", "digits", "--epochs", "0", "--out", str(run), "--quiet"]) == 0
+    assert exit_code(["train", "resnet_demo", "--data", "digits", "--epochs", "0", "--out", str(run), "--quiet"]) == 0
     return folder
 
 
@@ -47,7 +47,7 @@ def command(trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     monkeypatch.delenv("LANDSCAPE_DATA", raising=False)
 
     def run(*words: str | Path) -> tuple[int, str, str]:
-        code = status([str(word) for word in words])
+        code = exit_code([str(word) for word in words])
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 
@@ -190,7 +190,7 @@ def test_the_batch_size_belongs_to_the_run_key_only_if_batch_norm_is_recalibrate
         (("surface", "--plane", "eigen", "--directions", "2"), 2, "random planes"),
         (("surface", "--bn", "recalibrate:99"), 1, "mini-batches"),
         (("surface", "--model", "vit_demo"), 1, "a fresh model comes without data"),
-        (("surface", "--plane", "nowhere.h5"), 1, "nor a file of directions"),
+        (("surface", "--plane", "nowhere.h5"), 1, "or a file of directions, got nowhere.h5"),
         (("line", "--resolution", "1"), 2, "at least 2"),
         (("line", "--range", "1:-1"), 2, "from a low to a higher number"),
         (("line", "--bn", "melt"), 2, "recalibrate:K"),
@@ -345,7 +345,7 @@ def test_without_any_checkpoint_the_error_says_how_to_make_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert status(["surface"]) == 1
+    assert exit_code(["surface"]) == 1
     err = capsys.readouterr().err
     assert one_line(err)
     assert "landscape train" in err
@@ -386,8 +386,8 @@ def test_an_interrupted_surface_keeps_what_it_has_and_resumes_to_the_same_number
 def test_help_loads_neither_torch_nor_matplotlib_nor_h5py() -> None:
     script = (
         "import sys\n"
-        "from landscape.cli.main import status\n"
-        "code = status(['--help'])\n"
+        "from landscape.cli.main import exit_code\n"
+        "code = exit_code(['--help'])\n"
         "assert code == 0\n"
         "sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules or 'h5py' in sys.modules)\n"
     )
@@ -432,8 +432,8 @@ def test_plot_draws_without_torch(command: Command, trained: Path, tmp_path: Pat
     assert command("variance", "--samples", "16", "--out", out)[0] == 0
     script = (
         "import sys\n"
-        "from landscape.cli.main import status\n"
-        f"code = status(['plot', {str(out)!r}, '--out', {str(tmp_path / 'figures')!r}, '--format', 'png,pdf,svg'])\n"
+        "from landscape.cli.main import exit_code\n"
+        f"code = exit_code(['plot', {str(out)!r}, '--out', {str(tmp_path / 'figures')!r}, '--format', 'png,pdf,svg'])\n"
         "sys.exit(code or 'torch' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
@@ -452,8 +452,8 @@ def test_show_loads_neither_torch_nor_matplotlib(tmp_path: Path) -> None:
     study = synthetic.write(tmp_path / "r.h5")
     script = (
         "import sys\n"
-        "from landscape.cli.main import status\n"
-        f"code = status(['show', {str(study)!r}])\n"
+        "from landscape.cli.main import exit_code\n"
+        f"code = exit_code(['show', {str(study)!r}])\n"
         "sys.exit(code or 'torch' in sys.modules or 'matplotlib' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

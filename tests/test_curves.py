@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from landscape.cli.main import status
+from landscape.cli.main import exit_code
 from landscape.plots import drawing
 from landscape.plots.curves import curves
 
@@ -49,7 +49,7 @@ def test_an_unfinished_run_is_drawn_and_its_progress_stated(run: Path, tmp_path:
 
 
 def test_plot_takes_the_folder_of_a_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert status(["plot", str(run), "--out", str(tmp_path / "figures"), "--format", "png,pdf"]) == 0
+    assert exit_code(["plot", str(run), "--out", str(tmp_path / "figures"), "--format", "png,pdf"]) == 0
     assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["curves.pdf", "curves.png"]
     assert capsys.readouterr().out.split() == [str(tmp_path / "figures" / f"curves.{end}") for end in ("png", "pdf")]
 
@@ -70,7 +70,7 @@ def test_a_folder_that_is_no_run_is_refused_in_one_line(
         (run / "metrics.csv").unlink()
     else:
         (run / "metrics.csv").write_text(text)
-    assert status(["plot", str(run), "--out", str(run / "figures")]) == 1
+    assert exit_code(["plot", str(run), "--out", str(run / "figures")]) == 1
     words = capsys.readouterr().err
     assert words.count("\n") == 1
     with pytest.raises((ValueError, FileNotFoundError), match=message):
@@ -81,11 +81,11 @@ def test_a_folder_that_is_no_run_is_refused_in_one_line(
 def test_train_leaves_the_figure_and_on_request_event_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["train", "vit_demo", "--data", "digits", "--fraction", "0.05", "--epochs", "2", "--quiet"]
     words += ["--model-arg", "dim=8", "--model-arg", "depth=1", "--model-arg", "heads=1", "--deterministic"]
-    assert status([*words, "--out", str(tmp_path / "run")]) == 0
+    assert exit_code([*words, "--out", str(tmp_path / "run")]) == 0
     assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert not (tmp_path / "run" / "tensorboard").exists()
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
-    assert status([*words, "--out", str(tmp_path / "other"), "--tensorboard"]) == 1
+    assert exit_code([*words, "--out", str(tmp_path / "other"), "--tensorboard"]) == 1
     assert not (tmp_path / "other").exists()
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from landscape import models
-from landscape.weight_space.directions import POSITIONS, Normalize, drawn, normalised, random_direction
+from landscape.weight_space.directions import POSITIONS, Normalize, normalised, random_direction, standard_normal
 
 
 @pytest.fixture
@@ -99,12 +99,14 @@ def test_a_direction_depends_on_seed_axis_and_name_alone(weights: dict[str, Tens
     for seed, axis in ((6, 1), (5, 0)):
         other = random_direction(weights, seed=seed, axis=axis)
         assert not torch.equal(found["linear.weight"], other["linear.weight"])
-    assert not torch.equal(drawn(weights["table"], 0, 0, "a"), drawn(weights["table"], 0, 0, "b"))
+    assert not torch.equal(standard_normal(weights["table"], 0, 0, "a"), standard_normal(weights["table"], 0, 0, "b"))
 
 
 def test_random_directions_never_change() -> None:
     expected = [[0.8554931282997131, -0.16235634684562683], [0.006564012728631496, 0.02612408809363842]]
-    torch.testing.assert_close(drawn(torch.zeros(2, 2), 0, 0, "weight"), torch.tensor(expected), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(
+        standard_normal(torch.zeros(2, 2), 0, 0, "weight"), torch.tensor(expected), rtol=1e-5, atol=1e-7
+    )
 
 
 def test_the_global_generator_is_not_touched(weights: dict[str, Tensor]) -> None:

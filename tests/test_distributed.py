@@ -42,7 +42,7 @@ PROCESS = """
 import contextlib, io, json, os, sys
 import torch
 import torch.distributed as dist
-from landscape.cli.main import status
+from landscape.cli.main import exit_code
 from landscape.training.synchronised_batchnorm import SynchronisedBatchNorm2d, synchronise_batchnorm
 
 def normalise(folder):
@@ -64,7 +64,7 @@ outcomes = []
 for port, words in json.loads(sys.argv[1]):
     os.environ["MASTER_PORT"] = port
     with contextlib.redirect_stderr(io.StringIO()) as errors:
-        code = normalise(words[1]) if words[0] == "normalise" else status(words)
+        code = normalise(words[1]) if words[0] == "normalise" else exit_code(words)
     outcomes.append([code, errors.getvalue()])
 print(json.dumps(outcomes))
 """

@@ -20,7 +20,7 @@ from torch import nn
 
 import landscape
 from landscape import models
-from landscape.cli.main import status
+from landscape.cli.main import exit_code
 from landscape.exchange import importing, paraview, park2022_csv, tomgoldstein
 from landscape.exchange.exporting import export
 from landscape.exchange.grid import Grid, ProjectedTrajectory, grid_of
@@ -509,7 +509,7 @@ def command(
     monkeypatch.chdir(tmp_path)
 
     def go(*words: str | Path) -> tuple[int, str, str]:
-        code = status([str(word) for word in words])
+        code = exit_code([str(word) for word in words])
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 from landscape.checkpoints.checkpoint import read_checkpoint
-from landscape.cli.main import status
+from landscape.cli.main import exit_code
 from landscape.data import cifar
 from landscape.probe import Plan, Quantity
 from landscape.results import reader
@@ -49,7 +49,7 @@ def everything(folder: Path) -> set[Path]:
 def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """The one line with which a command ends."""
     capsys.readouterr()
-    assert status(words) == 1
+    assert exit_code(words) == 1
     said = capsys.readouterr()
     assert said.out == ""
     assert re.fullmatch(r"landscape: .+\n", said.err)
@@ -79,7 +79,7 @@ import contextlib, io, json, resource, sys, torch
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import hostile
-from landscape.cli.main import status
+from landscape.cli.main import exit_code
 folder = Path(sys.argv[2])
 for name, make in hostile.ABSURD.items():
     make(folder / name)
@@ -93,7 +93,7 @@ for name in hostile.ABSURD:
         words += ([] if name.startswith("far") else own) + ["--out", str(folder / "r.h5")] if command == "trace" else []
         error = io.StringIO()
         with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()):
-            code = status(words)
+            code = exit_code(words)
         print(json.dumps([name, command, code, error.getvalue()]), flush=True)
 """
 
@@ -344,7 +344,7 @@ def test_a_label_is_text_wherever_it_is_shown(label: str, study: Path, capsys: p
         attributes["protocol"] = attributes["model"] = attributes["data"] = label.replace("\0", "")
     before = everything(study)
     for words in (["show"], ["plot", "--out", "figures"], ["report", "--out", "p.html"], ["export", "--out", "e"]):
-        code = status([words[0], str(path), *words[1:]])
+        code = exit_code([words[0], str(path), *words[1:]])
         said = capsys.readouterr()
         assert code in (0, 1)
         assert code == 0 or re.fullmatch(r"landscape: .+", said.err.splitlines()[-1])

@@ -20,7 +20,7 @@ from landscape.subject import batchnorm
 from landscape.subject.outputs import per_sample
 from landscape.subject.subject import Subject
 from landscape.weight_space.directions import POSITIONS, random_direction
-from landscape.weight_space.extreme_eigenvectors import reach
+from landscape.weight_space.extreme_eigenvectors import half_range
 from landscape.weight_space.lines import ModelOnLine, lines_of
 from landscape.weight_space.weights_in_place import OWN
 
@@ -219,7 +219,7 @@ def test_the_range_along_eigenvectors_follows_from_the_flatter_curvature() -> No
     subject = quadratic(symmetric([200.0, 3.0, 1.0, -5.0]), weight=torch.zeros(1, 4), batches=(offset,))
     probe = Line(along="eigen", resolution=3)
     t = probe.plan(subject).over["t"]
-    assert t == pytest.approx([-reach(4.0, 0.0, -5.0), 0.0, reach(4.0, 0.0, -5.0)])
+    assert t == pytest.approx([-half_range(4.0, 0.0, -5.0), 0.0, half_range(4.0, 0.0, -5.0)])
     assert probe.identity(subject)["range"] == "by curvature"
     assert Line(along="eigen", resolution=3, range="1").plan(subject).over["t"].tolist() == [-1.0, 0.0, 1.0]
 

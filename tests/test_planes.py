@@ -18,7 +18,7 @@ from landscape.curvature.vectors import inner
 from landscape.probes.surface import Surface
 from landscape.subject.subject import Subject
 from landscape.weight_space.directions import POSITIONS
-from landscape.weight_space.extreme_eigenvectors import LOSS_CHANGE, reach
+from landscape.weight_space.extreme_eigenvectors import LOSS_CHANGE, half_range
 from landscape.weight_space.plane_evaluator import PlaneEvaluator
 from landscape.weight_space.planes import Plane, plane_of
 from landscape.weight_space.weights_in_place import RunningStatistics
@@ -173,7 +173,7 @@ def test_the_range_of_the_eigen_plane_follows_from_its_curvatures() -> None:
     ],
 )
 def test_the_reach_along_an_eigenvector(loss: float, slope: float, curvature: float, expected: float) -> None:
-    assert reach(loss, slope, curvature) == expected
+    assert half_range(loss, slope, curvature) == expected
 
 
 def test_the_eigen_plane_weighs_all_samples_equally() -> None:

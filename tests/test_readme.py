@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from landscape.cli.main import status
+from landscape.cli.main import exit_code
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -26,7 +26,7 @@ def test_the_python_example_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert status(["train", "vit_demo", "--data", "digits", "--epochs", "0"]) == 0
+    assert exit_code(["train", "vit_demo", "--data", "digits", "--epochs", "0"]) == 0
     (example,) = [block for block in blocks("python") if "landscape.load" in block]
     exec(example, {})
     printed = capsys.readouterr().out
@@ -44,7 +44,7 @@ def test_your_own_model_in_the_readme_is_measured(tmp_path: Path, monkeypatch: p
     torch.save(scope["model"]().state_dict(), tmp_path / "weights.pt")  # type: ignore[operator]
     (line,) = [line for block in blocks("console") for line in block.splitlines() if "mine.py:model" in line]
     monkeypatch.chdir(tmp_path)
-    assert status([*line.removeprefix("$ landscape ").split(), "--resolution", "3"]) == 0
+    assert exit_code([*line.removeprefix("$ landscape ").split(), "--resolution", "3"]) == 0
     assert (tmp_path / "results.h5").exists()
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from landscape import models
 from landscape.checkpoints.checkpoint import write_checkpoint
-from landscape.cli.main import status
+from landscape.cli.main import exit_code
 from landscape.subject.losses import NAMES
 from landscape.subject.sanity_check import LEVEL, SanityCheck, check_sanity, class_order_hint, guessing_p_value, warning
 from landscape.subject.subject import Subject
@@ -187,7 +187,7 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
             }  # fmt: skip
             write_checkpoint(tmp_path / "w.pt", **{**content, **entries})
         file = ["w.pt"] if entries else []
-        assert status(["variance", *file, *words, "--samples", "200"]) == 0
+        assert exit_code(["variance", *file, *words, "--samples", "200"]) == 0
         return capsys.readouterr().err
 
     return run

@@ -12,7 +12,7 @@ from foreign import Plain, torchvision_models
 from torch import Tensor, nn
 
 from landscape.api import configure_shared_pass
-from landscape.cli.main import status
+from landscape.cli.main import exit_code
 from landscape.layers.discovery import discover
 from landscape.layers.forward_hooks import feature_hooks
 from landscape.layers.layer import Layer
@@ -200,7 +200,7 @@ def test_the_command_prints_how_layers_were_found(tmp_path: Path, capsys: pytest
         "                         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))\n"
     )
     command = ["features", "--model", f"{source}:stack", "--data", "digits", "--samples", "16", "--batch-size", "8"]
-    assert status([*command, "--out", str(tmp_path / "results.h5")]) == 0
+    assert exit_code([*command, "--out", str(tmp_path / "results.h5")]) == 0
     said = capsys.readouterr().err
     assert "note: this network has no residual blocks; its layers are" in said
     assert "note: attention is left out: no self-attention was found" in said

@@ -13,7 +13,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.exchange import paraview, park2022_csv, tomgoldstein
-from landscape.exchange.grid import Grid, ProjectedTrajectory, grid_of, lines_of, trajectory_of
+from landscape.exchange.grid import Grid, ProjectedTrajectory, grid_of, line_grids_of, trajectory_of
 from landscape.results import reader
 
 # format -> (suffix, writer)
@@ -68,7 +68,7 @@ def _parts(name: str, data: xr.Dataset, kind: str) -> list[Part]:
     if probe == "trajectory":
         return _trajectory_files(trajectory_of(data), kind) if np.isfinite(data["pc1"].values).any() else []
     if probe == "line":
-        grids = lines_of(data) if kind in OF_LINES else []
+        grids = line_grids_of(data) if kind in OF_LINES else []
         numbers = [f"-{k}" if len(grids) > 1 else "" for k in range(len(grids))]
         return [(f"{n}{suffix}", _writer(write, grid)) for n, grid in zip(numbers, grids, strict=True)]
     grid = grid_of(data)

@@ -50,7 +50,7 @@ def grid_of(data: xr.Dataset) -> Grid:
     return Grid(axes, values, done, facts, trajectory=trajectory)
 
 
-def lines_of(data: xr.Dataset) -> list[Grid]:
+def line_grids_of(data: xr.Dataset) -> list[Grid]:
     """The lines of a stored result, one grid each."""
     found = []
     for k in range(data.sizes["direction"]):

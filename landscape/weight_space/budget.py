@@ -11,7 +11,7 @@ from typing import Any
 
 from landscape.options import parse_duration
 from landscape.subject.subject import Subject
-from landscape.weight_space.cost_model import Grid, Workload, rates
+from landscape.weight_space.cost_model import GridSize, Workload, rates
 from landscape.weight_space.forward_mode import ExecutionMode, fastest
 
 MIN_POINTS, MIN_SAMPLES = 11, 64  # per axis, and in all; a surface of fewer is useless
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 def autotune(
-    subject: Subject, mode: ExecutionMode, *, grid: Grid, work: Workload, tune: bool = False, budget: str = ""
+    subject: Subject, mode: ExecutionMode, *, grid: GridSize, work: Workload, tune: bool = False, budget: str = ""
 ) -> dict[str, Any]:
     """Choices by name, each of which could have been given as an option.
 
@@ -51,13 +51,13 @@ def autotune(
 
 
 def fit_to_budget(
-    grid: Grid,
+    grid: GridSize,
     samples: int,
-    points: Callable[[Grid], int],
-    seconds: Callable[[Grid, int], float],
+    points: Callable[[GridSize], int],
+    seconds: Callable[[GridSize, int], float],
     limit: float,
     budget: str,
-) -> tuple[Grid, int]:
+) -> tuple[GridSize, int]:
     """Resolution and samples that fit the limit: both are lowered alike, odd resolutions stay odd.
 
     Starts from the finest grid and the most samples; `points` are evaluated on a grid, `budget` is as the user gave it.

@@ -16,7 +16,7 @@ from landscape.subject import batchnorm
 from landscape.subject.subject import Subject
 from landscape.weight_space.forward_mode import REFERENCE, ExecutionMode, ForwardPass
 
-Grid = tuple[int, int]
+GridSize = tuple[int, int]
 SECONDS = 0.5  # of passes per timing: a single one may take twice as long where other programs run
 PRODUCTS = 30  # for both ends of a Hessian's spectrum: 14 to 30 on the demo networks, at most 200
 
@@ -25,8 +25,8 @@ PRODUCTS = 30  # for both ends of a Hessian's spectrum: 14 to 30 on the demo net
 class Workload:
     """What a run consists of."""
 
-    points: Callable[[Grid], int]  # number of evaluated points of a grid
-    controls: Callable[[Grid], int] = lambda grid: 0  # how many of them the reference mode evaluates too
+    points: Callable[[GridSize], int]  # number of evaluated points of a grid
+    controls: Callable[[GridSize], int] = lambda grid: 0  # how many of them the reference mode evaluates too
     recalibrate: int = 0  # mini-batches that refresh batch norm at every point
     corners: int = 0  # evaluations in the reference mode before the first point
     eigen: bool = False  # whether the directions are eigenvectors, which are computed first
@@ -51,7 +51,7 @@ class Rates:
         """Seconds of the points, and of the checkpoint itself, with which all are compared."""
         return (points + 1) * (samples * self.forward + self.refresh) + controls * samples * self.reference
 
-    def total(self, work: Workload, grid: Grid, samples: int) -> float:
+    def total(self, work: Workload, grid: GridSize, samples: int) -> float:
         """Seconds of a run."""
         points = self.during(work.points(grid), work.controls(grid), samples)
         return self.compilation + self.before(work, samples) + points
@@ -70,7 +70,7 @@ def rates(subject: Subject, mode: ExecutionMode, work: Workload) -> Rates:
 
 
 def estimate(
-    subject: Subject, mode: ExecutionMode, work: Workload, *, grid: Grid, units: int, workers: int, at_most: bool
+    subject: Subject, mode: ExecutionMode, work: Workload, *, grid: GridSize, units: int, workers: int, at_most: bool
 ) -> str:
     """How long the pending units of a grid take after the directions are known, in words.
 

@@ -32,7 +32,7 @@ def random_direction(
         ValueError: no parameter moves.
     """
     direction = {
-        name: normalised(drawn(weight, seed, axis, name), weight, normalize)
+        name: normalised(standard_normal(weight, seed, axis, name), weight, normalize)
         for name, weight in weights.items()
         if weight.dim() >= 2 and not (ignore and re.search(ignore, name))
     }
@@ -60,7 +60,7 @@ def orthogonal_to(fixed: Mapping[str, Tensor], direction: Mapping[str, Tensor]) 
     return {name: (scale * d).to(direction[name]) for name, d in rest.items()}
 
 
-def drawn(weight: Tensor, seed: int, axis: int, name: str) -> Tensor:
+def standard_normal(weight: Tensor, seed: int, axis: int, name: str) -> Tensor:
     """Standard normal entries for one tensor, seeded by (seed, axis, name)."""
     generator = torch.Generator().manual_seed(derived_seed(seed, axis, name))
     return torch.randn(weight.shape, generator=generator, dtype=torch.float32).to(weight)

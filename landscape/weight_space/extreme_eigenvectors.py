@@ -60,8 +60,8 @@ def extreme_eigenvectors(subject: Subject, seed: int) -> ExtremeEigenvectors:
     return ExtremeEigenvectors((smallest, largest), model)
 
 
-def reach(loss: float, slope: float, curvature: float) -> float:
-    """Default range along a unit eigenvector, to two digits: where curvature alone changes the loss by `LOSS_CHANGE`.
+def half_range(loss: float, slope: float, curvature: float) -> float:
+    """Half the default range along a unit eigenvector, to two digits: where curvature alone changes the loss by `LOSS_CHANGE`.
 
     At least twice the distance of the quadratic model's stationary point, so that it is in view. At most 1, the range
     of other planes, which a direction without curvature gets too.

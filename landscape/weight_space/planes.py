@@ -20,7 +20,7 @@ from landscape.subject.subject import Subject
 from landscape.weight_space import weight_differences
 from landscape.weight_space.coordinates import Span, through_centre, through_checkpoints
 from landscape.weight_space.directions import Normalize, length_units, orthogonal_to, random_direction
-from landscape.weight_space.extreme_eigenvectors import extreme_eigenvectors, reach
+from landscape.weight_space.extreme_eigenvectors import extreme_eigenvectors, half_range
 from landscape.weight_space.principal_axes import principal_axes
 
 
@@ -104,7 +104,7 @@ def plane_of(
 def _eigen_plane(subject: Subject, seed: int) -> Plane:
     eigenvectors = extreme_eigenvectors(subject, seed)
     model = eigenvectors.quadratic_model
-    x, y = (reach(model["model_loss"], model[f"slope_{axis}"], model[f"curvature_{axis}"]) for axis in "xy")
+    x, y = (half_range(model["model_loss"], model[f"slope_{axis}"], model[f"curvature_{axis}"]) for axis in "xy")
     ends = {"x": "smallest", "y": "largest"}
     first, second = (f"eigenvector of {model[f'curvature_{axis}']:.3g} ({end})" for axis, end in ends.items())
     spans = (-x, x), (-y, y)
