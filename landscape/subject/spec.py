@@ -40,7 +40,7 @@ class Spec:
     split: Annotated[Split, "split of the data"] = "test"
     samples: Annotated[int | str, "a number, a share such as 10%, or all"] = "all"
     batch_size: Annotated[int, "samples per mini-batch"] = 128
-    augment: Annotated[bool, "transform by the checkpoint's own recipe, drawn once"] = False
+    augment: Annotated[bool, "augment by the checkpoint's own recipe, drawn once"] = False
     weight_decay: Annotated[float, "coefficient of (1/2) ||w||^2 in the objective"] = 0.0
     loss: Annotated[str, "cross-entropy (default), mse, l1, huber, bce, or file.py:callable: a loss per sample"] = ""
     image_size: Annotated[int | None, "side of the images in pixels"] = None
@@ -52,9 +52,9 @@ class Spec:
     device: Annotated[str, "auto, cpu, cuda or cuda:1"] = "auto"
     seed: Annotated[int, "seed of everything random"] = 0
     weights: Annotated[Weights, "the model's weights or their moving average"] = "raw"
-    trust_pickle: Annotated[bool, "unpickle the checkpoint although it may run code: only files of your own"] = False
+    trust_pickle: Annotated[bool, "unpickle the checkpoint, which may run code: only for files you trust"] = False
     allow_missing: Annotated[
-        bool, "leave weights that the checkpoint lacks, or has in another shape, as initialised"
+        bool, "keep initial values for weights that the checkpoint lacks or has in another shape"
     ] = False
     logits: bool = True  # the model's outputs are used as logits; if False, its classifier may be missing
 

@@ -61,10 +61,10 @@ def extreme_eigenvectors(subject: Subject, seed: int) -> ExtremeEigenvectors:
 
 
 def half_range(loss: float, slope: float, curvature: float) -> float:
-    """Half the default range along a unit eigenvector, to two digits: where curvature alone changes the loss by `LOSS_CHANGE`.
+    """Half the default range along a unit eigenvector: where curvature alone changes the loss by `LOSS_CHANGE`.
 
     At least twice the distance of the quadratic model's stationary point, so that it is in view. At most 1, the range
-    of other planes, which a direction without curvature gets too.
+    of other planes, which a direction without curvature gets too. Rounded to two digits.
     """
     if not (curvature and np.isfinite([loss, slope, curvature]).all()):
         return 1.0
