@@ -129,12 +129,10 @@ def run_key(
 
 def digest(probe: Probe, subject: Subject, weights: str | None = None) -> str:
     """SHA-256, shortened, of all that can change the numbers; `weights` is the digest of the weights if known."""
-    about = identity(
-        subject, probe.uses, weights
-    )  # first, because hashing discards what was derived from other weights
+    about = identity(subject, probe.uses, weights)  # first: hashing discards values cached for other weights
     parameters = probe.identity(subject) if isinstance(probe, Identifies) else asdict(probe)  # type: ignore[call-overload]
-    asked = {"probe": probe.name, "parameters": parameters, **about}
-    return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:10]
+    content = {"probe": probe.name, "parameters": parameters, **about}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:10]
 
 
 def reduce_of(name: str, parameters: Mapping[str, Any]) -> Reduce | None:

@@ -177,7 +177,7 @@ def test_a_killed_group_resumes_and_each_process_refuses_another_run_in_one_line
     for code, errors in refused:
         assert code == 1
         assert errors.count("\n") == 1
-        assert "holds another run (recipe clip 1.0 there, 3.0 asked for)" in errors
+        assert "holds another run (recipe clip 1.0 in the folder, 3.0 requested)" in errors
 
 
 @pytest.mark.slow

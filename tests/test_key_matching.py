@@ -44,7 +44,7 @@ def test_names_that_wrappers_alone_tell_apart_stay_as_they_are() -> None:
     assert match_keys(["a.module.weight"], both).missing == ("a.weight",)
 
 
-def test_a_prefix_that_the_file_lacks_is_put_on() -> None:
+def test_a_prefix_that_the_file_lacks_is_added() -> None:
     found = match_keys(BODY, [*under("backbone.", BODY), "head.weight"])
     assert (found.added, found.missing, found.unexpected) == ("backbone.", ("head.weight",), ())
     assert "with the prefix backbone." in found.words
@@ -83,7 +83,7 @@ METHODS = {"moco": MOCO, "moco-1": MOCO_1, "moco-3": MOCO_3, "simsiam": SIMSIAM,
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_of_a_self_supervised_file_the_encoder_is_left_and_the_rest_is_named(method: str) -> None:
+def test_the_encoder_of_a_self_supervised_file_is_taken_and_the_rest_is_reported(method: str) -> None:
     names = METHODS[method]
     found = match_keys(names, MODEL)
     assert list(found.names) == BODY
@@ -126,7 +126,7 @@ def stored(state_dict: dict[str, Tensor]) -> Checkpoint:
     return Checkpoint(Path("weights.pt"), state_dict)
 
 
-def test_what_is_missing_stays_as_it_was_and_is_said() -> None:
+def test_missing_weights_stay_as_initialised_and_are_reported() -> None:
     model, other = network(), network().state_dict()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     given = {

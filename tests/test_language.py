@@ -19,7 +19,7 @@ import landscape
 from landscape.data import load as load_data
 from landscape.layers.discovery import discover
 from landscape.models import providers
-from landscape.models.providers import Wanted
+from landscape.models.providers import ModelRequest
 from landscape.options import OptionError
 from landscape.probes.hessian import Hessian
 from landscape.subject import loading
@@ -234,6 +234,6 @@ def test_its_layers_are_listed_without_data(folder: Path) -> None:
 
 def test_an_argument_of_the_configuration_sets_the_context(folder: Path, tokens: Path) -> None:
     name = "n_positions" if folder.name.startswith("GPT2") else "max_position_embeddings"
-    assert providers.context(Wanted(f"hf:{folder}", {name: 5})) == 5
+    assert providers.context(ModelRequest(f"hf:{folder}", {name: 5})) == 5
     subject = _loaded(folder, tokens, model_arg={name: 5})
     assert outputs_of(subject.model, subject.batch(0)[0]).shape == (10, 5, VOCABULARY)

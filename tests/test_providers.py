@@ -21,7 +21,7 @@ from landscape import models
 from landscape.checkpoints.checkpoint import read_checkpoint, write_checkpoint
 from landscape.data.preprocessing import Resize
 from landscape.models import libraries, providers
-from landscape.models.providers import Wanted
+from landscape.models.providers import ModelRequest
 from landscape.options import OptionError
 from landscape.probes.hessian import Hessian
 from landscape.run import digest
@@ -103,12 +103,12 @@ def test_a_network_of_one_size_is_built_for_the_size_asked_for(timm: Any, pictur
 )
 def test_an_unknown_name_lists_near_ones(timm: Any, spec: str, near: str) -> None:
     with pytest.raises(ValueError, match=near):
-        providers.build(Wanted(spec))
+        providers.build(ModelRequest(spec))
 
 
 def test_an_argument_that_a_constructor_does_not_know_is_one_line(timm: Any) -> None:
     with pytest.raises(ValueError, match=r"timm:resnet18 failed with TypeError: .*nonsense"):
-        providers.build(Wanted("timm:resnet18", {"nonsense": 1}))
+        providers.build(ModelRequest("timm:resnet18", {"nonsense": 1}))
 
 
 def test_the_pixels_are_those_of_timms_own_transform(timm: Any, pictures: Path) -> None:
@@ -251,13 +251,13 @@ def test_a_checkpoint_says_how_many_classes(timm: Any, pictures: Path, tmp_path:
 def test_the_architecture_is_read_from_a_checkpoint_that_names_it(
     timm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str, spec: str
 ) -> None:
-    torch.save(providers.build(Wanted(spec, classes=3)).state_dict(), tmp_path / "weights.pt")
+    torch.save(providers.build(ModelRequest(spec, classes=3)).state_dict(), tmp_path / "weights.pt")
     stored = read_checkpoint(tmp_path / "weights.pt")
     object.__setattr__(stored, "arch", arch)
     monkeypatch.setattr(loading, "read_checkpoint", lambda *_, **__: stored)
     net, _ = loading.model_without_data(Spec(checkpoint=tmp_path / "weights.pt"))
     assert sum(p.numel() for p in net.parameters()) == sum(
-        p.numel() for p in providers.build(Wanted(spec, classes=3)).parameters()
+        p.numel() for p in providers.build(ModelRequest(spec, classes=3)).parameters()
     )
 
 
@@ -308,7 +308,7 @@ def test_a_folder_without_weights_is_seeded_and_takes_the_classes_of_the_data(
     )
     assert deeper.size > first.size
     with pytest.raises(ValueError, match="ViTConfig has no entry nonsense"):
-        providers.build(Wanted(f"hf:{folder}", {"nonsense": 1}))
+        providers.build(ModelRequest(f"hf:{folder}", {"nonsense": 1}))
 
 
 def test_weights_of_a_file_go_into_the_network_of_a_folder(transformers: Any, pictures: Path, tmp_path: Path) -> None:
@@ -324,18 +324,18 @@ def test_weights_of_a_file_go_into_the_network_of_a_folder(transformers: Any, pi
 def test_an_encoder_without_a_head_is_refused_by_its_missing_weights(transformers: Any, tmp_path: Path) -> None:
     folder = _saved(_vit(transformers).vit, tmp_path / "encoder")
     with pytest.raises(ValueError, match=r"do not fill ViTForImageClassification: .*classifier"):
-        providers.build(Wanted(f"hf:{folder}", weights=True))
+        providers.build(ModelRequest(f"hf:{folder}", weights=True))
 
 
 def test_a_folder_of_something_else_is_refused(transformers: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has no config\.json"):
-        providers.build(Wanted(f"hf:{tmp_path}"))
+        providers.build(ModelRequest(f"hf:{tmp_path}"))
     transformers.CLIPTextConfig().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="neither an image classifier nor a causal language model"):
-        providers.build(Wanted(f"hf:{tmp_path}"))
+        providers.build(ModelRequest(f"hf:{tmp_path}"))
     (tmp_path / "config.json").write_text("[1")
     with pytest.raises(ValueError, match="is not readable JSON"):
-        providers.build(Wanted(f"hf:{tmp_path}"))
+        providers.build(ModelRequest(f"hf:{tmp_path}"))
 
 
 def test_a_hubs_name_is_looked_for_in_the_cache_and_nowhere_else(
@@ -343,13 +343,13 @@ def test_a_hubs_name_is_looked_for_in_the_cache_and_nowhere_else(
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(FileNotFoundError, match="hf download maker/vit"):
-        providers.build(Wanted("hf:maker/vit"))
+        providers.build(ModelRequest("hf:maker/vit"))
     repository = tmp_path / "models--maker--vit"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("0123abc\n")
     model = _vit(transformers)
     _saved(model, repository / "snapshots" / "0123abc")
-    found = providers.build(Wanted("hf:maker/vit", weights=True))
+    found = providers.build(ModelRequest("hf:maker/vit", weights=True))
     assert all(torch.equal(a, b) for a, b in zip(found.parameters(), model.parameters(), strict=True))
 
 
@@ -367,12 +367,12 @@ def test_callables_of_files_and_modules_are_sources_too(tmp_path: Path) -> None:
     file.write_text(
         "import torch\ndef net(width=2):\n    return torch.nn.Linear(width, 3)\ndef text():\n    return 'x'\n"
     )
-    made = providers.build(Wanted(f"{file}:net", {"width": 4}))
+    made = providers.build(ModelRequest(f"{file}:net", {"width": 4}))
     assert isinstance(made, nn.Linear)
     assert made.in_features == 4
-    assert isinstance(providers.build(Wanted("torch.nn:Identity")), nn.Identity)
+    assert isinstance(providers.build(ModelRequest("torch.nn:Identity")), nn.Identity)
     with pytest.raises(ValueError, match=r"returned a str, expected a torch.nn.Module"):
-        providers.build(Wanted(f"{file}:text"))
+        providers.build(ModelRequest(f"{file}:text"))
 
 
 def test_code_that_imports_a_torchvision_without_its_operators_is_imported_once_more(tmp_path: Path) -> None:
@@ -385,7 +385,7 @@ def test_code_that_imports_a_torchvision_without_its_operators_is_imported_once_
         "net = torch.nn.Identity\n"
     )
     try:
-        assert isinstance(providers.build(Wanted(f"{tmp_path / 'mine.py'}:net")), nn.Identity)
+        assert isinstance(providers.build(ModelRequest(f"{tmp_path / 'mine.py'}:net")), nn.Identity)
     finally:
         del sys.cured_once  # type: ignore[attr-defined]
 

@@ -192,10 +192,10 @@ def test_a_finished_run_is_returned_as_it_is(source: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("other", "named"),
     [
-        ({"recipe": short(2, lr=0.5)}, "recipe lr 0.001 there, 0.5 asked for"),
-        ({"seed": 1}, "seed 0 there, 1 asked for"),
-        ({"fraction": 0.5}, "recipe fraction 1.0 there, 0.5 asked for"),
-        ({"model_args": {**SMALL, "depth": 3}}, "model_args depth 2 there, 3 asked for"),
+        ({"recipe": short(2, lr=0.5)}, "recipe lr 0.001 in the folder, 0.5 requested"),
+        ({"seed": 1}, "seed 0 in the folder, 1 requested"),
+        ({"fraction": 0.5}, "recipe fraction 1.0 in the folder, 0.5 requested"),
+        ({"model_args": {**SMALL, "depth": 3}}, "model_args depth 2 in the folder, 3 requested"),
     ],
 )
 def test_another_run_in_the_folder_is_refused(
@@ -306,7 +306,7 @@ def test_a_resumed_run_keeps_its_memory_format(source: str, tmp_path: Path) -> N
     assert read_checkpoint(train("resnet_demo", source, recipe=short(2), out=out, **given)).recipe["memory_format"] == (
         "contiguous"
     )
-    with pytest.raises(ValueError, match="memory_format contiguous there, channels_last asked for"):
+    with pytest.raises(ValueError, match="memory_format contiguous in the folder, channels_last requested"):
         train("resnet_demo", source, recipe=short(2, memory_format="channels_last"), out=out, **given)
 
 

@@ -175,7 +175,7 @@ def _fitting(attended: list[int]) -> list[int]:
 
 
 def require_window(window: int, attended: list[int]) -> None:
-    """Raise ValueError for a window that neither divides a map nor exceeds it; says which would."""
+    """Raise ValueError for a window that neither divides a map nor exceeds it; lists those that do."""
     bad = [size for size in attended if size % min(window, size)]
     if bad:
         fit = ", ".join(map(str, _fitting(attended)))

@@ -23,7 +23,7 @@ AS_BUILT = "as built"  # the origin of weights that no file provides
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ModelRequest:
     """A request for a network."""
 
     spec: str  # `SOURCE:NAME`
@@ -44,7 +44,7 @@ class Wanted:
         return self.spec.partition(":")[2] if self.source else self.spec
 
 
-def build(wanted: Wanted) -> nn.Module:
+def build(wanted: ModelRequest) -> nn.Module:
     """The network, initialised from torch's random state unless its source provides weights.
 
     Raises:
@@ -57,12 +57,12 @@ def build(wanted: Wanted) -> nn.Module:
     return module
 
 
-def preprocessing(wanted: Wanted) -> Preprocessing | None:
+def preprocessing(wanted: ModelRequest) -> Preprocessing | None:
     """The source's preprocessing of the network's images; None if it says nothing."""
     return SOURCES[wanted.source][1](wanted) if wanted.source else None
 
 
-def context(wanted: Wanted) -> int | None:
+def context(wanted: ModelRequest) -> int | None:
     """The longest sequence of tokens that a network accepts; None if its source does not say."""
     if wanted.source != "hf":
         return None
@@ -76,7 +76,7 @@ def identity(spec: str, arguments: Mapping[str, Any]) -> str | None:
     Arguments are included although most determine shapes of weights: a stride, an epsilon or a neighbourhood does not.
     Sizes of images and classes of the bundled networks are left out: they show in the weights or in the data.
     """
-    wanted = Wanted(spec, arguments)
+    wanted = ModelRequest(spec, arguments)
     known: str | None = spec
     if wanted.source == "hf":
         config = (folder_of(wanted.name) / "config.json").read_bytes()
@@ -92,7 +92,7 @@ def identity(spec: str, arguments: Mapping[str, Any]) -> str | None:
 
 def origin(spec: str) -> str:
     """The origin of a network's weights without a checkpoint, for messages."""
-    wanted = Wanted(spec)
+    wanted = ModelRequest(spec)
     if wanted.source == "hf":
         folder = folder_of(wanted.name)
         if raw_files.holds_weights(folder):
@@ -116,7 +116,7 @@ def of_architecture(name: str) -> str:
         return ""
 
 
-def _timm(wanted: Wanted) -> nn.Module:
+def _timm(wanted: ModelRequest) -> nn.Module:
     timm = _timm_with(wanted.name)
     arguments = dict(wanted.arguments)
     if wanted.classes:
@@ -127,7 +127,7 @@ def _timm(wanted: Wanted) -> nn.Module:
     return guarded(wanted.spec, partial(timm.create_model, wanted.name, pretrained=False, **arguments))  # type: ignore[no-any-return]
 
 
-def _timm_preprocessing(wanted: Wanted) -> Preprocessing | None:
+def _timm_preprocessing(wanted: ModelRequest) -> Preprocessing | None:
     own = _timm_with(wanted.name).get_pretrained_cfg(wanted.name)
     if own is None:
         return None
@@ -144,7 +144,7 @@ def _timm_with(name: str) -> Any:
     return timm
 
 
-def _torchvision(wanted: Wanted) -> nn.Module:
+def _torchvision(wanted: ModelRequest) -> nn.Module:
     models = _torchvision_with(wanted.name)
     arguments = dict(wanted.arguments)
     if wanted.classes:
@@ -154,7 +154,7 @@ def _torchvision(wanted: Wanted) -> nn.Module:
     return guarded(wanted.spec, partial(models.get_model, wanted.name, weights=None, **arguments))  # type: ignore[no-any-return]
 
 
-def _torchvision_preprocessing(wanted: Wanted) -> Preprocessing | None:
+def _torchvision_preprocessing(wanted: ModelRequest) -> Preprocessing | None:
     own = _torchvision_with(wanted.name).get_model_weights(wanted.name).DEFAULT.transforms()
     (size,), (short,) = own.crop_size, own.resize_size
     side = wanted.image_size or wanted.arguments.get("image_size") or size
@@ -169,7 +169,7 @@ def _torchvision_with(name: str) -> Any:
     return models
 
 
-def _callable(wanted: Wanted) -> Any:
+def _callable(wanted: ModelRequest) -> Any:
     try:
         function = import_callable(wanted.spec)
     except ValueError as error:
@@ -180,7 +180,7 @@ def _callable(wanted: Wanted) -> Any:
     return guarded(wanted.spec, partial(function, **wanted.arguments))
 
 
-SOURCES: dict[str, tuple[Callable[[Wanted], nn.Module], Callable[[Wanted], Preprocessing | None]]] = {
+SOURCES: dict[str, tuple[Callable[[ModelRequest], nn.Module], Callable[[ModelRequest], Preprocessing | None]]] = {
     "timm": (_timm, _timm_preprocessing),
     "torchvision": (_torchvision, _torchvision_preprocessing),
     "hf": (

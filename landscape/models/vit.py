@@ -145,7 +145,7 @@ def divided(image_size: int, patch: int) -> int:
     """Patches along one side of an image.
 
     Raises:
-        ValueError: the patch does not divide the image; says which would.
+        ValueError: the patch does not divide the image; lists those that do.
     """
     if image_size % patch:
         fit = ", ".join(map(str, _divisors(image_size)))

@@ -13,7 +13,7 @@ from landscape.checkpoints.checkpoint import Checkpoint
 from landscape.checkpoints.state_dict_loading import with_model_keys
 from landscape.data.dataset import Images
 from landscape.models import providers
-from landscape.models.providers import Wanted
+from landscape.models.providers import ModelRequest
 from landscape.results.declared_size import EXPANSION, refuse_oversized
 from landscape.subject.spec import Spec
 
@@ -73,7 +73,7 @@ def _built(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.M
         return models.build(name, **arguments)
     if ":" not in name:
         models.build(name, classes=10, image_size=32)  # raises with the near names
-    wanted = Wanted(name, arguments, images.classes if images else None, spec.image_size, weights=stored is None)
+    wanted = ModelRequest(name, arguments, images.classes if images else None, spec.image_size, weights=stored is None)
     module = providers.build(wanted)
     classes = _classes_in(stored, module) if stored and wanted.source else None
     return providers.build(replace(wanted, classes=classes)) if classes else module

@@ -15,7 +15,7 @@ from landscape.data import tokens
 from landscape.data.dataset import Images
 from landscape.data.preprocessing import Preprocessing, Resize, parse_crop
 from landscape.models import providers
-from landscape.models.providers import Wanted
+from landscape.models.providers import ModelRequest
 from landscape.subject.model_building import architecture_of, refuse_code
 from landscape.subject.spec import Spec
 
@@ -47,7 +47,7 @@ def of_provider(spec: Spec, stored: Checkpoint | None) -> Preprocessing | None:
     """The preprocessing that a model's provider states; None for our own models, callables and native checkpoints."""
     if ":" not in spec.model or (stored is not None and stored.native):
         return None
-    return providers.preprocessing(Wanted(spec.model, spec.model_arg, image_size=spec.image_size))
+    return providers.preprocessing(ModelRequest(spec.model, spec.model_arg, image_size=spec.image_size))
 
 
 def load_images(spec: Spec, stored: Checkpoint | None) -> Images:
@@ -80,7 +80,7 @@ def _with_provider(spec: Spec, stored: Checkpoint | None) -> Spec:
     The crop is meant for photographs: the small images of a named data set are not cropped unless it is asked for.
     """
     if spec.block_size is None and spec.data.endswith(tokens.SUFFIX):
-        length = providers.context(Wanted(spec.model, spec.model_arg))
+        length = providers.context(ModelRequest(spec.model, spec.model_arg))
         return replace(spec, block_size=min(length, LONGEST)) if length else spec
     own = of_provider(spec, stored)
     if own is None:

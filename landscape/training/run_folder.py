@@ -85,7 +85,9 @@ def refuse_another_run(folder: Path, identity: RunIdentity) -> None:
         there = _flat(asdict(recorded))
         differing = [name for name in {**here, **there} if there.get(name) != here.get(name)]
         if differing:
-            shown = ", ".join(f"{name} {there.get(name)} there, {here.get(name)} asked for" for name in differing[:3])
+            shown = ", ".join(
+                f"{name} {there.get(name)} in the folder, {here.get(name)} requested" for name in differing[:3]
+            )
             raise ValueError(f"{folder} holds another run ({shown}); give this one another --name or --out")
 
 
