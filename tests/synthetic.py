@@ -4,35 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from analytic import attention_net
 
 from landscape.probe import Plan, Quantity, Unit, Values
+from landscape.probes import PROBES, probe_class
 from landscape.results.run_key import RunKey
 from landscape.results.writer import Writer
 from landscape.run import reduce_of
 from landscape.subject import sample_statistics
 
 Measure = Callable[[Unit], Values]
-PROBES = (
-    "surface",
-    "trajectory",
-    "hessian",
-    "fourier",
-    "variance",
-    "lesion",
-    "trace",
-    "density",
-    "noise",
-    "probe-linear",
-    "line",
-    "similarity",
-    "attention",
-)
 PARAMETERS: Mapping[str, Mapping[str, Any]] = {"surface": {"seed": 0}, "hessian": {"seed": 0}, "noise": {"eps": "0.7"}}
 
 
@@ -73,14 +61,15 @@ NETWORKS = (
 
 
 def write(
-    path: Path, networks: Sequence[Network] = NETWORKS, *, probes: Sequence[str] = PROBES, share: float = 1.0
+    path: Path, networks: Sequence[Network] = NETWORKS, *, probes: Iterable[str] = PROBES, share: float = 1.0
 ) -> Path:
     """Store every probe of every network, the first `share` of its units finished."""
     for number, network in enumerate(networks):
         for probe in probes:
-            plan, measure = MADE_UP[probe](network)
+            plan, measure = MADE_UP[probe](network) if probe in MADE_UP else measured(probe)
+            parameters = PARAMETERS.get(probe, {}) if probe in MADE_UP else probe_class(probe).smallest
             attributes: dict[str, Any] = {
-                "parameters": json.dumps(PARAMETERS.get(probe, {})),
+                "parameters": json.dumps(parameters),
                 "model": network.model,
                 "data": "cifar100",
                 "batch_size": 128,
@@ -89,11 +78,17 @@ def write(
                 "checkpoint_sha256": f"{number:064x}",
                 "protocol": "cifar100 test, 1024 samples, batch size 128, no augmentation, weight decay 0, seed 0",
             }
-            key = RunKey(probe, network.label, f"{number:05x}{PROBES.index(probe):05x}", plan, attributes)
+            key = RunKey(probe, network.label, f"{number:05x}{list(PROBES).index(probe):05x}", plan, attributes)
             with Writer(path, key, reduce_of=reduce_of) as writer:
                 for unit in first(list(plan.units()), share):
                     writer.write(unit, measure(unit))
     return path
+
+
+def measured(name: str) -> tuple[Plan, Measure]:
+    """A probe without made-up numbers, measured on a tiny network."""
+    probe, subject = probe_class(name)(**probe_class(name).smallest), attention_net()
+    return probe.plan(subject), partial(probe.measure, subject)
 
 
 def first(units: list[Unit], share: float) -> Iterator[Unit]:

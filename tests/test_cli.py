@@ -25,6 +25,7 @@ import landscape
 from landscape.cli.command_options import loading_options
 from landscape.cli.main import exit_code
 from landscape.cli.text_table import text_table
+from landscape.probes import PROBES
 from landscape.results import reader
 from landscape.subject.spec import Spec
 
@@ -458,7 +459,7 @@ def test_show_loads_neither_torch_nor_matplotlib(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert all(f"\n{probe} " in done.stdout for probe in synthetic.MADE_UP)
+    assert all(f"\n{probe} " in done.stdout for probe in PROBES)
 
 
 def test_show_prints_what_is_in_a_checkpoint_and_in_a_results_file(command: Command, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import synthetic
 import xarray as xr
 
 from landscape.plots import headlines, noise
+from landscape.probes import PROBES
 from landscape.results import reader
 
 
@@ -24,7 +25,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_every_group_equals_what_h5netcdf_reads(study: Path) -> None:
     found = reader.groups(study)
-    assert len(found) == 2 * len(synthetic.PROBES)
+    assert len(found) == 2 * len(PROBES)
     for name, data in found:
         with xr.open_dataset(study, group=name, engine="h5netcdf") as other:
             xr.testing.assert_identical(data, other.load())
@@ -105,7 +106,8 @@ def test_summary_counts_units_and_says_what_was_found(study: Path) -> None:
     assert (row["done"], row["units"], row["finished"], row["model"]) == (309, 441, "", "vit_ti")
     assert row["digest"] == "0000000000"
     assert "loss 0.2," in row["headline"]  # the centre, 0.2 + 6 tanh(0)
-    lesion = headlines.numbers(dict(reader.groups(study))["lesion/vit_ti-cifar100-0000000005"])
+    ((_, data),) = reader.find(study, probe="lesion", label=synthetic.NETWORKS[0].label)
+    lesion = headlines.numbers(data)
     assert lesion["at"] == "stages.0.0.stem"
     assert lesion["largest drop"] == pytest.approx(0.25 + 0.03 - 0.005)
     assert lesion["intact accuracy"] == 0.75

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from landscape.cli.main import exit_code
+from landscape.probes import PROBES
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -54,7 +55,9 @@ def test_every_file_the_readme_names_is_there() -> None:
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
-def test_every_command_the_readme_names_exists() -> None:
+def test_the_readme_names_every_probe_among_the_commands_and_every_command_exists() -> None:
     helped = subprocess.run([sys.executable, "-m", "landscape", "--help"], capture_output=True, text=True).stdout
     (listed,) = re.findall(r"`(train models demo reproduce \|[^`]*)`", README)
-    assert [word for word in listed.replace("|", " ").split() if f" {word} " not in helped] == []
+    words = listed.replace("|", " ").split()
+    assert [word for word in words if f" {word} " not in helped] == []
+    assert [name for name in PROBES if name not in words] == []
