@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -18,7 +20,11 @@ from landscape.options import at_least, one_of, parse_count
 
 __all__ = ["NAMES", "Augmentation", "Batches", "Images", "Split", "load"]
 
-NAMES = ("digits", *cifar.RELEASES)
+NAMED: Mapping[str, Callable[..., Images]] = {  # called with `root` and `split`
+    "digits": lambda *, root, split: digits.load(split),
+    **{name: partial(cifar.load, name) for name in cifar.RELEASES},
+}
+NAMES = tuple(NAMED)
 FORMS = (
     "a folder of class folders, FILE.parquet or a folder of them, FILE.npz, X.npy,Y.npy, "
     "file.py:callable, module:callable, or a token file .npy"
@@ -82,7 +88,7 @@ def _load(
 ) -> Images:
     path = Path(name).expanduser()
     if name in NAMES:
-        every = digits.load(split) if name == "digits" else cifar.load(name, root=root, split=split)
+        every = NAMED[name](root=root, split=split)
         return _sized(every.take(subset(every.targets.numpy(), samples)), image_size, resize)
     if cifar_c.knows(name):
         return _sized(cifar_c.load(name, root=root, split=split, samples=samples), image_size, resize)
