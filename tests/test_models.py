@@ -360,7 +360,7 @@ def test_drop_path_is_applied_in_every_block_at_a_rate_that_rises_linearly(name:
 
 
 def test_names_and_summaries_are_one_line_each() -> None:
-    assert len(set(models.NAMES)) == len(models.NAMES) == 28
+    assert len(set(models.NAMES)) == len(models.NAMES) >= 28
     assert models.summary("alternet50") == (
         "AlterNet, blocks 3-4-6-4, msa 0-1-1-2, bottleneck: 33.01 M parameters (32 px, 100 classes)"
     )
