@@ -128,6 +128,12 @@ def test_a_half_finished_file_draws_every_figure(tmp_path: Path, share: float) -
     assert [figure.stem for figure in drawing.draw(path, tmp_path / "figures")] == EVERYDAY
 
 
+def test_a_probe_without_made_up_numbers_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synthetic, "MADE_UP", {})
+    path = synthetic.write(tmp_path / "new.h5", synthetic.NETWORKS[:1], probes=("variance",), share=0.4)
+    assert "variance" in [figure.stem for figure in drawing.draw(path, tmp_path)]
+
+
 def test_a_result_with_nothing_finished_is_left_out_and_named(tmp_path: Path) -> None:
     path = synthetic.write(tmp_path / "empty.h5", synthetic.NETWORKS[:1], probes=("hessian", "lesion"), share=0.0)
     synthetic.write(path, synthetic.NETWORKS[:1], probes=("variance",))
