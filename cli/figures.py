@@ -83,5 +83,5 @@ def draw(
     paths = drawing.draw(file, out, formats=formats, eigenvalues=eigenvalues)
     if not paths:
         raise ValueError(f"{file} holds nothing finished to draw; run a probe first, for example: landscape surface")
-    say(f"{len(paths)} figures in {out}", quiet=quiet)
+    say(f"{len(paths)} figure{'s' if len(paths) > 1 else ''} in {out}", quiet=quiet)
     return paths
