@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
@@ -63,7 +63,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 
 def _path(ax: Axes, x: np.ndarray, y: np.ndarray, look: Look) -> None:
-    curve = {"color": look.color, "marker": look.marker, "linestyle": look.line, "label": look.label}
+    curve: dict[str, Any] = {"color": look.color, "marker": look.marker, "linestyle": look.line, "label": look.label}
     ax.plot(x, y, markersize=2.5, linewidth=1, **curve)
     ax.plot(x[-1:], y[-1:], color=look.color, marker="*", markersize=7, linestyle="none", clip_on=False)
 
