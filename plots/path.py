@@ -66,7 +66,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 
 def _labelled(x: np.ndarray, y: np.ndarray) -> list[int]:
-    """Which points have their names beside them: from the start on, as many as do not touch."""
+    """Which points are labelled: from the start on, as many as do not overlap."""
     labelled: list[int] = []
     for i in range(len(x)):
         distances = (max(abs(x[i] - x[j]), abs(y[i] - y[j])) for j in labelled)

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = {"landscape": ROOT / "landscape", "landscape.cli": ROOT / "cli", "landscape.plots": ROOT / "plots"}
 
 # The parts of the project (a package, or a file at the top level) by floor: a part may import those on floors before
-# its own, and never one beside it. `plots` stands apart: it draws what is stored and nothing below reaches it.
+# its own, never one on its own floor. `plots` stands apart: it draws what is stored and nothing below reaches it.
 ORDER = (
     ("probe", "options"),
     ("results",),

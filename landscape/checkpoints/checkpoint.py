@@ -127,7 +127,7 @@ def read_checkpoint(path: Path | str, *, weights: Weights = "raw", trust_pickle:
         path: a file of torch.save, TorchScript, torch.export or safetensors; an index of shards; or a Hugging Face
             folder.
         weights: "raw" takes the model's own weights, "ema" their moving average if the file has one; for a run's
-            `final.pt`, that is the checkpoint `final_ema.pt` beside it.
+            `final.pt`, that is the checkpoint `final_ema.pt` in the same folder.
         trust_pickle: unpickle arbitrary objects and load programs. Runs code from the file: only for files of your own.
 
     Raises:
