@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -335,13 +335,13 @@ def test_summaries_are_those_of_a_quadratic() -> None:
     assert np.isnan(half.get("minima", np.nan))
 
 
-def test_optional_parameters_enter_the_run_key_only_if_they_are_not_at_their_defaults() -> None:
-    subject = _bowl()
-    known = {"resolution", "range", "normalize", "plane", "ignore", "bn", "directions", "l2_definition", "seed"}
-    assert set(Surface().identity(subject)) == known
-    assert set(Surface(tolerance=0.1).identity(subject)) == known
-    assert set(Surface(preview=True).identity(subject)) == known | {"preview"}
-    assert set(Surface(precision="bf16", orthogonal=True).identity(subject)) == known | {"precision", "orthogonal"}
+def test_every_parameter_that_can_change_the_numbers_enters_the_run_key() -> None:
+    subject, every = _bowl(), {field.name for field in fields(Surface)}
+    assert set(Surface().identity(subject)) == every - {"tolerance"}  # of a preview only
+    assert set(Surface(preview=True).identity(subject)) == every
+    assert Surface(tolerance=0.1).identity(subject) == Surface().identity(subject)
+    for changed in (Surface(precision="bf16"), Surface(orthogonal=True), Surface(cap=2.0), Surface(preview=True)):
+        assert changed.identity(subject) != Surface().identity(subject)
 
 
 def test_an_even_resolution_without_a_centre_is_noted(caplog: pytest.LogCaptureFixture) -> None:

@@ -30,8 +30,6 @@ from landscape.weight_space.plane_evaluator import L2Definition, PlaneEvaluator,
 from landscape.weight_space.planes import Plane, plane_of
 from landscape.weight_space.weights_in_place import RunningStatistics
 
-# Parameters that enter the run key only if they differ from their defaults.
-OPTIONAL = ("orthogonal", "preview", "tolerance", "cap", "precision", "memory_format", "compile", "tune", "budget")
 _log = logging.getLogger(__name__)
 
 
@@ -143,14 +141,8 @@ class Surface(Probe):
             statistics = self._statistics(plane)
             bn = "interpolate" if statistics.interpolate else self.bn if statistics.recalibrate else "frozen"
             known = {"range": self._ranges(plane), "plane": plane.identity, "bn": bn}
-        defaults = Surface()
-        given = {
-            name: value
-            for name, value in asdict(self).items()
-            if name not in OPTIONAL or (value != getattr(defaults, name) and (name != "tolerance" or self.preview))
-        }
         return {
-            **given,
+            **{name: value for name, value in asdict(self).items() if name != "tolerance" or self.preview},
             **batchnorm.dependence(subject, self._recalibrate),
             **({} if self.cap is None else {"batch_size": subject.batch_size}),
             "resolution": self._grid,
