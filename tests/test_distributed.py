@@ -80,13 +80,23 @@ def started(command: Sequence[str], rank: int, port: str) -> subprocess.Popen[st
 
 
 def outcomes(*commands: list[str]) -> list[list[tuple[int, str]]]:
-    """What two processes make of several command lines: by command, by rank, the exit code and the errors."""
-    jobs = json.dumps([(free_port(), words) for words in commands])
+    """What two processes make of several command lines: by command, by rank, the exit code and the errors.
+
+    Every command has a pair of its own: a process that leaves one group and joins the next may wait forever.
+    """
+    return [_outcome(words) for words in commands]
+
+
+def _outcome(words: list[str]) -> list[tuple[int, str]]:
+    jobs = json.dumps([(free_port(), words)])
     processes = [started(["-c", PROCESS, jobs], rank, "") for rank in (0, 1)]
-    ended = [(*process.communicate(), process.returncode) for process in processes]
+    try:
+        ended = [(*process.communicate(timeout=120), process.returncode) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
     assert [code for _, _, code in ended] == [0, 0], ended
-    by_rank = [json.loads(output.splitlines()[-1]) for output, _, _ in ended]
-    return [[(code, errors) for code, errors in pair] for pair in zip(*by_rank, strict=True)]
+    return [(code, errors) for output, _, _ in ended for code, errors in json.loads(output.splitlines()[-1])]
 
 
 def free_port() -> str:
