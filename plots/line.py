@@ -132,7 +132,7 @@ def _entries(row: Sequence[tuple[xr.Dataset, Look]]) -> list[list[Look]]:
 
 
 def _labels(data: xr.Dataset, row: Sequence[xr.Dataset]) -> list[str]:
-    """Checkpoint and direction; results that share both are told apart by the parameters in which they differ."""
+    """Checkpoint and direction; results that share both are labelled with the parameters that differ."""
     alike = [other for other in row if _checkpoint_and_directions(other) == _checkpoint_and_directions(data)]
     name = names(alike)[[other is data for other in alike].index(True)]
     if _spread(data):

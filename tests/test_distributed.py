@@ -36,10 +36,10 @@ SMALL = {"vit_demo": {"dim": 8, "depth": 2, "heads": 2}, "resnet_demo": {"blocks
 OVERRIDES = {"epochs": 3, "batch_size": 4, "accumulate": 2, "optimizer": "sgd", "lr": 0.05, "mixup": 1.0, "ema": 0.5}
 MODELS = [("vit_demo", "images", {}), ("resnet_demo", "even", {"sync_bn": True})]
 
-# Runs command lines one after the other in one process of two, and prints the exit code and the errors of each. The
-# command `normalise` passes half the rows of a batch through a synchronised norm, forward and backward.
+# Runs a command line in one process of two, prints its exit code and errors. The command `normalise` passes half the
+# rows of a batch through a synchronised norm, forward and backward.
 PROCESS = """
-import contextlib, io, json, os, sys
+import contextlib, io, json, sys
 import torch
 import torch.distributed as dist
 from landscape.cli.main import exit_code
@@ -60,13 +60,10 @@ def normalise(folder):
     dist.destroy_process_group()
     return 0
 
-outcomes = []
-for port, words in json.loads(sys.argv[1]):
-    os.environ["MASTER_PORT"] = port
-    with contextlib.redirect_stderr(io.StringIO()) as errors:
-        code = normalise(words[1]) if words[0] == "normalise" else exit_code(words)
-    outcomes.append([code, errors.getvalue()])
-print(json.dumps(outcomes))
+words = sys.argv[1:]
+with contextlib.redirect_stderr(io.StringIO()) as errors:
+    code = normalise(words[1]) if words[0] == "normalise" else exit_code(words)
+print(json.dumps([code, errors.getvalue()]))
 """
 
 
@@ -88,15 +85,15 @@ def outcomes(*commands: list[str]) -> list[list[tuple[int, str]]]:
 
 
 def _outcome(words: list[str]) -> list[tuple[int, str]]:
-    jobs = json.dumps([(free_port(), words)])
-    processes = [started(["-c", PROCESS, jobs], rank, "") for rank in (0, 1)]
+    port = free_port()
+    processes = [started(["-c", PROCESS, *words], rank, port) for rank in (0, 1)]
     try:
         ended = [(*process.communicate(timeout=120), process.returncode) for process in processes]
     finally:
         for process in processes:
             process.kill()
     assert [code for _, _, code in ended] == [0, 0], ended
-    return [(code, errors) for output, _, _ in ended for code, errors in json.loads(output.splitlines()[-1])]
+    return [tuple(json.loads(output.splitlines()[-1])) for output, _, _ in ended]
 
 
 def free_port() -> str:
