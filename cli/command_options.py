@@ -18,6 +18,7 @@ from landscape.options import parse_arguments, parse_numbers
 from landscape.subject.spec import Spec
 
 Option: TypeAlias = tuple[Any, Any]
+TYPED = "COMMANDLINE"  # Typer's name for where the value of an option comes from
 GENERAL, OWN, DATA, OUTPUT = "Options", "This probe", "Model and data", "Output"  # panels of the help
 QUIET, DEBUG = "print errors only", "show the traceback of an error"
 Quiet = Annotated[bool, typer.Option(help=QUIET)]
@@ -25,6 +26,7 @@ Debug = Annotated[bool, typer.Option(help=DEBUG)]
 GENERAL_FIELDS = ("device", "seed")
 # Loading options with a fixed default. That of the others is None: it depends on probe, preset and checkpoint.
 FIXED = (*GENERAL_FIELDS, "trust_pickle", "allow_missing")
+CONTEXT: Option = (typer.Context, inspect.Parameter.empty)  # in a table: Typer passes the context of the call
 
 
 def option(kind: Any, help: str, default: Any, panel: str, *flags: str) -> Option:
@@ -82,6 +84,12 @@ def loading_values(options: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: options[name] for name, *_ in _documented(Spec) if options.get(name) is not None}
     given |= {name: parse_numbers(name, given[name]) for name in ("mean", "std") if name in given}
     return given | {"model_arg": parse_arguments("model_arg", given.get("model_arg", []))}
+
+
+def typed_options(context: typer.Context, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that the user typed, also those with their default values; a preset chooses the others."""
+    sources = {name: context.get_parameter_source(name) for name in options}
+    return {name: options[name] for name, source in sources.items() if source is not None and source.name == TYPED}
 
 
 def with_options(function: Callable[..., None], table: Mapping[str, Option]) -> Callable[..., None]:

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from landscape.cli.command_options import RUN, loading_options, loading_values, probe_options, with_options
+from landscape.cli.command_options import (
+    CONTEXT,
+    RUN,
+    loading_options,
+    loading_values,
+    probe_options,
+    typed_options,
+    with_options,
+)
 from landscape.cli.loading import load
 from landscape.cli.process_setup import set_threads, worker_pool
 from landscape.cli.progress import Progress, say
@@ -27,17 +35,19 @@ def command_of(name: str) -> Callable[..., None]:
 
     own = {key: item for probe in probes_of(name) for key, item in probe_options(probe_class(probe)).items()}
 
-    def command(checkpoint: list[Path] | None, **options: Any) -> None:
-        parameters = {key: tuple(v) if isinstance(v, list) else v for key, v in options.items() if key in own}
+    def command(context: typer.Context, checkpoint: list[Path] | None, **options: Any) -> None:
+        typed = typed_options(context, options)
+        parameters = {key: tuple(v) if isinstance(v, list) else v for key, v in typed.items() if key in own}
         run = {key: options[key] for key in RUN if key != "debug"}
-        measure_all(name, checkpoint or [None], parameters, loading_values(options), **run)
+        measure_all(name, checkpoint or [None], parameters, loading_values(typed), **run)
 
     what = "folder of a run's snapshots" if name == "trajectory" else "checkpoints, or run folders"
     checkpoints = Annotated[
         list[Path] | None, typer.Argument(help=f"{what}; default: the newest final.pt under ./checkpoints")
     ]
     loading = loading_options(loading_defaults(probes_of(name)[0]))
-    return with_options(command, {"checkpoint": (checkpoints, None), **own, **loading, **RUN})
+    table = {"context": CONTEXT, "checkpoint": (checkpoints, None), **own, **loading, **RUN}
+    return with_options(command, table)
 
 
 def probes_of(command: str) -> tuple[str, ...]:
@@ -60,8 +70,8 @@ def measure_all(
 ) -> None:
     """Measure one checkpoint after the other into one file, by one probe or "features".
 
-    Parameters that differ from their defaults, and fields of `Spec` (`loading`), override the preset. The
-    checkpoint None is the newest; labels come from the paths if none is given.
+    Parameters of the probe, and fields of `Spec` (`loading`), override the preset: give only those that the user
+    chose. The checkpoint None is the newest; labels come from the paths if none is given.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -93,15 +103,10 @@ def measure_all(
 def _configured(
     command: str, preset: str, parameters: Mapping[str, Any], loading: Mapping[str, Any]
 ) -> tuple[list[list[Any]], dict[str, Any]]:
-    """The probes of each run, and the fields of `Spec`, of a command.
-
-    A parameter with its default value leaves the choice to the preset.
-    """
+    """The probes of each run, and the fields of `Spec`, of a command."""
     from landscape import api
 
-    probes = probes_of(command)
-    usual = {key: value for probe in probes for key, value in api.parameter_defaults(probe).items()}
-    given = {**{key: value for key, value in parameters.items() if value != usual[key]}, **loading}
+    probes, given = probes_of(command), {**parameters, **loading}
     if len(probes) > 1:
         together, spec = api.configure_shared_pass(probes, preset, given)
         return [list(together)], spec

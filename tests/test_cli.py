@@ -22,6 +22,7 @@ import synthetic
 import torch
 
 import landscape
+from landscape.cli import measuring
 from landscape.cli.command_options import loading_options
 from landscape.cli.main import exit_code
 from landscape.cli.text_table import text_table
@@ -259,6 +260,50 @@ def test_bad_input_ends_in_one_line(
     assert one_line(err)
     assert said in err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "parameters", "loading"),
+    [
+        (
+            ("surface", "--resolution", "51", "--normalize", "filter"),
+            {"resolution": "51", "normalize": "filter", "l2_definition": "park2022"},
+            {"split": "train", "augment": True, "weight_decay": 0.05},
+        ),
+        (("surface",), {"resolution": "21", "normalize": "park2022"}, {"augment": True, "weight_decay": 0.05}),
+        (("surface", "--no-augment", "--weight-decay", "0"), {"normalize": "park2022"}, {"augment": False}),
+        (("hessian", "--batch-size", "16", "--samples", "all"), {"top": 5}, {"samples": "all", "weight_decay": 0.05}),
+        (("fourier", "--frequencies", "true"), {"frequencies": "true"}, {}),
+        (("fourier", "--layers", "a", "--layers", "b"), {"layers": ("a", "b"), "frequencies": "park2022"}, {}),
+        (("features", "--frequencies", "true", "--seed", "0"), {"frequencies": "true"}, {"seed": 0}),
+    ],
+)
+def test_a_typed_option_wins_over_the_preset_also_with_its_default_value(
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    parameters: dict[str, Any],
+    loading: dict[str, Any],
+) -> None:
+    original, made = measuring._configured, []
+
+    def configured(*given: Any) -> Any:
+        made.append(original(*given))
+        raise ValueError("configured")
+
+    monkeypatch.setattr(measuring, "_configured", configured)
+    code, _, err = command(*words, "--preset", "park2022")
+    assert (code, "configured" in err) == (1, True)
+    (((probe, *_), *_), spec) = made[0]
+    assert {name: getattr(probe, name) for name in parameters} == parameters
+    assert {name: spec[name] for name in loading} == loading
+
+
+def test_the_typed_default_is_what_is_measured(command: Command, tmp_path: Path) -> None:
+    words = ("fourier", "--preset", "park2022", "--frequencies", "true", "--samples", "16", "--out", tmp_path / "r.h5")
+    assert command(*words)[0] == 0
+    (group,) = landscape.open(tmp_path / "r.h5")["fourier"].children.values()
+    assert json.loads(group.attrs["parameters"])["frequencies"] == "true"
 
 
 def test_files_that_are_not_checkpoints_are_rejected(command: Command, tmp_path: Path) -> None:
