@@ -41,10 +41,9 @@ def load(path: Path | None, values: dict[str, Any], *, label: str = "", quiet: b
     subject = loading.load(checkpoint_file(path), label=label, **values)
     stored = subject.checkpoint
     about = f"{subject.size / 1e6:.3g} M parameters, {subject.device}; {identity.protocol(subject)}"
-    if not checks.has_classifier(subject):
+    if reason := checks.why_no_loss(subject):
         source = f"{stored.path} ({stored.taken})" if stored is not None else identity.origin(subject)
-        remark = "its classifier is not from the checkpoint: loss and accuracy are meaningless"
-        say(f"{subject.label}: {source}, {about}; {remark}", quiet=quiet)
+        say(f"{subject.label}: {source}, {about}; {reason}", quiet=quiet)
         return subject
     found = sanity_check.check_sanity(subject)
     if stored is not None:

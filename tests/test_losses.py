@@ -232,6 +232,74 @@ def test_a_loss_that_cannot_be_used_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
+MISFITS = """
+import torch
+from torch import nn
+
+INPUTS, HALF = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 2
+
+def net(outputs=1): return nn.Linear(4, outputs)
+def flat(): return nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
+def column(): return INPUTS, INPUTS[:, :1]
+def numbers(): return INPUTS, INPUTS[:, 0]
+def binary(): return INPUTS, HALF
+def labels(): return INPUTS, HALF.float()[:, None]
+def three(): return INPUTS, torch.arange(12) % 3
+def vectors(): return INPUTS, INPUTS[:, :3]
+def several(): return INPUTS, torch.ones(12, 3)
+def hot(): return INPUTS, torch.ones(12, 3, dtype=torch.int64)
+def floats(): return INPUTS, three()[1].float()
+def squeezed(): return INPUTS, three()[1][:, None]
+def pairs(): return INPUTS, INPUTS[:, :2]
+def soft(): return INPUTS, torch.softmax(INPUTS[:, :3], 1).half()
+"""
+
+
+@pytest.mark.parametrize("named", ["", "cross-entropy"])
+@pytest.mark.parametrize(
+    ("model", "outputs", "data", "said"),
+    [
+        ("net", 1, "column", r"one output is always 0; give --loss mse \(or l1, huber\) for a regression"),
+        ("net", 1, "numbers", "one output is always 0; give --loss mse"),
+        ("flat", None, "numbers", "one output is always 0; give --loss mse"),
+        ("net", 1, "binary", "one output is always 0; give --loss bce for labels from 0 to 1, or --loss mse"),
+        ("net", 1, "labels", "one output is always 0; give --loss bce for labels from 0 to 1, or --loss mse"),
+        ("net", 1, "three", "one output is always 0; let the model return one output per class"),
+        ("net", 3, "vectors", r"targets \(12, 3\) float32: rows do not sum to 1, .*give --loss mse for a regression"),
+        ("net", 3, "several", "rows do not sum to 1, .*give --loss bce for several labels per sample"),
+        ("net", 3, "hot", "they are not class numbers .*give --loss bce for several labels per sample"),
+        ("net", 3, "floats", r"class numbers \(samples,\) as integers; return targets\.long\(\)"),
+        ("net", 3, "squeezed", r"class numbers \(samples,\) as integers; return targets\[:, 0\]\.long\(\)"),
+        ("net", 3, "pairs", "for a regression let the model return as many numbers as the targets have"),
+    ],
+)
+def test_cross_entropy_without_classes_is_refused_and_another_loss_named(
+    tmp_path: Path, named: str, model: str, outputs: int | None, data: str, said: str
+) -> None:
+    (path := tmp_path / "mine.py").write_text(MISFITS)
+    arguments = {} if outputs is None else {"outputs": outputs}
+    with pytest.raises(ValueError, match=said):
+        landscape.load(None, model=f"{path}:{model}", model_arg=arguments, data=f"{path}:{data}", loss=named)
+
+
+def test_soft_targets_and_labels_fit_their_losses(tmp_path: Path) -> None:
+    (path := tmp_path / "mine.py").write_text(MISFITS)
+    for outputs, data, loss in ((3, "soft", ""), (3, "three", ""), (1, "binary", "bce"), (3, "several", "bce")):
+        subject = landscape.load(
+            None, model=f"{path}:net", model_arg={"outputs": outputs}, data=f"{path}:{data}", loss=loss
+        )
+        assert metrics_of(subject)["loss"] > 0
+    with pytest.raises(ValueError, match=r"--loss bce needs targets from 0 to 1, those of .* lie between 0 and 2"):
+        landscape.load(None, model=f"{path}:net", data=f"{path}:three", loss="bce")
+
+
+def test_a_linear_probe_needs_classes(tmp_path: Path) -> None:
+    (path := tmp_path / "mine.py").write_text(MISFITS)
+    for data in ("column", "several"):
+        with pytest.raises(ValueError, match="probe-linear needs classes, got real-valued targets"):
+            landscape.measure("probe-linear", model=f"{path}:net", data=f"{path}:{data}", out=tmp_path / "r.h5")
+
+
 def test_an_unknown_name_is_a_usage_error() -> None:
     with pytest.raises(
         OptionError, match=r"--loss must be cross-entropy, mse, l1, huber, bce, or file\.py:callable, got crossentropy"

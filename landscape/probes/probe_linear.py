@@ -22,6 +22,7 @@ from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.subject.outputs import intact_per_sample
 from landscape.subject.sample_statistics import mean_and_standard_error
 from landscape.subject.subject import Subject
+from landscape.subject.targets import are_probabilities
 from landscape.subject.weights_cache import once_per_weights
 
 HELD_OUT = 0.2  # of the training samples
@@ -70,7 +71,6 @@ class ProbeLinear(Probe):
             raise OptionError(
                 "--split train would score the training samples; drop it: probe-linear scores the test split"
             )
-        _class_shares(subject.batches[0][1])
         layers, train = layers_of(subject, self.layers), training_samples(subject, self.train_samples)
         without = [layer.name for layer in layers if layer.layout != "tokens" or not layer.prefix]
         if self.pool == "cls" and without:
@@ -168,8 +168,10 @@ def pooled(layer: Layer, tensor: Tensor, pool: str) -> Tensor:
 @once_per_weights
 def training_samples(subject: Subject, samples: str) -> Subject:
     """The samples to fit on, none of which are scored."""
+    scored = subject.images
+    _refuse_other_than_classes(subject.batches[0][1] if scored is None else scored.targets)
     train = subject.other("train", samples)
-    fit, scored = train.images, subject.images
+    fit = train.images
     assert fit is not None
     assert scored is not None
     least = min(len(fit), len(scored))
@@ -187,10 +189,12 @@ def training_samples(subject: Subject, samples: str) -> Subject:
 
 
 def _class_shares(targets: Tensor) -> Tensor:
+    return targets.double() if targets.is_floating_point() else F.one_hot(targets.long()).double()
+
+
+def _refuse_other_than_classes(targets: Tensor) -> None:
     if targets.is_floating_point():
-        if targets.ndim != 2:
+        if not are_probabilities(targets):
             raise ValueError("probe-linear needs classes, got real-valued targets; measure it on labelled data")
-        return targets.double()
-    if targets.ndim != 1:
+    elif targets.ndim != 1:
         raise ValueError("probe-linear needs one class per sample, got several targets; measure it on images")
-    return F.one_hot(targets.long()).double()

@@ -15,6 +15,7 @@ from landscape.subject.losses import cross_entropy
 from landscape.subject.outputs import logits_in, outputs_of
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
+from landscape.subject.targets import refuse_targets
 from landscape.subject.weights_cache import once_per_weights
 
 
@@ -74,6 +75,8 @@ def refuse_misfit(subject: Subject) -> None:
     if subject.spec is not None and not subject.spec.logits:
         return
     outputs = logits_in(returned)
+    if not images.sequences:
+        refuse_targets(subject, outputs)
     if images.sequences and subject.losses is cross_entropy:
         if outputs.shape[:-1] != targets.shape or outputs.shape[-1] < images.classes:
             raise ValueError(
@@ -96,17 +99,20 @@ def refuse_misfit(subject: Subject) -> None:
             )
 
 
-def has_classifier(subject: Subject) -> bool:
-    """Whether the outputs are logits of the checkpoint's own classifier, not features or a freshly initialised one."""
+def why_no_loss(subject: Subject) -> str:
+    """Why loss and accuracy of a subject have no meaning; "" if they have.
+
+    The classifier is not the checkpoint's own, or, for a probe that needs no logits, the outputs do not fit the data.
+    """
     if subject.checkpoint is not None and subject.checkpoint.headless:
-        return False
+        return "its classifier is not from the checkpoint: loss and accuracy are meaningless"
     if subject.spec is None or subject.spec.logits:
-        return True
+        return ""
     try:
         refuse_misfit(replace(subject, spec=replace(subject.spec, logits=True)))
-    except ValueError:
-        return False
-    return True
+    except ValueError as error:
+        return f"loss and accuracy have no meaning: {error}"
+    return ""
 
 
 def vocabulary_size(model: nn.Module) -> int | None:

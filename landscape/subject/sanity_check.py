@@ -16,6 +16,7 @@ from torch import Tensor
 from landscape.subject.losses import class_indices
 from landscape.subject.outputs import outputs_of
 from landscape.subject.subject import Subject
+from landscape.subject.targets import are_probabilities
 
 LEVEL = 0.01  # significance level of the test against guessing
 INPUTS = 256 * 3 * 64 * 64  # numbers that pass through the model
@@ -143,8 +144,7 @@ def are_classes(outputs: Tensor, targets: Tensor) -> bool:
         return False
     if not targets.is_floating_point():
         return targets.dim() == 1
-    sums = targets.double().sum(dim=-1)
-    return targets.shape == outputs.shape and bool(((sums - 1).abs() < 1e-3).all() & (targets >= 0).all())
+    return targets.shape == outputs.shape and are_probabilities(targets)
 
 
 def _normalisation_hint(inputs: Tensor) -> str:

@@ -1,0 +1,84 @@
+"""Reject targets for which a loss has no meaning, and name the loss or the form of targets that has one."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from landscape.subject.losses import bce, cross_entropy
+from landscape.subject.subject import Subject
+
+SHARE_TOLERANCE = 1e-2  # of the sum of a row of probabilities, which may be stored in half precision
+
+
+def are_probabilities(targets: Tensor) -> bool:
+    """Whether targets are soft: (N, C) of at least two classes, each row non-negative with the sum 1."""
+    if not targets.is_floating_point() or targets.dim() != 2 or targets.shape[1] < 2:
+        return False
+    rows = targets.double()
+    return bool(((rows.sum(dim=1) - 1).abs() < SHARE_TOLERANCE).all() & (rows >= 0).all())
+
+
+def refuse_targets(subject: Subject, outputs: Tensor) -> None:
+    """Reject targets that do not fit the loss, given outputs of a few samples.
+
+    Cross-entropy over a single output is always 0, and it needs classes or probabilities as targets; the binary
+    cross-entropy needs targets from 0 to 1.
+
+    Raises:
+        ValueError: they do not fit.
+    """
+    images = subject.images
+    assert images is not None
+    targets, name = images.targets, images.name
+    if subject.losses is bce:
+        if not _between_0_and_1(targets):
+            low, high = targets.min().item(), targets.max().item()
+            raise ValueError(
+                f"--loss bce needs targets from 0 to 1, those of {name} lie between {low:g} and {high:g}; give "
+                f"--loss {'mse' if targets.is_floating_point() else 'cross-entropy'}"
+            )
+    elif subject.losses is cross_entropy and outputs.dim() in (1, 2):
+        reason = _single_output(targets) if outputs[0].numel() == 1 else _several_outputs(targets, outputs.shape[1])
+        if reason:
+            raise ValueError(
+                f"the model returns {tuple(outputs.shape)} and {name} has the targets {_form(targets)}: {reason}"
+            )
+
+
+def _single_output(targets: Tensor) -> str:
+    """Why cross-entropy does not fit a model with one output per sample."""
+    always = "cross-entropy over one output is always 0"
+    if _between_0_and_1(targets):
+        return f"{always}; give --loss bce for labels from 0 to 1, or --loss mse for a regression"
+    if targets.is_floating_point():
+        return f"{always}; give --loss mse (or l1, huber) for a regression"
+    return f"{always}; let the model return one output per class, or give --loss mse for a regression"
+
+
+def _several_outputs(targets: Tensor, classes: int) -> str:
+    """Why cross-entropy over some classes does not fit the targets; "" if it does."""
+    soft, shape = targets.is_floating_point(), tuple(targets.shape)
+    if (targets.dim() == 1 and not soft) or (shape[1:] == (classes,) and are_probabilities(targets)):
+        return ""
+    flat = targets.dim() == 1 or shape[1:] == (1,)
+    if flat and bool((targets == targets.round()).all()):
+        squeeze = "" if targets.dim() == 1 else "[:, 0]"
+        return f"cross-entropy needs class numbers (samples,) as integers; return targets{squeeze}.long()"
+    if shape[1:] == (classes,):
+        label = (
+            "--loss bce for several labels per sample" if _between_0_and_1(targets) else "--loss mse for a regression"
+        )
+        what = "rows do not sum to 1" if soft else "they are not class numbers (samples,)"
+        return f"{what}, so that cross-entropy has no meaning; give {label}"
+    return (
+        f"cross-entropy needs class numbers (samples,) or probabilities (samples, {classes}); for a regression let the "
+        "model return as many numbers as the targets have, and give --loss mse"
+    )
+
+
+def _between_0_and_1(targets: Tensor) -> bool:
+    return bool((targets >= 0).all() & (targets <= 1).all())
+
+
+def _form(targets: Tensor) -> str:
+    return f"{tuple(targets.shape)} {str(targets.dtype).removeprefix('torch.')}"
