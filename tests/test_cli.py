@@ -306,6 +306,49 @@ def test_the_typed_default_is_what_is_measured(command: Command, tmp_path: Path)
     assert json.loads(group.attrs["parameters"])["frequencies"] == "true"
 
 
+SPLITS = """
+import torch
+def model(): return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+def data(split="train"):
+    generator = torch.Generator().manual_seed(int(split == "test"))
+    return torch.randn(30, 4, generator=generator), torch.arange(30) % 3
+def whole(): return data("both")[0] + 1, data()[1]
+"""
+
+
+def test_the_split_reaches_a_function_of_the_user_and_one_part_is_called_so(command: Command, tmp_path: Path) -> None:
+    (mine := tmp_path / "mine.py").write_text(SPLITS)
+    out = tmp_path / "r.h5"
+    losses = []
+    for data, split in (("data", "train"), ("data", "test"), ("whole", "train"), ("whole", "test")):
+        words = ("--model", f"{mine}:model", "--data", f"{mine}:{data}", "--split", split)
+        code, found, err = command("evaluate", *words, "--json")
+        assert code == 0
+        losses.append(json.loads(found)["loss"])
+        assert f"mine.py:{data} {'(one part)' if data == 'whole' else split}, 30 samples" in err
+        assert command("line", *words, "--out", out, "--resolution", "2")[0] == 0
+    assert losses[0] != losses[1]
+    assert losses[2] == losses[3]
+    stored = [data.attrs for _, data in reader.groups(out)]
+    assert sorted(json.loads(attributes["spec"])["split"] for attributes in stored) == ["one part", "test", "train"]
+    (whole,) = (str(attributes["protocol"]) for attributes in stored if "whole" in str(attributes["data"]))
+    assert "mine.py:whole (one part), 30 samples" in whole
+
+
+def test_a_linear_probe_of_one_part_scores_samples_that_it_is_not_fitted_on(command: Command, tmp_path: Path) -> None:
+    (mine := tmp_path / "mine.py").write_text(SPLITS)
+    words = ("probe-linear", "--model", f"{mine}:model", "--layers", "0:other", "--out", tmp_path / "r.h5")
+    code, _, err = command(*words, "--data", f"{mine}:whole")
+    assert (code, one_line(err.splitlines(keepends=True)[-1])) == (1, True)
+    assert "score fewer with --samples 15, or give data with a train split (a function: with a parameter split)" in err
+    code, _, err = command(*words, "--data", f"{mine}:whole", "--samples", "15")
+    assert code == 0
+    assert "has one part: the first 15 samples are scored, 15 others fitted" in err
+    code, _, err = command(*words, "--data", f"{mine}:data")
+    assert code == 0
+    assert "one part" not in err
+
+
 def test_files_that_are_not_checkpoints_are_rejected(command: Command, tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> tuple[object, tuple[str]]:

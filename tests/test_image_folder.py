@@ -64,6 +64,8 @@ def test_splits_follow_their_folders_and_agree_on_the_classes(tmp_path: Path) ->
         [2],
     )  # c is class 2 although val has no a, b
     assert len(load(str(tmp_path), split="train")) == 3
+    assert not test.one_part
+    assert load(str(tmp_path / "train"), split="test").one_part
     assert load(str(tmp_path / "train"), split="test").targets.sort().values.tolist() == [0, 1, 2]
     only = tmp_path / "only"
     write_image(only / "train/a/0.png")

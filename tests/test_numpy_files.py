@@ -102,6 +102,11 @@ def test_names_of_a_split_are_followed(names: str, tmp_path: Path) -> None:
         written(tmp_path / part, "folder", np.full((3, 2, 2), value, np.uint8), np.arange(3))
     assert load(str(tmp_path), split="train").inputs.unique().tolist() == [1]
     assert load(str(tmp_path), split="test").inputs.unique().tolist() == [2]
+    for name in (tmp_path / "set.npz", tmp_path):
+        assert not load(str(name)).one_part
+    for form in ("npz", "pair", "folder"):
+        (tmp_path / form).mkdir()
+        assert load(written(tmp_path / form, form, np.zeros((3, 2, 2), np.uint8), np.arange(3))).one_part
 
 
 def test_a_file_on_disk_is_read_only_where_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

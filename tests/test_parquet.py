@@ -86,6 +86,8 @@ def test_splits_follow_the_names_of_the_shards(write: Write, tmp_path: Path) -> 
     assert len(load(str(tmp_path), split="train")) == 30
     validation = load(str(tmp_path), split="test")
     assert (len(validation), validation.classes) == (10, 3)  # all splits have a say in the classes
+    assert not validation.one_part
+    assert load(str(tmp_path / "train-00000-of-00001.parquet")).one_part
     write("test-00000-of-00001.parquet", range(5), labels=[-1] * 5)  # as ImageNet's: no labels
     assert len(load(str(tmp_path), split="test")) == 10
     (tmp_path / "validation-00000-of-00001.parquet").unlink()

@@ -112,6 +112,47 @@ def test_a_callable_that_gives_no_data_is_explained(
         load(f"{script(DATASET)}:{callable_name}")
 
 
+SPLITS = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+PARTS = {"train": torch.zeros(12, 3), "test": torch.ones(8, 3)}
+
+def pair(split="train"): return PARTS[split], torch.arange(len(PARTS[split])) % 4
+def keyword(*, split): return pair(split)
+class Items(TensorDataset):
+    def __init__(self, root="data", split="train"): super().__init__(*pair(split))
+def loader(split): return DataLoader(Items(split=split), 4)
+def whole(): return pair()
+def anything(**options): return pair(**options)
+def needs(root, split): return pair(split)
+"""
+
+
+@pytest.mark.parametrize("callable_name", ["pair", "keyword", "Items", "loader"])
+def test_a_callable_that_takes_a_split_gets_it(callable_name: str, script: Callable[[str], str]) -> None:
+    name = f"{script(SPLITS)}:{callable_name}"
+    train, test = load(name, split="train"), load(name, split="test")
+    assert [(len(part), part.inputs.unique().tolist(), part.one_part) for part in (train, test)] == [
+        (12, [0], False),
+        (8, [1], False),
+    ]
+
+
+@pytest.mark.parametrize("callable_name", ["whole", "anything"])
+def test_a_callable_without_a_split_is_one_part(callable_name: str, script: Callable[[str], str]) -> None:
+    name = f"{script(SPLITS)}:{callable_name}"
+    train, test = load(name, split="train"), load(name, split="test")
+    assert train.one_part
+    assert test.one_part
+    assert train.sha256 == test.sha256
+
+
+def test_a_callable_that_needs_arguments_is_explained(script: Callable[[str], str]) -> None:
+    with pytest.raises(ValueError, match="needs needs the argument root, but --data calls it without arguments, or"):
+        load(f"{script(SPLITS)}:needs")
+
+
 def test_specs_name_callables_of_files_and_modules(script: Callable[[str], str], tmp_path: Path) -> None:
     assert import_callable("collections:OrderedDict") is __import__("collections").OrderedDict
     path = script("def f(): return 1\n")

@@ -10,6 +10,7 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -49,6 +50,16 @@ def import_callable(spec: str) -> Callable[..., Any]:
         hint = f"; it has {', '.join(near)}" if near else ""
         raise ValueError(f"{spec}: {place} has no callable {attribute!r}{hint}")
     return found  # type: ignore[no-any-return]
+
+
+def parameters_of(function: Callable[..., Any]) -> dict[str, bool]:
+    """The named parameters of a callable, and whether each is required; none if Python does not know its signature."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # of a C function
+        return {}
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {p.name: p.default is inspect.Parameter.empty for p in parameters if p.kind in named}
 
 
 def guarded(what: str, function: Callable[[], Any]) -> Any:

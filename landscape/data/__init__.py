@@ -53,7 +53,8 @@ def load(
             parquet shards or of a pair of `.npy` files, `FILE.parquet`, `FILE.npz`, `X.npy,Y.npy`,
             `file.py:callable`, `module:callable`, or a token file `.npy`.
         root: the folder that holds the CIFAR folders; else `$LANDSCAPE_DATA`, else `./data`.
-        split: "train" or "test"; callables, and folders without such subfolders, give the same images for both.
+        split: "train" or "test"; a callable with a parameter `split` gets it. Sources without these parts give the
+            same samples for both, and say so (`Images.one_part`).
         samples: how many images: a number, a share such as "10%", None or "all" for all.
         image_size: side to which images are resized; tensors from a callable keep their own.
         mean: per channel, of pixels in [0, 1], in place of the data set's own.
@@ -104,7 +105,7 @@ def _load(
     if path.is_dir():
         return image_folder.load(name, split=split, samples=samples, image_size=image_size, resize=resize)
     if ":" in name:
-        return torch_dataset.load(name, samples=samples, image_size=image_size, resize=resize)
+        return torch_dataset.load(name, split=split, samples=samples, image_size=image_size, resize=resize)
     if path.is_file():
         raise ValueError(f"--data {name} is a file; expected {FORMS}")
     if "/" in name:

@@ -30,6 +30,7 @@ class Images:
     mean: tuple[float, ...] = ()  # per channel, of inputs in [0, 1]; empty: inputs are used as they are
     std: tuple[float, ...] = ()  # likewise
     counted: bool = False  # `classes` is one more than the largest class number found; the data may have more
+    one_part: bool = False  # the source has no train and test part of its own: both splits are the same samples
 
     def __len__(self) -> int:
         return len(self.inputs)

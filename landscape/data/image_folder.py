@@ -52,7 +52,9 @@ def load(name: str, *, split: Split, samples: Samples, image_size: int | None, r
     size = image_size or decoding.common_size(decoding.sizes(pictures()))
     inputs = decoding.decoded(pictures(), name=name, count=len(paths), of=len(targets), size=size, resize=resize)
     labels = torch.from_numpy(targets[rows])
-    return Images(torch.from_numpy(inputs), labels, name, len(classes), size, IMAGENET_MEAN, IMAGENET_STD)
+    return Images(
+        torch.from_numpy(inputs), labels, name, len(classes), size, IMAGENET_MEAN, IMAGENET_STD, one_part=folder == root
+    )
 
 
 def _part(root: Path, split: str) -> tuple[Path, list[Path]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import zipfile
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -50,18 +51,20 @@ def load(name: str, *, split: Split, samples: Samples) -> Images:
         FileNotFoundError: there is no such file, or no pair for this split.
         ValueError: a file is damaged or holds Python objects, or the arrays do not match.
     """
-    pair = pair_of_files(name)
+    pair, path, whole = pair_of_files(name), Path(name).expanduser(), True
     if pair is not None:
         x, y = (_mapped(Path(file).expanduser()) for file in pair)
     elif name.endswith(".npz"):
-        x, y = _archived(Path(name).expanduser(), split)
+        x, y, whole = _archived(path, split)
     else:
-        place = folder_of_split(Path(name).expanduser(), split)
+        place = folder_of_split(path, split)
         assert place is not None
         names = _pair_in(_stems(place), split)
         assert names is not None
         x, y = (_mapped(place / f"{stem}.npy") for stem in names)
-    return _images(name, x, y, samples)
+        other: Split = "train" if split == "test" else "test"
+        whole = place == folder_of_split(path, other) and names == _pair_in(_stems(place), other)
+    return replace(_images(name, x, y, samples), one_part=whole)
 
 
 def _images(name: str, x: np.ndarray, y: np.ndarray, samples: Samples) -> Images:
@@ -111,7 +114,8 @@ def _mapped(path: Path) -> np.ndarray:
     return array
 
 
-def _archived(path: Path, split: Split) -> tuple[np.ndarray, np.ndarray]:
+def _archived(path: Path, split: Split) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Inputs and targets of a split, and whether the other split has the same."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}; expected an archive that numpy.savez wrote")
     with _one_line_error(path, lambda: zipfile.ZipFile(path)) as archive:
@@ -124,7 +128,7 @@ def _archived(path: Path, split: Split) -> tuple[np.ndarray, np.ndarray]:
                 f"for the {split} split also x_{split} and the like"
             )
         x, y = (_one_line_error(path, partial(_member, path, archive, stems[name])) for name in names)
-    return x, y
+    return x, y, _pair_in(stems, "train") == _pair_in(stems, "test")
 
 
 def _member(path: Path, archive: zipfile.ZipFile, member: str) -> np.ndarray:

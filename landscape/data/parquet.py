@@ -65,7 +65,8 @@ def load(name: str, *, split: Split, samples: Samples, image_size: int | None, r
     size = image_size or decoding.common_size(decoding.sizes(pictures()))
     inputs = decoding.decoded(pictures(), name=name, count=len(rows), of=len(targets), size=size, resize=resize)
     labels = torch.from_numpy(targets[rows])
-    return Images(torch.from_numpy(inputs), labels, name, classes, size, IMAGENET_MEAN, IMAGENET_STD)
+    pixels, whole = torch.from_numpy(inputs), _unsplit(path, shards)
+    return Images(pixels, labels, name, classes, size, IMAGENET_MEAN, IMAGENET_STD, one_part=whole)
 
 
 def _opened(path: Path) -> Any:
@@ -89,12 +90,11 @@ def _opened(path: Path) -> Any:
 
 def _parts(path: Path, shards: Sequence[Path], split: str) -> list[list[Path]]:
     """Shards of this split, one list for each name that the split may have; all shards if none names a split."""
+    if _unsplit(path, shards):
+        return [list(shards)]
     by_split: dict[str, list[Path]] = {}
     for shard in shards:
-        match = SPLIT_OF.match(shard.name.lower())
-        by_split.setdefault(match.group(1) if match else "", []).append(shard)
-    if set(by_split) == {""} or (len(shards) == 1 == len(by_split) and not path.is_dir()):
-        return [list(shards)]
+        by_split.setdefault(_split_in(shard), []).append(shard)
     existing = [by_split[part] for part in SPLITS[split] if part in by_split]
     if not existing:
         raise FileNotFoundError(
@@ -102,6 +102,17 @@ def _parts(path: Path, shards: Sequence[Path], split: str) -> list[list[Path]]:
             "give the other --split, or one parquet file"
         )
     return existing
+
+
+def _split_in(shard: Path) -> str:
+    """The split that the name of a shard says, "" for none."""
+    match = SPLIT_OF.match(shard.name.lower())
+    return match.group(1) if match else ""
+
+
+def _unsplit(path: Path, shards: Sequence[Path]) -> bool:
+    """Whether the shards serve both splits: a single file, or no name with a split."""
+    return not path.is_dir() or not any(map(_split_in, shards))
 
 
 def _columns(file: Any, path: Path) -> Columns:

@@ -56,4 +56,6 @@ def load(name: str, *, samples: Samples, block_size: int | None) -> Images:
     tokens = torch.from_numpy(np.stack(rows).astype(np.int64))
     if tokens.min() < 0:
         raise ValueError(f"{name} has the token {int(tokens.min())}; expected numbers from 0 upward, without padding")
-    return Images(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), name, int(tokens.max()) + 1, 0)
+    return Images(
+        tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), name, int(tokens.max()) + 1, 0, one_part=True
+    )

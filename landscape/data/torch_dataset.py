@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,36 +15,48 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, Subset
 
-from landscape.checkpoints.user_code import fixed_rng, guarded, import_callable, rng_states
+from landscape.checkpoints.user_code import fixed_rng, guarded, import_callable, parameters_of, rng_states
 from landscape.data import decoding
 from landscape.data.dataset import Images, number_of_classes, square_side
 from landscape.data.memory import GrowingTensor
 from landscape.data.preprocessing import Resize, default_normalisation
-from landscape.data.sampling import Samples, balanced, subset
+from landscape.data.sampling import Samples, Split, balanced, subset
 from landscape.options import parse_count
 from landscape.probe import derived_seed
 
 # Keys of samples that are dicts, as transformers, datasets and torchvision name them; the first that exists counts.
 INPUTS = ("pixel_values", "image", "img", "images", "input", "inputs", "x", "data")
 TARGETS = ("labels", "label", "fine_label", "target", "targets", "y", "class")
+SPLIT = "split"  # parameter of a callable that returns the train or the test part
 SEED = 0  # of a loader's shuffle and of random transforms
 REREAD = 4  # items that are read a second time, to detect random ones
 _END = object()
 _log = logging.getLogger(__name__)
 
 
-def load(spec: str, *, samples: Samples, image_size: int | None, resize: Resize | None = None) -> Images:
-    """The data that a callable without arguments returns, see `images_of`.
+def load(spec: str, *, split: Split, samples: Samples, image_size: int | None, resize: Resize | None = None) -> Images:
+    """The data that a callable returns, see `images_of`.
 
-    It is called with fixed states of the global random generators, equal in every process.
+    It is called with `split="train"` or `split="test"` if it has a parameter of that name, else without arguments: its
+    data are then one part, which serves as both. The global random generators are in fixed states, equal in every
+    process.
 
     Raises:
-        FileNotFoundError, ValueError: as `import_callable`; the callable fails, or returns something else.
+        FileNotFoundError, ValueError: as `import_callable`; the callable needs other arguments, fails, or returns
+            something else.
     """
     function = import_callable(spec)
+    parameters = parameters_of(function)
+    splits = SPLIT in parameters
+    if other := [name for name, required in parameters.items() if required and name != SPLIT]:
+        raise ValueError(
+            f'{spec} needs the argument {other[0]}, but --data calls it without arguments, or with split="{split}" if '
+            f"it takes a split; give {other[0]} a default value, or name a function that calls it"
+        )
     with fixed_rng(derived_seed(0, "data")):
-        made = guarded(spec, function)
-    return images_of(spec, made, samples=samples, image_size=image_size, resize=resize)
+        made = guarded(spec, partial(function, split=split) if splits else function)
+    images = images_of(spec, made, samples=samples, image_size=image_size, resize=resize)
+    return replace(images, one_part=not splits)
 
 
 def images_of(name: str, made: Any, *, samples: Samples, image_size: int | None, resize: Resize | None) -> Images:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -25,6 +26,7 @@ from landscape.subject.subject import Subject
 from landscape.subject.targets import are_probabilities
 from landscape.subject.weights_cache import once_per_weights
 
+_log = logging.getLogger(__name__)
 HELD_OUT = 0.2  # of the training samples
 LEAST_SAMPLES = 10  # to fit on
 NAMES = {"ridge": "ridge", "lbfgs": "logistic regression's"}
@@ -180,11 +182,17 @@ def training_samples(subject: Subject, samples: str) -> Subject:
         train = subject.other("train", wanted)
         assert train.images is not None
         train = train.rows(np.arange(len(scored), len(train.images)))
+    one_part = train.images is not fit
     if len(train) < LEAST_SAMPLES:
+        half = (len(train) + len(scored)) // 2
+        fewer = f"score fewer with --samples {half}, or " if one_part and half >= LEAST_SAMPLES else ""
         raise ValueError(
             f"{scored.name} must have at least {LEAST_SAMPLES} samples to fit on besides the {len(scored)} that are "
-            f"scored, got {len(train)}; lower --samples, or give data with a train split"
+            f"scored, got {len(train)}; {fewer}give data with a train split (a function: with a parameter split)"
         )
+    if one_part:
+        counts = len(scored), len(train)
+        _log.info("%s has one part: the first %d samples are scored, %d others fitted", scored.name, *counts)
     return train
 
 

@@ -51,8 +51,9 @@ def identity(subject: Subject, uses: Iterable[str], weights: str | None = None) 
 def attributes(subject: Subject) -> dict[str, str | int | float]:
     """The attributes that are stored with every result."""
     spec, stored, images = subject.spec or Spec(), subject.checkpoint, subject.images
+    split = {"split": "one part"} if images is not None and images.one_part else {}
     return {
-        "spec": json.dumps(asdict(spec), default=str),
+        "spec": json.dumps(asdict(spec) | split, default=str),
         "checkpoint_sha256": stored.sha256 if stored else "",
         "weights_taken": stored.taken if stored else origin(subject),
         "epoch": stored.epoch if stored else math.nan,
@@ -76,7 +77,7 @@ def protocol(subject: Subject) -> str:
     spec, images = subject.spec or Spec(), subject.images
     augmented = isinstance(subject.batches, Batches) and subject.batches.augmentation is not None
     parts = [
-        f"{images.name} {spec.split}" if images else "data in memory",
+        f"{images.name} {'(one part)' if images.one_part else spec.split}" if images else "data in memory",
         f"{len(subject)} samples" if images is None or not images.sequences else images.sequences,
         f"batch size {subject.batch_size}",
         "augmented once" if augmented else "no augmentation",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from landscape import data as datasets
 from landscape.data.dataset import Images
+
+log = logging.getLogger(__name__)
 
 
 def splits(
@@ -34,6 +37,8 @@ def splits(
     if image_size not in (None, size):
         raise ValueError(f"--model-arg image_size={image_size}: the images of {data} have {size} pixels; leave it out")
     testing = datasets.load(data, root=root, split="test", image_size=size)
+    if training.one_part:
+        log.warning("note: %s has one part: accuracy is that of the samples that are trained on", data)
     if testing.classes != training.classes:
         raise ValueError(
             f"{data} has {training.classes} classes to train on and {testing.classes} to test on; "
