@@ -38,8 +38,13 @@ FIGURES: Mapping[str, FigureEntry] = {
         FigureEntry("attention", "attention", needs=("distance", "mutual_information", "depth")),
         FigureEntry("attention_diversity", "attention", needs=("token_cosine", "head_cosine", "depth_cosine", "depth")),
         FigureEntry("attention_spectrum", "attention", needs=("image_singular_value", "token_singular_value", "depth")),
-        FigureEntry("lesion", "lesion", needs=("accuracy_drop", "accuracy_drop_se", "name", "kind", "stage")),
-        FigureEntry("noise", "noise", needs=("accuracy_drop", "accuracy_drop_se", "band")),
+        FigureEntry(
+            "lesion",
+            "lesion",
+            needs=("accuracy_drop", "accuracy_drop_se", "name", "kind", "stage"),
+            instead="loss_increase",
+        ),
+        FigureEntry("noise", "noise", needs=("accuracy_drop", "accuracy_drop_se", "band"), instead="loss_increase"),
         FigureEntry("probe_linear", "probe-linear", needs=("accuracy", "accuracy_se", "depth", "kind", "reduces")),
     )
 }

@@ -87,6 +87,7 @@ class FigureEntry:
     probe: str  # whose results it draws
     needs: tuple[str, ...]  # quantities that a result must hold; the first must have a finite value by now
     lacks: tuple[str, ...] = ()  # axes that a result must not have
+    instead: str = ""  # a quantity that is drawn, and may have the finite value, where the first has none
 
     @property
     def module(self) -> FigureModule:
@@ -96,7 +97,8 @@ class FigureEntry:
     def drawable(self, data: xr.Dataset) -> bool:
         """Whether a result is complete enough to be drawn."""
         fits = all(name in data for name in self.needs) and not any(axis in data.dims for axis in self.lacks)
-        return fits and bool(np.isfinite(data[self.needs[0]].values).any())
+        drawn = (self.needs[0], *filter(data.__contains__, [self.instead]))
+        return fits and any(np.isfinite(data[name].values).any() for name in drawn)
 
     def selected(self, results: Sequence[xr.Dataset]) -> list[xr.Dataset]:
         """The drawable results that belong in the figure."""

@@ -26,14 +26,22 @@ def numbers(data: xr.Dataset) -> Numbers:
     return {name: value for name, value in found.items() if isinstance(value, str) or np.isfinite(value)}
 
 
-def largest_drop(data: xr.Dataset, axis: str, name: Callable[[Any], str]) -> Numbers:
-    """Accuracy of the intact network, its largest drop, and where on an axis it happens."""
-    drop = data["accuracy_drop"].values if "accuracy_drop" in data else np.array([])
-    if not np.isfinite(drop).any():
+def change(data: xr.Dataset) -> str:
+    """The quantity that a modified network is judged by: the loss increase where the loss defines no accuracy."""
+    drop = finite(data, "accuracy_drop").size > 0
+    return "accuracy_drop" if drop or not finite(data, "loss_increase").size else "loss_increase"
+
+
+def largest_change(data: xr.Dataset, axis: str, name: Callable[[Any], str]) -> Numbers:
+    """Accuracy of the intact network, its largest drop, and where on an axis it happens; or the same of the loss."""
+    quantity = change(data)
+    if not finite(data, quantity).size:
         return {}
-    worst = int(np.nanargmax(drop))
-    intact = float(data.attrs.get("intact_accuracy", np.nan))
-    return {"intact accuracy": intact, "largest drop": drop[worst].item(), "at": name(data[axis].values[worst])}
+    values = np.where(np.isfinite(data[quantity].values), data[quantity].values, -np.inf)
+    worst = int(np.argmax(values))
+    what, word = ("accuracy", "drop") if quantity == "accuracy_drop" else ("loss", "increase")
+    intact = float(data.attrs.get(f"intact_{what}", np.nan))
+    return {f"intact {what}": intact, f"largest {word}": values[worst].item(), "at": name(data[axis].values[worst])}
 
 
 def text(found: Numbers) -> str:

@@ -12,7 +12,7 @@ import xarray as xr
 from landscape.plots import style
 from landscape.plots.appearance import Look, escaped
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.headlines import Numbers, largest_drop
+from landscape.plots.headlines import Numbers, change, largest_change
 
 MEANING = (
     "The accuracy a network loses, and the loss it gains, when one unit is removed from it, without retraining; error "
@@ -24,13 +24,18 @@ KINDS: Mapping[str, str] = {
     "conv": "tab:blue", "msa": "tab:red", "mlp": "#E69F00", "subsample": "#56B4E9", "stem": "#009E73",
     "head": "#CC79A7", "other": "0.5",
 }  # fmt: skip
+LABELS: Mapping[str, str] = {"accuracy_drop": "accuracy drop", "loss_increase": "loss increase"}
 LONGEST = 22  # characters of a unit's name
 HIGH = 100.0  # nats
+LOSS_ONLY = ("loss_increase",)  # the rows of a network whose loss defines no accuracy
 
 
 def draw(data: xr.Dataset, ax: Axes) -> Axes:
-    """Draw one bar of accuracy drop per unit, coloured by kind and named below, with every other stage shaded."""
-    return name_units(data, bars(data, ax, "accuracy_drop", "accuracy drop"))
+    """Draw one bar per unit, coloured by kind and named below, with every other stage shaded.
+
+    Its height is the accuracy drop, or the loss increase where the loss defines no accuracy.
+    """
+    return name_units(data, bars(data, ax, change(data), LABELS[change(data)]))
 
 
 def bars(data: xr.Dataset, ax: Axes, quantity: str, label: str) -> Axes:
@@ -62,22 +67,26 @@ def name_units(data: xr.Dataset, ax: Axes) -> Axes:
 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """Two rows per network, accuracy drop over loss increase, with room for the names of its units."""
+    """Accuracy drop, if there is one, over loss increase, per network, with room for the names of its units."""
     from matplotlib.patches import Patch
 
+    rows = [("accuracy_drop", "loss_increase") if change(data) == "accuracy_drop" else LOSS_ONLY for data in results]
     longest = [max(map(len, shortened(data["name"].values))) for data in results]
-    heights = [part for letters in longest for part in (0.95, 0.95 + 0.055 * letters)]
+    ratios = [0.95] * sum(map(len, rows))
+    heights = [*ratios, *(0.055 * letters for letters in longest)]
     present = {str(kind) if str(kind) in KINDS else "other" for data in results for kind in data["kind"].values}
     patches = [Patch(color=color, label=kind) for kind, color in KINDS.items() if kind in present]
     note = "Shaded: every other stage. Error bars: standard error over samples."
     figure = style.page(results, looks, height=sum(heights) + 0.2 * len(results), legend=patches, note=note)
-    axes = figure.subplots(2 * len(results), 1, squeeze=False, height_ratios=[0.95] * (2 * len(results)))[:, 0]
-    for data, look, drop, rise in zip(results, looks, axes[::2], axes[1::2], strict=True):
-        bars(data, drop, "accuracy_drop", "accuracy drop")
-        name_units(data, bars(data, rise, "loss_increase", "loss increase"))
-        drop.set_title(style.fitted(look.label, style.PAGE, 8, lines=1), loc="left")
-    limits = [ax.get_ylim() for ax in axes[::2]]
-    for ax in axes[::2]:  # one scale for all networks
+    free = iter(figure.subplots(len(ratios), 1, squeeze=False, height_ratios=ratios)[:, 0])
+    drops: list[Axes] = []
+    for data, look, row in zip(results, looks, rows, strict=True):
+        axes = [bars(data, next(free), quantity, LABELS[quantity]) for quantity in row]
+        name_units(data, axes[-1])
+        axes[0].set_title(style.fitted(look.label, style.PAGE, 8, lines=1), loc="left")
+        drops += axes[: len(row) - 1]
+    limits = [ax.get_ylim() for ax in drops]
+    for ax in drops:  # one scale for all networks
         ax.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
     return figure
 
@@ -95,5 +104,5 @@ def shortened(names: Iterable[str]) -> list[str]:
 
 
 def headline(data: xr.Dataset) -> Numbers:
-    """Accuracy of the intact network, its largest drop, and the unit that causes it."""
-    return largest_drop(data, "name", str)
+    """Accuracy of the intact network, its largest drop, and the unit that causes it; without accuracy, of the loss."""
+    return largest_change(data, "name", str)

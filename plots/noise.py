@@ -12,7 +12,7 @@ from landscape.plots import appearance, style
 from landscape.plots.appearance import Look, parameters_of
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.headlines import Numbers, largest_drop
+from landscape.plots.headlines import Numbers, change, largest_change
 
 MEANING = (
     "The accuracy a network loses when noise of one band of frequencies is added to its inputs: where a curve is high, "
@@ -24,35 +24,39 @@ QUANTILE = 1.96  # of a 95 % interval
 
 
 def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
-    """Draw the accuracy drop over the frequency of the noise, with its 95 % interval; empty bands are left out."""
-    look = look or look_of(data)
-    shown = np.isfinite(data["accuracy_drop"].values)
-    band, drop = data["band"].values[shown], data["accuracy_drop"].values[shown]
-    half = QUANTILE * data["accuracy_drop_se"].fillna(0.0).values[shown]
+    """Draw the accuracy drop over the frequency of the noise, with its 95 % interval; empty bands are left out.
+
+    Where the loss defines no accuracy, draw the loss increase.
+    """
+    look, quantity = look or look_of(data), change(data)
+    shown = np.isfinite(data[quantity].values)
+    band, drop = data["band"].values[shown], data[quantity].values[shown]
+    half = QUANTILE * data[f"{quantity}_se"].fillna(0.0).values[shown]
     ax.fill_between(band, drop - half, drop + half, color=look.color, alpha=0.18, linewidth=0)
     ax.plot(band, drop, color=look.color, marker=look.marker, linestyle=look.line, label=look.label)
     ax.axhline(0.0, color="k", linewidth=0.5)
-    ax.set(xlabel="frequency of the noise", ylabel="accuracy drop", xlim=(0, 1))
+    ax.set(xlabel="frequency of the noise", ylabel=quantity.replace("_", " "), xlim=(0, 1))
     ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", r"0.25$\pi$", r"0.5$\pi$", r"0.75$\pi$", r"$\pi$"])
     return ax
 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """One panel per kind of noise, all networks in each."""
+    """One panel per kind of noise and quantity, all networks in each."""
     kinds = list(dict.fromkeys(map(kind, results)))
     panels = [[i for i, data in enumerate(results) if kind(data) == one] for one in kinds]
     drawn = {i: seen for panel in panels for i, seen in zip(panel, _looks_within(results, looks, panel), strict=True)}
     legend = {(seen.label, seen.line): seen.legend_handle() for _, seen in sorted(drawn.items())}
     note, rows, columns = "Bands: 95 % intervals over samples.", -(-len(panels) // 2), min(2, len(panels))
     figure = style.page(results, looks, height=2.6 * rows, legend=list(legend.values()), note=note)
-    grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
+    same = len(set(map(change, results))) == 1
+    grid = figure.subplots(rows, columns, sharey=same, squeeze=False)
     for ax in grid.flat[len(panels) :]:
         ax.remove()
     for ax, one, panel in zip(grid.flat, kinds, panels, strict=False):
         for i in panel:
             draw(results[i], ax, look=drawn[i])
         ax.set_title(one)
-    style.label_outer(list(grid.flat[: len(panels)]))
+    style.label_outer(list(grid.flat[: len(panels)]), same=same)
     return figure
 
 
@@ -60,7 +64,8 @@ def kind(data: xr.Dataset) -> str:
     """The kind of noise in words: its amplitude, and what is equal over the bands."""
     parameters = parameters_of(data)
     size = f"eps {float(parameters['eps']):g}" if "eps" in parameters else "eps not stored"
-    return f"{size}, {'equal energy in every band' if parameters.get('equal_energy') else 'equal amplitude per pixel'}"
+    equal = "equal energy in every band" if parameters.get("equal_energy") else "equal amplitude per pixel"
+    return f"{size}, {equal}{' (loss)' if change(data) == 'loss_increase' else ''}"
 
 
 def _looks_within(results: Sequence[xr.Dataset], looks: Sequence[Look], panel: Sequence[int]) -> list[Look]:
@@ -70,6 +75,6 @@ def _looks_within(results: Sequence[xr.Dataset], looks: Sequence[Look], panel: S
 
 
 def headline(data: xr.Dataset) -> Numbers:
-    """Accuracy without noise, its largest drop, the band that causes it, and the bands without a frequency."""
+    """Accuracy without noise, its largest drop (or loss and increase), at which band, and bands without a frequency."""
     empty = str(data.attrs.get("empty_bands", ""))
-    return largest_drop(data, "band", "{:g} pi".format) | ({"bands without a frequency": empty} if empty else {})
+    return largest_change(data, "band", "{:g} pi".format) | ({"bands without a frequency": empty} if empty else {})

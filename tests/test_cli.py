@@ -349,6 +349,38 @@ def test_a_linear_probe_of_one_part_scores_samples_that_it_is_not_fitted_on(comm
     assert "one part" not in err
 
 
+REGRESSOR = """
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.body, self.act = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()
+        self.head = nn.Linear(4, 1)
+    def forward(self, x):
+        x = self.act(self.stem(x))
+        return self.head(self.act(x + self.body(x)).mean((2, 3)))
+def data():
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(24, 3, 8, 8, generator=generator), torch.randn(24, 1, generator=generator)
+"""
+
+
+@pytest.mark.parametrize("probe", ["lesion", "noise"])
+def test_without_an_accuracy_headline_and_figure_are_of_the_loss(command: Command, tmp_path: Path, probe: str) -> None:
+    (mine := tmp_path / "mine.py").write_text(REGRESSOR)
+    out, words = tmp_path / "r.h5", ("--model", f"{mine}:Net", "--data", f"{mine}:data", "--loss", "mse")
+    code, _, err = command(probe, *words, "--out", out)
+    assert code == 0
+    (found,) = re.findall(r"intact loss [\d.]+, largest increase (\S+), at (\S+)", err)
+    ((_, data),) = reader.groups(out)
+    assert float(found[0]) == pytest.approx(data["loss_increase"].max().item(), rel=1e-3)
+    assert f"largest increase {found[0]}" in command("show", out)[1]
+    code, _, err = command("plot", out, "--out", tmp_path / "figures")
+    assert (code, (tmp_path / "figures" / f"{probe}.png").exists()) == (0, True)
+    assert "no figure of" not in err
+
+
 def test_files_that_are_not_checkpoints_are_rejected(command: Command, tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> tuple[object, tuple[str]]:

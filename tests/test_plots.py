@@ -361,6 +361,24 @@ def test_lesion_bars_are_the_stored_drops_coloured_by_kind(study: Path) -> None:
     assert [label.get_text() for label in ax.get_xticklabels()][:2] == ["0.stem", "1.msa"]
 
 
+@pytest.mark.parametrize("probe", ["lesion", "noise"])
+def test_a_loss_without_accuracy_is_drawn_beside_one_with_it(study: Path, probe: str) -> None:
+    data = [result_of(study, probe, network.label) for network in synthetic.NETWORKS[:2]]
+    other = data[1].copy(deep=True)
+    for name in ("accuracy_drop", "accuracy_drop_se"):
+        other[name][:] = np.nan
+    figure = FIGURES[probe]
+    assert figure.drawable(other)
+    page = figure.module.page([data[0], other], appearance.looks([data[0], other]))
+    labels = [ax.get_ylabel() for ax in page.axes]
+    increases = 1 if probe == "noise" else 2
+    assert (labels.count("accuracy drop"), labels.count("loss increase")) == (1, increases)
+    ax = figure.module.draw(other, Figure().subplots())
+    assert ax.get_ylabel() == "loss increase"
+    drawn = ax.lines[0].get_ydata() if probe == "noise" else [bar.get_height() for bar in ax.containers[-1]]
+    np.testing.assert_array_equal(drawn, other["loss_increase"].dropna("band" if probe == "noise" else "unit").values)
+
+
 def test_names_lose_their_common_prefix_and_stay_distinct() -> None:
     assert lesion.shortened(["blocks.0.attn", "blocks.1.attn"]) == ["0.attn", "1.attn"]
     assert lesion.shortened(["layer1.0.conv2", "layer2.0.conv2"]) == ["layer1.0.conv2", "layer2.0.conv2"]
