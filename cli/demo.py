@@ -13,11 +13,11 @@ from landscape.cli.command_options import Debug, Quiet
 from landscape.cli.figures import draw
 from landscape.cli.measuring import measure_all
 from landscape.cli.process_setup import fastest_threads
-from landscape.cli.progress import say
 from landscape.cli.text_table import text_table
 from landscape.cli.training import run_name, run_training
 from landscape.options import format_duration
 from landscape.probes import FEATURES, PROBES
+from landscape.progress import say
 
 Option = typer.Option
 MODELS = ("vit_demo", "resnet_demo", "alternet_demo")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from landscape.cli.progress import say
+from landscape.progress import say
 
 if TYPE_CHECKING:
     from landscape.subject.subject import Subject

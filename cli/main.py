@@ -18,9 +18,9 @@ from landscape.checkpoints.huggingface_cache import folder_of
 from landscape.cli import demo, evaluate, figures, import_export, layers, reproduce, show, training
 from landscape.cli.measuring import command_of
 from landscape.cli.process_setup import set_up_process
-from landscape.cli.progress import print_log
 from landscape.options import OptionError
 from landscape.probes import FEATURES_HELP, PROBES
+from landscape.progress import print_log
 
 INTERRUPTED, TERMINATED = 130, 143  # 128 + the number of the signal, the convention of shells
 MEASURING = {**{name: entry.help for name, entry in PROBES.items()}, "features": FEATURES_HELP}

@@ -20,9 +20,9 @@ from landscape.cli.command_options import (
 )
 from landscape.cli.loading import load
 from landscape.cli.process_setup import set_threads, worker_pool
-from landscape.cli.progress import Progress, say
 from landscape.options import OptionError, at_least, format_duration
 from landscape.probes import FEATURES, probe_class
+from landscape.progress import Progress, say
 
 if TYPE_CHECKING:
     from landscape.results.run_key import Outcome

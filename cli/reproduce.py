@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from landscape.cli.command_options import Debug, Quiet
-from landscape.cli.progress import say
 from landscape.cli.training import run_training
 from landscape.options import alternatives, at_least, format_duration, invalid
+from landscape.progress import say
 from landscape.results.statistics import mean_and_standard_error
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from landscape.cli.command_options import Debug, Quiet
-from landscape.cli.progress import is_main_process, say
 from landscape.options import OptionError
+from landscape.progress import is_main_process, say
 
 Option = typer.Option
 

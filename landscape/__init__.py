@@ -4,7 +4,9 @@
     spectrum = landscape.measure("hessian", subject, out="results.h5", top=5)
     tree = landscape.open("results.h5")
 
-Importing this package is cheap: torch is imported by `load` and `measure`, not by `open`.
+`landscape.probes()` lists what `measure` can measure; with `out=None` it writes no file.
+
+Importing this package is cheap: torch is imported by `load` and `measure`, not by `open` and `probes`.
 """
 
 from __future__ import annotations
@@ -12,19 +14,33 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from landscape.api import measure
+    from landscape import probes
+    from landscape.api import evaluate, features, measure
     from landscape.results.reader import open
     from landscape.subject.loading import load
     from landscape.subject.subject import Subject
 
-__all__ = ["Subject", "load", "measure", "open"]
+    __version__: str
 
-_HOME = {"Subject": "subject.subject", "load": "subject.loading", "measure": "api", "open": "results.reader"}
+__all__ = ["Subject", "__version__", "evaluate", "features", "load", "measure", "open", "probes"]
+
+_HOME = {
+    "Subject": "subject.subject", "load": "subject.loading", "open": "results.reader",
+    "evaluate": "api", "features": "api", "measure": "api",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module landscape has no attribute {name}")
-    from importlib import import_module
+    from importlib import import_module, metadata
 
+    if name == "__version__":
+        return metadata.version("landscape-probes")
+    if name == "probes":
+        return import_module("landscape.probes")
+    if name not in _HOME:
+        raise AttributeError(f"module landscape has no attribute {name}; it has {', '.join(__all__)}")
     return getattr(import_module(f"landscape.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

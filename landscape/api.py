@@ -2,46 +2,66 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import xarray as xr
+from torch import nn
 
-from landscape.options import OptionError, alternatives, invalid
+from landscape.options import OptionError, alternatives, did_you_mean, invalid
 from landscape.probe import Probe, Varies
 from landscape.probes import FEATURES, probe_class
+from landscape.progress import Progress
 from landscape.results import reader
+from landscape.results.run_key import Outcome
 from landscape.run import Report, run
 from landscape.shared_pass import SharedPassProbe, applicable, run_shared_pass
+from landscape.subject.evaluation import metrics_of
+from landscape.subject.identity import protocol
 from landscape.subject.loading import load
+from landscape.subject.restoration import measuring
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
+
+_log = logging.getLogger(__name__)
 
 
 def measure(
     probe: str,
     subject: Subject | Path | str | None = None,
     *,
-    out: Path | str = "results.h5",
+    out: Path | str | None = "results.h5",
     preset: str = "",
     label: str = "",
     overwrite: bool = False,
+    quiet: bool = False,
     report: Report | None = None,
     **options: Any,
 ) -> xr.Dataset:
     """Measure, store, and return the labelled result (the last one, of several random planes).
 
+        spectrum = landscape.measure("hessian", subject, out=None, top=1)
+
+    The subject's model is left as found, so that a network can be measured in the middle of its training: modes,
+    gradients, buffers, hooks and the global random generators are as before. Loading options such as `split` and
+    `batch_size` come with the subject; the protocol is printed once for each probe of a subject.
+
     Args:
-        probe: name of the probe, such as "hessian".
+        probe: name of the probe, such as "hessian"; `landscape.probes()` lists them.
         subject: a loaded subject; or a checkpoint, loaded with the probe's own defaults and the options of `load`;
             or None: the newest checkpoint.
-        out: results file; a finished result is not measured again.
+        out: results file; a finished result is not measured again. None: no file, the result is only returned.
         preset: "park2022" for the paper's convention.
         label: readable name in the file.
         overwrite: measure again what the file already holds.
-        report: called with (finished units, all units) after every unit.
+        quiet: print neither protocol nor progress.
+        report: called with (finished units, all units) after every unit, in place of the progress bar, which appears
+            after a second on a terminal or in a notebook.
         **options: parameters of the probe; with a checkpoint, options of `load` too.
 
     Raises:
@@ -51,19 +71,23 @@ def measure(
     settings = {**preset_of(probe, preset), **options}
     made, loading = configure(probe, settings)
     loaded = _loaded(subject, probe, loading, label, given=set(options) - set(parameter_defaults(probe)))
-    for variant in variants(made):
-        outcome = run(variant, loaded, Path(out), label=label, overwrite=overwrite, report=report)
-    return dict(reader.groups(Path(out)))[outcome.group]
+    path = Path(out) if out is not None else None
+    _say_protocol(probe, loaded, quiet=quiet)
+    with measuring(loaded), Progress(f"{probe} {label or loaded.label}", quiet=quiet, after=1.0, lines=False) as shown:
+        for variant in variants(made):
+            outcome = run(variant, loaded, path, label=label, overwrite=overwrite, report=report or shown)
+    return _result(path, outcome)
 
 
 def features(
     subject: Subject | Path | str | None = None,
     *,
     probes: Sequence[str] = FEATURES,
-    out: Path | str = "results.h5",
+    out: Path | str | None = "results.h5",
     preset: str = "",
     label: str = "",
     overwrite: bool = False,
+    quiet: bool = False,
     report: Report | None = None,
     **options: Any,
 ) -> dict[str, xr.Dataset]:
@@ -77,21 +101,81 @@ def features(
     """
     made, loading = configure_shared_pass(probes, preset, options)
     loaded = _loaded(subject, probes[0], loading, label, given=set(loading))
-    fit, _ = applicable(made, loaded)
-    outcomes = run_shared_pass(fit, loaded, Path(out), label=label, overwrite=overwrite, report=report)
-    stored = dict(reader.groups(Path(out)))
-    return {probe.name: stored[outcome.group] for probe, outcome in zip(fit, outcomes, strict=True)}
+    path = Path(out) if out is not None else None
+    _say_protocol(probes[0], loaded, quiet=quiet)
+    with measuring(loaded), Progress(f"features {label or loaded.label}", quiet=quiet, after=1.0, lines=False) as shown:
+        fit, _ = applicable(made, loaded)
+        outcomes = run_shared_pass(fit, loaded, path, label=label, overwrite=overwrite, report=report or shown)
+    return {probe.name: _result(path, outcome) for probe, outcome in zip(fit, outcomes, strict=True)}
+
+
+def evaluate(
+    subject: Subject | Path | str | None = None, *, passes: int = 1, label: str = "", **options: Any
+) -> dict[str, float]:
+    """Loss, accuracy, top-5, Brier score and calibration error, or a language model's perplexity, with standard errors.
+
+    Args:
+        subject: a loaded subject; or a checkpoint, or None for the newest, loaded as by `landscape.load`.
+        passes: forward passes whose probabilities are averaged, for MC dropout.
+        label: readable name.
+        **options: with a checkpoint, options of `load`.
+
+    Raises:
+        OptionError, ValueError, OSError: see the message.
+    """
+    if isinstance(subject, Subject) and options:
+        raise OptionError(f"{', '.join(options)} must be given to landscape.load, got it with a loaded subject")
+    loaded = subject if isinstance(subject, Subject) else load(subject, label=label, **options)
+    with measuring(loaded):
+        return metrics_of(loaded, passes=passes)
+
+
+def _result(path: Path | None, outcome: Outcome) -> xr.Dataset:
+    if path is not None:
+        return reader.result(path, outcome.group)
+    assert outcome.data is not None
+    return outcome.data
 
 
 def _loaded(
     subject: Subject | Path | str | None, probe: str, loading: Mapping[str, Any], label: str, *, given: set[str]
 ) -> Subject:
     """The subject itself, or loaded with the probe's defaults; loading options given with a subject are an error."""
+    if isinstance(subject, nn.Module):
+        raise OptionError(
+            f"{type(subject).__name__} is a module without data; give landscape.load(module, data=...), which returns "
+            "a subject"
+        )
     if not isinstance(subject, Subject):
         return load(subject, label=label, **{**loading_defaults(probe), **loading})
     if late := [name for name in loading if name in given]:
         raise OptionError(f"{', '.join(late)} must be given to landscape.load, got it with a loaded subject")
     return subject
+
+
+_said: WeakKeyDictionary[Subject, set[str]] = WeakKeyDictionary()  # probes whose protocol was printed
+
+
+def _say_protocol(probe: str, subject: Subject, *, quiet: bool) -> None:
+    """Print the protocol, and where it differs from the command's own, once for each probe of a subject.
+
+    It goes to stderr, or to the log where the caller has set that up.
+    """
+    known = _said.setdefault(subject, set())
+    if quiet or probe in known:
+        return
+    known.add(probe)
+    usual = loading_defaults(probe)
+    own: dict[str, Any] = {"batch_size": subject.batch_size}
+    if subject.spec is not None:
+        own |= {"split": subject.spec.split, "samples": subject.spec.samples}
+    other = ", ".join(f"{name}={usual[name]!r}" for name in sorted(own) if own[name] != usual[name])
+    hint = f"; landscape {probe} by itself takes {other}" if other else ""
+    line = f"{probe} of {subject.label}: {protocol(subject)}{hint}"
+    if _log.isEnabledFor(logging.INFO) or logging.getLogger("landscape").level != logging.NOTSET:
+        _log.info(line)
+    else:
+        print(line, file=sys.stderr)
 
 
 def configure_shared_pass(
@@ -126,7 +210,8 @@ def configure(probe: str, settings: dict[str, Any]) -> tuple[Probe, dict[str, An
     loading = {field.name for field in fields(Spec)} - {"checkpoint"}
     unknown = [name for name in settings if name not in loading | own.keys()]
     if unknown:
-        raise OptionError(f"{probe} has no option {unknown[0]}; it has {', '.join(sorted(own))}")
+        known = f"it has {', '.join(sorted(own))}, and those of landscape.load"
+        raise OptionError(f"{probe} has no option {unknown[0]}; {known}{did_you_mean(unknown[0], [*own, *loading])}")
     parameters = {
         field.name: _several(settings[field.name]) if isinstance(field.default, tuple) else settings[field.name]
         for field in fields(kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -49,6 +50,12 @@ def regular_expression(name: str, text: str) -> None:
 def alternatives(words: Sequence[str]) -> str:
     """Words as a choice: `a, b or c`."""
     return " or ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of an error about an unknown word: `; did you mean A or B?`, or "" if nothing is near."""
+    near = difflib.get_close_matches(word, list(known), 3)
+    return f"; did you mean {alternatives(near)}?" if near else ""
 
 
 def parse_numbers(name: str, text: str) -> tuple[float, ...]:

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 from landscape.probe import Autotunes, Estimates, Identifies, Plan, Probe, Reduces, Stages, Sweeps, Unit, Values, sweep
 from landscape.probes import PROBES, probe_class
 from landscape.results import group as groups
+from landscape.results.in_memory import MemoryWriter
 from landscape.results.run_key import Arrays, Outcome, Reduce, RunKey, safe_label, versions
 from landscape.results.writer import Writer, discard, merge_orphans
 from landscape.subject.identity import attributes as attributes_of
@@ -29,6 +30,7 @@ from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
 
 MERGE_SECONDS = 60.0
+AnyWriter: TypeAlias = Writer | MemoryWriter
 Report = Callable[[int, int], None]  # finished units, all units
 UnitResult: TypeAlias = tuple[Unit, Mapping[str, Values]]  # a finished unit and its values, by the name of the probe
 _log = logging.getLogger(__name__)
@@ -37,7 +39,7 @@ _log = logging.getLogger(__name__)
 def run(
     probe: Probe,
     subject: Subject,
-    path: Path,
+    path: Path | None,
     *,
     label: str = "",
     executor: Executor | None = None,
@@ -45,7 +47,7 @@ def run(
     overwrite: bool = False,
     report: Report | None = None,
 ) -> Outcome:
-    """Measure what is not yet in the file, which is created if absent.
+    """Measure what is not yet in the file, which is created if absent; without a file (None) measure all.
 
     An executor measures chunks of units, `workers` of them at once; the subject must then be loadable from its spec.
     `overwrite` discards a stored result first; `label` is the readable name of the group, by default the subject's.
@@ -60,12 +62,12 @@ def run(
         subject = with_stored_batch_size(probe, subject, path, weights)
     key = run_key(probe, subject, label or subject.label, choices, weights=weights)
 
-    def results(writers: Sequence[Writer], pending: Sequence[Sequence[Unit]]) -> Generator[UnitResult]:
+    def results(writers: Sequence[AnyWriter], pending: Sequence[Sequence[Unit]]) -> Generator[UnitResult]:
         if isinstance(probe, Estimates) and pending[0] and _log.isEnabledFor(logging.INFO):
             _log.info(
                 "%s: %d units, %s", probe.name, len(pending[0]), probe.estimate(subject, len(pending[0]), workers)
             )
-        arrays = groups.read_group(path, writers[0].group)
+        arrays = writers[0].arrays()
         measure = partial(measure_units, probe, subject, executor=executor, workers=workers)
         with contextlib.closing(_by_stages(probe, key.plan, arrays, pending[0], measure)) as finished:
             for unit, values in finished:
@@ -76,9 +78,9 @@ def run(
 
 
 def run_loop(
-    path: Path,
+    path: Path | None,
     keys: Sequence[RunKey],
-    results: Callable[[Sequence[Writer], Sequence[Sequence[Unit]]], Generator[UnitResult]],
+    results: Callable[[Sequence[AnyWriter], Sequence[Sequence[Unit]]], Generator[UnitResult]],
     *,
     overwrite: bool,
     report: Report | None,
@@ -88,11 +90,14 @@ def run_loop(
     There is one key per result; several results have the same units. `results` takes the writers and the pending
     units of each key and yields the finished units.
     """
-    if overwrite:
+    if overwrite and path is not None:
         for key in keys:
             discard(path, key)
     with contextlib.ExitStack() as stack:
-        writers = [stack.enter_context(Writer(path, key, reduce_of=reduce_of)) for key in keys]
+        writers: list[AnyWriter] = []
+        for key in keys:
+            writers.append(_writer(path, key))
+            stack.enter_context(writers[-1])
         pending = [writer.pending() for writer in writers]
         total = math.prod(keys[0].plan.shape)
         done = total - len({unit.index for units in pending for unit in units})
@@ -109,7 +114,14 @@ def run_loop(
                 for writer in writers:
                     writer.merge()
                 merged = time.monotonic()
-        return [Outcome(writer.group, total, len(units)) for writer, units in zip(writers, pending, strict=True)]
+        pairs = zip(writers, pending, strict=True)
+        return [Outcome(writer.group, total, len(units), writer.result()) for writer, units in pairs]
+
+
+def _writer(path: Path | None, key: RunKey) -> AnyWriter:
+    if path is None:
+        return MemoryWriter(key, reduce_of=reduce_of)
+    return Writer(path, key, reduce_of=reduce_of)
 
 
 def run_key(
@@ -143,8 +155,10 @@ def reduce_of(name: str, parameters: Mapping[str, Any]) -> Reduce | None:
     return probe.reduce if isinstance(probe, Reduces) else None
 
 
-def with_stored_batch_size(probe: Probe, subject: Subject, path: Path, weights: str) -> Subject:
+def with_stored_batch_size(probe: Probe, subject: Subject, path: Path | None, weights: str) -> Subject:
     """The subject with the batch size of the half-finished result to resume, where batch size cannot matter."""
+    if path is None:
+        return subject
     merge_orphans(path, reduce_of=reduce_of)
     group = groups.stored_group(path, probe.name, digest(probe, subject, weights))
     if group is None or "batch_size" in probe.uses:
@@ -153,19 +167,26 @@ def with_stored_batch_size(probe: Probe, subject: Subject, path: Path, weights: 
 
 
 def _resolved(
-    probe: Probe, subject: Subject, path: Path, weights: str, *, overwrite: bool
+    probe: Probe, subject: Subject, path: Path | None, weights: str, *, overwrite: bool
 ) -> tuple[Probe, Subject, dict[str, str]]:
     """Probe and subject with the choices of autotuning, an earlier run's or made now, and attributes to record them."""
     if not isinstance(probe, Autotunes):
         return probe, subject, {}
     undecided = digest(probe, subject, weights)
-    merge_orphans(path, reduce_of=reduce_of)
-    group = None if overwrite else groups.stored_group(path, probe.name, undecided, autotuned=True)
-    choices = json.loads(groups.attribute(path, group, "choices")) if group else probe.autotune(subject)
+    choices = None if path is None else _stored_choices(probe, path, undecided, overwrite=overwrite)
+    choices = probe.autotune(subject) if choices is None else choices
     if not choices:
         return probe, subject, {}
     probe, subject = probe.resolved(subject, choices)
     return probe, subject, {"chosen_for": undecided, "choices": json.dumps(choices)}
+
+
+def _stored_choices(probe: Probe, path: Path, undecided: str, *, overwrite: bool) -> Mapping[str, Any] | None:
+    """What autotuning chose for an earlier run of the same run key; None if there was none."""
+    merge_orphans(path, reduce_of=reduce_of)
+    group = None if overwrite else groups.stored_group(path, probe.name, undecided, autotuned=True)
+    choices: Mapping[str, Any] | None = json.loads(groups.attribute(path, group, "choices")) if group else None
+    return choices
 
 
 def _by_stages(

@@ -14,8 +14,7 @@ from landscape.layers.forward_hooks import run_with_hooks
 from landscape.options import OptionError
 from landscape.probe import Probe, SharesPass, Unit, Values
 from landscape.results.run_key import Outcome
-from landscape.results.writer import Writer
-from landscape.run import Report, UnitResult, measure_units, run_key, run_loop, with_stored_batch_size
+from landscape.run import AnyWriter, Report, UnitResult, measure_units, run_key, run_loop, with_stored_batch_size
 from landscape.subject.identity import weights_sha256
 from landscape.subject.subject import Subject
 
@@ -62,7 +61,7 @@ def applicable(probes: Sequence[SharedPassProbe], subject: Subject) -> tuple[lis
 def run_shared_pass(
     probes: Sequence[SharedPassProbe],
     subject: Subject,
-    path: Path,
+    path: Path | None,
     *,
     label: str = "",
     executor: Executor | None = None,
@@ -93,7 +92,7 @@ def _results(
     subject: Subject,
     executor: Executor | None,
     workers: int,
-    writers: Sequence[Writer],
+    writers: Sequence[AnyWriter],
     pending: Sequence[Sequence[Unit]],
 ) -> Generator[UnitResult]:
     """Every pending mini-batch with the values of the probes that lack it, those with the same gaps in one pass."""

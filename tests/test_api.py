@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from landscape import models
 from landscape.checkpoints.checkpoint import write_checkpoint
 from landscape.checkpoints.raw_files import file_sha256
 from landscape.options import OptionError
+from landscape.probes import PROBES, probe_class
 
 ARGUMENTS: dict[str, Any] = {"classes": 10, "image_size": 16, "blocks": (1, 1), "width": 8}
 FEW: dict[str, Any] = {"samples": 16, "batch_size": 8}
@@ -103,6 +106,83 @@ def test_a_finished_run_returns_without_measuring(final: Path, out: Path) -> Non
         landscape.measure("variance", subject, out=out, overwrite=True, report=refuse)
 
 
+def without_times(data: xr.Dataset) -> xr.Dataset:
+    kept = {name: value for name, value in data.attrs.items() if name not in ("created", "finished")}
+    assert data.attrs["finished"]
+    return data.drop_attrs(deep=False).assign_attrs(kept)
+
+
+@pytest.mark.parametrize("probe", ["hessian", "surface", "fourier"])
+def test_a_result_in_memory_is_that_of_the_file_to_the_last_attribute(
+    probe: str, final: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = probe_class(probe).smallest
+    stored = landscape.measure(probe, landscape.load(final, **FEW), out=out, **options)
+    monkeypatch.chdir(out.parent)
+    files = sorted(out.parent.rglob("*"))
+    alone = landscape.measure(probe, landscape.load(final, **FEW), out=None, **options)
+    assert sorted(out.parent.rglob("*")) == files
+    xr.testing.assert_identical(without_times(alone), without_times(stored))
+    assert alone.encoding == stored.encoding
+    assert list(alone.variables) == list(stored.variables)
+
+
+def test_shared_passes_and_staged_and_tuned_probes_need_no_file(final: Path, out: Path) -> None:
+    subject = landscape.load(final, **FEW)
+    stored, alone = (landscape.features(subject, out=where) for where in (out, None))
+    assert list(alone) == list(stored)
+    for name, data in alone.items():
+        xr.testing.assert_identical(without_times(data), without_times(stored[name]))
+    preview = landscape.measure("surface", subject, out=None, resolution=5, preview=True)
+    assert bool((preview["done"] == 1).all())
+    tuned = landscape.measure("surface", subject, out=None, resolution=3, tune=True)
+    assert "batch_size" in tuned.attrs["choices"]
+
+
+def test_python_has_its_names_and_lists_the_probes(tmp_path: Path) -> None:
+    code = (
+        "import sys, landscape; names = dir(landscape); table = landscape.probes(); assert 'torch' not in sys.modules;"
+        "print(names, landscape.__version__); print(table); import landscape.probes; print(landscape.probes() == table)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    names, *table, same = done.stdout.splitlines()
+    for name in ("Subject", "__version__", "evaluate", "features", "load", "measure", "open", "probes"):
+        assert f"'{name}'" in names
+    assert [row.split()[0] for row in table] == list(PROBES)
+    assert "hessian       Extreme Hessian eigenvalues of every mini-batch" in done.stdout
+    assert same == "True"
+
+
+def test_evaluate_returns_the_metrics(final: Path) -> None:
+    found = landscape.evaluate(final, **FEW)
+    assert found == landscape.evaluate(landscape.load(final, **FEW))
+    assert (found["samples"], found["accuracy_se"] > 0) == (16, True)
+    with pytest.raises(OptionError, match=r"samples must be given to landscape\.load"):
+        landscape.evaluate(landscape.load(final, **FEW), samples=3)
+
+
+def said(code: str, final: Path) -> list[str]:
+    """What a plain Python process prints on stderr."""
+    head = f"import logging, landscape; subject = landscape.load({str(final)!r}, samples=16, batch_size=8);"
+    command = [sys.executable, "-c", head + code]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stderr.splitlines()
+
+
+def test_the_protocol_is_printed_once_for_each_probe_of_a_subject(final: Path) -> None:
+    measure = "landscape.measure('hessian', subject, out=None, top=1, batches=1{});"
+    line = (
+        "hessian of resnet-digits: digits test, 16 samples, batch size 8, no augmentation, weight decay 0, seed 0; "
+        "landscape hessian by itself takes batch_size=16, samples=1024, split='train'"
+    )
+    assert said(measure.format("") + measure.format(""), final) == [line]
+    assert said(measure.format(", quiet=True"), final) == []
+    assert said("logging.getLogger('landscape').setLevel(logging.ERROR);" + measure.format(""), final) == []
+    logged = said(
+        "logging.basicConfig(level=logging.INFO, format='%(name)s: %(message)s');" + measure.format(""), final
+    )
+    assert next(row for row in logged if "protocol" not in row) == f"landscape.api: {line}"
+
+
 def test_an_open_dataset_does_not_block_writing(final: Path, out: Path) -> None:
     subject = landscape.load(final, **FEW)
     landscape.measure("variance", subject, out=out)
@@ -151,7 +231,7 @@ def test_a_single_word_is_a_list_of_one(final: Path, out: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tops": 3}, r"hessian has no option tops; it has .*top.*which"),
+        ({"tops": 3}, r"hessian has no option tops; it has .*top.*which.*; did you mean top\?"),
         ({"resolution": 3}, r"hessian has no option resolution"),
         ({"samples": 4}, r"samples must be given to landscape.load"),
         ({"top": 0}, r"--top must be at least 1, got 0"),
@@ -180,7 +260,9 @@ def test_a_preset_sets_probe_and_loading(final: Path, out: Path) -> None:
     )
 
 
-def test_the_package_offers_four_names() -> None:
-    assert set(landscape.__all__) == {"Subject", "load", "measure", "open"}
+def test_the_package_offers_its_names() -> None:
+    assert set(landscape.__all__) == {
+        "Subject", "__version__", "evaluate", "features", "load", "measure", "open", "probes",
+    }  # fmt: skip
     with pytest.raises(AttributeError, match="has no attribute close"):
         landscape.close  # noqa: B018

@@ -25,7 +25,7 @@ ORDER = (
     ("layers", "weight_space"),
     ("probes", "training"),
     ("run",),
-    ("shared_pass",),
+    ("shared_pass", "progress"),
     ("api",),
     ("plots",),
     ("cli",),
@@ -38,6 +38,8 @@ WITHOUT_TORCH = ("probe", "options", "results", "exchange", "plots")
 LIGHT = [
     "landscape",
     "landscape.probe",
+    "landscape.probes",
+    "landscape.progress",
     "landscape.options",
     "landscape.results.writer",
     "landscape.results.reader",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from landscape.cli import progress
+from landscape import progress
 
 
 def test_set_up_before_the_first_unit_does_not_count_in_the_rate(

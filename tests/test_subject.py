@@ -187,12 +187,14 @@ def test_a_batch_comes_in_the_models_precision() -> None:
     assert digits(linear().half()).dtype == torch.float32  # half precision is for storage
 
 
-def test_a_model_is_loaded_in_eval_mode() -> None:
+def test_a_module_in_training_mode_has_its_loss_in_evaluation_mode_and_stays_as_it_is() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.BatchNorm1d(768), nn.Linear(768, 10)).train()
     subject = digits(model)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    assert not any(module.training for module in subject.model.modules())
-    assert subject.loss(0).item() == subject.loss(0).item()
+    losses = [subject.loss(0).item() for _ in range(2)]
+    assert all(module.training for module in model.modules())
+    model.eval()
+    assert losses == [subject.loss(0).item()] * 2
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 

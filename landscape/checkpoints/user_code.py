@@ -99,18 +99,25 @@ def rng_states() -> list[Any]:
 
 
 @contextmanager
-def fixed_rng(seed: int) -> Iterator[None]:
-    """Seed the global generators, and restore their states afterwards."""
+def kept_rng() -> Iterator[None]:
+    """Restore the states of the global generators afterwards."""
     numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
     with torch.random.fork_rng(devices=_accelerators()):
-        torch.manual_seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002
-        random.seed(seed)
         try:
             yield
         finally:
             np.random.set_state(numpy_state)  # noqa: NPY002
             random.setstate(python_state)
+
+
+@contextmanager
+def fixed_rng(seed: int) -> Iterator[None]:
+    """Seed the global generators, and restore their states afterwards."""
+    with kept_rng():
+        torch.manual_seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        random.seed(seed)
+        yield
 
 
 def _legacy_state() -> tuple[Any, ...]:

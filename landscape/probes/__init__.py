@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from importlib import import_module
+from types import ModuleType
 from typing import Any, NamedTuple
 
+from landscape.options import did_you_mean
 from landscape.probe import checked
 
 
@@ -59,6 +62,25 @@ def probe_class(name: str) -> type[Any]:
         TypeError: it breaks the contract; see `checked`.
     """
     if name not in PROBES:
-        raise ValueError(f"there is no probe {name}; expected one of {', '.join(PROBES)}")
+        raise ValueError(f"there is no probe {name}; expected one of {', '.join(PROBES)}{did_you_mean(name, PROBES)}")
     entry = PROBES[name]
     return checked(getattr(import_module(f"landscape.probes.{entry.module}"), entry.dataclass))
+
+
+class ProbeList(dict[str, str]):
+    """Names of probes with one line about each; prints as a table."""
+
+    def __repr__(self) -> str:
+        width = max(map(len, self), default=0)
+        return "\n".join(f"{name:{width}}  {text}" for name, text in self.items())
+
+
+class _Callable(ModuleType):
+    """This package, which `landscape.probes()` calls: the function that users look for has the package's name."""
+
+    def __call__(self) -> ProbeList:
+        """What `landscape.measure` can measure: the name of every probe, with one line about it."""
+        return ProbeList({name: entry.help for name, entry in PROBES.items()})
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -32,7 +32,7 @@ def open(path: Path | str) -> xr.DataTree:
     """
     path = Path(path)
     with _file(path) as file:
-        nodes = {name: _dataset(group) for name, group in _groups(file)}
+        nodes = {name: dataset_of(group) for name, group in _groups(file)}
         return xr.DataTree.from_dict({"/": xr.Dataset(attrs=_attributes(file)), **nodes})
 
 
@@ -49,7 +49,7 @@ def find(path: Path | str, probe: str | None = None, label: str | None = None) -
     """The results of a probe, of a label, or of both, in the order of `groups`; empty if there are none."""
     with _file(Path(path)) as file:
         found = [
-            (name, _dataset(group))
+            (name, dataset_of(group))
             for name, group in _groups(file)
             if probe in (None, name.partition("/")[0]) and label in (None, group.attrs.get("label"))
         ]
@@ -74,7 +74,7 @@ def result(path: Path | str, group: str) -> xr.Dataset:
     with _file(Path(path)) as file:
         if group not in dict(_groups(file)):
             raise ValueError(f"{path} holds no group {group}; expected one of those that landscape show lists")
-        return _dataset(file[group])
+        return dataset_of(file[group])
 
 
 def finished_units(data: xr.Dataset) -> int:
@@ -102,7 +102,8 @@ def _groups(file: h5py.File) -> Iterator[tuple[str, h5py.Group]]:
                     yield f"{probe}/{name}", group
 
 
-def _dataset(group: h5py.Group) -> xr.Dataset:
+def dataset_of(group: h5py.Group) -> xr.Dataset:
+    """A stored result as a labelled dataset in memory."""
     found = {name: item for name in hard_links(group) if isinstance(item := group[name], h5py.Dataset)}
     # A scale is recognised by its place in the file: HDF5 searches the whole file for the name of an object.
     names = {h5py.h5o.get_info(item.id).addr: name for name, item in found.items()}

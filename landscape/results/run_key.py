@@ -6,12 +6,15 @@ import platform
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from landscape.probe import Plan, Quantity, Values
 from landscape.results.journal import Record
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 Arrays: TypeAlias = dict[str, np.ndarray]
 Reduce: TypeAlias = Callable[[Arrays], Values]
@@ -36,6 +39,7 @@ class Outcome:
     group: str
     units: int  # of the whole result
     measured: int  # units that this run measured; 0 if the result was complete before
+    data: xr.Dataset | None = None  # the result itself, of a run without a file
 
 
 def versions() -> dict[str, str]:

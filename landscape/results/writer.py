@@ -15,7 +15,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import h5py
 import numpy as np
@@ -25,7 +25,10 @@ from landscape.results import group as groups
 from landscape.results.group import read_group
 from landscape.results.hdf5_file import FORMAT, check
 from landscape.results.journal import Busy, Journal, Record
-from landscape.results.run_key import ReduceOf, RunKey, from_header, to_header
+from landscape.results.run_key import Arrays, ReduceOf, RunKey, from_header, to_header
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 
 class Writer:
@@ -61,13 +64,17 @@ class Writer:
             )
         return [unit for unit in self.key.plan.units() if not done[unit.index]]
 
+    def arrays(self) -> Arrays:
+        """All arrays of the result in the file, by name."""
+        return read_group(self.path, self.group)
+
+    def result(self) -> xr.Dataset | None:
+        """None: the result is read from the file, once its last units are merged."""
+        return None
+
     def write(self, unit: Unit, values: Values) -> None:
         """Append one finished unit to the journal."""
-        wanted = self.key.plan.quantities
-        if set(values) != set(wanted):
-            raise ValueError(f"{self.key.probe} measured {sorted(values)}, its plan promises {sorted(wanted)}")
-        arrays = {name: np.asarray(values[name], dtype=wanted[name].dtype) for name in wanted}
-        self._journal.append(Record({"index": list(unit.index)}, arrays))
+        self._journal.append(record_of(self.key, unit, values))
 
     def merge(self) -> None:
         """Move everything finished so far from the journal into the file, with summaries."""
@@ -96,6 +103,18 @@ class Writer:
                 self._journal.remove()
         finally:
             self._journal.__exit__(kind, error, trace)
+
+
+def record_of(key: RunKey, unit: Unit, values: Values) -> Record:
+    """A finished unit as a record, in the dtypes of the plan.
+
+    Raises:
+        ValueError: its values are not those that the plan promises.
+    """
+    wanted = key.plan.quantities
+    if set(values) != set(wanted):
+        raise ValueError(f"{key.probe} measured {sorted(values)}, its plan promises {sorted(wanted)}")
+    return Record({"index": list(unit.index)}, {name: np.asarray(values[name], wanted[name].dtype) for name in wanted})
 
 
 def discard(path: Path, key: RunKey) -> None:

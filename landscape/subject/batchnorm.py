@@ -28,9 +28,9 @@ def statistics(model: nn.Module) -> dict[str, Tensor]:
 
 
 def restore(model: nn.Module, kept: dict[str, Tensor]) -> None:
-    """Restore the copies, bit for bit."""
+    """Restore the copies, bit for bit; to autograd, which may hold a graph of the caller's, nothing has changed."""
     for name, buffer in model.named_buffers():
-        buffer.copy_(kept[name])
+        buffer.data.copy_(kept[name])
 
 
 def dependence(subject: Subject, count: int) -> dict[str, int]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from itertools import chain
 
@@ -17,6 +16,7 @@ from landscape.options import OptionError, at_least
 from landscape.probe import derived_seed
 from landscape.subject.losses import class_indices, cross_entropy
 from landscape.subject.outputs import intact_per_sample, outputs_of
+from landscape.subject.restoration import evaluation_mode
 from landscape.subject.sample_statistics import mean_and_standard_error
 from landscape.subject.subject import Subject
 
@@ -57,7 +57,7 @@ def evaluate(
     at_least("passes", passes, 1)
     parts: list[Tensor] = []
     stochastic = False
-    with torch.no_grad(), _evaluating(model):
+    with torch.no_grad(), evaluation_mode(model):
         for i, (inputs, targets) in enumerate(batches):
             outputs = _passes(model, inputs, passes, derived_seed(seed, "passes", i))
             stochastic = stochastic or any(not torch.equal(one, outputs[0]) for one in outputs[1:])
@@ -115,17 +115,6 @@ def calibration_terms(confidence: Tensor, correct: Tensor, bins: int = CALIBRATI
     gap = confidence - correct
     sign = torch.zeros(bins, dtype=gap.dtype).index_add_(0, bin_of, gap).sign()
     return sign[bin_of] * gap
-
-
-@contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def _passes(model: nn.Module, inputs: Tensor, passes: int, seed: int) -> list[Tensor]:

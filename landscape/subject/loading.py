@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,16 +15,21 @@ from torch import Tensor, nn
 from landscape import models
 from landscape.checkpoints.checkpoint import Checkpoint, label_of, newest_checkpoint, read_checkpoint
 from landscape.checkpoints.state_dict_loading import load_into
+from landscape.checkpoints.user_code import kept_rng
 from landscape.data.augment import Augmentation
 from landscape.data.dataset import Batches, Images
-from landscape.options import OptionError
+from landscape.options import OptionError, did_you_mean
 from landscape.subject.checks import refuse_batch_size, refuse_misfit, vocabulary_size
 from landscape.subject.device import device as device_of
 from landscape.subject.losses import losses_of
 from landscape.subject.model_building import architecture_of, build
 from landscape.subject.preprocessing import load_images, of_provider, resolved
+from landscape.subject.restoration import measuring
 from landscape.subject.spec import Spec, Split
 from landscape.subject.subject import Subject
+
+HALF = (torch.float16, torch.bfloat16)
+_log = logging.getLogger(__name__)
 
 
 def load(checkpoint: Path | str | nn.Module | None = None, *, label: str = "", **options: Any) -> Subject:
@@ -30,7 +37,8 @@ def load(checkpoint: Path | str | nn.Module | None = None, *, label: str = "", *
 
     Args:
         checkpoint: a file; a module made in Python; or None: the newest `final.pt` under ./checkpoints, or, with
-            `model=`, that model freshly built.
+            `model=`, that model freshly built. A module is never changed. It is measured with the weights that it has
+            at that moment, and on the device where it is unless `device` names another.
         label: readable name, default from the file's name.
         **options: the fields of `Spec`, which are the command-line options.
 
@@ -41,13 +49,16 @@ def load(checkpoint: Path | str | nn.Module | None = None, *, label: str = "", *
     known = [name for name in Spec.__dataclass_fields__ if name != "checkpoint"]
     for name in options:
         if name not in known:
-            raise OptionError(f"unknown option {name}; expected one of {', '.join(known)}")
+            hint = did_you_mean(name, known)
+            raise OptionError(f"unknown option {name}; expected one of {', '.join(known)}{hint}")
     if isinstance(checkpoint, nn.Module):
-        return load_spec(Spec(**options), module=checkpoint, label=label)
+        with kept_rng():
+            return load_spec(Spec(**options), module=checkpoint, label=label)
     path = Path(checkpoint) if checkpoint is not None else None
     if path is None and not options.get("model"):
         path = newest_checkpoint()
-    subject = load_spec(Spec(checkpoint=path, **options), label=label)
+    with kept_rng():
+        subject = load_spec(Spec(checkpoint=path, **options), label=label)
     if subject.checkpoint is not None:
         _ = subject.checkpoint.sha256  # hash the file now: it may be another one later
     return subject
@@ -67,9 +78,11 @@ def load_spec(spec: Spec, *, module: nn.Module | None = None, label: str = "") -
     first = next(model.parameters(), None)
     if first is None:
         raise ValueError(f"the model ({type(model).__name__}) has no parameters: there is nothing to measure")
-    model = model.to(device).eval()
-    if first.dtype in (torch.float16, torch.bfloat16):
-        model = model.float()
+    device = first.device if module is not None and spec.device == "auto" else device
+    if module is None:
+        model = _converted(model, device).eval()
+    elif first.dtype in HALF or not _is_on(first, device):
+        model = _converted_copy(model, device)
     if spec.augment and (stored is None or not stored.recipe):
         raise ValueError("--augment uses the checkpoint's own recipe and this one has none; drop --augment")
     augmentation = Augmentation.of_recipe(stored.recipe) if spec.augment and stored else None
@@ -84,8 +97,10 @@ def load_spec(spec: Spec, *, module: nn.Module | None = None, label: str = "") -
         seed=spec.seed,
         loss_name=spec.loss,
         part=partial(_part, spec, stored),
+        original=module if module is not model else None,
     )
-    refuse_misfit(subject)
+    with measuring(subject):
+        refuse_misfit(subject)
     return subject
 
 
@@ -97,7 +112,7 @@ def with_checkpoint(subject: Subject, path: Path) -> Subject:
         spec = replace(spec, model="", model_arg={})
     model, stored = _model(spec, stored, subject.images)
     model = model.to(subject.device, subject.dtype).eval()
-    other = replace(subject, model=model, label=label_of(stored.path), checkpoint=stored, spec=spec)
+    other = replace(subject, model=model, original=None, label=label_of(stored.path), checkpoint=stored, spec=spec)
     if other.images is not None:
         refuse_misfit(other)
     return other
@@ -131,6 +146,39 @@ def _read(spec: Spec) -> Checkpoint | None:
     if spec.checkpoint is None:
         return None
     return read_checkpoint(spec.checkpoint, weights=spec.weights, trust_pickle=spec.trust_pickle)
+
+
+def _converted(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model itself, moved to a device, in single precision if it was in half."""
+    model = model.to(device)
+    return model.float() if next(model.parameters()).dtype in HALF else model
+
+
+def _converted_copy(module: nn.Module, device: torch.device) -> nn.Module:
+    """A copy of the caller's module on a device, in single precision if it was in half; the module stays as it is.
+
+    Raises:
+        ValueError: it cannot be copied.
+    """
+    first = next(module.parameters())
+    try:
+        model = _converted(copy.deepcopy(module), device)
+    except (RuntimeError, TypeError, copy.Error) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"the module ({type(module).__name__}, {first.dtype} on {first.device}) cannot be copied to measure it in "
+            f"single precision on {device} ({reason}); convert it yourself: module.float().to({str(device)!r})"
+        ) from error
+    now = next(model.parameters())
+    _log.warning(
+        "note: the module is %s on %s; a copy in %s on %s is measured, with the module's weights at every measurement",
+        first.dtype, first.device, now.dtype, now.device,
+    )  # fmt: skip
+    return model
+
+
+def _is_on(tensor: Tensor, device: torch.device) -> bool:
+    return tensor.device.type == device.type and device.index in (None, tensor.device.index)
 
 
 def _model(spec: Spec, stored: Checkpoint, images: Images | None) -> tuple[nn.Module, Checkpoint]:

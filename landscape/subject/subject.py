@@ -14,6 +14,7 @@ from landscape.checkpoints.checkpoint import Checkpoint, state_dict_sha256
 from landscape.data.dataset import Batches, Images
 from landscape.subject.losses import MEANINGS, Meaning, cross_entropy
 from landscape.subject.outputs import outputs_of
+from landscape.subject.restoration import evaluation_mode
 from landscape.subject.spec import Spec, Split
 from landscape.subject.weights_cache import WeightsCache
 
@@ -22,7 +23,7 @@ from landscape.subject.weights_cache import WeightsCache
 class Subject:
     """A loaded model with the mini-batches it is measured on."""
 
-    model: nn.Module  # in eval mode, on the device
+    model: nn.Module  # on the device; in eval mode while it is measured
     batches: Sequence[tuple[Tensor, Tensor]]  # `batches[i]` is always the same `(inputs, targets)`, on the device
     losses: Callable[[Tensor, Tensor], Tensor] = cross_entropy  # `(outputs, targets) -> (N,)`, the data term per sample
     weight_decay: float = 0.0  # see `objective`
@@ -33,6 +34,8 @@ class Subject:
     loss_name: str = ""  # the name that `losses` was loaded by; "" for a function made in Python
     # `(split, samples) -> Images`, reads another part of the same data; None for data made in Python
     part: Callable[[Split, int | str], Images] | None = field(default=None, repr=False)
+    # the caller's own module if `model` is a copy of it on another device or in another precision
+    original: nn.Module | None = field(default=None, repr=False)
     # values that follow from the weights, see `once_per_weights`
     cache: WeightsCache = field(default_factory=WeightsCache, init=False, repr=False)
 
@@ -119,7 +122,8 @@ class Subject:
     def loss(self, i: int) -> Tensor:
         """The data term on mini-batch i: mean over its samples."""
         inputs, targets = self.batch(i)
-        return self.losses(outputs_of(self.model, inputs), targets).mean()
+        with evaluation_mode(self.model):
+            return self.losses(outputs_of(self.model, inputs), targets).mean()
 
     def l2(self) -> Tensor:
         """(1/2) sum ||w||^2 over the trainable parameters."""
@@ -129,6 +133,17 @@ class Subject:
         """The loss + weight_decay * l2 on mini-batch i, differentiable in the model's parameters."""
         loss = self.loss(i)
         return loss + self.weight_decay * self.l2() if self.weight_decay else loss
+
+    def refresh(self) -> None:
+        """Copy the present weights and buffers of the caller's module, if the model is a copy of it."""
+        if self.original is None:
+            return
+        with torch.no_grad():
+            for own, theirs in zip(self.model.buffers(), self.original.buffers(), strict=True):
+                own.copy_(theirs)
+            for weight, source in zip(self.model.parameters(), self.original.parameters(), strict=True):
+                weight.copy_(source)
+                weight.requires_grad_(source.requires_grad)
 
     def rebatched(self, batch_size: int) -> Subject:
         """The same samples in mini-batches of another size."""

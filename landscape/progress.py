@@ -1,4 +1,4 @@
-"""Print messages and progress: a bar with rate and remaining time on a terminal, lines elsewhere."""
+"""Print messages and progress: a bar with rate and remaining time on a terminal or in a notebook, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any, Self
 
 from landscape.options import format_duration
@@ -16,28 +17,22 @@ LINE_SECONDS = 30.0
 
 
 class Progress:
-    """Report finished units of one measurement: a context manager, called with (finished, total)."""
+    """Report finished units of one measurement: a context manager, called with (finished, total).
 
-    def __init__(self, what: str, *, quiet: bool = False) -> None:
-        self._what, self._quiet = what, quiet
-        self._start = self._printed = time.monotonic()
+    The bar appears `after` so many seconds. Where there is none, a line is printed about twice a minute, unless `lines`
+    is false.
+    """
+
+    def __init__(self, what: str, *, quiet: bool = False, after: float = 0.0, lines: bool = True) -> None:
+        self._what, self._quiet, self._after, self._lines = what, quiet, after, lines
+        self._start = self._printed = self._entered = time.monotonic()
         self._first: int | None = None
         self._bar: Any = None
         self._task: Any = None
 
     def __enter__(self) -> Self:
-        if not self._quiet and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bar
-
-            columns = (
-                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
-                TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
-            )  # fmt: skip
-            self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
-            self._bar.start()
-            self._task = self._bar.add_task(self._what, total=None, rate="")
+        if not self._after:
+            self._show()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -48,13 +43,35 @@ class Progress:
         now = time.monotonic()
         if self._first is None:  # the clock starts after the set-up, such as making directions
             self._first, self._start = finished, now
+        if self._bar is None and self._after and now - self._entered >= self._after and finished < total:
+            self._show()
         rate = (finished - self._first) / max(now - self._start, 1e-9)
         if self._bar is not None:
             self._bar.update(self._task, completed=finished, total=total, rate=f"{rate:.3g}/s" if rate else "")
-        elif not self._quiet and now - self._printed >= LINE_SECONDS:
+        elif self._lines and not self._quiet and now - self._printed >= LINE_SECONDS:
             self._printed = now
             speed = f", {rate:.3g}/s, about {format_duration((total - finished) / rate)} left" if rate else ""
             say(f"{self._what} {finished}/{total}, {100 * finished / total:.0f} %{speed}")
+
+    def _show(self) -> None:
+        if self._quiet or not (sys.stderr.isatty() or in_notebook()):
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        columns = (
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
+        )  # fmt: skip
+        self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
+        self._bar.start()
+        self._task = self._bar.add_task(self._what, total=None, rate="")
+
+
+def in_notebook() -> bool:
+    """Whether a notebook runs this process, with the widgets that a bar needs there."""
+    return "ipykernel" in sys.modules and find_spec("ipywidgets") is not None
 
 
 def is_main_process() -> bool:

@@ -1,0 +1,65 @@
+"""Measure a model without changing it: evaluation mode meanwhile, everything as before afterwards, even on errors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from landscape.checkpoints.user_code import kept_rng
+
+if TYPE_CHECKING:
+    from landscape.subject.subject import Subject
+
+
+@contextlib.contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Every module in evaluation mode, and afterwards each in the mode it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    if any(training for _, training in modes):
+        model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextlib.contextmanager
+def measuring(subject: Subject) -> Iterator[None]:
+    """A measurement of a subject's model, which may be the caller's own, in the middle of its training.
+
+    Meanwhile it is in evaluation mode, with gradients enabled and without autocast, wherever the call stands.
+    Afterwards modes, gradients, buffers, what is trainable and the global random generators are as before; weights are
+    restored by what moves them (`WeightsInPlace`).
+    """
+    subject.refresh()
+    precision = torch.autocast(subject.device.type, enabled=False)
+    with kept_rng(), _left_as_found(subject.model), torch.inference_mode(False), torch.enable_grad(), precision:
+        yield
+
+
+@contextlib.contextmanager
+def _left_as_found(model: nn.Module) -> Iterator[None]:
+    parameters = [(p, p.grad, p.requires_grad) for p in model.parameters()]
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    try:
+        for p, _, _ in parameters:
+            p.grad = None  # a backward pass would add to it
+        with evaluation_mode(model):
+            yield
+    finally:
+        for p, gradient, trainable in parameters:
+            p.grad = gradient
+            p.requires_grad_(trainable)
+        for module, name, buffer, before in buffers:
+            module._buffers[name] = buffer
+            buffer.data.copy_(before)  # by `data`: to autograd, which may hold a graph of the caller's, nothing changed

@@ -1,0 +1,227 @@
+"""A module of the caller is left as found by every measurement, also after an error: its training goes on as alone."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import landscape
+from landscape import models
+from landscape.checkpoints.user_code import rng_states
+from landscape.probes import PROBES, probe_class
+from landscape.subject.subject import Subject
+
+FEW: dict[str, Any] = {"data": "digits", "samples": 32, "batch_size": 16}
+
+
+def network() -> nn.Module:
+    """With batch norm, dropout, attention, a frozen weight, gradients, a hook, and modules in both modes."""
+    torch.manual_seed(0)
+    model = models.build("alternet_demo", classes=10, image_size=16, width=8)
+    model = nn.Sequential(model, nn.Dropout(0.5))
+    model.register_buffer("counter", torch.zeros(1))
+    model.register_forward_hook(count)
+    model.train()[0].conv1.eval()
+    next(model.parameters()).requires_grad_(False)
+    F.cross_entropy(model(torch.randn(8, 3, 16, 16)), torch.arange(8)).backward()
+    return model
+
+
+def count(module: nn.Module, inputs: object, outputs: object) -> None:
+    module.counter += 1  # type: ignore[operator]
+
+
+def bits(tensor: Tensor) -> bytes:
+    return tensor.detach().contiguous().view(torch.uint8 if tensor.dim() else tensor.dtype).numpy().tobytes()
+
+
+def state(model: nn.Module) -> dict[str, Any]:
+    """All that a measurement must leave alone, to be compared with ==."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_forward_hooks_with_kwargs")
+    return {
+        "bits": {name: (bits(tensor), tensor.dtype) for name, tensor in tensors.items()},
+        "tensors": {name: (id(tensor), tensor.requires_grad) for name, tensor in tensors.items()},
+        "gradients": {n: None if p.grad is None else (id(p.grad), bits(p.grad)) for n, p in model.named_parameters()},
+        "modes": {name: module.training for name, module in model.named_modules()},
+        "hooks": {n: [dict(getattr(m, hook)) for hook in hooks] for n, m in model.named_modules()},
+        "generators": rng_states(),
+    }
+
+
+def options(probe: str, folder: Path, model: nn.Module) -> dict[str, Any]:
+    smallest = dict(probe_class(probe).smallest)
+    if probe == "trajectory":
+        for epoch in range(3):
+            moved = {n: t + 0.01 * epoch * torch.randn_like(t) if t.is_floating_point() else t
+                     for n, t in model.state_dict().items()}  # fmt: skip
+            torch.save(moved, folder / f"epoch_{epoch}.pt")
+        return {**smallest, "run": str(folder)}
+    return smallest
+
+
+@pytest.mark.parametrize("probe", [*PROBES, "features", "evaluate"])
+def test_every_probe_leaves_the_callers_module_and_the_generators_as_found(probe: str, tmp_path: Path) -> None:
+    model = network()
+    given = {} if probe in ("features", "evaluate") else options(probe, tmp_path, model)
+    before = state(model)
+    subject = landscape.load(model, **FEW)
+    assert subject.model is model
+    assert state(model) == before
+    if probe == "evaluate":
+        landscape.evaluate(subject)
+    elif probe == "features":
+        landscape.features(subject, out=None)
+    else:
+        landscape.measure(probe, subject, out=None, **given)
+    assert state(model) == before
+
+
+class Failing(nn.Module):
+    """Raises an error at its pass number `limit`."""
+
+    def __init__(self, model: nn.Module, error: BaseException) -> None:
+        super().__init__()
+        self.model, self.error, self.passes, self.limit = model, error, 0, 10**9
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.passes += 1
+        if self.passes >= self.limit:
+            raise self.error
+        outputs: Tensor = self.model(inputs)
+        return outputs
+
+
+@pytest.mark.parametrize("error", [RuntimeError("out of order"), KeyboardInterrupt()], ids=["error", "Ctrl-C"])
+@pytest.mark.parametrize("probe", ["surface", "line", "trajectory", "hessian", "variance", "lesion", "noise"])
+def test_an_error_in_the_middle_of_a_pass_leaves_the_module_as_found(
+    probe: str, error: BaseException, tmp_path: Path
+) -> None:
+    model = Failing(network(), error)
+    given = options(probe, tmp_path, model)
+    subject = landscape.load(model, **FEW)
+    before, model.passes = state(model), 0
+    landscape.measure(probe, subject, out=None, **given)
+    for limit in {1, model.passes // 2, model.passes}:
+        model.passes, model.limit = 0, limit
+        with pytest.raises(type(error)):
+            landscape.measure(probe, dataclasses.replace(subject), out=None, **given)
+        assert state(model) == before
+
+
+def test_an_interrupt_between_two_units_leaves_the_module_as_found() -> None:
+    model = network()
+    subject = landscape.load(model, **FEW)
+    before = state(model)
+
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    for probe in ("surface", "lesion"):
+        with pytest.raises(KeyboardInterrupt):
+            landscape.measure(probe, subject, out=None, report=interrupt, **probe_class(probe).smallest)
+        assert state(model) == before
+
+
+def test_loading_that_fails_leaves_the_module_as_found() -> None:
+    model = Failing(network(), RuntimeError("out of order"))
+    model.limit = 1
+    before = state(model)
+    with pytest.raises(ValueError, match="the model fails on inputs"):
+        landscape.load(model, **FEW)
+    assert state(model) == before
+
+
+def trained(probe: Callable[[nn.Module, int], object]) -> bytes:
+    """The weights after a few steps with momentum, dropout, batch norm and a random order, probed after each."""
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.3), nn.Flatten(),
+                          nn.Linear(784, 10))  # fmt: skip
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    inputs, targets = torch.randn(40, 3, 16, 16), torch.randint(10, (40,))
+    for step in range(6):
+        rows = torch.randperm(40)[:16]
+        loss = F.cross_entropy(model(inputs[rows] + random.random() * np.random.rand()), targets[rows])  # noqa: NPY002
+        optimizer.zero_grad(set_to_none=False)
+        probe(model, step)  # zero gradients: what adds to them would show
+        loss.backward()
+        probe(model, step)
+        optimizer.step()
+    return b"".join(bits(tensor) for tensor in model.state_dict().values())
+
+
+def test_training_is_bit_identical_with_and_without_probing() -> None:
+    subjects: dict[int, Subject] = {}
+    measured: list[float] = []
+
+    def probe(model: nn.Module, step: int) -> None:
+        if id(model) not in subjects:
+            subjects[id(model)] = landscape.load(model, **FEW)
+        subject = subjects[id(model)]
+        found = landscape.measure("hessian", subject, out=None, quiet=True, top=1, batches=1)
+        measured.append(found["loss"].item())
+        landscape.measure("surface", subject, out=None, quiet=True, resolution=3)
+        landscape.evaluate(subject)
+        subject.objective(0)
+
+    assert trained(probe) == trained(lambda model, step: None)
+    assert (len(measured), len(set(measured))) == (12, 6)  # of the present weights, twice between two steps
+
+
+def test_each_measurement_is_that_of_the_present_weights_in_evaluation_mode() -> None:
+    model = network()
+    subject = landscape.load(model, **FEW)
+    for _ in range(2):
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(1.1)
+        alone = copy.deepcopy(model).eval()
+        with torch.no_grad():
+            expected = [F.cross_entropy(alone(x), y).item() for x, y in subject.batches]
+        assert [subject.objective(i).item() for i in range(2)] == pytest.approx(expected, rel=1e-5)
+        found = landscape.measure("hessian", subject, out=None, top=1)
+        assert found["loss"].values == pytest.approx(expected, rel=1e-5)
+        assert landscape.evaluate(subject)["loss"] == pytest.approx(np.mean(expected), rel=1e-5)
+
+
+def test_the_context_of_the_caller_does_not_reach_a_measurement() -> None:
+    subject = landscape.load(network(), **FEW)
+    expected = landscape.measure("trace", subject, out=None, vectors=8)["trace"].item()
+    with torch.no_grad(), torch.autocast("cpu"):
+        assert landscape.measure("trace", subject, out=None, vectors=8)["trace"].item() == expected
+    with torch.inference_mode():
+        assert landscape.measure("trace", subject, out=None, vectors=8)["trace"].item() == expected
+
+
+def test_a_module_in_half_precision_is_measured_by_a_copy_that_follows_it(caplog: pytest.LogCaptureFixture) -> None:
+    model = network().bfloat16()
+    before = state(model)
+    subject = landscape.load(model, **FEW)
+    assert "torch.bfloat16 on cpu; a copy in torch.float32 on cpu is measured" in caplog.text
+    assert state(model) == before
+    assert (subject.model is model, subject.dtype) == (False, torch.float32)
+    for _ in range(2):
+        expected = landscape.evaluate(landscape.load(copy.deepcopy(model).float(), **FEW))
+        assert landscape.evaluate(subject) == expected
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(1.5)
+
+
+def test_a_module_that_cannot_be_copied_is_refused_in_half_precision() -> None:
+    model = network().bfloat16()
+    model.lock = __import__("threading").Lock()
+    with pytest.raises(ValueError, match=r"torch.bfloat16 on cpu\) cannot be copied .*module\.float\(\)"):
+        landscape.load(model, **FEW)
