@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from landscape.cli.command_options import DATA, OUTPUT, RUN, loading_options, loading_values, option, with_options
-from landscape.cli.loading import CHECKPOINT, checkpoint_file
+from landscape.cli.loading import CHECKPOINT
 from landscape.cli.text_table import text_table
 
 
@@ -19,7 +19,7 @@ def layers(checkpoint: Path | None, layers: list[str], json: bool, **options: An
     from landscape.subject import loading
     from landscape.subject.spec import Spec
 
-    model, size = loading.model_without_data(Spec(checkpoint=checkpoint_file(checkpoint), **loading_values(options)))
+    model, size = loading.model_without_data(Spec(checkpoint=checkpoint, **loading_values(options)))
     example = loading.example(model, size)
     try:
         found = select_layers(model, example, tuple(layers))

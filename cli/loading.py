@@ -11,6 +11,7 @@ import typer
 from landscape.progress import say
 
 if TYPE_CHECKING:
+    from landscape.checkpoints.checkpoint import Checkpoint
     from landscape.subject.subject import Subject
 
 # The argument of a command that takes one checkpoint.
@@ -18,15 +19,6 @@ CHECKPOINT = (
     Annotated[Path | None, typer.Argument(help="checkpoint, or run folder; default: the newest under ./checkpoints")],
     None,
 )
-
-
-def checkpoint_file(path: Path | None) -> Path | None:
-    """The checkpoint that a path stands for: the last one of a run folder, else the path itself."""
-    from landscape.checkpoints import raw_files, snapshots
-
-    if path is None or not path.is_dir() or raw_files.holds_weights(path):
-        return path
-    return snapshots.last(path)
 
 
 def load(path: Path | None, values: dict[str, Any], *, label: str = "", quiet: bool) -> Subject:
@@ -38,7 +30,7 @@ def load(path: Path | None, values: dict[str, Any], *, label: str = "", quiet: b
     from landscape.models.providers import AS_BUILT
     from landscape.subject import checks, identity, loading, sanity_check
 
-    subject = loading.load(checkpoint_file(path), label=label, **values)
+    subject = loading.load(path, label=label, **values)
     stored = subject.checkpoint
     about = f"{subject.size / 1e6:.3g} M parameters, {subject.device}; {identity.protocol(subject)}"
     if reason := checks.why_no_loss(subject):
@@ -47,8 +39,8 @@ def load(path: Path | None, values: dict[str, Any], *, label: str = "", quiet: b
         return subject
     found = sanity_check.check_sanity(subject)
     if stored is not None:
-        source = f"{stored.path} ({stored.taken})" + (", initial weights" if stored.epoch == 0 else "")
-        warning = sanity_check.warning(found, epoch=stored.epoch, own=stored.metrics.get("accuracy"))
+        source = f"{stored.path} ({stored.taken}){_age(stored)}"
+        warning = sanity_check.warning(found, initial=stored.initial, own=stored.metrics.get("accuracy"))
     elif identity.origin(subject) != AS_BUILT:
         source, warning = identity.origin(subject), sanity_check.warning(found)
     else:  # a callable may bring trained weights of its own
@@ -59,3 +51,9 @@ def load(path: Path | None, values: dict[str, Any], *, label: str = "", quiet: b
     if warning:
         say(warning, quiet=quiet)
     return subject
+
+
+def _age(stored: Checkpoint) -> str:
+    if stored.initial is None:
+        return ", epoch 0: initial weights, or those after a first epoch counted as 0"
+    return (", initial weights" + ("" if stored.native else " by its name")) if stored.initial else ""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from landscape.cli.chosen_checkpoints import chosen_checkpoints
 from landscape.cli.command_options import (
     CONTEXT,
     RUN,
@@ -20,13 +21,18 @@ from landscape.cli.command_options import (
 )
 from landscape.cli.loading import load
 from landscape.cli.process_setup import set_threads, worker_pool
-from landscape.options import OptionError, at_least, format_duration
+from landscape.options import at_least, format_duration
 from landscape.probes import FEATURES, probe_class
 from landscape.progress import Progress, say
 
 if TYPE_CHECKING:
     from landscape.results.run_key import Outcome
     from landscape.subject.subject import Subject
+
+WHAT = {  # the checkpoints of a command, where these are not simply measured one after the other
+    "trajectory": "folder of a run's snapshots, or the snapshots in order",
+    "line": "checkpoints, or folders of them; two of one architecture are the ends of a line",
+}
 
 
 def command_of(name: str) -> Callable[..., None]:
@@ -41,7 +47,7 @@ def command_of(name: str) -> Callable[..., None]:
         run = {key: options[key] for key in RUN if key != "debug"}
         measure_all(name, checkpoint or [None], parameters, loading_values(typed), **run)
 
-    what = "folder of a run's snapshots" if name == "trajectory" else "checkpoints, or run folders"
+    what = WHAT.get(name, "checkpoints, or folders of them: a run's stands for its last")
     checkpoints = Annotated[
         list[Path] | None, typer.Argument(help=f"{what}; default: the newest final.pt under ./checkpoints")
     ]
@@ -81,23 +87,30 @@ def measure_all(
     from landscape.results import hdf5_file
 
     at_least("workers", workers, 1)
-    if label and len(label) != len(checkpoints):
-        raise OptionError(f"--label must be given once per checkpoint ({len(checkpoints)}), got {len(label)}")
-    runs, spec = _configured(command, preset, parameters, loading)
+    _configured(command, preset, parameters, loading)  # raises for invalid options, before any file is read
     hdf5_file.check(out, writable=True)
-    for path in checkpoints:  # all of them, before the first is measured for an hour
-        if path is not None and not path.exists():
-            raise FileNotFoundError(f"no checkpoint at {path}; give an existing file or a run's folder")
-    for position, path in enumerate(checkpoints):
+    reading = {name: loading[name] for name in ("weights", "trust_pickle") if name in loading}
+    chosen = chosen_checkpoints(command, checkpoints, parameters, reading, label, quiet=quiet)
+    runs, spec = _configured(command, preset, chosen.parameters, loading)
+    for path, name in zip(chosen.paths, chosen.labels, strict=True):
         values = {**api.loading_defaults(probes_of(command)[0]), **spec}
-        subject = load(path, values, label=label[position] if label else "", quiet=quiet)
+        subject = load(path, values, label=name, quiet=quiet)
         if subject.device.type == "cpu" and workers == 1:
             set_threads(subject)
         _note_unusual_layers(runs[0], subject, quiet=quiet)
         if len(runs) > 1:
             say(f"{command}: {len(runs)} runs, each reported separately, with its share of any budget", quiet=quiet)
         for probes in runs:
-            _measure(command, probes, subject, out, workers=workers, overwrite=overwrite, quiet=quiet)
+            _measure(
+                command,
+                probes,
+                subject,
+                out,
+                label=name if label else "",
+                workers=workers,
+                overwrite=overwrite,
+                quiet=quiet,
+            )
 
 
 def _configured(
@@ -128,9 +141,17 @@ def _note_unusual_layers(probes: Sequence[Any], subject: Subject, *, quiet: bool
 
 
 def _measure(
-    command: str, probes: list[Any], subject: Subject, out: Path, *, workers: int, overwrite: bool, quiet: bool
+    command: str,
+    probes: list[Any],
+    subject: Subject,
+    out: Path,
+    *,
+    label: str,
+    workers: int,
+    overwrite: bool,
+    quiet: bool,
 ) -> None:
-    """Measure one probe, or several from shared forward passes, and print their headlines."""
+    """Measure one probe, or several from shared forward passes, and print their headlines; `label` is the user's."""
     from landscape.plots import headlines
     from landscape.run import run
     from landscape.shared_pass import applicable, run_shared_pass
@@ -143,7 +164,13 @@ def _measure(
             for name, reason in reasons.items():
                 say(f"note: {name} is left out: {reason}", quiet=quiet)
         with Progress(f"{command} {subject.label}", quiet=quiet) as report:
-            how: Any = {"executor": executor, "workers": workers, "overwrite": overwrite, "report": report}
+            how: Any = {
+                "label": label,
+                "executor": executor,
+                "workers": workers,
+                "overwrite": overwrite,
+                "report": report,
+            }
             if command == "features":
                 outcomes = run_shared_pass(probes, subject, out, **how)
             else:

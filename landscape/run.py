@@ -21,7 +21,7 @@ from landscape.probe import Autotunes, Estimates, Identifies, Plan, Probe, Reduc
 from landscape.probes import PROBES, probe_class
 from landscape.results import group as groups
 from landscape.results.in_memory import MemoryWriter
-from landscape.results.run_key import Arrays, Outcome, Reduce, RunKey, safe_label, versions
+from landscape.results.run_key import Arrays, Outcome, Reduce, RunKey, readable_label, versions
 from landscape.results.writer import Writer, discard, merge_orphans
 from landscape.subject.identity import attributes as attributes_of
 from landscape.subject.identity import identity, protocol, weights_sha256
@@ -50,7 +50,8 @@ def run(
     """Measure what is not yet in the file, which is created if absent; without a file (None) measure all.
 
     An executor measures chunks of units, `workers` of them at once; the subject must then be loadable from its spec.
-    `overwrite` discards a stored result first; `label` is the readable name of the group, by default the subject's.
+    `overwrite` discards a stored result first; `label` is the readable name of the result, also of one that is stored
+    already, by default the subject's.
 
     Raises:
         Busy: another process is writing the same result into the same file.
@@ -60,7 +61,7 @@ def run(
     probe, subject, choices = _resolved(probe, subject, path, weights, overwrite=overwrite)
     if not overwrite:
         subject = with_stored_batch_size(probe, subject, path, weights)
-    key = run_key(probe, subject, label or subject.label, choices, weights=weights)
+    key = run_key(probe, subject, label, choices, weights=weights)
 
     def results(writers: Sequence[AnyWriter], pending: Sequence[Sequence[Unit]]) -> Generator[UnitResult]:
         if isinstance(probe, Estimates) and pending[0] and _log.isEnabledFor(logging.INFO):
@@ -127,7 +128,10 @@ def _writer(path: Path | None, key: RunKey) -> AnyWriter:
 def run_key(
     probe: Probe, subject: Subject, label: str, choices: Mapping[str, str] | None = None, *, weights: str | None = None
 ) -> RunKey:
-    """The key of a probe's result on a subject, with the record of what autotuning chose; `weights` as in `digest`."""
+    """The key of a probe's result on a subject, with the record of what autotuning chose; `weights` as in `digest`.
+
+    `label` is the user's; without one, a new result has the subject's.
+    """
     attributes = {
         **(choices or {}),
         "parameters": json.dumps(asdict(probe), default=str),  # type: ignore[call-overload]
@@ -136,7 +140,10 @@ def run_key(
     }
     if (seed := getattr(probe, "seed", subject.seed)) != subject.seed:  # one of several pairs of directions
         attributes["protocol"] = f"{protocol(subject)} (seed {seed} of the {probe.name})"
-    return RunKey(probe.name, safe_label(label), digest(probe, subject, weights), probe.plan(subject), attributes)
+    return RunKey(
+        probe.name, readable_label(label or subject.label), digest(probe, subject, weights), probe.plan(subject),
+        attributes, relabel=bool(label),
+    )  # fmt: skip
 
 
 def digest(probe: Probe, subject: Subject, weights: str | None = None) -> str:

@@ -80,7 +80,7 @@ def run_shared_pass(
         by_batch_size.setdefault(own.batch_size, (own, []))[1].append(probe)
     outcomes: dict[str, Outcome] = {}
     for own, several in by_batch_size.values():
-        keys = [run_key(probe, own, label or subject.label, weights=weights) for probe in several]
+        keys = [run_key(probe, own, label, weights=weights) for probe in several]
         results = partial(_results, several, own, executor, workers)
         filled = run_loop(path, keys, results, overwrite=overwrite, report=report)
         outcomes |= {probe.name: outcome for probe, outcome in zip(several, filled, strict=True)}

@@ -25,13 +25,13 @@ from torch import Tensor, nn
 
 from landscape.checkpoints import raw_files
 from landscape.checkpoints.checkpoint import (
-    label_of,
     newest_checkpoint,
     read_checkpoint,
     save_atomically,
     state_dict_sha256,
     write_checkpoint,
 )
+from landscape.checkpoints.file_names import label_of
 from landscape.checkpoints.state_dict_loading import load_into
 
 KEYS = ["format", "model", "model_args", "state_dict", "data", "recipe", "epoch", "metrics", "seed", "versions"]

@@ -12,6 +12,7 @@ from foreign import Encoder
 from landscape.layers.layer_patterns import Pattern, expand, parse
 from landscape.layers.selection import select_layers
 from landscape.options import OptionError
+from landscape.probes import probe_class
 from landscape.probes.variance import Variance
 
 
@@ -42,7 +43,15 @@ def test_a_file_expands_to_its_entries_in_order(tmp_path: Path) -> None:
     )
     patterns = ("head", str(file))
     assert expand(patterns) == ("head", "^maps$", "pool(ed)?$:subsample", "tokens:msa:4x8+3")
-    assert Variance(layers=patterns) == Variance(layers=expand(patterns))  # the run key does not name the file
+    for name in (
+        "variance",
+        "fourier",
+        "attention",
+        "similarity",
+        "probe-linear",
+    ):  # the run key does not name the file
+        kind = probe_class(name)
+        assert kind(layers=patterns) == kind(layers=expand(patterns)) != kind(layers=patterns[:1])
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from landscape.checkpoints.raw_files import file_sha256
 from landscape.probe import Plan, Probe, Quantity
 from landscape.probes import PROBES, probe_class
 from landscape.results import group as groups
+from landscape.results import reader
 from landscape.results.run_key import Arrays, Outcome, RunKey, safe_label
 from landscape.results.writer import Writer
 from landscape.run import digest, run, run_key
@@ -392,6 +393,33 @@ def test_another_label_finds_the_same_group(folder: Path, tmp_path: Path) -> Non
     second = run(small("variance"), loaded(folder), path, label="second")
     assert second == Outcome(first.group, 4, 0)
     assert first.group.startswith("variance/first-")
+
+
+def test_a_label_is_kept_as_given_and_a_new_one_renames_a_stored_result(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "results.h5"
+    caplog.set_level("INFO", "landscape")
+    group = run(small("variance"), loaded(folder), path, label="SGD, lr=1e-2").group
+    assert group.startswith("variance/SGD__lr_1e-2-")
+    labels = []
+    for label in ("", "Adam (ours) $x$", "", "a\0b\x1b[2J\nc"):
+        assert run(small("variance"), loaded(folder), path, label=label) == Outcome(group, 4, 0)
+        ((_, data),) = reader.find(path, "variance")
+        labels.append(data.attrs["label"])
+    assert labels == ["SGD, lr=1e-2", "Adam (ours) $x$", "Adam (ours) $x$", "a b [2J c"]
+    assert f"{group} has the label Adam (ours) $x$ now, it was SGD, lr=1e-2" in caplog.text
+
+
+def test_a_label_that_another_checkpoint_has_is_said(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "results.h5"
+    caplog.set_level("INFO", "landscape")
+    for seed in (8, 9):
+        save(tmp_path / "final.pt", seed=seed)
+        run(small("variance"), loaded(tmp_path), path, label="mine")
+    assert caplog.text.count("another checkpoint's variance has the label mine too") == 1
 
 
 def test_a_retrained_checkpoint_gets_a_group_of_its_own(folder: Path, tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from landscape.checkpoints import snapshots
+from landscape.checkpoints import folders, snapshots
 from landscape.checkpoints.checkpoint import read_checkpoint, state_dict_sha256, write_checkpoint
+from landscape.checkpoints.file_names import labels_of
 from landscape.weight_space import weight_differences
 
 
@@ -60,7 +62,6 @@ def test_without_a_stored_epoch_the_number_in_the_name_orders(tmp_path: Path) ->
     "stems",
     [
         ["resnet18-epoch_2-acc_93.1", "resnet18-epoch_10-acc_88.0", "resnet18-epoch_30-acc_91.5"],
-        ["2_resnet18", "10_resnet18", "30_resnet18"],
         ["model_step500", "model_step2000", "model_step10000"],
         ["checkpoint-9", "checkpoint-10", "checkpoint-11"],
         ["ckpt_0.5", "ckpt_1.5", "ckpt_12"],
@@ -146,9 +147,131 @@ def test_folders_without_a_run_are_refused(tmp_path: Path) -> None:
 def test_a_folder_stands_for_its_final_or_its_last(tmp_path: Path) -> None:
     ours(tmp_path / "init.pt", epoch=0)
     ours(tmp_path / "epoch_002.pt", epoch=2)
-    assert snapshots.last(tmp_path) == tmp_path / "epoch_002.pt"
+    assert folders.checkpoint_of(tmp_path) == tmp_path / "epoch_002.pt"
     ours(tmp_path / "final.pt", epoch=1)
-    assert snapshots.last(tmp_path) == tmp_path / "final.pt"
+    assert folders.checkpoint_of(tmp_path) == tmp_path / "final.pt"
+    paths, about = folders.what_to_measure(tmp_path)
+    assert paths == [tmp_path / "final.pt"]
+    assert (
+        about == f"{tmp_path}: final.pt, the last of a run's 3 checkpoints, is measured; name others: {tmp_path}/*.pt"
+    )
+
+
+INDEPENDENT = {
+    "their names say seed 0, seed 1": [f"resnet_seed{i}.pt" for i in range(8)],
+    "their names say fold 1, fold 2": ["fold1-epoch_10.pt", "fold2-epoch_12.pt"],
+    "model_0.pt stores no epoch and its name says none": ["model_0.pt", "model_1.pt", "model_2.pt"],
+    "the names adam.pt and sgd.pt differ and say no epoch or step": ["adam.pt", "sgd.pt"],
+    "2_resnet18.pth.tar stores no epoch": ["2_resnet18.pth.tar", "10_resnet18.pth.tar"],
+}
+
+
+@pytest.mark.parametrize("reason", INDEPENDENT)
+def test_independent_checkpoints_in_a_folder_are_no_run_but_each_measured(tmp_path: Path, reason: str) -> None:
+    files = INDEPENDENT[reason]
+    for seed, name in enumerate(files, start=1):
+        foreign(tmp_path / name, seed)
+    with pytest.raises(
+        snapshots.NotOneRun, match=f"the {len(files)} checkpoints in .* are not recognisably one run: "
+    ) as error:
+        snapshots.of_run(tmp_path)
+    assert reason in str(error.value)
+    assert f"or name them in order: landscape trajectory {tmp_path}/*{''.join(Path(files[0]).suffixes)}" in str(
+        error.value
+    )
+    paths, about = folders.what_to_measure(tmp_path)
+    assert [path.name for path in paths] == files
+    assert f"{len(files)} checkpoints, each measured by itself: {files[0]}, {files[1]}" in about
+    with pytest.raises(ValueError, match=f"holds {len(files)} checkpoints that are not one run's; name one of them: "):
+        folders.checkpoint_of(tmp_path)
+
+
+def test_checkpoints_of_one_stored_epoch_or_of_two_architectures_are_no_run(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        foreign(tmp_path / f"{seed}.pt", seed, epoch=200)
+    with pytest.raises(snapshots.NotOneRun, match=r"1.pt and 2.pt have the same epoch"):
+        snapshots.of_run(tmp_path)
+    torch.save({"state_dict": state(3, width=5), "epoch": 100}, tmp_path / "2.pt")
+    assert len(folders.what_to_measure(tmp_path)[0]) == 2
+
+
+RUNS = [
+    ["resnet50_imagenet_init.pth.tar", "resnet50_imagenet_warmup.pth.tar", "resnet50_imagenet_epoch_010.pth.tar",
+     "resnet50_imagenet_epoch_100.pth.tar"],
+    ["vit_s16_init.pt", "vit_s16_warm-up.pt", "vit_s16_epoch1.pt", "vit_s16_epoch_2.pt", "vit_s16_last.pt"],
+    ["ckpt_9.t7", "ckpt_10.t7", "ckpt_11.t7"],
+    ["epoch=0-step=90.ckpt", "epoch=0-step=100.ckpt", "epoch=3-step=300.ckpt", "last.ckpt"],
+    ["resnet_seed3-epoch2.pt", "resnet_seed3-epoch10.pt"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("files", RUNS)
+def test_runs_are_recognised_by_their_names_and_ordered(tmp_path: Path, files: list[str]) -> None:
+    for seed, name in enumerate(files, start=1):
+        foreign(tmp_path / name, seed)
+    assert names(tmp_path) == files
+
+
+def test_warm_up_without_an_epoch_has_a_place_and_no_epoch(tmp_path: Path) -> None:
+    for seed, name in enumerate(("net-init.pth", "net-warmup.pth", "net-epoch5.pth"), start=1):
+        foreign(tmp_path / name, seed)
+    np.testing.assert_array_equal([found.epoch for found in snapshots.of_run(tmp_path)], [0, np.nan, 5])
+
+
+def test_folders_of_transformers_are_snapshots_and_their_last_copy_counts_once(tmp_path: Path) -> None:
+    for seed, step in enumerate((500, 1000, 1500), start=1):
+        for folder in (tmp_path / f"checkpoint-{step}", tmp_path):  # the trainer saves the last one outside too
+            folder.mkdir(exist_ok=True)
+            (folder / "config.json").write_text("{}")
+            save_file(state(seed), folder / "model.safetensors")
+    assert [(s.path.name, s.epoch) for s in snapshots.of_run(tmp_path)][:2] == [
+        ("checkpoint-500", 500.0), ("checkpoint-1000", 1000.0)
+    ]  # fmt: skip
+    assert len(snapshots.of_run(tmp_path)) == 3
+
+
+def test_the_best_of_a_run_has_no_place_of_its_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for epoch in (1, 2):
+        foreign(tmp_path / f"checkpoint{epoch}.pth", epoch)
+    foreign(tmp_path / "model_best.pth", 2)
+    assert names(tmp_path) == ["checkpoint1.pth", "checkpoint2.pth"]
+    foreign(tmp_path / "model_best.pth", 3)
+    caplog.set_level("INFO", "landscape")
+    assert names(tmp_path) == ["checkpoint1.pth", "checkpoint2.pth"]
+    assert "model_best.pth is left out of the run: its epoch is unknown" in caplog.text
+    foreign(tmp_path / "model_best.pth", 3, epoch=1.5)
+    assert names(tmp_path) == ["checkpoint1.pth", "model_best.pth", "checkpoint2.pth"]
+
+
+def test_files_that_are_named_are_a_run_in_their_order(tmp_path: Path) -> None:
+    files = [tmp_path / f"{name}.pt" for name in ("c", "a", "b")]
+    for seed, path in enumerate(files, start=1):
+        foreign(path, seed)
+    assert [s.path for s in snapshots.of_run(files)] == files
+    numbered = [tmp_path / f"model_{number}.pt" for number in (1, 2, 10)]
+    for seed, path in enumerate(numbered, start=1):
+        foreign(path, seed)
+    assert [s.path for s in snapshots.of_run(sorted(numbered))] == numbered  # a shell lists 10 before 2
+    assert [s.path for s in snapshots.of_run(numbered[::-1])] == numbered[::-1]
+
+
+def test_every_snapshot_is_read_as_the_run_is(tmp_path: Path) -> None:
+    for epoch in (1, 2):
+        torch.save({"state_dict": state(epoch), "state_dict_ema": state(epoch + 10)}, tmp_path / f"epoch_{epoch}.pt")
+    found = snapshots.of_run(tmp_path, weights="ema")
+    assert [s.sha256 for s in found] == [state_dict_sha256(state(11)), state_dict_sha256(state(12))]
+    layer = nn.Linear(2, 3)
+    snapshots.load_snapshot(layer, found[0])
+    torch.testing.assert_close(layer.weight.data, state(11)["weight"])
+    weights = state(12)
+    expected = sum(((state(11)[n] - weights[n]).double() ** 2).sum().item() for n in weights)
+    np.testing.assert_allclose(weight_differences.gram(found, weights), [[expected, 0], [0, 0]], rtol=1e-6)
+
+
+def test_labels_of_several_checkpoints_are_distinct(tmp_path: Path) -> None:
+    paths = ["a/model.pt", "b/model.pt", "c/x/final.pt", "d/x/final.pt", "net.pth.tar", "e/epoch_001.pt"]
+    found = labels_of([tmp_path / path for path in paths])
+    assert found == ["a-model", "b-model", "c-x", "d-x", "net", "e-epoch_001"]
 
 
 def test_differences_and_their_inner_products(tmp_path: Path) -> None:

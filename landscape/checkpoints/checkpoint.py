@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,13 +16,12 @@ from torch import Tensor, nn
 
 from landscape.checkpoints import file_formats, raw_files
 from landscape.checkpoints.containers import FORMAT, Weights, architecture_in, is_native, weights_in
+from landscape.checkpoints.file_names import FINAL, FINAL_EMA, place_of
 from landscape.checkpoints.key_matching import is_head
 from landscape.checkpoints.safe_load import Program
 from landscape.results.declared_size import EXPANSION, SLACK, refuse_oversized
 from landscape.results.run_key import versions
 
-FINAL = "final.pt"  # the last weights of a run of the trainer
-FINAL_EMA = "final_ema.pt"  # their moving average, a separate checkpoint
 ENTRIES: Mapping[str, Callable[[Any], Any]] = {  # of a checkpoint of this project, beside the weights
     "model": str, "model_args": dict, "data": dict, "recipe": dict, "epoch": float, "metrics": dict, "seed": int,
     "versions": dict,
@@ -63,6 +61,18 @@ class Checkpoint:
     def native(self) -> bool:
         """Whether the file is in this project's format, and names the model to build."""
         return bool(self.model)
+
+    @property
+    def initial(self) -> bool | None:
+        """Whether these are initial weights, by our epoch 0 or another file's name.
+
+        None for another file of epoch 0, which may be the first finished epoch of a counter that starts at 0.
+        """
+        if self.native:
+            return self.epoch == 0
+        if place_of(self.path).stage == "init" and not self.epoch > 0:
+            return True
+        return None if self.epoch == 0 else False
 
     @property
     def headless(self) -> bool:
@@ -221,15 +231,3 @@ def newest_checkpoint(root: Path = Path("checkpoints")) -> Path:
             "landscape train vit_demo --data digits"
         )
     return files[-1]
-
-
-def label_of(path: Path) -> str:
-    """The default label: for `final.pt` the name of the run folder, for other snapshots folder and stem."""
-    folder = path.resolve().parent.name
-    if path.is_dir():
-        return path.resolve().name
-    if path.name in (FINAL, *raw_files.IN_FOLDER):
-        return folder
-    if path.name == FINAL_EMA or re.fullmatch(r"init|warmup|epoch_\d+", path.stem):
-        return f"{folder}-{path.stem}"
-    return path.stem

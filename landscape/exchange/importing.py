@@ -14,7 +14,7 @@ import numpy as np
 from landscape.exchange import park2022_csv, tomgoldstein
 from landscape.exchange.grid import KNOWN, Grid
 from landscape.probe import Plan, Quantity, Values
-from landscape.results.run_key import Outcome, ReduceOf, RunKey, safe_label, versions
+from landscape.results.run_key import Outcome, ReduceOf, RunKey, readable_label, versions
 from landscape.results.surface_summary import RADII
 from landscape.results.writer import Writer
 
@@ -52,7 +52,9 @@ def import_file(
     """
     grids = read(path, weight_decay=weight_decay, trajectory=trajectory)
     named = [f"{label or path.stem}-{grid.name}" if grid.name else label or path.stem for grid in grids]
-    return [_stored(grid, path, out, name, reduce_of) for grid, name in zip(grids, named, strict=True)]
+    return [
+        _stored(grid, path, out, name, reduce_of, relabel=bool(label)) for grid, name in zip(grids, named, strict=True)
+    ]
 
 
 def read(path: Path, *, weight_decay: float = park2022_csv.WEIGHT_DECAY, trajectory: Path | None = None) -> list[Grid]:
@@ -91,13 +93,13 @@ def _grids(path: Path, weight_decay: float) -> list[Grid]:
     return tomgoldstein.read_surface(path)
 
 
-def _stored(grid: Grid, path: Path, out: Path, label: str, reduce_of: ReduceOf) -> Outcome:
+def _stored(grid: Grid, path: Path, out: Path, label: str, reduce_of: ReduceOf, *, relabel: bool) -> Outcome:
     attributes: dict[str, Any] = {
         "parameters": "{}", "versions": json.dumps(versions()), "source": path.name, "model": "", "data": "",
         "checkpoint_sha256": "", "protocol": f"from {path.name}, protocol not said there",
     }  # fmt: skip
     probe, plan = ("surface", _plan_of_surface(grid)) if "y" in grid.axes else ("line", _plan_of_line(grid, label))
-    key = RunKey(probe, safe_label(label), _digest(grid), plan, attributes)
+    key = RunKey(probe, readable_label(label), _digest(grid), plan, attributes, relabel)
     written = 0
     with Writer(out, key, reduce_of=reduce_of) as writer:
         for unit in writer.pending():

@@ -16,6 +16,7 @@ from landscape.data.sampling import shuffled
 from landscape.layers import logistic
 from landscape.layers.forward_hooks import feature_hooks
 from landscape.layers.layer import Layer
+from landscape.layers.layer_patterns import LayerPatterns, expand
 from landscape.layers.linear_classifier import fit_with_best_penalty
 from landscape.layers.selection import layer_labels, layers_of
 from landscape.options import OptionError, at_least, one_of, parse_count
@@ -46,7 +47,7 @@ class ProbeLinear(Probe):
     logits: ClassVar[bool] = False
     smallest: ClassVar[Mapping[str, Any]] = {"train_samples": 64}
 
-    layers: Annotated[tuple[str, ...], "REGEX[:KIND]: modules to measure instead of the discovered layers"] = ()
+    layers: LayerPatterns = ()
     pool: Annotated[Literal["mean", "cls"], "features of a map: mean over positions, or the class token"] = "mean"
     train_samples: Annotated[str, "samples of the train split to fit on: a number, or all"] = "8192"
     solver: Annotated[
@@ -54,6 +55,7 @@ class ProbeLinear(Probe):
     ] = "ridge"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", expand(self.layers))
         one_of("pool", self.pool, ("mean", "cls"))
         one_of("solver", self.solver, ("ridge", "lbfgs"))
         object.__setattr__(self, "train_samples", str(self.train_samples))  # Python callers may pass a number

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.checkpoints import snapshots
 from landscape.checkpoints.checkpoint import state_dict_sha256
 from landscape.layers.cka import LEAST_SAMPLES, centred_kernel, hsic, hsic_of_itself
 from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks
@@ -126,7 +125,7 @@ class Similarity(Probe):
 
 @once_per_weights
 def _compared(subject: Subject, path: Path) -> Subject:
-    return loading.with_checkpoint(subject, snapshots.last(path) if path.is_dir() else path)
+    return loading.with_checkpoint(subject, path)
 
 
 class _Kernels:

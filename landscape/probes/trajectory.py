@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 import numpy as np
 from torch import Tensor
 
 from landscape.checkpoints import snapshots
-from landscape.checkpoints.checkpoint import read_checkpoint
+from landscape.checkpoints.file_names import stem_of
 from landscape.checkpoints.snapshots import Snapshot
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.results.statistics import mean_and_standard_error
 from landscape.subject import batchnorm
 from landscape.subject.batchnorm import recalibration
 from landscape.subject.checks import refuse_stochastic
+from landscape.subject.loading import reading_options
 from landscape.subject.outputs import per_sample
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
@@ -25,6 +26,7 @@ from landscape.weight_space import weight_differences
 from landscape.weight_space.principal_axes import PrincipalAxes, principal_axes
 from landscape.weight_space.weights_in_place import WeightsInPlace
 
+Run: TypeAlias = Path | tuple[Path, ...]  # a folder, or files in order
 AXES = {"snapshot": "snapshot", "other": "other snapshot", "component": "axis"}
 
 
@@ -45,7 +47,7 @@ class Trajectory(Probe):
         "park2022": {"split": "train", "augment": True, "weight_decay": 0.05}
     }
 
-    run: Annotated[str, "folder of the snapshots; default: that of the checkpoint"] = ""
+    run: Annotated[str, "folder of the snapshots, or A.pt,B.pt,C.pt in order; default: that of the checkpoint"] = ""
     bn: Annotated[str, "batch-norm statistics on the principal plane: frozen, or recalibrate:K mini-batches"] = "frozen"
 
     def __post_init__(self) -> None:
@@ -63,10 +65,10 @@ class Trajectory(Probe):
         refuse_stochastic(subject)
         found = self._snapshots(subject)
         # Raises for another architecture.
-        weight_differences.difference(read_checkpoint(found[-1].path), subject.parameters)
+        weight_differences.difference(found[-1].read(), subject.parameters)
         count = np.arange(len(found))
         per_snapshot, meaning = ("snapshot",), subject.meaning
-        epochs, names = np.array([s.epoch for s in found]), np.array([s.path.stem for s in found])
+        epochs, names = np.array([s.epoch for s in found]), np.array([stem_of(s.path) for s in found])
         return Plan(
             over={"snapshot": count},
             axes={"other": count, "component": np.arange(2)},
@@ -136,22 +138,24 @@ class Trajectory(Probe):
             summaries["explained_variance"] = axes.explained
         return summaries
 
-    def _run(self, subject: Subject) -> Path:
+    def _run(self, subject: Subject) -> Run:
         if not self.run and subject.checkpoint is None:
             raise ValueError("a trajectory needs the folder of a run's snapshots; give RUN_DIR")
-        return Path(self.run) if self.run else subject.checkpoint.path.parent  # type: ignore[union-attr]
+        if not self.run:
+            return subject.checkpoint.path.parent  # type: ignore[union-attr]
+        return Path(self.run) if Path(self.run).exists() else tuple(Path(part) for part in self.run.split(","))
 
     def _snapshots(self, subject: Subject) -> list[Snapshot]:
         return _snapshots(subject, self._run(subject))
 
 
 @once_per_weights
-def _snapshots(subject: Subject, run: Path) -> list[Snapshot]:
-    return snapshots.of_run(run)
+def _snapshots(subject: Subject, run: Run) -> list[Snapshot]:
+    return snapshots.of_run(run, **reading_options(subject))
 
 
 @once_per_weights
-def _geometry(subject: Subject, run: Path) -> tuple[np.ndarray, PrincipalAxes, list[dict[str, Tensor]]]:
+def _geometry(subject: Subject, run: Run) -> tuple[np.ndarray, PrincipalAxes, list[dict[str, Tensor]]]:
     """Inner products, principal axes and their directions, relative to the final weights, which the model holds."""
     found = _snapshots(subject, run)
     final = {name: p.detach() for name, p in subject.parameters.items()}

@@ -6,6 +6,7 @@ A group opens in any HDF5 reader from its first moment: every axis is a named sc
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,9 +18,11 @@ import numpy as np
 from landscape.probe import Plan, Quantity
 from landscape.results.hdf5_file import array_of, check, hard_links, reading
 from landscape.results.journal import Record
-from landscape.results.run_key import Arrays, ReduceOf, RunKey, fixed_width
+from landscape.results.run_key import Arrays, ReduceOf, RunKey, fixed_width, safe_label
 
 AUTOTUNED = ("chosen_for", "choices")  # attributes: the digest before autotuning, and what autotuning chose
+
+_log = logging.getLogger(__name__)
 
 
 def name_with_digest(file: h5py.File, probe: str, digest: str) -> str | None:
@@ -33,6 +36,9 @@ def open_or_create(file: h5py.File, key: RunKey) -> h5py.Group:
     if existing is None:
         return _created(file, key)
     group = file[existing]
+    if key.relabel and group.attrs.get("label") != key.label:
+        _log.info("%s has the label %s now, it was %s", existing, key.label, group.attrs.get("label"))
+        group.attrs["label"] = key.label
     for name in AUTOTUNED:  # a result measured with explicit options is found by autotuning from now on
         if name in key.attributes:
             group.attrs[name] = key.attributes[name]
@@ -94,8 +100,13 @@ def attribute(path: Path, group: str, name: str) -> Any:
 
 
 def _created(file: h5py.File, key: RunKey) -> h5py.Group:
-    plan = key.plan
-    group = file.create_group(f"{key.probe}/{key.label}-{key.digest}")
+    plan, sha256 = key.plan, key.attributes.get("checkpoint_sha256")
+    alike = [group for group in file.get(key.probe, {}).values() if group.attrs.get("label") == key.label]
+    if sha256 and any(group.attrs.get("checkpoint_sha256") != sha256 for group in alike):
+        _log.info(
+            "note: another checkpoint's %s has the label %s too; --label NAME gives it another", key.probe, key.label
+        )
+    group = file.create_group(f"{key.probe}/{safe_label(key.label)}-{key.digest}")
     for name, value in {**key.attributes, **plan.facts}.items():
         group.attrs[name] = value
     group.attrs["probe"], group.attrs["label"] = key.probe, key.label

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 Arrays: TypeAlias = dict[str, np.ndarray]
 Reduce: TypeAlias = Callable[[Arrays], Values]
 ReduceOf: TypeAlias = Callable[[str, Mapping[str, Any]], Reduce | None]  # of a probe's name and parameters
+LABEL = 400  # characters of a stored label
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,11 @@ class RunKey:
     """One result: runs with the same probe and digest continue it, any other digest gets a group of its own."""
 
     probe: str
-    label: str  # readable part of the group's name; does not identify the result
+    label: str  # readable, the attribute `label` and, made safe, part of the group's name; does not identify the result
     digest: str  # of everything that can change the numbers
     plan: Plan  # units, quantities, axes
     attributes: Mapping[str, Any] = field(default_factory=dict)  # stored with the group: parameters, versions, ...
+    relabel: bool = False  # the user gave the label, which a result that is stored already takes too
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,11 @@ def versions() -> dict[str, str]:
     """Versions of everything that can change a number."""
     libraries = {name: metadata.version(name) for name in ("torch", "numpy", "scipy", "h5py")}
     return {"landscape": metadata.version("landscape-probes"), "python": platform.python_version(), **libraries}
+
+
+def readable_label(label: str) -> str:
+    """A label as it is stored: one line of printable text that HDF5 accepts."""
+    return " ".join("".join(c if c.isprintable() else " " for c in label).split())[:LABEL] or "checkpoint"
 
 
 def safe_label(label: str) -> str:

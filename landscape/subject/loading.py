@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from landscape import models
-from landscape.checkpoints.checkpoint import Checkpoint, label_of, newest_checkpoint, read_checkpoint
+from landscape.checkpoints import folders
+from landscape.checkpoints.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
+from landscape.checkpoints.file_names import label_of
 from landscape.checkpoints.state_dict_loading import load_into
 from landscape.checkpoints.user_code import kept_rng
 from landscape.data.augment import Augmentation
@@ -36,9 +38,10 @@ def load(checkpoint: Path | str | nn.Module | None = None, *, label: str = "", *
     """Load a checkpoint, its model and its data.
 
     Args:
-        checkpoint: a file; a module made in Python; or None: the newest `final.pt` under ./checkpoints, or, with
-            `model=`, that model freshly built. A module is never changed. It is measured with the weights that it has
-            at that moment, and on the device where it is unless `device` names another.
+        checkpoint: a file; the folder of a run, which stands for its last snapshot; a module made in Python; or None:
+            the newest `final.pt` under ./checkpoints, or, with `model=`, that model freshly built. A module is never
+            changed. It is measured with the weights that it has at that moment, and on the device where it is unless
+            `device` names another.
         label: readable name, default from the file's name.
         **options: the fields of `Spec`, which are the command-line options.
 
@@ -55,6 +58,8 @@ def load(checkpoint: Path | str | nn.Module | None = None, *, label: str = "", *
         with kept_rng():
             return load_spec(Spec(**options), module=checkpoint, label=label)
     path = Path(checkpoint) if checkpoint is not None else None
+    if path is not None:
+        path = folders.checkpoint_of(path, **_reading(Spec(**options)))
     if path is None and not options.get("model"):
         path = newest_checkpoint()
     with kept_rng():
@@ -106,8 +111,8 @@ def load_spec(spec: Spec, *, module: nn.Module | None = None, label: str = "") -
 
 def with_checkpoint(subject: Subject, path: Path) -> Subject:
     """Another checkpoint on the mini-batches of a subject; one that names no architecture has the subject's."""
-    spec = replace(subject.spec or Spec(), checkpoint=path)
-    stored = read_checkpoint(path, weights=spec.weights, trust_pickle=spec.trust_pickle)
+    stored = read_beside(subject, path)
+    spec = replace(subject.spec or Spec(), checkpoint=stored.path)
     if stored.native:
         spec = replace(spec, model="", model_arg={})
     model, stored = _model(spec, stored, subject.images)
@@ -118,9 +123,22 @@ def with_checkpoint(subject: Subject, path: Path) -> Subject:
     return other
 
 
+def read_beside(subject: Subject, path: Path) -> Checkpoint:
+    """Another checkpoint, or the one that a run's folder stands for, read with the loading options of a subject."""
+    options = reading_options(subject)
+    return read_checkpoint(folders.checkpoint_of(path, **options), **options)
+
+
+def reading_options(subject: Subject) -> dict[str, Any]:
+    """The options of `read_checkpoint` that a subject was loaded with, for further files of the same question."""
+    return _reading(subject.spec or Spec())
+
+
 def model_without_data(spec: Spec) -> tuple[nn.Module, int]:
     """A model without data, in eval mode on the CPU, and its image size (224 if nothing says it)."""
-    if spec.checkpoint is None and not spec.model:
+    if spec.checkpoint is not None:
+        spec = replace(spec, checkpoint=folders.checkpoint_of(spec.checkpoint, **_reading(spec)))
+    elif not spec.model:
         spec = replace(spec, checkpoint=newest_checkpoint())
     stored = _read(spec)
     arguments = spec.model_arg
@@ -145,7 +163,11 @@ def example(model: nn.Module, size: int) -> Tensor:
 def _read(spec: Spec) -> Checkpoint | None:
     if spec.checkpoint is None:
         return None
-    return read_checkpoint(spec.checkpoint, weights=spec.weights, trust_pickle=spec.trust_pickle)
+    return read_checkpoint(spec.checkpoint, **_reading(spec))
+
+
+def _reading(spec: Spec) -> dict[str, Any]:
+    return {"weights": spec.weights, "trust_pickle": spec.trust_pickle}
 
 
 def _converted(model: nn.Module, device: torch.device) -> nn.Module:

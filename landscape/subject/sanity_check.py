@@ -82,20 +82,21 @@ def check_sanity(subject: Subject, samples: int = 256) -> SanityCheck:
     return replace(check, p_value=p_value, cause=cause)
 
 
-def warning(check: SanityCheck, *, epoch: float = math.nan, own: float | None = None) -> str:
+def warning(check: SanityCheck, *, initial: bool | None = False, own: float | None = None) -> str:
     """The warning about an accuracy at chance level; "" where it is not, or is expected.
 
-    Expected: the weights are initial ones (`epoch` 0), or the checkpoint's `own` accuracy is at chance level too.
+    Expected: the weights are `initial` ones (None: they may be), or the checkpoint's `own` accuracy is at chance too.
     """
     expected = own is None or guessing_p_value(round(own * check.samples), check.samples, check.classes) < LEVEL
-    if not check.at_chance or epoch == 0 or not expected:
+    if not check.at_chance or initial or not expected:
         return ""
     known = "" if own is None else f", and the checkpoint's own metrics say {own:.3f}"
     likely = f"; here {check.cause}" if check.cause else ""
+    fresh = ", initial weights (epoch 0 may be either)" if initial is None else ""
     return (
         f"warning: accuracy {check.accuracy:.3f} on {check.samples} samples is no better than guessing among "
         f"{check.classes} classes (binomial test, p = {check.p_value:.2g}){known}; the common causes are classes in "
-        f"another order than in training, another normalisation, and weights of another model{likely}"
+        f"another order than in training, another normalisation, and weights of another model{fresh}{likely}"
     )
 
 

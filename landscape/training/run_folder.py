@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from landscape.checkpoints.checkpoint import FINAL, read_checkpoint, save_atomically, write_checkpoint
+from landscape.checkpoints.checkpoint import read_checkpoint, save_atomically, write_checkpoint
+from landscape.checkpoints.file_names import FINAL
 
 INIT, WARMUP, RESUME, METRICS = "init.pt", "warmup.pt", "resume.pt", "metrics.csv"
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape import models
-from landscape.checkpoints.checkpoint import FINAL, FINAL_EMA
+from landscape.checkpoints.file_names import FINAL, FINAL_EMA
 from landscape.data.dataset import Batches, Images
 from landscape.options import OptionError, at_least, one_of, require
 from landscape.subject.evaluation import evaluate

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from landscape.checkpoints import raw_files, snapshots
-from landscape.checkpoints.checkpoint import label_of, read_checkpoint, state_dict_sha256
+from landscape.checkpoints.checkpoint import state_dict_sha256
+from landscape.checkpoints.file_names import SUFFIXES, label_of
 from landscape.checkpoints.state_dict_loading import with_model_keys
 from landscape.curvature.vectors import inner
 from landscape.options import OptionError
 from landscape.subject import batchnorm
+from landscape.subject.loading import read_beside, reading_options
 from landscape.subject.subject import Subject
 from landscape.weight_space import weight_differences
 from landscape.weight_space.coordinates import Span
@@ -108,14 +110,14 @@ def lines_of(
         axes = zip(plane.names, plane.directions, plane.spans, strict=True)
         return [StraightLine("eigen", n, d, plane.units, span, "eigen") for n, d, span in axes][::-1]  # largest first
     if Path(along).is_dir() and not raw_files.holds_weights(Path(along)):
-        return _principal_components(Path(along), weights, count)
+        return _principal_components(subject, Path(along), weights, count)
     if count > 1:
         fixed = f"--along {along}, which determines the number"
         raise OptionError(f"--directions {count} cannot be combined with {fixed}; drop it")
     if Path(along).is_file() and h5py.is_hdf5(along):
         return _lines_of_file(subject, Path(along))
     paths = [Path(part) for part in along.split(",")]
-    if not any(path.exists() for path in paths) and not any(path.suffix in snapshots.SUFFIXES for path in paths):
+    if not any(path.exists() for path in paths) and not along.lower().endswith(SUFFIXES):
         known = "random, eigen, a checkpoint B.pt, a run's folder or a file of directions"
         raise ValueError(f"--along must be {known}, got {along}")
     return [_towards(subject, path) for path in paths]
@@ -130,7 +132,7 @@ def _lines_of_file(subject: Subject, path: Path) -> list[StraightLine]:
 
 def _towards(subject: Subject, path: Path) -> StraightLine:
     """The line to another checkpoint of the same model at t = 1; it also moves weights that are not trainable."""
-    other, own = read_checkpoint(path), subject.model.state_dict()
+    other, own = read_beside(subject, path), subject.model.state_dict()
     # Raises for the first weight that does not fit.
     weight_differences.difference(other, {name: own[name] for name in subject.parameters})
     state = with_model_keys(other.state_dict, set(own))
@@ -139,14 +141,14 @@ def _towards(subject: Subject, path: Path) -> StraightLine:
     if not any(bool(change.any()) for change in difference.values()):
         raise ValueError(f"{path} holds the same weights as the checkpoint; a line needs two different ones")
     return StraightLine(
-        "checkpoints", f"towards {label_of(path)}", difference, "share of the way", (0.0, 1.0),
+        "checkpoints", f"towards {label_of(other.path)}", difference, "share of the way", (0.0, 1.0),
         identity=state_dict_sha256(other.state_dict), end=end,
     )  # fmt: skip
 
 
-def _principal_components(run: Path, weights: Mapping[str, Tensor], count: int) -> list[StraightLine]:
+def _principal_components(subject: Subject, run: Path, weights: Mapping[str, Tensor], count: int) -> list[StraightLine]:
     """Lines through the present weights along the principal components of a run's trajectory."""
-    found = snapshots.of_run(run)
+    found = snapshots.of_run(run, **reading_options(subject))
     axes = principal_axes(weight_differences.gram(found, weights), count)
     rank = int(axes.coefficients.any(axis=1).sum())
     if rank < count:

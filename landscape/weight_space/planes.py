@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from landscape.checkpoints import snapshots
-from landscape.checkpoints.checkpoint import Checkpoint, read_checkpoint, state_dict_sha256
+from landscape.checkpoints.checkpoint import Checkpoint, state_dict_sha256
+from landscape.checkpoints.file_names import stem_of
 from landscape.curvature.vectors import inner
 from landscape.exchange import tomgoldstein
+from landscape.subject.loading import read_beside, reading_options
 from landscape.subject.subject import Subject
 from landscape.weight_space import weight_differences
 from landscape.weight_space.coordinates import Span, through_centre, through_checkpoints
@@ -114,9 +116,9 @@ def _eigen_plane(subject: Subject, seed: int) -> Plane:
 def _checkpoint_plane(subject: Subject, weights: Mapping[str, Tensor], paths: list[Path]) -> Plane:
     if len(paths) != 2:
         raise ValueError(f"--plane names {len(paths)} checkpoints, expected two: A.pt,B.pt")
-    others = [read_checkpoint(path) for path in paths]
+    others = [read_beside(subject, path) for path in paths]
     first, second = (weight_differences.difference(other, weights) for other in others)
-    names = paths[0].stem, paths[1].stem
+    names = stem_of(paths[0]), stem_of(paths[1])
     plane = Plane(
         "checkpoints", (first, second), (f"towards {names[0]}", f"towards {names[1]}"), "share of the way",
         spans=((-0.25, 1.25), (-0.25, 1.25)), identity=[state_dict_sha256(other.state_dict) for other in others],
@@ -161,7 +163,7 @@ def _file_plane(subject: Subject, path: Path) -> Plane:
 
 def _run_plane(subject: Subject, weights: Mapping[str, Tensor], run: Path) -> Plane:
     """The plane of a run's first two principal components through the present weights, with the run's path on it."""
-    found = snapshots.of_run(run)
+    found = snapshots.of_run(run, **reading_options(subject))
     axes = principal_axes(weight_differences.gram(found, weights))
     if not axes.coefficients[1].any():
         raise ValueError(f"the {len(found)} snapshots of {run} lie on one line; a plane needs three that do not")
@@ -174,5 +176,5 @@ def _run_plane(subject: Subject, weights: Mapping[str, Tensor], run: Path) -> Pl
         "run", (first, second), (axes.names[0], axes.names[1]), "weight",
         spans=((float(x_low), float(x_high)), (float(y_low), float(y_high))),
         identity=[snapshot.sha256 for snapshot in found], path=path,
-        path_names=tuple(f"epoch {round(s.epoch, 2):g}" if math.isfinite(s.epoch) else s.path.stem for s in found),
+        path_names=tuple(f"epoch {round(s.epoch, 2):g}" if math.isfinite(s.epoch) else stem_of(s.path) for s in found),
     )  # fmt: skip

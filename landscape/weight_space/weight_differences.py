@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from landscape.checkpoints.checkpoint import Checkpoint
 from landscape.checkpoints.snapshots import Snapshot
 from landscape.checkpoints.state_dict_loading import with_model_keys
 from landscape.curvature.vectors import inner
@@ -71,4 +71,4 @@ def combined(
 
 
 def _of_snapshot(snapshot: Snapshot, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return difference(read_checkpoint(snapshot.path), weights)
+    return difference(snapshot.read(), weights)

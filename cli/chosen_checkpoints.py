@@ -1,0 +1,110 @@
+"""Decide which checkpoints a command measures: those in a folder, the path of a run, or the line between two."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from landscape.options import OptionError
+from landscape.progress import say
+
+OF_RANDOM_LINES = {"along", "directions", "normalize", "ignore"}  # options that say that random lines are meant
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The checkpoints to measure one after the other, and parameters of the probe that follow from them."""
+
+    paths: Sequence[Path | None]  # None is the newest
+    labels: Sequence[str]  # one per path; "" for the default
+    parameters: Mapping[str, Any]
+
+
+def chosen_checkpoints(
+    command: str,
+    given: Sequence[Path | None],
+    parameters: Mapping[str, Any],
+    reading: Mapping[str, Any],
+    labels: Sequence[str],
+    *,
+    quiet: bool,
+) -> Chosen:
+    """The checkpoints that the paths of a command stand for, as `folders.what_to_measure` says, and their labels.
+
+    Several files given to `trajectory` are one run. `line` takes two checkpoints of one architecture as the ends of a
+    line, unless an option asks for random lines. What is decided is printed. `reading`: options of `read_checkpoint`.
+
+    Raises:
+        OptionError: the number of labels is not that of the checkpoints.
+        FileNotFoundError, ValueError: a path holds no checkpoint, or a folder for `trajectory` no run.
+    """
+    from landscape.checkpoints.file_names import labels_of
+
+    named = [path for path in given if path is not None]
+    for path in named:  # all of them, before the first is measured for an hour
+        if not path.exists():
+            raise FileNotFoundError(f"no checkpoint at {path}; give an existing file or a run's folder")
+    if command == "trajectory":
+        paths, more = _runs(named, parameters, reading)
+    else:
+        paths, more = _expanded(named, reading, quiet=quiet), {}
+    if command == "line" and len(paths) > 1:
+        between, about = _line_between(paths, parameters, reading)
+        say(f"line: {about}", quiet=quiet)
+        if between:
+            paths, more = paths[:1], {"along": str(paths[1])}
+            labels = [" to ".join(labels)] if len(labels) == 2 else labels
+    count = max(len(paths), 1)
+    if labels and len(labels) != count:
+        raise OptionError(f"--label must be given once per checkpoint ({count}), got {len(labels)}")
+    defaults = labels_of(paths) if len(paths) > 1 else [""]
+    return Chosen(paths or [None], labels or defaults, {**parameters, **more})
+
+
+def _expanded(named: Sequence[Path], reading: Mapping[str, Any], *, quiet: bool) -> list[Path]:
+    from landscape.checkpoints.folders import what_to_measure
+
+    paths: list[Path] = []
+    for path in named:
+        files, about = what_to_measure(path, **reading)
+        if about:
+            say(about, quiet=quiet)
+        paths += files
+    return paths
+
+
+def _runs(
+    named: Sequence[Path], parameters: Mapping[str, Any], reading: Mapping[str, Any]
+) -> tuple[list[Path], dict[str, str]]:
+    """The last snapshot of each run, and the files of a run that are named one by one."""
+    from landscape.checkpoints import raw_files, snapshots
+    from landscape.checkpoints.file_names import FINAL
+
+    folders = [path.is_dir() and (not raw_files.holds_weights(path) or len(named) == 1) for path in named]
+    if len(named) > 1 and not any(folders) and "run" not in parameters and {path.name for path in named} != {FINAL}:
+        return [snapshots.of_run(named, **reading)[-1].path], {"run": ",".join(map(str, named))}
+    paths: list[Path] = []
+    more: dict[str, str] = {}
+    for path, is_folder in zip(named, folders, strict=True):
+        has_final = (path / FINAL).exists()
+        last = path / FINAL if has_final else snapshots.of_run(path, **reading)[-1].path if is_folder else path
+        more |= {"run": str(path)} if last == path and is_folder and "run" not in parameters else {}
+        paths.append(last)
+    return paths, more
+
+
+def _line_between(paths: Sequence[Path], parameters: Mapping[str, Any], reading: Mapping[str, Any]) -> tuple[bool, str]:
+    """Whether two checkpoints are the ends of a line, and a sentence about it."""
+    from landscape.checkpoints.snapshots import same_architecture
+
+    first, second = paths[:2]
+    chosen = OF_RANDOM_LINES & parameters.keys()
+    alike = len(paths) == 2 and not chosen and same_architecture(first, second, **reading)
+    if alike:
+        return True, f"from {first} to {second}; --along random measures random lines through each instead"
+    kind = "lines" if "along" in chosen else "random lines"
+    why = ", whose architectures differ" if len(paths) == 2 and not chosen else ""
+    between = "" if why or "along" in chosen else f"; between two of them: landscape line {first} --along {second}"
+    return False, f"{kind} through each of {len(paths)} checkpoints{why}{between}"

@@ -1,0 +1,61 @@
+"""Decide which checkpoints a folder stands for: the last snapshot of a run, or each of several independent ones."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from landscape.checkpoints import raw_files
+from landscape.checkpoints.containers import Weights
+from landscape.checkpoints.file_names import FINAL, SUFFIXES
+from landscape.checkpoints.snapshots import SHOWN, NotOneRun, checkpoints_in, command_files, of_run
+
+_log = logging.getLogger(__name__)
+
+
+def what_to_measure(path: Path, *, weights: Weights = "raw", trust_pickle: bool = False) -> tuple[list[Path], str]:
+    """The checkpoints that a path stands for, and a sentence about the choice ("" for a checkpoint itself).
+
+    A folder stands for its `final.pt`, for the last snapshot if it is recognisable as one run, else for all of its
+    checkpoints.
+
+    Raises:
+        FileNotFoundError: there is nothing at the path, or no checkpoint in the folder.
+        ValueError: a checkpoint cannot be read.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"no checkpoint at {path}; give an existing file or a run's folder")
+    if not path.is_dir() or raw_files.holds_weights(path):
+        return [path], ""
+    files = checkpoints_in(path)
+    if not files:
+        inside = [folder.name for folder in sorted(path.iterdir()) if folder.is_dir() and checkpoints_in(folder)]
+        hint = f"; its folders do: {path}/*" if inside else f" ({', '.join(SUFFIXES)}); give another folder"
+        raise FileNotFoundError(f"{path} holds no checkpoint{hint}")
+    if len(files) == 1:
+        return files, f"{path}: {files[0].name}, its only checkpoint, is measured"
+    final = path / FINAL
+    try:
+        last = final if final in files else of_run(path, weights=weights, trust_pickle=trust_pickle)[-1].path
+    except NotOneRun:
+        names = ", ".join(file.name for file in files[:SHOWN]) + (", ..." if len(files) > SHOWN else "")
+        return files, f"{path}: {len(files)} checkpoints, each measured by itself: {names}"
+    others = f"name others: {command_files(path, files)}"
+    return [last], f"{path}: {last.name}, the last of a run's {len(files)} checkpoints, is measured; {others}"
+
+
+def checkpoint_of(path: Path, *, weights: Weights = "raw", trust_pickle: bool = False) -> Path:
+    """The one checkpoint that a path stands for: a file, or a run's folder.
+
+    Raises:
+        FileNotFoundError, ValueError: as `what_to_measure`; or the folder holds several independent checkpoints.
+    """
+    if path.is_file() or not path.exists():
+        return path
+    files, about = what_to_measure(path, weights=weights, trust_pickle=trust_pickle)
+    if len(files) > 1:
+        names = ", ".join(str(file) for file in files[:SHOWN]) + (", ..." if len(files) > SHOWN else "")
+        raise ValueError(f"{path} holds {len(files)} checkpoints that are not one run's; name one of them: {names}")
+    if about:
+        _log.info("%s", about)
+    return files[0]
