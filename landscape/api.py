@@ -167,7 +167,7 @@ def _say_protocol(probe: str, subject: Subject, *, quiet: bool) -> None:
     known.add(probe)
     usual = loading_defaults(probe)
     own: dict[str, Any] = {"batch_size": subject.batch_size}
-    if subject.spec is not None:
+    if subject.spec is not None and not (subject.images and subject.images.one_part):
         own |= {"split": subject.spec.split, "samples": subject.spec.samples}
     other = ", ".join(f"{name}={usual[name]!r}" for name in sorted(own) if own[name] != usual[name])
     hint = f"; landscape {probe} by itself takes {other}" if other else ""

@@ -229,7 +229,7 @@ def measure_units(
     if executor is None:
         yield from zip(units, sweep(probe, subject, units), strict=True)
         return
-    if subject.spec is None:
+    if subject.spec is None or not subject.reloadable:
         raise ValueError(
             "workers load the subject by themselves and cannot load a model built in Python; "
             "give a checkpoint with --model file.py:callable, or use one worker"

@@ -95,6 +95,10 @@ def test_a_module_made_in_python_is_measured(out: Path) -> None:
         losses = [subject.loss(i).item() for i in range(2)]
     assert data["loss"].sel(x=0, y=0).item() == pytest.approx(np.mean(losses), rel=1e-6)
     assert data.attrs["label"] == "linear"
+    assert data.attrs["protocol"].startswith("digits test, 16 samples, batch size 8")
+    subject = landscape.load(model, data="digits", split="train", **FEW)
+    data = landscape.measure("surface", subject, out=None, resolution=3)
+    assert data.attrs["protocol"].startswith("digits train, 16 samples, batch size 8")  # before, it said test
 
 
 def test_a_finished_run_returns_without_measuring(final: Path, out: Path) -> None:

@@ -1,6 +1,8 @@
-"""Progress: the rate that a running probe prints."""
+"""Progress: the rate that a running probe prints, and the bar."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,3 +21,20 @@ def test_set_up_before_the_first_unit_does_not_count_in_the_rate(
         "surface 1/41, 2 %",
         "surface 21/41, 51 %, 0.5/s, about 40 s left",
     ]
+
+
+@pytest.mark.parametrize("place", ["terminal", "notebook", "file", "quiet terminal"])
+def test_in_python_a_bar_appears_after_a_second_where_it_can_be_seen(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter([0.0, 0.9, 1.1, 60.0])
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: place.endswith("terminal"))
+    monkeypatch.setattr(progress, "in_notebook", lambda: place == "notebook")
+    shown = place in ("terminal", "notebook")
+    with progress.Progress("hessian", quiet=place.startswith("quiet"), after=1.0, lines=False) as report:
+        report(1, 4)
+        assert report._bar is None
+        report(2, 4)
+        assert (report._bar is not None) == shown
+        report(4, 4)

@@ -97,7 +97,7 @@ def load_spec(spec: Spec, *, module: nn.Module | None = None, label: str = "") -
         losses=losses_of(spec.loss),
         weight_decay=spec.weight_decay,
         label=label or (label_of(stored.path) if stored else spec.model.rpartition("/")[2] or "model"),
-        spec=None if module is not None else spec,
+        spec=spec,
         checkpoint=stored,
         seed=spec.seed,
         loss_name=spec.loss,

@@ -28,7 +28,7 @@ class Subject:
     losses: Callable[[Tensor, Tensor], Tensor] = cross_entropy  # `(outputs, targets) -> (N,)`, the data term per sample
     weight_decay: float = 0.0  # see `objective`
     label: str = "model"  # readable name
-    spec: Spec | None = None  # how to load it again; None for a module made in Python
+    spec: Spec | None = None  # how it was loaded; None for a subject made in Python
     checkpoint: Checkpoint | None = None  # what the checkpoint file holds beside the weights
     seed: int = 0
     loss_name: str = ""  # the name that `losses` was loaded by; "" for a function made in Python
@@ -59,6 +59,11 @@ class Subject:
     def batch_size(self) -> int:
         """Samples per mini-batch; the last one may have fewer."""
         return self.batches.batch_size if isinstance(self.batches, Batches) else len(self.batches[0][1])
+
+    @property
+    def reloadable(self) -> bool:
+        """Whether its spec suffices to load it again, in another process say; a module made in Python cannot be."""
+        return self.spec is not None and (self.spec.checkpoint is not None or bool(self.spec.model))
 
     @property
     def meaning(self) -> Meaning:
