@@ -31,9 +31,11 @@ class Commands(TyperGroup):
     """List probes from their table; only the one that is called is imported, for its options."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        for option, value in pairwise(args):
-            if option == "--model" and value.startswith("hf:"):
-                folder_of(value.removeprefix("hf:"))  # fails for a missing folder before torch is imported
+        models = [value for option, value in pairwise(args) if option == "--model"]
+        models += [word.removeprefix("--model=") for word in args if word.startswith("--model=")]
+        for model in models:
+            if model.startswith("hf:"):
+                folder_of(model.removeprefix("hf:"))  # fails for a missing folder before torch is imported
         if args and args[0] in MEASURING:
             single = typer.Typer(add_completion=False)
             _add_probe(single, args[0], command_of(args[0]))

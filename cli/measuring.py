@@ -180,5 +180,8 @@ def _measure(
         place, headline = f"{outcome.group} in {out}", headlines.headline(out, outcome.group)
         if outcome.measured == 0:
             say(f"already measured: {place}; --overwrite measures again. {headline}", quiet=quiet)
+        elif kept := outcome.units - outcome.measured:
+            said = f"{outcome.units:,} units complete, {outcome.measured:,} measured now in {took}"
+            say(f"{place}: {said}, {kept:,} kept from before. {headline}", quiet=quiet)
         else:
-            say(f"{place}: {outcome.measured} of {outcome.units} units in {took}. {headline}", quiet=quiet)
+            say(f"{place}: {outcome.units} of {outcome.units} units in {took}. {headline}", quiet=quiet)

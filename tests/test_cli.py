@@ -28,6 +28,7 @@ from landscape.cli.main import exit_code
 from landscape.cli.text_table import text_table
 from landscape.probes import PROBES
 from landscape.results import reader
+from landscape.results.run_key import Outcome
 from landscape.subject.spec import Spec
 
 Command = Callable[..., tuple[int, str, str]]
@@ -379,6 +380,23 @@ def test_without_an_accuracy_headline_and_figure_are_of_the_loss(command: Comman
     code, _, err = command("plot", out, "--out", tmp_path / "figures")
     assert (code, (tmp_path / "figures" / f"{probe}.png").exists()) == (0, True)
     assert "no figure of" not in err
+
+
+def test_a_resumed_run_counts_as_complete(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("variance", "--samples", "16", "--out", tmp_path / "r.h5")
+    assert "1 of 1 units in" in command(*words)[2]
+    ((group, _),) = reader.groups(tmp_path / "r.h5")
+    monkeypatch.setattr("landscape.run.run", lambda *_, **__: Outcome(group, 1681, 1079))
+    assert "1,681 units complete, 1,079 measured now in 0 s, 602 kept from before" in command(*words)[2]
+
+
+@pytest.mark.parametrize("words", [("--model", "hf:nowhere"), ("--model=hf:nowhere",)])
+def test_a_missing_folder_of_a_model_is_found_before_anything_is_imported(
+    command: Command, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("landscape.cli.main.command_of", lambda _: pytest.fail("imported"))
+    code, _, err = command("hessian", *words)
+    assert (code, one_line(err), "no such folder" in err) == (1, True, True)
 
 
 def test_files_that_are_not_checkpoints_are_rejected(command: Command, tmp_path: Path) -> None:

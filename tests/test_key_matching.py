@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from landscape.checkpoints.checkpoint import Checkpoint
 from landscape.checkpoints.key_matching import match_keys
 from landscape.checkpoints.state_dict_loading import load_into
+from landscape.models.providers import advice
 
 BODY = ["stem.weight", "blocks.0.weight", "blocks.0.bias", "blocks.1.weight", "blocks.1.bias"]
 MODEL = [*BODY, "fc.weight", "fc.bias"]
@@ -145,6 +146,23 @@ def test_missing_weights_stay_as_initialised_and_are_reported() -> None:
     assert torch.equal(now["0.weight"], other["0.weight"])
     for name in ("2.weight", "2.bias"):
         assert torch.equal(now[name], before[name])
+
+
+def test_another_shape_names_the_arguments_of_this_kind_of_model(tmp_path: Path) -> None:
+    (path := tmp_path / "mine.py").write_text("def net(width, depth=2): ...\ndef fixed(): ...")
+    for spec, classes, said in (
+        ("resnet18", 7, "give --model-arg classes=7"),
+        ("timm:vit_tiny_patch16_224", 7, "give --model-arg num_classes=7"),
+        ("timm:vit_tiny_patch16_224", None, "such as --model-arg img_size=32"),
+        ("hf:folder", 7, "give --model-arg num_labels=7"),
+        (f"{path}:net", 7, "takes --model-arg width=VALUE and depth=VALUE"),
+        (f"{path}:fixed", None, "takes no arguments: give the function"),
+    ):
+        assert said in advice(spec, classes)
+    model = nn.ModuleDict({"body": network(), "head": nn.Linear(2, 2)})
+    given = {name: torch.zeros(5, 2) if name == "head.weight" else value for name, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match=r"head\.weight is \(5, 2\) in the file and \(2, 2\).*; 5 classes, or leave"):
+        load_into(model, stored(given), advice=lambda classes: f"{classes} classes")
 
 
 def test_where_nothing_fits_nothing_is_allowed() -> None:

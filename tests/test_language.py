@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import landscape
 from landscape.data import load as load_data
 from landscape.layers.discovery import discover
+from landscape.layers.selection import remarks
 from landscape.models import providers
 from landscape.models.providers import ModelRequest
 from landscape.options import OptionError
@@ -229,6 +230,8 @@ def test_its_layers_are_listed_without_data(folder: Path) -> None:
     example = loading.example(model, size)
     assert example.shape == (2, CONTEXT)
     if folder.name.startswith("GPT2"):
+        assert not any(layer.grid_unknown for layer in discover(model, example))  # tokens of a text have no grid
+        assert remarks(discover(model, example)) == []
         assert [layer.kind for layer in discover(model, example) if layer.kind == "msa"] == ["msa"]
 
 

@@ -45,6 +45,19 @@ def transformers() -> Any:
     return pytest.importorskip("transformers")
 
 
+def test_a_name_of_a_library_is_recognised_without_its_prefix(timm: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    for name, hint in (
+        ("vit_tiny_patch16_224", "give --model timm:vit_tiny_patch16_224"),
+        ("squeezenet1_0", "give --model torchvision:squeezenet1_0"),
+        (str(tmp_path), f"give --model hf:{tmp_path}"),
+        ("maker/none", "of libraries: timm:NAME, torchvision:NAME, hf:FOLDER"),
+        ("vit_dmo", "similar names: vit_demo, .*; of libraries: timm:NAME"),
+    ):
+        with pytest.raises(ValueError, match=hint):
+            landscape.load(None, model=name, data="digits", samples=4)
+
+
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
     """Two classes of two oblong pictures."""

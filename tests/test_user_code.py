@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from landscape.checkpoints.user_code import import_callable, spec_sha256
+from landscape.checkpoints.user_code import import_callable, refuse_file_alone, spec_sha256
 from landscape.data import Batches, load
 from landscape.data.sampling import balanced
 
@@ -163,6 +163,24 @@ def test_specs_name_callables_of_files_and_modules(script: Callable[[str], str],
     assert import_callable(f"{path}:f")() == 2  # an edited file is loaded anew
     assert spec_sha256(f"{path}:f") != digest
     assert spec_sha256("collections:OrderedDict") is None
+
+
+def test_a_file_without_a_callable_names_those_it_defines_and_does_not_run(tmp_path: Path) -> None:
+    (path := tmp_path / "mine.py").write_text("1 / 0\nclass Net: ...\ndef my_data(): ...\ndef _hidden(): ...\n")
+    for value in (str(path), f"{path}:"):
+        with pytest.raises(ValueError, match=r"it defines Net, my_data: give --data .*mine\.py:my_data"):
+            refuse_file_alone("data", value)
+    with pytest.raises(ValueError, match=r"it defines Net, my_data: give --loss .*mine\.py:NAME"):
+        refuse_file_alone("loss", str(path))
+    path.write_text("x = 1")
+    with pytest.raises(ValueError, match="it defines no function or class"):
+        refuse_file_alone("data", str(path))
+    path.write_text("def f(:")
+    with pytest.raises(ValueError, match="not readable as Python"):
+        refuse_file_alone("data", str(path))
+    with pytest.raises(FileNotFoundError, match=r"--data none\.py: there is no file none\.py"):
+        load("none.py")
+    refuse_file_alone("data", "digits")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -17,13 +17,19 @@ T = TypeVar("T")
 
 
 def load_into(
-    model: nn.Module, checkpoint: Checkpoint, *, allow_missing: bool = False, logits: bool = True
+    model: nn.Module,
+    checkpoint: Checkpoint,
+    *,
+    allow_missing: bool = False,
+    logits: bool = True,
+    advice: Callable[[int | None], str] | None = None,
 ) -> Checkpoint:
     """Copy the weights of a checkpoint into a model, whatever wrappers and prefixes are in their names.
 
     With `allow_missing`, weights that are missing, or have another shape, are left as initialised; without `logits`,
     when the model's outputs are not used, its classifier may be missing too. The checkpoint is returned with `taken`
-    extended by the prefix that was removed, what was dropped and what is missing.
+    extended by the prefix that was removed, what was dropped and what is missing. `advice` says how to build a model
+    with other shapes, given the file's number of classes where it is the classifier that differs.
 
     Raises:
         ValueError: keys are missing or unexpected, or shapes differ; lists the first few of each, and the prefix with
@@ -48,10 +54,12 @@ def load_into(
         raise ValueError(f"{checkpoint.path} does not fit the model: {_mismatch(found, len(wanted))}")
     for name in differing:
         if not may_miss(name):
+            there, here = tuple(given[found.names[name]].shape), tuple(wanted[name].shape)
+            classes = there[0] if is_head(name) and there[1:] == here[1:] else None
+            what = advice(classes) if advice else "give the model of this file with --model"
             raise ValueError(
-                f"{checkpoint.path} does not fit the model: {name} is {tuple(given[found.names[name]].shape)} in the "
-                f"file and {tuple(wanted[name].shape)} in the model; check --model-arg (classes, image_size), or leave "
-                "such weights as initialised with --allow-missing"
+                f"{checkpoint.path} does not fit the model: {name} is {there} in the file and {here} in the model; "
+                f"{what}, or leave such weights as initialised with --allow-missing"
             )
     for name, own in found.names.items():
         if wanted[name].is_floating_point() and not given[own].is_floating_point():

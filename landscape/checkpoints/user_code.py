@@ -6,6 +6,7 @@ show whether it draws, and can be seeded while it runs.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import hashlib
 import importlib
@@ -60,6 +61,27 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, bool]:
         return {}
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {p.name: p.default is inspect.Parameter.empty for p in parameters if p.kind in named}
+
+
+def refuse_file_alone(option: str, value: str) -> None:
+    """Reject `file.py` without a callable, and name those that the file defines, without running it.
+
+    Raises:
+        FileNotFoundError: there is no such file; ValueError: it names no callable.
+    """
+    place = value.rstrip(":")
+    if not place.endswith(".py"):
+        return
+    kinds = ast.FunctionDef | ast.ClassDef
+    try:
+        tree = ast.parse(_file(f"--{option} {value}", place).read_bytes())
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"--{option} {place} is not readable as Python ({error}); correct it") from None
+    names = [node.name for node in tree.body if isinstance(node, kinds) and not node.name.startswith("_")]
+    near = difflib.get_close_matches(option, names, 1, 0.5) or (names if len(names) == 1 else ["NAME"])
+    shown = ", ".join([*names[:8], *(["..."] if len(names) > 8 else [])])
+    defines = f"it defines {shown}" if names else "it defines no function or class"
+    raise ValueError(f"--{option} {value} names no callable; {defines}: give --{option} {place}:{near[0]}")
 
 
 def guarded(what: str, function: Callable[[], Any]) -> Any:

@@ -11,6 +11,7 @@ from typing import get_args
 
 import torch
 
+from landscape.checkpoints.user_code import refuse_file_alone
 from landscape.data import cifar, cifar_c, digits, image_folder, numpy_files, parquet, tokens, torch_dataset
 from landscape.data.augment import Augmentation
 from landscape.data.dataset import Batches, Images, resized
@@ -104,6 +105,7 @@ def _load(
         return parquet.load(name, split=split, samples=samples, image_size=image_size, resize=resize)
     if path.is_dir():
         return image_folder.load(name, split=split, samples=samples, image_size=image_size, resize=resize)
+    refuse_file_alone("data", name)
     if ":" in name:
         return torch_dataset.load(name, split=split, samples=samples, image_size=image_size, resize=resize)
     if path.is_file():

@@ -87,7 +87,8 @@ def _residual_layer(flow: Flow, residual: Residual) -> Layer:
 def layer_at(flow: Flow, node: Node, tap: Tap, kind: Kind, name: str, *, linear: bool) -> Layer:
     """The layer of a recorded tensor, as yet without stage, depth and branch."""
     layout, grid, prefix = layout_of(flow, node, linear)
-    return Layer(name, kind, 0, 0.0, False, tap, flow.shapes[node][1:], layout, grid, prefix)
+    shape, images = flow.shapes[node][1:], len(flow.shapes[0]) == 4
+    return Layer(name, kind, 0, 0.0, False, tap, shape, layout, grid, prefix, of_images=images)
 
 
 def attention_of(flow: Flow, inside: Sequence[int], grid: Grid, prefix: int) -> AttentionCall | None:

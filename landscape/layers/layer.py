@@ -65,6 +65,9 @@ class Layer:
     branch: Branch | None = None  # the residual branch, where there is one
     attention: AttentionCall | None = None  # the attention call of its branch, where there is one
     rows_per_image: int = 1  # rows of the tensor's first axis per image: above 1 where windows share that axis
+    of_images: bool = (
+        True  # whether the model's inputs are images (N, C, H, W), so that positions are those of an image
+    )
 
     @property
     def spatial(self) -> bool:
@@ -74,7 +77,7 @@ class Layer:
     @property
     def grid_unknown(self) -> bool:
         """Whether it has tokens or positions whose place in the image is unknown."""
-        return len(self.shape) > 1 and not self.spatial
+        return self.of_images and len(self.shape) > 1 and not self.spatial
 
     @property
     def channels(self) -> int:

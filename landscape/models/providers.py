@@ -8,17 +8,23 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from landscape.checkpoints import raw_files
 from landscape.checkpoints.huggingface_cache import folder_of
-from landscape.checkpoints.user_code import guarded, import_callable, spec_sha256
+from landscape.checkpoints.user_code import guarded, import_callable, parameters_of, spec_sha256
 from landscape.data.preprocessing import Crop, Preprocessing, Resize
 from landscape.models import SIZES, huggingface
 from landscape.models.libraries import MISMATCH, library
 
+# Arguments of a source's networks: the number of classes, and the side of the images.
+ARGUMENTS: Mapping[str, tuple[str, str]] = {
+    "": ("classes", "image_size"), "timm": ("num_classes", "img_size"), "torchvision": ("num_classes", "image_size"),
+    "hf": ("num_labels", "image_size"),
+}  # fmt: skip
 AS_BUILT = "as built"  # the origin of weights that no file provides
 
 
@@ -114,6 +120,35 @@ def of_architecture(name: str) -> str:
         return f"torchvision:{name}" if name in models.list_models(module=models) else ""
     except ValueError:
         return ""
+
+
+def spec_of(name: str) -> str:
+    """The spec that a name lacks the source of: `timm:NAME`, `torchvision:NAME` or `hf:FOLDER`; "" if none knows it."""
+    if (Path(name).expanduser() / "config.json").is_file():
+        return f"hf:{name}"
+    if "/" in name:
+        try:
+            return f"hf:{name}" if folder_of(name) else ""
+        except (OSError, ValueError):
+            return ""
+    return of_architecture(name)
+
+
+def advice(spec: str, classes: int | None) -> str:
+    """What to do where a file's weights have other shapes than the model: the arguments that its sizes follow from.
+
+    `classes` is the number of classes of the file, if it is the classifier that differs.
+    """
+    source = ModelRequest(spec).source
+    if ":" in spec and not source:
+        names = list(parameters_of(import_callable(spec)))
+        if not names:
+            return f"{spec} takes no arguments: give the function that builds this network with --model"
+        return f"{spec} takes --model-arg {' and '.join(f'{name}=VALUE' for name in names)}"
+    of_classes, of_size = ARGUMENTS[source]
+    if classes:
+        return f"give --model-arg {of_classes}={classes}"
+    return f"give the arguments that it was built with, such as --model-arg {of_size}=32"
 
 
 def _timm(wanted: ModelRequest) -> nn.Module:

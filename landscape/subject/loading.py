@@ -20,6 +20,7 @@ from landscape.checkpoints.state_dict_loading import load_into
 from landscape.checkpoints.user_code import kept_rng
 from landscape.data.augment import Augmentation
 from landscape.data.dataset import Batches, Images
+from landscape.models import providers
 from landscape.options import OptionError, did_you_mean
 from landscape.subject.checks import refuse_batch_size, refuse_misfit, vocabulary_size
 from landscape.subject.device import device as device_of
@@ -207,7 +208,8 @@ def _model(spec: Spec, stored: Checkpoint, images: Images | None) -> tuple[nn.Mo
     """The model with a checkpoint's weights, and the checkpoint, which then also says how its weights were taken."""
     model = build(spec, stored, images)
     if model is not stored.module:
-        stored = load_into(model, stored, allow_missing=spec.allow_missing, logits=spec.logits)
+        advice = partial(providers.advice, spec.model or stored.model)
+        stored = load_into(model, stored, allow_missing=spec.allow_missing, logits=spec.logits, advice=advice)
     return model, stored
 
 

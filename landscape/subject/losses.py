@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from landscape.checkpoints.user_code import import_callable
+from landscape.checkpoints.user_code import import_callable, refuse_file_alone
 from landscape.options import invalid
 from landscape.probe import Quantity
 
@@ -125,6 +125,7 @@ def losses_of(spec: str) -> Losses:
         return cross_entropy
     if spec in NAMES:
         return NAMES[spec]
+    refuse_file_alone("loss", spec)
     if ":" not in spec:
         raise invalid("loss", spec, f"{', '.join(NAMES)}, or file.py:callable")
     function = import_callable(spec)

@@ -11,6 +11,7 @@ from torch import nn
 from landscape import models
 from landscape.checkpoints.checkpoint import Checkpoint
 from landscape.checkpoints.state_dict_loading import with_model_keys
+from landscape.checkpoints.user_code import refuse_file_alone
 from landscape.data.dataset import Images
 from landscape.models import providers
 from landscape.models.providers import ModelRequest
@@ -71,8 +72,14 @@ def _built(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.M
             held, what = sum(tensor.numel() for tensor in stored.state_dict.values()), f"a {name}"
             refuse_oversized(str(stored.path), what, described, held, expansion=EXPANSION, slack=SLACK, unit="numbers")
         return models.build(name, **arguments)
+    refuse_file_alone("model", name)
     if ":" not in name:
-        models.build(name, classes=10, image_size=32)  # raises with the near names
+        if source := providers.spec_of(name):
+            raise ValueError(f"no model of ours is named {name!r}; give --model {source}")
+        try:
+            models.build(name, classes=10, image_size=32)  # raises with the near names
+        except ValueError as error:
+            raise ValueError(f"{error}; of libraries: timm:NAME, torchvision:NAME, hf:FOLDER") from None
     wanted = ModelRequest(name, arguments, images.classes if images else None, spec.image_size, weights=stored is None)
     module = providers.build(wanted)
     classes = _classes_in(stored, module) if stored and wanted.source else None
