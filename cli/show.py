@@ -21,7 +21,7 @@ def show(
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     debug: Debug = False,
 ) -> None:
-    """Show what a checkpoint or a results file holds."""
+    """Show what a checkpoint or a results file holds, without loading it; `evaluate` and `layers` load a checkpoint."""
     from landscape.checkpoints import raw_files
 
     if not file.exists():

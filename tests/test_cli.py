@@ -399,6 +399,30 @@ def test_a_missing_folder_of_a_model_is_found_before_anything_is_imported(
     assert (code, one_line(err), "no such folder" in err) == (1, True, True)
 
 
+RECURRENT = """
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(5, 6, batch_first=True), nn.Linear(6, 3)
+    def forward(self, x): return self.head(self.lstm(x)[0][:, -1])
+def data(): return torch.zeros(8, 7, 5), torch.arange(8) % 3
+"""
+
+
+def test_layers_of_a_network_without_images_come_from_its_data(command: Command, tmp_path: Path) -> None:
+    (mine := tmp_path / "mine.py").write_text(RECURRENT)
+    words = ("layers", "--model", f"{mine}:Net", "--layers", "lstm")
+    code, out, err = command(*words)
+    assert (code, out, one_line(err)) == (1, "", True)
+    assert "does not accept inputs of shape (3, 224, 224)" in err
+    assert "give --data, whose first inputs are then used" in err
+    code, out, err = command(*words, "--data", f"{mine}:data", "--samples", "all", "--split", "train", "--json")
+    assert code == 0
+    assert [row["shape"] for row in json.loads(out)] == ["7 x 6"]
+
+
 def test_files_that_are_not_checkpoints_are_rejected(command: Command, tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> tuple[object, tuple[str]]:

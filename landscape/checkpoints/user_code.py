@@ -89,8 +89,13 @@ def guarded(what: str, function: Callable[[], Any]) -> Any:
     try:
         return function()
     except (Exception, SystemExit) as error:  # SystemExit: a script that parses the command line
-        first = next(iter(str(error).strip().splitlines()), "")
-        raise ValueError(f"{what} failed with {type(error).__name__}: {first}") from error
+        reason = str(error).strip() and f": {first_line(error)}"
+        raise ValueError(f"{what} failed with {type(error).__name__}{reason}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type if it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def spec_sha256(spec: str) -> str | None:
