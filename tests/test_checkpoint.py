@@ -475,3 +475,17 @@ def test_the_newest_final_is_found_below_a_folder(tmp_path: Path) -> None:
 )
 def test_labels_follow_from_paths(path: str, label: str) -> None:
     assert label_of(Path(path)) == label
+
+
+def test_t7_is_a_file_of_torch_save_or_named_as_one_of_lua(tmp_path: Path) -> None:
+    for old in (False, True):
+        torch.save(
+            {"net": {"weight": torch.ones(2)}, "epoch": 3}, tmp_path / "w.t7", _use_new_zipfile_serialization=not old
+        )
+        assert read_checkpoint(tmp_path / "w.t7").epoch == 3
+    for content in (b"\x04\0\0\0\x01\0\0\0\x03\0\0\0V 1" * 9, b"4\n1\n3\nV 1\n13\nnn.Sequential\n"):
+        (tmp_path / "lua.t7").write_bytes(content)
+        with pytest.raises(
+            ValueError, match=r"lua.t7 is not a readable checkpoint \(a .t7 that torch.save did not write"
+        ):
+            read_checkpoint(tmp_path / "lua.t7")

@@ -83,6 +83,8 @@ def format_of(path: Path) -> FileFormat:
         start = stream.read(HEADER + 1)
     if start.startswith(b"\x89HDF"):
         raise unreadable(path, "it is an HDF5 file: a results file, or weights of another framework")
+    if path.suffix == ".t7" and not start.startswith((b"PK", b"\x80")):
+        raise unreadable(path, "a .t7 that torch.save did not write, as Lua Torch does; convert it, e.g. by torchfile")
     evidence = Evidence(path, start)
     kind = next((kind for kind in FORMATS if kind.detect(evidence)), None)
     if kind is None:

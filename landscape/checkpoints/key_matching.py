@@ -95,6 +95,14 @@ def match_keys(names: Iterable[str], wanted: Collection[str], weights: str = "ra
     )
 
 
+def bare_names(names: Iterable[str], found: KeyMatch) -> dict[str, str]:
+    """The names of a file without wrappers and the matched prefix -> the file's own."""
+    own = list(names)
+    plain = _unwrapped(own)
+    plain = plain if len(plain) == len(own) else {name: name for name in own}
+    return {found.added + name.removeprefix(found.prefix): name_in_file for name, name_in_file in plain.items()}
+
+
 def is_head(name: str) -> bool:
     """Whether a weight belongs to a classifier, by its name."""
     return any(part in HEADS for part in name.split(".")[:2])

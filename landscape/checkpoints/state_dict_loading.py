@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from landscape.checkpoints.checkpoint import Checkpoint
 from landscape.checkpoints.key_matching import KeyMatch, grouped, is_head, listed, match_keys
+from landscape.checkpoints.timm_keys import RENAMED, renamed_by_timm
 from landscape.checkpoints.transformers_keys import is_transformers_model, read_by_transformers
 
 T = TypeVar("T")
@@ -40,6 +41,9 @@ def load_into(
     if (found.missing or found.unexpected) and checkpoint.path.is_dir() and is_transformers_model(model):
         given = read_by_transformers(model, checkpoint.path)
         found = match_keys(given, wanted)
+    if found.missing and (renamed := renamed_by_timm(model, given)) is not None:
+        given, found = renamed, match_keys(renamed, wanted, checkpoint.weights)
+        checkpoint = replace(checkpoint, taken=f"{checkpoint.taken}, {RENAMED}")
     tied = _tied(wanted)
     missing = [name for name in found.missing if not tied[name] & found.names.keys()]
     found = replace(found, missing=tuple(missing))

@@ -17,6 +17,7 @@ from landscape.checkpoints import folders
 from landscape.checkpoints.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
 from landscape.checkpoints.file_names import label_of
 from landscape.checkpoints.state_dict_loading import load_into
+from landscape.checkpoints.timm_keys import renamed_by_timm
 from landscape.checkpoints.user_code import kept_rng
 from landscape.data.augment import Augmentation
 from landscape.data.dataset import Batches, Images
@@ -127,7 +128,8 @@ def with_checkpoint(subject: Subject, path: Path) -> Subject:
 def read_beside(subject: Subject, path: Path) -> Checkpoint:
     """Another checkpoint, or the one that a run's folder stands for, read with the loading options of a subject."""
     options = reading_options(subject)
-    return read_checkpoint(folders.checkpoint_of(path, **options), **options)
+    stored = read_checkpoint(folders.checkpoint_of(path, **options), **options)
+    return replace(stored, state_dict=renamed_by_timm(subject.model, stored.state_dict) or stored.state_dict)
 
 
 def reading_options(subject: Subject) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torch import nn
 from landscape import models
 from landscape.checkpoints.checkpoint import Checkpoint
 from landscape.checkpoints.state_dict_loading import with_model_keys
+from landscape.checkpoints.timm_keys import renamed_by_timm
 from landscape.checkpoints.user_code import refuse_file_alone
 from landscape.data.dataset import Images
 from landscape.models import providers
@@ -98,7 +99,7 @@ def _native_name(stored: Checkpoint | None) -> str:
 def _classes_in(stored: Checkpoint, module: nn.Module) -> int | None:
     """The number of classes of a file whose tensors differ from the module's only in the number of rows, else None."""
     own = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    fitted = with_model_keys(stored.state_dict, set(own))
+    fitted = with_model_keys(renamed_by_timm(module, stored.state_dict) or stored.state_dict, set(own))
     pairs = {(tuple(fitted[name].shape), shape) for name, shape in own.items() if name in fitted}
     differing = [(there, here) for there, here in pairs if there != here]
     rows = {there[:1] for there, _ in differing}
