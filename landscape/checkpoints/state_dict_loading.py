@@ -36,14 +36,8 @@ def load_into(
         ValueError: keys are missing or unexpected, or shapes differ; lists the first few of each, and the prefix with
             which most match. With `allow_missing`: none matches.
     """
-    wanted, given = model.state_dict(), checkpoint.state_dict
-    found = match_keys(given, wanted, checkpoint.weights)
-    if (found.missing or found.unexpected) and checkpoint.path.is_dir() and is_transformers_model(model):
-        given = read_by_transformers(model, checkpoint.path)
-        found = match_keys(given, wanted)
-    if found.missing and (renamed := renamed_by_timm(model, given)) is not None:
-        given, found = renamed, match_keys(renamed, wanted, checkpoint.weights)
-        checkpoint = replace(checkpoint, taken=f"{checkpoint.taken}, {RENAMED}")
+    wanted = model.state_dict()
+    given, found, renamed = _matched(model, wanted, checkpoint)
     tied = _tied(wanted)
     missing = [name for name in found.missing if not tied[name] & found.names.keys()]
     found = replace(found, missing=tuple(missing))
@@ -76,8 +70,22 @@ def load_into(
     if not found.names:
         raise ValueError(f"{checkpoint.path} has none of the model's {len(wanted)} weights; give another --model")
     model.load_state_dict({name: given[own] for name, own in found.names.items()}, strict=False)
-    taken = ", ".join(filter(None, (checkpoint.taken, found.words)))
+    taken = ", ".join(filter(None, (checkpoint.taken, renamed, found.words)))
     return replace(checkpoint, taken=taken, missing=found.missing)
+
+
+def _matched(
+    model: nn.Module, wanted: Mapping[str, Tensor], checkpoint: Checkpoint
+) -> tuple[Mapping[str, Tensor], KeyMatch, str]:
+    """The tensors, under the installed library's names where it knows how, their match, and words for the renaming."""
+    given: Mapping[str, Tensor] = checkpoint.state_dict
+    found = match_keys(given, wanted, checkpoint.weights)
+    if (found.missing or found.unexpected) and checkpoint.path.is_dir() and is_transformers_model(model):
+        given = read_by_transformers(model, checkpoint.path)
+        return given, match_keys(given, wanted), ""
+    if found.missing and (renamed := renamed_by_timm(model, given)) is not None:
+        return renamed, match_keys(renamed, wanted, checkpoint.weights), RENAMED
+    return given, found, ""
 
 
 def _tied(weights: Mapping[str, Tensor]) -> dict[str, set[str]]:

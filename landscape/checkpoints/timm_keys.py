@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -40,5 +41,5 @@ def renamed_by_timm(model: nn.Module, state_dict: Mapping[str, Tensor]) -> dict[
     return renamed
 
 
-def _filter_of(module: str) -> object:
+def _filter_of(module: str) -> Any:
     return getattr(sys.modules.get(module), "checkpoint_filter_fn", None) if module.startswith("timm.models.") else None
