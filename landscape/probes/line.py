@@ -22,6 +22,7 @@ from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space.coordinates import ticks
 from landscape.weight_space.directions import POSITIONS, Normalize
 from landscape.weight_space.lines import ModelOnLine, StraightLine, lines_of
+from landscape.weight_space.weight_uses import not_moved
 from landscape.weight_space.weights_in_place import OWN, RunningStatistics
 
 _log = logging.getLogger(__name__)
@@ -130,7 +131,12 @@ class Line(Probe):
                 **(barriers if pair else {}),
             },
             about={"direction": Quantity("direction"), "t": Quantity("position on the line", lines[0].units)},
-            facts={"along": lines[0].kind, "statistics": str(statistics)},
+            facts={
+                "along": lines[0].kind,
+                "statistics": str(statistics),
+                **({"filters": lines[0].filters} if lines[0].filters else {}),
+                "not_moved": not_moved(subject, [line.direction for line in lines]),
+            },
         )
 
     def measure(self, subject: Subject, unit: Unit) -> Values:

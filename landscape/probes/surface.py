@@ -28,6 +28,7 @@ from landscape.weight_space.directions import POSITIONS, Normalize
 from landscape.weight_space.forward_mode import REFERENCE, ExecutionMode, MemoryFormat, Precision, is_control_point
 from landscape.weight_space.plane_evaluator import L2Definition, PlaneEvaluator, path_labels, quantities
 from landscape.weight_space.planes import Plane, plane_of
+from landscape.weight_space.weight_uses import not_moved
 from landscape.weight_space.weights_in_place import RunningStatistics
 
 _log = logging.getLogger(__name__)
@@ -182,7 +183,12 @@ class Surface(Probe):
                 "minimum": Quantity("local minimum, the most persistent first"),
                 "snapshot": Quantity("snapshot of the run"),
             },
-            facts={"l2_definition": self.l2_definition, **plane.facts, "statistics": str(statistics)},
+            facts={
+                "l2_definition": self.l2_definition,
+                **plane.facts,
+                "statistics": str(statistics),
+                "not_moved": not_moved(subject, plane.directions),
+            },
         )
 
     def measure(self, subject: Subject, unit: Unit) -> Values:

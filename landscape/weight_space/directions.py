@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -19,23 +21,74 @@ FILTERS = 64  # normalised at once
 POSITIONS = r"pos(ition)?(al)?_?(emb|enc)|relative_position|rel_pos"
 
 
+@dataclass(frozen=True)
+class Filters:
+    """How the entries of a weight group into filters: a filter is all weights that feed one output unit.
+
+    The weight is viewed as `shape`, which splits an axis where only a part of it is summed over (the groups of a
+    transposed convolution). An output unit sums over the axes `summed`; each index of the others is one filter.
+    """
+
+    shape: tuple[int, ...]
+    summed: tuple[int, ...]
+
+    @classmethod
+    def along_rows(cls, shape: tuple[int, ...]) -> Filters:
+        """One filter per index of dim 0: linear layers, convolutions, tables of embeddings."""
+        return cls(tuple(shape), tuple(range(1, len(shape))))
+
+    @classmethod
+    def of_transposed_convolution(cls, shape: tuple[int, ...], groups: int = 1) -> Filters:
+        """One filter per output channel of a weight (in, out / groups, kernel ...)."""
+        kernel = range(2, len(shape))
+        if groups == 1:
+            return cls(tuple(shape), (0, *kernel))
+        return cls((groups, shape[0] // groups, *shape[1:]), (1, *(axis + 1 for axis in kernel)))
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The axes, those that number the filters first."""
+        return (*(axis for axis in range(len(self.shape)) if axis not in self.summed), *self.summed)
+
+    def rows(self, weight: Tensor) -> Tensor:
+        """The weight as (filters, entries): the same for every layout of the same layer."""
+        count = math.prod(size for axis, size in enumerate(self.shape) if axis not in self.summed)
+        return weight.reshape(self.shape).permute(self.order).reshape(count, -1)
+
+    def weight(self, rows: Tensor, like: Tensor) -> Tensor:
+        """The inverse of `rows`, in the shape of a weight."""
+        back = tuple(self.order.index(axis) for axis in range(len(self.shape)))
+        return rows.reshape([self.shape[axis] for axis in self.order]).permute(back).reshape(like.shape)
+
+
 def random_direction(
-    weights: Mapping[str, Tensor], *, seed: int, axis: int, normalize: Normalize = "filter", ignore: str = POSITIONS
+    weights: Mapping[str, Tensor],
+    *,
+    seed: int,
+    axis: int,
+    normalize: Normalize = "filter",
+    ignore: str = POSITIONS,
+    filters: Mapping[str, Filters] | None = None,
 ) -> dict[str, Tensor]:
     """A random direction for all parameters that move, name -> tensor like the weight.
 
     Every tensor is drawn on the CPU from its own generator, seeded by (seed, axis, name): the same on any device, in
     any order and in any split of the work. Parameters with fewer than two dimensions (biases, norm scales) and those
-    whose names match the regular expression `ignore` do not move and are left out.
+    whose names match the regular expression `ignore` do not move and are left out. `filters` names the weights whose
+    filters are not the slices along dim 0; with `normalize="filter"` these are drawn and normalised as rows of
+    filters, so that every layout of one layer gets the same direction.
 
     Raises:
         ValueError: no parameter moves.
     """
-    direction = {
-        name: normalised(standard_normal(weight, seed, axis, name), weight, normalize)
-        for name, weight in weights.items()
-        if weight.dim() >= 2 and not (ignore and re.search(ignore, name))
-    }
+    filters = filters if filters and normalize == "filter" else {}
+    direction = {}
+    for name, weight in weights.items():
+        if weight.dim() < 2 or (ignore and re.search(ignore, name)):
+            continue
+        rows = filters[name].rows(weight) if name in filters else weight
+        drawn = normalised(standard_normal(rows, seed, axis, name), rows, normalize)
+        direction[name] = filters[name].weight(drawn, weight) if name in filters else drawn
     if not direction:
         raise ValueError("no parameter with at least two dimensions is left to move; relax --ignore")
     return direction

@@ -26,6 +26,7 @@ from landscape.weight_space.coordinates import Span
 from landscape.weight_space.directions import Normalize, length_units, random_direction
 from landscape.weight_space.planes import directions_in, plane_of
 from landscape.weight_space.principal_axes import principal_axes
+from landscape.weight_space.weight_uses import weight_uses
 from landscape.weight_space.weights_in_place import FROZEN, RunningStatistics, WeightsInPlace
 
 Kind = Literal["random", "eigen", "checkpoints", "run", "file"]
@@ -41,6 +42,7 @@ class StraightLine:
     units: str  # what t = 1 means
     span: Span = (-1.0, 1.0)  # default range of t
     identity: Any = None  # what the line depends on beyond the subject's weights and data
+    filters: str = ""  # of a random direction, those that are not slices along dim 0, in words
     # parameters and floating-point buffers of the other checkpoint, on a line between two
     end: Mapping[str, Tensor] | None = None
 
@@ -100,10 +102,13 @@ def lines_of(
     """
     weights = {name: p.detach() for name, p in subject.parameters.items()}
     if along == "random":
-        units, lines = length_units(normalize), []
+        uses, units, lines = weight_uses(subject, normalize, ignore), length_units(normalize), []
         for k in range(seed, seed + count):
-            direction = random_direction(weights, seed=k, axis=0, normalize=normalize, ignore=ignore)
-            lines.append(StraightLine("random", f"random direction, seed {k}", direction, units, identity="random"))
+            direction = random_direction(
+                uses.movable(weights), seed=k, axis=0, normalize=normalize, ignore=ignore, filters=uses.filters
+            )
+            name, identity = f"random direction, seed {k}", uses.identity("random")
+            lines.append(StraightLine("random", name, direction, units, identity=identity, filters=uses.words))
         return lines
     if along == "eigen":
         plane = plane_of(subject, "eigen", normalize=normalize, ignore=ignore, seed=seed)

@@ -24,6 +24,7 @@ from landscape.weight_space.coordinates import Span, through_centre, through_che
 from landscape.weight_space.directions import Normalize, length_units, orthogonal_to, random_direction
 from landscape.weight_space.extreme_eigenvectors import extreme_eigenvectors, half_range
 from landscape.weight_space.principal_axes import principal_axes
+from landscape.weight_space.weight_uses import weight_uses
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +41,7 @@ class Plane:
     # coordinates of a run's snapshots, or of the checkpoints that span the plane, (2, snapshots)
     path: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
     path_names: tuple[str, ...] = ()  # epochs or files of these
+    filters: str = ""  # of random directions, those that are not slices along dim 0, in words
     # on a plane through checkpoints, tensors of the other two that no direction moves and that differ (batch norm's
     # statistics, frozen weights), by name; empty where all agree
     ends: tuple[Mapping[str, Tensor], ...] = ({}, {})
@@ -63,7 +65,8 @@ class Plane:
     def facts(self) -> dict[str, str | float]:
         """Short facts that are stored with a surface."""
         norm_x, norm_y = self.norms
-        return {"plane": self.kind, "cosine": self.cosine, "norm_x": norm_x, "norm_y": norm_y, **self.model}
+        filters = {"filters": self.filters} if self.filters else {}
+        return {"plane": self.kind, "cosine": self.cosine, "norm_x": norm_x, "norm_y": norm_y, **filters, **self.model}
 
     def default_ranges(self, grid: tuple[int, int]) -> tuple[Span, Span]:
         """Ranges of x and y with the checkpoints of a plane through three, or the centre of a run's, on the grid."""
@@ -85,12 +88,18 @@ def plane_of(
     """
     weights = {name: p.detach() for name, p in subject.parameters.items()}
     if kind == "random":
-        drawn = [random_direction(weights, seed=seed, axis=k, normalize=normalize, ignore=ignore) for k in (0, 1)]
-        first, second = drawn
+        uses = weight_uses(subject, normalize, ignore)
+        first, second = (
+            random_direction(
+                uses.movable(weights), seed=seed, axis=k, normalize=normalize, ignore=ignore, filters=uses.filters
+            )
+            for k in (0, 1)
+        )
         if orthogonal:
             second = orthogonal_to(first, second)
         names = "first random direction", "second random direction"
-        return Plane("random", (first, second), names, length_units(normalize), identity="random")
+        units = length_units(normalize)
+        return Plane("random", (first, second), names, units, identity=uses.identity("random"), filters=uses.words)
     if kind == "eigen":
         return _eigen_plane(subject, seed)
     if "," in kind:
