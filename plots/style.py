@@ -168,6 +168,8 @@ def protocol(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> str:
         text = str(data.attrs.get("protocol", "") or "protocol not stored")
         if statistics_differ and "statistics" in data.attrs:
             text += f", batch-norm statistics {data.attrs['statistics']}"
+        if len(results) == 1 and data.attrs.get("not_moved", "none") != "none":
+            text += f", not moved: {data.attrs['not_moved']}"
         labels.setdefault(escaped(text), []).append(look.label)
     if len(labels) == 1:
         return f"{next(iter(labels))}."

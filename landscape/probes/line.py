@@ -58,8 +58,13 @@ class Line(Probe):
     resolution: Annotated[int, "points per line; a checkpoint between two of them is added"] = 51
     range: Annotated[str, "R or LOW:HIGH; default 1, 0:1 between checkpoints, or set by the curvature or the run"] = ""
     directions: Annotated[int, "number of random directions, or of principal components of a run"] = 1
-    normalize: Annotated[Normalize, "normalisation of random directions; park2022: as published"] = "filter"
-    ignore: Annotated[str, "do not move parameters whose names match this regular expression"] = POSITIONS
+    normalize: Annotated[
+        Normalize, "normalisation of random directions; filter: per output unit; park2022: as published"
+    ] = "filter"
+    ignore: Annotated[
+        str,
+        "do not move parameters whose names match this regular expression; default: position tables, by name or use",
+    ] = POSITIONS
     bn: Annotated[
         str, "batch-norm statistics: frozen, interpolate, recalibrate:K; auto interpolates between checkpoints"
     ] = "auto"

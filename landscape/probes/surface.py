@@ -57,11 +57,16 @@ class Surface(Probe):
     range: Annotated[
         str, "R, LOW:HIGH or XLOW:XHIGH,YLOW:YHIGH; default 1, or set by the curvature, the run or the checkpoints"
     ] = ""
-    normalize: Annotated[Normalize, "normalisation of random directions; park2022: as published"] = "filter"
+    normalize: Annotated[
+        Normalize, "normalisation of random directions; filter: per output unit; park2022: as published"
+    ] = "filter"
     plane: Annotated[
         str, "random, eigen, A.pt,B.pt (through three checkpoints), RUN_DIR (its principal plane) or DIRECTIONS.h5"
     ] = "random"
-    ignore: Annotated[str, "do not move parameters whose names match this regular expression"] = POSITIONS
+    ignore: Annotated[
+        str,
+        "do not move parameters whose names match this regular expression; default: position tables, by name or use",
+    ] = POSITIONS
     bn: Annotated[
         str,
         "batch-norm statistics: frozen, interpolate, recalibrate:K mini-batches; auto interpolates between checkpoints",
