@@ -172,6 +172,14 @@ class _Program(nn.Module):
         return ((x + self.table) @ self.w).mean(1)
 
 
+def test_a_model_in_training_mode_is_rejected_before_a_pass_changes_it() -> None:
+    norm = nn.BatchNorm1d(5)
+    subject = Subject(nn.Sequential(norm, USES["x @ w"][0]).double(), batches_of((5, 6), (4,), 3))
+    with pytest.raises(ValueError, match="training mode"):
+        weight_uses(subject, "filter", POSITIONS)
+    assert norm.num_batches_tracked == 0
+
+
 def _gpt2() -> nn.Module:
     torchvision_models()
     transformers = pytest.importorskip("transformers", exc_type=ImportError)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape.checkpoints.user_code import fixed_rng
+from landscape.subject.checks import refuse_training
 from landscape.subject.outputs import outputs_of
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
@@ -144,8 +145,11 @@ def _by_type(module: nn.Module, name: str, shape: tuple[int, ...]) -> Iterator[F
 
 def _recorded(subject: Subject, parameters: Mapping[str, nn.Parameter]) -> PassRecorder:
     """A recorded forward pass of two samples, or of a mini-batch; without any use if the model cannot be recorded."""
-    whole = subject.batch(0)[0] if parameters else torch.empty(0)
-    for inputs in (whole[:2], whole) if parameters else ():  # an exported program may take one batch size alone
+    if not parameters:
+        return PassRecorder({}, ())
+    refuse_training(subject.model)  # the pass would change batch norm's statistics
+    whole = subject.batch(0)[0]
+    for inputs in (whole[:2], whole):  # an exported program may take one batch size alone
         recorder = PassRecorder(parameters, inputs)
         fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)  # its fused layer would hide the operations
