@@ -331,7 +331,11 @@ def test_the_split_reaches_a_function_of_the_user_and_one_part_is_called_so(comm
     assert losses[0] != losses[1]
     assert losses[2] == losses[3]
     stored = [data.attrs for _, data in reader.groups(out)]
-    assert sorted(json.loads(attributes["spec"])["split"] for attributes in stored) == ["one part", "test", "train"]
+    assert sorted(re.findall(r"mine.py:\w+ \(?(\w+)", "\n".join(str(a["protocol"]) for a in stored))) == [
+        "one",
+        "test",
+        "train",
+    ]
     (whole,) = (str(attributes["protocol"]) for attributes in stored if "whole" in str(attributes["data"]))
     assert "mine.py:whole (one part), 30 samples" in whole
 

@@ -244,6 +244,27 @@ def test_small_images_of_a_named_set_are_not_cropped_unless_asked(timm: Any) -> 
     np.testing.assert_array_equal(cropped.images.inputs[0], Resize("bicubic", 0.5).pixels(picture, 32))
 
 
+def test_a_crop_that_cuts_pictures_of_the_networks_own_size_is_a_warning(
+    timm: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for i, (folder, side) in enumerate([("small", 32), ("small", 32), ("large", 32), ("large", 40)]):
+        path = tmp_path / folder / ("ant", "bee")[i % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (side, side), (i, 0, 0)).save(path)
+
+    def warned(folder: str, **options: Any) -> bool:
+        caplog.clear()
+        landscape.load(
+            None, model="timm:resnet10t", data=str(tmp_path / folder), image_size=32, device="cpu", **options
+        )
+        return "enlarges and cuts them; if it was trained on whole pictures, give --crop 1" in caplog.text
+
+    assert warned("small")
+    assert not warned("large")
+    assert not warned("small", crop="1")
+    assert not warned("small", crop="0.95")
+
+
 @pytest.mark.slow
 def test_a_checkpoint_says_how_many_classes(timm: Any, pictures: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -74,6 +74,7 @@ def load(
     if name.endswith(tokens.SUFFIX) and not numpy_files.pair_of_files(name) and Path(name).expanduser().is_file():
         return tokens.load(name, samples=samples, block_size=block_size)
     images = _load(name, root, split, samples, image_size, resize)
+    images = replace(images, resized_from=resize.seen) if resize else images
     if not mean or not std or images.inputs.dtype != torch.uint8 or images.inputs.ndim != 4:
         return images
     channels = images.inputs.shape[1]

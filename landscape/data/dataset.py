@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import overload
@@ -30,6 +30,8 @@ class Images:
     mean: tuple[float, ...] = ()  # per channel, of inputs in [0, 1]; empty: inputs are used as they are
     std: tuple[float, ...] = ()  # likewise
     counted: bool = False  # `classes` is one more than the largest class number found; the data may have more
+    # sizes (width, height) of the pictures before they were resized; empty if they were not, or not as asked for
+    resized_from: Set[tuple[int, int]] = frozenset()
     one_part: bool = False  # the source has no train and test part of its own: both splits are the same samples
 
     def __len__(self) -> int:

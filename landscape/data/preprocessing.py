@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -32,6 +32,8 @@ class Resize:
 
     interpolation: str = "bilinear"  # name of Pillow's filter, which antialiases when it shrinks
     crop: Crop = 1.0
+    # sizes (width, height) of the pictures that were resized with it so far
+    seen: set[tuple[int, int]] = field(default_factory=set, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         one_of("interpolation", self.interpolation, INTERPOLATIONS)
@@ -40,6 +42,7 @@ class Resize:
 
     def pixels(self, image: Image.Image, size: int) -> np.ndarray:
         """A picture as (3, size, size) uint8."""
+        self.seen.add(image.size)
         image = image.convert("RGB")
         resample = Image.Resampling[self.interpolation.upper()]
         if self.crop == "squash":

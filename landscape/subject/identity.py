@@ -51,9 +51,8 @@ def identity(subject: Subject, uses: Iterable[str], weights: str | None = None) 
 def attributes(subject: Subject) -> dict[str, str | int | float]:
     """The attributes that are stored with every result."""
     spec, stored, images = subject.spec or Spec(), subject.checkpoint, subject.images
-    split = {"split": "one part"} if images is not None and images.one_part else {}
     return {
-        "spec": json.dumps(asdict(spec) | split, default=str),
+        "spec": json.dumps(asdict(spec), default=str),
         "checkpoint_sha256": stored.sha256 if stored else "",
         "weights_taken": stored.taken if stored else origin(subject),
         "epoch": stored.epoch if stored else math.nan,

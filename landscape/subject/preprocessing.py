@@ -34,6 +34,8 @@ def resolved(spec: Spec, stored: Checkpoint | None) -> tuple[Spec, Images]:
     filled = _with_provider(named, stored)
     images = load_images(filled, stored)
     _warn_of_unused(named, images)
+    if not named.crop:
+        _warn_of_crop(filled, images)
     if images.sequences:
         return filled, images
     if filled == named or not images.mean:
@@ -111,6 +113,17 @@ def _description(stored: Checkpoint) -> Mapping[str, Any]:
             f"{stored.path} describes images of size {size!r:.40} with an invalid size, mean or std; get the file anew"
         )
     return stored.data
+
+
+def _warn_of_crop(spec: Spec, images: Images) -> None:
+    """Warn where the provider's crop enlarges and cuts pictures that have the network's size already."""
+    side = images.size
+    if images.resized_from == {(side, side)} and spec.crop not in ("", "squash") and float(spec.crop) < 1:
+        log.warning(
+            "warning: the pictures of %s have %d px, the size of the network; the crop %s that %s asks for enlarges "
+            "and cuts them; if it was trained on whole pictures, give --crop 1",
+            *(images.name, side, spec.crop, spec.model),
+        )
 
 
 def _warn_of_unused(spec: Spec, images: Images) -> None:
