@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -46,6 +47,11 @@ class Outcome:
 
 def versions() -> dict[str, str]:
     """Versions of everything that can change a number."""
+    return dict(_versions())
+
+
+@cache
+def _versions() -> dict[str, str]:
     libraries = {name: metadata.version(name) for name in ("torch", "numpy", "scipy", "h5py")}
     return {"landscape": metadata.version("landscape-probes"), "python": platform.python_version(), **libraries}
 
