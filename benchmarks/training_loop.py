@@ -69,10 +69,8 @@ def seconds_per_gradient(batch_size: int) -> float:
 def main() -> None:
     arguments = parser(__doc__, rounds=12, threads=1).parse_args()
     torch.set_num_threads(arguments.threads)
-    print(
-        "| mini-batches | results | first, s | others, median s | largest s | products | products alone, s | same weights |"
-    )
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    columns = "mini-batches", "results", "first s", "median s", "last s", "products", "products alone s", "same weights"
+    print(*("| " + " | ".join(row) + " |" for row in (columns, ["---"] * len(columns))), sep="\n")
     for batch_size in (64, 256):
         *_, alone = train(arguments.rounds, batch_size, None, measured=False)
         with tempfile.TemporaryDirectory() as folder:
