@@ -74,13 +74,20 @@ def report(path: Path | str, out: Path | str, figures: Sequence[Path]) -> Path:
 
 
 def summary_table(path: Path | str) -> list[Row]:
-    """One row per checkpoint label with its headline numbers; NaN or "" where not measured.
+    """One row per checkpoint with its headline numbers; NaN or "" where not measured.
 
-    In the order of the study. Of several results of one probe for one label the newest counts.
+    In the order of the study. Of several results of one probe for one checkpoint the newest counts. Checkpoints with
+    the same label get a part of their digests.
     """
+    ordered = reader.by_checkpoint(reader.groups(path))
+    digests: dict[str, set[str]] = {}
+    for _, data in ordered:
+        digests.setdefault(str(data.attrs.get("label", "")), set()).add(str(data.attrs.get("checkpoint_sha256", "")))
     results: dict[str, dict[str, xr.Dataset]] = {}
-    for name, data in reader.by_checkpoint(reader.groups(path)):
-        found = results.setdefault(str(data.attrs.get("label", "")), {})
+    for name, data in ordered:
+        label, digest = str(data.attrs.get("label", "")), str(data.attrs.get("checkpoint_sha256", ""))
+        several = digest and len(digests[label] - {""}) > 1
+        found = results.setdefault(f"{label} ({digest[:6]})" if several else label, {})
         if headlines.numbers(data):
             found[name.partition("/")[0]] = data
     return [_row(label, found) for label, found in results.items()]

@@ -23,6 +23,7 @@ from torch import nn
 from landscape import models
 from landscape.checkpoints.checkpoint import state_dict_sha256, write_checkpoint
 from landscape.checkpoints.raw_files import file_sha256
+from landscape.plots import report
 from landscape.probe import Plan, Probe, Quantity
 from landscape.probes import PROBES, probe_class
 from landscape.results import group as groups
@@ -419,7 +420,11 @@ def test_a_label_that_another_checkpoint_has_is_said(
     for seed in (8, 9):
         save(tmp_path / "final.pt", seed=seed)
         run(small("variance"), loaded(tmp_path), path, label="mine")
-    assert caplog.text.count("another checkpoint's variance has the label mine too") == 1
+    assert run(small("noise"), loaded(tmp_path), path, label="mine").measured
+    assert caplog.text.count("is another checkpoint with the label mine; --label NAME gives it another") == 2
+    first, second = report.summary_table(path)  # the noise of the second is not in the row of the first
+    assert str(first["checkpoint"]).startswith("mine (")
+    assert first["checkpoint"] != second["checkpoint"]
 
 
 def test_a_retrained_checkpoint_gets_a_group_of_its_own(folder: Path, tmp_path: Path) -> None:

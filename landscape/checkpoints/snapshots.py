@@ -155,7 +155,8 @@ def _read(
     for file, place, number in zip(files, places, numbers, strict=True):
         content = read_checkpoint(file, weights=weights, trust_pickle=trust_pickle)
         if not in_run and not place.known and len(files) > 1 and not math.isfinite(content.epoch):
-            raise _not_one_run(folder, files, f"{file.name} stores no epoch and its name says none")
+            reason = "stores no epoch and its name says none (a number alone may be a seed)"
+            raise _not_one_run(folder, files, f"{file.name} {reason}")
         shapes = {name: tensor.shape for name, tensor in content.state_dict.items()}
         expected = with_model_keys(found[0].shapes if found else shapes, set(shapes))
         _refuse_other_architecture(file, shapes, files[0], expected)

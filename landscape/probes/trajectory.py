@@ -143,7 +143,11 @@ class Trajectory(Probe):
             raise ValueError("a trajectory needs the folder of a run's snapshots; give RUN_DIR")
         if not self.run:
             return subject.checkpoint.path.parent  # type: ignore[union-attr]
-        return Path(self.run) if Path(self.run).exists() else tuple(Path(part) for part in self.run.split(","))
+        return (
+            Path(self.run)
+            if Path(self.run).exists() or "," not in self.run
+            else tuple(Path(part) for part in self.run.split(","))
+        )
 
     def _snapshots(self, subject: Subject) -> list[Snapshot]:
         return _snapshots(subject, self._run(subject))

@@ -100,12 +100,9 @@ def attribute(path: Path, group: str, name: str) -> Any:
 
 
 def _created(file: h5py.File, key: RunKey) -> h5py.Group:
-    plan, sha256 = key.plan, key.attributes.get("checkpoint_sha256")
-    alike = [group for group in file.get(key.probe, {}).values() if group.attrs.get("label") == key.label]
-    if sha256 and any(group.attrs.get("checkpoint_sha256") != sha256 for group in alike):
-        _log.info(
-            "note: another checkpoint's %s has the label %s too; --label NAME gives it another", key.probe, key.label
-        )
+    plan = key.plan
+    if other := _other_checkpoint(file, key):
+        _log.info("note: %s is another checkpoint with the label %s; --label NAME gives it another", other, key.label)
     group = file.create_group(f"{key.probe}/{safe_label(key.label)}-{key.digest}")
     for name, value in {**key.attributes, **plan.facts}.items():
         group.attrs[name] = value
@@ -124,6 +121,17 @@ def _created(file: h5py.File, key: RunKey) -> h5py.Group:
     done = Quantity("1 where the unit is finished", dtype="uint8")
     _dataset(group, "done", done, tuple(plan.over), plan)
     return group
+
+
+def _other_checkpoint(file: h5py.File, key: RunKey) -> str:
+    """The group of another checkpoint with the same label, which tables could not tell apart; "" if none."""
+    own = key.attributes.get("checkpoint_sha256")
+    for probe in hard_links(file) if own else ():
+        for name in hard_links(file[probe]):
+            about = file[probe][name].attrs
+            if about.get("label") == key.label and about.get("checkpoint_sha256", "") not in ("", own):
+                return f"{probe}/{name}"
+    return ""
 
 
 def _dataset(
