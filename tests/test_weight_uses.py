@@ -106,6 +106,7 @@ UNCLEAR = {
     "two ways": Net(lambda n, x: x @ n.w @ n.w.T, w=(6, 3)),
     "a product of two parameters": Net(lambda n, x: x @ (n.v @ n.w), v=(6, 2), w=(2, 3)),
     "elementwise": Net(lambda n, x: x * n.w, w=(5, 6)),
+    "of constant features": Net(lambda n, x: x + torch.ones(5, 4).to(x) @ n.w, w=(4, 6)),
     "an error": Net(lambda n, x: x @ n.v[:7], v=(8, 3)),
 }
 
@@ -208,7 +209,7 @@ def test_both_layouts_of_gpt2_have_one_surface(probe: Probe) -> None:
     found, expected = run_probe(probe, stored), run_probe(probe, linear)
     assert np.ptp(expected["loss"]) > 0.1
     np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-10)
-    assert found["facts"]["not_moved"] == "transformer.wpe.weight; 18 biases and norm scales"
+    assert found["facts"]["not_moved"] == "transformer.wpe.weight; biases and norm scales (18)"
     assert found["facts"]["filters"].startswith("not along dim 0: transformer.h.0.attn.c_attn.weight, ")
     assert "filters" not in expected["facts"]
 
@@ -361,8 +362,14 @@ def test_parameters_that_do_not_move_are_listed_in_short() -> None:
     model[4].bias.requires_grad_(False)
     subject = Subject(model, batches_of((6,), (4,), 3))
     weights = {name: p.detach() for name, p in subject.parameters.items()}
-    assert not_moved(subject, [{}]) == "0.weight, 1.weight, 2.weight and 2 more; 4 biases and norm scales; 1 frozen"
-    assert not_moved(subject, [random_direction(weights, seed=0, axis=0)]) == "4 biases and norm scales; 1 frozen"
-    assert not_moved(subject, [weights]) == "1 frozen"
+    assert (
+        not_moved(subject, [{}])
+        == "0.weight, 1.weight, 2.weight and 2 more; biases and norm scales (4); frozen parameters (1)"
+    )
+    assert (
+        not_moved(subject, [random_direction(weights, seed=0, axis=0)])
+        == "biases and norm scales (4); frozen parameters (1)"
+    )
+    assert not_moved(subject, [weights]) == "frozen parameters (1)"
     model[4].bias.requires_grad_(True)
     assert not_moved(subject, [dict(model.named_parameters())]) == "none"

@@ -25,9 +25,8 @@ RESHAPES = {"view", "_unsafe_view", "_reshape_alias", "reshape"}
 COPIES = {"clone", "_to_copy", "lift_fresh", "_weight_norm_interface", "native_dropout"}
 ADDITIONS = {"add", "add_"}
 MARKS = (10007, 10009, 10037, 10039, 10061, 10067, 10069, 10079, 10091, 10093)  # primes
-Factor: TypeAlias = tuple[
-    int, int
-]  # size and stride, in the parameter's own row-major order; stride 0: not of the parameter
+# Size, and stride in the parameter's own row-major order; stride 0: not a dimension of the parameter.
+Factor: TypeAlias = tuple[int, int]
 Dims: TypeAlias = tuple[tuple[Factor, ...], ...]  # of every dimension of a tensor, the outermost factor first
 # What a tensor is made of: parameters by name; None if not by rearranging, or elementwise, alone.
 Parts: TypeAlias = Mapping[str, Dims | None]
@@ -50,8 +49,12 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.added: set[str] = set()  # added to activations, and never multiplied with any or looked up by the input
         self._shapes = {name: tuple(p.shape) for name, p in parameters.items()}
         self._made: dict[Any, Parts] = {_key(p): {name: _own(p)} for name, p in parameters.items()}
-        self._inputs = {_storage(t) for t in _tensors(inputs)}  # storages whose values depend on the input's
+        # Storages whose values depend on those of the input.
+        self._inputs = {_storage(t) for t in _tensors(dict(inputs) if isinstance(inputs, Mapping) else inputs)}
         self._summed: dict[str, set[Filters | None]] = {}
+        self._constant: set[str] = (
+            set()
+        )  # weights that multiply what does not depend on the input, position features say
         self._chosen: set[str] = set()  # tables whose rows the input's values choose
 
     def filters(self, name: str) -> Filters | None:
@@ -63,7 +66,7 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self.added -= {*self._summed, *self._chosen}
+        self.added -= {*self._summed, *self._chosen, *self._constant}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -100,6 +103,8 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for (at, dim), (other, _) in (operands, operands[::-1]):
                 if self._depends(args[other]):
                     self._sum(args[at], (dim % args[at].dim(),))
+                elif other < at:
+                    self._constant |= set(self._parts(args[at]))
         elif name == "convolution" and self._depends(args[0]):
             self._convolve(args[1], transposed=args[6], groups=args[8])
         elif name in ADDITIONS:
@@ -109,9 +114,8 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for tensor in read[3:]:
                 self._add(tensor, args[0])
         if name in BIASES and len(args) > BIASES[name]:
-            self._add(
-                args[BIASES[name]], next(t for t in args if isinstance(t, Tensor) and t is not args[BIASES[name]])
-            )
+            bias = args[BIASES[name]]
+            self._add(bias, next(t for t in args if isinstance(t, Tensor) and t is not bias))
 
     def _add(self, added: Any, to: Any) -> None:
         if self._depends(to):

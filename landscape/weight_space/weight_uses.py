@@ -11,10 +11,12 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from landscape.checkpoints.user_code import fixed_rng
 from landscape.subject.checks import refuse_training
@@ -71,7 +73,11 @@ def not_moved(subject: Subject, directions: Iterable[Mapping[str, Tensor]]) -> s
     fixed = {name: p for name, p in subject.parameters.items() if name not in moving}
     tables = [name for name, p in fixed.items() if p.dim() >= 2]
     vectors, frozen = len(fixed) - len(tables), sum(not p.requires_grad for p in subject.model.parameters())
-    parts = listed(tables), f"{vectors} biases and norm scales" * bool(vectors), f"{frozen} frozen" * bool(frozen)
+    parts = (
+        listed(tables),
+        f"biases and norm scales ({vectors})" * bool(vectors),
+        f"frozen parameters ({frozen})" * bool(frozen),
+    )
     return "; ".join(filter(None, parts)) or "none"
 
 
@@ -149,11 +155,12 @@ def _recorded(subject: Subject, parameters: Mapping[str, nn.Parameter]) -> PassR
         return PassRecorder({}, ())
     refuse_training(subject.model)  # the pass would change batch norm's statistics
     whole = subject.batch(0)[0]
-    for inputs in (whole[:2], whole):  # an exported program may take one batch size alone
-        recorder = PassRecorder(parameters, inputs)
+    for count in (2, None):  # an exported program may take one batch size alone
         fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)  # its fused layer would hide the operations
         try:
+            inputs = tree_map_only(Tensor, itemgetter(slice(count)), whole)
+            recorder = PassRecorder(parameters, inputs)
             with torch.no_grad(), fixed_rng(0), recorder:
                 outputs_of(subject.model, inputs)
             return recorder
