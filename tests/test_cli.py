@@ -138,7 +138,7 @@ def test_a_folder_of_any_checkpoints_is_a_run(command: Command, tmp_path: Path) 
         code, _, err = command(*words, *mine, "--out", tmp_path / "other.h5", "--quiet")
         assert code == 1
         assert one_line(err)
-        assert "net-epoch20.pth has another architecture than net-epoch10-acc0.8.pth: 1.weight is (6, 12)" in err
+        assert "net-epoch20.pth has another architecture than net-epoch2-acc0.88.pth: 1.weight is (6, 12)" in err
     assert not (tmp_path / "other.h5").exists()
 
 

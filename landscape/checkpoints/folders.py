@@ -40,8 +40,8 @@ def what_to_measure(path: Path, *, weights: Weights = "raw", trust_pickle: bool 
     except NotOneRun:
         names = ", ".join(file.name for file in files[:SHOWN]) + (", ..." if len(files) > SHOWN else "")
         return files, f"{path}: {len(files)} checkpoints, each measured by itself: {names}"
-    others = f"name others: {command_files(path, files)}"
-    return [last], f"{path}: {last.name}, the last of a run's {len(files)} checkpoints, is measured; {others}"
+    which = f"of {len(files)} checkpoints" if last == final else f"the last of a run's {len(files)} checkpoints"
+    return [last], f"{path}: {last.name}, {which}, is measured; name others: {command_files(path, files)}"
 
 
 def checkpoint_of(path: Path, *, weights: Weights = "raw", trust_pickle: bool = False) -> Path:
