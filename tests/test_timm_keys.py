@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from foreign import torchvision_models
@@ -77,6 +78,14 @@ def test_names_of_an_older_timm_are_those_of_the_installed_one(
     assert "renamed from an older timm" in subject.checkpoint.taken
     stored = loading.read_beside(subject, tmp_path / "old.pth.tar").state_dict
     assert made.state_dict().keys() <= {key.removeprefix(wrapper) for key in stored}
+    for epoch in (1, 2, 3):
+        moved = {
+            own: tensor * (1 + epoch / 10) if tensor.is_floating_point() else tensor for own, tensor in old.items()
+        }
+        torch.save({f"{wrapper}{own}": tensor for own, tensor in moved.items()}, tmp_path / f"epoch_{epoch}.pth")
+    (tmp_path / "old.pth.tar").unlink()
+    found = landscape.measure("trajectory", tmp_path, out=None, quiet=True, **options)
+    np.testing.assert_allclose(found["radius"].values, [1, 0.5, 0], rtol=1e-5)
     torch.save({f"{wrapper}{own}": tensor for own, tensor in old.items() if "norm1" not in own}, tmp_path / "less.pth")
     with pytest.raises(ValueError, match=r"less.pth does not fit the model: \d+ missing keys \(.*norm1"):
         landscape.load(tmp_path / "less.pth", **options)

@@ -24,6 +24,7 @@ from landscape.checkpoints.file_names import (
     without_companions,
 )
 from landscape.checkpoints.state_dict_loading import load_into, with_model_keys
+from landscape.checkpoints.timm_keys import renamed_by_timm
 
 SHOWN = 8  # files that a message names
 _log = logging.getLogger(__name__)
@@ -42,10 +43,13 @@ class Snapshot:
     sha256: str  # of its weights
     weights: Weights = "raw"  # how the file is read, as in `read_checkpoint`
     trust_pickle: bool = False
+    model: torch.nn.Module | None = field(default=None, repr=False, compare=False)  # whose names the weights get
 
     def read(self) -> Checkpoint:
-        """Read the file again."""
-        return read_checkpoint(self.path, weights=self.weights, trust_pickle=self.trust_pickle)
+        """Read the file again, with the weights of an older timm under the names of the model."""
+        stored = read_checkpoint(self.path, weights=self.weights, trust_pickle=self.trust_pickle)
+        renamed = renamed_by_timm(self.model, stored.state_dict) if self.model is not None else None
+        return stored if renamed is None else replace(stored, state_dict=renamed)
 
 
 @dataclass(frozen=True)

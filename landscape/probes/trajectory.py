@@ -18,7 +18,7 @@ from landscape.results.statistics import mean_and_standard_error
 from landscape.subject import batchnorm
 from landscape.subject.batchnorm import recalibration
 from landscape.subject.checks import refuse_stochastic
-from landscape.subject.loading import reading_options
+from landscape.subject.loading import run_of
 from landscape.subject.outputs import per_sample
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
@@ -155,7 +155,7 @@ class Trajectory(Probe):
 
 @once_per_weights
 def _snapshots(subject: Subject, run: Run) -> list[Snapshot]:
-    return snapshots.of_run(run, **reading_options(subject))
+    return run_of(subject, run)
 
 
 @once_per_weights

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from landscape import models
 from landscape.checkpoints import folders
 from landscape.checkpoints.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
 from landscape.checkpoints.file_names import label_of
+from landscape.checkpoints.snapshots import Snapshot, of_run
 from landscape.checkpoints.state_dict_loading import load_into
 from landscape.checkpoints.timm_keys import renamed_by_timm
 from landscape.checkpoints.user_code import kept_rng
@@ -130,6 +132,12 @@ def read_beside(subject: Subject, path: Path) -> Checkpoint:
     options = reading_options(subject)
     stored = read_checkpoint(folders.checkpoint_of(path, **options), **options)
     return replace(stored, state_dict=renamed_by_timm(subject.model, stored.state_dict) or stored.state_dict)
+
+
+def run_of(subject: Subject, run: Path | Sequence[Path]) -> list[Snapshot]:
+    """The snapshots of a run, as `snapshots.of_run` says, read with the loading options of a subject."""
+    found = of_run(run, **reading_options(subject))
+    return [replace(snapshot, model=subject.model) for snapshot in found]
 
 
 def reading_options(subject: Subject) -> dict[str, Any]:

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.checkpoints import raw_files, snapshots
+from landscape.checkpoints import raw_files
 from landscape.checkpoints.checkpoint import state_dict_sha256
 from landscape.checkpoints.file_names import SUFFIXES, label_of
 from landscape.checkpoints.state_dict_loading import with_model_keys
 from landscape.curvature.vectors import inner
 from landscape.options import OptionError
 from landscape.subject import batchnorm
-from landscape.subject.loading import read_beside, reading_options
+from landscape.subject.loading import read_beside, run_of
 from landscape.subject.subject import Subject
 from landscape.weight_space import weight_differences
 from landscape.weight_space.coordinates import Span
@@ -153,7 +153,7 @@ def _towards(subject: Subject, path: Path) -> StraightLine:
 
 def _principal_components(subject: Subject, run: Path, weights: Mapping[str, Tensor], count: int) -> list[StraightLine]:
     """Lines through the present weights along the principal components of a run's trajectory."""
-    found = snapshots.of_run(run, **reading_options(subject))
+    found = run_of(subject, run)
     axes = principal_axes(weight_differences.gram(found, weights), count)
     rank = int(axes.coefficients.any(axis=1).sum())
     if rank < count:

@@ -12,12 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.checkpoints import snapshots
 from landscape.checkpoints.checkpoint import Checkpoint, state_dict_sha256
 from landscape.checkpoints.file_names import stem_of
 from landscape.curvature.vectors import inner
 from landscape.exchange import tomgoldstein
-from landscape.subject.loading import read_beside, reading_options
+from landscape.subject.loading import read_beside, run_of
 from landscape.subject.subject import Subject
 from landscape.weight_space import weight_differences
 from landscape.weight_space.coordinates import Span, through_centre, through_checkpoints
@@ -172,7 +171,7 @@ def _file_plane(subject: Subject, path: Path) -> Plane:
 
 def _run_plane(subject: Subject, weights: Mapping[str, Tensor], run: Path) -> Plane:
     """The plane of a run's first two principal components through the present weights, with the run's path on it."""
-    found = snapshots.of_run(run, **reading_options(subject))
+    found = run_of(subject, run)
     axes = principal_axes(weight_differences.gram(found, weights))
     if not axes.coefficients[1].any():
         raise ValueError(f"the {len(found)} snapshots of {run} lie on one line; a plane needs three that do not")
