@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -24,6 +24,7 @@ from landscape.shared_pass import SharedPassProbe, applicable, run_shared_pass
 from landscape.subject.evaluation import metrics_of
 from landscape.subject.identity import protocol
 from landscape.subject.loading import load
+from landscape.subject.networks_in_memory import named
 from landscape.subject.restoration import measuring
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
@@ -62,17 +63,20 @@ def measure(
         quiet: print neither protocol nor progress.
         report: called with (finished units, all units) after every unit, in place of the progress bar, which appears
             after a second on a terminal or in a notebook.
-        **options: parameters of the probe; with a checkpoint, options of `load` too.
+        **options: parameters of the probe; with a checkpoint, options of `load` too. Where a parameter names checkpoint
+            files (`along`, `plane`, `against`), modules, subjects and state dicts in memory do as well:
+            `measure("line", a, along=b)`, `measure("surface", a, plane=(b, c))`.
 
     Raises:
         OptionError: an option is unknown or out of its range.
         ValueError, OSError: see the message.
     """
-    settings = {**preset_of(probe, preset), **options}
-    made, loading = configure(probe, settings)
+    naming = named(options)
+    made, loading = configure(probe, {**preset_of(probe, preset), **naming.options})
     loaded = _loaded(subject, probe, loading, label, given=set(options) - set(parameter_defaults(probe)))
     path = Path(out) if out is not None else None
     _say_protocol(probe, loaded, quiet=quiet)
+    loaded = replace(loaded, others=naming.networks) if naming.networks else loaded
     with measuring(loaded), Progress(f"{probe} {label or loaded.label}", quiet=quiet, after=1.0, lines=False) as shown:
         for variant in variants(made):
             outcome = run(variant, loaded, path, label=label, overwrite=overwrite, report=report or shown)

@@ -270,3 +270,92 @@ def test_the_package_offers_its_names() -> None:
     }  # fmt: skip
     with pytest.raises(AttributeError, match="has no attribute close"):
         landscape.close  # noqa: B018
+
+
+# --- networks in memory in place of checkpoint files ---
+
+
+def networks(count: int) -> list[nn.Module]:
+    made = []
+    for seed in range(count):
+        torch.manual_seed(seed)
+        model = models.build("resnet_demo", **ARGUMENTS).train()
+        model(torch.randn(32, 3, 16, 16))  # statistics of batch norm of its own
+        made.append(model)
+    return made
+
+
+def bits(model: nn.Module) -> dict[str, bytes]:
+    return {name: tensor.numpy().tobytes() for name, tensor in model.state_dict().items()}
+
+
+def same_numbers(one: xr.Dataset, other: xr.Dataset) -> bool:
+    return (
+        one.drop_attrs()
+        .drop_vars(["name", "path_name"], errors="ignore")
+        .identical(other.drop_attrs().drop_vars(["name", "path_name"], errors="ignore"))
+    )
+
+
+def test_lines_and_planes_go_through_networks_in_memory_as_through_their_files(tmp_path: Path) -> None:
+    start, *ends = networks(3)
+    paths = [tmp_path / f"{name}.pt" for name in "bc"]
+    for path, model in zip(paths, ends, strict=True):
+        torch.save(model.state_dict(), path)
+    subject = landscape.load(start, data="digits", **FEW)
+    kept = [bits(model) for model in (start, *ends)]
+    labelled = landscape.load(ends[1], data="digits", label="c, v1.2", **FEW)
+    for probe, option, options in (("line", "along", {"resolution": 3}), ("surface", "plane", {"resolution": "3"})):
+        stored = landscape.measure(probe, subject, out=None, **{option: f"{paths[0]},{paths[1]}"}, **options)
+        given = [tuple(ends), [ends[0].state_dict(), labelled], (paths[0], labelled), tuple(paths)]
+        for networks_given in given:
+            found = landscape.measure(probe, subject, out=None, **{option: networks_given}, **options)
+            assert same_numbers(found, stored)
+            assert landscape.measure(probe, subject, out=None, **{option: networks_given}, **options).equals(found)
+    names = landscape.measure("line", subject, out=None, along=[labelled, ends[0], ends[0]], resolution=3)["name"]
+    assert names.values.tolist() == ["towards c__v1_2", "towards module", "towards module-2"]
+    assert [bits(model) for model in (start, *ends)] == kept
+    assert all(module.training for model in (start, *ends) for module in model.modules())
+
+
+def test_a_line_to_a_network_is_stored_by_its_weights_and_takes_those_of_the_moment(out: Path) -> None:
+    start, end = networks(2)
+    subject = landscape.load(start, data="digits", **FEW)
+    first = landscape.measure("line", subject, out=out, along=end, resolution=3)
+    assert landscape.measure("line", subject, out=out, along=end, resolution=3, report=refuse).identical(first)
+    with torch.no_grad():
+        for p in end.parameters():
+            p.mul_(0.9)
+    assert not landscape.measure("line", subject, out=out, along=end, resolution=3).equals(first)
+
+
+def test_similarity_to_a_network_in_memory(tmp_path: Path, final: Path) -> None:
+    start, end = networks(2)
+    subject = landscape.load(final, **FEW)
+    before = bits(end)
+    found = landscape.measure("similarity", subject, out=None, against=end)
+    assert found.attrs["against"] == "module"
+    assert bits(end) == before
+    assert all(module.training for module in end.modules())
+    write_checkpoint(
+        tmp_path / "end.pt", model="resnet_demo", model_args=ARGUMENTS, state_dict=end.state_dict(),
+        data={"name": "digits"}, recipe={}, epoch=1.0, metrics={}, seed=0,
+    )  # fmt: skip
+    assert same_numbers(found, landscape.measure("similarity", subject, out=None, against=tmp_path / "end.pt"))
+    weights = landscape.measure("similarity", landscape.load(start, data="digits", **FEW), out=None,
+                                against=end.state_dict())  # fmt: skip
+    assert weights.attrs["against"] == "state_dict"
+
+
+@pytest.mark.parametrize(
+    ("probe", "options", "message"),
+    [
+        ("surface", {"plane": nn.Linear(1, 1)}, "plane takes 2 networks in memory, got 1"),
+        ("surface", {"range": nn.Linear(1, 1)}, "range got a Linear; networks go to along, plane, against"),
+        ("line", {"along": {"lr": 0.1}}, "state_dict holds no weights: expected a dict of tensors"),
+        ("line", {"along": nn.Linear(1, 1)}, "module has another architecture"),
+    ],
+)
+def test_what_is_no_fitting_network_is_rejected(probe: str, options: dict[str, Any], message: str, final: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        landscape.measure(probe, landscape.load(final, **FEW), out=None, **options)

@@ -29,6 +29,7 @@ from landscape.subject.checks import refuse_batch_size, refuse_misfit, vocabular
 from landscape.subject.device import device as device_of
 from landscape.subject.losses import losses_of
 from landscape.subject.model_building import architecture_of, build
+from landscape.subject.networks_in_memory import checkpoint_of
 from landscape.subject.preprocessing import load_images, of_provider, resolved
 from landscape.subject.restoration import measuring
 from landscape.subject.spec import Spec, Split
@@ -115,6 +116,8 @@ def load_spec(spec: Spec, *, module: nn.Module | None = None, label: str = "") -
 
 def with_checkpoint(subject: Subject, path: Path) -> Subject:
     """Another checkpoint on the mini-batches of a subject; one that names no architecture has the subject's."""
+    if str(path) in subject.others:
+        return _with_network(subject, str(path))
     stored = read_beside(subject, path)
     spec = replace(subject.spec or Spec(), checkpoint=stored.path)
     if stored.native:
@@ -127,8 +130,24 @@ def with_checkpoint(subject: Subject, path: Path) -> Subject:
     return other
 
 
+def _with_network(subject: Subject, name: str) -> Subject:
+    """A network in memory on the mini-batches of a subject; of weights alone, a copy of the subject's model."""
+    network = subject.others[name]
+    if not isinstance(network, nn.Module):
+        model = copy.deepcopy(subject.model)
+        load_into(model, checkpoint_of(name, network), allow_missing=False, logits=True)
+        network = model
+    spec = replace(subject.spec, checkpoint=None, model="") if subject.spec is not None else None
+    return replace(subject, model=network, original=None, label=name, checkpoint=None, spec=spec)
+
+
 def read_beside(subject: Subject, path: Path) -> Checkpoint:
-    """Another checkpoint, or the one that a run's folder stands for, read with the loading options of a subject."""
+    """Another checkpoint, or the one that a run's folder stands for, read with the loading options of a subject.
+
+    A network in memory comes before a file of its name.
+    """
+    if str(path) in subject.others:
+        return checkpoint_of(str(path), subject.others[str(path)])
     options = reading_options(subject)
     stored = read_checkpoint(folders.checkpoint_of(path, **options), **options)
     return replace(stored, state_dict=renamed_by_timm(subject.model, stored.state_dict) or stored.state_dict)

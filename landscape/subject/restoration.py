@@ -38,7 +38,11 @@ def measuring(subject: Subject) -> Iterator[None]:
     """
     subject.refresh()
     precision = torch.autocast(subject.device.type, enabled=False)
-    with kept_rng(), _left_as_found(subject.model), torch.inference_mode(False), torch.enable_grad(), precision:
+    models = [subject.model, *(other for other in subject.others.values() if isinstance(other, nn.Module))]
+    with contextlib.ExitStack() as found, torch.inference_mode(False), torch.enable_grad(), precision:
+        found.enter_context(kept_rng())
+        for model in models:
+            found.enter_context(_left_as_found(model))
         yield
 
 

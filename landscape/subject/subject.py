@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from landscape.checkpoints.checkpoint import Checkpoint, state_dict_sha256
 from landscape.data.dataset import Batches, Images
 from landscape.subject.losses import MEANINGS, Meaning, cross_entropy
+from landscape.subject.networks_in_memory import Network
 from landscape.subject.outputs import outputs_of
 from landscape.subject.restoration import evaluation_mode
 from landscape.subject.spec import Spec, Split
@@ -36,6 +37,8 @@ class Subject:
     part: Callable[[Split, int | str], Images] | None = field(default=None, repr=False)
     # the caller's own module if `model` is a copy of it on another device or in another precision
     original: nn.Module | None = field(default=None, repr=False)
+    # networks of the caller's that options of a probe name in place of checkpoint files
+    others: Mapping[str, Network] = field(default_factory=dict, repr=False)
     # values that follow from the weights, see `once_per_weights`
     cache: WeightsCache = field(default_factory=WeightsCache, init=False, repr=False)
 

@@ -101,6 +101,8 @@ def lines_of(
         OptionError: a count where `along` determines the number of lines.
     """
     weights = {name: p.detach() for name, p in subject.parameters.items()}
+    if any(part in subject.others for part in along.split(",")):
+        return [_towards(subject, Path(part)) for part in along.split(",")]
     if along == "random":
         uses, units, lines = weight_uses(subject, normalize, ignore), length_units(normalize), []
         for k in range(seed, seed + count):
@@ -145,8 +147,9 @@ def _towards(subject: Subject, path: Path) -> StraightLine:
     difference = {name: end[name] - own[name] for name, _ in subject.model.named_parameters() if name in end}
     if not any(bool(change.any()) for change in difference.values()):
         raise ValueError(f"{path} holds the same weights as the checkpoint; a line needs two different ones")
+    name = str(path) if str(path) in subject.others else label_of(other.path)
     return StraightLine(
-        "checkpoints", f"towards {label_of(other.path)}", difference, "share of the way", (0.0, 1.0),
+        "checkpoints", f"towards {name}", difference, "share of the way", (0.0, 1.0),
         identity=state_dict_sha256(other.state_dict), end=end,
     )  # fmt: skip
 

@@ -1,0 +1,82 @@
+"""Networks in memory where an option names a checkpoint file: a module, a subject or a state dict of the caller's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+
+from landscape.checkpoints.checkpoint import Checkpoint
+from landscape.checkpoints.containers import weights_in
+from landscape.options import OptionError
+
+Network: TypeAlias = nn.Module | Mapping[str, Tensor]
+OPTIONS = {"along": 0, "plane": 2, "against": 1}  # that take networks, with their number; 0: as many lines
+RESERVED = ("random", "eigen")  # words with a meaning of their own in these options
+
+
+@dataclass(frozen=True)
+class Naming:
+    """Options as text, with the networks that stand behind names in it."""
+
+    options: dict[str, Any]
+    networks: dict[str, Network] = field(default_factory=dict)
+
+
+def named(options: Mapping[str, Any]) -> Naming:
+    """Options in which every network in memory, and every path beside it, is replaced by its name.
+
+    The name of a subject is its label, that of others `module` or `state_dict`; they are numbered where it is taken.
+
+    Raises:
+        OptionError: an option takes no network, or another number of them.
+    """
+    naming = Naming(dict(options))
+    for option, value in options.items():
+        several = list(value) if isinstance(value, tuple | list) else [value]
+        networks = [one for one in several if _is_network(one)]
+        if option in OPTIONS:
+            if networks and len(several) != OPTIONS[option] > 0:
+                raise OptionError(f"{option} takes {OPTIONS[option]} networks in memory, got {len(several)}")
+            naming.options[option] = ",".join(_name(one, naming.networks) for one in several)
+        elif networks and option != "model_arg":
+            raise OptionError(f"{option} got a {type(networks[0]).__name__}; networks go to {', '.join(OPTIONS)}")
+    return naming
+
+
+def checkpoint_of(name: str, network: Network) -> Checkpoint:
+    """The weights of a network as they are now, as if read from a file of that name.
+
+    Raises:
+        ValueError: a dictionary holds no weights.
+    """
+    try:
+        found = weights_in(network.state_dict() if isinstance(network, nn.Module) else network, "raw")
+    except ValueError as error:
+        raise ValueError(f"{name} {error}") from None
+    # Copies: they may share memory with the weights that the measurement moves.
+    weights = {key: tensor.detach().to("cpu", copy=True) for key, tensor in found.weights.items()}
+    return Checkpoint(Path(name), weights, taken="in memory")
+
+
+def _is_network(value: object) -> bool:
+    return isinstance(value, nn.Module | Mapping) or isinstance(getattr(value, "model", None), nn.Module)
+
+
+def _name(value: Any, networks: dict[str, Network]) -> str:
+    """The text for one value; a network is entered under its name."""
+    if not _is_network(value):
+        return str(value)
+    if isinstance(value, nn.Module | Mapping):
+        label, network = ("module" if isinstance(value, nn.Module) else "state_dict"), value
+    else:  # a subject
+        label, network = re.sub(r"[^\w+-]", "_", value.label), value.original or value.model
+    taken = {*networks, *RESERVED}
+    number = next(k for k in range(1, len(taken) + 2) if (label if k == 1 else f"{label}-{k}") not in taken)
+    name = label if number == 1 else f"{label}-{number}"
+    networks[name] = network
+    return name
