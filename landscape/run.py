@@ -23,6 +23,7 @@ from landscape.results import group as groups
 from landscape.results.in_memory import MemoryWriter
 from landscape.results.run_key import Arrays, Outcome, Reduce, RunKey, readable_label, versions
 from landscape.results.writer import Writer, discard, merge_orphans
+from landscape.subject.checks import refuse_stochastic
 from landscape.subject.identity import attributes as attributes_of
 from landscape.subject.identity import identity, protocol, weights_sha256
 from landscape.subject.loading import load_spec
@@ -132,6 +133,8 @@ def run_key(
 
     `label` is the user's; without one, a new result has the subject's.
     """
+    if probe.deterministic:
+        refuse_stochastic(subject)
     attributes = {
         **(choices or {}),
         "parameters": json.dumps(asdict(probe), default=str),  # type: ignore[call-overload]
@@ -231,7 +234,7 @@ def measure_units(
         return
     if subject.spec is None or not subject.reloadable:
         raise ValueError(
-            "workers load the subject by themselves and cannot load a model built in Python; "
+            "workers load the subject by themselves and cannot load a model, data or a loss made in Python; "
             "give a checkpoint with --model file.py:callable, or use one worker"
         )
     size = max(1, math.ceil(len(units) / (4 * workers)))

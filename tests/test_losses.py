@@ -22,7 +22,7 @@ from landscape.probes.hessian import Hessian
 from landscape.run import digest
 from landscape.subject.evaluation import metrics_of
 from landscape.subject.identity import identity, protocol
-from landscape.subject.losses import CLASSIFICATION, MEANINGS, NAMES, losses_of
+from landscape.subject.losses import CLASSIFICATION, MEANINGS, NAMES, loss_of
 from landscape.subject.outputs import logits_in
 from landscape.subject.sanity_check import check_sanity
 from landscape.subject.subject import Subject
@@ -43,8 +43,8 @@ def net():
 def huber(outputs, targets):
     return nn.functional.huber_loss(outputs, targets, reduction="none")
 
-def mean(outputs, targets):
-    return nn.functional.mse_loss(outputs, targets)
+def rows(outputs, targets):
+    return outputs[:, None].expand(-1, 3)
 
 def broken(outputs, targets):
     raise KeyError("no such thing")
@@ -162,7 +162,7 @@ def test_the_units_of_a_user_loss_are_unknown(file: Path, tmp_path: Path) -> Non
 
 def test_classification_keeps_its_units_and_its_run_key() -> None:
     model, batches = nn.Linear(3, 2), [(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))]
-    plain, named = Subject(model, batches), Subject(model, batches, losses=losses_of("cross-entropy"))
+    plain, named = Subject(model, batches), Subject(model, batches, losses=loss_of("cross-entropy").function)
     assert plain.meaning.units == "nats"
     assert plain.meaning.of_accuracy("accuracy") == Quantity("accuracy")
     assert "accuracy" not in identity(plain, ())
@@ -219,7 +219,7 @@ def test_targets_that_are_not_classes_have_no_accuracy(file: Path) -> None:
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (lambda file: f"{file}:mean", r"returned \(\) for 2 samples, expected one loss per sample, \(2,\)"),
+        (lambda file: f"{file}:rows", r"returned \(2, 3\) for 2 samples, expected one loss per sample, \(2,\)"),
         (lambda file: f"{file}:broken", "--loss .*broken failed with KeyError: 'no such thing'"),
         (lambda file: f"{file}:nothing", "has no callable 'nothing'"),
     ],
@@ -304,4 +304,4 @@ def test_an_unknown_name_is_a_usage_error() -> None:
     with pytest.raises(
         OptionError, match=r"--loss must be cross-entropy, mse, l1, huber, bce, or file\.py:callable, got crossentropy"
     ):
-        losses_of("crossentropy")
+        loss_of("crossentropy")

@@ -11,20 +11,24 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from landscape.data import memory
 from landscape.data.dataset import Images
+from landscape.data.sample_reading import Request
 from landscape.data.sampling import Samples, balanced
-from landscape.data.torch_dataset import images_of
+from landscape.data.torch_dataset import data_of
+from landscape.subject.loading import load
 
 INPUTS = torch.arange(24.0).view(12, 1, 1, 2)
 CLASSES = torch.arange(12) % 3
 
 
 def served(made: Any, samples: Samples = None, image_size: int | None = None) -> Images:
-    return images_of("mine.py:data", made, samples=samples, image_size=image_size, resize=None)
+    images = data_of(made, Request("mine.py:data", samples, image_size))
+    assert isinstance(images, Images)
+    return images
 
 
 def rows_of(images: Images) -> list[int]:
@@ -67,11 +71,14 @@ def test_samples_of_every_form_are_read_once_and_served_class_balanced(form: str
 
 
 def test_fields_that_are_not_known_are_listed() -> None:
-    with pytest.raises(ValueError, match=r"item 0 has the fields picture, class_id; expected an input \(pixel_values"):
-        served([{"picture": INPUTS[0], "class_id": 1}])
-    for item in (INPUTS[0], (INPUTS[0],), "word"):
-        with pytest.raises(ValueError, match=r"item 0 is a \w+; expected a pair"):
-            served([item])
+    model = nn.Sequential(nn.Flatten(), nn.Linear(2, 3))
+    with pytest.raises(ValueError, match=r"fails on a batch with the fields picture, class_id .*pixel_values, image"):
+        load(model, data=[{"picture": INPUTS[0], "class_id": 1}])
+    for items in ([INPUTS[0]], [(INPUTS[0],)], DataLoader(TensorDataset(INPUTS))):
+        with pytest.raises(ValueError, match=r"in memory has no targets, which the loss needs; give pairs"):
+            load(model, data=items)
+    with pytest.raises(ValueError, match="a batch is a list without tensors"):
+        served(["word"])
 
 
 class Column(list[int]):
@@ -210,9 +217,9 @@ def failing() -> Iterator[Any]:
         (failing(), "mine.py:data failed with OSError: disk gone"),
         (iter([]), "gave 0 inputs and 0 targets; expected equally many, at least one"),
         (iter([(INPUTS[0], 0), (INPUTS[0, 0], 0)]), r"item 1: input: samples are|item 1: samples are \(1, 2\)"),
-        (DataLoader(TensorDataset(INPUTS)), "batch 0 is a list; expected a pair"),
         (7, "returned a int; expected a torch Dataset or DataLoader"),
-        ({"x": INPUTS, "y": CLASSES}, "returned a dict; expected a torch Dataset or DataLoader"),
+        ({"x": "word"}, "returned a dict; expected a torch Dataset or DataLoader"),
+        ({"x": INPUTS, "y": CLASSES[:3]}, "returned tensors with 12, 3 rows; expected the same number in all"),
         (DataLoader(TensorDataset(INPUTS, CLASSES - 1), batch_size=4), "has the target -1"),
     ],
 )

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from landscape.curvature.vectors import flat, unflat
+from landscape.data.structure import Nested, tensors_in
+from landscape.subject.subject import Subject
 
 _attention_switches = threading.RLock()
 
@@ -124,12 +126,12 @@ def differentiable_attention() -> Iterator[None]:
             torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def with_layer_name(error: ValueError, model: nn.Module, inputs: Tensor) -> ValueError:
+def with_layer_name(error: ValueError, subject: Subject, inputs: Nested) -> ValueError:
     """The error, with the non-differentiable layer and a remedy added if it is about a missing second derivative."""
     if "differentiated twice" not in str(error):
         return error
     with differentiable_attention():
-        layer = non_differentiable_layer(model, lambda: model(inputs))
+        layer = non_differentiable_layer(subject.model, lambda: subject.outputs(inputs))
     where = f"the layer is {layer}; " if layer else ""
     return ValueError(
         f"{error}; {where}use its plain version (fused attention: fused_attn=False in timm, "
@@ -175,7 +177,7 @@ def _twice_differentiable(module: nn.Module, given: tuple[Any, ...], options: di
 
     with torch.enable_grad(), contextlib.suppress(StopIteration):
         returned = module(*map(leaf, given), **{name: leaf(value) for name, value in options.items()})
-        output = next(value for value in _tensors(returned) if value.requires_grad)
+        output = next(value for value in tensors_in(returned) if value.requires_grad)
         try:
             first = torch.autograd.grad(output.square().sum(), leaves, create_graph=True, allow_unused=True)
             gradients = [g for g in first if g is not None and g.requires_grad]
@@ -185,10 +187,3 @@ def _twice_differentiable(module: nn.Module, given: tuple[Any, ...], options: di
         except (RuntimeError, ValueError):
             return False
     return True
-
-
-def _tensors(returned: object) -> list[Tensor]:
-    if isinstance(returned, Tensor):
-        return [returned]
-    inner = returned.values() if isinstance(returned, dict) else returned if isinstance(returned, tuple | list) else ()
-    return [tensor for value in inner for tensor in _tensors(value)]

@@ -20,7 +20,6 @@ from landscape.curvature.parameter_selection import matching
 from landscape.curvature.traced_hessian import trace
 from landscape.curvature.vectors import length, random_unit
 from landscape.subject.checks import refuse_training
-from landscape.subject.outputs import logits_in
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
@@ -95,9 +94,12 @@ def _can_fix_pattern(subject: Subject) -> bool:
         return False
     inputs, _ = subject.batch(0)
     try:
-        if not has_kinks(subject.model, inputs):
+        if subject.needs_graph:
+            raise ValueError("it differentiates inside its forward pass")
+        if not has_kinks(subject.model, inputs, subject.forward):
             return False
-        check_pattern(subject.model, inputs, activation_pattern(subject.model, inputs))
+        pattern = activation_pattern(subject.model, inputs, subject.forward)
+        check_pattern(subject.model, inputs, pattern, subject.forward)
     except Exception as error:  # whatever a model's own code raises
         if isinstance(error, RuntimeError | MemoryError) and out_of_memory(error):
             return True  # micro-batches may fit
@@ -159,12 +161,11 @@ def _add_candidate(hvp: Hvp, candidates: dict[str, Curvature], seconds: dict[str
 def _traced(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, hvp: Hvp) -> Curvature:
     double_backward = Curvature(subject, parameters, "kept", fixed=fixed)
 
-    def losses(returned: object, targets: Tensor) -> Tensor:
-        return subject.losses(logits_in(returned), targets)
-
     inputs, targets = subject.batch(0)
+    if not isinstance(inputs, Tensor) or not isinstance(targets, Tensor):
+        raise ValueError(f"--hvp {hvp} needs one tensor as input and one as target; use --hvp kept")
     traced = trace(
-        subject.model, losses, parameters, inputs, targets,
+        subject.model, subject.losses, parameters, inputs, targets, forward=subject.forward,
         pattern=double_backward.pattern(0) if fixed else (),
         channels_last=hvp == "traced-channels-last" or (hvp == "compiled" and convolves(subject.model)),
         compiled=hvp == "compiled",

@@ -20,6 +20,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from landscape.curvature.hessian_product import differentiable_attention
+from landscape.data.structure import Nested, map_tensors
+from landscape.subject.outputs import call_model
+from landscape.subject.subject import Forward
 
 LEAST = 1e-30  # distance to a kink at zero of a unit that rounding puts on it; for other kinks a share of their size
 ROUNDING = 1e-4  # of the largest input at a kink: units farther away are on the same side in any precision
@@ -72,15 +75,15 @@ POOLED: Mapping[Any, tuple[Callable[..., tuple[Tensor, Tensor]], int]] = {
 }
 
 
-def has_kinks(model: nn.Module, inputs: Tensor) -> bool:
+def has_kinks(model: nn.Module, inputs: Nested, forward: Forward = call_model) -> bool:
     """Whether a forward pass calls a function with kinks that is known here."""
     recorder = _Recorder()
     with torch.no_grad(), recorder:
-        model(inputs)
+        forward(model, inputs)
     return bool(recorder.pattern)
 
 
-def activation_pattern(model: nn.Module, inputs: Tensor) -> list[Tensor]:
+def activation_pattern(model: nn.Module, inputs: Nested, forward: Forward = call_model) -> list[Tensor]:
     """The side of its kink of every unit, from a forward pass of a copy of the model in double precision.
 
     Covers ReLU and its relatives (`KINKED`) and max pooling (`POOLED`), called as functions or by modules of torch.nn;
@@ -95,11 +98,11 @@ def activation_pattern(model: nn.Module, inputs: Tensor) -> list[Tensor]:
     """
     recorder = _Recorder()
     with torch.no_grad(), differentiable_attention(), recorder:
-        _double_copy(model)(inputs.double() if inputs.is_floating_point() else inputs)
+        forward(_double_copy(model), map_tensors(inputs, lambda x: x.double() if x.is_floating_point() else x))
     return recorder.pattern
 
 
-def check_pattern(model: nn.Module, inputs: Tensor, pattern: Sequence[Tensor]) -> None:
+def check_pattern(model: nn.Module, inputs: Nested, pattern: Sequence[Tensor], forward: Forward = call_model) -> None:
     """Reject a pattern that belongs to another function than the model in single precision.
 
     Raises:
@@ -108,7 +111,7 @@ def check_pattern(model: nn.Module, inputs: Tensor, pattern: Sequence[Tensor]) -
     """
     checked = _Checked(pattern)
     with torch.enable_grad(), differentiable_attention(), checked:
-        model(inputs)
+        forward(model, inputs)
 
 
 def _double_copy(model: nn.Module) -> nn.Module:

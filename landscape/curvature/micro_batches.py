@@ -74,8 +74,8 @@ class MicroBatchedProduct:
                 raise
         if self._micro_batching.count >= self._samples:
             raise MemoryError(
-                "the curvature of a single sample does not fit into memory; use a smaller model, "
-                "fewer parameters (--params), or another device"
+                "the curvature of a single sample does not fit into memory (or the mini-batch cannot be split); "
+                "use a smaller model, smaller mini-batches, fewer parameters (--params), or another device"
             )
         self._micro_batching.count = min(2 * self._micro_batching.count, self._samples)
         log.warning(

@@ -6,8 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +16,8 @@ from landscape.curvature.hessian_product import Product, hessian_product, with_l
 from landscape.curvature.kinks import FixedPattern, activation_pattern
 from landscape.curvature.micro_batches import MicroBatchedProduct, MicroBatching
 from landscape.curvature.traced_hessian import BatchedProduct, TracedHessian
-from landscape.subject.outputs import outputs_of
+from landscape.data.structure import Nested, rows_of
+from landscape.subject.checks import require_tensor_outputs
 from landscape.subject.subject import Subject
 
 Operator = Literal["hessian", "ggn", "fisher"]
@@ -56,13 +56,14 @@ class Curvature:
             ValueError: the model has no second derivative; names the layer.
             MemoryError: not even one sample fits.
         """
-        inputs, targets = self.subject.batch(i)
+        inputs, _ = self.subject.batch(i)
+        samples = self.subject.samples(i) if self.subject.divisible else 1
         whole = None
         if self._traced is not None and not self.batched and self._fits(i):
             whole = partial(self._traced_product, self._traced, i)
         return MicroBatchedProduct(
-            partial(self._product, i), len(targets), self._micro_batching,
-            explain=lambda error: with_layer_name(error, self.subject.model, inputs), whole=whole,
+            partial(self._product, i), samples, self._micro_batching,
+            explain=lambda error: with_layer_name(error, self.subject, inputs), whole=whole,
         )  # fmt: skip
 
     def batched_product(self, batches: Sequence[int]) -> BatchedProduct:
@@ -81,11 +82,17 @@ class Curvature:
         key = (i, part.start, part.stop)
         if self.patterns is not None and key in self.patterns:
             return self.patterns[key]
-        pattern = activation_pattern(self.subject.model, self.subject.batch(i)[0][part])
+        inputs, _ = self._part(i, part)
+        pattern = activation_pattern(self.subject.model, inputs, self.subject.forward)
         if self.patterns is not None:
             self.patterns.clear()
             self.patterns[key] = pattern
         return pattern
+
+    def _part(self, i: int, part: slice) -> tuple[Nested, Nested]:
+        """Some samples of a mini-batch."""
+        inputs, targets = self.subject.batch(i)
+        return (inputs, targets) if part == WHOLE else (rows_of(inputs, part), rows_of(targets, part))
 
     def _fits(self, i: int) -> bool:
         return self._traced is not None and self._traced.suits(*self.subject.batch(i))
@@ -98,17 +105,18 @@ class Curvature:
     def _product(self, i: int, part: slice) -> Product:
         """From a double-backward graph of some samples of a mini-batch."""
         subject, shift = self.subject, self.subject.weight_decay
-        inputs, targets = (tensor[part] for tensor in subject.batch(i))
+        inputs, targets = self._part(i, part)
         parameters = list(self.parameters.values())
         pattern = FixedPattern(self.pattern(i, part)) if self.fixed else contextlib.nullcontext()
 
-        def outputs() -> Tensor:
+        def outputs() -> Any:
             with pattern:
-                return outputs_of(subject.model, inputs)
+                return subject.outputs(inputs)
 
         if self.operator == "hessian":
             return hessian_product(lambda: subject.losses(outputs(), targets).mean(), parameters, shift=shift)
         if self.operator == "ggn":
+            require_tensor_outputs(subject)
             return gauss_newton_product(outputs, lambda z: subject.losses(z, targets), parameters, shift=shift)
         return fisher_product(lambda: subject.losses(outputs(), targets), parameters, shift=shift)
 
@@ -121,7 +129,7 @@ def over_all_samples(
     The graph of a single mini-batch is kept. Those of several (the first `batches`, or all) are rebuilt for every
     product: one more gradient, for the memory of one mini-batch.
     """
-    sizes = [len(targets) for _, targets in islice(subject.batches, batches)]
+    sizes = [subject.samples(i) for i in range(len(subject.batches))][:batches]
     if len(sizes) == 1:
         return curvature.product(0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,20 +14,19 @@ from torch import Tensor, nn
 from landscape.curvature.hessian_product import differentiable_attention
 from landscape.curvature.lanczos import Spectrum, wanted
 from landscape.curvature.vectors import flat
-from landscape.subject.outputs import logits_in
 from landscape.subject.subject import Subject
 
 
 class _Counted(nn.Module):
     """Counts the products of a model: PyHessian clears its gradients once before each of them."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, subject: Subject) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.run = subject.model, subject.forward
         self.products = 0
 
-    def forward(self, inputs: Tensor) -> object:
-        return self.model(inputs)
+    def forward(self, inputs: Tensor) -> Any:
+        return self.run(self.model, inputs)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.products += 1
@@ -56,10 +56,13 @@ def power_iteration(
     """
     from pyhessian import hessian
 
-    counted, batch, shift = _Counted(subject.model), subject.batch(i), subject.weight_decay
+    counted, batch, shift = _Counted(subject), subject.batch(i), subject.weight_decay
 
-    def objective(returned: object, targets: Tensor) -> Tensor:
-        loss = subject.losses(logits_in(returned), targets).mean()
+    if not all(isinstance(part, Tensor) for part in batch):
+        raise ValueError("--engine pyhessian needs one tensor as input and one as target; drop --engine")
+
+    def objective(outputs: Any, targets: Tensor) -> Tensor:
+        loss = subject.losses(outputs, targets).mean()
         # Also where shift is 0: it links every parameter to the loss, and PyHessian fails on those that are not.
         return loss + 0.5 * shift * torch.stack([p.square().sum() for p in parameters]).sum()
 

@@ -23,8 +23,10 @@ from landscape.curvature.graph_passes import join_convolutions, split, views_to_
 from landscape.curvature.hessian_product import Product, differentiable_attention, out_of_memory
 from landscape.curvature.kinks import FixedPattern
 from landscape.curvature.vectors import unflat
+from landscape.subject.outputs import call_model
+from landscape.subject.subject import Forward
 
-Losses = Callable[[object, Tensor], Tensor]  # (what the model returns, targets) -> losses per sample (N,)
+Losses = Callable[[Any, Tensor], Tensor]  # (outputs of the forward pass, targets) -> losses per sample (N,)
 Graph = Callable[..., Sequence[Tensor]]
 Shape = tuple[torch.Size, torch.dtype, torch.Size, torch.dtype]  # of inputs and of targets
 # Derivatives f'(x) g in one operation; as two operations the costly part f'(x) does not depend on the vector.
@@ -113,6 +115,7 @@ def trace(
     inputs: Tensor,
     targets: Tensor,
     *,
+    forward: Forward = call_model,
     pattern: Sequence[Tensor] = (),
     channels_last: bool = False,
     compiled: bool = False,
@@ -132,7 +135,7 @@ def trace(
     layout = torch.channels_last if channels_last else torch.contiguous_format
     weights = [_laid_out(p, layout) for p in parameters.values()]
     example = [_laid_out(tensor, layout) for tensor in (inputs, targets, *pattern)]
-    function: Callable[..., list[Tensor]] = _loss_and_product(model, losses, list(parameters))
+    function: Callable[..., list[Tensor]] = _loss_and_product(model, forward, losses, list(parameters))
     vectors = unflat(example[0].new_zeros(sum(p.numel() for p in weights), dtype=weights[0].dtype), weights)
     if batched:
         vectors = [p.new_zeros(batched, *p.shape) for p in weights]
@@ -151,12 +154,27 @@ def trace(
     return TracedHessian(dict(parameters), _shape(inputs, targets), layout, batched, *parts)
 
 
-def _loss_and_product(model: nn.Module, losses: Losses, names: Sequence[str]) -> Callable[..., list[Tensor]]:
+class _Forward(nn.Module):
+    """The forward pass of a model as a module, whose parameters can be replaced."""
+
+    def __init__(self, model: nn.Module, run: Forward) -> None:
+        super().__init__()
+        self.model, self.run = model, run
+        self.training = model.training
+
+    def forward(self, inputs: Tensor) -> Any:
+        return self.run(self.model, inputs)
+
+
+def _loss_and_product(
+    model: nn.Module, forward: Forward, losses: Losses, names: Sequence[str]
+) -> Callable[..., list[Tensor]]:
     """(*weights, inputs, targets, *pattern, *vectors) -> [loss, *H v], with a tensor per parameter."""
+    module = _Forward(model, forward)
 
     def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor, pattern: Sequence[Tensor]) -> Tensor:
         with FixedPattern(pattern) if pattern else contextlib.nullcontext():
-            returned = functional_call(model, weights, (x,))
+            returned = functional_call(module, {f"model.{name}": w for name, w in weights.items()}, (x,))
         return losses(returned, y).mean()
 
     def product(*arguments: Tensor) -> list[Tensor]:

@@ -7,19 +7,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 
 from landscape.checkpoints.user_code import refuse_file_alone
 from landscape.data import cifar, cifar_c, digits, image_folder, numpy_files, parquet, tokens, torch_dataset
 from landscape.data.augment import Augmentation
-from landscape.data.dataset import Batches, Images, resized
+from landscape.data.batch_layout import BatchLayout
+from landscape.data.dataset import Batches, BatchList, Images, resized
 from landscape.data.preprocessing import Resize, resize_images
+from landscape.data.sample_reading import Request
 from landscape.data.sampling import Samples, Split, subset
 from landscape.options import at_least, one_of, parse_count
 
-__all__ = ["NAMES", "Augmentation", "Batches", "Images", "Split", "load"]
+__all__ = ["NAMES", "Augmentation", "BatchLayout", "BatchList", "Batches", "Images", "Split", "load", "load_batches"]
 
 NAMED: Mapping[str, Callable[..., Images]] = {  # called with `root` and `split`
     "digits": lambda *, root, split: digits.load(split),
@@ -32,7 +34,7 @@ FORMS = (
 )
 
 
-def load(
+def load_batches(
     name: str,
     *,
     root: Path | None = None,
@@ -43,7 +45,9 @@ def load(
     std: tuple[float, ...] = (),
     resize: Resize | None = None,
     block_size: int | None = None,
-) -> Images:
+    layout: Callable[[], BatchLayout] = BatchLayout,
+    batch_size: int = 128,
+) -> Images | BatchList:
     """A data set in memory: the first `samples` of its fixed order, or all if it has fewer.
 
     Images are in a seeded class-balanced order that never changes (see `sampling.balanced`); a pair of tensors from a
@@ -62,6 +66,8 @@ def load(
         std: goes with `mean`; both apply to uint8 images only, as floating-point inputs count as normalised.
         resize: how pictures are resized; None: bilinear, the shorter side to the size, centre crop.
         block_size: tokens per sequence of a token file.
+        layout: how the model takes the samples of a callable, called if they are not pairs of tensors.
+        batch_size: of samples of a callable that are not one input and one target tensor each (`BatchList`).
 
     Raises:
         OptionError: `samples` or `image_size` is below 1, or the split unknown.
@@ -73,7 +79,9 @@ def load(
     at_least("image_size", 1 if image_size is None else image_size, 1)
     if name.endswith(tokens.SUFFIX) and not numpy_files.pair_of_files(name) and Path(name).expanduser().is_file():
         return tokens.load(name, samples=samples, block_size=block_size)
-    images = _load(name, root, split, samples, image_size, resize)
+    images = _load(Request(name, samples, image_size, resize, layout, batch_size), root, split)
+    if isinstance(images, BatchList):
+        return images
     images = replace(images, resized_from=resize.seen) if resize else images
     if not mean or not std or images.inputs.dtype != torch.uint8 or images.inputs.ndim != 4:
         return images
@@ -86,9 +94,20 @@ def load(
     return replace(images, mean=tuple(mean), std=tuple(std))
 
 
-def _load(
-    name: str, root: Path | None, split: Split, samples: Samples, image_size: int | None, resize: Resize | None
-) -> Images:
+def load(name: str, **options: Any) -> Images:
+    """As `load_batches`, for whoever needs one input and one target tensor per sample.
+
+    Raises:
+        ValueError: the samples have another structure.
+    """
+    made = load_batches(name, **options)
+    if isinstance(made, BatchList):
+        raise ValueError(f"{name} gives mini-batches of several tensors; expected one input and one target per sample")
+    return made
+
+
+def _load(request: Request, root: Path | None, split: Split) -> Images | BatchList:
+    name, samples, image_size, resize = request.name, request.samples, request.image_size, request.resize
     path = Path(name).expanduser()
     if name in NAMES:
         every = NAMED[name](root=root, split=split)
@@ -108,7 +127,7 @@ def _load(
         return image_folder.load(name, split=split, samples=samples, image_size=image_size, resize=resize)
     refuse_file_alone("data", name)
     if ":" in name:
-        return torch_dataset.load(name, split=split, samples=samples, image_size=image_size, resize=resize)
+        return torch_dataset.load(request, split)
     if path.is_file():
         raise ValueError(f"--data {name} is a file; expected {FORMS}")
     if "/" in name:

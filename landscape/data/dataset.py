@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from landscape.data.augment import Augmentation
+from landscape.data.structure import Nested, common_length, map_tensors, named_tensors
 from landscape.options import at_least
 from landscape.probe import derived_seed
 
@@ -109,6 +110,55 @@ class Batches(Sequence[tuple[Tensor, Tensor]]):
             seed = derived_seed(self.seed, i)
             inputs, targets = self.augmentation(inputs, targets, classes=self.images.classes, seed=seed)
         return self.images.normalised(inputs), targets
+
+
+@dataclass(frozen=True, eq=False)
+class BatchList(Sequence[tuple[Nested, Nested]]):
+    """Mini-batches of any structure in memory, as their source formed them; they are never split up or joined."""
+
+    pairs: Sequence[tuple[Nested, Nested]]  # inputs of the model and targets of the loss
+    wholes: Sequence[Nested]  # the same batches as the source gave them; they share their tensors with the pairs
+    name: str  # as given to `load`
+    classes: int = 0  # number of classes; 0 for targets other than class numbers
+    one_part: bool = False  # they are not divided into train and test
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[Nested, Nested]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[tuple[Nested, Nested]]: ...
+    def __getitem__(self, index: int | slice) -> tuple[Nested, Nested] | list[tuple[Nested, Nested]]:
+        return list(self.pairs[index]) if isinstance(index, slice) else self.pairs[index]
+
+    def to(self, device: torch.device | str) -> BatchList:
+        """The same mini-batches on another device."""
+        moved: dict[int, Tensor] = {}  # tensors that a pair shares with its whole are moved once
+
+        def move(tensor: Tensor) -> Tensor:
+            return moved.setdefault(id(tensor), tensor.to(device))
+
+        pairs, wholes = ([map_tensors(part, move) for part in parts] for parts in (self.pairs, self.wholes))
+        return replace(self, pairs=pairs, wholes=wholes)
+
+    def samples(self, i: int) -> int | None:
+        """Number of samples of mini-batch i; None where only the loss can tell, as for packed graphs."""
+        _, targets = self.pairs[i]
+        if isinstance(targets, Tensor) and targets is not self.wholes[i]:
+            return len(targets) if targets.dim() else 1
+        return common_length(self.wholes[i])
+
+    @cached_property
+    def sha256(self) -> str:
+        """SHA-256 of all tensors, with their shapes, dtypes and places in the batches."""
+        digest = hashlib.sha256()
+        for i, (pair, whole) in enumerate(zip(self.pairs, self.wholes, strict=True)):
+            for path, tensor in named_tensors({"pair": pair, "whole": whole}, str(i)):
+                digest.update(f"{path}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+                flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+                digest.update(flat.numpy().data)
+        return digest.hexdigest()
 
 
 def resized(images: Images, size: int | None, *, block: int = 1024) -> Images:

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from landscape.data import decoding
+from landscape.data.batch_layout import INPUTS, TARGETS, first_of
 from landscape.data.dataset import Images
 from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Resize
 from landscape.data.sampling import Samples, Split, subset
-from landscape.data.torch_dataset import INPUTS, TARGETS, first_of
 
 SPLITS = {"train": ("train",), "test": ("test", "validation", "valid", "val")}  # the first with labels
 SPLIT_OF = re.compile(r"(train|test|validation|valid|val)(?![a-z])")

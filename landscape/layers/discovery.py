@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 
-from torch import Tensor, nn
+from torch import nn
 
-from landscape.layers.graph import ADDITIONS, ATTENTION, HEAVY, POOLING, Flow, Node, record
+from landscape.data.structure import Nested
+from landscape.layers.graph import ADDITIONS, ATTENTION, HEAVY, POOLING, Flow, Node, few, record
 from landscape.layers.layer import AttentionCall, Branch, Grid, Kind, Layer, Tap
 from landscape.layers.residual_blocks import (
     Residual,
@@ -31,17 +32,19 @@ from landscape.layers.residual_blocks import (
 )
 from landscape.layers.sequential import segments
 from landscape.layers.token_grid import TokenGrid, layout_of, smaller, starts_linear, window_of
+from landscape.subject.outputs import call_model
+from landscape.subject.subject import Forward
 
 
-def discover(model: nn.Module, example: Tensor) -> list[Layer]:
-    """Every layer of a network in order of execution, from one forward pass of an example (N, C, H, W).
+def discover(model: nn.Module, example: Nested, forward: Forward = call_model) -> list[Layer]:
+    """Every layer of a network in order of execution, from one forward pass of an example, such as (N, C, H, W).
 
     In a network without residual blocks the layers are its convolutions, linear layers and poolings.
 
     Raises:
         ValueError: no layer was found, or no module reads or returns its tensor; names --layers.
     """
-    flow = record(model, example[:2])
+    flow = record(model, few(example), forward)
     blocks = residuals(flow) or residuals(flow, least=2)
     if not blocks:
         return staged(_sequential_layers(flow))

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from landscape.layers.attention_maps import AttentionMaps, attention_hooks
@@ -33,9 +32,16 @@ def run_with_hooks(subject: Subject, i: int, hooks: Sequence[FeatureHooks]) -> l
     inputs, _ = subject.batch(i)
     hooked = [(hook, position) for hook in hooks for position in range(len(hook.layers))]
 
+    rows = None if subject.divisible else subject.samples(i)
+
     def receive(index: int, tensor: Tensor) -> None:
         hook, position = hooked[index]
-        hook.on_features(position, tensor)
+        if rows is not None and len(tensor) != rows:
+            raise ValueError(
+                f"{hook.layers[position].name} has {len(tensor)} rows for {rows} samples, expected one for each; name "
+                "other layers with --layers"
+            )
+        hook.on_features(position, tensor.detach())
 
     receive_maps: dict[Key, Callable[[AttentionMaps], None]] = {}
     for hook, position in hooked:
@@ -44,11 +50,11 @@ def run_with_hooks(subject: Subject, i: int, hooks: Sequence[FeatureHooks]) -> l
             receive_maps[attention.key] = partial(hook.on_attention, position)
     layers = [hook.layers[position] for hook, position in hooked]
     with (
-        torch.inference_mode(),
+        subject.evaluating(),
         feature_hooks(subject.model, layers, receive),
-        attention_hooks(receive_maps, len(inputs)),
+        attention_hooks(receive_maps, subject.samples(i)),
     ):
-        subject.model(inputs)
+        subject.outputs(inputs)
     return [hook.values() for hook in hooks]
 
 

@@ -12,6 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from landscape.data.structure import Nested, tensors_in
+from landscape.subject.outputs import call_model
+from landscape.subject.subject import Forward
+
 ATTENTION = {"scaled_dot_product_attention", "softmax", "_softmax", "multi_head_attention_forward"}
 ADDITIONS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
 POOLING = {"max_pool2d", "avg_pool2d", "boolean_dispatch", "max_pool2d_with_indices", "fractional_max_pool2d"}
@@ -71,8 +75,13 @@ class Flow:
             call = self.calls[call].parent
 
 
-def record(model: nn.Module, inputs: Tensor) -> Flow:
-    """Run the model once, in eval mode and without gradients, and record the pass.
+def few(example: Nested) -> Nested:
+    """The first two samples of a single tensor; other examples are as small as they can be."""
+    return example[:2] if isinstance(example, Tensor) else example
+
+
+def record(model: nn.Module, inputs: Nested, forward: Forward = call_model) -> Flow:
+    """Run the model once, in eval mode and without gradients, and record the pass; `forward` calls it.
 
     Tensors are followed by identity through Python, so every module works that computes with torch functions; compiled
     and scripted parts appear as single operations.
@@ -96,8 +105,9 @@ def record(model: nn.Module, inputs: Tensor) -> Flow:
     try:
         model.eval()
         with torch.no_grad(), recorder:
-            recorder.add(inputs, ancestors=0, maker=-1)
-            model(inputs)
+            for tensor in tensors_in(inputs):
+                recorder.add(tensor, ancestors=0, maker=-1)
+            forward(model, inputs)
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)
         for module, was in training.items():
@@ -128,7 +138,7 @@ class _Recorder(TorchFunctionMode):
         if name in ATTENTION:
             number = self._attention[name] = self._attention.get(name, -1) + 1
             heads = _heads(name, args, kwargs, self.flow.shapes[0][0])
-        tensors = list(_tensors(result))
+        tensors = list(tensors_in(result))
         if reads and tensors and name != "__get__":
             past = reduce(or_, (self.flow.ancestors[node] for node in reads))
             position = len(self.flow.operations)
@@ -157,16 +167,7 @@ class _Recorder(TorchFunctionMode):
         return node
 
     def _recorded(self, values: Any) -> Iterator[Node]:
-        return (self._nodes[id(t)] for t in _tensors(values) if id(t) in self._nodes)
-
-
-def _tensors(values: Any) -> Iterator[Tensor]:
-    """Tensors in nested tuples, lists, dicts and dataclass-like outputs, in order."""
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, tuple | list | dict):
-        for value in values.values() if isinstance(values, dict) else values:
-            yield from _tensors(value)
+        return (self._nodes[id(t)] for t in tensors_in(values) if id(t) in self._nodes)
 
 
 def _weight(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
@@ -179,7 +180,7 @@ def _weight(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[i
 def _heads(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], images: int) -> int:
     if name == "multi_head_attention_forward":
         return int(kwargs.get("num_heads", args[4] if len(args) > 4 else 1))
-    shape = next(_tensors((args, kwargs))).shape
+    shape = next(tensors_in((args, kwargs))).shape
     if len(shape) < 3:
         return 1
     return shape[-3] if len(shape) > 3 else max(1, shape[0] // images)  # (batch * head, query, key)

@@ -10,9 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from landscape.data.structure import Nested, map_tensors
 from landscape.layers.forward_hooks import hooked_calls
 from landscape.layers.graph import Flow
 from landscape.layers.layer import Tap
+from landscape.subject.outputs import call_model
+from landscape.subject.subject import Forward
 
 Cache = Mapping[Tap, Any]  # outputs of module calls; only the shapes of those that nothing reads again
 
@@ -51,8 +54,10 @@ def resume_point(flow: Flow, replaced: Sequence[Tap], bypassed: Sequence[Tap]) -
     return ResumePoint(point, frozenset(taps.values()), frozenset(taps[i] for i in skipped if given[i]))
 
 
-def advance(model: nn.Module, inputs: Tensor, point: ResumePoint, cache: Cache) -> Cache:
+def advance(model: nn.Module, inputs: Nested, point: ResumePoint, cache: Cache, forward: Forward = call_model) -> Cache:
     """The cache of a resume point, from that of an earlier one for the same inputs: runs only what lies between.
+
+    The caller switches off gradients.
 
     Raises:
         LookupError: the model does not make the calls that were recorded.
@@ -70,8 +75,8 @@ def advance(model: nn.Module, inputs: Tensor, point: ResumePoint, cache: Cache) 
 
     sides = {(tap.module, tap.side) for tap in missing}
     try:
-        with resumed(model, cache), torch.inference_mode(), hooked_calls(model, sides, keep):
-            model(inputs)
+        with resumed(model, cache), hooked_calls(model, sides, keep):
+            forward(model, inputs)
     except _Reached:
         pass
     if len(outputs) < len(point.skipped):
@@ -107,18 +112,6 @@ def resumed(model: nn.Module, cache: Cache) -> Iterator[None]:
                 modules[name].forward = own[name]
             elif "forward" in vars(modules[name]):
                 del modules[name].forward
-
-
-def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A module's output with a function applied to its tensors, in nested tuples, lists and dicts."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, tuple | list):
-        items = [map_tensors(item, change) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, dict):
-        return type(value)({key: map_tensors(item, change) for key, item in value.items()})
-    return value
 
 
 class _Reached(Exception):

@@ -10,19 +10,23 @@ from itertools import pairwise
 from typing import cast
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
+from landscape.data.structure import Nested
 from landscape.layers.discovery import attention_of, discover, layer_at, staged
-from landscape.layers.graph import Call, Flow, record
+from landscape.layers.graph import Call, Flow, few, record
 from landscape.layers.layer import KINDS, Kind, Layer, Tap
 from landscape.layers.layer_patterns import Pattern, expand, parse
 from landscape.layers.token_grid import consumer_is_linear, smaller
 from landscape.probe import Quantity
-from landscape.subject.subject import Subject
+from landscape.subject.outputs import call_model
+from landscape.subject.subject import Forward, Subject
 from landscape.subject.weights_cache import once_per_weights
 
 
-def select_layers(model: nn.Module, example: Tensor, patterns: Sequence[str]) -> list[Layer]:
+def select_layers(
+    model: nn.Module, example: Nested, patterns: Sequence[str], forward: Forward = call_model
+) -> list[Layer]:
     """The layers that patterns name, which are outputs of modules, in order of execution; without patterns, `discover`.
 
     Raises:
@@ -30,10 +34,10 @@ def select_layers(model: nn.Module, example: Tensor, patterns: Sequence[str]) ->
         ValueError: a pattern matches no module; lists similar names.
     """
     if not patterns:
-        return discover(model, example)
-    flow = record(model, example[:2])
+        return discover(model, example, forward)
+    flow = record(model, few(example), forward)
     try:
-        discovered = {layer.name: layer for layer in discover(model, example)}
+        discovered = {layer.name: layer for layer in discover(model, example, forward)}
     except ValueError:
         discovered = {}
     named = _matching_modules([name for name, _ in model.named_modules() if name], patterns)
@@ -78,7 +82,7 @@ def _named_layer(flow: Flow, call: Call, pattern: Pattern, discovered: Layer | N
 @once_per_weights
 def layers_of(subject: Subject, patterns: tuple[str, ...]) -> list[Layer]:
     """The layers of a subject, found once."""
-    return select_layers(subject.model, subject.batch(0)[0], patterns)
+    return select_layers(subject.model, subject.example()[0], patterns, subject.forward)
 
 
 def spatial_layers(subject: Subject, patterns: tuple[str, ...]) -> list[Layer]:

@@ -174,7 +174,7 @@ class Attention(Probe):
         return {
             "heads": max(layer.attention.heads for layer in layers if layer.attention),
             "tokens": max(min(layer.grid[0] * layer.grid[1], layer.channels) for layer in layers) or 1,
-            "images": min(len(subject.batches[0][1]), max(layer.channels for layer in layers)),
+            "images": min(subject.samples(0), max(layer.channels for layer in layers)),
         }
 
 

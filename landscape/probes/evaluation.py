@@ -27,6 +27,8 @@ class Evaluation(Probe):
     name: ClassVar[str] = "evaluate"
     uses: ClassVar[tuple[str, ...]] = ("batch_size", "seed")  # the random numbers of several passes depend on both
 
+    deterministic: ClassVar[bool] = False  # several passes of a stochastic network are averaged
+
     passes: int = 1
 
     def plan(self, subject: Subject) -> Plan:

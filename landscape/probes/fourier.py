@@ -111,7 +111,7 @@ class Fourier(Probe):
     def hooks(self, subject: Subject, i: int) -> FeatureHooks:
         """The hooks that measure mini-batch i."""
         layers = spatial_layers(subject, self.layers)
-        samples = len(subject.batches[i][1])
+        samples = subject.samples(i)
         plan = _plan(subject, self)
 
         def zeros(name: str) -> Tensor:

@@ -257,7 +257,7 @@ class Hessian(Probe):
             return product, product.value
         subject = curved.subject
         count = self._count(subject)
-        sizes = np.array([len(subject.batches[i][1]) for i in range(count)])
+        sizes = np.array([subject.samples(i) for i in range(count)])
         with torch.no_grad():
             losses = np.array([subject.loss(i).item() for i in range(count)])
         return over_all_samples(subject, curved, batches=count), float(sizes @ losses / sizes.sum())
@@ -270,7 +270,7 @@ class Hessian(Probe):
 def _is_whole(subject: Subject, i: int) -> bool:
     """A last smaller mini-batch has another spectrum; it is left out unless it is the only one."""
     last = len(subject.batches) - 1
-    return i < last or last == 0 or len(subject.batches[i][1]) == len(subject.batches[0][1])
+    return i < last or last == 0 or subject.samples(i) == subject.samples(0)
 
 
 def _start(curved: Curvature, seed: int) -> Tensor:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.data.structure import map_tensors, tensors_in
 from landscape.layers.graph import Flow, record
 from landscape.layers.partial_forward import Cache, ResumePoint, advance, resume_point, resumed
 from landscape.layers.selection import layer_labels, layers_of
@@ -20,7 +21,7 @@ from landscape.options import OptionError, regular_expression
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.subject import batchnorm, outputs, sample_statistics
 from landscape.subject.batchnorm import recalibration
-from landscape.subject.outputs import intact_per_sample, outputs_of
+from landscape.subject.outputs import intact_per_sample
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
@@ -86,10 +87,12 @@ class Lesion(Probe):
             point = ResumePoint() if recalibrated else _resume_point(subject, group.units)
             if batch != current or point.operations < reached:
                 (inputs, targets), current, cache = subject.batch(batch), batch, {}
-            cache, reached = advance(subject.model, inputs, point, cache), point.operations
+            with subject.evaluating():
+                cache = advance(subject.model, inputs, point, cache, subject.forward)
+            reached = point.operations
             recalibrate = _recalibrated(subject, group, recalibrated, statistics, i)
             without = removed(subject.model, *group.units)
-            with recalibrate, without, resumed(subject.model, cache), torch.inference_mode():
+            with recalibrate, without, resumed(subject.model, cache), subject.evaluating():
                 after = outputs.loss_and_correctness(subject, inputs, targets)
             yield sample_statistics.change(subject, batch, after)
 
@@ -121,26 +124,32 @@ def _removals(subject: Subject) -> list[Removal]:
 
 @once_per_weights
 def _flow(subject: Subject) -> Flow:
-    return record(subject.model, subject.batch(0)[0][:2])
+    return record(subject.model, subject.example()[0], subject.forward)
 
 
 @once_per_weights
 def _resume_point(subject: Subject, units: tuple[Removal, ...]) -> ResumePoint:
     """Where the forward pass may resume without the units; its start if resuming later would change a single bit."""
-    example = subject.batch(0)[0][:2]
+    example, _ = subject.example()
     bypassed = [tap for unit in units for tap in unit.bypassed]
     point = resume_point(_flow(subject), [*bypassed, *(tap for unit in units for tap in unit.zeroed)], bypassed)
-    with torch.inference_mode():
+    with subject.evaluating():
         with removed(subject.model, *units):
-            complete = outputs_of(subject.model, example)
+            complete = subject.outputs(example)
         try:
-            cache = advance(subject.model, example, point, {})
-            outputs_of(subject.model, example.flip(-1))  # overwrites tensors that modules may keep as attributes
+            cache = advance(subject.model, example, point, {}, subject.forward)
+            subject.outputs(map_tensors(example, _flipped))  # overwrites tensors that modules may keep as attributes
             with removed(subject.model, *units), resumed(subject.model, cache):
-                partial = outputs_of(subject.model, example)
+                partial = subject.outputs(example)
         except Exception:  # whatever a foreign model raises, the complete pass remains
             return ResumePoint()
-    return point if torch.allclose(complete, partial, rtol=0.0, atol=0.0, equal_nan=True) else ResumePoint()
+    pairs = zip(tensors_in(complete), tensors_in(partial), strict=True)
+    equal = all(torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True) for a, b in pairs)
+    return point if equal else ResumePoint()
+
+
+def _flipped(tensor: Tensor) -> Tensor:
+    return tensor.flip(-1) if tensor.dim() > 1 else tensor
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from landscape.options import OptionError, at_least, one_of, parse_range, regula
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.results.statistics import mean_and_standard_error
 from landscape.subject import batchnorm
-from landscape.subject.checks import refuse_stochastic
 from landscape.subject.outputs import per_sample
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
@@ -97,7 +96,6 @@ class Line(Probe):
         }
 
     def plan(self, subject: Subject) -> Plan:
-        refuse_stochastic(subject)
         lines = self._lines(subject)
         statistics = self._statistics(lines)
         if lines[0].kind == "eigen" and not self.range:

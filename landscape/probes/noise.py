@@ -101,13 +101,13 @@ class Noise(Probe):
                 spectrum = torch.fft.rfft2(self._signs(subject, batch, inputs))
             if not masks[band].any():
                 missing = dict.fromkeys([*sample_statistics.quantities(), "noise_square_sum"], np.nan)
-                yield {**missing, "samples": len(inputs)}
+                yield {**missing, "samples": subject.samples(batch)}
                 continue
             noise = self._size * band_pass(spectrum, masks[band], (inputs.shape[-2], inputs.shape[-1]))
             if self.equal_energy:
                 norms = torch.linalg.vector_norm(noise, dim=(1, 2, 3), keepdim=True)
                 noise = noise * (norm / norms.clamp_min(torch.finfo(noise.dtype).tiny))
-            with torch.inference_mode():
+            with subject.evaluating():
                 after = outputs.loss_and_correctness(subject, inputs + noise, targets)
             square = noise.double().square().mean(dim=(1, 2, 3)).sum().item()
             yield {**sample_statistics.change(subject, batch, after), "noise_square_sum": square}
@@ -130,6 +130,12 @@ class Noise(Probe):
     def _masks(self, subject: Subject) -> np.ndarray:
         """M_f of every band, (band, H, W)."""
         inputs = subject.batches[0][0]
+        if not isinstance(inputs, Tensor) or subject.whole == "both":
+            got = "a loss that calls the model" if subject.whole == "both" else f"a {type(inputs).__name__}"
+            raise ValueError(
+                f"noise is added to the model's input, which has to be one tensor (N, C, H, W); got {got}; "
+                "measure it with a loss of (outputs, targets) on image data"
+            )
         if inputs.ndim != 4 or not inputs.is_floating_point():
             raise ValueError(
                 f"noise needs images (N, C, H, W) of floating-point numbers, got {tuple(inputs.shape)} {inputs.dtype}; "

@@ -137,7 +137,6 @@ class ProbeLinear(Probe):
 
 
 @once_per_weights
-@torch.inference_mode()
 def pooled_features(subject: Subject, patterns: tuple[str, ...], pool: str) -> tuple[list[Tensor], Tensor]:
     """Features of every layer, (N, features) on the CPU, and the class shares, (N, classes) float64."""
     layers = layers_of(subject, patterns)
@@ -150,9 +149,9 @@ def pooled_features(subject: Subject, patterns: tuple[str, ...], pool: str) -> t
 
     for i in range(len(subject.batches)):
         inputs, wanted = subject.batch(i)
-        with feature_hooks(subject.model, layers, receive):
-            subject.model(inputs)
-        row = torch.cat([features[position] for position in range(len(layers))], dim=1)
+        with subject.evaluating(), feature_hooks(subject.model, layers, receive):
+            subject.outputs(inputs)
+        row = torch.cat([features[position].detach() for position in range(len(layers))], dim=1)
         rows.append(row.cpu())  # one transfer per mini-batch
         targets.append(wanted.cpu())
     widths = [features[position].shape[1] for position in range(len(layers))]
@@ -176,8 +175,8 @@ def training_samples(subject: Subject, samples: str) -> Subject:
     _refuse_other_than_classes(subject.batches[0][1] if scored is None else scored.targets)
     train = subject.other("train", samples)
     fit = train.images
-    assert fit is not None
-    assert scored is not None
+    if fit is None or scored is None:
+        raise ValueError("probe-linear needs samples of one input and one class each; measure it on such data")
     least = min(len(fit), len(scored))
     if torch.equal(fit.inputs[:least], scored.inputs[:least]):  # both splits are one set of samples
         wanted = samples if samples == "all" else str(len(scored) + parse_count("train_samples", samples, 10**9))

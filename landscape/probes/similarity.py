@@ -50,7 +50,7 @@ class Similarity(Probe):
 
     def plan(self, subject: Subject) -> Plan:
         other = self._other(subject)
-        if (samples := len(subject.batches[0][1])) < LEAST_SAMPLES:
+        if (samples := subject.samples(0)) < LEAST_SAMPLES:
             raise ValueError(
                 f"similarity needs at least {LEAST_SAMPLES} images per mini-batch, got {samples}; "
                 "raise --batch-size and --samples"
@@ -88,7 +88,7 @@ class Similarity(Probe):
         """The hooks that measure mini-batch i."""
         other = self._other(subject)
         layers, others = layers_of(subject, self.layers), layers_of(other, self.layers)
-        samples = len(subject.batches[i][1])
+        samples = subject.samples(i)
         own = _Kernels(layers, samples, subject.device)
 
         def values() -> Values:

@@ -15,7 +15,6 @@ from landscape.options import OptionError
 from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values
 from landscape.results import surface_summary
 from landscape.subject import batchnorm
-from landscape.subject.checks import refuse_stochastic
 from landscape.subject.losses import CLASSIFICATION, Meaning
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
@@ -156,7 +155,6 @@ class Surface(Probe):
         }
 
     def plan(self, subject: Subject) -> Plan:
-        refuse_stochastic(subject)
         plane = self._plane(subject)
         statistics = self._statistics(plane)
         (x_low, x_high), (y_low, y_high) = self._ranges(plane)

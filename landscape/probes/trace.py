@@ -93,7 +93,7 @@ class Trace(Probe):
     def _estimate(self, curved: Curvature, unit: Unit) -> dict[str, float]:
         subject, (i,) = curved.subject, unit.index
         product = curved.product(i)
-        values = {"samples": len(subject.batches[i][1]), "loss": product.value, "hvp": CODES.index(curved.hvp)}
+        values = {"samples": subject.samples(i), "loss": product.value, "hvp": CODES.index(curved.hvp)}
         try:
             estimate = METHODS[self.method](
                 product, curved.size, self.vectors,

@@ -17,7 +17,6 @@ from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.results.statistics import mean_and_standard_error
 from landscape.subject import batchnorm
 from landscape.subject.batchnorm import recalibration
-from landscape.subject.checks import refuse_stochastic
 from landscape.subject.loading import run_of
 from landscape.subject.outputs import per_sample
 from landscape.subject.subject import Subject
@@ -62,7 +61,6 @@ class Trajectory(Probe):
         }
 
     def plan(self, subject: Subject) -> Plan:
-        refuse_stochastic(subject)
         found = self._snapshots(subject)
         # Raises for another architecture.
         weight_differences.difference(found[-1].read(), subject.parameters)

@@ -63,7 +63,7 @@ class Variance(Probe):
     def hooks(self, subject: Subject, i: int) -> FeatureHooks:
         """The hooks that measure mini-batch i."""
         layers = spatial_layers(subject, self.layers)
-        samples = len(subject.batches[i][1])
+        samples = subject.samples(i)
         sums = torch.full((3, len(layers)), torch.nan, dtype=torch.float64, device=subject.device)
 
         def on_features(position: int, tensor: Tensor) -> None:

@@ -47,7 +47,6 @@ def dependence(subject: Subject, count: int) -> dict[str, int]:
     return {"batch_size": subject.batch_size} if count else {}
 
 
-@torch.no_grad()
 def refresh(subject: Subject, count: int) -> None:
     """Recompute the running statistics as the plain average over the first `count` mini-batches of the subject."""
     norms = [module for module in subject.model.modules() if isinstance(module, _BatchNorm)]
@@ -56,10 +55,11 @@ def refresh(subject: Subject, count: int) -> None:
         norm.reset_running_stats()
         norm.train()
     try:
-        for i in range(count if norms else 0):
-            for norm in norms:
-                norm.momentum = 1.0 / (i + 1)  # momentum=None does the same but reads a counter from the device
-            subject.model(subject.batch(i)[0])
+        with torch.enable_grad() if subject.needs_graph else torch.no_grad():
+            for i in range(count if norms else 0):
+                for norm in norms:
+                    norm.momentum = 1.0 / (i + 1)  # momentum=None does the same but reads a counter from the device
+                subject.outputs(subject.batch(i)[0])
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +11,11 @@ from torch import Tensor, nn
 from landscape.checkpoints import user_code
 from landscape.checkpoints.checkpoint import Checkpoint
 from landscape.checkpoints.user_code import guarded
-from landscape.data.dataset import Images
-from landscape.subject.losses import cross_entropy
-from landscape.subject.outputs import logits_in, outputs_of
+from landscape.data.dataset import BatchList, Images
+from landscape.data.structure import Nested, tensors_in
+from landscape.subject.adaptation import misfit
+from landscape.subject.losses import MEANINGS, cross_entropy
+from landscape.subject.outputs import logits_in
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
 from landscape.subject.targets import refuse_targets
@@ -22,25 +25,42 @@ from landscape.subject.weights_cache import once_per_weights
 def refuse_stochastic(subject: Subject) -> None:
     """Reject models that are in training mode or stochastic in eval mode; their loss surface would be noise."""
     refuse_training(subject.model)
-    if _is_stochastic(subject):
-        raise ValueError(
-            f"the model ({type(subject.model).__name__}) draws random numbers in evaluation mode, expected the same "
-            "loss at every pass; switch its dropout off (of our models: --model-arg mc_dropout=0)"
-        )
+    if reason := _variation(subject):
+        raise ValueError(f"the model ({type(subject.model).__name__}) {reason}")
 
 
 @once_per_weights
-def _is_stochastic(subject: Subject) -> bool:
-    """Whether a forward pass changes the state of a random generator and its outputs depend on that state."""
-    inputs = subject.batch(0)[0][:2]
-    outputs = []
-    with torch.inference_mode():
-        for seed in (0, 1):
+def _variation(subject: Subject) -> str:
+    """Why two passes of the same samples differ; "" if they do not, but for rounding."""
+    inputs, _ = subject.example()
+    outputs: list[list[Tensor]] = []
+    drawn = False
+    with subject.evaluating():
+        for seed in (0, 0, 1):
             with user_code.fixed_rng(seed):
                 before = user_code.rng_states()
-                outputs.append(outputs_of(subject.model, inputs))
+                outputs.append([tensor.detach() for tensor in tensors_in(subject.outputs(inputs))])
                 drawn = before != user_code.rng_states()
-    return drawn and not torch.equal(*outputs)
+    first, again, other = outputs
+    if not all(map(_equal_but_for_rounding, first, again)):
+        return (
+            "gives other outputs for the same samples at every pass, expected the same; remove from its forward pass "
+            "what changes between calls (a counter, the time, os.urandom)"
+        )
+    if drawn and not all(map(torch.equal, first, other)):
+        return (
+            "draws random numbers in evaluation mode, expected the same loss at every pass; switch its dropout off (of "
+            "our models: --model-arg mc_dropout=0)"
+        )
+    return ""
+
+
+def _equal_but_for_rounding(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors agree to 1e-4 of the largest entry: devices that add in any order are not random."""
+    if first.shape != second.shape or not first.is_floating_point():
+        return first.shape == second.shape and torch.equal(first, second)
+    scale = first.nan_to_num().abs().amax().item() if first.numel() else 0.0
+    return bool(torch.allclose(first, second, rtol=0.0, atol=1e-4 * scale, equal_nan=True))
 
 
 def refuse_training(model: nn.Module) -> None:
@@ -67,36 +87,51 @@ def refuse_batch_size(stored: Checkpoint, spec: Spec, samples: int) -> None:
 
 def refuse_misfit(subject: Subject) -> None:
     """Reject a model whose inputs or classes do not match the data, by one small forward pass."""
-    images = subject.images
-    assert images is not None
     few = (subject.checkpoint.batch_size if subject.checkpoint else 0) or 2
-    inputs, targets = (part[:few] for part in subject.batch(0))
-    returned = _returned(subject.model, inputs, images)
-    if subject.spec is not None and not subject.spec.logits:
-        return
-    outputs = logits_in(returned)
-    if not images.sequences:
+    inputs, targets = subject.example(few)
+    refuse_vocabulary(subject)
+    try:
+        with subject.evaluating():
+            outputs = subject.outputs(inputs)
+            if subject.spec is None or subject.spec.logits:
+                _refuse_outputs(subject, outputs, targets)
+    except (RuntimeError, AssertionError, TypeError, IndexError) as error:
+        raise misfit(subject, inputs, error) from error
+
+
+def _refuse_outputs(subject: Subject, outputs: Any, targets: Nested) -> None:
+    """Reject outputs that the loss cannot take, or that belong to other classes than those of the data."""
+    images = subject.images
+    if subject.losses not in MEANINGS:
+        return  # a user's own, which has been called
+    outputs = logits_in(outputs)
+    if images is None or not images.sequences:
         refuse_targets(subject, outputs)
-    if images.sequences and subject.losses is cross_entropy:
+    if images is not None and images.sequences and subject.losses is cross_entropy:
         if outputs.shape[:-1] != targets.shape or outputs.shape[-1] < images.classes:
             raise ValueError(
                 f"the model returns {tuple(outputs.shape)} for sequences {tuple(targets.shape)} of tokens up to "
                 f"{images.classes - 1}, expected (samples, tokens, vocabulary); measure a causal language model on them"
             )
-    elif subject.loss_name:
+    elif subject.losses is not cross_entropy:
         guarded(f"--loss {subject.loss_name}", lambda: subject.losses(outputs, targets))
     elif outputs.dim() != 2 or len(outputs) != len(targets):
         raise ValueError(
             f"the model returns {tuple(outputs.shape)} for {len(targets)} samples, expected (samples, classes)"
         )
     elif targets.dim() == 1 and not targets.is_floating_point():
-        classes = outputs.shape[1]
-        named_set = bool(images.mean) and not images.counted
-        if (named_set and images.classes != classes) or images.classes > classes:
-            raise ValueError(
-                f"the model has {classes} classes and {images.name} has {images.classes}; "
-                "measure it on data with its own classes (--data)"
-            )
+        _refuse_classes(subject, outputs.shape[1])
+
+
+def _refuse_classes(subject: Subject, classes: int) -> None:
+    data = subject.batches if isinstance(subject.batches, BatchList) else subject.images
+    assert data is not None
+    known = isinstance(data, Images) and bool(data.mean) and not data.counted
+    if (known and data.classes != classes) or data.classes > classes:
+        raise ValueError(
+            f"the model has {classes} classes and {data.name} has {data.classes}; "
+            "measure it on data with its own classes (--data)"
+        )
 
 
 def why_no_loss(subject: Subject) -> str:
@@ -115,25 +150,30 @@ def why_no_loss(subject: Subject) -> str:
     return ""
 
 
+def require_tensor_outputs(subject: Subject) -> None:
+    """Reject a loss and a model between which no single tensor stands, which a Gauss-Newton matrix needs."""
+    got = "a loss that calls the model" if subject.whole == "both" else ""
+    if not got:
+        with subject.evaluating():
+            outputs = subject.outputs(subject.example()[0])
+        got = "" if isinstance(outputs, Tensor) else f"a model that returns a {type(outputs).__name__}"
+    if got:
+        raise ValueError(
+            f"the Gauss-Newton matrix needs a loss of one output tensor, got {got}; give --operator hessian or fisher"
+        )
+
+
 def vocabulary_size(model: nn.Module) -> int | None:
     """Size of the vocabulary that a model's configuration names, else None."""
     size = getattr(getattr(model, "config", None), "vocab_size", None)
     return size if isinstance(size, int) else None
 
 
-def _returned(model: nn.Module, inputs: Tensor, images: Images) -> object:
-    vocabulary = vocabulary_size(model)
-    if images.sequences and vocabulary is not None and images.classes > vocabulary:
+def refuse_vocabulary(subject: Subject) -> None:
+    """Reject tokens that a language model does not know."""
+    vocabulary, images = vocabulary_size(subject.model), subject.images
+    if images is not None and images.sequences and vocabulary is not None and images.classes > vocabulary:
         raise ValueError(
             f"{images.name} has tokens up to {images.classes - 1} and the model's vocabulary ends at {vocabulary - 1}; "
             "measure it on tokens of its own tokenizer"
         )
-    try:
-        with torch.inference_mode():
-            return model(inputs)
-    except (RuntimeError, AssertionError, TypeError, IndexError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(
-            f"the model fails on inputs of shape {tuple(inputs.shape[1:])} from {images.name} ({reason}); check "
-            f"--data, {'--block-size' if images.sequences else '--image-size'} and --model-arg"
-        ) from error

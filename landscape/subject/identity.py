@@ -12,6 +12,7 @@ from landscape.checkpoints.checkpoint import state_dict_sha256
 from landscape.checkpoints.user_code import spec_sha256
 from landscape.data.dataset import Batches
 from landscape.models import providers
+from landscape.subject.code_identity import object_sha256
 from landscape.subject.losses import cross_entropy
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
@@ -50,14 +51,14 @@ def identity(subject: Subject, uses: Iterable[str], weights: str | None = None) 
 
 def attributes(subject: Subject) -> dict[str, str | int | float]:
     """The attributes that are stored with every result."""
-    spec, stored, images = subject.spec or Spec(), subject.checkpoint, subject.images
+    spec, stored = subject.spec or Spec(), subject.checkpoint
     return {
         "spec": json.dumps(asdict(spec), default=str),
         "checkpoint_sha256": stored.sha256 if stored else "",
         "weights_taken": stored.taken if stored else origin(subject),
         "epoch": stored.epoch if stored else math.nan,
         "model": spec.model or (stored.model if stored else type(subject.model).__name__),
-        "data": images.name if images else "in memory",
+        "data": subject.data_name,
         "device": str(subject.device),
         "batch_size": subject.batch_size,
         "samples": len(subject),
@@ -76,7 +77,7 @@ def protocol(subject: Subject) -> str:
     spec, images = subject.spec or Spec(), subject.images
     augmented = isinstance(subject.batches, Batches) and subject.batches.augmentation is not None
     parts = [
-        f"{images.name} {'(one part)' if images.one_part else spec.split}" if images else "data in memory",
+        _data_in_words(subject, spec),
         f"{len(subject)} samples" if images is None or not images.sequences else images.sequences,
         f"batch size {subject.batch_size}",
         "augmented once" if augmented else "no augmentation",
@@ -87,19 +88,34 @@ def protocol(subject: Subject) -> str:
     return ", ".join(filter(None, parts))
 
 
+def _data_in_words(subject: Subject, spec: Spec) -> str:
+    """Name and split of the data; those made in Python have no split."""
+    if subject.data_name == "in memory":
+        return "data in memory"
+    return f"{subject.data_name} {'(one part)' if subject.one_part else spec.split}"
+
+
 def _architecture(subject: Subject) -> str | None:
     """What determines the model beyond weights and class, whether the user or the checkpoint names it."""
     spec, stored = subject.spec or Spec(), subject.checkpoint
+    if stored is None and not spec.model:
+        return object_sha256(subject.model)
     if stored is None or not (stored.native and spec.model in ("", stored.model)):
         return providers.identity(spec.model, spec.model_arg)
     return providers.identity(stored.model, {**stored.model_args, **spec.model_arg})
 
 
 def _loss_identity(subject: Subject) -> list[str | None]:
-    """Name and code of the loss: of a file its content, not its path; of a function made in Python only its name."""
+    """Name and code of the loss: of a file its content, not its path."""
     code = _code_sha256(subject.loss_name)
     name = subject.loss_name.rpartition(":")[2] if code else subject.loss_name
-    return [name or f"{subject.losses.__module__}:{getattr(subject.losses, '__qualname__', '')}", code]
+    if name:
+        return [name, code]
+    function = getattr(subject.losses, "__wrapped__", subject.losses)
+    return [
+        f"{function.__module__}:{getattr(function, '__qualname__', type(function).__name__)}",
+        object_sha256(function),
+    ]
 
 
 def _code_sha256(spec: str) -> str | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,17 @@ from landscape.checkpoints.state_dict_loading import load_into
 from landscape.checkpoints.timm_keys import renamed_by_timm
 from landscape.checkpoints.user_code import kept_rng
 from landscape.data.augment import Augmentation
-from landscape.data.dataset import Batches, Images
+from landscape.data.batch_layout import BatchLayout
+from landscape.data.dataset import Batches, BatchList, Images
 from landscape.models import providers
-from landscape.options import OptionError, did_you_mean
-from landscape.subject.checks import refuse_batch_size, refuse_misfit, vocabulary_size
+from landscape.options import OptionError, at_least, did_you_mean
+from landscape.subject.adaptation import adapted
+from landscape.subject.checks import refuse_batch_size, refuse_misfit, refuse_vocabulary, vocabulary_size
 from landscape.subject.device import device as device_of
-from landscape.subject.losses import losses_of
+from landscape.subject.losses import loss_of
 from landscape.subject.model_building import architecture_of, build
 from landscape.subject.networks_in_memory import checkpoint_of
-from landscape.subject.preprocessing import load_images, of_provider, resolved
+from landscape.subject.preprocessing import DataObject, load_images, of_provider, resolved
 from landscape.subject.restoration import measuring
 from landscape.subject.spec import Spec, Split
 from landscape.subject.subject import Subject
@@ -39,14 +41,29 @@ HALF = (torch.float16, torch.bfloat16)
 _log = logging.getLogger(__name__)
 
 
-def load(checkpoint: Path | str | nn.Module | None = None, *, label: str = "", **options: Any) -> Subject:
-    """Load a checkpoint, its model and its data.
+def load(
+    checkpoint: Path | str | nn.Module | None = None,
+    *,
+    data: Any = "",
+    loss: str | Callable[[Any, Any], Any] = "",
+    classes: int | None = None,
+    label: str = "",
+    **options: Any,
+) -> Subject:
+    """Load a checkpoint, its model and its data; model, data and loss may also be objects made in Python.
 
     Args:
         checkpoint: a file; the folder of a run, which stands for its last snapshot; a module made in Python; or None:
             the newest `final.pt` under ./checkpoints, or, with `model=`, that model freshly built. A module is never
             changed. It is measured with the weights that it has at that moment, and on the device where it is unless
             `device` names another.
+        data: as on the command line; or a DataLoader, a Dataset, tensors `(inputs, targets)`, a tuple, dict or
+            dataclass of tensors with a row per sample, or an iterable of mini-batches, which is read once. A mini-batch
+            may be a tuple, dict or dataclass of tensors: entries with the names of the model's inputs go to the model;
+            the last entry of a tuple, or the one named `labels`, `target` or `y`, is the target.
+        loss: as on the command line; or a function of (outputs, targets), (outputs, batch) or (model, batch), as its
+            parameters are named. It returns one loss per sample, or their mean, which then has no error.
+        classes: number of classes of data that do not say it; otherwise one more than the largest class number.
         label: readable name, default from the file's name.
         **options: the fields of `Spec`, which are the command-line options.
 
@@ -57,34 +74,59 @@ def load(checkpoint: Path | str | nn.Module | None = None, *, label: str = "", *
     known = [name for name in Spec.__dataclass_fields__ if name != "checkpoint"]
     for name in options:
         if name not in known:
-            hint = did_you_mean(name, known)
-            raise OptionError(f"unknown option {name}; expected one of {', '.join(known)}{hint}")
+            hint = did_you_mean(name, [*known, "classes"])
+            raise OptionError(f"unknown option {name}; expected one of {', '.join(known)}, classes{hint}")
+    module = checkpoint if isinstance(checkpoint, nn.Module) else None
+    objects = Objects(
+        module,
+        None if isinstance(data, str | Path) else data,
+        None if isinstance(loss, str) else loss,
+        classes,
+    )
+    options["data"] = str(data) if objects.data is None else ""
+    options["loss"] = loss if isinstance(loss, str) else ""
+    if classes is not None:
+        at_least("classes", classes, 1)
     if isinstance(checkpoint, nn.Module):
         with kept_rng():
-            return load_spec(Spec(**options), module=checkpoint, label=label)
+            return load_spec(Spec(**options), objects, label=label)
     path = Path(checkpoint) if checkpoint is not None else None
     if path is not None:
         path = folders.checkpoint_of(path, **_reading(Spec(**options)))
     if path is None and not options.get("model"):
         path = newest_checkpoint()
     with kept_rng():
-        subject = load_spec(Spec(checkpoint=path, **options), label=label)
+        subject = load_spec(Spec(checkpoint=path, **options), objects, label=label)
     if subject.checkpoint is not None:
         _ = subject.checkpoint.sha256  # hash the file now: it may be another one later
     return subject
 
 
-def load_spec(spec: Spec, *, module: nn.Module | None = None, label: str = "") -> Subject:
-    """Load a subject from its spec, for example in another process; `module` is a model made in Python."""
-    device = device_of(spec.device)
+@dataclass(frozen=True)
+class Objects:
+    """What the caller made in Python, in place of what a spec names."""
+
+    module: nn.Module | None = None
+    data: Any = None
+    loss: Callable[[Any, Any], Any] | None = None
+    classes: int | None = None
+
+
+NO_OBJECTS = Objects()
+
+
+def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> Subject:
+    """Load a subject from its spec, for example in another process."""
+    device, module = device_of(spec.device), objects.module
     stored = _read(spec)
-    spec, images = resolved(spec, stored)
+    layout = cache(partial(_layout, spec, stored, module))
+    spec, images = resolved(spec, stored, DataObject(objects.data, objects.classes, layout))
     if stored is not None:
-        model, stored = _model(spec, stored, images)
-        if stored.batch_size:
+        model, stored = _model(spec, stored, images if isinstance(images, Images) else None)
+        if stored.batch_size and isinstance(images, Images):
             refuse_batch_size(stored, spec, len(images))
     else:
-        model = build(spec, None, images) if module is None else module
+        model = build(spec, None, images if isinstance(images, Images) else None) if module is None else module
     first = next(model.parameters(), None)
     if first is None:
         raise ValueError(f"the model ({type(model).__name__}) has no parameters: there is nothing to measure")
@@ -96,20 +138,22 @@ def load_spec(spec: Spec, *, module: nn.Module | None = None, label: str = "") -
     if spec.augment and (stored is None or not stored.recipe):
         raise ValueError("--augment uses the checkpoint's own recipe and this one has none; drop --augment")
     augmentation = Augmentation.of_recipe(stored.recipe) if spec.augment and stored else None
+    moved = images.to(device)
     subject = Subject(
         model=model,
-        batches=Batches(images.to(device), spec.batch_size, augmentation, spec.seed),
-        losses=losses_of(spec.loss),
+        batches=moved if isinstance(moved, BatchList) else Batches(moved, spec.batch_size, augmentation, spec.seed),
         weight_decay=spec.weight_decay,
         label=label or (label_of(stored.path) if stored else spec.model.rpartition("/")[2] or "model"),
         spec=spec,
         checkpoint=stored,
         seed=spec.seed,
-        loss_name=spec.loss,
-        part=partial(_part, spec, stored),
+        part=partial(_part, spec, stored, layout) if objects.data is None else None,
+        objects=objects.data is not None or objects.loss is not None,
         original=module if module is not model else None,
     )
     with measuring(subject):
+        refuse_vocabulary(subject)
+        subject = adapted(subject, loss_of(objects.loss or spec.loss))
         refuse_misfit(subject)
     return subject
 
@@ -242,5 +286,14 @@ def _model(spec: Spec, stored: Checkpoint, images: Images | None) -> tuple[nn.Mo
     return model, stored
 
 
-def _part(spec: Spec, stored: Checkpoint | None, split: Split, samples: int | str) -> Images:
-    return load_images(replace(spec, split=split, samples=samples), stored)
+def _part(
+    spec: Spec, stored: Checkpoint | None, layout: Callable[[], BatchLayout], split: Split, samples: int | str
+) -> Images | BatchList:
+    return load_images(replace(spec, split=split, samples=samples), stored, DataObject(layout=layout))
+
+
+def _layout(spec: Spec, stored: Checkpoint | None, module: nn.Module | None) -> BatchLayout:
+    """How the model is called: of one that a spec names, from a model built for this purpose alone."""
+    if module is None:
+        module = build(replace(spec, model=spec.model or architecture_of(stored)), stored, None)
+    return BatchLayout.of(module.forward)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -64,9 +66,15 @@ def class_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     """
     if outputs.dim() == 3 and not targets.is_floating_point() and targets.shape == outputs.shape[:2]:
         return (outputs.argmax(dim=2) == targets).double().mean(dim=1)
-    if outputs.dim() != 2 or (targets.is_floating_point() and targets.shape != outputs.shape):
+    if outputs.dim() != 2 or outputs.shape[1] < 2 or (targets.is_floating_point() and targets.shape != outputs.shape):
         return undefined_accuracy(outputs, targets)
-    return outputs.argmax(dim=1) == class_indices(targets)
+    if not targets.is_floating_point() and targets.dim() != 1:
+        return undefined_accuracy(outputs, targets)
+    right = outputs.argmax(dim=1) == class_indices(targets)
+    if not targets.is_floating_point():
+        return right
+    shares = ((targets.sum(dim=1) - 1).abs() < 1e-3) & (targets >= 0).all(dim=1)  # other real numbers are no classes
+    return torch.where(shares, right.double(), torch.nan)
 
 
 def class_indices(targets: Tensor) -> Tensor:
@@ -112,32 +120,72 @@ MEANINGS: Mapping[Losses, Meaning] = {
 }
 
 
-def losses_of(spec: str) -> Losses:
-    """The loss of `--loss`: one of `NAMES`, `file.py:callable` or `module:callable`.
+@dataclass(frozen=True)
+class Loss:
+    """A loss, and what it is called with."""
 
-    A callable takes outputs and targets of a mini-batch and returns one loss per sample.
+    function: Callable[[Any, Any], Any]
+    name: str = ""  # as given to `load`; "" for the default and for functions made in Python
+    own: bool = False  # a user's function, which takes what the model returns as it is
+    takes_model: bool = False  # called with (model, batch) instead of (outputs, ...)
+    takes_batch: bool = False  # its second argument is the whole batch instead of the targets
+
+
+DEFAULT = Loss(cross_entropy)
+MODEL_NAMES = ("model", "net", "network", "module")  # names of a first parameter that asks for the model
+BATCH_NAMES = ("batch",)  # names of a second parameter that asks for the whole batch
+
+
+def loss_of(spec: str | Callable[[Any, Any], Any]) -> Loss:
+    """The loss of `--loss` or `loss=`: one of `NAMES`, `file.py:callable`, `module:callable` or a callable.
+
+    A callable takes (outputs, targets) of a mini-batch, or what the names of its parameters ask for: (model, batch) or
+    (outputs, batch), the batch as the data set gives it. It returns one loss per sample, or their mean.
 
     Raises:
         OptionError: there is no loss of that name.
-        FileNotFoundError, ValueError: the callable cannot be loaded, or returns something else when called.
+        FileNotFoundError, ValueError: the callable cannot be loaded.
     """
+    if not isinstance(spec, str):
+        return _of_callable(spec, "")
     if not spec:
-        return cross_entropy
+        return DEFAULT
     if spec in NAMES:
-        return NAMES[spec]
+        return Loss(NAMES[spec], spec)
     refuse_file_alone("loss", spec)
     if ":" not in spec:
         raise invalid("loss", spec, f"{', '.join(NAMES)}, or file.py:callable")
-    function = import_callable(spec)
+    return _of_callable(import_callable(spec), spec)
 
-    def losses(outputs: Tensor, targets: Tensor) -> Tensor:
-        found = function(outputs, targets)
-        if not isinstance(found, Tensor) or found.shape != (len(targets),):
-            got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise ValueError(
-                f"--loss {spec} returned {got} for {len(targets)} samples, expected one loss per sample, "
-                f'({len(targets)},); give torch\'s losses reduction="none"'
-            )
+
+def _of_callable(function: Callable[[Any, Any], Any], name: str) -> Loss:
+    known = next((key for key, losses in NAMES.items() if losses is function), None)
+    if known is not None:
+        return Loss(function, "" if function is cross_entropy else known)
+    try:
+        parameters = inspect.signature(getattr(function, "forward", function)).parameters.values()
+    except (TypeError, ValueError):  # a builtin without a signature
+        return Loss(function, name, own=True)
+    given = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    takes_model = bool(given) and given[0] in MODEL_NAMES
+    return Loss(function, name, True, takes_model, takes_model or (len(given) > 1 and given[1] in BATCH_NAMES))
+
+
+def per_sample(loss: Loss, found: Any, samples: int | None) -> Tensor:
+    """What a user's loss returned, as one loss per sample (N,); a mean stands for each of the samples.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    what = f"--loss {loss.name}" if loss.name else "the loss"
+    if isinstance(found, Tensor) and found.dim() == 0:
+        return found.expand(samples or 1)
+    if isinstance(found, Tensor) and found.dim() == 1 and samples in (None, len(found)):
         return found
-
-    return losses
+    got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    count = f" for {samples} samples" if samples else ""
+    size = f", ({samples},)" if samples else ""
+    raise ValueError(
+        f'{what} returned {got}{count}, expected one loss per sample{size}; give torch\'s losses reduction="none" and '
+        "take the mean over the other dimensions: .flatten(1).mean(1)"
+    )

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from landscape.data.batch_layout import KeywordInputs, PositionalInputs
+from landscape.data.structure import Nested
 from landscape.subject.weights_cache import once_per_weights
 
 if TYPE_CHECKING:
     from landscape.subject.subject import Subject
 
 
-def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
+def call_model(model: Callable[..., Any], inputs: Nested) -> Any:
+    """What a model returns for the inputs of a mini-batch: one argument, or several, positional or by name."""
+    if isinstance(inputs, PositionalInputs):
+        return model(*inputs)
+    return model(**inputs) if isinstance(inputs, KeywordInputs) else model(inputs)
+
+
+def outputs_of(model: Callable[..., Any], inputs: Nested) -> Tensor:
     """Logits of a model; see `logits_in`."""
-    return logits_in(model(inputs))
+    return logits_in(call_model(model, inputs))
+
+
+def logits_or_none(returned: object) -> Tensor | None:
+    """As `logits_in`, None if there are none."""
+    try:
+        return logits_in(returned)
+    except ValueError:
+        return None
 
 
 def logits_in(returned: object) -> Tensor:
@@ -38,15 +55,15 @@ def logits_in(returned: object) -> Tensor:
     return logits
 
 
-def loss_and_correctness(subject: Subject, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Loss and correctness of every sample of a mini-batch, (2, n) float64, on the device."""
-    outputs = outputs_of(subject.model, inputs)
-    return torch.stack([subject.losses(outputs, targets).double(), subject.right(outputs, targets).double()])
+def loss_and_correctness(subject: Subject, inputs: Nested, targets: Nested) -> Tensor:
+    """Loss and correctness of every sample of a mini-batch, (2, n) float64, on the device; inside `evaluating`."""
+    losses, right = subject.losses_and_right(subject.outputs(inputs), targets)
+    return torch.stack([losses.double(), right.double()]).detach()
 
 
 def per_sample(subject: Subject) -> tuple[Tensor, Tensor]:
     """Loss and correctness of every sample, (N,) float64 on the CPU; one pass, one transfer at its end."""
-    with torch.inference_mode():
+    with subject.evaluating():
         parts = [loss_and_correctness(subject, *batch) for batch in subject.each_batch()]
     loss, right = torch.cat(parts, dim=1).cpu()
     return loss, right

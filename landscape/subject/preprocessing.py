@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from landscape import data as datasets
 from landscape.checkpoints.checkpoint import Checkpoint
-from landscape.data import tokens
-from landscape.data.dataset import Images
+from landscape.data import tokens, torch_dataset
+from landscape.data.batch_layout import BatchLayout
+from landscape.data.dataset import BatchList, Images
 from landscape.data.preprocessing import Preprocessing, Resize, parse_crop
+from landscape.data.sample_reading import Request
 from landscape.models import providers
 from landscape.models.providers import ModelRequest
 from landscape.subject.model_building import architecture_of, refuse_code
@@ -24,7 +26,19 @@ LONGEST = 1024  # tokens per sequence unless --block-size asks for more
 log = logging.getLogger(__name__)
 
 
-def resolved(spec: Spec, stored: Checkpoint | None) -> tuple[Spec, Images]:
+@dataclass(frozen=True)
+class DataObject:
+    """Data made in Python, and how they are read; without an object the data are those that a spec names."""
+
+    made: Any = None
+    classes: int | None = None  # number of classes where the data do not say it
+    layout: Callable[[], BatchLayout] = BatchLayout
+
+
+NAMED = DataObject()
+
+
+def resolved(spec: Spec, stored: Checkpoint | None, given: DataObject = NAMED) -> tuple[Spec, Images | BatchList]:
     """The spec with defaults from checkpoint and provider filled in, and the images that it loads.
 
     The model is the one that a foreign checkpoint names; preprocessing and context length are the provider's. Inputs
@@ -32,8 +46,10 @@ def resolved(spec: Spec, stored: Checkpoint | None) -> tuple[Spec, Images]:
     """
     named = replace(spec, model=spec.model or architecture_of(stored))
     filled = _with_provider(named, stored)
-    images = load_images(filled, stored)
+    images = load_images(filled, stored, given)
     _warn_of_unused(named, images)
+    if isinstance(images, BatchList):
+        return filled, images
     if not named.crop:
         _warn_of_crop(filled, images)
     if images.sequences:
@@ -52,18 +68,22 @@ def of_provider(spec: Spec, stored: Checkpoint | None) -> Preprocessing | None:
     return providers.preprocessing(ModelRequest(spec.model, spec.model_arg, image_size=spec.image_size))
 
 
-def load_images(spec: Spec, stored: Checkpoint | None) -> Images:
-    """The samples of a resolved spec; data, size, mean and std are the checkpoint's where the spec names none.
+def load_images(spec: Spec, stored: Checkpoint | None, given: DataObject = NAMED) -> Images | BatchList:
+    """The samples of an object, or those of a resolved spec, which are the checkpoint's where the spec names none.
+
+    So are their size, mean and std.
 
     Raises:
         ValueError: neither names the data, or the checkpoint's description is invalid.
     """
+    if given.made is not None:
+        return _of_object(spec, given)
     name = spec.data or (refuse_code(stored, "data", str(stored.data.get("name", ""))) if stored else "")
     if not name:
         lacking = f"{stored.path} does not say what it was trained on" if stored else "a fresh model comes without data"
         raise ValueError(f"{lacking}; name it with --data NAME|FOLDER|file.py:callable")
     described = _description(stored) if stored else {}
-    return datasets.load(
+    loaded = datasets.load_batches(
         name,
         root=spec.data_root,
         split=spec.split,
@@ -73,7 +93,21 @@ def load_images(spec: Spec, stored: Checkpoint | None) -> Images:
         std=tuple(spec.std or described.get("std") or ()),
         resize=_resize(spec) if spec.interpolation or spec.crop else None,
         block_size=spec.block_size,
+        layout=given.layout,
+        batch_size=spec.batch_size,
     )
+    return loaded if given.classes is None else replace(loaded, classes=given.classes)
+
+
+def _of_object(spec: Spec, given: DataObject) -> Images | BatchList:
+    resize = _resize(spec) if spec.interpolation or spec.crop else None
+    request = Request("data", spec.samples, spec.image_size, resize, given.layout, spec.batch_size)
+    loaded = replace(torch_dataset.data_of(given.made, request), name="in memory", one_part=True)
+    if isinstance(loaded, Images):
+        if spec.mean and loaded.mean:
+            loaded = replace(loaded, mean=spec.mean, std=spec.std)
+        return loaded if given.classes is None else replace(loaded, classes=given.classes, counted=False)
+    return loaded if given.classes is None else replace(loaded, classes=given.classes)
 
 
 def _with_provider(spec: Spec, stored: Checkpoint | None) -> Spec:
@@ -126,8 +160,13 @@ def _warn_of_crop(spec: Spec, images: Images) -> None:
         )
 
 
-def _warn_of_unused(spec: Spec, images: Images) -> None:
+def _warn_of_unused(spec: Spec, images: Images | BatchList) -> None:
     """Name the given options that have no effect on such data."""
+    if isinstance(images, BatchList):
+        given = ("image_size", "mean", "std", "interpolation", "crop", "block_size")
+        if ignored := [f"--{name.replace('_', '-')}" for name in given if getattr(spec, name)]:
+            log.warning("note: %s has no effect: the mini-batches of %s are used as they are", ignored[0], images.name)
+        return
     names: tuple[str, ...] = () if images.sequences else ("block_size",)
     if images.sequences or images.inputs.dtype != torch.uint8:
         names += ("image_size", "mean", "std", "interpolation", "crop")

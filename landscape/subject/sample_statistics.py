@@ -57,6 +57,8 @@ def change(subject: Subject, batch: int, after: Tensor) -> Values:
     for name, difference in (("accuracy_drop", correct_before - correct), ("loss_increase", loss - loss_before)):
         sums[f"{name}_sum"] = difference.sum().item()
         sums[f"{name}_square_sum"] = difference.square().sum().item()
+    if subject.mean_only:
+        sums["loss_increase_square_sum"] = math.nan
     return sums
 
 
@@ -64,7 +66,7 @@ def first_row(subject: Subject, batch: int) -> int:
     """Position of a mini-batch's first sample in the data."""
     if subject.images is not None:
         return batch * subject.batch_size
-    return sum(len(subject.batches[i][1]) for i in range(batch))
+    return sum(map(subject.samples, range(batch)))
 
 
 def reduced(data: Mapping[str, np.ndarray], batches: int) -> Values:

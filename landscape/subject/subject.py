@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from landscape.checkpoints.checkpoint import Checkpoint, state_dict_sha256
-from landscape.data.dataset import Batches, Images
-from landscape.subject.losses import MEANINGS, Meaning, cross_entropy
+from landscape.data.dataset import Batches, BatchList, Images
+from landscape.data.structure import Nested, common_length, map_tensors, named_tensors, rows_of
+from landscape.subject.losses import MEANINGS, Meaning, cross_entropy, undefined_accuracy
 from landscape.subject.networks_in_memory import Network
-from landscape.subject.outputs import outputs_of
+from landscape.subject.outputs import logits_or_none, outputs_of
 from landscape.subject.restoration import evaluation_mode
 from landscape.subject.spec import Spec, Split
 from landscape.subject.weights_cache import WeightsCache
+
+Whole = Literal["", "targets", "both"]
+Forward = Callable[[Callable[..., Any], Nested], Any]  # (model, inputs) -> outputs
 
 
 @dataclass(eq=False)
@@ -25,20 +31,26 @@ class Subject:
     """A loaded model with the mini-batches it is measured on."""
 
     model: nn.Module  # on the device; in eval mode while it is measured
-    batches: Sequence[tuple[Tensor, Tensor]]  # `batches[i]` is always the same `(inputs, targets)`, on the device
-    losses: Callable[[Tensor, Tensor], Tensor] = cross_entropy  # `(outputs, targets) -> (N,)`, the data term per sample
+    # `batches[i]` is always the same `(inputs, targets)`, on the device; either may be a nested structure
+    batches: Sequence[tuple[Nested, Nested]]
+    losses: Callable[[Any, Any], Tensor] = cross_entropy  # `(outputs, targets) -> (N,)`, the data term per sample
     weight_decay: float = 0.0  # see `objective`
     label: str = "model"  # readable name
     spec: Spec | None = None  # how it was loaded; None for a subject made in Python
     checkpoint: Checkpoint | None = None  # what the checkpoint file holds beside the weights
     seed: int = 0
     loss_name: str = ""  # the name that `losses` was loaded by; "" for a function made in Python
-    # `(split, samples) -> Images`, reads another part of the same data; None for data made in Python
-    part: Callable[[Split, int | str], Images] | None = field(default=None, repr=False)
+    # `(split, samples) -> samples`, reads another part of the same data; None for data made in Python
+    part: Callable[[Split, int | str], Images | BatchList] | None = field(default=None, repr=False)
+    forward: Forward = outputs_of  # gives the outputs that `losses` takes
     # the caller's own module if `model` is a copy of it on another device or in another precision
     original: nn.Module | None = field(default=None, repr=False)
     # networks of the caller's that options of a probe name in place of checkpoint files
     others: Mapping[str, Network] = field(default_factory=dict, repr=False)
+    whole: Whole = ""  # what `batch` replaces by the batch as the data set gave it, because the loss asks for it
+    needs_graph: bool = False  # the model differentiates inside its forward pass, which needs a graph
+    objects: bool = False  # data or loss are objects made in Python, which no other process can load again
+    mean_only: bool = False  # the loss gives a mean over the mini-batch, so that it has no error over samples
     # values that follow from the weights, see `once_per_weights`
     cache: WeightsCache = field(default_factory=WeightsCache, init=False, repr=False)
 
@@ -51,7 +63,7 @@ class Subject:
 
     def __len__(self) -> int:
         """Number of samples."""
-        return sum(len(targets) for _, targets in self.batches) if self.images is None else len(self.images)
+        return len(self.images) if self.images is not None else sum(map(self.samples, range(len(self.batches))))
 
     @property
     def images(self) -> Images | None:
@@ -59,14 +71,49 @@ class Subject:
         return self.batches.images if isinstance(self.batches, Batches) else None
 
     @property
+    def data_name(self) -> str:
+        """The name of the data, as given to `load`."""
+        named = self.batches if isinstance(self.batches, BatchList) else self.images
+        return named.name if named is not None else "in memory"
+
+    @property
+    def one_part(self) -> bool:
+        """Whether the data have no train and test part."""
+        named = self.batches if isinstance(self.batches, BatchList) else self.images
+        return named is not None and named.one_part
+
+    @property
     def batch_size(self) -> int:
         """Samples per mini-batch; the last one may have fewer."""
-        return self.batches.batch_size if isinstance(self.batches, Batches) else len(self.batches[0][1])
+        return self.batches.batch_size if isinstance(self.batches, Batches) else self.samples(0)
+
+    def samples(self, i: int) -> int:
+        """Samples of mini-batch i; where its structure does not tell, as of packed graphs, the number of losses."""
+        if isinstance(self.batches, Batches):
+            return min(self.batch_size, len(self.batches.images) - i * self.batch_size)
+        if isinstance(self.batches, BatchList):
+            known = self.batches.samples(i) if self.losses in MEANINGS else None
+        else:
+            known = common_length(self.batches[i][1])
+        return self._counted[i] if known is None else known
+
+    @cached_property
+    def _counted(self) -> list[int]:
+        with self.evaluating():
+            return [len(self.losses(self.outputs(inputs), targets)) for inputs, targets in self.each_batch()]
+
+    @property
+    def divisible(self) -> bool:
+        """Whether every tensor of a mini-batch has a row per sample, so that the mini-batch can be split up."""
+        if isinstance(self.batches, Batches):
+            return not self.mean_only
+        return not self.mean_only and all(common_length(self.batch(i)) == self.samples(i) for i in (0, -1))
 
     @property
     def reloadable(self) -> bool:
         """Whether its spec suffices to load it again, in another process say; a module made in Python cannot be."""
-        return self.spec is not None and (self.spec.checkpoint is not None or bool(self.spec.model))
+        named = self.spec is not None and (self.spec.checkpoint is not None or bool(self.spec.model))
+        return named and not self.objects
 
     @property
     def meaning(self) -> Meaning:
@@ -102,8 +149,12 @@ class Subject:
         """
         if self.images is not None:
             return self.images.sha256
+        if isinstance(self.batches, BatchList):
+            return self.batches.sha256
         digests = {
-            state_dict_sha256({f"{i}/{j}": t for i in range(len(self.batches)) for j, t in enumerate(self.batches[i])})
+            state_dict_sha256(
+                {path: t for i in range(len(self.batches)) for path, t in _tensors_of(self.batches[i], f"{i}/")}
+            )
             for _ in range(2)
         }
         if len(digests) > 1:
@@ -113,25 +164,60 @@ class Subject:
             )
         return digests.pop()
 
-    def batch(self, i: int) -> tuple[Tensor, Tensor]:
-        """Mini-batch i on the model's device, floating-point inputs in the model's precision."""
-        inputs, targets = self.batches[i]
-        inputs = inputs.to(self.device, self.dtype if inputs.is_floating_point() else None)
-        return inputs, targets.to(self.device)
+    def batch(self, i: int) -> tuple[Nested, Nested]:
+        """Mini-batch i on the model's device, floating-point inputs in the model's precision.
 
-    def each_batch(self) -> Iterator[tuple[Tensor, Tensor]]:
+        Of the inputs and the targets, those that `whole` names are the batch as the data set gave it.
+        """
+        inputs, targets = self.batches[i]
+        if self.whole:
+            targets = self.batches.wholes[i] if isinstance(self.batches, BatchList) else (inputs, targets)
+            inputs = targets if self.whole == "both" else inputs
+        return map_tensors(inputs, self._as_input), map_tensors(targets, self._as_target)
+
+    def _as_input(self, tensor: Tensor) -> Tensor:
+        # Detached, so that a model that asks for the gradient by its input leaves the samples alone.
+        return tensor.detach().to(self.device, self.dtype if tensor.is_floating_point() else None)
+
+    def _as_target(self, tensor: Tensor) -> Tensor:
+        converted = self.losses not in MEANINGS and tensor.is_floating_point()  # our own losses convert by themselves
+        return tensor.detach().to(self.device, self.dtype if converted else None)
+
+    def example(self, samples: int = 2) -> tuple[Nested, Nested]:
+        """The first few samples; of mini-batches that cannot be split up, the first mini-batch."""
+        inputs, targets = self.batch(0)
+        few = slice(samples)
+        return (rows_of(inputs, few), rows_of(targets, few)) if self.divisible else (inputs, targets)
+
+    def each_batch(self) -> Iterator[tuple[Nested, Nested]]:
         """Every mini-batch, as `batch` gives it."""
         return (self.batch(i) for i in range(len(self.batches)))
 
-    def right(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def evaluating(self) -> AbstractContextManager[object]:
+        """The context of forward passes without a backward pass: no graph is recorded unless the model needs one."""
+        return torch.enable_grad() if self.needs_graph else torch.inference_mode()
+
+    def outputs(self, inputs: Nested) -> Any:
+        """What the model gives for the inputs of a mini-batch, as `losses` takes it."""
+        return self.forward(self.model, inputs)
+
+    def right(self, outputs: Any, targets: Nested) -> Tensor:
         """Correctness of every sample, (N,), whose mean is the accuracy; NaN where the loss defines none."""
-        return self.meaning.right(outputs, targets)
+        return self.losses_and_right(outputs, targets)[1]
+
+    def losses_and_right(self, outputs: Any, targets: Nested) -> tuple[Tensor, Tensor]:
+        """Loss and correctness of every sample, (N,) each."""
+        losses = self.losses(outputs, targets)
+        logits = logits_or_none(outputs)
+        if logits is None or not isinstance(targets, Tensor) or self.meaning.right is undefined_accuracy:
+            return losses, torch.full_like(losses, torch.nan)
+        return losses, self.meaning.right(logits, targets)
 
     def loss(self, i: int) -> Tensor:
         """The data term on mini-batch i: mean over its samples."""
         inputs, targets = self.batch(i)
         with evaluation_mode(self.model):
-            return self.losses(outputs_of(self.model, inputs), targets).mean()
+            return self.losses(self.outputs(inputs), targets).mean()
 
     def l2(self) -> Tensor:
         """(1/2) sum ||w||^2 over the trainable parameters."""
@@ -168,8 +254,8 @@ class Subject:
         """
         if self.part is None:
             raise ValueError("the subject's data have no other split; load it with landscape.load(..., data=...)")
-        images = self.part(split, samples).to(self.device)
-        return self._on(images, replace(self.spec, split=split, samples=samples) if self.spec else None)
+        spec = replace(self.spec, split=split, samples=samples) if self.spec else None
+        return self._on(self.part(split, samples).to(self.device), spec)
 
     def rows(self, rows: np.ndarray) -> Subject:
         """The same model on some of its samples."""
@@ -183,7 +269,13 @@ class Subject:
         images = replace(self.images, inputs=self.images.inputs[:samples], targets=self.images.targets[:samples])
         return self._on(images, replace(self.spec, samples=int(samples)) if self.spec else None)
 
-    def _on(self, images: Images, spec: Spec | None) -> Subject:
+    def _on(self, samples: Images | BatchList, spec: Spec | None) -> Subject:
+        if isinstance(samples, BatchList):
+            return replace(self, batches=samples, spec=spec)
         in_memory = isinstance(self.batches, Batches)
-        batches = replace(self.batches, images=images) if in_memory else Batches(images, self.batch_size)  # type: ignore[type-var]
+        batches = replace(self.batches, images=samples) if in_memory else Batches(samples, self.batch_size)  # type: ignore[type-var]
         return replace(self, batches=batches, spec=spec)
+
+
+def _tensors_of(batch: tuple[Nested, Nested], place: str) -> Iterator[tuple[str, Tensor]]:
+    return ((f"{place}{path}", tensor) for path, tensor in named_tensors(batch))

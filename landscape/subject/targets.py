@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
+from landscape.data.batch_layout import TARGETS
 from landscape.subject.losses import bce, cross_entropy
 from landscape.subject.subject import Subject
 
@@ -27,9 +30,13 @@ def refuse_targets(subject: Subject, outputs: Tensor) -> None:
     Raises:
         ValueError: they do not fit.
     """
-    images = subject.images
-    assert images is not None
-    targets, name = images.targets, images.name
+    targets, name = subject.batches[0][1] if subject.images is None else subject.images.targets, subject.data_name
+    if not isinstance(targets, Tensor) or targets is subject.batches[0][0]:
+        fields = f" (its fields are {', '.join(map(str, targets))})" if isinstance(targets, Mapping) else ""
+        raise ValueError(
+            f"{name} has no targets{fields}, which the loss needs; give pairs (input, target), a dict with one of "
+            f"{', '.join(TARGETS[:4])}, or a loss of (outputs, batch)"
+        )
     if subject.losses is bce:
         if not _between_0_and_1(targets):
             low, high = targets.min().item(), targets.max().item()

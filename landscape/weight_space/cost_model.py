@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import torch
-
 from landscape.curvature.operator import Curvature
 from landscape.curvature.vectors import random_unit
 from landscape.options import format_duration
@@ -93,23 +91,23 @@ def hessian_product_seconds(subject: Subject) -> float:
     """Seconds per sample of a product with the Hessian of all samples, whose graph is built anew each time."""
     curvature = Curvature(replace(subject, weight_decay=0.0), subject.parameters, "kept")
     vector = random_unit(subject.size, 0, device=subject.device, dtype=subject.dtype)
-    return _mean_seconds(lambda: curvature.product(0)(vector)[0].item()) / len(subject.batch(0)[1])
+    return _mean_seconds(lambda: curvature.product(0)(vector)[0].item()) / subject.samples(0)
 
 
 def _forward(subject: Subject, mode: ExecutionMode) -> float:
-    forward, samples = ForwardPass(subject, mode), len(subject.batch(0)[1])
-    with torch.inference_mode():
-        return _mean_seconds(lambda: subject.losses(*forward(0)).double().sum().item()) / samples
+    forward, samples = ForwardPass(subject, mode), subject.samples(0)
+    with subject.evaluating():
+        return _mean_seconds(lambda: forward.losses_and_right(0)[0].sum().item()) / samples
 
 
 def _compile(subject: Subject, mode: ExecutionMode) -> float:
     """Compile for all sizes of mini-batches; if there is one only, the seconds that another will take."""
     forward, last = ForwardPass(subject, mode), len(subject.batches) - 1
-    with torch.inference_mode():
+    with subject.evaluating():
         start = time.perf_counter()
         forward(0)
         seconds = time.perf_counter() - start
-        if len(subject.batch(last)[1]) == len(subject.batch(0)[1]):
+        if subject.samples(last) == subject.samples(0):
             return seconds
         forward(last)
     return 0.0
@@ -117,7 +115,7 @@ def _compile(subject: Subject, mode: ExecutionMode) -> float:
 
 def _refresh(subject: Subject, count: int) -> float:
     statistics = batchnorm.statistics(subject.model)
-    with torch.inference_mode():
+    with subject.evaluating():
         try:
             return _mean_seconds(lambda: batchnorm.refresh(subject, count))
         finally:

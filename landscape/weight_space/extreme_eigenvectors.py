@@ -77,7 +77,7 @@ def _loss_and_gradient(subject: Subject) -> tuple[float, Tensor]:
     parameters = list(subject.parameters.values())
     total, gradient = 0.0, torch.zeros(subject.size, dtype=torch.float64, device=subject.device)
     for i in range(len(subject.batches)):
-        share = len(subject.batches[i][1]) / len(subject)
+        share = subject.samples(i) / len(subject)
         with torch.enable_grad():
             loss = subject.loss(i)
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.subject.outputs import logits_in
+from landscape.data.structure import Nested, map_tensors, tensors_in
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
@@ -52,12 +52,12 @@ def _control_indices(count: int) -> set[int]:
 
 
 @once_per_weights
-def _compiled(subject: Subject) -> Callable[[Tensor], Any]:
+def _compiled(subject: Subject) -> Callable[..., Any]:
     return torch.compile(subject.model)
 
 
 @once_per_weights
-def _prepared(subject: Subject, memory_format: MemoryFormat) -> list[tuple[Tensor, Tensor]]:
+def _prepared(subject: Subject, memory_format: MemoryFormat) -> list[tuple[Nested, Nested]]:
     """The prepared mini-batches, which `ForwardPass` appends in order."""
     return []
 
@@ -67,41 +67,55 @@ class ForwardPass:
 
     def __init__(self, subject: Subject, mode: ExecutionMode) -> None:
         self._subject, self._mode = subject, mode
-        self._model: Callable[[Tensor], Any] = _compiled(subject) if mode.compile else subject.model
-        self._cache: list[tuple[Tensor, Tensor]] = _prepared(subject, mode.memory_format)
+        self._model: Callable[..., Any] = _compiled(subject) if mode.compile else subject.model
+        self._cache: list[tuple[Nested, Nested]] = _prepared(subject, mode.memory_format)
 
     def __len__(self) -> int:
         return len(self._subject.batches)
 
-    def __call__(self, i: int) -> tuple[Tensor, Tensor]:
+    def __call__(self, i: int) -> tuple[Any, Nested]:
         inputs, targets = self._prepared(i)
         with self._autocast():
-            outputs = logits_in(self._model(inputs))
-        return outputs.float() if outputs.dtype == torch.bfloat16 else outputs, targets
+            outputs = self._subject.forward(self._model, inputs)
+        return map_tensors(outputs, _single), targets
+
+    def losses_and_right(self, i: int) -> tuple[Tensor, Tensor]:
+        """Loss and correctness of every sample of mini-batch i, (N,) each."""
+        losses, right = self._subject.losses_and_right(*self(i))
+        return losses.detach().double(), right.detach()
 
     def _autocast(self) -> AbstractContextManager[object]:
         """Left after every mini-batch, because autocast caches the cast weights, and the weights move."""
         bf16 = self._mode.precision == "bf16"
         return torch.autocast(self._subject.device.type, dtype=torch.bfloat16) if bf16 else nullcontext()
 
-    def _prepared(self, i: int) -> tuple[Tensor, Tensor]:
+    def _prepared(self, i: int) -> tuple[Nested, Nested]:
         if i < len(self._cache):
             return self._cache[i]
         inputs, targets = self._subject.batch(i)
-        if self._mode.memory_format == "channels_last" and inputs.dim() == 4:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
-        if i == len(self._cache) and (len(self._cache) + 1) * inputs.nbytes <= CACHE_BYTES:
+        if self._mode.memory_format == "channels_last":
+            inputs = map_tensors(inputs, _channels_last)
+        size = sum(tensor.nbytes for tensor in tensors_in(inputs))
+        if i == len(self._cache) and (len(self._cache) + 1) * size <= CACHE_BYTES:
             self._cache.append((inputs, targets))
         return inputs, targets
+
+
+def _single(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 
 def forward_seconds(subject: Subject, mode: ExecutionMode, batches: Iterable[int] = (0,)) -> float:
     """Time of the forward pass and the losses of some mini-batches: the better of two, after a warm-up."""
     forward, indices, times = ForwardPass(subject, mode), list(batches), []
-    with torch.inference_mode():
+    with subject.evaluating():
         for _ in range(3):
             start = time.perf_counter()
-            sums = [subject.losses(*forward(i)).double().sum() for i in indices]
+            sums = [forward.losses_and_right(i)[0].sum() for i in indices]
             sums[-1].item()  # waits for the device
             times.append(time.perf_counter() - start)
     return min(times[1:])
@@ -112,7 +126,8 @@ def fastest(subject: Subject, mode: ExecutionMode) -> tuple[int, ExecutionMode]:
     size, best = subject.batch_size, _samples_per_second(subject, mode)
     formats: tuple[MemoryFormat, ...] = ("contiguous", "channels_last")
     for other in [replace(mode, memory_format=name) for name in formats if name != mode.memory_format]:
-        if subject.batch(0)[0].dim() == 4 and (rate := _samples_per_second(subject, other)) > (1 + GAIN) * best:
+        pictures = any(tensor.dim() == 4 for tensor in tensors_in(subject.batch(0)[0]))
+        if pictures and (rate := _samples_per_second(subject, other)) > (1 + GAIN) * best:
             best, mode = rate, other
     sizes = [n for n in BATCH_SIZES if n != size and n <= len(subject)] if subject.images is not None else []
     for other_size in sizes:

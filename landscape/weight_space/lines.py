@@ -9,7 +9,6 @@ from typing import Any, Literal, Self
 
 import h5py
 import numpy as np
-import torch
 from torch import Tensor
 
 from landscape.checkpoints import raw_files
@@ -78,7 +77,7 @@ class ModelOnLine:
 
     def move_to(self, t: float) -> None:
         """Write the weights of one point into the model."""
-        with torch.inference_mode():
+        with self._subject.evaluating():
             if self._ends:
                 self._weights.interpolate(self._target, t)
                 self._weights.interpolate(self._buffers, min(max(t, 0.0), 1.0))

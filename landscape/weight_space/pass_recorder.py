@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from landscape.data.structure import tensors_in
 from landscape.weight_space.directions import Filters
 
 # Matrix products: positions of the operands, and from its end the dimension that each sums over.
@@ -50,7 +51,7 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._shapes = {name: tuple(p.shape) for name, p in parameters.items()}
         self._made: dict[Any, Parts] = {_key(p): {name: _own(p)} for name, p in parameters.items()}
         # Storages whose values depend on those of the input.
-        self._inputs = {_storage(t) for t in _tensors(dict(inputs) if isinstance(inputs, Mapping) else inputs)}
+        self._inputs = {_storage(t) for t in tensors_in(inputs)}
         self._summed: dict[str, set[Filters | None]] = {}
         self._constant: set[str] = (
             set()

@@ -101,7 +101,7 @@ class PlaneEvaluator:
             if row and (x != row[0][0] or self._subject.device.type == "cpu"):
                 yield from self._transferred(row)
                 row = []
-            with torch.inference_mode():
+            with self._subject.evaluating():
                 row.append((x, y, self._sums(x, y, control)))
         yield from self._transferred(row)
 
@@ -119,22 +119,20 @@ class PlaneEvaluator:
         sums = torch.zeros(5, dtype=torch.float64, device=self._subject.device)
         samples, reference = 0, torch.full_like(sums[:1], math.nan)
         for i in range(len(self._forward)):
-            outputs, targets = self._forward(i)
-            losses = self._subject.losses(outputs, targets).double()
+            losses, right = self._forward.losses_and_right(i)
             rise = losses - self._at_origin[i]
-            right = self._subject.right(outputs, targets).sum()
-            sums += torch.stack([losses.sum(), losses.square().sum(), right, rise.sum(), rise.square().sum()])
-            samples += len(targets)
+            sums += torch.stack([losses.sum(), losses.square().sum(), right.sum(), rise.sum(), rise.square().sum()])
+            samples += len(losses)
             if i & (i + 1) == 0 and self._far_above_cap(sums, samples):  # after 1, 2, 4, 8, ... mini-batches
                 break
         if control:
-            parts = [self._subject.losses(*self._reference(k)).double().sum() for k in range(i + 1)]
+            parts = [self._reference.losses_and_right(k)[0].sum() for k in range(i + 1)]
             reference = torch.stack(parts).sum(dim=0, keepdim=True)
         return torch.cat([sums, torch.full_like(reference, samples), reference])
 
     def _far_above_cap(self, sums: Tensor, samples: int) -> bool:
         """Whether the mean exceeds the cap by more than four standard errors, or is not finite."""
-        if self._cap is None or samples < MIN_SAMPLES_OF_CAP:
+        if self._cap is None or samples < MIN_SAMPLES_OF_CAP or self._subject.mean_only:
             return False
         total, squares = sums[:2].tolist()
         mean, error = _mean_and_error(total, squares, samples)
@@ -147,8 +145,11 @@ class PlaneEvaluator:
         mean, error = _mean_and_error(total, squares, samples)
         with np.errstate(all="ignore"):
             deviates = float(np.abs(np.float64(total) - reference) / samples / np.float64(error))
+        rise_error = _mean_and_error(rise, rises, samples)[1]
+        if self._subject.mean_only:
+            error = rise_error = math.nan
         return {
-            "loss": mean, "loss_se": error, "rise_se": _mean_and_error(rise, rises, samples)[1],
+            "loss": mean, "loss_se": error, "rise_se": rise_error,
             "l2": self._l2_at(x, y), "accuracy": right / samples, "n": samples, "deviates": deviates,
         }  # fmt: skip
 
@@ -173,7 +174,7 @@ def _losses_at_origin(subject: Subject, recalibrate: int, mode: ExecutionMode) -
     if recalibrate:
         batchnorm.refresh(subject, recalibrate)
     forward = ForwardPass(subject, mode)
-    return [subject.losses(*forward(i)).double() for i in range(len(forward))]
+    return [forward.losses_and_right(i)[0] for i in range(len(forward))]
 
 
 def _mean_and_error(total: float, squares: float, samples: float) -> tuple[float, float]:

@@ -11,16 +11,13 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from landscape.checkpoints.user_code import fixed_rng
 from landscape.subject.checks import refuse_training
-from landscape.subject.outputs import outputs_of
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space.directions import POSITIONS, Filters, Normalize
@@ -155,14 +152,13 @@ def _recorded(subject: Subject, parameters: Mapping[str, nn.Parameter]) -> PassR
         return PassRecorder({}, ())
     refuse_training(subject.model)  # the pass would change batch norm's statistics
     whole = subject.batch(0)[0]
-    for count in (2, None):  # an exported program may take one batch size alone
+    for inputs in (subject.example()[0], whole):  # an exported program may take one batch size alone
         fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)  # its fused layer would hide the operations
         try:
-            inputs = tree_map_only(Tensor, itemgetter(slice(count)), whole)
             recorder = PassRecorder(parameters, inputs)
             with torch.no_grad(), fixed_rng(0), recorder:
-                outputs_of(subject.model, inputs)
+                subject.outputs(inputs)
             return recorder
         except Exception as error:  # of a user's model; the measurement itself reports what is wrong
             _log.debug("the forward pass could not be recorded: %s", error)

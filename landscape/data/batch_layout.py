@@ -1,0 +1,122 @@
+"""Read a batch of any structure: which of its parts go to the model, and which to the loss."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from landscape.data.structure import Nested
+
+# Keys of samples that are dicts, as transformers, datasets and torchvision name them; the first that exists counts.
+INPUTS = ("pixel_values", "image", "img", "images", "input", "inputs", "x", "data")
+TARGETS = ("labels", "label", "fine_label", "target", "targets", "y", "class")
+WHOLE = ("batch", "data", "graph")  # names of a forward parameter that takes the whole batch
+
+
+class PositionalInputs(tuple[Nested, ...]):
+    """Inputs that a model is called with as positional arguments."""
+
+
+class KeywordInputs(dict[str, Nested]):
+    """Inputs that a model is called with as keyword arguments."""
+
+
+@dataclass(frozen=True)
+class BatchLayout:
+    """How a model is called and what the loss takes, which decides how a batch, or a sample, is read."""
+
+    required: tuple[str, ...] = ("inputs",)  # parameters of the model's forward pass without a default, in order
+    optional: tuple[str, ...] = ()  # those that may be left out and are None then
+    keywords: bool = False  # forward takes any keyword
+
+    @classmethod
+    def of(cls, forward: Callable[..., Any]) -> BatchLayout:
+        """From the signature of a model's forward pass; one without a signature takes one input."""
+        try:
+            parameters = inspect.signature(forward).parameters.values()
+        except (TypeError, ValueError):
+            return cls()
+        given = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        required = tuple(p.name for p in given if p.default is p.empty)
+        optional = tuple(p.name for p in parameters if p.default is None)
+        any_keyword = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        return cls(required, optional, any_keyword) if required or optional else cls(keywords=any_keyword)
+
+    def read(self, what: str, batch: Nested) -> tuple[Nested, Nested]:
+        """Inputs and targets of a batch, or of a sample.
+
+        Inputs are what the model is called with: a tensor, `PositionalInputs`, `KeywordInputs`, or another object as a
+        whole. Without a recognisable target, the targets are the batch itself. Of a tuple whose entries are more than
+        a one-input model and its loss need, the rest is ignored.
+
+        Raises:
+            ValueError: there are several ways to read it.
+        """
+        if isinstance(batch, Mapping):
+            return self._from_mapping(what, batch)
+        if isinstance(batch, tuple | list) and not hasattr(batch, "_fields"):
+            return self._from_tuple(what, tuple(batch))
+        if isinstance(batch, Tensor | np.ndarray) or not hasattr(batch, "__dict__"):
+            return batch, batch
+        target = first_of(TARGETS, vars(batch))
+        return batch, batch if target is None else getattr(batch, target)
+
+    def _from_tuple(self, what: str, batch: tuple[Nested, ...]) -> tuple[Nested, Nested]:
+        if len(batch) < 2:
+            return (batch[0], batch[0]) if batch else (batch, batch)
+        required, most = len(self.required), len(self.required) + len(self.optional)
+        if len(self.required) == 1 and self.required[0] in WHOLE and len(batch) > 2:
+            return batch, batch[-1]
+        if len(batch) == 2 or most <= 1:
+            return self._inputs(batch[0]), batch[1]
+        if required >= 2:
+            count = min(required, len(batch) - 1)
+            return PositionalInputs(batch[:count]), batch[count]
+        names = ", ".join((*self.required, *self.optional)[:4])
+        raise ValueError(
+            f"{what} has {len(batch)} entries and the model takes several inputs ({names}, ...), so it is not clear "
+            f"which are inputs; give a dict with their names, or ((input, ...), target)"
+        )
+
+    def _inputs(self, value: Nested) -> Nested:
+        """The first part of a pair, which may hold several inputs."""
+        required, most = len(self.required), len(self.required) + len(self.optional)
+        if isinstance(value, tuple | list) and not hasattr(value, "_fields") and required <= len(value) <= most > 1:
+            return PositionalInputs(value)
+        known = {*self.required, *self.optional}
+        if isinstance(value, Mapping) and value and set(self.required) <= set(value):
+            return KeywordInputs(value) if self.keywords or set(value) <= known else value
+        return value
+
+    def _from_mapping(self, what: str, batch: Mapping[Any, Nested]) -> tuple[Nested, Nested]:
+        target = first_of(TARGETS, batch)
+        targets = batch if target is None else batch[target]
+        rest = [name for name in batch if name != target]
+        known = (*self.required, *self.optional)
+        accepted = [name for name in rest if name in known]
+        if accepted and set(self.required) <= set(accepted):
+            named = KeywordInputs({name: batch[name] for name in accepted})
+            return batch[accepted[0]] if accepted == [known[0]] else named, targets
+        value = first_of(INPUTS, rest)
+        if len(self.required) == 1 and self.required[0] in WHOLE:
+            return batch, targets
+        if value is not None:
+            return batch[value], targets
+        if self.keywords and not self.required:
+            return KeywordInputs({name: batch[name] for name in rest}), targets
+        if len(self.required) == 1:
+            return (batch[rest[0]] if len(rest) == 1 else batch), targets
+        raise ValueError(
+            f"{what} has the fields {', '.join(map(str, batch))} and the model takes {', '.join(known)}; "
+            "name the fields like the model's inputs"
+        )
+
+
+def first_of(known: Iterable[str], there: Container[str]) -> str | None:
+    """The first of the known names that is there, None if there is none."""
+    return next((name for name in known if name in there), None)

@@ -1,0 +1,119 @@
+"""Load data from a DataLoader, or from another iterable of samples or mini-batches, which is read once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from torch.utils.data import RandomSampler
+
+from landscape.checkpoints.user_code import fixed_rng, guarded
+from landscape.data import structured
+from landscape.data.dataset import BatchList, Images
+from landscape.data.memory import GrowingTensor
+from landscape.data.sample_reading import Request, are_class_numbers, listed_targets
+from landscape.data.structure import as_tensors, common_length
+from landscape.options import parse_count
+
+SEED = 0  # of a loader's shuffle and of random transforms
+UNKNOWN = 2**62  # samples of an iterable without a length
+_END = object()
+_log = logging.getLogger(__name__)
+
+
+def load(stream: Any, request: Request, *, batched: bool) -> Images | BatchList:
+    """The first samples of an iterable, in its order; `batched`: it is known to give mini-batches.
+
+    Raises:
+        ValueError: it fails, is empty, or its samples differ in shape.
+    """
+    name, total = request.name, _length(stream, batched)
+    if total is None and str(request.samples).endswith("%"):
+        raise ValueError(f"{name} returned a {type(stream).__name__} without a length; give a number with --samples")
+    if batched and isinstance(getattr(stream, "sampler", None), RandomSampler):
+        _log.info("%s: the loader shuffles; it is read once, with the shuffle of seed %d", name, SEED)
+    with fixed_rng(SEED):  # the same shuffle and transforms whenever it is loaded
+        items = _items(name, stream)
+        first = next(items, _END)
+        if first is _END:
+            raise ValueError(f"{name} gave 0 inputs and 0 targets; expected equally many, at least one")
+        pair = request.read("batch 0" if batched else "item 0", as_tensors(first))
+        if not batched and structured.looks_batched(*pair):
+            batched, total = True, None  # the length was that of the list
+        wanted = _wanted(request, total)
+        items = chain([first], items)
+        if structured.is_plain_pair(pair) and (not batched or common_length(pair) is not None):
+            try:
+                return _plain(stream, items, request, wanted, total, batched=batched)
+            except structured.ShapesDiffer:
+                if not batched or iter(stream) is stream:  # which cannot be read from its start again
+                    raise
+        elif batched:
+            return structured.from_batches(items, wanted, request)
+        else:
+            return structured.from_items([item for item, _ in zip(items, range(wanted or UNKNOWN))], request)  # noqa: B905
+    with fixed_rng(SEED):
+        return structured.from_batches(_items(name, stream), wanted, request)
+
+
+def _wanted(request: Request, total: int | None) -> int | None:
+    """Number of samples asked for; None for all of an unknown number."""
+    if total is None and request.samples in (None, "all"):
+        return None
+    return parse_count("samples", request.samples, total or UNKNOWN)
+
+
+def _plain(
+    stream: Any, items: Iterator[Any], request: Request, wanted: int | None, total: int | None, *, batched: bool
+) -> Images:
+    """Samples, or batches of them, whose inputs and targets are one tensor each."""
+    rows = None if total is None else wanted or total
+    inputs, targets = GrowingTensor(request.name, rows), GrowingTensor(request.name, rows)
+    for i, item in enumerate(items):
+        what = f"{'batch' if batched else 'item'} {i}"
+        if batched:
+            parts = [request.tensor(what, part) for part in request.read(what, item)]
+        else:
+            *parts, request = request.tensors(what, item)
+            parts = [part[None] for part in parts]
+        if len(parts[0]) != len(parts[1]):
+            raise structured.ShapesDiffer(
+                f"{request.name} gave {len(parts[0])} inputs and {len(parts[1])} targets; expected equally many"
+            )
+        for part, kept in zip(parts, (inputs, targets), strict=True):
+            left = None if wanted is None else wanted - kept.count
+            if kept.count and (part.shape[1:], part.dtype) != (kept.shape, kept.tensor.dtype):
+                raise structured.ShapesDiffer(
+                    f"{request.name}: {what}: samples are {tuple(part.shape[1:])} {part.dtype}, the first "
+                    f"{tuple(kept.shape)} {kept.tensor.dtype}; make them equal"
+                )
+            kept.append(part[:left], what=f"{request.name}: {what}")
+        if wanted is not None and inputs.count >= wanted:
+            break
+    source = getattr(stream, "dataset", stream)
+    images = request.images(inputs.tensor, targets.tensor, source, listed_targets(source) if batched else None)
+    first = wanted is not None and (total is None or wanted < total)
+    if first and are_class_numbers(images.targets) and len(images) >= 8 and bool((images.targets.diff() >= 0).all()):
+        _log.warning(
+            "%s: the first %d samples are sorted by class, %d to %d; shuffle the loader, or return its dataset, which "
+            "is served class-balanced", request.name, len(images), int(images.targets[0]), int(images.targets[-1]),
+        )  # fmt: skip
+    return images
+
+
+def _items(name: str, stream: Any) -> Iterator[Any]:
+    iterator = guarded(name, partial(iter, stream))
+    while (item := guarded(name, partial(next, iterator, _END))) is not _END:
+        yield item
+
+
+def _length(stream: Any, batched: bool) -> int | None:
+    """Number of samples, None if unknown."""
+    counted = getattr(stream, "sampler", None) or getattr(stream, "dataset", None) if batched else stream
+    try:
+        return len(counted)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        return None

@@ -1,0 +1,108 @@
+"""Read samples of Python objects: what is asked for, and how a sample becomes a pair of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Subset
+
+from landscape.checkpoints.user_code import guarded
+from landscape.data import decoding
+from landscape.data.batch_layout import TARGETS, BatchLayout, first_of
+from landscape.data.dataset import Images, number_of_classes, square_side
+from landscape.data.preprocessing import Resize, default_normalisation
+from landscape.data.sampling import Samples
+from landscape.data.structure import Nested
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which samples of an object are asked for, and how they are read."""
+
+    name: str  # of the object, for messages and results
+    samples: Samples = None  # how many: a number, a share such as "10%", None or "all" for all
+    image_size: int | None = None  # side of pictures; None: by the size of the first
+    resize: Resize | None = None  # of pictures
+    layout: Callable[[], BatchLayout] = BatchLayout  # what goes to the model, and what to the loss; called if needed
+    batch_size: int = 128  # of samples that are not one tensor each, which are never divided anew
+
+    def read(self, what: str, sample: Nested) -> tuple[Nested, Nested]:
+        """Inputs and targets of a sample or mini-batch, which messages call `what`."""
+        pair = isinstance(sample, tuple | list) and len(sample) == 2
+        if pair and not isinstance(sample[0], tuple | list | Mapping):
+            return sample[0], sample[1]
+        return self.layout().read(f"{self.name}: {what}", sample)
+
+    def tensors(self, what: str, sample: Nested) -> tuple[Tensor, Tensor, Request]:
+        """A sample as two tensors, pictures decoded; and the request for the other samples, with the same size."""
+        value, target = self.read(what, sample)
+        value, size = _decoded(f"{self.name}: {what}", value, self.image_size, self.resize)
+        request = self if size == self.image_size else replace(self, image_size=size)
+        return self.tensor(f"input of {what}", value), self.tensor(f"target of {what}", target), request
+
+    def tensor(self, what: str, value: Any) -> Tensor:
+        """A tensor from anything that torch converts."""
+        if isinstance(value, np.ndarray) and not value.flags.writeable:
+            value = value.copy()  # such as a memory map: torch has no read-only tensors
+        try:
+            return torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError):
+            got = f"{self.name}: {what} is a {type(value).__name__}"
+            raise ValueError(f"{got}; expected a tensor, a picture or a number") from None
+
+    def images(self, inputs: Tensor, targets: Tensor, source: Any, listed: np.ndarray | None) -> Images:
+        """The samples with normalisation and number of classes; `listed`: class numbers of the whole source."""
+        mean, std = default_normalisation(inputs)
+        named = _named_classes(source)
+        in_list = 0 if listed is None else number_of_classes(self.name, torch.from_numpy(listed))
+        classes = max(number_of_classes(self.name, targets), named, in_list)
+        return Images(inputs, targets, self.name, classes, square_side(inputs), mean, std, counted=not named)
+
+
+def listed_targets(dataset: Any) -> np.ndarray | None:
+    """The dataset's own list of class numbers, None if it has no usable one."""
+    if isinstance(dataset, Subset):
+        below = listed_targets(dataset.dataset)
+        return None if below is None else below[np.asarray(dataset.indices, np.int64)]
+    listed = getattr(dataset, "targets", None)
+    columns = getattr(dataset, "column_names", None)  # of Hugging Face's datasets
+    if listed is None and isinstance(columns, list | tuple):
+        name = first_of(TARGETS, columns)
+        listed = None if name is None else list(dataset[name])
+    if not isinstance(listed, list | tuple | np.ndarray | Tensor) or len(listed) != len(dataset):
+        return None
+    found = np.asarray(listed)
+    return found.astype(np.int64) if found.ndim == 1 and found.dtype.kind in "iu" else None
+
+
+def are_class_numbers(targets: Tensor) -> bool:
+    """Whether every target is one integer."""
+    return targets.ndim == 1 and not targets.is_floating_point()
+
+
+def _named_classes(dataset: Any) -> int:
+    """Number of classes that a dataset names, 0 if it names none."""
+    if isinstance(dataset, Subset):
+        return _named_classes(dataset.dataset)
+    features = getattr(dataset, "features", None)  # of Hugging Face's datasets
+    if isinstance(features, Mapping):
+        label = next((features[name] for name in TARGETS if name in features), None)
+        return len(getattr(label, "names", None) or ())
+    return len(getattr(dataset, "classes", ()))
+
+
+def _decoded(what: str, value: Any, image_size: int | None, resize: Resize | None) -> tuple[Any, int | None]:
+    """The pixels of a picture (also encoded, as `datasets` gives it), or the value itself; and the size for all."""
+    if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
+        value = decoding.opened(value["bytes"], what)
+    if not isinstance(value, Image.Image):
+        return value, image_size
+    size = image_size or decoding.common_size([value.size])
+    return guarded(what, partial(decoding.pixels, value, size, resize)), size

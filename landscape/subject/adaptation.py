@@ -1,0 +1,155 @@
+"""Adapt the forward pass to a model and its loss: what the loss takes, whether a graph is needed, what is copied.
+
+One pass of a few samples shows it, so that every probe runs on models of any shape.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from landscape.checkpoints.user_code import fixed_rng
+from landscape.data.batch_layout import INPUTS, TARGETS, KeywordInputs
+from landscape.data.dataset import Batches
+from landscape.data.structure import Nested, common_length, map_tensors, tensors_in
+from landscape.subject.losses import Loss, per_sample
+from landscape.subject.outputs import call_model, logits_or_none
+from landscape.subject.subject import Forward, Subject, Whole
+
+_log = logging.getLogger(__name__)
+
+
+def adapted(subject: Subject, loss: Loss) -> Subject:
+    """The subject with its loss, run in the way that a pass of a few samples has shown to work.
+
+    A model that differentiates inside its forward pass keeps a graph, one that changes its input in place gets a copy
+    of it, and a loss that returns a mean has no error over samples. A user's loss takes what the model returns; where
+    it fails on that, it takes the logits in it.
+
+    Raises:
+        ValueError: the model or the loss fails, or the loss returns no tensor of the right size.
+    """
+    subject = _with_loss(subject, loss)
+    inputs, targets = subject.example()
+    subject, returned = _first_pass(subject, loss, inputs)
+    if not loss.own:
+        return subject
+    logits = None if loss.takes_model else logits_or_none(returned)
+    try:
+        found = returned if loss.takes_model else _found(subject, loss, returned, targets)
+    except Exception as error:  # whatever the user's function raises
+        if logits is None or logits is returned:
+            raise _failed(loss, error) from error
+        try:
+            found = _found(subject, loss, logits, targets)
+        except Exception:
+            raise _failed(loss, error) from error
+        subject = replace(subject, forward=_logits_of(subject.forward))
+    samples = common_length(targets)
+    per_sample(loss, found, samples if isinstance(subject.batches, Batches) else None)
+    mean_only = found.dim() == 0 and samples != 1
+    if mean_only:
+        _log.warning(
+            "note: %s returns a mean over the mini-batch, so that its values have no errors over samples; return one "
+            "loss per sample for them", _named(loss),
+        )  # fmt: skip
+    return replace(subject, mean_only=mean_only)
+
+
+def _with_loss(subject: Subject, loss: Loss) -> Subject:
+    """The subject with a loss as a function of what the forward pass gives and of what it asks for."""
+    if not loss.own:
+        return replace(subject, losses=loss.function, loss_name=loss.name)
+    in_rows = isinstance(subject.batches, Batches)
+
+    @wraps(loss.function)
+    def losses(outputs: Any, targets: Nested) -> Tensor:
+        found = outputs if loss.takes_model else loss.function(outputs, targets)
+        mean = isinstance(found, Tensor) and found.dim() == 0
+        return per_sample(loss, found, common_length(targets) if mean or in_rows else None)
+
+    def with_model(model: Callable[..., Any], batch: Nested) -> Any:
+        return loss.function(model, batch)
+
+    whole: Whole = "both" if loss.takes_model else "targets" if loss.takes_batch else ""
+    forward: Forward = with_model if loss.takes_model else call_model
+    return replace(subject, losses=losses, loss_name=loss.name, forward=forward, whole=whole)
+
+
+def _first_pass(subject: Subject, loss: Loss, inputs: Nested) -> tuple[Subject, Any]:
+    """The subject with a forward pass that works, and what it returns for a few samples."""
+    given = map_tensors(inputs, torch.clone)
+    run = subject.forward if loss.own else call_model
+    try:
+        with fixed_rng(0), torch.inference_mode():
+            returned = run(subject.model, given)
+    except Exception as error:  # whatever a foreign model raises
+        given = map_tensors(inputs, torch.clone)
+        try:
+            with fixed_rng(0), torch.enable_grad():
+                returned = run(subject.model, given)
+        except Exception:
+            raise (_failed(loss, error) if loss.takes_model else misfit(subject, inputs, error)) from error
+        subject = replace(subject, forward=_with_graph(subject.forward), needs_graph=True)
+        _log.info("the model differentiates inside its forward pass: every pass records a graph, which takes longer")
+    features = subject.spec is not None and not subject.spec.logits
+    if features and not loss.own and logits_or_none(returned) is None:  # of an encoder, which has no logits
+        subject = replace(subject, forward=_with_graph(call_model) if subject.needs_graph else call_model)
+    pairs = zip(tensors_in(inputs), tensors_in(given), strict=False)
+    if not all(torch.equal(before.nan_to_num(), after.nan_to_num()) for before, after in pairs):
+        subject = replace(subject, forward=_on_copies(subject.forward))
+        _log.info("the model changes its input in place: it gets a copy of the samples")
+    return subject, returned
+
+
+def _found(subject: Subject, loss: Loss, outputs: Any, targets: Nested) -> Any:
+    with fixed_rng(0), subject.evaluating():
+        return loss.function(outputs, targets)
+
+
+def _with_graph(forward: Forward) -> Forward:
+    def run(model: Callable[..., Any], inputs: Nested) -> Any:
+        with torch.enable_grad():
+            return forward(model, inputs)
+
+    return run
+
+
+def _on_copies(forward: Forward) -> Forward:
+    return lambda model, inputs: forward(model, map_tensors(inputs, torch.clone))
+
+
+def _logits_of(forward: Forward) -> Forward:
+    return lambda model, inputs: logits_or_none(forward(model, inputs))
+
+
+def misfit(subject: Subject, inputs: Nested, error: Exception) -> ValueError:
+    """The error of a model that fails on its inputs."""
+    reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    if isinstance(inputs, Mapping) and not isinstance(inputs, KeywordInputs):
+        return ValueError(
+            f"the model fails on a batch with the fields {', '.join(map(str, inputs))} from {subject.data_name} "
+            f"({reason}); name the input like a parameter of the model's forward or {', '.join(INPUTS[:3])}, and the "
+            f"target {', '.join(TARGETS[:3])}"
+        )
+    shapes = ", ".join(str(tuple(tensor.shape[1:])) for tensor in tensors_in(inputs))
+    size = "--block-size" if subject.images is not None and subject.images.sequences else "--image-size"
+    return ValueError(
+        f"the model fails on inputs of shape {shapes} from {subject.data_name} ({reason}); check "
+        f"--data, {size} and --model-arg"
+    )
+
+
+def _failed(loss: Loss, error: Exception) -> ValueError:
+    reason = next(iter(str(error).strip().splitlines()), "")
+    return ValueError(f"{_named(loss)} failed with {type(error).__name__}: {reason}")
+
+
+def _named(loss: Loss) -> str:
+    return f"--loss {loss.name}" if loss.name else "the loss"

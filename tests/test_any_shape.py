@@ -1,0 +1,442 @@
+"""Models and losses of any shape: structured batches and outputs, losses that see the batch or call the model."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from landscape.api import measure
+from landscape.curvature.vectors import flat
+from landscape.subject.loading import load
+from landscape.subject.subject import Subject
+
+SAMPLES = 12
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Autoencoder(nn.Module):
+    """A variational autoencoder that returns a dictionary and draws its noise from outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(6, 4), nn.Linear(2, 6)
+
+    def forward(self, x: Tensor, noise: Tensor) -> dict[str, Tensor]:
+        mean, log_variance = torch.tanh(self.encoder(x)).chunk(2, dim=1)
+        return {"decoded": self.decoder(mean + (log_variance / 2).exp() * noise), "mean": mean, "spread": log_variance}
+
+
+def evidence(outputs: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+    divergence = (outputs["mean"].square() + outputs["spread"].exp() - 1 - outputs["spread"]).sum(dim=1) / 2
+    return (outputs["decoded"] - batch["x"]).square().sum(dim=1) + divergence
+
+
+class HeatEquation(nn.Module):
+    """A physics-informed network: its output is the residual of u_xx = -u, by derivatives inside its forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(1, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.requires_grad_()
+        u = self.net(x)
+        (slope,) = torch.autograd.grad(u.sum(), x, create_graph=True)
+        (curvature,) = torch.autograd.grad(slope.sum(), x, create_graph=True)
+        return cast(Tensor, curvature + u)
+
+
+class Sentences(nn.Module):
+    """An LSTM over padded sequences of known lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.lstm, self.head = nn.Embedding(9, 4), nn.LSTM(4, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        packed = pack_padded_sequence(self.embedding(tokens), lengths.cpu(), batch_first=True, enforce_sorted=False)
+        _, (hidden, _) = self.lstm(packed)
+        return cast(Tensor, self.head(hidden[-1]))
+
+
+class GraphNetwork(nn.Module):
+    """Sums messages along edges, then nodes of each graph: nodes and edges are packed over the graphs of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.message, self.head = nn.Linear(3, 6), nn.Linear(6, 2)
+
+    def forward(self, nodes: Tensor, edges: Tensor, graph: Tensor) -> Tensor:
+        received = (
+            torch.zeros(len(nodes), 6).to(nodes).index_add(0, edges[1], torch.tanh(self.message(nodes))[edges[0]])
+        )
+        return cast(Tensor, self.head(torch.zeros(int(graph.max()) + 1, 6).to(nodes).index_add(0, graph, received)))
+
+
+def graphs() -> list[dict[str, Tensor]]:
+    """Three batches of four graphs of two to five nodes."""
+    generator = torch.Generator().manual_seed(3)
+    batches = []
+    for _ in range(3):
+        sizes = torch.randint(2, 6, (4,), generator=generator)
+        count = int(sizes.sum())
+        starts = sizes.cumsum(0) - sizes
+        edges = torch.cat(
+            [torch.combinations(torch.arange(int(n))).T + s for n, s in zip(sizes, starts, strict=True)], 1
+        )
+        batches.append(
+            {
+                "nodes": torch.randn(count, 3, generator=generator),
+                "edges": edges,
+                "graph": torch.repeat_interleave(torch.arange(4), sizes),
+                "y": torch.randint(2, (4,), generator=generator),
+            }
+        )
+    return batches
+
+
+class Segmentation(nn.Module):
+    """A U-Net of one level: a logit for every pixel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.inner = nn.Conv2d(1, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1)
+        self.up, self.head = nn.ConvTranspose2d(3, 3, 2, stride=2), nn.Conv2d(6, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = torch.tanh(self.down(x))
+        inner = torch.tanh(self.inner(F.avg_pool2d(first, 2)))
+        return cast(Tensor, self.head(torch.cat([first, self.up(inner)], dim=1)))
+
+
+def per_pixel(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(outputs, targets, reduction="none").flatten(1).mean(dim=1)
+
+
+class Denoiser(nn.Module):
+    """Predicts the noise that was added to a sample at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(5, 6), nn.SiLU(), nn.Linear(6, 6), nn.SiLU(), nn.Linear(6, 4))
+
+    def forward(self, noisy: Tensor, time: Tensor) -> Tensor:
+        return cast(Tensor, self.net(torch.cat([noisy, time[:, None]], dim=1)))
+
+
+def diffusion(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    clean, noise, time = batch
+    noisy = (1 - time)[:, None] * clean + time[:, None] * noise
+    return cast(Tensor, (model(noisy, time) - noise).square().mean(dim=1))
+
+
+@dataclass
+class Measured:
+    """A batch as a dataclass, as users pack theirs."""
+
+    features: Tensor
+    target: Tensor
+
+
+class Regression(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 2))
+
+    def forward(self, batch: Measured) -> Tensor:
+        return cast(Tensor, self.net(batch.features))
+
+
+def weighted(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).square().sum(dim=1)
+
+
+class Tokens(Dataset[dict[str, Any]]):
+    """Samples as dicts, with a text beside the tensors."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        if i >= SAMPLES:
+            raise IndexError(i)
+        tokens = torch.randint(9, (6,), generator=torch.Generator().manual_seed(i))
+        return {"tokens": tokens, "lengths": torch.tensor(1 + i % 6), "labels": i % 3, "text": f"sentence {i}"}
+
+
+Case = tuple[Callable[[], nn.Module], Callable[[], Any], Any]
+CASES: dict[str, Case] = {
+    "autoencoder": (Autoencoder, lambda: {"x": drawn(SAMPLES, 6), "noise": drawn(SAMPLES, 2, seed=1)}, evidence),
+    "physics": (HeatEquation, lambda: (drawn(SAMPLES, 1), torch.zeros(SAMPLES, 1)), "mse"),
+    "sentences": (Sentences, Tokens, ""),
+    "graphs": (GraphNetwork, graphs, ""),
+    "segmentation": (
+        Segmentation,
+        lambda: (drawn(SAMPLES, 1, 6, 6), (drawn(SAMPLES, 1, 6, 6, seed=1) > 0).float()),
+        per_pixel,
+    ),
+    "regression": (Regression, lambda: Measured(drawn(SAMPLES, 3), drawn(SAMPLES, 2, seed=1)), weighted),
+    "denoiser": (
+        Denoiser,
+        lambda: DataLoader(
+            TensorDataset(drawn(SAMPLES, 4), drawn(SAMPLES, 4, seed=1), drawn(SAMPLES, seed=2).sigmoid()), batch_size=4
+        ),
+        diffusion,
+    ),
+}
+
+
+def subject_of(case: str) -> Subject:
+    build, data, loss = CASES[case]
+    torch.manual_seed(0)
+    return load(build().double(), data=data(), loss=loss, batch_size=4)
+
+
+def losses_by_hand(case: str, model: nn.Module) -> list[Tensor]:
+    """Losses per sample of every mini-batch of four, without any part of the package."""
+    whole = CASES[case][1]()
+    rows = [slice(at, at + 4) for at in range(0, SAMPLES, 4)]
+    if case == "autoencoder":
+        parts = [{name: tensor[row].double() for name, tensor in whole.items()} for row in rows]
+        return [evidence(model(**part), part) for part in parts]
+    if case == "physics":
+        return [model(whole[0][row].double()).square()[:, 0] for row in rows]
+    if case == "sentences":
+        items = [[whole[i] for i in range(SAMPLES)][row] for row in rows]
+        stacked = [
+            {k: torch.stack([torch.as_tensor(i[k]) for i in part]) for k in ("tokens", "lengths", "labels")}
+            for part in items
+        ]
+        return [F.cross_entropy(model(b["tokens"], b["lengths"]), b["labels"], reduction="none") for b in stacked]
+    if case == "graphs":
+        return [
+            F.cross_entropy(model(b["nodes"].double(), b["edges"], b["graph"]), b["y"], reduction="none") for b in whole
+        ]
+    if case == "segmentation":
+        return [per_pixel(model(whole[0][row].double()), whole[1][row].double()) for row in rows]
+    if case == "regression":
+        pairs = [(Measured(whole.features[row].double(), whole.target[row]), whole.target[row]) for row in rows]
+        return [weighted(model(batch), target.double()) for batch, target in pairs]
+    return [diffusion(model, tuple(part.double() for part in batch)) for batch in whole]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_hessian_is_that_of_the_loss_by_hand(case: str) -> None:
+    subject = subject_of(case)
+    found = measure("hessian", subject, out=None, top=2, kinks="single", quiet=True)
+    parameters = list(subject.model.parameters())
+    for i, losses in enumerate(losses_by_hand(case, subject.model)):
+        (gradient,) = [flat(torch.autograd.grad(losses.mean(), parameters, create_graph=True, materialize_grads=True))]
+        rows = [
+            flat(torch.autograd.grad(g, parameters, retain_graph=True, materialize_grads=True, allow_unused=True))
+            for g in gradient
+        ]
+        values = torch.linalg.eigvalsh(torch.stack(rows))
+        largest = values[values.abs().argsort(descending=True)[:2]]
+        np.testing.assert_allclose(found.eigenvalue[i], largest, rtol=2e-4, atol=1e-9)
+        assert found.loss[i].item() == pytest.approx(losses.mean().item(), rel=1e-9)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_surface_has_the_loss_and_its_error_at_the_centre(case: str) -> None:
+    subject = subject_of(case)
+    found = measure("surface", subject, out=None, resolution=3, quiet=True)
+    losses = torch.cat(losses_by_hand(case, subject.model)).detach()
+    centre = found.sel(x=0.0, y=0.0)
+    assert centre.loss.item() == pytest.approx(losses.mean().item(), rel=1e-9)
+    assert centre.loss_se.item() == pytest.approx(losses.std().item() / math.sqrt(SAMPLES), rel=1e-9)
+    assert found.attrs["samples"] == SAMPLES
+    assert found.loss.notnull().all()
+    assert len(set(found.loss.values.ravel())) == 9
+
+
+NO_MAP = "no layer of this model has a map of positions"
+NO_UNIT = "no unit of this network can be removed"
+WITHOUT = {
+    **{(case, "variance"): NO_MAP for case in CASES if case != "segmentation"},
+    **{(case, "lesion"): NO_UNIT for case in ("autoencoder", "sentences", "graphs", "segmentation")},
+    ("graphs", "similarity"): "message has 14 rows for 4 samples, expected one for each; name other layers",
+}
+
+
+@pytest.mark.parametrize("probe", ["line", "trace", "density", "lesion", "variance", "similarity"])
+@pytest.mark.parametrize("case", CASES)
+def test_other_probes_run_or_say_in_one_line_why_not(case: str, probe: str) -> None:
+    options: dict[str, Any] = {
+        "line": {"resolution": 3},
+        "trace": {"vectors": 4},
+        "density": {"vectors": 1, "steps": 3},
+    }.get(probe, {})
+    subject = subject_of(case)
+    if (case, probe) in WITHOUT:
+        with pytest.raises(ValueError, match=WITHOUT[case, probe]):
+            measure(probe, subject, out=None, quiet=True, **options)
+    else:
+        assert (measure(probe, subject, out=None, quiet=True, **options).done == 1).all()
+
+
+def test_a_loss_that_returns_a_mean_has_values_without_errors(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    model, data = nn.Linear(3, 2), (drawn(SAMPLES, 3), torch.arange(SAMPLES) % 2)
+    each, mean = (load(model, data=data, loss=nn.CrossEntropyLoss(reduction=r), batch_size=5) for r in ("none", "mean"))
+    assert "returns a mean over the mini-batch" in caplog.text
+    wanted, found = (measure("surface", s, out=None, resolution=3, quiet=True) for s in (each, mean))
+    np.testing.assert_allclose(found.loss, wanted.loss, rtol=1e-6)
+    assert wanted.loss_se.notnull().all()
+    assert found.loss_se.isnull().all()
+    assert found.rise_se.isnull().all()
+    pair = [measure("hessian", s, out=None, top=1, quiet=True).eigenvalue for s in (each, mean)]
+    np.testing.assert_allclose(*pair, rtol=1e-5)
+
+
+def test_a_users_loss_takes_what_the_model_returns_or_its_logits() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"logits": self.head(x), "extra": 2 * self.head(x)}
+
+    def of_dict(outputs: dict[str, Tensor], targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs["extra"], targets, reduction="none")
+
+    def of_logits(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets, reduction="none")
+
+    model, data = Both(), (drawn(SAMPLES, 3), torch.arange(SAMPLES) % 2)
+    logits = model.head(data[0])
+    for loss, factor in ((of_dict, 2), (of_logits, 1)):
+        wanted = F.cross_entropy(factor * logits, data[1]).item()
+        assert load(model, data=data, loss=loss).objective(0).item() == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda outputs, targets: outputs, r"the loss returned \(2, 2\) for 2 samples, expected one loss per sample"),
+        (lambda outputs, targets: outputs["logits"], "the loss failed with IndexError|the loss failed with TypeError"),
+        (lambda model, batch: model(batch), "the loss failed with TypeError"),
+    ],
+)
+def test_a_loss_that_does_not_work_is_refused_in_one_line(loss: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        load(nn.Linear(3, 2), data=(drawn(SAMPLES, 3), torch.arange(SAMPLES) % 2), loss=loss)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("form", ["pair", "arrays", "dataset", "loader", "batches", "generator"])
+def test_one_classifier_has_the_same_loss_from_data_of_every_form(form: str) -> None:
+    inputs, targets = drawn(SAMPLES, 3), torch.arange(SAMPLES) % 2
+    batches = [(inputs[i : i + 5], targets[i : i + 5]) for i in range(0, SAMPLES, 5)]
+    data: Any = {
+        "pair": (inputs, targets),
+        "arrays": (inputs.numpy(), targets.numpy()),
+        "dataset": TensorDataset(inputs, targets),
+        "loader": DataLoader(TensorDataset(inputs, targets), batch_size=5),
+        "batches": batches,
+        "generator": iter(batches),
+    }[form]
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    found = measure("surface", load(model, data=data, batch_size=4), out=None, resolution=3, quiet=True)
+    wanted = F.cross_entropy(model(inputs), targets).item()
+    assert found.loss.sel(x=0, y=0).item() == pytest.approx(wanted, rel=1e-6)
+    assert found.attrs["samples"] == SAMPLES
+    assert found.attrs["batch_size"] == 4
+
+
+def test_the_number_of_classes_may_be_given() -> None:
+    data = (drawn(SAMPLES, 3), torch.arange(SAMPLES) % 2)
+    with pytest.raises(ValueError, match="the model has 3 classes and in memory has 4"):
+        load(nn.Linear(3, 3), data=data, classes=4)
+    assert load(nn.Linear(3, 4), data=data, classes=4).images.classes == 4  # type: ignore[union-attr]
+
+
+class InPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.sub_(0.5).div_(0.25)
+        return cast(Tensor, self.head(x))
+
+
+def test_a_model_that_changes_its_input_in_place_gets_a_copy() -> None:
+    inputs, targets = drawn(SAMPLES, 3), torch.arange(SAMPLES) % 2
+    before = inputs.clone()
+    torch.manual_seed(0)
+    model = InPlace()
+    subject = load(model, data=(inputs, targets), batch_size=4)
+    wanted = F.cross_entropy(model.head((before - 0.5) / 0.25), targets).item()
+    for _ in range(2):
+        found = measure("surface", subject, out=None, resolution=3, quiet=True)
+        assert found.loss.sel(x=0, y=0).item() == pytest.approx(wanted, rel=1e-6)
+    plain = nn.Sequential(model.head)
+    other = load(plain, data=((before - 0.5) / 0.25, targets), batch_size=4)
+    pair = [measure("hessian", s, out=None, top=1, quiet=True).eigenvalue for s in (subject, other)]
+    np.testing.assert_allclose(*pair, rtol=1e-5)
+    assert torch.equal(inputs, before)
+
+
+class Unsteady(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.head, self.kind, self.calls = nn.Linear(3, 2), kind, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        factor = {"counter": lambda: self.calls, "system": lambda: int.from_bytes(os.urandom(2)), "torch": torch.rand}
+        return cast(Tensor, self.head(x) * (1 + factor[self.kind](*((1,) if self.kind == "torch" else ()))))
+
+
+@pytest.mark.parametrize("probe", ["hessian", "trace", "variance", "lesion", "noise", "surface"])
+@pytest.mark.parametrize(
+    ("kind", "words"), [("counter", "other outputs"), ("system", "other outputs"), ("torch", "random")]
+)
+def test_a_model_that_changes_between_passes_is_refused_by_every_probe(probe: str, kind: str, words: str) -> None:
+    subject = load(Unsteady(kind), data=(drawn(SAMPLES, 3), torch.arange(SAMPLES) % 2))
+    with pytest.raises(ValueError, match=words):
+        measure(probe, subject, out=None, quiet=True)
+
+
+def test_modules_of_equal_weights_and_another_configuration_are_other_questions(tmp_path: Path) -> None:
+    data = (drawn(SAMPLES, 3), torch.arange(SAMPLES) % 2)
+    torch.manual_seed(0)
+    layers = nn.Linear(3, 4), nn.Linear(4, 2)
+    tanh, relu = (nn.Sequential(layers[0], act, layers[1]) for act in (nn.Tanh(), nn.ReLU()))
+    pair = [
+        measure("surface", load(m, data=data), out=tmp_path / "r.h5", resolution=3, quiet=True) for m in (tanh, relu)
+    ]
+    assert not np.allclose(pair[0].loss, pair[1].loss)
+
+
+def test_a_loss_made_in_python_is_identified_by_its_code(tmp_path: Path) -> None:
+    data = (drawn(SAMPLES, 3), torch.arange(SAMPLES) % 2)
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+
+    def scaled(factor: float) -> Callable[[Tensor, Tensor], Tensor]:
+        return lambda outputs, targets: factor * F.cross_entropy(outputs, targets, reduction="none")
+
+    one, two = (
+        measure("surface", load(model, data=data, loss=scaled(f)), out=tmp_path / "r.h5", resolution=3, quiet=True)
+        for f in (1.0, 2.0)
+    )
+    np.testing.assert_allclose(two.loss, 2 * one.loss, rtol=1e-6)
