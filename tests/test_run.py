@@ -541,7 +541,9 @@ def test_a_stopped_surface_in_any_mode_has_the_content_of_a_straight_one(
 def test_workers_refuse_a_module_made_in_python(tmp_path: Path, executors: Mapping[str, Executor]) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(768, 10))
     made = loading.load(model, data="digits", samples=16)
-    with pytest.raises(ValueError, match=r"cannot load a model, data or a loss made in Python; .*--model file.py:callable"):
+    with pytest.raises(
+        ValueError, match=r"cannot load a model, data or a loss made in Python; .*--model file.py:callable"
+    ):
         run(small("surface"), made, tmp_path / "results.h5", executor=executors["threads"], workers=2)
 
 
