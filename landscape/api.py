@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
 import xarray as xr
@@ -29,12 +29,13 @@ from landscape.subject.restoration import measuring
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
 
+Source: TypeAlias = Subject | nn.Module | Path | str | None
 _log = logging.getLogger(__name__)
 
 
 def measure(
     probe: str,
-    subject: Subject | Path | str | None = None,
+    subject: Source = None,
     *,
     out: Path | str | None = "results.h5",
     preset: str = "",
@@ -54,8 +55,8 @@ def measure(
 
     Args:
         probe: name of the probe, such as "hessian"; `landscape.probes()` lists them.
-        subject: a loaded subject; or a checkpoint, loaded with the probe's own defaults and the options of `load`;
-            or None: the newest checkpoint.
+        subject: a loaded subject; or a checkpoint, or a module with `data`, loaded with the probe's own defaults and
+            the options of `load`; or None: the newest checkpoint.
         out: results file; a finished result is not measured again. None: no file, the result is only returned.
         preset: "park2022" for the paper's convention.
         label: readable name in the file.
@@ -84,7 +85,7 @@ def measure(
 
 
 def features(
-    subject: Subject | Path | str | None = None,
+    subject: Source = None,
     *,
     probes: Sequence[str] = FEATURES,
     out: Path | str | None = "results.h5",
@@ -113,13 +114,11 @@ def features(
     return {probe.name: _result(path, outcome) for probe, outcome in zip(fit, outcomes, strict=True)}
 
 
-def evaluate(
-    subject: Subject | Path | str | None = None, *, passes: int = 1, label: str = "", **options: Any
-) -> dict[str, float]:
+def evaluate(subject: Source = None, *, passes: int = 1, label: str = "", **options: Any) -> dict[str, float]:
     """Loss, accuracy, top-5, Brier score and calibration error, or a language model's perplexity, with standard errors.
 
     Args:
-        subject: a loaded subject; or a checkpoint, or None for the newest, loaded as by `landscape.load`.
+        subject: a loaded subject; or a checkpoint, a module, or None for the newest checkpoint, loaded as by `load`.
         passes: forward passes whose probabilities are averaged, for MC dropout.
         label: readable name.
         **options: with a checkpoint, options of `load`.
@@ -142,14 +141,16 @@ def _result(path: Path | None, outcome: Outcome) -> xr.Dataset:
 
 
 def _loaded(
-    subject: Subject | Path | str | None, probe: str, loading: Mapping[str, Any], label: str, *, given: set[str]
+    subject: Source,
+    probe: str,
+    loading: Mapping[str, Any],
+    label: str,
+    *,
+    given: set[str],
 ) -> Subject:
     """The subject itself, or loaded with the probe's defaults; loading options given with a subject are an error."""
-    if isinstance(subject, nn.Module):
-        raise OptionError(
-            f"{type(subject).__name__} is a module without data; give landscape.load(module, data=...), which returns "
-            "a subject"
-        )
+    if isinstance(subject, nn.Module) and not loading.get("data"):
+        raise OptionError(f"{type(subject).__name__} is a module without data; give data=... with it")
     if not isinstance(subject, Subject):
         return load(subject, label=label, **{**loading_defaults(probe), **loading})
     if late := [name for name in loading if name in given]:
@@ -161,7 +162,7 @@ _said: WeakKeyDictionary[Subject, set[str]] = WeakKeyDictionary()  # probes whos
 
 
 def _say_protocol(probe: str, subject: Subject, *, quiet: bool) -> None:
-    """Print the protocol, and where it differs from the command's own, once for each probe of a subject.
+    """Print the protocol, and the defaults that it differs from, once for each probe of a subject.
 
     It goes to stderr, or to the log where the caller has set that up.
     """
@@ -170,11 +171,13 @@ def _say_protocol(probe: str, subject: Subject, *, quiet: bool) -> None:
         return
     known.add(probe)
     usual = loading_defaults(probe)
-    own: dict[str, Any] = {"batch_size": subject.batch_size}
-    if subject.spec is not None and not (subject.images and subject.images.one_part):
-        own |= {"split": subject.spec.split, "samples": subject.spec.samples}
+    own: dict[str, Any] = {"batch_size": subject.batch_size, "samples": len(subject)}
+    if subject.spec is not None and not subject.one_part:
+        own["split"] = subject.spec.split
+    if own["samples"] < usual["samples"] and (subject.spec is None or subject.spec.samples == "all"):
+        del own["samples"]  # there are no more
     other = ", ".join(f"{name}={usual[name]!r}" for name in sorted(own) if own[name] != usual[name])
-    hint = f"; landscape {probe} by itself takes {other}" if other else ""
+    hint = f" (defaults of {probe}: {other})" if other else ""
     line = f"{probe} of {subject.label}: {protocol(subject)}{hint}"
     if _log.isEnabledFor(logging.INFO) or logging.getLogger("landscape").level != logging.NOTSET:
         _log.info(line)

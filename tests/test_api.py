@@ -143,6 +143,15 @@ def test_shared_passes_and_staged_and_tuned_probes_need_no_file(final: Path, out
     assert "batch_size" in tuned.attrs["choices"]
 
 
+def test_a_module_is_measured_with_data_and_refused_without(out: Path) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(768, 10))
+    data = landscape.measure("hessian", model, data="digits", out=None, top=1, samples=16)
+    assert data.attrs["protocol"].startswith("digits train, 16 samples, batch size 16")
+    assert landscape.evaluate(model, data="digits")["samples"] == 360
+    with pytest.raises(OptionError, match=r"Sequential is a module without data; give data=\.\.\. with it"):
+        landscape.measure("hessian", model, out=out)
+
+
 def test_python_has_its_names_and_lists_the_probes(tmp_path: Path) -> None:
     code = (
         "import sys, landscape; names = dir(landscape); table = landscape.probes(); assert 'torch' not in sys.modules;"
@@ -165,26 +174,27 @@ def test_evaluate_returns_the_metrics(final: Path) -> None:
         landscape.evaluate(landscape.load(final, **FEW), samples=3)
 
 
-def said(code: str, final: Path) -> list[str]:
-    """What a plain Python process prints on stderr."""
-    head = f"import logging, landscape; subject = landscape.load({str(final)!r}, samples=16, batch_size=8);"
-    command = [sys.executable, "-c", head + code]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stderr.splitlines()
-
-
-def test_the_protocol_is_printed_once_for_each_probe_of_a_subject(final: Path) -> None:
-    measure = "landscape.measure('hessian', subject, out=None, top=1, batches=1{});"
+def test_the_protocol_is_printed_once_for_each_probe_of_a_subject(
+    final: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     line = (
-        "hessian of resnet-digits: digits test, 16 samples, batch size 8, no augmentation, weight decay 0, seed 0; "
-        "landscape hessian by itself takes batch_size=16, samples=1024, split='train'"
+        "hessian of resnet-digits: digits test, 16 samples, batch size 8, no augmentation, weight decay 0, seed 0 "
+        "(defaults of hessian: batch_size=16, samples=1024, split='train')"
     )
-    assert said(measure.format("") + measure.format(""), final) == [line]
-    assert said(measure.format(", quiet=True"), final) == []
-    assert said("logging.getLogger('landscape').setLevel(logging.ERROR);" + measure.format(""), final) == []
-    logged = said(
-        "logging.basicConfig(level=logging.INFO, format='%(name)s: %(message)s');" + measure.format(""), final
-    )
-    assert next(row for row in logged if "protocol" not in row) == f"landscape.api: {line}"
+
+    def printed(times: int = 1, **options: Any) -> list[str]:
+        subject = landscape.load(final, **FEW)
+        for _ in range(times):
+            landscape.measure("hessian", subject, out=None, top=1, batches=1, **options)
+        return capsys.readouterr().err.splitlines()
+
+    assert printed(times=2) == [line]
+    assert printed(quiet=True) == []
+    with caplog.at_level("ERROR", logger="landscape"):
+        assert printed() == []
+    with caplog.at_level("INFO"):  # as by logging.basicConfig
+        assert printed() == []
+    assert line in caplog.messages
 
 
 def test_an_open_dataset_does_not_block_writing(final: Path, out: Path) -> None:
@@ -351,7 +361,6 @@ def test_similarity_to_a_network_in_memory(tmp_path: Path, final: Path) -> None:
     ("probe", "options", "message"),
     [
         ("surface", {"plane": nn.Linear(1, 1)}, "plane takes 2 networks in memory, got 1"),
-        ("surface", {"range": nn.Linear(1, 1)}, "range got a Linear; networks go to along, plane, against"),
         ("line", {"along": {"lr": 0.1}}, "state_dict holds no weights: expected a dict of tensors"),
         ("line", {"along": nn.Linear(1, 1)}, "module has another architecture"),
     ],

@@ -225,3 +225,31 @@ def test_a_module_that_cannot_be_copied_is_refused_in_half_precision() -> None:
     model.lock = __import__("threading").Lock()
     with pytest.raises(ValueError, match=r"torch.bfloat16 on cpu\) cannot be copied .*module\.float\(\)"):
         landscape.load(model, **FEW)
+
+
+def test_a_compiled_or_replicated_module_is_measured_by_itself() -> None:
+    model = network()
+    compiled = torch.compile(model, backend="eager")
+    for wrapped in (compiled, nn.DataParallel(model), nn.DataParallel(compiled)):
+        assert landscape.load(wrapped, **FEW).model is model
+
+
+def test_what_was_frozen_or_changed_beside_the_weights_is_another_result(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(768, 4), nn.Linear(4, 10))
+    model.register_buffer("scale", torch.ones(1), persistent=False)
+    model.register_forward_hook(lambda module, inputs, outputs: outputs * module.scale)
+    subject = landscape.load(model, **FEW)
+
+    def largest() -> float:
+        return float(landscape.measure("hessian", subject, out=tmp_path / "r.h5", top=1, batches=1)["largest"].item())
+
+    def middle() -> float:
+        return float(landscape.measure("surface", subject, out=tmp_path / "r.h5", resolution=3)["loss"].max().item())
+
+    whole, high = largest(), middle()
+    model[1].requires_grad_(False)
+    frozen = largest()
+    assert frozen < whole
+    assert middle() != high
+    model.scale.mul_(2)
+    assert largest() > frozen

@@ -21,8 +21,17 @@ from landscape.subject.subject import Subject
 def weights_sha256(subject: Subject) -> str:
     """SHA-256 of the weights as they are now; values derived from other weights are discarded."""
     sha256 = state_dict_sha256(subject.model.state_dict())
-    subject.cache.discard_unless(sha256)
+    subject.cache.discard_unless(json.dumps([sha256, _beside_weights(subject)]))
     return sha256
+
+
+def _beside_weights(subject: Subject) -> dict[str, Any]:
+    """What else a module made in Python may have changed: frozen parameters, and buffers outside its state dict."""
+    frozen = [name for name, p in subject.model.named_parameters() if not p.requires_grad]
+    saved = subject.model.state_dict(keep_vars=True)
+    buffers = {name: buffer for name, buffer in subject.model.named_buffers() if name not in saved}
+    about = {"frozen": frozen, "buffers": state_dict_sha256(buffers) if buffers else ""}
+    return {name: value for name, value in about.items() if value}
 
 
 def identity(subject: Subject, uses: Iterable[str], weights: str | None = None) -> dict[str, Any]:
@@ -39,8 +48,11 @@ def identity(subject: Subject, uses: Iterable[str], weights: str | None = None) 
     loss: dict[str, Any] = {} if subject.losses is cross_entropy else {"loss": _loss_identity(subject)}
     if subject.meaning.accuracy:
         loss["accuracy"] = subject.meaning.accuracy
+    # Of a model that is built from a checkpoint or a name these follow from its architecture.
+    module = {} if subject.reloadable else _beside_weights(subject)
     return {
         **loss,
+        **module,
         "weights": weights,
         "model": [type(subject.model).__qualname__, _architecture(subject) or code],
         "data": [subject.data_sha256, _code_sha256((subject.spec or Spec()).data)],

@@ -76,7 +76,7 @@ def load(
         if name not in known:
             hint = did_you_mean(name, [*known, "classes"])
             raise OptionError(f"unknown option {name}; expected one of {', '.join(known)}, classes{hint}")
-    module = checkpoint if isinstance(checkpoint, nn.Module) else None
+    module = _unwrapped(checkpoint) if isinstance(checkpoint, nn.Module) else None
     objects = Objects(
         module,
         None if isinstance(data, str | Path) else data,
@@ -242,6 +242,13 @@ def _read(spec: Spec) -> Checkpoint | None:
 
 def _reading(spec: Spec) -> dict[str, Any]:
     return {"weights": spec.weights, "trust_pickle": spec.trust_pickle}
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """The module itself: compiled code has no second derivative, and a replica waits for the others."""
+    replicated = isinstance(module, nn.parallel.DataParallel | nn.parallel.DistributedDataParallel)
+    inner = module.module if replicated else module._modules.get("_orig_mod")
+    return _unwrapped(inner) if isinstance(inner, nn.Module) else module
 
 
 def _converted(model: nn.Module, device: torch.device) -> nn.Module:

@@ -33,18 +33,15 @@ def named(options: Mapping[str, Any]) -> Naming:
     The name of a subject is its label, that of others `module` or `state_dict`; they are numbered where it is taken.
 
     Raises:
-        OptionError: an option takes no network, or another number of them.
+        OptionError: an option takes another number of networks.
     """
     naming = Naming(dict(options))
-    for option, value in options.items():
+    for option in OPTIONS.keys() & options.keys():
+        value = options[option]
         several = list(value) if isinstance(value, tuple | list) else [value]
-        networks = [one for one in several if _is_network(one)]
-        if option in OPTIONS:
-            if networks and len(several) != OPTIONS[option] > 0:
-                raise OptionError(f"{option} takes {OPTIONS[option]} networks in memory, got {len(several)}")
-            naming.options[option] = ",".join(_name(one, naming.networks) for one in several)
-        elif networks and option != "model_arg":
-            raise OptionError(f"{option} got a {type(networks[0]).__name__}; networks go to {', '.join(OPTIONS)}")
+        if any(_is_network(one) for one in several) and len(several) != OPTIONS[option] > 0:
+            raise OptionError(f"{option} takes {OPTIONS[option]} networks in memory, got {len(several)}")
+        naming.options[option] = ",".join(_name(one, naming.networks) for one in several)
     return naming
 
 
