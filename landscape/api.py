@@ -214,7 +214,7 @@ def configure(probe: str, settings: dict[str, Any]) -> tuple[Probe, dict[str, An
         OptionError: a setting is neither.
     """
     kind, own = probe_class(probe), parameter_defaults(probe)
-    loading = {field.name for field in fields(Spec)} - {"checkpoint"}
+    loading = {field.name for field in fields(Spec)} - {"checkpoint"} | {"classes"}
     unknown = [name for name in settings if name not in loading | own.keys()]
     if unknown:
         known = f"it has {', '.join(sorted(own))}, and those of landscape.load"

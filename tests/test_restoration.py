@@ -253,3 +253,17 @@ def test_what_was_frozen_or_changed_beside_the_weights_is_another_result(tmp_pat
     assert middle() != high
     model.scale.mul_(2)
     assert largest() > frozen
+
+
+def test_values_cached_for_the_weights_do_not_outlive_an_attribute_of_the_module() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(768, 10))
+    model.factor = 1.0
+    model.register_forward_hook(lambda module, inputs, outputs: outputs * module.factor)
+    subject = landscape.load(model, data="digits", samples=64, batch_size=2)
+    other = landscape.load(copy.deepcopy(model), data="digits", samples=64, batch_size=2)
+    options: dict[str, Any] = {"out": None, "top": 1, "hvp": "traced"}
+    landscape.measure("hessian", subject, **options)
+    model.factor = 2.0
+    other.model.factor = 2.0
+    found, expected = (landscape.measure("hessian", one, **options)["largest"].values for one in (subject, other))
+    assert found == pytest.approx(expected, rel=1e-4)  # before, the trace held the factor of the first measurement

@@ -21,7 +21,8 @@ from landscape.subject.subject import Subject
 def weights_sha256(subject: Subject) -> str:
     """SHA-256 of the weights as they are now; values derived from other weights are discarded."""
     sha256 = state_dict_sha256(subject.model.state_dict())
-    subject.cache.discard_unless(json.dumps([sha256, _beside_weights(subject)]))
+    code = None if subject.reloadable else object_sha256(subject.model)
+    subject.cache.discard_unless(json.dumps([sha256, code, _beside_weights(subject)]))
     return sha256
 
 
