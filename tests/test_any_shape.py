@@ -17,9 +17,13 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+import landscape
 from landscape.api import measure
+from landscape.cli.main import exit_code
 from landscape.curvature.vectors import flat
+from landscape.subject.evaluation import metrics_of
 from landscape.subject.loading import load
+from landscape.subject.sanity_check import check_sanity
 from landscape.subject.subject import Subject
 
 SAMPLES = 12
@@ -302,6 +306,13 @@ def test_a_loss_that_returns_a_mean_has_values_without_errors(caplog: pytest.Log
     assert found.rise_se.isnull().all()
     pair = [measure("hessian", s, out=None, top=1, quiet=True).eigenvalue for s in (each, mean)]
     np.testing.assert_allclose(*pair, rtol=1e-5)
+    line = measure("line", mean, out=None, quiet=True, along=nn.Linear(3, 2), resolution=3)
+    assert line.excess.notnull().all()
+    assert line.loss_se.isnull().all()
+    assert line.excess_se.isnull().all()
+    metrics = metrics_of(mean)
+    assert metrics["loss"] == pytest.approx(wanted.loss.sel(x=0, y=0).item(), rel=1e-6)
+    assert math.isnan(metrics["loss_se"])
 
 
 def test_a_users_loss_takes_what_the_model_returns_or_its_logits() -> None:
@@ -440,3 +451,57 @@ def test_a_loss_made_in_python_is_identified_by_its_code(tmp_path: Path) -> None
         for f in (1.0, 2.0)
     )
     np.testing.assert_allclose(two.loss, 2 * one.loss, rtol=1e-6)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_sanity_check_and_the_metrics_know_every_shape(case: str) -> None:
+    subject = subject_of(case)
+    losses = torch.cat(losses_by_hand(case, subject.model)).detach()
+    assert check_sanity(subject).loss == pytest.approx(losses.mean().item(), rel=1e-9)
+    assert metrics_of(subject)["loss"] == pytest.approx(losses.mean().item(), rel=1e-6)
+
+
+MINE = """
+import torch
+from torch import nn
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(3, 2), nn.Linear(4, 2)
+    def forward(self, a, b):
+        return {"sum": self.left(a) + self.right(b), "left": self.left(a)}
+
+def model():
+    torch.manual_seed(0)
+    return Twice()
+
+def data(split="train"):
+    generator = torch.Generator().manual_seed(int(split == "test"))
+    return {"a": torch.randn(12, 3, generator=generator), "b": torch.randn(12, 4, generator=generator),
+            "y": torch.arange(12) % 2}
+
+def loss(outputs, batch):
+    return nn.functional.cross_entropy(outputs["sum"], batch["y"], reduction="none") + outputs["left"].square().sum(1)
+
+def whole(model, batch):
+    return loss(model(batch["a"], batch["b"]), batch)
+"""
+
+
+def test_the_command_takes_structured_batches_and_losses_of_the_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(MINE)
+    common = ["--model", "mine.py:model", "--data", "mine.py:data", "--batch-size", "4"]
+    for loss in ("loss", "whole"):
+        asked = ["--loss", f"mine.py:{loss}", "--label", loss]
+        assert exit_code(["hessian", *common, *asked, "--top", "2"]) == 0
+        assert exit_code(["surface", *common, *asked, "--resolution", "3"]) == 0
+        assert exit_code(["evaluate", *common, *asked[:2], "--split", "test"]) == 0
+    assert "mine.py:data train, 12 samples, batch size 4" in capsys.readouterr().err
+    tree = landscape.open("results.h5")
+    for probe, quantity in (("hessian", "eigenvalue"), ("surface", "loss")):
+        one, two = (node[quantity].values for node in tree[probe].children.values())
+        np.testing.assert_allclose(one, two, rtol=1e-5)

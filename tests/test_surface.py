@@ -31,6 +31,7 @@ from landscape.probe import Probe
 from landscape.probes.line import Line
 from landscape.probes.surface import Surface
 from landscape.results.surface_summary import height
+from landscape.run import run_key
 from landscape.subject.identity import identity
 from landscape.subject.losses import cross_entropy
 from landscape.subject.outputs import per_sample
@@ -495,11 +496,11 @@ class _AlwaysDropping(nn.Module):
 def test_a_model_that_is_stochastic_in_eval_mode_is_rejected(probe: Probe) -> None:
     batches = batches_of((4,), (6,), 3)
     with pytest.raises(ValueError, match=r"draws random numbers in evaluation mode.*mc_dropout=0"):
-        probe.plan(Subject(_AlwaysDropping(0.5).double().eval(), batches))
-    probe.plan(Subject(_AlwaysDropping(0.0).double().eval(), batches))  # draws nothing that matters
+        run_key(probe, Subject(_AlwaysDropping(0.5).double().eval(), batches), "dropping")
+    run_key(probe, Subject(_AlwaysDropping(0.0).double().eval(), batches), "steady")  # draws nothing that matters
     training = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)).double().train()
     with pytest.raises(ValueError, match=r"1 \(Dropout\) is in training mode"):
-        probe.plan(Subject(training, batches))
+        run_key(probe, Subject(training, batches), "training")
 
 
 def test_batches_that_change_or_can_be_read_only_once_are_rejected() -> None:

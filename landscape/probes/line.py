@@ -227,6 +227,8 @@ class Line(Probe):
                 with np.errstate(invalid="ignore"):
                     difference = sign * (now - (1 - t) * start - t * end)
                 values[name], values[f"{name}_se"] = mean_and_standard_error(difference)
+        if subject.mean_only:
+            values |= {name: np.nan for name in ("loss_se", "excess_se") if name in values}
         return values
 
 

@@ -116,6 +116,8 @@ class Trajectory(Probe):
             excess = on_plane - loss
         for name, losses in {"loss": loss, "plane_loss": on_plane, "plane_excess": excess}.items():
             values[name], values[f"{name}_se"] = mean_and_standard_error(losses)
+            if subject.mean_only:
+                values[f"{name}_se"] = np.nan
         return values
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import chain
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from landscape.checkpoints.user_code import fixed_rng
+from landscape.data.structure import Nested
 from landscape.options import OptionError, at_least
 from landscape.probe import derived_seed
 from landscape.subject.losses import class_indices, cross_entropy
 from landscape.subject.outputs import intact_per_sample, outputs_of
 from landscape.subject.restoration import evaluation_mode
 from landscape.subject.sample_statistics import mean_and_standard_error
-from landscape.subject.subject import Subject
+from landscape.subject.subject import Forward, Subject
 
 CALIBRATION_BINS = 10
 _log = logging.getLogger(__name__)
@@ -42,7 +45,12 @@ class ClassificationMetrics:
 
 
 def evaluate(
-    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], *, passes: int = 1, seed: int = 0
+    model: nn.Module,
+    batches: Iterable[tuple[Nested, Tensor]],
+    *,
+    passes: int = 1,
+    seed: int = 0,
+    forward: Forward = outputs_of,
 ) -> ClassificationMetrics:
     """Evaluate a classifier in eval mode, leaving every module in the mode it was in.
 
@@ -59,7 +67,7 @@ def evaluate(
     stochastic = False
     with torch.no_grad(), evaluation_mode(model):
         for i, (inputs, targets) in enumerate(batches):
-            outputs = _passes(model, inputs, passes, derived_seed(seed, "passes", i))
+            outputs = _passes(partial(forward, model, inputs), passes, derived_seed(seed, "passes", i))
             stochastic = stochastic or any(not torch.equal(one, outputs[0]) for one in outputs[1:])
             logits = outputs[0]
             if passes > 1:  # the logarithm of the mean probabilities, which are their logits
@@ -87,15 +95,19 @@ def metrics_of(subject: Subject, *, passes: int = 1) -> dict[str, float]:
         OptionError: several passes of a model that is not a classifier; ValueError: as `evaluate`.
     """
     targets = subject.batch(0)[1]
-    classes = targets.dim() == 1 and not targets.is_floating_point()
-    soft = targets.dim() == 2 and targets.is_floating_point()
-    if subject.losses is cross_entropy and (classes or soft):
-        return asdict(evaluate(subject.model, subject.each_batch(), passes=passes, seed=subject.seed))
+    soft = targets.is_floating_point() if isinstance(targets, Tensor) else False
+    if subject.losses is cross_entropy and isinstance(targets, Tensor) and targets.dim() == (2 if soft else 1):
+        classifier = evaluate(
+            subject.model, subject.each_batch(), passes=passes, seed=subject.seed, forward=subject.forward
+        )
+        return asdict(classifier)
     if passes != 1:
         raise OptionError(f"--passes {passes} averages the probabilities of a classifier; leave it out here")
     loss, correct = intact_per_sample(subject)
     metrics: dict[str, float] = {"samples": len(loss)}
     metrics["loss"], metrics["loss_se"] = mean_and_standard_error(loss)
+    if subject.mean_only:
+        metrics["loss_se"] = math.nan
     if not correct.isnan().any():
         metrics["accuracy"], metrics["accuracy_se"] = mean_and_standard_error(correct)
     if subject.images is not None and subject.images.sequences and subject.losses is cross_entropy:
@@ -117,13 +129,12 @@ def calibration_terms(confidence: Tensor, correct: Tensor, bins: int = CALIBRATI
     return sign[bin_of] * gap
 
 
-def _passes(model: nn.Module, inputs: Tensor, passes: int, seed: int) -> list[Tensor]:
+def _passes(run: Callable[[], Tensor], passes: int, seed: int) -> list[Tensor]:
     """Logits of every pass; several passes draw from a seed of their own."""
     if passes == 1:
-        return [outputs_of(model, inputs)]
-    with torch.random.fork_rng(devices=[inputs.device] if inputs.is_cuda else []):
-        torch.manual_seed(seed)
-        return [outputs_of(model, inputs) for _ in range(passes)]
+        return [run()]
+    with fixed_rng(seed):
+        return [run() for _ in range(passes)]
 
 
 def _per_sample(logits: Tensor, targets: Tensor) -> Tensor:

@@ -13,8 +13,9 @@ import torch
 from scipy.special import bdtrc
 from torch import Tensor
 
+from landscape.data.structure import Nested, tensors_in
 from landscape.subject.losses import class_indices
-from landscape.subject.outputs import outputs_of
+from landscape.subject.outputs import logits_or_none
 from landscape.subject.subject import Subject
 from landscape.subject.targets import are_probabilities
 
@@ -48,16 +49,19 @@ def check_sanity(subject: Subject, samples: int = 256) -> SanityCheck:
     """
     loss, correct, predicted, wanted = [], [], [], []
     classes, normalisation = 2, ""
-    samples = max(min(64, samples), min(samples, INPUTS // subject.batches[0][0][0].numel()))
-    with torch.inference_mode():
+    numbers = sum(tensor.numel() for tensor in tensors_in(subject.batches[0][0])) // subject.samples(0)
+    samples = max(min(64, samples), min(samples, INPUTS // max(numbers, 1)))
+    with subject.evaluating():
         for i in range(len(subject.batches)):
             inputs, targets = subject.batch(i)
-            outputs = outputs_of(subject.model, inputs)
-            classes = outputs.shape[-1]
-            loss.append(subject.losses(outputs, targets).double())
-            correct.append(subject.right(outputs, targets).double())
-            if not subject.meaning.accuracy and are_classes(outputs, targets):
-                predicted.append(outputs.argmax(dim=1))
+            outputs = subject.outputs(inputs)
+            losses, right = subject.losses_and_right(outputs, targets)
+            loss.append(losses.detach().double())
+            correct.append(right.detach().double())
+            logits = logits_or_none(outputs)
+            if logits is not None and not subject.meaning.accuracy and are_classes(logits, targets):
+                classes = logits.shape[1]
+                predicted.append(logits.argmax(dim=1))
                 wanted.append(class_indices(targets))
             normalisation = normalisation or _normalisation_hint(inputs)
             if sum(map(len, loss)) >= samples:
@@ -139,18 +143,18 @@ def _every_other(classes: np.ndarray) -> np.ndarray:
     return np.asarray(place % 2 == 0)
 
 
-def are_classes(outputs: Tensor, targets: Tensor) -> bool:
+def are_classes(outputs: Tensor, targets: Nested) -> bool:
     """Whether targets are class numbers or soft targets, whose rows sum to one, unlike those of a regression."""
-    if outputs.dim() != 2 or outputs.shape[1] < 2:
+    if not isinstance(targets, Tensor) or outputs.dim() != 2 or outputs.shape[1] < 2:
         return False
     if not targets.is_floating_point():
         return targets.dim() == 1
     return targets.shape == outputs.shape and are_probabilities(targets)
 
 
-def _normalisation_hint(inputs: Tensor) -> str:
+def _normalisation_hint(inputs: Nested) -> str:
     """A sentence if the inputs do not look normalised; "" if they do, and for token numbers."""
-    if not inputs.is_floating_point():
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
         return ""
     mean, std = inputs.double().mean().item(), inputs.double().std().item()
     low, high = inputs.min().item(), inputs.max().item()
