@@ -255,6 +255,7 @@ def test_what_was_frozen_or_changed_beside_the_weights_is_another_result(tmp_pat
     assert largest() > frozen
 
 
+@pytest.mark.filterwarnings("ignore:.*jit.*:DeprecationWarning")  # of torch, at its first forward derivative
 def test_values_cached_for_the_weights_do_not_outlive_an_attribute_of_the_module() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(768, 10))
     model.factor = 1.0
