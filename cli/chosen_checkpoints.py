@@ -40,12 +40,13 @@ def chosen_checkpoints(
         OptionError: the number of labels is not that of the checkpoints.
         FileNotFoundError, ValueError: a path holds no checkpoint, or a folder for `trajectory` no run.
     """
+    from landscape.checkpoints import folders
     from landscape.checkpoints.file_names import labels_of
 
     named = [path for path in given if path is not None]
     for path in named:  # all of them, before the first is measured for an hour
         if not path.exists():
-            raise FileNotFoundError(f"no checkpoint at {path}; give an existing file or a run's folder")
+            raise folders.absent(path)
     if command == "trajectory":
         paths, more = _runs(named, parameters, reading)
     else:

@@ -113,7 +113,7 @@ def exit_code(arguments: Sequence[str]) -> int:
     except usage_error as error:
         if not arguments:
             return 2  # the help has been shown
-        command = f" {arguments[0]}" if arguments and not arguments[0].startswith("-") else ""
+        command = f" {error.ctx.info_name}" if error.ctx is not None and error.ctx.parent is not None else ""
         return _fail(f"{error.format_message().strip()} (see: landscape{command} --help)", 2)
     except OptionError as error:
         return _fail(_one_line(error), 2)

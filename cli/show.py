@@ -54,7 +54,6 @@ def _results(file: Path) -> list[dict[str, Any]]:
 def _checkpoint(file: Path) -> dict[str, Any]:
     """What a checkpoint holds, from its outline alone: no tensor is loaded."""
     from landscape.checkpoints import containers, file_formats, raw_files
-    from landscape.checkpoints.outline import refusal
 
     files = raw_files.files_of(file)
     size = sum(part.stat().st_size for part in files)
@@ -67,7 +66,11 @@ def _checkpoint(file: Path) -> dict[str, Any]:
         return rows | {"weights": f"in a {kind.name} program; loading it runs its code: give probes --trust-pickle"}
     found = file_formats.outline_of(file)
     if found.wanted:
-        raise refusal(file, found.wanted)
+        names = ", ".join(found.wanted[:4])
+        raise ValueError(
+            f"{file} would run code to load ({names}), which show never does; save its state_dict() alone, or, if the "
+            "file is your own, give a probe --trust-pickle"
+        )
     try:
         native = containers.is_native(found.content)
         held = containers.weights_in(found.content, "raw")

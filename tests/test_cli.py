@@ -427,6 +427,66 @@ def test_layers_of_a_network_without_images_come_from_its_data(command: Command,
     assert [row["shape"] for row in json.loads(out)] == ["7 x 6"]
 
 
+MISTAKES = """
+import torch
+from torch import nn
+def model(width=8): return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3))
+def needs(width): return model(width)
+instance = model()
+def data(): return torch.randn(16, 4), torch.arange(16) % 3
+def wide(): return torch.randn(16, 5), torch.arange(16) % 3
+def whole(): return torch.randint(0, 3, (16, 4)), torch.arange(16) % 3
+def holes(): return torch.full((16, 4), float("nan")), torch.arange(16) % 3
+def starts_at_minus_one(): return torch.randn(16, 4), torch.arange(16) % 3 - 1
+"""
+FRESH = ("--model", "mine.py:model", "--data", "mine.py:data")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("hessain", "ok.pt"), "(see: landscape --help)"),
+        (("hessian", "--foo"), "(see: landscape hessian --help)"),
+        (("hessian", "okk.pt", *FRESH), "there is ok.pt; give"),
+        (("hessian", "ok.pt"), "nor its model; give --model NAME|file.py:callable and --data"),
+        (("hessian", "ok.pt", "--model", "mine.py", "--data", "mine.py:data"), "give --model mine.py:model"),
+        (("hessian", "ok.pt", "--model", "mine", "--data", "mine.py:data"), "give --model mine.py:model"),
+        (("hessian", "ok.pt", "--model", "mine.py:needs", "--data", "mine.py:data"), "give --model-arg width=VALUE"),
+        (("hessian", "ok.pt", "--model", "mine.py:instance", "--data", "mine.py:data"), "name a function that returns"),
+        (
+            ("hessian", "ok.pt", *FRESH, "--model-arg", "widht=3"),
+            "mine.py:model has no argument widht; it takes --model-arg width=VALUE",
+        ),
+        (("hessian", "--model", "mine.py:model", "--data", "mine.py:wide"), "check the shape of the inputs of --data"),
+        (("hessian", "--model", "mine.py:model", "--data", "mine.py:whole"), "which are int64: return inputs.float()"),
+        (("hessian", "--model", "mine.py:model", "--data", "mine.py:holes"), "the inputs of the data are not finite"),
+        (("hessian", "--model", "mine.py:model", "--data", "mine.py:starts_at_minus_one"), "leave such samples out"),
+        (("hessian", "--model", "mine.py:model", "--data", "x.npy"), "--data x.npy,TARGETS.npy"),
+        (("hessian", "ok.pt", *FRESH, "--augment"), "give --no-augment"),
+        (("hessian", *FRESH, "--batches", "9"), "--batches 1"),
+        (("hessian", *FRESH, "--mean", "0.5"), "got 0.5 and nothing"),
+        (("hessian", *FRESH, "--out", "."), "give --out results.h5"),
+        (("attention", *FRESH), "--layers 'attn:msa'"),
+        (("surface", *FRESH, "--plane", "ok.pt"), "--plane ok.pt,OTHER.pt"),
+        (("plot", "ok.pt"), "give a file that a probe wrote"),
+        (("show", "code.pt"), "give a probe --trust-pickle"),
+        (("train", "mine.py:model", "--data", "digits"), "landscape hessian WEIGHTS.pt --model mine.py:model"),
+    ],
+)
+def test_a_mistake_names_the_option_and_a_value_that_works(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(MISTAKES)
+    torch.save(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)).state_dict(), "ok.pt")
+    torch.save(torch.nn.Linear(4, 3), "code.pt")
+    np.save("x.npy", np.zeros((5, 3, 8, 8), np.uint8))
+    code, _, err = command(*words, *(["--quiet"] if words[0] in PROBES else []))
+    assert code in (1, 2)
+    assert one_line(err.splitlines(keepends=True)[-1])
+    assert said in err
+
+
 def test_files_that_are_not_checkpoints_are_rejected(command: Command, tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> tuple[object, tuple[str]]:

@@ -241,7 +241,7 @@ def test_a_bare_state_dict_asks_for_its_architecture_and_data(tmp_path: Path) ->
     torch.save(linear().state_dict(), tmp_path / "bare.pth")
     with pytest.raises(ValueError, match=r"bare.pth holds weights only; name the architecture with --model"):
         load(tmp_path / "bare.pth", data="digits")
-    with pytest.raises(ValueError, match=r"does not say what it was trained on; name it with --data"):
+    with pytest.raises(ValueError, match=r"does not say what it was trained on; give --data"):
         load(tmp_path / "bare.pth", model="vit_demo")
 
 
@@ -345,7 +345,9 @@ def net():
 def test_a_model_of_nans_is_refused() -> None:
     model = linear()
     nn.init.constant_(model[1].weight, math.nan)
-    with pytest.raises(ValueError, match=r"the model's loss is nan on all of the first 20 samples; check the weights"):
+    with pytest.raises(
+        ValueError, match=r"the model's loss is nan on all of the first 20 samples; the weight 1.weight is not"
+    ):
         check_sanity(digits(model))
 
 

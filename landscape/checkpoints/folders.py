@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from pathlib import Path
 
@@ -11,6 +12,14 @@ from landscape.checkpoints.file_names import FINAL, SUFFIXES
 from landscape.checkpoints.snapshots import SHOWN, NotOneRun, checkpoints_in, command_files, of_run
 
 _log = logging.getLogger(__name__)
+
+
+def absent(path: Path) -> FileNotFoundError:
+    """The error of a path where there is nothing, with similar names beside it."""
+    beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, beside, 2, 0.7)
+    similar = f"; there is {' and '.join(str(path.with_name(name)) for name in near)}" if near else ""
+    return FileNotFoundError(f"no checkpoint at {path}{similar}; give an existing file or a run's folder")
 
 
 def what_to_measure(path: Path, *, weights: Weights = "raw", trust_pickle: bool = False) -> tuple[list[Path], str]:
@@ -24,7 +33,7 @@ def what_to_measure(path: Path, *, weights: Weights = "raw", trust_pickle: bool 
         ValueError: a checkpoint cannot be read.
     """
     if not path.exists():
-        raise FileNotFoundError(f"no checkpoint at {path}; give an existing file or a run's folder")
+        raise absent(path)
     if not path.is_dir() or raw_files.holds_weights(path):
         return [path], ""
     files = checkpoints_in(path)

@@ -63,6 +63,15 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, bool]:
     return {p.name: p.default is inspect.Parameter.empty for p in parameters if p.kind in named}
 
 
+def takes_any(function: Callable[..., Any]) -> bool:
+    """Whether a callable takes any named argument (`**kwargs`), or Python does not know its signature."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+
+
 def refuse_file_alone(option: str, value: str) -> None:
     """Reject `file.py` without a callable, and name those that the file defines, without running it.
 

@@ -189,7 +189,9 @@ def number_of_classes(name: str, targets: Tensor) -> int:
     if targets.is_floating_point():
         return targets.shape[1] if targets.ndim == 2 else 0  # soft labels, or a regression
     if targets.min() < 0:
-        raise ValueError(f"{name} has the target {int(targets.min())}; expected class numbers from 0 upward")
+        raise ValueError(
+            f"{name} has the target {int(targets.min())}; expected class numbers from 0 upward; leave such samples out"
+        )
     return int(targets.max()) + 1
 
 

@@ -36,7 +36,7 @@ def load(name: str, *, samples: Samples, block_size: int | None) -> Images:
     if array.dtype.kind not in "iu" or array.ndim not in (1, 2):
         raise ValueError(
             f"{path} holds {array.dtype} of shape {array.shape}; expected token numbers, "
-            "one sequence (1-D) or several (2-D)"
+            f"one sequence (1-D) or several (2-D); images go with their targets: --data {name},TARGETS.npy"
         )
     if array.ndim == 1:
         if block_size is None:

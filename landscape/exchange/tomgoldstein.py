@@ -118,7 +118,10 @@ def read_directions(
         ValueError: it holds no directions, or those of another model; names the first tensor that differs.
     """
     if not h5py.is_hdf5(path):
-        raise ValueError(f"{path} is not an HDF5 file; give a direction file with xdirection and ydirection")
+        raise ValueError(
+            f"{path} is not an HDF5 file; give a direction file with xdirection and ydirection, or, for a plane "
+            f"through checkpoints, two of them: --plane {path},OTHER.pt"
+        )
     with h5py.File(path, "r") as file:
         found = [name for name in ("xdirection", "ydirection") if isinstance(file.get(name), h5py.Group)]
         if "xdirection" not in found:

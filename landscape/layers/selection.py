@@ -34,7 +34,14 @@ def select_layers(
         ValueError: a pattern matches no module; lists similar names.
     """
     if not patterns:
-        return discover(model, example, forward)
+        try:
+            return discover(model, example, forward)
+        except ValueError as error:
+            leaves = [name for name, module in model.named_modules() if name and not any(module.children())]
+            if "--layers" not in str(error) or not leaves:
+                raise
+            shown = ", ".join(leaves[:5]) + (", ..." if len(leaves) > 5 else "")
+            raise ValueError(f"{error}; its modules are {shown}") from error
     flow = record(model, few(example), forward)
     try:
         discovered = {layer.name: layer for layer in discover(model, example, forward)}

@@ -123,6 +123,11 @@ def summary(name: str, **arguments: Any) -> str:
 
 def _kinds(name: str) -> dict[str, Any]:
     if name not in MODELS:
+        if ":" in name:
+            raise ValueError(
+                f"{name} is not one of the bundled networks, which alone are trained here; train it with code of your "
+                f"own and measure it: landscape hessian WEIGHTS.pt --model {name}"
+            )
         near = difflib.get_close_matches(name, NAMES, n=3) or list(NAMES[:3])
         raise ValueError(f"no model is named {name!r}; similar names: {', '.join(near)}; landscape models lists all")
     hints = get_type_hints(MODELS[name].func.__init__)

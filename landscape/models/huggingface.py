@@ -89,7 +89,9 @@ def _config(transformers: Any, folder: Path, given: Mapping[str, Any]) -> Any:
         folder, local_files_only=True, trust_remote_code=False, return_unused_kwargs=True, **given
     )
     if unused:
-        raise ValueError(f"{type(config).__name__} has no entry {', '.join(unused)}")
+        raise ValueError(
+            f"{type(config).__name__} has no entry {', '.join(unused)}; --model-arg takes those of config.json"
+        )
     if hasattr(config, "use_cache"):
         config.use_cache = False  # keys and values are not reused
     return config

@@ -15,7 +15,7 @@ from torch import nn
 
 from landscape.checkpoints import raw_files
 from landscape.checkpoints.huggingface_cache import folder_of
-from landscape.checkpoints.user_code import guarded, import_callable, parameters_of, spec_sha256
+from landscape.checkpoints.user_code import guarded, import_callable, parameters_of, spec_sha256, takes_any
 from landscape.data.preprocessing import Crop, Preprocessing, Resize
 from landscape.models import SIZES, huggingface
 from landscape.models.libraries import MISMATCH, library
@@ -212,6 +212,9 @@ def _callable(wanted: ModelRequest) -> Any:
             raise
         library("torchvision")  # the code imports torchvision or timm, which `library` makes possible
         function = import_callable(wanted.spec)
+    if isinstance(function, nn.Module):
+        raise ValueError(f"{wanted.spec} is a {type(function).__name__}; name a function that returns it, or its class")
+    _refuse_arguments(wanted, function)
     return guarded(wanted.spec, partial(function, **wanted.arguments))
 
 
@@ -227,6 +230,20 @@ SOURCES: dict[str, tuple[Callable[[ModelRequest], nn.Module], Callable[[ModelReq
 }
 
 
+def _refuse_arguments(wanted: ModelRequest, function: Callable[..., Any]) -> None:
+    """Reject arguments that a callable does not take, and the lack of those that it needs."""
+    known = parameters_of(function)
+    taken = ", ".join(f"{name}=VALUE" for name in known)
+    lacking = [name for name, required in known.items() if required and name not in wanted.arguments]
+    if lacking:
+        raise ValueError(f"{wanted.spec} needs the argument {lacking[0]}; give --model-arg {lacking[0]}=VALUE")
+    unknown = [] if takes_any(function) else [name for name in wanted.arguments if name not in known]
+    if unknown:
+        which = f"it takes --model-arg {taken}" if taken else "it takes none; leave --model-arg out"
+        raise ValueError(f"{wanted.spec} has no argument {unknown[0]}; {which}")
+
+
 def _unknown(source: str, name: str, names: list[str]) -> ValueError:
-    near = difflib.get_close_matches(name, names, 3, 0.5) or names[:3]
+    longer = [known for known in names if known.startswith(name)]
+    near = longer[:3] or difflib.get_close_matches(name, names, 3, 0.5) or names[:3]
     return ValueError(f"{source} has no model {name!r}; similar names: {', '.join(near)} (of {len(names)})")

@@ -186,7 +186,10 @@ def attention_layers(subject: Subject, patterns: tuple[str, ...]) -> list[Layer]
     """
     layers = [layer for layer in layers_of(subject, patterns) if layer.attention is not None]
     if not layers:
-        raise ValueError("no self-attention was found in this network; if it has any, name its modules with --layers")
+        raise ValueError(
+            "no self-attention was found in this network; if it has any, name its modules, for example "
+            "--layers 'attn:msa'"
+        )
     return layers
 
 

@@ -217,6 +217,7 @@ class Hessian(Probe):
             whole = "whole " if self.scope == "batch" else ""
             raise ValueError(
                 f"--batches {self.batches} exceeds the {usable} {whole}mini-batches of the samples; raise --samples"
+                f"{f', or give at most --batches {usable}' if usable else ''}"
             )
         return self.batches or usable
 

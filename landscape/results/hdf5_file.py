@@ -85,9 +85,11 @@ def check(path: Path, *, writable: bool = False) -> None:
             raise FileNotFoundError(f"no results file at {path}; run a probe first, for example: landscape surface")
         return
     if path.is_dir():
-        raise ValueError(f"{path} is a folder, expected an HDF5 results file")
+        give = f"--out {path / 'results.h5'}" if writable else "the results file in it"
+        raise ValueError(f"{path} is a folder, expected an HDF5 results file; give {give}")
     if not h5py.is_hdf5(path):
-        raise ValueError(f"{path} is not an HDF5 file; give another --out, or move it away")
+        what = "another --out, or move it away" if writable else "a file that a probe wrote, or another --out"
+        raise ValueError(f"{path} is not an HDF5 file; give {what}")
     try:
         with reading(path) as file:
             version = file.attrs.get("format")
@@ -95,7 +97,8 @@ def check(path: Path, *, writable: bool = False) -> None:
     except DAMAGE as error:
         raise damaged(path, error) from error
     if not isinstance(version, int | np.integer):
-        raise ValueError(f"{path} is not a results file of landscape (no attribute format); give another --out")
+        what = "give another --out" if writable else f"if it is a surface of another tool: landscape import {path}"
+        raise ValueError(f"{path} is not a results file of landscape (no attribute format); {what}")
     if version > FORMAT:
         raise ValueError(f"{path} has format {version}, this version reads up to {FORMAT}; update landscape")
     if writable and not path.stat().st_mode & 0o222:

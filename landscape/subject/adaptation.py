@@ -139,11 +139,22 @@ def misfit(subject: Subject, inputs: Nested, error: Exception) -> ValueError:
             f"target {', '.join(TARGETS[:3])}"
         )
     shapes = ", ".join(str(tuple(tensor.shape[1:])) for tensor in tensors_in(inputs))
-    size = "--block-size" if subject.images is not None and subject.images.sequences else "--image-size"
     return ValueError(
         f"the model fails on inputs of shape {shapes} from {subject.data_name} ({reason}); check "
-        f"--data, {size} and --model-arg"
+        f"{_causes(subject, inputs)}"
     )
+
+
+def _causes(subject: Subject, inputs: Nested) -> str:
+    """What decides whether a model accepts the inputs: the options of this kind of data."""
+    if subject.images is not None and subject.images.sequences:
+        return "--data, --block-size and --model-arg"
+    if subject.images is not None and subject.images.mean:
+        return "--data, --image-size and --model-arg"
+    if isinstance(inputs, Tensor) and not inputs.is_floating_point():
+        kind = str(inputs.dtype).removeprefix("torch.")
+        return f"the inputs of --data, which are {kind}: return inputs.float() if the model takes real numbers"
+    return "the shape of the inputs of --data, --model and --model-arg"
 
 
 def _failed(loss: Loss, error: Exception) -> ValueError:

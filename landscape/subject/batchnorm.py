@@ -42,7 +42,7 @@ def dependence(subject: Subject, count: int) -> dict[str, int]:
     if count > len(subject.batches):
         raise ValueError(
             f"--bn recalibrate:{count} exceeds the {len(subject.batches)} mini-batches of the samples; "
-            "raise --samples, or lower --batch-size"
+            f"give at most --bn recalibrate:{len(subject.batches)}, raise --samples, or lower --batch-size"
         )
     return {"batch_size": subject.batch_size} if count else {}
 

@@ -136,7 +136,9 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
     elif first.dtype in HALF or not _is_on(first, device):
         model = _converted_copy(model, device)
     if spec.augment and (stored is None or not stored.recipe):
-        raise ValueError("--augment uses the checkpoint's own recipe and this one has none; drop --augment")
+        raise ValueError(
+            "--augment uses the checkpoint's own recipe and this one has none; give --no-augment (a preset augments)"
+        )
     augmentation = Augmentation.of_recipe(stored.recipe) if spec.augment and stored else None
     moved = images.to(device)
     subject = Subject(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -73,7 +74,7 @@ def _built(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.M
             held, what = sum(tensor.numel() for tensor in stored.state_dict.values()), f"a {name}"
             refuse_oversized(str(stored.path), what, described, held, expansion=EXPANSION, slack=SLACK, unit="numbers")
         return models.build(name, **arguments)
-    refuse_file_alone("model", name)
+    refuse_file_alone("model", f"{name}.py" if Path(f"{name}.py").is_file() else name)
     if ":" not in name:
         if source := providers.spec_of(name):
             raise ValueError(f"no model of ours is named {name!r}; give --model {source}")

@@ -81,7 +81,9 @@ def load_images(spec: Spec, stored: Checkpoint | None, given: DataObject = NAMED
     name = spec.data or (refuse_code(stored, "data", str(stored.data.get("name", ""))) if stored else "")
     if not name:
         lacking = f"{stored.path} does not say what it was trained on" if stored else "a fresh model comes without data"
-        raise ValueError(f"{lacking}; name it with --data NAME|FOLDER|file.py:callable")
+        nor = "" if spec.model or stored is None or stored.native or stored.module is not None else ", nor its model"
+        also = " --model NAME|file.py:callable and" if nor else ""
+        raise ValueError(f"{lacking}{nor}; give{also} --data NAME|FOLDER|file.py:callable, such as --data digits")
     described = _description(stored) if stored else {}
     loaded = datasets.load_batches(
         name,

@@ -69,8 +69,7 @@ def check_sanity(subject: Subject, samples: int = 256) -> SanityCheck:
     losses = torch.cat(loss)
     if not losses.isfinite().any():
         raise ValueError(
-            f"the model's loss is {losses[0].item()} on all of the first {len(losses)} samples; "
-            "check the weights for non-finite values and the normalisation of the data"
+            f"the model's loss is {losses[0].item()} on all of the first {len(losses)} samples; {_not_finite(subject)}"
         )
     hit = torch.cat(correct)
     check = SanityCheck(losses.mean().item(), hit.mean().item(), len(losses), classes, math.nan)
@@ -150,6 +149,18 @@ def are_classes(outputs: Tensor, targets: Nested) -> bool:
     if not targets.is_floating_point():
         return targets.dim() == 1
     return targets.shape == outputs.shape and are_probabilities(targets)
+
+
+def _not_finite(subject: Subject) -> str:
+    """What is not finite: inputs, or weights by name."""
+    inputs, targets = subject.batch(0)
+    for what, part in (("inputs", inputs), ("targets", targets)):
+        if any(tensor.is_floating_point() and not tensor.isfinite().all() for tensor in tensors_in(part)):
+            return f"the {what} of the data are not finite; check --data, --mean and --std"
+    for name, tensor in subject.model.state_dict().items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            return f"the weight {name} is not finite; give an earlier checkpoint"
+    return "weights and inputs are finite; check the normalisation of the data, and the weights, which may overflow"
 
 
 def _normalisation_hint(inputs: Nested) -> str:

@@ -67,8 +67,10 @@ class Spec:
             if (value := getattr(self, name)) is not None:
                 at_least(name, value, 1)
         if len(self.mean) != len(self.std) or not all(value > 0 for value in self.std):
+            mean, std = (",".join(f"{value:g}" for value in values) or "nothing" for values in (self.mean, self.std))
             raise OptionError(
-                f"--mean {self.mean} and --std {self.std} must both be given, one number per channel, --std above 0"
+                f"--mean and --std must both be given, one number per channel and --std above 0, such as --mean 0.5 "
+                f"--std 0.25; got {mean} and {std}"
             )
         Resize(self.interpolation or "bilinear", parse_crop(self.crop or "1"))
         parse_count("samples", self.samples, 100)
