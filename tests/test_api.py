@@ -307,6 +307,7 @@ def same_numbers(one: xr.Dataset, other: xr.Dataset) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_lines_and_planes_go_through_networks_in_memory_as_through_their_files(tmp_path: Path) -> None:
     start, *ends = networks(3)
     paths = [tmp_path / f"{name}.pt" for name in "bc"]

@@ -162,6 +162,7 @@ def trained(probe: Callable[[nn.Module, int], object]) -> bytes:
     return b"".join(bits(tensor) for tensor in model.state_dict().values())
 
 
+@pytest.mark.slow
 def test_training_is_bit_identical_with_and_without_probing() -> None:
     subjects: dict[int, Subject] = {}
     measured: list[float] = []
@@ -180,6 +181,7 @@ def test_training_is_bit_identical_with_and_without_probing() -> None:
     assert (len(measured), len(set(measured))) == (12, 6)  # of the present weights, twice between two steps
 
 
+@pytest.mark.slow
 def test_each_measurement_is_that_of_the_present_weights_in_evaluation_mode() -> None:
     model = network()
     subject = landscape.load(model, **FEW)
@@ -196,6 +198,7 @@ def test_each_measurement_is_that_of_the_present_weights_in_evaluation_mode() ->
         assert landscape.evaluate(subject)["loss"] == pytest.approx(np.mean(expected), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_context_of_the_caller_does_not_reach_a_measurement() -> None:
     subject = landscape.load(network(), **FEW)
     expected = landscape.measure("trace", subject, out=None, vectors=8)["trace"].item()
@@ -234,6 +237,7 @@ def test_a_compiled_or_replicated_module_is_measured_by_itself() -> None:
         assert landscape.load(wrapped, **FEW).model is model
 
 
+@pytest.mark.slow
 def test_what_was_frozen_or_changed_beside_the_weights_is_another_result(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(768, 4), nn.Linear(4, 10))
     model.register_buffer("scale", torch.ones(1), persistent=False)
@@ -256,6 +260,7 @@ def test_what_was_frozen_or_changed_beside_the_weights_is_another_result(tmp_pat
 
 
 @pytest.mark.filterwarnings("ignore:.*jit.*:DeprecationWarning")  # of torch, at its first forward derivative
+@pytest.mark.slow
 def test_values_cached_for_the_weights_do_not_outlive_an_attribute_of_the_module() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(768, 10))
     model.factor = 1.0
