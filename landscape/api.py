@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import xarray as xr
 from torch import nn
 
-from landscape.options import OptionError, alternatives, did_you_mean, invalid
+from landscape.options import OptionError, alternatives, did_you_mean, invalid, plain_number, require
 from landscape.probe import Probe, Varies
 from landscape.probes import FEATURES, probe_class
 from landscape.progress import Progress
@@ -219,15 +219,16 @@ def configure(probe: str, settings: dict[str, Any]) -> tuple[Probe, dict[str, An
     if unknown:
         known = f"it has {', '.join(sorted(own))}, and those of landscape.load"
         raise OptionError(f"{probe} has no option {unknown[0]}; {known}{did_you_mean(unknown[0], [*own, *loading])}")
-    parameters = {
-        field.name: _several(settings[field.name]) if isinstance(field.default, tuple) else settings[field.name]
-        for field in fields(kind)
-        if field.name in settings
-    }
+    parameters = {}
+    for field in fields(kind):
+        if field.name in settings:
+            value = plain_number(field.name, settings[field.name], field.default)
+            parameters[field.name] = _several(field.name, value) if isinstance(field.default, tuple) else value
     return kind(**parameters), {name: value for name, value in settings.items() if name in loading}
 
 
-def _several(value: Any) -> tuple[Any, ...]:
+def _several(name: str, value: Any) -> tuple[Any, ...]:
+    require(isinstance(value, Iterable), name, repr(value), "a text or a list of texts")
     return (value,) if isinstance(value, str) else tuple(value)
 
 

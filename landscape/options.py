@@ -6,6 +6,7 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -26,6 +27,24 @@ def require(holds: bool, name: str, value: object, expected: str) -> None:
     """Raise an OptionError unless a condition on the value of an option holds."""
     if not holds:
         raise invalid(name, value, expected)
+
+
+def plain_number(name: str, value: Any, like: object) -> Any:
+    """A value given in Python, checked to be a number where an option's default `like` is one; NumPy's made Python's.
+
+    Raises:
+        OptionError: it is something else.
+    """
+    if isinstance(like, bool):
+        require(str(value) in ("True", "False"), name, repr(value), "True or False")
+        return bool(value)
+    if isinstance(like, int):
+        require(isinstance(value, Integral), name, repr(value), "a whole number")
+        return value if isinstance(value, int) else int(value)
+    if isinstance(like, float):
+        require(isinstance(value, Real), name, repr(value), "a number")
+        return value if isinstance(value, int | float) else float(value)
+    return value
 
 
 def at_least(name: str, value: float, least: float) -> None:
@@ -101,16 +120,16 @@ def parse_resolution(name: str, text: str) -> tuple[int, int]:
     return parts[0], parts[-1]
 
 
-def parse_range(name: str, text: str, expected: str = "R or LOW:HIGH") -> tuple[float, float]:
-    """Parse `R` as (-R, R), or `LOW:HIGH`.
+def parse_range(name: str, text: str, expected: str = "R or LOW:HIGH", *, whole: str = "") -> tuple[float, float]:
+    """Parse `R` as (-R, R), or `LOW:HIGH`; `whole` is the text of the option if this is a part of it.
 
     Raises:
         OptionError: it is something else, or LOW is not below HIGH.
     """
-    numbers = _numbers(text, ":", float)
-    require(len(numbers) in (1, 2), name, text or "nothing", expected)
+    numbers, shown = _numbers(text, ":", float), whole or text
+    require(len(numbers) in (1, 2), name, shown or "nothing", expected)
     low, high = (-numbers[0], numbers[0]) if len(numbers) == 1 else numbers
-    require(-math.inf < low < high < math.inf, name, text, f"{expected} from a low to a higher number")
+    require(-math.inf < low < high < math.inf, name, shown, f"{expected} from a low to a higher number")
     return low, high
 
 
@@ -122,7 +141,7 @@ def parse_ranges(name: str, text: str) -> tuple[tuple[float, float], tuple[float
     """
     parts, expected = text.split(","), "R, LOW:HIGH or XLOW:XHIGH,YLOW:YHIGH"
     require(len(parts) <= 2, name, text, expected)
-    return parse_range(name, parts[0], expected), parse_range(name, parts[-1], expected)
+    return parse_range(name, parts[0], expected, whole=text), parse_range(name, parts[-1], expected, whole=text)
 
 
 def parse_count(name: str, value: int | str | None, available: int) -> int:

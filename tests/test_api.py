@@ -166,6 +166,38 @@ def test_python_has_its_names_and_lists_the_probes(tmp_path: Path) -> None:
     assert same == "True"
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"batch_size": "16"}, "--batch-size must be a whole number, got '16'"),
+        ({"batch_size": 2.5}, "--batch-size must be a whole number, got 2.5"),
+        ({"weight_decay": "small"}, "--weight-decay must be a number, got 'small'"),
+        ({"top": "five"}, "--top must be a whole number, got 'five'"),
+        ({"top": 2.5}, "--top must be a whole number, got 2.5"),
+        ({"tol": "tight"}, "--tol must be a number, got 'tight'"),
+        ({"verify": "yes"}, "--verify must be True or False, got 'yes'"),
+        ({"model": nn.Linear(2, 2)}, r"the first argument: landscape\.load\(module, data=\.\.\.\)"),
+        ({"model": nn.Linear}, "is the first argument"),
+        ({"data": lambda: None}, "is not called; give what it returns"),
+    ],
+)
+def test_a_value_of_another_type_is_a_usage_error(final: Path, out: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        landscape.measure("hessian", final, out=out, **options)
+    assert not out.exists()
+
+
+def test_other_values_of_another_type(final: Path, out: Path) -> None:
+    with pytest.raises(OptionError, match="--layers must be a text or a list of texts, got 3"):
+        landscape.measure("variance", final, out=out, layers=3)
+    with pytest.raises(OptionError, match=r"--range must be R, LOW:HIGH or .*, got \(-1, 1\)"):
+        landscape.measure("surface", final, out=out, range=(-1, 1))
+    with pytest.raises(OptionError, match="a checkpoint is a path or a module, got a OrderedDict"):
+        landscape.load(nn.Linear(2, 2).state_dict(), data="digits")  # type: ignore[arg-type]
+    found = landscape.measure("hessian", final, out=out, top=np.int64(1), tol=np.float64(1e-2), **FEW)
+    assert found.sizes["rank"] == 1
+
+
 def test_evaluate_returns_the_metrics(final: Path) -> None:
     found = landscape.evaluate(final, **FEW)
     assert found == landscape.evaluate(landscape.load(final, **FEW))

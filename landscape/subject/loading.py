@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -76,6 +77,7 @@ def load(
         if name not in known:
             hint = did_you_mean(name, [*known, "classes"])
             raise OptionError(f"unknown option {name}; expected one of {', '.join(known)}, classes{hint}")
+    _refuse_kinds(checkpoint, data)
     module = _unwrapped(checkpoint) if isinstance(checkpoint, nn.Module) else None
     objects = Objects(
         module,
@@ -100,6 +102,17 @@ def load(
     if subject.checkpoint is not None:
         _ = subject.checkpoint.sha256  # hash the file now: it may be another one later
     return subject
+
+
+def _refuse_kinds(checkpoint: object, data: object) -> None:
+    """Reject objects of other kinds than `load` takes, and say what to give instead."""
+    if not isinstance(checkpoint, str | Path | nn.Module | None):
+        kind = type(checkpoint).__name__
+        raise OptionError(
+            f"a checkpoint is a path or a module, got a {kind}; give weights as module.load_state_dict(...)"
+        )
+    if inspect.isfunction(data) or isinstance(data, type):
+        raise OptionError(f"data={data.__name__} is not called; give what it returns: data={data.__name__}(...)")
 
 
 @dataclass(frozen=True)

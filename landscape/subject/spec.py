@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from landscape.options import OptionError, at_least, one_of, parse_count
+from landscape.options import OptionError, at_least, one_of, parse_count, plain_number
 
 Split = Literal["train", "test"]
 Weights = Literal["raw", "ema"]
@@ -61,10 +61,19 @@ class Spec:
     def __post_init__(self) -> None:
         from landscape.data.preprocessing import Resize, parse_crop
 
+        if not isinstance(self.model, str):
+            raise OptionError(
+                f"model={type(self.model).__name__} is no name; a module made in Python is the first argument: "
+                "landscape.load(module, data=...)"
+            )
+        for name in ("batch_size", "seed", "weight_decay"):
+            plain = plain_number(name, getattr(self, name), type(self).__dataclass_fields__[name].default)
+            object.__setattr__(self, name, plain)
         at_least("weight_decay", self.weight_decay, 0.0)
         one_of("split", self.split, ("train", "test"))
         for name in ("batch_size", "image_size", "block_size"):
             if (value := getattr(self, name)) is not None:
+                plain_number(name, value, 1)
                 at_least(name, value, 1)
         if len(self.mean) != len(self.std) or not all(value > 0 for value in self.std):
             mean, std = (",".join(f"{value:g}" for value in values) or "nothing" for values in (self.mean, self.std))

@@ -253,7 +253,10 @@ class Subject:
             ValueError: the data were made in Python and have no other split.
         """
         if self.part is None:
-            raise ValueError("the subject's data have no other split; load it with landscape.load(..., data=...)")
+            raise ValueError(
+                "the subject's data have no other split, as they were made in Python; load it with "
+                'landscape.load(..., data="file.py:function"), a function that takes a parameter split'
+            )
         spec = replace(self.spec, split=split, samples=samples) if self.spec else None
         return self._on(self.part(split, samples).to(self.device), spec)
 
