@@ -379,6 +379,17 @@ def test_the_number_of_classes_may_be_given() -> None:
     assert load(nn.Linear(3, 4), data=data, classes=4).images.classes == 4  # type: ignore[union-attr]
 
 
+def test_samples_without_targets_are_reconstructed() -> None:
+    inputs = drawn(SAMPLES, 3)
+    torch.manual_seed(0)
+    model = nn.Linear(3, 3)
+    wanted = (model(inputs) - inputs).square().mean().item()
+    for data in (TensorDataset(inputs), DataLoader(TensorDataset(inputs), batch_size=4), {"x": inputs}):
+        assert metrics_of(load(model, data=data, loss="mse"))["loss"] == pytest.approx(wanted, rel=1e-6)
+    with pytest.raises(ValueError, match="in memory has no targets, which the loss needs"):
+        load(model, data=TensorDataset(inputs))
+
+
 class InPlace(nn.Module):
     def __init__(self) -> None:
         super().__init__()

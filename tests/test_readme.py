@@ -21,31 +21,39 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
 
 
+FILES = {re.match(r"# (\w+\.py)", block)[1]: block for block in blocks("python") if block.startswith("# ")}  # type: ignore[index]
+EXAMPLES = [block for block in blocks("python") if not block.startswith("# ")]
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of libraries inside the commands
-def test_the_python_example_runs(
+def test_the_python_examples_run_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert exit_code(["train", "vit_demo", "--data", "digits", "--epochs", "0"]) == 0
-    (example,) = [block for block in blocks("python") if "landscape.load" in block]
-    exec(example, {})
+    scope: dict[str, object] = {}
+    for example in EXAMPLES:
+        exec(example, scope)
     printed = capsys.readouterr().out
     assert "NEP" in printed
     assert "vit_demo-digits" in printed
 
 
 @pytest.mark.slow
-def test_your_own_model_in_the_readme_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (mine,) = [block for block in blocks("python") if block.startswith("# mine.py")]
-    (tmp_path / "mine.py").write_text(mine)
+def test_your_own_models_in_the_readme_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scope: dict[str, object] = {}
-    exec(mine, scope)
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    exec(FILES["mine.py"], scope)
     torch.manual_seed(0)
     torch.save(scope["model"]().state_dict(), tmp_path / "weights.pt")  # type: ignore[operator]
-    (line,) = [line for block in blocks("console") for line in block.splitlines() if "mine.py:model" in line]
     monkeypatch.chdir(tmp_path)
-    assert exit_code([*line.removeprefix("$ landscape ").split(), "--resolution", "3"]) == 0
+    lines = [line for block in blocks("console") for line in block.splitlines() if any(f"{f}:" in line for f in FILES)]
+    assert len(lines) >= 5
+    for line in lines:
+        command = line.removeprefix("$ landscape ").partition("  #")[0].split()
+        assert exit_code([*command, *(["--resolution", "3"] if command[0] == "surface" else [])]) == 0, line
     assert (tmp_path / "results.h5").exists()
 
 

@@ -31,7 +31,8 @@ def refuse_targets(subject: Subject, outputs: Tensor) -> None:
         ValueError: they do not fit.
     """
     targets, name = subject.batches[0][1] if subject.images is None else subject.images.targets, subject.data_name
-    if not isinstance(targets, Tensor) or targets is subject.batches[0][0]:
+    alone = targets is subject.batches[0][0]  # samples without a target, which a regression may reconstruct
+    if not isinstance(targets, Tensor) or (alone and subject.losses is cross_entropy):
         fields = f" (its fields are {', '.join(map(str, targets))})" if isinstance(targets, Mapping) else ""
         raise ValueError(
             f"{name} has no targets{fields}, which the loss needs; give pairs (input, target), a dict with one of "
