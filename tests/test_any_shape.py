@@ -516,3 +516,17 @@ def test_the_command_takes_structured_batches_and_losses_of_the_batch(
     for probe, quantity in (("hessian", "eigenvalue"), ("surface", "loss")):
         one, two = (node[quantity].values for node in tree[probe].children.values())
         np.testing.assert_allclose(one, two, rtol=1e-5)
+
+
+def test_samples_changed_in_place_are_measured_anew(tmp_path: Path) -> None:
+    inputs, targets = drawn(SAMPLES, 3), torch.arange(SAMPLES) % 2
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    forms: list[Any] = [(inputs, targets), {"input": inputs, "y": targets}]
+    for data in forms:
+        subject = load(model, data=data)
+        for _ in range(2):
+            found = measure("surface", subject, out=tmp_path / "r.h5", resolution=3, quiet=True)
+            wanted = F.cross_entropy(model(inputs), targets).item()
+            assert found.loss.sel(x=0, y=0).item() == pytest.approx(wanted, rel=1e-6)
+            inputs.mul_(2)

@@ -26,11 +26,11 @@ from landscape.training.train import train
 SOURCE = """
 import torch
 
-def images(count=22):
+def images(split, count=22):
     return torch.randn(count, 3, 8, 8, generator=torch.Generator().manual_seed(1)), torch.arange(count) % 3
 
-def even():
-    return images(24)
+def even(split):
+    return images(split, 24)
 """
 SMALL = {"vit_demo": {"dim": 8, "depth": 2, "heads": 2}, "resnet_demo": {"blocks": (1, 1), "width": 4}}
 OVERRIDES = {"epochs": 3, "batch_size": 4, "accumulate": 2, "optimizer": "sgd", "lr": 0.05, "mixup": 1.0, "ema": 0.5}

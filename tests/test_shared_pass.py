@@ -25,6 +25,7 @@ from landscape.results.run_key import Arrays, Outcome
 from landscape.run import run
 from landscape.shared_pass import SharedPassProbe, applicable, run_shared_pass
 from landscape.subject import loading
+from landscape.subject.checks import refuse_stochastic
 from landscape.subject.subject import Subject
 
 
@@ -83,8 +84,9 @@ def test_every_result_equals_that_of_its_probe_alone(vit: Path, alone: list[Arra
 
 def test_a_mini_batch_passes_once_for_all_probes(vit: Path, tmp_path: Path) -> None:
     subject, passes = loaded(vit), []
+    refuse_stochastic(subject)  # takes a pass, and so does finding the layers
     for probe in probes():
-        probe.plan(subject)  # finds the layers
+        probe.plan(subject)
     handle = subject.model.register_forward_pre_hook(lambda module, args: passes.append(len(args[0])))
     run_shared_pass(probes(), subject, tmp_path / "results.h5")
     handle.remove()

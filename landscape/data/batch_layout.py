@@ -95,8 +95,9 @@ class BatchLayout:
 
     def _from_mapping(self, what: str, batch: Mapping[Any, Nested]) -> tuple[Nested, Nested]:
         target = first_of(TARGETS, batch)
-        targets = batch if target is None else batch[target]
         rest = [name for name in batch if name != target]
+        alone = batch[rest[0]] if len(rest) == 1 else batch
+        targets = alone if target is None else batch[target]
         known = (*self.required, *self.optional)
         accepted = [name for name in rest if name in known]
         if accepted and set(self.required) <= set(accepted):
@@ -110,7 +111,7 @@ class BatchLayout:
         if self.keywords and not self.required:
             return KeywordInputs({name: batch[name] for name in rest}), targets
         if len(self.required) == 1:
-            return (batch[rest[0]] if len(rest) == 1 else batch), targets
+            return alone, targets
         raise ValueError(
             f"{what} has the fields {', '.join(map(str, batch))} and the model takes {', '.join(known)}; "
             "name the fields like the model's inputs"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import overload
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from landscape.data.augment import Augmentation
-from landscape.data.structure import Nested, common_length, map_tensors, named_tensors
+from landscape.data.structure import Nested, common_length, map_tensors, named_tensors, tensors_in
 from landscape.options import at_least
 from landscape.probe import derived_seed
 
@@ -63,9 +62,12 @@ class Images:
         )
         return (inputs.to(torch.float32) / 255 - mean) / std
 
-    @cached_property
+    @property
     def sha256(self) -> str:
         """SHA-256 of everything that reaches a model: bytes, shapes and dtypes of both tensors, mean and std."""
+        return _hashed(self, (self.inputs, self.targets), self._sha256)
+
+    def _sha256(self) -> str:
         digest = hashlib.sha256()
         for tensor in (self.inputs, self.targets):
             digest.update(f"{tensor.dtype}:{tuple(tensor.shape)};".encode())
@@ -149,9 +151,12 @@ class BatchList(Sequence[tuple[Nested, Nested]]):
             return len(targets) if targets.dim() else 1
         return common_length(self.wholes[i])
 
-    @cached_property
+    @property
     def sha256(self) -> str:
         """SHA-256 of all tensors, with their shapes, dtypes and places in the batches."""
+        return _hashed(self, tuple(tensors_in(self.wholes)), self._sha256)
+
+    def _sha256(self) -> str:
         digest = hashlib.sha256()
         for i, (pair, whole) in enumerate(zip(self.pairs, self.wholes, strict=True)):
             for path, tensor in named_tensors({"pair": pair, "whole": whole}, str(i)):
@@ -159,6 +164,19 @@ class BatchList(Sequence[tuple[Nested, Nested]]):
                 flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
                 digest.update(flat.numpy().data)
         return digest.hexdigest()
+
+
+def version(tensors: Iterable[Tensor]) -> tuple[int, ...]:
+    """Numbers that change when a tensor is changed in place."""
+    return tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors)
+
+
+def _hashed(samples: Images | BatchList, tensors: Sequence[Tensor], compute: Callable[[], str]) -> str:
+    """A digest that is computed again where its tensors, which may be the caller's, have changed in place."""
+    known: tuple[tuple[int, ...], str] | None = vars(samples).get("_digest")
+    if known is None or known[0] != version(tensors):
+        known = vars(samples)["_digest"] = version(tensors), compute()
+    return known[1]
 
 
 def resized(images: Images, size: int | None, *, block: int = 1024) -> Images:

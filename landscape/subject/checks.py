@@ -87,8 +87,7 @@ def refuse_batch_size(stored: Checkpoint, spec: Spec, samples: int) -> None:
 
 def refuse_misfit(subject: Subject) -> None:
     """Reject a model whose inputs or classes do not match the data, by one small forward pass."""
-    few = (subject.checkpoint.batch_size if subject.checkpoint else 0) or 2
-    inputs, targets = subject.example(few)
+    inputs, targets = subject.example()
     refuse_vocabulary(subject)
     try:
         with subject.evaluating():

@@ -19,10 +19,10 @@ from landscape.subject.subject import Subject
 
 
 def weights_sha256(subject: Subject) -> str:
-    """SHA-256 of the weights as they are now; values derived from other weights are discarded."""
+    """SHA-256 of the weights as they are now; values derived from others, or other data, are discarded."""
     sha256 = state_dict_sha256(subject.model.state_dict())
     code = None if subject.reloadable else object_sha256(subject.model)
-    subject.cache.discard_unless(json.dumps([sha256, code, _beside_weights(subject)]))
+    subject.cache.discard_unless(json.dumps([sha256, code, _beside_weights(subject), subject.data_sha256]))
     return sha256
 
 

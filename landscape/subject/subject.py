@@ -140,17 +140,19 @@ class Subject:
         """Precision of the weights."""
         return next(iter(self.model.parameters())).dtype
 
-    @cached_property
+    @property
     def data_sha256(self) -> str:
-        """SHA-256 of the samples.
+        """SHA-256 of the samples as they are now.
 
         Raises:
             ValueError: the batches are others when they are read again.
         """
         if self.images is not None:
             return self.images.sha256
-        if isinstance(self.batches, BatchList):
-            return self.batches.sha256
+        return self.batches.sha256 if isinstance(self.batches, BatchList) else self._sequence_sha256
+
+    @cached_property
+    def _sequence_sha256(self) -> str:
         digests = {
             state_dict_sha256(
                 {path: t for i in range(len(self.batches)) for path, t in _tensors_of(self.batches[i], f"{i}/")}
@@ -183,10 +185,10 @@ class Subject:
         converted = self.losses not in MEANINGS and tensor.is_floating_point()  # our own losses convert by themselves
         return tensor.detach().to(self.device, self.dtype if converted else None)
 
-    def example(self, samples: int = 2) -> tuple[Nested, Nested]:
-        """The first few samples; of mini-batches that cannot be split up, the first mini-batch."""
+    def example(self) -> tuple[Nested, Nested]:
+        """The first two samples; the first mini-batch where it cannot be split up or the model takes no other size."""
         inputs, targets = self.batch(0)
-        few = slice(samples)
+        few = slice((self.checkpoint.batch_size if self.checkpoint else 0) or 2)
         return (rows_of(inputs, few), rows_of(targets, few)) if self.divisible else (inputs, targets)
 
     def each_batch(self) -> Iterator[tuple[Nested, Nested]]:
