@@ -374,7 +374,7 @@ def test_one_classifier_has_the_same_loss_from_data_of_every_form(form: str) -> 
 
 def test_the_number_of_classes_may_be_given() -> None:
     data = (drawn(SAMPLES, 3), torch.arange(SAMPLES) % 2)
-    with pytest.raises(ValueError, match="the model has 3 classes and in memory has 4"):
+    with pytest.raises(ValueError, match="the model has 3 classes and the data in memory has 4"):
         load(nn.Linear(3, 3), data=data, classes=4)
     assert load(nn.Linear(3, 4), data=data, classes=4).images.classes == 4  # type: ignore[union-attr]
 
@@ -530,3 +530,15 @@ def test_samples_changed_in_place_are_measured_anew(tmp_path: Path) -> None:
             wanted = F.cross_entropy(model(inputs), targets).item()
             assert found.loss.sel(x=0, y=0).item() == pytest.approx(wanted, rel=1e-6)
             inputs.mul_(2)
+
+
+def test_a_linear_probe_fits_on_the_samples_in_memory_that_it_does_not_score() -> None:
+    targets = torch.arange(120) % 3
+    data = drawn(120, 3) / 4 + F.one_hot(targets, 3), targets
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
+    found = measure("probe-linear", load(model, data=TensorDataset(*data), samples=40), out=None, quiet=True)
+    assert found.attrs["fitted_on"].startswith("80 samples")
+    assert found.accuracy.values[0] > 0.8
+    with pytest.raises(ValueError, match="the data in memory must have at least .*score fewer with --samples 60"):
+        measure("probe-linear", load(model, data=data), out=None, quiet=True)

@@ -188,12 +188,12 @@ def training_samples(subject: Subject, samples: str) -> Subject:
         half = (len(train) + len(scored)) // 2
         fewer = f"score fewer with --samples {half}, or " if one_part and half >= LEAST_SAMPLES else ""
         raise ValueError(
-            f"{scored.name} must have at least {LEAST_SAMPLES} samples to fit on besides the {len(scored)} that are "
+            f"{subject.data_in_words} must have at least {LEAST_SAMPLES} samples to fit on besides the {len(scored)} that are "
             f"scored, got {len(train)}; {fewer}give data with a train split (a function: with a parameter split)"
         )
     if one_part:
         counts = len(scored), len(train)
-        _log.info("%s has one part: the first %d samples are scored, %d others fitted", scored.name, *counts)
+        _log.info("%s has one part: the first %d samples are scored, %d others fitted", subject.data_in_words, *counts)
     return train
 
 

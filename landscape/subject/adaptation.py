@@ -134,13 +134,13 @@ def misfit(subject: Subject, inputs: Nested, error: Exception) -> ValueError:
     reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
     if isinstance(inputs, Mapping) and not isinstance(inputs, KeywordInputs):
         return ValueError(
-            f"the model fails on a batch with the fields {', '.join(map(str, inputs))} from {subject.data_name} "
+            f"the model fails on a batch with the fields {', '.join(map(str, inputs))} from {subject.data_in_words} "
             f"({reason}); name the input like a parameter of the model's forward or {', '.join(INPUTS[:3])}, and the "
             f"target {', '.join(TARGETS[:3])}"
         )
     shapes = ", ".join(str(tuple(tensor.shape[1:])) for tensor in tensors_in(inputs))
     return ValueError(
-        f"the model fails on inputs of shape {shapes} from {subject.data_name} ({reason}); check "
+        f"the model fails on inputs of shape {shapes} from {subject.data_in_words} ({reason}); check "
         f"{_causes(subject, inputs)}"
     )
 

@@ -128,7 +128,7 @@ def _refuse_classes(subject: Subject, classes: int) -> None:
     known = isinstance(data, Images) and bool(data.mean) and not data.counted
     if (known and data.classes != classes) or data.classes > classes:
         raise ValueError(
-            f"the model has {classes} classes and {data.name} has {data.classes}; "
+            f"the model has {classes} classes and {subject.data_in_words} has {data.classes}; "
             "measure it on data with its own classes (--data)"
         )
 

@@ -47,7 +47,7 @@ def _parts(value: object) -> Iterator[str]:
 def _source(code: Any) -> str:
     """Source text of a function or class; else its byte code, or its name."""
     name = f"{code.__module__}.{code.__qualname__}"
-    if code.__module__.startswith("torch."):
+    if name.startswith("torch."):
         return name
     try:
         return f"{name}\n{inspect.getsource(code)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -133,7 +133,8 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
     device, module = device_of(spec.device), objects.module
     stored = _read(spec)
     layout = cache(partial(_layout, spec, stored, module))
-    spec, images = resolved(spec, stored, DataObject(objects.data, objects.classes, layout))
+    given = DataObject(objects.data, objects.classes, layout)
+    spec, images = resolved(spec, stored, given)
     if stored is not None:
         model, stored = _model(spec, stored, images if isinstance(images, Images) else None)
         if stored.batch_size and isinstance(images, Images):
@@ -162,7 +163,7 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
         spec=spec,
         checkpoint=stored,
         seed=spec.seed,
-        part=partial(_part, spec, stored, layout) if objects.data is None else None,
+        part=None if isinstance(objects.data, Iterator) else partial(_part, spec, stored, given),
         objects=objects.data is not None or objects.loss is not None,
         original=module if module is not model else None,
     )
@@ -309,9 +310,9 @@ def _model(spec: Spec, stored: Checkpoint, images: Images | None) -> tuple[nn.Mo
 
 
 def _part(
-    spec: Spec, stored: Checkpoint | None, layout: Callable[[], BatchLayout], split: Split, samples: int | str
+    spec: Spec, stored: Checkpoint | None, given: DataObject, split: Split, samples: int | str
 ) -> Images | BatchList:
-    return load_images(replace(spec, split=split, samples=samples), stored, DataObject(layout=layout))
+    return load_images(replace(spec, split=split, samples=samples), stored, given)
 
 
 def _layout(spec: Spec, stored: Checkpoint | None, module: nn.Module | None) -> BatchLayout:

@@ -77,6 +77,11 @@ class Subject:
         return named.name if named is not None else "in memory"
 
     @property
+    def data_in_words(self) -> str:
+        """The name of the data, for messages."""
+        return "the data in memory" if self.data_name == "in memory" else self.data_name
+
+    @property
     def one_part(self) -> bool:
         """Whether the data have no train and test part."""
         named = self.batches if isinstance(self.batches, BatchList) else self.images
