@@ -540,5 +540,5 @@ def test_a_linear_probe_fits_on_the_samples_in_memory_that_it_does_not_score() -
     found = measure("probe-linear", load(model, data=TensorDataset(*data), samples=40), out=None, quiet=True)
     assert found.attrs["fitted_on"].startswith("80 samples")
     assert found.accuracy.values[0] > 0.8
-    with pytest.raises(ValueError, match="the data in memory must have at least .*score fewer with --samples 60"):
+    with pytest.raises(ValueError, match=r"the data in memory must have at least .*score fewer with --samples 60"):
         measure("probe-linear", load(model, data=data), out=None, quiet=True)
