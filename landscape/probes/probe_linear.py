@@ -189,7 +189,7 @@ def training_samples(subject: Subject, samples: str) -> Subject:
         fewer = f"score fewer with --samples {half}, or " if one_part and half >= LEAST_SAMPLES else ""
         raise ValueError(
             f"{subject.data_in_words} must have at least {LEAST_SAMPLES} samples to fit on besides the {len(scored)} "
-            f"that are scored, got {len(train)}; {fewer}give data with a train split (a function: with a parameter split)"
+            f"that are scored, got {len(train)}; {fewer}give data with a train split (a function: a parameter split)"
         )
     if one_part:
         counts = len(scored), len(train)
