@@ -345,7 +345,7 @@ def test_a_linear_probe_of_one_part_scores_samples_that_it_is_not_fitted_on(comm
     words = ("probe-linear", "--model", f"{mine}:model", "--layers", "0:other", "--out", tmp_path / "r.h5")
     code, _, err = command(*words, "--data", f"{mine}:whole")
     assert (code, one_line(err.splitlines(keepends=True)[-1])) == (1, True)
-    assert "score fewer with --samples 15, or give data with a train split (a function: with a parameter split)" in err
+    assert "score fewer with --samples 15, or give data with a train split (a function: a parameter split)" in err
     code, _, err = command(*words, "--data", f"{mine}:whole", "--samples", "15")
     assert code == 0
     assert "has one part: the first 15 samples are scored, 15 others fitted" in err
