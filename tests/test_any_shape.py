@@ -438,6 +438,19 @@ def test_a_model_that_changes_between_passes_is_refused_by_every_probe(probe: st
         measure(probe, subject, out=None, quiet=True)
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_loss_that_draws_its_noise_is_refused(whole: bool) -> None:
+    def of_outputs(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs + torch.randn_like(outputs) - targets).square().mean(dim=1)
+
+    def of_model(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return of_outputs(model(batch[0]), batch[1])
+
+    subject = load(nn.Linear(3, 2), data=(drawn(SAMPLES, 3), drawn(SAMPLES, 2)), loss=of_model if whole else of_outputs)
+    with pytest.raises(ValueError, match="draws random numbers in evaluation mode"):
+        measure("hessian", subject, out=None, quiet=True)
+
+
 def test_modules_of_equal_weights_and_another_configuration_are_other_questions(tmp_path: Path) -> None:
     data = (drawn(SAMPLES, 3), torch.arange(SAMPLES) % 2)
     torch.manual_seed(0)

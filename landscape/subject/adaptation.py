@@ -68,7 +68,7 @@ def _with_loss(subject: Subject, loss: Loss) -> Subject:
         return replace(subject, losses=loss.function, loss_name=loss.name)
     in_rows = isinstance(subject.batches, Batches)
 
-    @wraps(loss.function)
+    @wraps(loss.function, updated=())
     def losses(outputs: Any, targets: Nested) -> Tensor:
         found = outputs if loss.takes_model else loss.function(outputs, targets)
         mean = isinstance(found, Tensor) and found.dim() == 0

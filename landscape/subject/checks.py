@@ -26,20 +26,24 @@ def refuse_stochastic(subject: Subject) -> None:
     """Reject models that are in training mode or stochastic in eval mode; their loss surface would be noise."""
     refuse_training(subject.model)
     if reason := _variation(subject):
-        raise ValueError(f"the model ({type(subject.model).__name__}) {reason}")
+        or_loss = "" if subject.losses in MEANINGS else ", or its loss,"
+        raise ValueError(f"the model ({type(subject.model).__name__}){or_loss} {reason}")
 
 
 @once_per_weights
 def _variation(subject: Subject) -> str:
     """Why two passes of the same samples differ; "" if they do not, but for rounding."""
-    inputs, _ = subject.example()
+    inputs, targets = subject.example()
     outputs: list[list[Tensor]] = []
     drawn = False
     with subject.evaluating():
         for seed in (0, 0, 1):
             with user_code.fixed_rng(seed):
                 before = user_code.rng_states()
-                outputs.append([tensor.detach() for tensor in tensors_in(subject.outputs(inputs))])
+                returned: list[Any] = [subject.outputs(inputs)]
+                if subject.losses not in MEANINGS:  # a user's own may draw too
+                    returned.append(subject.losses(returned[0], targets))
+                outputs.append([tensor.detach() for tensor in tensors_in(returned)])
                 drawn = before != user_code.rng_states()
     first, again, other = outputs
     if not all(map(_equal_but_for_rounding, first, again)):
@@ -50,7 +54,7 @@ def _variation(subject: Subject) -> str:
     if drawn and not all(map(torch.equal, first, other)):
         return (
             "draws random numbers in evaluation mode, expected the same loss at every pass; switch its dropout off (of "
-            "our models: --model-arg mc_dropout=0)"
+            "our models: --model-arg mc_dropout=0), or draw the noise with the data"
         )
     return ""
 
