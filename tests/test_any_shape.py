@@ -535,14 +535,72 @@ def test_samples_changed_in_place_are_measured_anew(tmp_path: Path) -> None:
     inputs, targets = drawn(SAMPLES, 3), torch.arange(SAMPLES) % 2
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
-    forms: list[Any] = [(inputs, targets), {"input": inputs, "y": targets}]
+    array = inputs.numpy()  # shares memory, and is changed without a trace
+    forms: list[Any] = [(inputs, targets), {"input": inputs, "y": targets}, (array, targets.numpy())]
     for data in forms:
         subject = load(model, data=data)
         for _ in range(2):
             found = measure("surface", subject, out=tmp_path / "r.h5", resolution=3, quiet=True)
             wanted = F.cross_entropy(model(inputs), targets).item()
             assert found.loss.sel(x=0, y=0).item() == pytest.approx(wanted, rel=1e-6)
-            inputs.mul_(2)
+            array *= 2
+
+
+def test_hand_made_batches_changed_in_place_are_measured_anew(tmp_path: Path) -> None:
+    inputs, targets = drawn(SAMPLES, 3), torch.arange(SAMPLES) % 2
+    subject = Subject(nn.Linear(3, 2), [(inputs, targets)])
+    for _ in range(2):
+        found = measure("surface", subject, out=tmp_path / "r.h5", resolution=3, quiet=True)
+        wanted = F.cross_entropy(subject.model(inputs), targets).item()
+        assert found.loss.sel(x=0, y=0).item() == pytest.approx(wanted, rel=1e-6)
+        inputs.data.mul_(2)
+
+
+def test_batches_of_a_mean_loss_weigh_by_their_number_of_samples() -> None:
+    whole = graphs()
+    for batch, kept in ((whole[1], 3), (whole[2], 1)):
+        inside = batch["graph"] < kept
+        nodes = int(inside.sum())
+        batch |= {"nodes": batch["nodes"][:nodes], "graph": batch["graph"][:nodes], "y": batch["y"][:kept]}
+        batch["edges"] = batch["edges"][:, (batch["edges"] < nodes).all(dim=0)]
+
+    def each(outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return F.cross_entropy(outputs, batch["y"], reduction="none")
+
+    def mean(outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return F.cross_entropy(outputs, batch["y"])
+
+    def of_model(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return mean(model(batch["nodes"], batch["edges"], batch["graph"]), batch)
+
+    torch.manual_seed(0)
+    model = GraphNetwork().double()
+    wanted, *found = (load(model, data=whole, loss=loss) for loss in (each, mean, of_model))
+    assert [len(subject) for subject in (wanted, *found)] == [8, 8, 8]
+    options: dict[str, Any] = {"out": None, "top": 1, "scope": "dataset", "quiet": True}
+    largest = measure("hessian", wanted, **options).eigenvalue
+    for subject in found:
+        assert metrics_of(subject)["loss"] == pytest.approx(metrics_of(wanted)["loss"], rel=1e-12)
+        np.testing.assert_allclose(measure("hessian", subject, **options).eigenvalue, largest, rtol=1e-6)
+
+
+def test_a_batch_may_refer_to_itself() -> None:
+    class Cyclic:
+        def __init__(self, features: Tensor, target: Tensor) -> None:
+            self.features, self.target, self.batch = features, target, self
+
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(3, 2)
+
+        def forward(self, batch: Cyclic) -> Tensor:
+            return cast(Tensor, self.head(batch.batch.features))
+
+    batch = Cyclic(drawn(SAMPLES, 3).double(), torch.arange(SAMPLES) % 2)
+    subject = load(Reader(), data=[batch])
+    wanted = F.cross_entropy(subject.model.head(batch.features.float()), batch.target).item()
+    assert subject.objective(0).item() == pytest.approx(wanted, rel=1e-6)
 
 
 def test_a_linear_probe_fits_on_the_samples_in_memory_that_it_does_not_score() -> None:

@@ -273,3 +273,39 @@ def test_values_cached_for_the_weights_do_not_outlive_an_attribute_of_the_module
     other.model.factor = 2.0
     found, expected = (landscape.measure("hessian", one, **options)["largest"].values for one in (subject, other))
     assert found == pytest.approx(expected, rel=1e-4)  # before, the trace held the factor of the first measurement
+
+
+class Remembering(nn.Module):
+    """Makes a tensor at its first pass and keeps it, as position encodings often do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 2)
+        self.scale: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.scale is None or len(self.scale) != len(x):
+            self.scale = torch.full((len(x), 1), 2.0).exp()
+        return self.second(self.first(x) * self.scale)  # type: ignore[no-any-return]
+
+
+def test_tensors_that_a_module_keeps_from_a_measurement_serve_its_training() -> None:
+    module, data = Remembering(), (torch.randn(8, 3), torch.arange(8) % 2)
+    subject = landscape.load(module, data=data, batch_size=4)
+    landscape.measure("surface", subject, out=None, resolution=2, quiet=True)
+    F.cross_entropy(module(data[0][:4]), data[1][:4]).backward()
+    assert module.first.weight.grad is not None
+
+
+class Shifted(nn.Sequential):
+    def forward(self, x: Tensor, shift: Tensor) -> Tensor:
+        return super().forward(x + shift)  # type: ignore[no-any-return]
+
+
+def test_counting_the_samples_leaves_batch_norm_as_it_is() -> None:
+    module = Shifted(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).train()
+    batches = [{"x": torch.randn(4, 3), "shift": torch.ones(3), "y": torch.arange(4) % 2} for _ in range(2)]
+    subject = landscape.load(module, data=batches, loss=nn.CrossEntropyLoss(reduction="none"))
+    before = state(module)
+    assert len(dataclasses.replace(subject)) == 8
+    assert state(module) == before

@@ -146,10 +146,7 @@ class BatchList(Sequence[tuple[Nested, Nested]]):
 
     def samples(self, i: int) -> int | None:
         """Number of samples of mini-batch i; None where only the loss can tell, as for packed graphs."""
-        _, targets = self.pairs[i]
-        if isinstance(targets, Tensor) and targets is not self.wholes[i]:
-            return len(targets) if targets.dim() else 1
-        return common_length(self.wholes[i])
+        return count_of(self.pairs[i][1], self.wholes[i])
 
     @property
     def sha256(self) -> str:
@@ -166,6 +163,13 @@ class BatchList(Sequence[tuple[Nested, Nested]]):
         return digest.hexdigest()
 
 
+def count_of(targets: Nested, whole: Nested) -> int | None:
+    """Number of samples of a mini-batch with such targets; None where its structure does not tell."""
+    if isinstance(targets, Tensor) and targets is not whole:
+        return len(targets) if targets.dim() else 1
+    return common_length(whole)
+
+
 def version(tensors: Iterable[Tensor]) -> tuple[int, ...]:
     """Numbers that change when a tensor is changed in place."""
     return tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors)
@@ -177,6 +181,11 @@ def _hashed(samples: Images | BatchList, tensors: Sequence[Tensor], compute: Cal
     if known is None or known[0] != version(tensors):
         known = vars(samples)["_digest"] = version(tensors), compute()
     return known[1]
+
+
+def forget_sha256(samples: Images | BatchList) -> None:
+    """Compute the digest again when it is asked for: arrays that share the tensors' memory change without a trace."""
+    vars(samples).pop("_digest", None)
 
 
 def resized(images: Images, size: int | None, *, block: int = 1024) -> Images:

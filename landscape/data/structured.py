@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from landscape.data.dataset import BatchList, number_of_classes
+from landscape.data.dataset import BatchList, count_of, number_of_classes
 from landscape.data.sample_reading import Request
 from landscape.data.structure import Nested, as_tensors, common_length, map_tensors, rows_of, tensors_in
 
@@ -87,10 +87,7 @@ def _samples(whole: Nested, request: Request) -> int:
     """Number of samples as far as it shows before the loss is computed, else 1."""
     if next(tensors_in(whole), None) is None:
         raise ValueError(f"{request.name}: a batch is a {type(whole).__name__} without tensors; expected tensors in it")
-    _, targets = request.read("a batch", whole)
-    if isinstance(targets, Tensor) and targets.dim():
-        return len(targets)
-    return common_length(whole) or 1
+    return count_of(request.read("a batch", whole)[1], whole) or 1
 
 
 def _classes(name: str, targets: Nested) -> int:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from landscape.checkpoints.user_code import fixed_rng
-from landscape.data.batch_layout import INPUTS, TARGETS, KeywordInputs
-from landscape.data.dataset import Batches
+from landscape.data.batch_layout import INPUTS, TARGETS, BatchLayout, KeywordInputs
+from landscape.data.dataset import Batches, count_of
 from landscape.data.structure import Nested, common_length, map_tensors, tensors_in
 from landscape.subject.losses import Loss, per_sample
 from landscape.subject.outputs import call_model, logits_or_none
@@ -67,12 +67,19 @@ def _with_loss(subject: Subject, loss: Loss) -> Subject:
     if not loss.own:
         return replace(subject, losses=loss.function, loss_name=loss.name)
     in_rows = isinstance(subject.batches, Batches)
+    layout = BatchLayout.of(subject.model.forward)
+
+    def count(targets: Nested) -> int | None:
+        """Samples that a mean stands for, so that mini-batches weigh by their size."""
+        if in_rows or not loss.takes_batch:
+            return common_length(targets)
+        return count_of(layout.read("a batch", targets)[1], targets)
 
     @wraps(loss.function, updated=())
     def losses(outputs: Any, targets: Nested) -> Tensor:
         found = outputs if loss.takes_model else loss.function(outputs, targets)
         mean = isinstance(found, Tensor) and found.dim() == 0
-        return per_sample(loss, found, common_length(targets) if mean or in_rows else None)
+        return per_sample(loss, found, count(targets) if mean or in_rows else None)
 
     def with_model(model: Callable[..., Any], batch: Nested) -> Any:
         return loss.function(model, batch)
@@ -84,11 +91,13 @@ def _with_loss(subject: Subject, loss: Loss) -> Subject:
 
 def _first_pass(subject: Subject, loss: Loss, inputs: Nested) -> tuple[Subject, Any]:
     """The subject with a forward pass that works, and what it returns for a few samples."""
-    given = map_tensors(inputs, torch.clone)
     run = subject.forward if loss.own else call_model
     try:
-        with fixed_rng(0), torch.inference_mode():
-            returned = run(subject.model, given)
+        # First not in inference mode: tensors that the model makes once and keeps would have no use in a derivative.
+        for context in (torch.no_grad(), subject.evaluating()):
+            given = map_tensors(inputs, torch.clone)
+            with fixed_rng(0), context:
+                returned = run(subject.model, given)
     except Exception as error:  # whatever a foreign model raises
         given = map_tensors(inputs, torch.clone)
         try:

@@ -2,57 +2,180 @@
 
 from __future__ import annotations
 
+import dis
 import hashlib
 import inspect
-from collections.abc import Iterator
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, partial
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from torch import nn
+import numpy as np
+from torch import Tensor, nn
+
+from landscape.checkpoints.checkpoint import state_dict_sha256
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
+DEEPEST = 2  # objects within objects; of deeper ones (a trainer's data, say) the class alone counts
+OF_MODULES = set(vars(nn.Module())) | {"training"}  # attributes of every module
+HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+INSTALLED = ("site-packages", "dist-packages", sysconfig.get_path("stdlib"))
+_sources: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
-def object_sha256(value: object) -> str:
-    """SHA-256 of a function with the plain values that it closes over, or of an object's class and plain attributes.
+def object_sha256(value: object, *, weights: bool = True) -> str:
+    """SHA-256 of a function, or of an object, with what it computes from.
 
-    Of a module, the plain attributes of all its submodules count: activation functions, strides, numbers of heads.
-    Tensors and modules in closures and attributes of other objects do not.
+    Of a function: its source, defaults, and the values of its closure and of the global names in it. Of an object: its
+    class with the base classes, and its attributes; of a module those of all submodules too, such as activation
+    functions, strides and numbers of heads, and, if `weights`, its parameters and buffers.
     """
-    return hashlib.sha256("\n".join(_parts(value)).encode()).hexdigest()
+    described = _Description()
+    digest = hashlib.sha256()
+    for text in described.of_module(value, weights=weights) if isinstance(value, nn.Module) else described.of(value):
+        digest.update(f"{text}\n".encode())
+    return digest.hexdigest()
 
 
-def _parts(value: object) -> Iterator[str]:
-    if isinstance(value, partial):
-        yield from _parts(value.func)
-        yield repr([_plain(part) for part in (*value.args, *sorted(value.keywords.items()))])
-    elif isinstance(value, nn.Module):
-        for name, module in value.named_modules():
-            kind: Any = type(module)
-            yield f"{name}:{_source(kind)}:{_attributes(module)}"
-    elif isinstance(value, FunctionType):
-        yield _source(value)
-        yield repr([_plain(cell.cell_contents) for cell in value.__closure__ or () if _is_filled(cell)])
-        yield repr(_plain(value.__defaults__))
-    else:
-        owner = getattr(value, "__self__", None)
-        kind = value if isinstance(value, type) else type(value if owner is None else owner)
-        yield _source(kind)
-        yield getattr(value, "__qualname__", "")
-        yield _attributes(value if owner is None else owner)
+class _Description:
+    """Texts that are equal for equal objects in every process; an object that was described is not described again."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, object] = {}  # by id; they stay alive, so that no id is used twice
+
+    def of(self, value: Any, depth: int = 0) -> Iterator[str]:
+        """The texts of any value."""
+        kind = type(value).__qualname__
+        if isinstance(value, PLAIN):
+            yield repr(value)
+        elif id(value) in self._seen:
+            yield f"{kind} again"
+        elif isinstance(value, tuple | list | set | frozenset | Mapping):
+            yield kind
+            yield from self._of_container(value, depth)
+        elif isinstance(value, ModuleType) or depth > DEEPEST:
+            yield getattr(value, "__qualname__", getattr(value, "__name__", kind))
+        else:
+            self._seen[id(value)] = value
+            yield from self._of_object(value, depth)
+
+    def of_module(self, module: nn.Module, *, weights: bool, depth: int = 0) -> Iterator[str]:
+        """The texts of a module and its submodules."""
+        parts = list(module.named_modules())
+        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        if weights:
+            yield _of_tensors(tensors)
+        self._seen |= {id(known): known for known in (*tensors.values(), *(part for _, part in parts))}
+        for name, part in parts:
+            yield name
+            yield from self.of(type(part), depth)
+            yield from self._of_attributes(part, depth, leave_out=OF_MODULES)
+            yield from (_source(hook) for name in HOOKS for hook in vars(part)[name].values() if _has_source(hook))
+
+    def _of_container(self, value: Any, depth: int) -> Iterator[str]:
+        if isinstance(value, Mapping):
+            for key, inner in value.items():
+                yield from self.of(key, depth)
+                yield from self.of(inner, depth)
+        elif isinstance(value, set | frozenset):
+            yield from sorted("\n".join(self.of(inner, depth)) for inner in value)
+        else:
+            for inner in value:
+                yield from self.of(inner, depth)
+
+    def _of_object(self, value: Any, depth: int) -> Iterator[str]:
+        if isinstance(value, Tensor):
+            yield _of_tensors({"": value})
+        elif isinstance(value, np.ndarray):
+            yield f"{value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
+        elif isinstance(value, nn.Module):
+            yield from self.of_module(value, weights=True, depth=depth + 1)
+        elif isinstance(value, FunctionType):
+            yield _source(value)
+            yield from self._beside_source(value, depth)
+        elif isinstance(value, type):
+            yield from self._of_class(value, depth)
+        elif isinstance(value, partial):
+            yield from self.of((value.func, value.args, sorted(value.keywords.items())), depth)
+        elif isinstance(value, MethodType):
+            yield from self.of((value.__func__, value.__self__), depth)
+        elif hasattr(value, "__dict__") and not hasattr(value, "__qualname__"):
+            yield from self.of(type(value), depth)
+            yield from self._of_attributes(value, depth)
+        else:
+            text = repr(value)  # a data type, a device; other objects have their address in it
+            yield text if " at 0x" not in text else type(value).__qualname__
+
+    def _of_class(self, kind: type, depth: int) -> Iterator[str]:
+        for owner in kind.__mro__:
+            yield _source(owner)
+            for name, member in vars(owner).items() if _is_own(owner) else ():
+                function = getattr(member, "__func__", getattr(member, "fget", member))
+                if isinstance(function, FunctionType):
+                    yield from self._beside_source(function, depth)
+                elif isinstance(member, PLAIN) and not name.startswith("__"):
+                    yield f"{name} {member!r}"
+
+    def _of_attributes(self, value: object, depth: int, leave_out: Iterable[str] = ()) -> Iterator[str]:
+        for name, inner in sorted(vars(value).items()):
+            if name not in leave_out:
+                yield name
+                yield from self.of(inner, depth + 1)
+
+    def _beside_source(self, function: FunctionType, depth: int) -> Iterator[str]:
+        """The values that a function computes from, beside its arguments."""
+        yield from self.of((function.__defaults__, function.__kwdefaults__), depth)
+        for cell in function.__closure__ or ():
+            if _is_filled(cell):
+                yield from self.of(cell.cell_contents, depth)
+        for name in sorted(_global_names(function.__code__)) if _is_own(function) else ():
+            if name in function.__globals__:
+                yield name
+                yield from self.of(function.__globals__[name], depth)
 
 
-@cache
+def _of_tensors(tensors: Mapping[str, Tensor]) -> str:
+    try:
+        return state_dict_sha256(tensors)
+    except (RuntimeError, TypeError, ValueError):  # without values, as on the meta device
+        return ", ".join(f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items())
+
+
+def _is_own(code: Any) -> bool:
+    """Whether a function or class is the user's: not of the standard library, an installed package or this one."""
+    if str(code.__module__).startswith("landscape."):
+        return False
+    try:
+        path = inspect.getfile(code)
+    except (OSError, TypeError):  # built in, or of a session without a file
+        return bool(code.__module__ == "__main__")
+    return not any(part in path for part in INSTALLED)
+
+
+def _has_source(code: Any) -> bool:
+    return isinstance(code, FunctionType | type)
+
+
 def _source(code: Any) -> str:
     """Source text of a function or class; else its byte code, or its name."""
+    if code not in _sources:
+        _sources[code] = _read_source(code)
+    return _sources[code]
+
+
+def _read_source(code: Any) -> str:
     name = f"{code.__module__}.{code.__qualname__}"
-    if name.startswith("torch."):
+    if name.startswith(("torch.", "builtins.")):
         return name
+    own: CodeType | None = getattr(code, "__code__", None)
+    # One line may hold several functions without a name.
+    byte_code = _byte_code(own) if code.__name__ == "<lambda>" else ""
     try:
-        return f"{name}\n{inspect.getsource(code)}"
+        return f"{name}\n{inspect.getsource(own or code)}{byte_code}"
     except (OSError, TypeError):  # made by exec, or built in
-        return f"{name}\n{_byte_code(getattr(code, '__code__', None))}"
+        return f"{name}\n{_byte_code(own)}"
 
 
 def _byte_code(code: CodeType | None) -> str:
@@ -62,23 +185,12 @@ def _byte_code(code: CodeType | None) -> str:
     return f"{code.co_code.hex()} {code.co_names} {constants}"
 
 
-def _attributes(value: object) -> str:
-    attributes = {k: v for k, v in getattr(value, "__dict__", {}).items() if not k.startswith("_") and k != "training"}
-    return repr(sorted((name, _plain(inner)) for name, inner in attributes.items()))
-
-
-def _plain(value: object) -> str:
-    """A text that is equal for equal plain values; of another object its class or name, which has no address in it."""
-    if isinstance(value, PLAIN):
-        return repr(value)
-    if isinstance(value, tuple | list | set | frozenset):
-        inner = [_plain(item) for item in value]
-        return f"{type(value).__name__}{sorted(inner) if isinstance(value, set | frozenset) else inner}"
-    if isinstance(value, dict):
-        return repr([(_plain(key), _plain(item)) for key, item in value.items()])
-    if isinstance(value, FunctionType):
-        return _source(value)
-    return getattr(value, "__qualname__", type(value).__qualname__)
+@cache
+def _global_names(code: CodeType) -> frozenset[str]:
+    """Names of global values in a function and in those defined in it."""
+    inner = (_global_names(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    found = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    return frozenset(found).union(*inner)
 
 
 def _is_filled(cell: Any) -> bool:

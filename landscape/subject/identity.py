@@ -19,9 +19,9 @@ from landscape.subject.subject import Subject
 
 
 def weights_sha256(subject: Subject) -> str:
-    """SHA-256 of the weights as they are now; values derived from others, or other data, are discarded."""
+    """SHA-256 of the weights as they are now; values derived from others, another loss or other data are discarded."""
     sha256 = state_dict_sha256(subject.model.state_dict())
-    code = None if subject.reloadable else object_sha256(subject.model)
+    code = None if subject.reloadable else [object_sha256(subject.model, weights=False), _loss_identity(subject)]
     subject.cache.discard_unless(json.dumps([sha256, code, _beside_weights(subject), subject.data_sha256]))
     return sha256
 
@@ -112,7 +112,7 @@ def _architecture(subject: Subject) -> str | None:
     """What determines the model beyond weights and class, whether the user or the checkpoint names it."""
     spec, stored = subject.spec or Spec(), subject.checkpoint
     if stored is None and not spec.model:
-        return object_sha256(subject.model)
+        return object_sha256(subject.model, weights=False)
     if stored is None or not (stored.native and spec.model in ("", stored.model)):
         return providers.identity(spec.model, spec.model_arg)
     return providers.identity(stored.model, {**stored.model_args, **spec.model_arg})

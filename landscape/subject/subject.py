@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape.checkpoints.checkpoint import Checkpoint, state_dict_sha256
-from landscape.data.dataset import Batches, BatchList, Images
+from landscape.data.dataset import Batches, BatchList, Images, forget_sha256
 from landscape.data.structure import Nested, common_length, map_tensors, named_tensors, rows_of
 from landscape.subject.losses import MEANINGS, Meaning, cross_entropy, undefined_accuracy
 from landscape.subject.networks_in_memory import Network
@@ -71,10 +71,14 @@ class Subject:
         return self.batches.images if isinstance(self.batches, Batches) else None
 
     @property
+    def _held(self) -> Images | BatchList | None:
+        """The samples in memory; None for batches made in Python."""
+        return self.batches if isinstance(self.batches, BatchList) else self.images
+
+    @property
     def data_name(self) -> str:
         """The name of the data, as given to `load`."""
-        named = self.batches if isinstance(self.batches, BatchList) else self.images
-        return named.name if named is not None else "in memory"
+        return self._held.name if self._held is not None else "in memory"
 
     @property
     def data_in_words(self) -> str:
@@ -84,8 +88,7 @@ class Subject:
     @property
     def one_part(self) -> bool:
         """Whether the data have no train and test part."""
-        named = self.batches if isinstance(self.batches, BatchList) else self.images
-        return named is not None and named.one_part
+        return self._held is not None and self._held.one_part
 
     @property
     def batch_size(self) -> int:
@@ -97,14 +100,15 @@ class Subject:
         if isinstance(self.batches, Batches):
             return min(self.batch_size, len(self.batches.images) - i * self.batch_size)
         if isinstance(self.batches, BatchList):
-            known = self.batches.samples(i) if self.losses in MEANINGS else None
+            known = self.batches.samples(i) if self.mean_only or self.losses in MEANINGS else None
+            known = 1 if known is None and self.mean_only else known
         else:
             known = common_length(self.batches[i][1])
         return self._counted[i] if known is None else known
 
     @cached_property
     def _counted(self) -> list[int]:
-        with self.evaluating():
+        with self.evaluating(), evaluation_mode(self.model):
             return [len(self.losses(self.outputs(inputs), targets)) for inputs, targets in self.each_batch()]
 
     @property
@@ -152,9 +156,7 @@ class Subject:
         Raises:
             ValueError: the batches are others when they are read again.
         """
-        if self.images is not None:
-            return self.images.sha256
-        return self.batches.sha256 if isinstance(self.batches, BatchList) else self._sequence_sha256
+        return self._sequence_sha256 if self._held is None else self._held.sha256
 
     @cached_property
     def _sequence_sha256(self) -> str:
@@ -201,8 +203,13 @@ class Subject:
         return (self.batch(i) for i in range(len(self.batches)))
 
     def evaluating(self) -> AbstractContextManager[object]:
-        """The context of forward passes without a backward pass: no graph is recorded unless the model needs one."""
-        return torch.enable_grad() if self.needs_graph else torch.inference_mode()
+        """The context of forward passes without a backward pass: no graph is recorded unless the model needs one.
+
+        The caller's own module may keep tensors of a pass, which its training could not use if made in inference mode.
+        """
+        if self.needs_graph:
+            return torch.enable_grad()
+        return torch.inference_mode() if self.reloadable else torch.no_grad()
 
     def outputs(self, inputs: Nested) -> Any:
         """What the model gives for the inputs of a mini-batch, as `losses` takes it."""
@@ -236,7 +243,11 @@ class Subject:
         return loss + self.weight_decay * self.l2() if self.weight_decay else loss
 
     def refresh(self) -> None:
-        """Copy the present weights and buffers of the caller's module, if the model is a copy of it."""
+        """Take what the caller may have changed: weights and buffers of a module that the model copies, and samples."""
+        if not self.reloadable:  # arrays, and tensors by way of `data`, change without a trace
+            vars(self).pop("_sequence_sha256", None)
+            if self._held is not None:
+                forget_sha256(self._held)
         if self.original is None:
             return
         with torch.no_grad():

@@ -1,0 +1,134 @@
+"""Functions and modules made in Python are identified by everything that they compute from."""
+
+from __future__ import annotations
+
+import gc
+import types
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from landscape.subject.code_identity import object_sha256
+
+FACTOR = 1.0
+
+
+def of_global(x: Tensor) -> Tensor:
+    return FACTOR * x
+
+
+def by_another(x: Tensor) -> Tensor:
+    return of_global(x)
+
+
+def closing_over(value: Any) -> Callable[[Tensor], Tensor]:
+    def multiplied(x: Tensor) -> Tensor:
+        return value * x
+
+    return multiplied
+
+
+def with_keyword(value: float) -> Callable[..., Tensor]:
+    def multiplied(x: Tensor, *, factor: float = value) -> Tensor:
+        return factor * x
+
+    return multiplied
+
+
+def locally_defined(value: float) -> nn.Module:
+    class Local(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return value * x
+
+    return Local()
+
+
+class Configured(nn.Module):
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__()
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+
+class Callback:
+    def __init__(self, value: float) -> None:
+        self.weight = torch.tensor(value)
+
+
+def filled(value: float) -> nn.Module:
+    module = nn.Linear(2, 2)
+    with torch.no_grad():
+        module.weight.fill_(value)
+        module.bias.zero_()
+    return module
+
+
+def hooked(value: float) -> nn.Module:
+    module = Configured()
+    module.register_forward_hook((lambda m, x, y: 2 * y) if value > 1 else (lambda m, x, y: 3 * y))
+    return module
+
+
+PAIRS: dict[str, Callable[[float], Any]] = {
+    "tensor in a closure": lambda v: closing_over(torch.tensor(v)),
+    "array in a closure": lambda v: closing_over(np.array([v])),
+    "module in a closure": lambda v: closing_over(filled(v)),
+    "default of a keyword": with_keyword,
+    "tensor in a partial function": lambda v: partial(F.cross_entropy, weight=torch.tensor([1.0, v])),
+    "two functions on a line": lambda v: [lambda x: 2 * x, lambda x: 3 * x][int(v) - 1],
+    "buffer of a loss": lambda v: nn.CrossEntropyLoss(weight=torch.tensor([1.0, v])),
+    "tensor of a callable object": Callback,
+    "partial function as an attribute": lambda v: Configured(act=partial(F.leaky_relu, negative_slope=v)),
+    "closure as an attribute": lambda v: Configured(act=closing_over(v)),
+    "configuration": lambda v: Configured(config=types.SimpleNamespace(inner=types.SimpleNamespace(scale=v))),
+    "private attribute": lambda v: Configured(_scale=v),
+    "tensor as an attribute": lambda v: Configured(scale=torch.tensor(v)),
+    "modules in a list": lambda v: Configured(hidden=[filled(v)]),
+    "data type": lambda v: Configured(kind=torch.float32 if v > 1 else torch.float64),
+    "local class": locally_defined,
+    "hook": hooked,
+}
+
+
+@pytest.mark.parametrize("case", PAIRS)
+def test_other_values_are_another_identity(case: str) -> None:
+    make = PAIRS[case]
+    assert object_sha256(make(1.0)) == object_sha256(make(1.0))
+    assert object_sha256(make(1.0)) != object_sha256(make(2.0))
+
+
+def test_global_values_count_where_a_function_or_one_that_it_calls_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = [object_sha256(function) for function in (of_global, by_another)]
+    monkeypatch.setitem(globals(), "FACTOR", 2.0)
+    after = [object_sha256(function) for function in (of_global, by_another)]
+    assert before[0] != after[0]
+    assert before[1] != after[1]
+
+
+def test_weights_count_only_where_they_are_asked_for() -> None:
+    pair = [Configured(layer=filled(v)) for v in (1.0, 2.0)]
+    with_weights, without = ([object_sha256(m, weights=w) for m in pair] for w in (True, False))
+    assert with_weights[0] != with_weights[1]
+    assert without[0] == without[1]
+
+
+def test_objects_that_refer_to_themselves_have_an_identity() -> None:
+    one = types.SimpleNamespace(scale=1.0)
+    one.itself = one
+    assert len(object_sha256(Configured(config=one))) == 64
+
+
+def test_nothing_is_kept_alive() -> None:
+    module = filled(1.0)
+    object_sha256(closing_over(module))
+    gone = weakref.ref(module)
+    del module
+    gc.collect()
+    assert gone() is None
