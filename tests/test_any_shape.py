@@ -613,3 +613,140 @@ def test_a_linear_probe_fits_on_the_samples_in_memory_that_it_does_not_score() -
     assert found.accuracy.values[0] > 0.8
     with pytest.raises(ValueError, match=r"the data in memory must have at least .*score fewer with --samples 60"):
         measure("probe-linear", load(model, data=data), out=None, quiet=True)
+
+
+class Solution(nn.Module):
+    """The solution of a differential equation, whose loss differentiates it by its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(1, 5), nn.Tanh(), nn.Linear(5, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.net(x))
+
+
+def physics(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    x = batch["interior"].clone().requires_grad_()
+    u = model(x)
+    (slope,) = torch.autograd.grad(u.sum(), x, create_graph=True)
+    return (slope + u).square().mean() + (model(batch["boundary"]) - 1).square().mean()
+
+
+@pytest.mark.parametrize("counts", [(7, 2), (6, 6)])
+def test_a_loss_may_differentiate_the_model_by_its_input(counts: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    model = Solution().double()
+    batch = {"interior": drawn(counts[0], 1).double(), "boundary": drawn(counts[1], 1, seed=1).double()}
+    subject = load(model, data=[batch], loss=physics)
+    parameters = dict(model.named_parameters())
+    assert metrics_of(subject)["loss"] == pytest.approx(physics(model, batch).item(), rel=1e-12)
+
+    def of_vector(vector: Tensor) -> Tensor:
+        parts = vector.split([p.numel() for p in parameters.values()])
+        values = {name: part.view_as(p) for (name, p), part in zip(parameters.items(), parts, strict=True)}
+        return physics(lambda x: torch.func.functional_call(model, values, (x,)), batch)  # type: ignore[arg-type]
+
+    wanted = torch.autograd.functional.hessian(of_vector, flat(parameters.values()).detach())
+    eigenvalues = torch.linalg.eigvalsh(cast(Tensor, wanted))
+    found = measure("hessian", subject, out=None, top=1, quiet=True).eigenvalue.item()
+    assert abs(found) == pytest.approx(eigenvalues.abs().max().item(), rel=1e-6)
+
+
+def test_a_loss_that_calls_the_model_needs_no_fields_with_the_names_of_its_inputs() -> None:
+    class Denoiser(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor, t: Tensor) -> Tensor:
+            return cast(Tensor, self.head(torch.cat([x, t[:, None]], dim=1)))
+
+    def denoising(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        mixed = batch["clean"] * (1 - batch["time"][:, None]) + batch["noise"] * batch["time"][:, None]
+        return (model(mixed, batch["time"]) - batch["noise"]).square().mean(dim=1)
+
+    model, time = Denoiser(), torch.linspace(0, 1, SAMPLES)
+    data = {"clean": drawn(SAMPLES, 3), "noise": drawn(SAMPLES, 3, seed=1), "time": time}
+    subject = load(model, data=data, loss=denoising, batch_size=5)
+    assert metrics_of(subject)["loss"] == pytest.approx(denoising(model, data).mean().item(), rel=1e-6)
+    with pytest.raises(ValueError, match=r"has the fields clean, noise, time.*or give a loss of \(model, batch\)"):
+        load(model, data=data, loss=lambda outputs, batch: outputs.square().mean(dim=1))
+
+
+def test_a_loss_that_returns_a_sum_is_refused() -> None:
+    with pytest.raises(ValueError, match="returns the sum over the mini-batch"):
+        load(nn.Linear(3, 2), data=(drawn(SAMPLES, 3), drawn(SAMPLES, 2)), loss=nn.MSELoss(reduction="sum"))
+
+
+def test_a_loss_that_couples_the_samples_belongs_to_its_batch_size(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def contrastive(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        first, second = (F.normalize(model(view), dim=1) for view in batch)
+        return F.cross_entropy(first @ second.T, torch.arange(len(first)))
+
+    torch.manual_seed(0)
+    model, views = nn.Linear(3, 4), (drawn(SAMPLES, 3), drawn(SAMPLES, 3, seed=1))
+    for size in (SAMPLES, SAMPLES // 2):
+        caplog.clear()
+        subject = load(model, data=views, loss=contrastive, batch_size=size)
+        assert f"couples the samples of a mini-batch: its values belong to mini-batches of {size}" in caplog.text
+        found = measure("surface", subject, out=tmp_path / "r.h5", resolution=3, quiet=True)
+        parts = zip(*(view.split(size) for view in views), strict=True)
+        wanted = np.mean([contrastive(model, part).item() for part in parts])
+        assert found.loss.sel(x=0, y=0).item() == pytest.approx(wanted, rel=1e-6)
+
+
+def test_a_column_of_losses_is_one_per_sample() -> None:
+    def likelihood(outputs: Tensor, targets: Tensor) -> Tensor:
+        return outputs[:, 1:] + (targets - outputs[:, :1]).square() * (-outputs[:, 1:]).exp()
+
+    model, data = nn.Linear(3, 2), (drawn(SAMPLES, 3), drawn(SAMPLES, 1, seed=1))
+    metrics = metrics_of(load(model, data=data, loss=likelihood, batch_size=5))
+    assert metrics["loss"] == pytest.approx(likelihood(model(data[0]), data[1]).mean().item(), rel=1e-6)
+    assert metrics["loss_se"] > 0
+
+
+def test_a_loss_that_fails_on_samples_without_targets_is_named() -> None:
+    with pytest.raises(ValueError, match=r"the loss failed with (Index|Type)Error"):
+        load(nn.Linear(3, 3), data=drawn(SAMPLES, 3), loss=lambda outputs, batch: outputs["mean"])
+
+
+def test_complex_weights_are_evaluated_but_have_no_surface() -> None:
+    class Fourier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(5, dtype=torch.cfloat))
+            self.scale = nn.Parameter(torch.ones(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.scale * torch.fft.irfft(torch.fft.rfft(x) * self.weight, n=8)
+
+    model, data = Fourier(), (drawn(SAMPLES, 8), drawn(SAMPLES, 8, seed=1))
+    subject = load(model, data=data, loss="mse")
+    assert metrics_of(subject)["loss"] == pytest.approx(F.mse_loss(model(data[0]), data[1]).item(), rel=1e-6)
+    for probe in ("surface", "hessian"):
+        with pytest.raises(ValueError, match="the parameter weight is complex64, expected real numbers"):
+            measure(probe, subject, out=None, quiet=True)
+
+
+def test_the_metrics_of_one_draw_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    data = (drawn(SAMPLES, 3), drawn(SAMPLES, 2))
+    metrics_of(load(nn.Linear(3, 2), data=data, loss=lambda o, t: (o + torch.rand_like(o) - t).square().mean(dim=1)))
+    assert "these are the values of one draw" in caplog.text
+
+
+def test_the_frequencies_of_a_model_with_several_inputs_are_those_of_its_image() -> None:
+    class Conditioned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.shift = nn.Conv2d(1, 3, 3), nn.Conv2d(3, 2, 3), nn.Linear(1, 3)
+
+        def forward(self, x: Tensor, t: Tensor) -> Tensor:
+            return cast(Tensor, self.second(self.first(x) + self.shift(t)[:, :, None, None]).mean(dim=(2, 3)))
+
+    model, images = Conditioned(), drawn(SAMPLES, 1, 9, 9)
+    subject = load(model, data={"t": drawn(SAMPLES, 1), "x": images, "y": drawn(SAMPLES, 2)}, loss="mse")
+    found = measure("fourier", subject, out=None, quiet=True)
+    assert (found.done == 1).all()

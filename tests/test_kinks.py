@@ -317,3 +317,13 @@ def test_layers_of_a_mini_batch_share_its_pass_in_double_precision(monkeypatch: 
     monkeypatch.setattr(module, "activation_pattern", counted)
     run_probe(Hessian(top=1, per_layer=True), subject)
     assert passes == len(subject.batches)
+
+
+def test_a_weight_that_a_hook_computes_does_not_stop_the_pattern_of_double_precision() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 5)), nn.ReLU(), nn.Linear(5, 2)).eval()
+    inputs = torch.randn(6, 4)
+    hidden = model[0](inputs)  # leaves a weight with a graph behind
+    assert not model[0].weight.is_leaf
+    (pattern,) = activation_pattern(model, inputs)
+    assert torch.equal(pattern.float(), hidden.sign())

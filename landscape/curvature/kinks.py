@@ -122,6 +122,10 @@ def _double_copy(model: nn.Module) -> nn.Module:
             double = tensor.detach().to(torch.float64, copy=True)
             is_parameter = isinstance(tensor, nn.Parameter)
             doubled[id(tensor)] = nn.Parameter(double, requires_grad=False) if is_parameter else double
+    for module in model.modules():  # what a hook computes from the weights, as spectral norm does, cannot be copied
+        for value in vars(module).values():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                doubled[id(value)] = value.detach().double() if value.is_floating_point() else value.detach()
     return copy.deepcopy(model, doubled)
 
 

@@ -33,6 +33,7 @@ class BatchLayout:
     required: tuple[str, ...] = ("inputs",)  # parameters of the model's forward pass without a default, in order
     optional: tuple[str, ...] = ()  # those that may be left out and are None then
     keywords: bool = False  # forward takes any keyword
+    called_by_loss: bool = False  # the loss calls the model, with whatever parts of the batch it likes
 
     @classmethod
     def of(cls, forward: Callable[..., Any]) -> BatchLayout:
@@ -57,6 +58,14 @@ class BatchLayout:
         Raises:
             ValueError: there are several ways to read it.
         """
+        try:
+            return self._parts(what, batch)
+        except ValueError:
+            if not self.called_by_loss:
+                raise
+            return batch, batch
+
+    def _parts(self, what: str, batch: Nested) -> tuple[Nested, Nested]:
         if isinstance(batch, Mapping):
             return self._from_mapping(what, batch)
         if isinstance(batch, tuple | list) and not hasattr(batch, "_fields"):
@@ -114,7 +123,7 @@ class BatchLayout:
             return alone, targets
         raise ValueError(
             f"{what} has the fields {', '.join(map(str, batch))} and the model takes {', '.join(known)}; "
-            "name the fields like the model's inputs"
+            "name the fields like the model's inputs, or give a loss of (model, batch), which calls the model itself"
         )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.data.structure import Nested, tensors_in
 from landscape.layers import fourier
 from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks
 from landscape.layers.fourier import diagonal_frequencies, log_amplitude
@@ -55,7 +56,7 @@ class Fourier(Probe):
         for row, values in zip(frequency, bins, strict=True):
             last = values[-1] if self.frequencies == "park2022" and values[-1] > 0 else 1.0
             row[: len(values)] = values / last
-        side = min(subject.batches[0][0].shape[-2:])
+        side = min(_image(subject.batches[0][0]).shape[-2:])
         scale = np.array([min(layer.grid) / side for layer in layers])
         coarsest = min((s for s, values in zip(scale, bins, strict=True) if len(values) > 1), default=1.0)
         coarse = frequency[list(scale).index(coarsest)] if coarsest in scale else np.zeros(1)
@@ -235,3 +236,12 @@ def _spectra(data: Mapping[str, np.ndarray]) -> np.ndarray:
             full = fourier.full_spectrum(mean[:height, : width // 2 + 1], width)
             found[layer, :height, :width] = full - mean[0, 0]
     return found
+
+
+def _image(inputs: Nested) -> Tensor:
+    """The first input of the model that is an image, whose grid the layers' grids are compared with."""
+    images = (tensor for tensor in tensors_in(inputs) if isinstance(inputs, Tensor) or tensor.dim() >= 4)
+    image = next(images, None)
+    if image is None:
+        raise ValueError("no input of this model is an image (N, C, H, W), which fourier compares the layers with")
+    return image

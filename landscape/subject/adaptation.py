@@ -6,6 +6,7 @@ One pass of a few samples shows it, so that every probe runs on models of any sh
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import wraps
@@ -17,7 +18,7 @@ from torch import Tensor
 from landscape.checkpoints.user_code import fixed_rng
 from landscape.data.batch_layout import INPUTS, TARGETS, BatchLayout, KeywordInputs
 from landscape.data.dataset import Batches, count_of
-from landscape.data.structure import Nested, common_length, map_tensors, tensors_in
+from landscape.data.structure import Nested, common_length, map_tensors, rows_of, tensors_in
 from landscape.subject.losses import Loss, per_sample
 from landscape.subject.outputs import call_model, logits_or_none
 from landscape.subject.subject import Forward, Subject, Whole
@@ -36,7 +37,10 @@ def adapted(subject: Subject, loss: Loss) -> Subject:
         ValueError: the model or the loss fails, or the loss returns no tensor of the right size.
     """
     subject = _with_loss(subject, loss)
-    inputs, targets = subject.example()
+    try:
+        inputs, targets = subject.example()
+    except Exception:  # of the loss, which counts the samples; the passes below say what fails
+        inputs, targets = subject.batch(0)
     subject, returned = _first_pass(subject, loss, inputs)
     if not loss.own:
         return subject
@@ -54,12 +58,52 @@ def adapted(subject: Subject, loss: Loss) -> Subject:
     samples = common_length(targets)
     per_sample(loss, found, samples if isinstance(subject.batches, Batches) else None)
     mean_only = found.dim() == 0 and samples != 1
-    if mean_only:
+    subject = replace(subject, mean_only=mean_only)
+    if not mean_only:
+        return subject
+    subject = replace(subject, coupled=_is_coupled(subject, loss))
+    if subject.coupled:
+        _log.warning(
+            "note: %s couples the samples of a mini-batch: its values belong to mini-batches of %d (--batch-size), and "
+            "have no errors over samples", _named(loss), subject.batch_size,
+        )  # fmt: skip
+    else:
         _log.warning(
             "note: %s returns a mean over the mini-batch, so that its values have no errors over samples; return one "
             "loss per sample for them", _named(loss),
         )  # fmt: skip
-    return replace(subject, mean_only=mean_only)
+    return subject
+
+
+def _is_coupled(subject: Subject, loss: Loss) -> bool:
+    """Whether the loss of a mini-batch differs from the mean of the losses of its halves, as a contrastive loss does.
+
+    Raises:
+        ValueError: it is their sum.
+    """
+    inputs, targets = subject.batch(0)
+    length = min(common_length((inputs, targets)) or 0, 16) // 2 * 2
+    if length < 2:
+        return False
+    values = []
+    try:
+        with fixed_rng(0), subject.evaluating():
+            for part in (slice(length), slice(length // 2), slice(length // 2, length)):
+                outputs = subject.outputs(rows_of(inputs, part))
+                values.append(subject.losses(outputs, rows_of(targets, part))[0].item())
+    except Exception:  # a loss that takes mini-batches of this size alone
+        return True
+    whole, first, second = values
+    tolerance = 1e-4 * max(abs(first), abs(second))
+    if abs(whole - (first + second) / 2) <= tolerance or math.isnan(whole):
+        return False
+    if abs(whole - (first + second)) <= tolerance:
+        raise ValueError(
+            f"{_named(loss)} returns the sum over the mini-batch ({whole:.4g} of {length} samples, {first:.4g} of half "
+            "of them), expected one loss per sample or their mean; sum over the other dimensions alone, as in "
+            ".flatten(1).sum(1), or divide by the number of samples"
+        )
+    return True
 
 
 def _with_loss(subject: Subject, loss: Loss) -> Subject:
@@ -67,7 +111,7 @@ def _with_loss(subject: Subject, loss: Loss) -> Subject:
     if not loss.own:
         return replace(subject, losses=loss.function, loss_name=loss.name)
     in_rows = isinstance(subject.batches, Batches)
-    layout = BatchLayout.of(subject.model.forward)
+    layout = replace(BatchLayout.of(subject.model.forward), called_by_loss=loss.takes_model)
 
     def count(targets: Nested) -> int | None:
         """Samples that a mean stands for, so that mini-batches weigh by their size."""

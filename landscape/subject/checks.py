@@ -25,13 +25,13 @@ from landscape.subject.weights_cache import once_per_weights
 def refuse_stochastic(subject: Subject) -> None:
     """Reject models that are in training mode or stochastic in eval mode; their loss surface would be noise."""
     refuse_training(subject.model)
-    if reason := _variation(subject):
+    if reason := variation(subject):
         or_loss = "" if subject.losses in MEANINGS else ", or its loss,"
         raise ValueError(f"the model ({type(subject.model).__name__}){or_loss} {reason}")
 
 
 @once_per_weights
-def _variation(subject: Subject) -> str:
+def variation(subject: Subject) -> str:
     """Why two passes of the same samples differ; "" if they do not, but for rounding."""
     inputs, targets = subject.example()
     outputs: list[list[Tensor]] = []

@@ -17,6 +17,7 @@ from landscape.checkpoints.user_code import fixed_rng
 from landscape.data.structure import Nested
 from landscape.options import OptionError, at_least
 from landscape.probe import derived_seed
+from landscape.subject.checks import variation
 from landscape.subject.losses import class_indices, cross_entropy
 from landscape.subject.outputs import intact_per_sample, outputs_of
 from landscape.subject.restoration import evaluation_mode
@@ -94,6 +95,8 @@ def metrics_of(subject: Subject, *, passes: int = 1) -> dict[str, float]:
     Raises:
         OptionError: several passes of a model that is not a classifier; ValueError: as `evaluate`.
     """
+    if passes == 1 and (reason := variation(subject)):
+        _log.warning("note: the model, or its loss, %s; these are the values of one draw", reason)
     targets = subject.batch(0)[1]
     soft = targets.is_floating_point() if isinstance(targets, Tensor) else False
     if subject.losses is cross_entropy and isinstance(targets, Tensor) and targets.dim() == (2 if soft else 1):

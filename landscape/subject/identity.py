@@ -38,13 +38,13 @@ def _beside_weights(subject: Subject) -> dict[str, Any]:
 def identity(subject: Subject, uses: Iterable[str], weights: str | None = None) -> dict[str, Any]:
     """Everything that can change a result: weights, data, user code, and the fields that a probe says it uses.
 
-    Batch size and seed are included where augmentation depends on them; `weights` is the `weights_sha256` of weights
-    that are already hashed.
+    Batch size and seed are included where augmentation depends on them, batch size where the loss does; `weights` is
+    the `weights_sha256` of weights that are already hashed.
     """
     weights, stored = weights or weights_sha256(subject), subject.checkpoint
     code = stored.sha256 if stored and stored.module is subject.model else None  # of a file that holds the model's code
     augmentation = subject.batches.augmentation if isinstance(subject.batches, Batches) else None
-    used = {*uses, *(("batch_size", "seed") if augmentation else ())}
+    used = {*uses, *(("batch_size", "seed") if augmentation else ()), *(("batch_size",) if subject.coupled else ())}
     fields = {"batch_size": subject.batch_size, "weight_decay": subject.weight_decay, "seed": subject.seed}
     loss: dict[str, Any] = {} if subject.losses is cross_entropy else {"loss": _loss_identity(subject)}
     if subject.meaning.accuracy:

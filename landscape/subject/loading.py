@@ -132,7 +132,8 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
     """Load a subject from its spec, for example in another process."""
     device, module = device_of(spec.device), objects.module
     stored = _read(spec)
-    layout = cache(partial(_layout, spec, stored, module))
+    loss = loss_of(objects.loss or spec.loss)
+    layout = cache(partial(_layout, spec, stored, module, loss.takes_model))
     given = DataObject(objects.data, objects.classes, layout)
     spec, images = resolved(spec, stored, given)
     if stored is not None:
@@ -169,7 +170,7 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
     )
     with measuring(subject):
         refuse_vocabulary(subject)
-        subject = adapted(subject, loss_of(objects.loss or spec.loss))
+        subject = adapted(subject, loss)
         refuse_misfit(subject)
     return subject
 
@@ -315,8 +316,8 @@ def _part(
     return load_images(replace(spec, split=split, samples=samples), stored, given)
 
 
-def _layout(spec: Spec, stored: Checkpoint | None, module: nn.Module | None) -> BatchLayout:
+def _layout(spec: Spec, stored: Checkpoint | None, module: nn.Module | None, called_by_loss: bool) -> BatchLayout:
     """How the model is called: of one that a spec names, from a model built for this purpose alone."""
     if module is None:
         module = build(replace(spec, model=spec.model or architecture_of(stored)), stored, None)
-    return BatchLayout.of(module.forward)
+    return replace(BatchLayout.of(module.forward), called_by_loss=called_by_loss)

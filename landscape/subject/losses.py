@@ -180,8 +180,8 @@ def per_sample(loss: Loss, found: Any, samples: int | None) -> Tensor:
     what = f"--loss {loss.name}" if loss.name else "the loss"
     if isinstance(found, Tensor) and found.dim() == 0:
         return found.expand(samples or 1)
-    if isinstance(found, Tensor) and found.dim() == 1 and samples in (None, len(found)):
-        return found
+    if isinstance(found, Tensor) and found.dim() >= 1 and found.numel() == len(found) and samples in (None, len(found)):
+        return found.flatten()  # (N, 1) of targets (N, 1)
     got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
     count = f" for {samples} samples" if samples else ""
     size = f", ({samples},)" if samples else ""

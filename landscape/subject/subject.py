@@ -51,6 +51,7 @@ class Subject:
     needs_graph: bool = False  # the model differentiates inside its forward pass, which needs a graph
     objects: bool = False  # data or loss are objects made in Python, which no other process can load again
     mean_only: bool = False  # the loss gives a mean over the mini-batch, so that it has no error over samples
+    coupled: bool = False  # that mean is not the mean of a loss per sample, so that it depends on the batch size
     # values that follow from the weights, see `once_per_weights`
     cache: WeightsCache = field(default_factory=WeightsCache, init=False, repr=False)
 
@@ -108,7 +109,8 @@ class Subject:
 
     @cached_property
     def _counted(self) -> list[int]:
-        with self.evaluating(), evaluation_mode(self.model):
+        # With a graph, also before it is known whether the model, or its loss, differentiates.
+        with torch.enable_grad(), evaluation_mode(self.model):
             return [len(self.losses(self.outputs(inputs), targets)) for inputs, targets in self.each_batch()]
 
     @property
@@ -116,7 +118,8 @@ class Subject:
         """Whether every tensor of a mini-batch has a row per sample, so that the mini-batch can be split up."""
         if isinstance(self.batches, Batches):
             return not self.mean_only
-        return not self.mean_only and all(common_length(self.batch(i)) == self.samples(i) for i in (0, -1))
+        lengths = {i: common_length(self.batch(i)) for i in (0, -1)}
+        return not self.mean_only and all(n is not None and n == self.samples(i) for i, n in lengths.items())
 
     @property
     def reloadable(self) -> bool:
@@ -131,13 +134,27 @@ class Subject:
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Trainable parameters by name, as they are now; tied ones appear once, frozen ones not at all."""
+        """Trainable parameters by name, as they are now; tied ones appear once, frozen ones not at all.
+
+        Raises:
+            ValueError: one is complex, which directions and curvature do not cover.
+        """
+        found = self._trainable
+        if name := next((name for name, p in found.items() if p.is_complex()), ""):
+            raise ValueError(
+                f"the parameter {name} is {str(found[name].dtype).removeprefix('torch.')}, expected real numbers; make "
+                "torch.view_as_real(weight) the parameter and use torch.view_as_complex of it in the forward pass"
+            )
+        return found
+
+    @property
+    def _trainable(self) -> dict[str, nn.Parameter]:
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     @property
     def size(self) -> int:
         """Number of trainable parameters."""
-        return sum(p.numel() for p in self.parameters.values())
+        return sum(p.numel() for p in self._trainable.values())
 
     @property
     def device(self) -> torch.device:
@@ -146,8 +163,9 @@ class Subject:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Precision of the weights."""
-        return next(iter(self.model.parameters())).dtype
+        """Precision of the weights, as of real numbers."""
+        parameters = list(self.model.parameters())
+        return next((p for p in parameters if p.is_floating_point()), parameters[0]).dtype.to_real()
 
     @property
     def data_sha256(self) -> str:
