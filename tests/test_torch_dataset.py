@@ -70,6 +70,41 @@ def test_samples_of_every_form_are_read_once_and_served_class_balanced(form: str
     assert (images.classes, images.mean) == (3, ())
 
 
+class Masked(nn.Module):
+    """A classifier that also takes an attention mask, as timm's transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(12, 3)
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        assert attn_mask is None
+        logits: Tensor = self.head(x.flatten(1))
+        return logits
+
+
+class Indexed(Dataset[Any]):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, i: int) -> Any:
+        return torch.full((3, 2, 2), float(i)), int(CLASSES[i]), i
+
+
+@pytest.mark.parametrize("made", [Indexed(), DataLoader(Indexed(), batch_size=4), [Indexed()[i] for i in range(12)]])
+def test_the_index_beside_a_picture_and_its_class_is_no_target(made: Any) -> None:
+    subject = load(Masked(), data=made)
+    assert subject.images is not None and subject.images.classes == 3
+    rows = subject.images.inputs[:, 0, 0, 0].long()
+    assert subject.images.targets.tolist() == CLASSES[rows].tolist()
+
+
+def test_a_tuple_whose_second_entry_may_be_a_mask_is_refused() -> None:
+    masked = [(torch.zeros(4, 12), torch.ones(4, dtype=torch.long), torch.zeros(4, dtype=torch.long))]
+    with pytest.raises(ValueError, match=r"has 3 entries and the model takes several inputs .* give a dict"):
+        load(Masked(), data=masked)
+
+
 def test_fields_that_are_not_known_are_listed() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(2, 3))
     with pytest.raises(ValueError, match=r"fails on a batch with the fields picture, class_id .*pixel_values, image"):

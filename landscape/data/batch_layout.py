@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from landscape.data.structure import Nested
@@ -53,7 +54,7 @@ class BatchLayout:
 
         Inputs are what the model is called with: a tensor, `PositionalInputs`, `KeywordInputs`, or another object as a
         whole. Without a recognisable target, the targets are the batch itself. Of a tuple whose entries are more than
-        a one-input model and its loss need, the rest is ignored.
+        a one-input model and its loss need, such as (picture, class, index), the rest is ignored.
 
         Raises:
             ValueError: there are several ways to read it.
@@ -81,7 +82,7 @@ class BatchLayout:
         required, most = len(self.required), len(self.required) + len(self.optional)
         if len(self.required) == 1 and self.required[0] in WHOLE and len(batch) > 2:
             return batch, batch[-1]
-        if len(batch) == 2 or most <= 1:
+        if len(batch) == 2 or most <= 1 or (required <= 1 and _is_labelled_picture(batch)):
             return self._inputs(batch[0]), batch[1]
         if required >= 2:
             count = min(required, len(batch) - 1)
@@ -125,6 +126,24 @@ class BatchLayout:
             f"{what} has the fields {', '.join(map(str, batch))} and the model takes {', '.join(known)}; "
             "name the fields like the model's inputs, or give a loss of (model, batch), which calls the model itself"
         )
+
+
+def _is_labelled_picture(batch: tuple[Nested, ...]) -> bool:
+    """Whether a tuple is a picture, or a batch of them, with one integer per picture in every other entry.
+
+    An input that a model may do without, such as an attention mask, has more than one number per picture.
+    """
+    picture, *others = batch
+    sides = len(getattr(picture, "shape", ()))  # (C, H, W), or (B, C, H, W)
+    if sides == 4:
+        return all(_is_integer(other, (len(picture),)) for other in others)
+    return (sides == 3 or hasattr(picture, "getbands")) and all(_is_integer(other, ()) for other in others)
+
+
+def _is_integer(value: Nested, shape: tuple[int, ...]) -> bool:
+    if isinstance(value, Tensor):
+        return value.shape == shape and not value.is_floating_point() and value.dtype != torch.bool
+    return np.shape(value) == shape and np.asarray(value).dtype.kind in "iu"
 
 
 def first_of(known: Iterable[str], there: Container[str]) -> str | None:
