@@ -120,8 +120,14 @@ def test_a_model_without_logits_is_refused(wrap: Callable[[Tensor], Any]) -> Non
 
 @pytest.mark.parametrize("wrap", [lambda z: z.mean(), lambda z: z[:1], lambda z: z[:, :, None]])
 def test_outputs_of_another_shape_are_refused(wrap: Callable[[Tensor], Any]) -> None:
-    with pytest.raises(ValueError, match=r"the model returns .* for 2 samples, expected \(samples, classes\)"):
+    expected = r"the model returns .* for 2 samples, expected \(samples, classes\); .* --loss file.py:function"
+    with pytest.raises(ValueError, match=expected):
         digits(Wrapped(wrap))
+
+
+def test_a_subject_is_shown_in_one_line_whatever_its_data() -> None:
+    batches = [{"x": torch.rand(4, 2), "labels": torch.zeros(4, dtype=torch.long)} for _ in range(8)]
+    assert repr(load(nn.Linear(2, 3), data=batches)) == "Subject(model, Linear, 9 parameters, the data in memory)"
 
 
 # --- the samples ---

@@ -26,7 +26,7 @@ Whole = Literal["", "targets", "both"]
 Forward = Callable[[Callable[..., Any], Nested], Any]  # (model, inputs) -> outputs
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Subject:
     """A loaded model with the mini-batches it is measured on."""
 
@@ -61,6 +61,9 @@ class Subject:
                 f"batches is a {type(self.batches).__name__}, expected a sequence that gives the same mini-batches "
                 "every time; materialise it once with list(...)"
             )
+
+    def __repr__(self) -> str:  # short: the model and the data themselves would fill many pages
+        return f"Subject({self.label}, {type(self.model).__name__}, {self.size:,} parameters, {self.data_in_words})"
 
     def __len__(self) -> int:
         """Number of samples."""
