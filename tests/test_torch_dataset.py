@@ -94,7 +94,8 @@ class Indexed(Dataset[Any]):
 @pytest.mark.parametrize("made", [Indexed(), DataLoader(Indexed(), batch_size=4), [Indexed()[i] for i in range(12)]])
 def test_the_index_beside_a_picture_and_its_class_is_no_target(made: Any) -> None:
     subject = load(Masked(), data=made)
-    assert subject.images is not None and subject.images.classes == 3
+    assert subject.images is not None
+    assert subject.images.classes == 3
     rows = subject.images.inputs[:, 0, 0, 0].long()
     assert subject.images.targets.tolist() == CLASSES[rows].tolist()
 

@@ -121,8 +121,8 @@ def _refuse_outputs(subject: Subject, outputs: Any, targets: Nested) -> None:
     elif outputs.dim() != 2 or len(outputs) != len(targets):
         raise ValueError(
             f"the model returns {tuple(outputs.shape)} for {len(targets)} samples, expected (samples, classes); for "
-            "other outputs, such as those of every token, give a loss of (outputs, targets) or (outputs, batch), on the "
-            "command line --loss file.py:function"
+            "other outputs, such as those of every token, give a loss of (outputs, targets) or (outputs, batch), on "
+            "the command line --loss file.py:function"
         )
     elif targets.dim() == 1 and not targets.is_floating_point():
         _refuse_classes(subject, outputs.shape[1])
