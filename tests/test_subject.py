@@ -372,3 +372,83 @@ def test_a_weight_frozen_after_loading_is_no_longer_trainable() -> None:
     first = next(iter(subject.parameters))
     dict(subject.model.named_parameters())[first].requires_grad_(False)
     assert first not in subject.parameters
+
+
+NET = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        self.kept = []
+    def forward(self, inputs):
+        self.kept.append(inputs)
+        return self.linear(act(inputs))
+"""
+BASE = "class Base(nn.Module):\n    def forward(self, inputs): return self.linear(torch.relu(inputs))\n"
+DERIVED = NET.partition("    def forward")[0].replace("nn.Module", "Base")
+LOSS = "def loss(outputs, targets, *, scale=1): return F.cross_entropy(outputs, targets, WEIGHT, reduction='none')\n"
+OBJECT = """
+class Loss:
+    def __init__(self, weight): self.weight = weight
+    def __call__(self, outputs, targets): return F.cross_entropy(outputs, targets, self.weight, reduction='none')
+"""
+CLOSURE = "def made(weight): return lambda o, t: F.cross_entropy(o, t, weight, reduction='none')\nloss = made(WEIGHT)\n"
+CELLS = """import torch
+from torch import nn
+from torch.nn import functional as F
+WEIGHT = torch.ones(2)
+act = torch.relu
+"""
+
+
+@pytest.mark.parametrize(
+    ("cell", "changed"),
+    [
+        (NET, NET.replace("act(", "torch.tanh(")),  # the class, defined anew
+        (NET, "act = torch.tanh"),  # a function that it names
+        ("def act(x): return x\n" + NET, "def act(x): return 2 * x"),
+        (BASE + DERIVED, BASE.replace("relu", "tanh") + DERIVED),
+        (LOSS, "WEIGHT = torch.tensor([1.0, 5.0])"),
+        (LOSS, LOSS.replace("scale=1", "scale=2")),
+        (CLOSURE, "loss = made(2 * WEIGHT)"),
+        (OBJECT + "loss = Loss(WEIGHT)", "loss = Loss(2 * WEIGHT)"),
+        ("loss = nn.CrossEntropyLoss(WEIGHT, reduction='none')", "loss = nn.CrossEntropyLoss(2 * WEIGHT)"),
+    ],
+)
+def test_code_without_source_is_identified_by_everything_that_it_refers_to(cell: str, changed: str) -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}  # as in a notebook, whose classes are in no file
+    for part in (CELLS, NET, LOSS, cell):
+        exec(part, names)
+
+    def found() -> dict[str, Any]:
+        torch.manual_seed(0)
+        data = torch.arange(12.0).reshape(4, 3), torch.tensor([0, 1, 0, 1])
+        return identity(load(names["Net"](), data=data, loss=names["loss"]), ())
+
+    before = found()
+    assert found() == before
+    exec(cell, names)  # the same cell once more
+    assert found() == before
+    exec(changed, names)
+    assert found() != before
+
+
+def test_two_classes_of_one_name_in_one_file_are_two_models() -> None:
+    def net(power: int) -> nn.Module:
+        if power == 1:
+
+            class Net(nn.Linear):
+                def forward(self, inputs: Tensor) -> Tensor:
+                    return super().forward(inputs)
+        else:
+
+            class Net(nn.Linear):  # type: ignore[no-redef]
+                def forward(self, inputs: Tensor) -> Tensor:
+                    return super().forward(inputs**2)
+
+        torch.manual_seed(0)
+        return Net(3, 2)
+
+    data = torch.ones(4, 3), torch.tensor([0, 1, 0, 1])
+    assert identity(load(net(1), data=data), ()) == identity(load(net(1), data=data), ())
+    assert identity(load(net(1), data=data), ()) != identity(load(net(2), data=data), ())

@@ -106,14 +106,15 @@ class _Description:
             yield from self._of_attributes(value, depth)
         else:
             text = repr(value)  # a data type, a device; other objects have their address in it
-            yield text if " at 0x" not in text else type(value).__qualname__
+            yield text if " at 0x" not in text else getattr(value, "__qualname__", type(value).__qualname__)
 
     def _of_class(self, kind: type, depth: int) -> Iterator[str]:
         for owner in kind.__mro__:
             yield _source(owner)
             for name, member in vars(owner).items() if _is_own(owner) else ():
                 function = getattr(member, "__func__", getattr(member, "fget", member))
-                if isinstance(function, FunctionType):
+                if isinstance(function, FunctionType):  # a class without source, or one of several of its name
+                    yield _source(function)
                     yield from self._beside_source(function, depth)
                 elif isinstance(member, PLAIN) and not name.startswith("__"):
                     yield f"{name} {member!r}"
@@ -145,12 +146,14 @@ def _of_tensors(tensors: Mapping[str, Tensor]) -> str:
 
 def _is_own(code: Any) -> bool:
     """Whether a function or class is the user's: not of the standard library, an installed package or this one."""
+    if code.__module__ == "__main__":  # a script or a notebook, also one that an installed program runs
+        return True
     if str(code.__module__).startswith("landscape."):
         return False
     try:
         path = inspect.getfile(code)
-    except (OSError, TypeError):  # built in, or of a session without a file
-        return bool(code.__module__ == "__main__")
+    except (OSError, TypeError):  # built in
+        return False
     return not any(part in path for part in INSTALLED)
 
 
