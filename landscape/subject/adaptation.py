@@ -65,7 +65,7 @@ def adapted(subject: Subject, loss: Loss) -> Subject:
     if subject.coupled:
         _log.warning(
             "note: %s couples the samples of a mini-batch: its values belong to mini-batches of %d (--batch-size), and "
-            "have no errors over samples", _named(loss), subject.batch_size,
+            "have no errors over samples", _named(loss), subject.samples(0),
         )  # fmt: skip
     else:
         _log.warning(
