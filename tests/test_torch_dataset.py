@@ -19,6 +19,7 @@ from landscape.data.dataset import Images
 from landscape.data.sample_reading import Request
 from landscape.data.sampling import Samples, balanced
 from landscape.data.torch_dataset import data_of
+from landscape.subject.identity import protocol
 from landscape.subject.loading import load
 
 INPUTS = torch.arange(24.0).view(12, 1, 1, 2)
@@ -185,6 +186,22 @@ def test_a_shuffling_loader_is_read_once_in_one_order(caplog: pytest.LogCaptureF
     assert rows_of(first) != list(range(12))
     assert sorted(rows_of(first)) == list(range(12))
     assert "the loader shuffles; it is read once, with the shuffle of seed 0" in caplog.text
+
+
+class Jittered(Dataset[Any]):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, i: int) -> Any:
+        return INPUTS[i] + torch.rand(1), int(CLASSES[i])
+
+
+@pytest.mark.parametrize("made", [Jittered(), DataLoader(Jittered(), batch_size=12, shuffle=True)])
+def test_random_transforms_stand_in_the_protocol(made: Any, caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(2, 3))
+    assert "random transforms drawn once" in protocol(load(model, data=made))
+    assert "transforms its items at random; each was drawn once" in caplog.text
+    assert "no augmentation" in protocol(load(model, data=DataLoader(Listed("list"), batch_size=4, shuffle=True)))
 
 
 def test_samples_in_the_order_of_their_classes_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:

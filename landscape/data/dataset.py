@@ -33,6 +33,7 @@ class Images:
     # sizes (width, height) of the pictures before they were resized; empty if they were not, or not as asked for
     resized_from: Set[tuple[int, int]] = frozenset()
     one_part: bool = False  # the source has no train and test part of its own: both splits are the same samples
+    drawn: bool = False  # the source transforms its samples at random; each was drawn once
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -123,6 +124,7 @@ class BatchList(Sequence[tuple[Nested, Nested]]):
     name: str  # as given to `load`
     classes: int = 0  # number of classes; 0 for targets other than class numbers
     one_part: bool = False  # they are not divided into train and test
+    drawn: bool = False  # the source transforms its samples at random; each was drawn once
 
     def __len__(self) -> int:
         return len(self.pairs)

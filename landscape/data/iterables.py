@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
 
-from torch.utils.data import RandomSampler
+from torch.utils.data import IterableDataset, RandomSampler
 
-from landscape.checkpoints.user_code import fixed_rng, guarded
+from landscape.checkpoints.user_code import fixed_rng, guarded, rng_states
 from landscape.data import structured
 from landscape.data.dataset import BatchList, Images
 from landscape.data.memory import GrowingTensor
-from landscape.data.sample_reading import Request, are_class_numbers, listed_targets
+from landscape.data.sample_reading import Request, are_class_numbers, listed_targets, read_item
 from landscape.data.structure import as_tensors, common_length
 from landscape.options import parse_count
 
@@ -30,33 +31,54 @@ def load(stream: Any, request: Request, *, batched: bool) -> Images | BatchList:
     Raises:
         ValueError: it fails, is empty, or its samples differ in shape.
     """
+    started: list[Any] = []
+    with fixed_rng(SEED):  # the same shuffle and transforms whenever it is loaded
+        loaded = _load(stream, request, batched, started)
+        moved = rng_states() != started
+    return replace(loaded, drawn=_draws(request.name, stream, moved))
+
+
+def _draws(name: str, stream: Any, moved: bool) -> bool:
+    """Whether the data set behind a loader transforms its items at random; `moved`: random numbers were drawn.
+
+    These may be those of the shuffle, and other processes draw their own, so that one item is read again.
+    """
+    dataset = getattr(stream, "dataset", None)
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        return False
+    try:
+        return (moved or getattr(stream, "num_workers", 0) > 0) and read_item(name, dataset, 0)[1]
+    except ValueError:  # its sampler gives other keys
+        return False
+
+
+def _load(stream: Any, request: Request, batched: bool, started: list[Any]) -> Images | BatchList:
     name, total = request.name, _length(stream, batched)
     if total is None and str(request.samples).endswith("%"):
         raise ValueError(f"{name} returned a {type(stream).__name__} without a length; give a number with --samples")
     if batched and isinstance(getattr(stream, "sampler", None), RandomSampler):
         _log.info("%s: the loader shuffles; it is read once, with the shuffle of seed %d", name, SEED)
-    with fixed_rng(SEED):  # the same shuffle and transforms whenever it is loaded
-        items = _items(name, stream)
-        first = next(items, _END)
-        if first is _END:
-            raise ValueError(f"{name} gave 0 inputs and 0 targets; expected equally many, at least one")
-        pair = request.read("batch 0" if batched else "item 0", as_tensors(first))
-        if not batched and structured.looks_batched(*pair):
-            batched, total = True, None  # the length was that of the list
-        wanted = _wanted(request, total)
-        items = chain([first], items)
-        if structured.is_plain_pair(pair) and (not batched or common_length(pair) is not None):
-            try:
-                return _plain(stream, items, request, wanted, total, batched=batched)
-            except structured.ShapesDiffer:
-                if not batched or iter(stream) is stream:  # which cannot be read from its start again
-                    raise
-        elif batched:
-            return structured.from_batches(items, wanted, request)
-        else:
-            return structured.from_items([item for item, _ in zip(items, range(wanted or UNKNOWN))], request)  # noqa: B905
+    items = _items(name, stream, started)
+    first = next(items, _END)
+    if first is _END:
+        raise ValueError(f"{name} gave 0 inputs and 0 targets; expected equally many, at least one")
+    pair = request.read("batch 0" if batched else "item 0", as_tensors(first))
+    if not batched and structured.looks_batched(*pair):
+        batched, total = True, None  # the length was that of the list
+    wanted = _wanted(request, total)
+    items = chain([first], items)
+    if structured.is_plain_pair(pair) and (not batched or common_length(pair) is not None):
+        try:
+            return _plain(stream, items, request, wanted, total, batched=batched)
+        except structured.ShapesDiffer:
+            if not batched or iter(stream) is stream:  # which cannot be read from its start again
+                raise
+    elif batched:
+        return structured.from_batches(items, wanted, request)
+    else:
+        return structured.from_items([item for item, _ in zip(items, range(wanted or UNKNOWN))], request)  # noqa: B905
     with fixed_rng(SEED):
-        return structured.from_batches(_items(name, stream), wanted, request)
+        return structured.from_batches(_items(name, stream, []), wanted, request)
 
 
 def _wanted(request: Request, total: int | None) -> int | None:
@@ -104,8 +126,9 @@ def _plain(
     return images
 
 
-def _items(name: str, stream: Any) -> Iterator[Any]:
+def _items(name: str, stream: Any, started: list[Any]) -> Iterator[Any]:
     iterator = guarded(name, partial(iter, stream))
+    started[:] = rng_states()  # after the seed that a loader draws for its processes
     while (item := guarded(name, partial(next, iterator, _END))) is not _END:
         yield item
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,13 +14,16 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Subset
 
-from landscape.checkpoints.user_code import guarded
+from landscape.checkpoints.user_code import fixed_rng, guarded, rng_states
 from landscape.data import decoding
 from landscape.data.batch_layout import TARGETS, BatchLayout, first_of
 from landscape.data.dataset import Images, number_of_classes, square_side
 from landscape.data.preprocessing import Resize, default_normalisation
 from landscape.data.sampling import Samples
 from landscape.data.structure import Nested
+from landscape.probe import derived_seed
+
+SEED = 0  # of random transforms
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,14 @@ class Request:
         in_list = 0 if listed is None else number_of_classes(self.name, torch.from_numpy(listed))
         classes = max(number_of_classes(self.name, targets), named, in_list)
         return Images(inputs, targets, self.name, classes, square_side(inputs), mean, std, counted=not named)
+
+
+def read_item(name: str, dataset: Any, row: int) -> tuple[Any, bool]:
+    """An item, read with a seed of its own, and whether random numbers were drawn."""
+    with fixed_rng(derived_seed(SEED, "item", row)):
+        before = rng_states()
+        item = guarded(f"{name}: item {row}", partial(operator.getitem, dataset, row))
+        return item, before != rng_states()
 
 
 def listed_targets(dataset: Any) -> np.ndarray | None:

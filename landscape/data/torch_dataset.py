@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import operator
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -14,18 +13,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from landscape.checkpoints.user_code import fixed_rng, guarded, import_callable, parameters_of, rng_states
+from landscape.checkpoints.user_code import fixed_rng, guarded, import_callable, parameters_of
 from landscape.data import iterables, structured
 from landscape.data.dataset import BatchList, Images, number_of_classes, square_side
 from landscape.data.memory import GrowingTensor
-from landscape.data.sample_reading import Request, are_class_numbers, listed_targets
+from landscape.data.sample_reading import Request, are_class_numbers, listed_targets, read_item
 from landscape.data.sampling import Split, balanced, subset
 from landscape.data.structure import as_tensors, common_length, tensors_in
 from landscape.options import parse_count
 from landscape.probe import derived_seed
 
 SPLIT = "split"  # parameter of a callable that returns the train or the test part
-SEED = 0  # of random transforms
 REREAD = 4  # items that are read a second time, to detect random ones
 _log = logging.getLogger(__name__)
 
@@ -71,6 +69,13 @@ def data_of(made: Any, request: Request) -> Images | BatchList:
     Raises:
         ValueError: it is something else, fails, is empty, or does not fit into memory.
     """
+    read = _data_of(made, request)
+    if read.drawn:
+        _log.warning("note: %s transforms its items at random; each was drawn once, with a fixed seed", request.name)
+    return read
+
+
+def _data_of(made: Any, request: Request) -> Images | BatchList:
     pair = isinstance(made, tuple | list) and len(made) == 2
     if pair and all(isinstance(part, Tensor | np.ndarray) for part in made):
         return _from_pair(request, request.tensor("inputs", made[0]), request.tensor("targets", made[1]))
@@ -134,7 +139,7 @@ def _from_dataset(request: Request, dataset: Any) -> Images | BatchList:
         raise ValueError(f"{name} returned an empty {type(dataset).__name__}; expected at least one item")
     listed = listed_targets(dataset)
     order = np.arange(len(dataset)) if listed is None else subset(listed, request.samples)
-    reads = ((row, *_read(request, dataset, row)) for row in order.tolist())
+    reads = ((row, *read_item(request.name, dataset, row)) for row in order.tolist())
     first = next(reads)
     if not structured.is_plain_pair(request.read(f"item {first[0]}", first[1])):
         rest = order[: parse_count("samples", request.samples, len(order))] if listed is None else order
@@ -153,11 +158,10 @@ def _from_dataset(request: Request, dataset: Any) -> Images | BatchList:
         inputs.append(one[None])
         targets.append(wanted[None])
     for row, kept in zip(order[:REREAD].tolist(), inputs.tensor, strict=False):
-        again = request.tensors(f"item {row}", _read(request, dataset, row)[0])[0]
+        again = request.tensors(f"item {row}", read_item(request.name, dataset, row)[0])[0]
         if not torch.equal(again.nan_to_num(), kept.nan_to_num()):
             raise _unsteady(name, row)
-    _note_drawn(name, drawn)
-    images = request.images(inputs.tensor, targets.tensor, dataset, listed)
+    images = replace(request.images(inputs.tensor, targets.tensor, dataset, listed), drawn=drawn)
     if listed is not None:
         return images
     rows = balanced(images.targets.numpy()) if are_class_numbers(images.targets) else order
@@ -165,27 +169,13 @@ def _from_dataset(request: Request, dataset: Any) -> Images | BatchList:
 
 
 def _structured_items(request: Request, dataset: Any, rows: list[int]) -> BatchList:
-    items, draws = zip(*(_read(request, dataset, row) for row in rows), strict=True)
+    items, draws = zip(*(read_item(request.name, dataset, row) for row in rows), strict=True)
     for row, before in zip(rows[:REREAD], items, strict=False):
-        again = as_tensors(_read(request, dataset, row)[0])
+        again = as_tensors(read_item(request.name, dataset, row)[0])
         pairs = zip(tensors_in(again), tensors_in(as_tensors(before)), strict=True)
         if not all(torch.equal(new.nan_to_num(), kept.nan_to_num()) for new, kept in pairs):
             raise _unsteady(request.name, row)
-    _note_drawn(request.name, any(draws))
-    return structured.from_items(items, request)
-
-
-def _read(request: Request, dataset: Any, row: int) -> tuple[Any, bool]:
-    """An item, read with a seed of its own, and whether random numbers were drawn."""
-    with fixed_rng(derived_seed(SEED, "item", row)):
-        before = rng_states()
-        item = guarded(f"{request.name}: item {row}", partial(operator.getitem, dataset, row))
-        return item, before != rng_states()
-
-
-def _note_drawn(name: str, drawn: bool) -> None:
-    if drawn:
-        _log.warning("note: %s transforms its items at random; each was drawn once, with a fixed seed", name)
+    return replace(structured.from_items(items, request), drawn=any(draws))
 
 
 def _unsteady(name: str, row: int) -> ValueError:

@@ -10,7 +10,7 @@ from typing import Any
 
 from landscape.checkpoints.checkpoint import state_dict_sha256
 from landscape.checkpoints.user_code import spec_sha256
-from landscape.data.dataset import Batches
+from landscape.data.dataset import Batches, BatchList
 from landscape.models import providers
 from landscape.subject.code_identity import object_sha256
 from landscape.subject.losses import cross_entropy
@@ -89,11 +89,13 @@ def protocol(subject: Subject) -> str:
     """The measurement protocol that stands beside every number, in one line."""
     spec, images = subject.spec or Spec(), subject.images
     augmented = isinstance(subject.batches, Batches) and subject.batches.augmentation is not None
+    source = subject.batches if isinstance(subject.batches, BatchList) else images
+    drawn = source is not None and source.drawn
     parts = [
         _data_in_words(subject, spec),
         f"{len(subject)} samples" if images is None or not images.sequences else images.sequences,
         f"batch size {subject.batch_size}",
-        "augmented once" if augmented else "no augmentation",
+        "augmented once" if augmented else "random transforms drawn once" if drawn else "no augmentation",
         f"weight decay {subject.weight_decay:g}",
         f"loss {subject.loss_name.rpartition('/')[2]}" if subject.loss_name else "",
         f"seed {subject.seed}",
