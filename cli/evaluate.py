@@ -28,7 +28,7 @@ def evaluate(checkpoint: Path | None, passes: int, json: bool, quiet: bool, **op
         if name != "samples" and not name.endswith("_se"):
             typer.echo(f"{name:10} {value:.4f} +- {found[f'{name}_se']:.4f}")
     if "accuracy" not in found:
-        typer.echo(f"accuracy   {subject.meaning.accuracy or 'none: the targets are not classes'}")
+        typer.echo(f"accuracy   {subject.meaning.accuracy or 'none: the targets are not one class per sample'}")
 
 
 with_options(

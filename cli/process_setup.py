@@ -53,7 +53,7 @@ def set_threads(subject: Subject) -> None:
     """Choose the number of threads for a subject: one if it is small, else whatever a forward pass is faster with."""
     import torch
 
-    if len(subject.batch(0)[1]) * subject.size < SMALL and "OMP_NUM_THREADS" not in os.environ:
+    if subject.samples(0) * subject.size < SMALL and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # by a fixed rule, not a timing: a resumed run then has the same last bits
         return
     with torch.inference_mode():
@@ -95,4 +95,15 @@ def worker_pool(workers: int) -> AbstractContextManager[Executor | None]:
 
     threads = max(1, torch.get_num_threads() // workers)
     context = multiprocessing.get_context("spawn")  # a forked child would inherit torch's threads and CUDA's state
-    return ProcessPoolExecutor(workers, mp_context=context, initializer=torch.set_num_threads, initargs=(threads,))
+    settings = threads, multiprocessing.get_start_method()
+    return ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=settings)
+
+
+def _start_worker(threads: int, start_method: str) -> None:
+    """Set the threads of a worker, and let a DataLoader in it start its own workers as in the main process."""
+    import multiprocessing
+
+    import torch
+
+    torch.set_num_threads(threads)
+    multiprocessing.set_start_method(start_method, force=True)  # spawned ones cannot import a user's file

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import landscape
@@ -750,3 +750,122 @@ def test_the_frequencies_of_a_model_with_several_inputs_are_those_of_its_image()
     subject = load(model, data={"t": drawn(SAMPLES, 1), "x": images, "y": drawn(SAMPLES, 2)}, loss="mse")
     found = measure("fourier", subject, out=None, quiet=True)
     assert (found.done == 1).all()
+
+
+class Tagger(nn.Module):
+    """Its outputs are as long as the longest sequence of the mini-batch, not as the padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.lstm = nn.Embedding(9, 4), nn.LSTM(4, 5, batch_first=True)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, words: Tensor, lengths: Tensor) -> Tensor:
+        packed = pack_padded_sequence(self.embedding(words), lengths, batch_first=True, enforce_sorted=False)
+        return cast(Tensor, self.head(pad_packed_sequence(self.lstm(packed)[0], batch_first=True)[0]))
+
+
+def tagged() -> list[tuple[Tensor, Tensor, Tensor]]:
+    batches = []
+    for lengths in ([2, 3, 6], [4, 1, 2]):
+        words = pad_sequence([torch.arange(n) + 1 for n in lengths], batch_first=True)
+        tags = pad_sequence([torch.arange(n) % 3 for n in lengths], batch_first=True, padding_value=-100)
+        batches.append((words, torch.tensor(lengths), tags))
+    return batches
+
+
+def test_a_padded_mini_batch_is_not_cut_and_padding_does_not_count_as_an_error() -> None:
+    def mean(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs.transpose(1, 2), targets)
+
+    torch.manual_seed(0)
+    model = Tagger()
+    metrics = metrics_of(load(model, data=tagged(), loss=mean))
+    losses, shares = [], []
+    for words, lengths, tags in tagged():
+        outputs = model(words, lengths)
+        losses.append(mean(outputs, tags).item())
+        hits = outputs.argmax(dim=2) == tags
+        shares += [hits[i, : lengths[i]].double().mean().item() for i in range(3)]
+    assert metrics["loss"] == pytest.approx(np.mean(losses), rel=1e-6)
+    assert metrics["accuracy"] == pytest.approx(np.mean(shares), rel=1e-6)
+
+
+@pytest.mark.parametrize("flat_losses", [True, False])
+def test_losses_of_padding_are_refused(flat_losses: bool) -> None:
+    def each(outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = F.cross_entropy(outputs.transpose(1, 2), targets, reduction="none")
+        return losses.flatten() if flat_losses else losses
+
+    with pytest.raises(ValueError, match=r"a loss for each of 18 tokens, 7 of which are padding"):
+        load(Tagger(), data=tagged(), loss=each)
+
+
+def test_losses_of_the_real_tokens_have_no_accuracy() -> None:
+    def real(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs[targets >= 0], targets[targets >= 0], reduction="none")
+
+    metrics = metrics_of(load(Tagger(), data=tagged(), loss=real))
+    assert metrics["samples"] == 18
+    assert "accuracy" not in metrics
+
+
+def test_masks_with_ignored_pixels_are_targets() -> None:
+    def dense(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets, reduction="none").flatten(1).mean(1)
+
+    torch.manual_seed(0)
+    model, pictures = nn.Conv2d(3, 2, 1), drawn(4, 3, 5, 5)
+    masks = torch.arange(25).view(1, 5, 5).expand(4, 5, 5) % 2
+    masks = torch.where(drawn(4, 5, 5) > 1, -100, masks)
+    found = load(model, data=(pictures, masks), loss=dense).objective(0).item()
+    assert found == pytest.approx(dense(model(pictures), masks).mean().item(), rel=1e-6)
+
+
+class OptionalMask(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, src: Tensor, tgt: Tensor, mask: Tensor | None = None) -> Tensor:
+        return cast(Tensor, self.head(src + tgt if mask is None else (src + tgt) * mask))
+
+
+def test_a_tuple_that_may_or_may_not_hold_an_optional_input_is_refused() -> None:
+    x, mask, y = drawn(SAMPLES, 3), torch.ones(SAMPLES, 3), torch.arange(SAMPLES) % 2
+    with pytest.raises(ValueError, match="not clear which are inputs"):
+        load(OptionalMask(), data=(x, x, mask, y))
+    assert metrics_of(load(OptionalMask(), data=((x, x, mask), y)))["samples"] == SAMPLES
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "message"),
+    [
+        (nn.Conv2d(3, 2, 1), (drawn(4, 3, 5, 5), torch.zeros(4, 5, 5).long()), "--loss file.py:function"),
+        (nn.Conv2d(3, 2, 1), (drawn(4, 5, 5, 3), torch.zeros(4).long()), r"lie as \(N, H, W, C\): return each as"),
+    ],
+)
+def test_pictures_that_do_not_fit_the_default_are_explained(model: nn.Module, data: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load(model, data=data)
+
+
+def test_a_loss_of_targets_that_the_data_do_not_name_is_explained() -> None:
+    data = [{"image": drawn(4, 3, 5, 5), "mask": torch.zeros(4, 5, 5).long()}]
+    with pytest.raises(ValueError, match=r"the fields image, mask: give it the parameters \(outputs, batch\)"):
+        load(nn.Conv2d(3, 2, 1), data=data, loss=lambda outputs, targets: F.cross_entropy(outputs, targets))
+
+
+class Siamese(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1))
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        return cast(Tensor, (self.features(first) - self.features(second)).flatten(1).square().mean(1, keepdim=True))
+
+
+def test_feature_maps_of_two_pictures_are_scaled_by_the_pictures() -> None:
+    data = [(drawn(4, 1, 8, 8), drawn(4, 1, 8, 8, seed=1), torch.tensor([0.0, 1, 0, 1])) for _ in range(2)]
+    found = measure("fourier", load(Siamese(), data=data, loss="mse"), out=None, quiet=True)
+    assert found.scale.values.tolist() == [1.0] * found.sizes["layer"]

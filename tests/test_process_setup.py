@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import subprocess
 import sys
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from landscape.cli.process_setup import MALLOC
+from landscape.cli.process_setup import MALLOC, set_threads, worker_pool
+from landscape.subject.loading import load
 
 ALLOCATE = """
 import resource, sys, torch
@@ -63,3 +68,27 @@ def test_only_the_command_line_changes_the_process() -> None:
     assert _spin_count(imports, "assert not any(name in os.environ for name, _, _ in setup.MALLOC)") == "None"
     assert _spin_count(imports, "setup.set_up_process()") == "10000"
     assert _spin_count(imports, "setup.set_up_process()", GOMP_SPINCOUNT="7") == "7"
+
+
+@pytest.mark.slow
+def test_a_data_loader_in_a_worker_starts_its_own_workers_like_the_main_process() -> None:
+    with worker_pool(2) as pool:
+        assert pool is not None
+        method = pool.submit(eval, "__import__('multiprocessing').get_start_method()").result()
+    assert method == multiprocessing.get_start_method()
+
+
+def test_threads_are_set_for_batches_without_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Graph:
+        def __init__(self) -> None:
+            self.x, self.y = torch.ones(5, 3), torch.zeros(5).long()
+
+    class Network(nn.Linear):
+        def forward(self, data: Graph) -> Tensor:
+            return super().forward(data.x)
+
+    def loss(outputs: Tensor, batch: Graph) -> Tensor:
+        return F.cross_entropy(outputs, batch.y)
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    set_threads(load(Network(3, 2), data=[Graph()], loss=loss))

@@ -287,3 +287,23 @@ def test_numbers_of_numpy_become_tensors() -> None:
     images = served(items)
     assert images.inputs.dtype == torch.uint8
     assert images.mean == (0.5,)
+
+
+def pairs_of_pictures(side: int, mode: str = "L") -> list[Any]:
+    masks = [Image.new(mode, (side, side), (i,) * 3 if mode == "RGB" else i) for i in range(3)]  # type: ignore[arg-type]
+    return [(Image.new("RGB", (side, side)), mask) for mask in masks]
+
+
+def test_masks_that_are_pictures_hold_class_numbers() -> None:
+    images = served(pairs_of_pictures(8))
+    assert images.targets.shape == (3, 8, 8)
+    assert images.targets[:, 0, 0].tolist() == [0, 1, 2]
+    assert images.targets.dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    ("side", "mode", "message"), [(80, "L", "80 x 80, and its input is resized to 224"), (8, "RGB", "of mode RGB")]
+)
+def test_masks_without_class_numbers_are_refused(side: int, mode: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        served(pairs_of_pictures(side, mode))

@@ -84,7 +84,7 @@ class BatchLayout:
             return batch, batch[-1]
         if len(batch) == 2 or most <= 1 or (required <= 1 and _is_labelled_picture(batch)):
             return self._inputs(batch[0]), batch[1]
-        if required >= 2:
+        if required >= 2 and (len(batch) - 1 <= required or most == required):
             count = min(required, len(batch) - 1)
             return PositionalInputs(batch[:count]), batch[count]
         names = ", ".join((*self.required, *self.optional)[:4])

@@ -213,11 +213,11 @@ def number_of_classes(name: str, targets: Tensor) -> int:
     """Number of classes that targets refer to, 0 for a regression.
 
     Raises:
-        ValueError: a class number is negative.
+        ValueError: a class number is negative; of several per sample, such as those of tokens, they may be padding.
     """
     if targets.is_floating_point():
         return targets.shape[1] if targets.ndim == 2 else 0  # soft labels, or a regression
-    if targets.min() < 0:
+    if targets.ndim == 1 and targets.min() < 0:
         raise ValueError(
             f"{name} has the target {int(targets.min())}; expected class numbers from 0 upward; leave such samples out"
         )

@@ -47,8 +47,11 @@ class Request:
     def tensors(self, what: str, sample: Nested) -> tuple[Tensor, Tensor, Request]:
         """A sample as two tensors, pictures decoded; and the request for the other samples, with the same size."""
         value, target = self.read(what, sample)
+        pictured = value.size if isinstance(value, Image.Image) else None
         value, size = _decoded(f"{self.name}: {what}", value, self.image_size, self.resize)
         request = self if size == self.image_size else replace(self, image_size=size)
+        if isinstance(target, Image.Image):
+            target = _mask(f"{self.name}: target of {what}", target, None if pictured is None else size, self.resize)
         return self.tensor(f"input of {what}", value), self.tensor(f"target of {what}", target), request
 
     def tensor(self, what: str, value: Any) -> Tensor:
@@ -118,3 +121,21 @@ def _decoded(what: str, value: Any, image_size: int | None, resize: Resize | Non
         return value, image_size
     size = image_size or decoding.common_size([value.size])
     return guarded(what, partial(decoding.pixels, value, size, resize)), size
+
+
+def _mask(what: str, picture: Image.Image, side: int | None, resize: Resize | None) -> np.ndarray:
+    """The class numbers (H, W) in a picture of one channel; `side`: of its input, if that is a picture too.
+
+    Raises:
+        ValueError: it has several channels, or its input is resized, after which its pixels have no class numbers.
+    """
+    if picture.mode not in ("1", "L", "P", "I", "I;16"):
+        raise ValueError(f"{what} is a picture of mode {picture.mode}, expected one class number per pixel (L or P); "
+                         "return tensors")  # fmt: skip
+    if side is not None and (picture.size != (side, side) or resize is not None):
+        width, height = picture.size
+        raise ValueError(
+            f"{what} is a picture of {width} x {height}, and its input is resized to {side} x {side}; return tensors "
+            "of equal size for both"
+        )
+    return np.asarray(picture).astype(np.int64)

@@ -10,9 +10,9 @@ from itertools import pairwise
 from typing import cast
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
-from landscape.data.structure import Nested
+from landscape.data.structure import Nested, tensors_in
 from landscape.layers.discovery import attention_of, discover, layer_at, staged
 from landscape.layers.graph import Call, Flow, few, record
 from landscape.layers.layer import KINDS, Kind, Layer, Tap
@@ -104,6 +104,13 @@ def spatial_layers(subject: Subject, patterns: tuple[str, ...]) -> list[Layer]:
         hint = f"; {_unknown_grids(layers)}" if any(layer.grid_unknown for layer in layers) else ""
         raise ValueError(f"no layer of this model has a map of positions; this probe needs a vision network{hint}")
     return spatial
+
+
+def image_size(inputs: Nested) -> tuple[int, int] | None:
+    """Height and width of the first image among a model's inputs, None if there is none; any lone tensor is one."""
+    images = (tensor for tensor in tensors_in(inputs) if isinstance(inputs, Tensor) or tensor.dim() >= 4)
+    image = next(images, None)
+    return None if image is None else (image.shape[-2], image.shape[-1])
 
 
 def remarks(layers: Sequence[Layer]) -> list[str]:

@@ -15,7 +15,7 @@ from landscape.layers.attention_maps import AttentionMaps
 from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks
 from landscape.layers.layer import Layer
 from landscape.layers.layer_patterns import LayerPatterns, expand
-from landscape.layers.selection import layer_labels, layers_of
+from landscape.layers.selection import image_size, layer_labels, layers_of
 from landscape.options import at_least
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.results.statistics import mean_over_batches
@@ -106,8 +106,7 @@ class Attention(Probe):
     def hooks(self, subject: Subject, i: int) -> FeatureHooks:
         """The hooks that measure mini-batch i."""
         layers, shape = attention_layers(subject, self.layers), self._shape(subject)
-        inputs, _ = subject.batches[i]
-        (height, width), n = inputs.shape[-2:], len(layers)
+        size, n = image_size(subject.batches[i][0]), len(layers)
 
         def empty(*sizes: int) -> Tensor:
             return torch.full(sizes, torch.nan, dtype=torch.float64, device=subject.device)
@@ -118,7 +117,8 @@ class Attention(Probe):
         previous: dict[str, Tensor] = {}  # the tokens after the previous self-attention
 
         def on_attention(position: int, maps: AttentionMaps) -> None:
-            statistics = _statistics(layers[position], maps, len(inputs), (height, width))
+            layer = layers[position]
+            statistics = _statistics(layer, maps, subject.samples(i), size or layer.grid)  # without images in tokens
             layer_sums["head_cosine"][:, position] = _sums(statistics.pop("head_cosine"))
             for name, values in statistics.items():
                 head_sums[name][:, position, : values.shape[1]] = _sums(values)
@@ -142,10 +142,10 @@ class Attention(Probe):
         def values() -> Values:
             sums = {name: value.cpu().numpy() for name, value in (*head_sums.items(), *layer_sums.items())}
             return {
-                "samples": len(inputs),
+                "samples": subject.samples(i),
                 **{f"{name}_sum": value[0] for name, value in sums.items()},
                 **{f"{name}_square_sum": value[1] for name, value in sums.items()},
-                "token_samples": min(self.spectra_images, len(inputs)),
+                "token_samples": min(self.spectra_images, subject.samples(i)),
                 "token_singular_value_sum": token_values.cpu().numpy(),
                 "batch_singular_value": image_values.cpu().numpy(),
             }

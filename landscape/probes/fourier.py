@@ -10,13 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.data.structure import Nested, tensors_in
 from landscape.layers import fourier
 from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks
 from landscape.layers.fourier import diagonal_frequencies, log_amplitude
 from landscape.layers.layer import Layer, chunks
 from landscape.layers.layer_patterns import LayerPatterns, expand
-from landscape.layers.selection import layer_labels, spatial_layers
+from landscape.layers.selection import image_size, layer_labels, spatial_layers
 from landscape.options import one_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.results.statistics import mean_over_batches
@@ -56,7 +55,10 @@ class Fourier(Probe):
         for row, values in zip(frequency, bins, strict=True):
             last = values[-1] if self.frequencies == "park2022" and values[-1] > 0 else 1.0
             row[: len(values)] = values / last
-        side = min(_image(subject.batches[0][0]).shape[-2:])
+        size = image_size(subject.batches[0][0])
+        if size is None:
+            raise ValueError("no input of this model is an image (N, C, H, W), which fourier compares the layers with")
+        side = min(size)
         scale = np.array([min(layer.grid) / side for layer in layers])
         coarsest = min((s for s, values in zip(scale, bins, strict=True) if len(values) > 1), default=1.0)
         coarse = frequency[list(scale).index(coarsest)] if coarsest in scale else np.zeros(1)
@@ -236,12 +238,3 @@ def _spectra(data: Mapping[str, np.ndarray]) -> np.ndarray:
             full = fourier.full_spectrum(mean[:height, : width // 2 + 1], width)
             found[layer, :height, :width] = full - mean[0, 0]
     return found
-
-
-def _image(inputs: Nested) -> Tensor:
-    """The first input of the model that is an image, whose grid the layers' grids are compared with."""
-    images = (tensor for tensor in tensors_in(inputs) if isinstance(inputs, Tensor) or tensor.dim() >= 4)
-    image = next(images, None)
-    if image is None:
-        raise ValueError("no input of this model is an image (N, C, H, W), which fourier compares the layers with")
-    return image

@@ -49,12 +49,13 @@ def adapted(subject: Subject, loss: Loss) -> Subject:
         found = returned if loss.takes_model else _found(subject, loss, returned, targets)
     except Exception as error:  # whatever the user's function raises
         if logits is None or logits is returned:
-            raise _failed(loss, error) from error
+            raise _failed(loss, error, targets) from error
         try:
             found = _found(subject, loss, logits, targets)
         except Exception:
-            raise _failed(loss, error) from error
+            raise _failed(loss, error, targets) from error
         subject = replace(subject, forward=_logits_of(subject.forward))
+    _refuse_padding(loss, found, targets)
     samples = common_length(targets)
     per_sample(loss, found, samples if isinstance(subject.batches, Batches) else None)
     mean_only = found.dim() == 0 and samples != 1
@@ -204,15 +205,35 @@ def _causes(subject: Subject, inputs: Nested) -> str:
         return "--data, --block-size and --model-arg"
     if subject.images is not None and subject.images.mean:
         return "--data, --image-size and --model-arg"
+    if isinstance(inputs, Tensor) and inputs.dim() == 4 and inputs.shape[3] in (1, 3, 4) and inputs.shape[1] > 4:
+        return "the inputs of --data, which lie as (N, H, W, C): return each as .permute(2, 0, 1), in real numbers"
     if isinstance(inputs, Tensor) and not inputs.is_floating_point():
         kind = str(inputs.dtype).removeprefix("torch.")
         return f"the inputs of --data, which are {kind}: return inputs.float() if the model takes real numbers"
     return "the shape of the inputs of --data, --model and --model-arg"
 
 
-def _failed(loss: Loss, error: Exception) -> ValueError:
+def _failed(loss: Loss, error: Exception, targets: Nested = None) -> ValueError:
     reason = next(iter(str(error).strip().splitlines()), "")
-    return ValueError(f"{_named(loss)} failed with {type(error).__name__}: {reason}")
+    hint = ""
+    if isinstance(targets, Mapping) and not loss.takes_batch:
+        fields = ", ".join(map(str, targets))
+        hint = f"; the data name no target, so that it got the fields {fields}: give it the parameters (outputs, batch)"
+    return ValueError(f"{_named(loss)} failed with {type(error).__name__}: {reason}{hint}")
+
+
+def _refuse_padding(loss: Loss, found: Any, targets: Nested) -> None:
+    """Reject a loss per token that counts padding, whose targets are negative, as samples with the loss 0."""
+    if not isinstance(found, Tensor) or found.dim() == 0:
+        return
+    for tensor in tensors_in(targets):
+        padding = 0 if tensor.is_floating_point() or tensor.dim() < 2 else int((tensor < 0).sum())
+        if padding and len(tensor) < tensor.numel() == found.numel():
+            raise ValueError(
+                f"{_named(loss)} returned {tuple(found.shape)}, a loss for each of {tensor.numel()} tokens, {padding} "
+                "of which are padding (negative targets); return one loss per sample: losses.view(len(targets), -1)"
+                ".sum(1) / (targets >= 0).flatten(1).sum(1)"
+            )
 
 
 def _named(loss: Loss) -> str:

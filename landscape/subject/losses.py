@@ -62,10 +62,13 @@ def _rows(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 def class_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Whether each sample's largest logit is that of its class, (N,); for a sequence, the share of such tokens.
 
+    Tokens with a negative target are padding and do not count.
+
     NaN if the targets are not classes.
     """
     if outputs.dim() == 3 and not targets.is_floating_point() and targets.shape == outputs.shape[:2]:
-        return (outputs.argmax(dim=2) == targets).double().mean(dim=1)
+        hits = (outputs.argmax(dim=2) == targets).double().sum(dim=1)  # of padding, a class is never predicted
+        return hits / (targets >= 0).sum(dim=1)
     if outputs.dim() != 2 or outputs.shape[1] < 2 or (targets.is_floating_point() and targets.shape != outputs.shape):
         return undefined_accuracy(outputs, targets)
     if not targets.is_floating_point() and targets.dim() != 1:

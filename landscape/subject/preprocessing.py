@@ -14,7 +14,7 @@ from landscape.checkpoints.checkpoint import Checkpoint
 from landscape.data import tokens, torch_dataset
 from landscape.data.batch_layout import BatchLayout
 from landscape.data.dataset import BatchList, Images
-from landscape.data.preprocessing import Preprocessing, Resize, parse_crop
+from landscape.data.preprocessing import IMAGENET_MEAN, Preprocessing, Resize, parse_crop
 from landscape.data.sample_reading import Request
 from landscape.models import providers
 from landscape.models.providers import ModelRequest
@@ -98,7 +98,17 @@ def load_images(spec: Spec, stored: Checkpoint | None, given: DataObject = NAMED
         layout=given.layout,
         batch_size=spec.batch_size,
     )
+    if isinstance(loaded, Images) and ":" in name and not spec.mean and not described.get("mean"):
+        _note_normalisation(loaded)
     return loaded if given.classes is None else replace(loaded, classes=given.classes)
+
+
+def _note_normalisation(images: Images) -> None:
+    if images.mean == IMAGENET_MEAN:
+        log.info(
+            "%s: its uint8 pictures are normalised by ImageNet's mean and std; for others give "
+            "--mean and --std, or return floating-point tensors, which are left as they are", images.name,
+        )  # fmt: skip
 
 
 def _of_object(spec: Spec, given: DataObject) -> Images | BatchList:
@@ -108,6 +118,8 @@ def _of_object(spec: Spec, given: DataObject) -> Images | BatchList:
     if isinstance(loaded, Images):
         if spec.mean and loaded.mean:
             loaded = replace(loaded, mean=spec.mean, std=spec.std)
+        else:
+            _note_normalisation(loaded)
         return loaded if given.classes is None else replace(loaded, classes=given.classes, counted=False)
     return loaded if given.classes is None else replace(loaded, classes=given.classes)
 

@@ -214,10 +214,14 @@ class Subject:
         return tensor.detach().to(self.device, self.dtype if converted else None)
 
     def example(self) -> tuple[Nested, Nested]:
-        """The first two samples; the first mini-batch where it cannot be split up or the model takes no other size."""
+        """The first two samples, or as many as the model takes; the first mini-batch as it is where a loader formed it.
+
+        Rows of a padded mini-batch do not always make a smaller one: a model may shorten it to its longest sequence.
+        """
         inputs, targets = self.batch(0)
         few = slice((self.checkpoint.batch_size if self.checkpoint else 0) or 2)
-        return (rows_of(inputs, few), rows_of(targets, few)) if self.divisible else (inputs, targets)
+        split = not isinstance(self.batches, BatchList) and self.divisible
+        return (rows_of(inputs, few), rows_of(targets, few)) if split else (inputs, targets)
 
     def each_batch(self) -> Iterator[tuple[Nested, Nested]]:
         """Every mini-batch, as `batch` gives it."""
@@ -246,7 +250,8 @@ class Subject:
         logits = logits_or_none(outputs)
         if logits is None or not isinstance(targets, Tensor) or self.meaning.right is undefined_accuracy:
             return losses, torch.full_like(losses, torch.nan)
-        return losses, self.meaning.right(logits, targets)
+        right = self.meaning.right(logits, targets)  # of tokens with a loss each, say, there is none per loss
+        return losses, right if right.shape == losses.shape else torch.full_like(losses, torch.nan)
 
     def loss(self, i: int) -> Tensor:
         """The data term on mini-batch i: mean over its samples."""
