@@ -141,8 +141,10 @@ def run_key(
         **attributes_of(subject),
         "versions": json.dumps(versions()),
     }
+    if pattern := getattr(probe, "params", ""):
+        attributes["protocol"] = f"{protocol(subject)}, parameters matching {pattern}"
     if (seed := getattr(probe, "seed", subject.seed)) != subject.seed:  # one of several pairs of directions
-        attributes["protocol"] = f"{protocol(subject)} (seed {seed} of the {probe.name})"
+        attributes["protocol"] = f"{attributes['protocol']} (seed {seed} of the {probe.name})"
     return RunKey(
         probe.name, readable_label(label or subject.label), digest(probe, subject, weights), probe.plan(subject),
         attributes, relabel=bool(label),

@@ -869,3 +869,20 @@ def test_feature_maps_of_two_pictures_are_scaled_by_the_pictures() -> None:
     data = [(drawn(4, 1, 8, 8), drawn(4, 1, 8, 8, seed=1), torch.tensor([0.0, 1, 0, 1])) for _ in range(2)]
     found = measure("fourier", load(Siamese(), data=data, loss="mse"), out=None, quiet=True)
     assert found.scale.values.tolist() == [1.0] * found.sizes["layer"]
+
+
+@pytest.mark.parametrize("form", ["whole", "items", "batches", "tuples"])
+def test_a_loss_of_the_batch_gets_entries_that_the_model_does_not_take(form: str) -> None:
+    parts = {"x": drawn(SAMPLES, 3), "y": torch.arange(SAMPLES) % 2, "w": drawn(SAMPLES, seed=1).exp()}
+    items = [{name: tensor[i] for name, tensor in parts.items()} for i in range(SAMPLES)]
+    batches = [{name: tensor[i : i + 5] for name, tensor in parts.items()} for i in range(0, SAMPLES, 5)]
+    data: Any = {"whole": parts, "items": items, "batches": batches, "tuples": TensorDataset(*parts.values())}[form]
+
+    def weighted_entropy(outputs: Tensor, batch: Any) -> Tensor:
+        targets, weights = (batch["y"], batch["w"]) if isinstance(batch, dict) else batch[1:]
+        return weights * F.cross_entropy(outputs, targets, reduction="none")
+
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    wanted = (parts["w"] * F.cross_entropy(model(parts["x"]), parts["y"], reduction="none")).mean().item()
+    assert metrics_of(load(model, data=data, loss=weighted_entropy))["loss"] == pytest.approx(wanted, rel=1e-6)

@@ -829,3 +829,9 @@ def test_a_missing_checkpoint_is_named_before_the_others_are_measured(command: C
     code, _, said = command("hessian", "checkpoints/resnet_demo-digits/final.pt", "gone.pt", "--out", out)
     assert (code, "no checkpoint at gone.pt" in said) == (1, True)
     assert not out.exists()
+
+
+def test_a_model_in_the_place_of_a_checkpoint_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("layers", "hessian"):
+        assert exit_code([command, "hf:folder"]) == 1
+        assert "no checkpoint at hf:folder; a model is given with --model hf:folder" in capsys.readouterr().err

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import linecache
+import sys
 import types
 import weakref
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from landscape.probes.variance import Variance
+from landscape.run import digest
 from landscape.subject.code_identity import object_sha256
+from landscape.subject.loading import load
 
 FACTOR = 1.0
 
@@ -132,3 +138,33 @@ def test_nothing_is_kept_alive() -> None:
     del module
     gc.collect()
     assert gone() is None
+
+
+def test_code_in_another_file_than_the_named_one_belongs_to_the_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(folder: Path, activation: str) -> list[str]:
+        folder.mkdir(exist_ok=True)
+        (folder / "mine.py").write_text(
+            "import torch\nfrom parts_of_mine import make, weigh\n\ndef model():\n    torch.manual_seed(0)\n"
+            "    return make()\n\ndef data():\n    return torch.ones(6, 3), torch.arange(6) % 2\n\n"
+            "def loss(outputs, targets):\n    return weigh(outputs, targets)\n"
+        )
+        (folder / "parts_of_mine.py").write_text(
+            "from torch import nn\n\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+            "        self.head = nn.Linear(3, 2)\n    def forward(self, x):\n"
+            f"        return self.head(x).{activation}()\n\n"
+            "def make():\n    return Net()\n\ndef weigh(outputs, targets):\n"
+            f"    return nn.functional.cross_entropy(outputs.{activation}(), targets, reduction='none')\n"
+        )
+        for name in [name for name in sys.modules if name == "parts_of_mine" or name.startswith("_landscape_mine")]:
+            monkeypatch.delitem(sys.modules, name)
+        mine = folder / "mine.py"
+        linecache.clearcache()
+        subjects = (load(model=f"{mine}:model", data=f"{mine}:data", loss=loss) for loss in ("", f"{mine}:loss"))
+        return [digest(Variance(), subject) for subject in subjects]
+
+    first, again = measured(tmp_path / "a", "tanh"), measured(tmp_path / "b", "tanh")
+    other = measured(tmp_path / "a", "sin")
+    assert first == again  # the path does not matter
+    assert len({*first, *other}) == 4

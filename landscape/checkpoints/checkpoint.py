@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from landscape.checkpoints import file_formats, raw_files
 from landscape.checkpoints.containers import FORMAT, Weights, architecture_in, is_native, weights_in
-from landscape.checkpoints.file_names import FINAL, FINAL_EMA, place_of
+from landscape.checkpoints.file_names import FINAL, FINAL_EMA, model_hint, place_of
 from landscape.checkpoints.key_matching import is_head
 from landscape.checkpoints.safe_load import Program
 from landscape.results.declared_size import EXPANSION, SLACK, refuse_oversized
@@ -146,7 +146,8 @@ def read_checkpoint(path: Path | str, *, weights: Weights = "raw", trust_pickle:
     """
     path = Path(path)
     if not path.exists():
-        raise FileNotFoundError(f"no checkpoint at {path}; give an existing file, or make one: landscape train")
+        hint = model_hint(path)
+        raise FileNotFoundError(f"no checkpoint at {path}{hint}; give an existing file, or make one: landscape train")
     if not path.is_file() and not path.is_dir():
         raise ValueError(f"{path} is neither a file nor a folder; expected a checkpoint")
     content = file_formats.load(path, trust_pickle=trust_pickle)

@@ -86,6 +86,11 @@ def bare_numbers(stems: Sequence[str]) -> list[float | None]:
     return [numbers[column] if numbers and columns else None for numbers in all_of]
 
 
+def model_hint(path: Path) -> str:
+    """For messages, how to give a model by name, if the path looks like one; else ""."""
+    return f"; a model is given with --model {path}" if ":" in str(path) else ""
+
+
 def label_of(path: Path) -> str:
     """The default label: for `final.pt` the name of the run folder, for other snapshots folder and stem."""
     return "-".join(_parts(path)[-_label_length(path) :])

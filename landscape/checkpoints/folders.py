@@ -8,7 +8,7 @@ from pathlib import Path
 
 from landscape.checkpoints import raw_files
 from landscape.checkpoints.containers import Weights
-from landscape.checkpoints.file_names import FINAL, SUFFIXES
+from landscape.checkpoints.file_names import FINAL, SUFFIXES, model_hint
 from landscape.checkpoints.snapshots import SHOWN, NotOneRun, checkpoints_in, command_files, of_run
 
 _log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ def absent(path: Path) -> FileNotFoundError:
     """The error of a path where there is nothing, with similar names beside it."""
     beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, beside, 2, 0.7)
-    similar = f"; there is {' and '.join(str(path.with_name(name)) for name in near)}" if near else ""
+    similar = f"; there is {' and '.join(str(path.with_name(name)) for name in near)}" if near else model_hint(path)
     return FileNotFoundError(f"no checkpoint at {path}{similar}; give an existing file or a run's folder")
 
 

@@ -47,6 +47,7 @@ def load_batches(
     block_size: int | None = None,
     layout: Callable[[], BatchLayout] = BatchLayout,
     batch_size: int = 128,
+    whole: bool = False,
 ) -> Images | BatchList:
     """A data set in memory: the first `samples` of its fixed order, or all if it has fewer.
 
@@ -68,6 +69,7 @@ def load_batches(
         block_size: tokens per sequence of a token file.
         layout: how the model takes the samples of a callable, called if they are not pairs of tensors.
         batch_size: of samples of a callable that are not one input and one target tensor each (`BatchList`).
+        whole: the loss takes whole batches, so that samples keep entries that the model does not take.
 
     Raises:
         OptionError: `samples` or `image_size` is below 1, or the split unknown.
@@ -79,7 +81,7 @@ def load_batches(
     at_least("image_size", 1 if image_size is None else image_size, 1)
     if name.endswith(tokens.SUFFIX) and not numpy_files.pair_of_files(name) and Path(name).expanduser().is_file():
         return tokens.load(name, samples=samples, block_size=block_size)
-    images = _load(Request(name, samples, image_size, resize, layout, batch_size), root, split)
+    images = _load(Request(name, samples, image_size, resize, layout, batch_size, whole), root, split)
     if isinstance(images, BatchList):
         return images
     images = replace(images, resized_from=resize.seen) if resize else images

@@ -67,7 +67,7 @@ def _load(stream: Any, request: Request, batched: bool, started: list[Any]) -> I
         batched, total = True, None  # the length was that of the list
     wanted = _wanted(request, total)
     items = chain([first], items)
-    if structured.is_plain_pair(pair) and (not batched or common_length(pair) is not None):
+    if request.is_pair(first, pair) and (not batched or common_length(pair) is not None):
         try:
             return _plain(stream, items, request, wanted, total, batched=batched)
         except structured.ShapesDiffer:

@@ -20,7 +20,7 @@ from landscape.data.batch_layout import TARGETS, BatchLayout, first_of
 from landscape.data.dataset import Images, number_of_classes, square_side
 from landscape.data.preprocessing import Resize, default_normalisation
 from landscape.data.sampling import Samples
-from landscape.data.structure import Nested
+from landscape.data.structure import Nested, tensors_in
 from landscape.probe import derived_seed
 
 SEED = 0  # of random transforms
@@ -36,6 +36,7 @@ class Request:
     resize: Resize | None = None  # of pictures
     layout: Callable[[], BatchLayout] = BatchLayout  # what goes to the model, and what to the loss; called if needed
     batch_size: int = 128  # of samples that are not one tensor each, which are never divided anew
+    whole: bool = False  # the loss takes the whole batch, so that none of its entries may be left out
 
     def read(self, what: str, sample: Nested) -> tuple[Nested, Nested]:
         """Inputs and targets of a sample or mini-batch, which messages call `what`."""
@@ -43,6 +44,11 @@ class Request:
         if pair and not isinstance(sample[0], tuple | list | Mapping):
             return sample[0], sample[1]
         return self.layout().read(f"{self.name}: {what}", sample)
+
+    def is_pair(self, sample: Nested, parts: tuple[Nested, Nested]) -> bool:
+        """Whether a sample, read as `parts`, is one input and one target tensor, picture or number, and that is all."""
+        only = not self.whole or (isinstance(sample, tuple | list) and len(sample) == 2)
+        return only and all(map(_is_plain, parts)) and parts[0] is not parts[1]
 
     def tensors(self, what: str, sample: Nested) -> tuple[Tensor, Tensor, Request]:
         """A sample as two tensors, pictures decoded; and the request for the other samples, with the same size."""
@@ -79,6 +85,12 @@ def read_item(name: str, dataset: Any, row: int) -> tuple[Any, bool]:
         before = rng_states()
         item = guarded(f"{name}: item {row}", partial(operator.getitem, dataset, row))
         return item, before != rng_states()
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict) and isinstance(value.get("bytes"), bytes):  # an encoded picture of `datasets`
+        return True
+    return not isinstance(value, tuple | list | dict) and not any(tensor is not value for tensor in tensors_in(value))
 
 
 def listed_targets(dataset: Any) -> np.ndarray | None:

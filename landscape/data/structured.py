@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,17 +15,6 @@ from landscape.data.structure import Nested, as_tensors, common_length, map_tens
 
 class ShapesDiffer(ValueError):
     """Samples of different shapes, which do not fit into one tensor."""
-
-
-def is_plain_pair(pair: tuple[Nested, Nested]) -> bool:
-    """Whether inputs and targets are one tensor, picture or number each, and not the same."""
-    return all(map(_is_plain, pair)) and pair[0] is not pair[1]
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict) and isinstance(value.get("bytes"), bytes):  # an encoded picture of `datasets`
-        return True
-    return not isinstance(value, tuple | list | dict) and not any(tensor is not value for tensor in tensors_in(value))
 
 
 def looks_batched(inputs: Nested, targets: Nested) -> bool:

@@ -123,7 +123,7 @@ def _from_whole(request: Request, made: Any) -> Images | BatchList:
             "all, at least one, or a list of mini-batches"
         )
     inputs, targets = request.read("its data", converted)
-    if isinstance(inputs, Tensor) and isinstance(targets, Tensor) and inputs is not targets:
+    if request.is_pair(made, (inputs, targets)):
         return _from_pair(request, inputs, targets)
     return structured.from_rows(converted, parse_count("samples", request.samples, rows), request)
 
@@ -141,7 +141,7 @@ def _from_dataset(request: Request, dataset: Any) -> Images | BatchList:
     order = np.arange(len(dataset)) if listed is None else subset(listed, request.samples)
     reads = ((row, *read_item(request.name, dataset, row)) for row in order.tolist())
     first = next(reads)
-    if not structured.is_plain_pair(request.read(f"item {first[0]}", first[1])):
+    if not request.is_pair(first[1], request.read(f"item {first[0]}", first[1])):
         rest = order[: parse_count("samples", request.samples, len(order))] if listed is None else order
         return _structured_items(request, dataset, rest.tolist())
     inputs, targets = GrowingTensor(name, len(order)), GrowingTensor(name, len(order))

@@ -76,6 +76,11 @@ def context(wanted: ModelRequest) -> int | None:
     return int(given[0]) if given else huggingface.context(wanted.name)
 
 
+def is_callable(spec: str) -> bool:
+    """Whether a spec names a user's callable, `file.py:callable` or `module:callable`."""
+    return ":" in spec and not ModelRequest(spec).source
+
+
 def identity(spec: str, arguments: Mapping[str, Any]) -> str | None:
     """What determines the architecture of a spec beyond weights and class: code of a file or name, and arguments.
 

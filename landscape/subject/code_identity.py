@@ -22,6 +22,7 @@ DEEPEST = 2  # objects within objects; of deeper ones (a trainer's data, say) th
 OF_MODULES = set(vars(nn.Module())) | {"training"}  # attributes of every module
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 INSTALLED = ("site-packages", "dist-packages", sysconfig.get_path("stdlib"))
+OF_FILES = "_landscape_"  # start of the module names of files that `import_callable` imports
 _sources: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
@@ -172,6 +173,8 @@ def _read_source(code: Any) -> str:
     name = f"{code.__module__}.{code.__qualname__}"
     if name.startswith(("torch.", "builtins.")):
         return name
+    if name.startswith(OF_FILES):  # whose module is named after its path
+        name = str(code.__qualname__)
     own: CodeType | None = getattr(code, "__code__", None)
     # One line may hold several functions without a name.
     byte_code = _byte_code(own) if code.__name__ == "<lambda>" else ""

@@ -13,7 +13,7 @@ from landscape.checkpoints.user_code import spec_sha256
 from landscape.data.dataset import Batches, BatchList
 from landscape.models import providers
 from landscape.subject.code_identity import object_sha256
-from landscape.subject.losses import cross_entropy
+from landscape.subject.losses import MEANINGS, cross_entropy
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
 
@@ -116,21 +116,22 @@ def _architecture(subject: Subject) -> str | None:
     if stored is None and not spec.model:
         return object_sha256(subject.model, weights=False)
     if stored is None or not (stored.native and spec.model in ("", stored.model)):
-        return providers.identity(spec.model, spec.model_arg)
+        named = providers.identity(spec.model, spec.model_arg)
+        # The user's code may lie in other files than the one that is named.
+        own = providers.is_callable(spec.model)
+        return f"{named} {object_sha256(subject.model, weights=False)}" if own else named
     return providers.identity(stored.model, {**stored.model_args, **spec.model_arg})
 
 
 def _loss_identity(subject: Subject) -> list[str | None]:
-    """Name and code of the loss: of a file its content, not its path."""
+    """Name and code of the loss: of a file its content, not its path, and what the function uses of other files."""
     code = _code_sha256(subject.loss_name)
     name = subject.loss_name.rpartition(":")[2] if code else subject.loss_name
-    if name:
+    if subject.losses in MEANINGS:
         return [name, code]
     function = getattr(subject.losses, "__wrapped__", subject.losses)
-    return [
-        f"{function.__module__}:{getattr(function, '__qualname__', type(function).__name__)}",
-        object_sha256(function),
-    ]
+    made = f"{function.__module__}:{getattr(function, '__qualname__', type(function).__name__)}"
+    return [name or made, code, object_sha256(function)]
 
 
 def _code_sha256(spec: str) -> str | None:

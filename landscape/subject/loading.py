@@ -61,7 +61,8 @@ def load(
         data: as on the command line; or a DataLoader, a Dataset, tensors `(inputs, targets)`, a tuple, dict or
             dataclass of tensors with a row per sample, or an iterable of mini-batches, which is read once. A mini-batch
             may be a tuple, dict or dataclass of tensors: entries with the names of the model's inputs go to the model;
-            the last entry of a tuple, or the one named `labels`, `target` or `y`, is the target.
+            the last entry of a tuple, or the one named `labels`, `target` or `y`, is the target. Samples of one input
+            and one target tensor are divided into mini-batches of `batch_size`, whatever the loader's was.
         loss: as on the command line; or a function of (outputs, targets), (outputs, batch) or (model, batch), as its
             parameters are named. It returns one loss per sample, or their mean, which then has no error.
         classes: number of classes of data that do not say it; otherwise one more than the largest class number.
@@ -134,7 +135,7 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
     stored = _read(spec)
     loss = loss_of(objects.loss or spec.loss)
     layout = cache(partial(_layout, spec, stored, module, loss.takes_model))
-    given = DataObject(objects.data, objects.classes, layout)
+    given = DataObject(objects.data, objects.classes, layout, loss.takes_batch)
     spec, images = resolved(spec, stored, given)
     if stored is not None:
         model, stored = _model(spec, stored, images if isinstance(images, Images) else None)

@@ -33,6 +33,7 @@ class DataObject:
     made: Any = None
     classes: int | None = None  # number of classes where the data do not say it
     layout: Callable[[], BatchLayout] = BatchLayout
+    whole: bool = False  # the loss takes the whole batch
 
 
 NAMED = DataObject()
@@ -55,6 +56,9 @@ def resolved(spec: Spec, stored: Checkpoint | None, given: DataObject = NAMED) -
     if images.sequences:
         return filled, images
     if filled == named or not images.mean:
+        described = spec.mean or (stored and stored.data.get("mean")) or spec.data in datasets.NAMES
+        if images.mean and not described:
+            _note_normalisation(images)
         return named, images
     preprocessing = Preprocessing(images.size, _resize(filled), images.mean, images.std)
     log.info("preprocessing of %s: %s", named.model, preprocessing)
@@ -96,24 +100,24 @@ def load_images(spec: Spec, stored: Checkpoint | None, given: DataObject = NAMED
         resize=_resize(spec) if spec.interpolation or spec.crop else None,
         block_size=spec.block_size,
         layout=given.layout,
+        whole=given.whole,
         batch_size=spec.batch_size,
     )
-    if isinstance(loaded, Images) and ":" in name and not spec.mean and not described.get("mean"):
-        _note_normalisation(loaded)
     return loaded if given.classes is None else replace(loaded, classes=given.classes)
 
 
 def _note_normalisation(images: Images) -> None:
-    if images.mean == IMAGENET_MEAN:
-        log.info(
-            "%s: its uint8 pictures are normalised by ImageNet's mean and std; for others give "
-            "--mean and --std, or return floating-point tensors, which are left as they are", images.name,
-        )  # fmt: skip
+    mean, std = (",".join(f"{value:.3g}" for value in values) for values in (images.mean, images.std))
+    which = "ImageNet's " if images.mean == IMAGENET_MEAN else ""
+    log.info(
+        "%s: its pictures are normalised by %smean and std (%s and %s); for others give --mean and --std, or return "
+        "floating-point tensors, which are left as they are", images.name, which, mean, std,
+    )  # fmt: skip
 
 
 def _of_object(spec: Spec, given: DataObject) -> Images | BatchList:
     resize = _resize(spec) if spec.interpolation or spec.crop else None
-    request = Request("data", spec.samples, spec.image_size, resize, given.layout, spec.batch_size)
+    request = Request("data", spec.samples, spec.image_size, resize, given.layout, spec.batch_size, given.whole)
     loaded = replace(torch_dataset.data_of(given.made, request), name="in memory", one_part=True)
     if isinstance(loaded, Images):
         if spec.mean and loaded.mean:
