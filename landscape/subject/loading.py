@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -73,19 +73,11 @@ def load(
         FileNotFoundError, ValueError: one line that says what was got, what was expected and what to do.
         OptionError: an option is out of its range.
     """
-    known = [name for name in Spec.__dataclass_fields__ if name != "checkpoint"]
-    for name in options:
-        if name not in known:
-            hint = did_you_mean(name, [*known, "classes"])
-            raise OptionError(f"unknown option {name}; expected one of {', '.join(known)}, classes{hint}")
+    _refuse_unknown(options)
     _refuse_kinds(checkpoint, data)
     module = _unwrapped(checkpoint) if isinstance(checkpoint, nn.Module) else None
-    objects = Objects(
-        module,
-        None if isinstance(data, str | Path) else data,
-        None if isinstance(loss, str) else loss,
-        classes,
-    )
+    made = None if isinstance(data, str | Path) else data
+    objects = Objects(module, made, None if isinstance(loss, str) else loss, classes)
     options["data"] = str(data) if objects.data is None else ""
     options["loss"] = loss if isinstance(loss, str) else ""
     if classes is not None:
@@ -103,6 +95,14 @@ def load(
     if subject.checkpoint is not None:
         _ = subject.checkpoint.sha256  # hash the file now: it may be another one later
     return subject
+
+
+def _refuse_unknown(options: Iterable[str]) -> None:
+    known = [name for name in Spec.__dataclass_fields__ if name != "checkpoint"]
+    for name in options:
+        if name not in known:
+            hint = did_you_mean(name, [*known, "classes"])
+            raise OptionError(f"unknown option {name}; expected one of {', '.join(known)}, classes{hint}")
 
 
 def _refuse_kinds(checkpoint: object, data: object) -> None:
