@@ -20,6 +20,7 @@ from landscape.checkpoints.checkpoint import write_checkpoint
 from landscape.checkpoints.raw_files import file_sha256
 from landscape.options import OptionError
 from landscape.probes import PROBES, probe_class
+from landscape.results import hdf5_file
 
 ARGUMENTS: dict[str, Any] = {"classes": 10, "image_size": 16, "blocks": (1, 1), "width": 8}
 FEW: dict[str, Any] = {"samples": 16, "batch_size": 8}
@@ -401,3 +402,29 @@ def test_similarity_to_a_network_in_memory(tmp_path: Path, final: Path) -> None:
 def test_what_is_no_fitting_network_is_rejected(probe: str, options: dict[str, Any], message: str, final: Path) -> None:
     with pytest.raises(ValueError, match=message):
         landscape.measure(probe, landscape.load(final, **FEW), out=None, **options)
+
+
+# --- a results file that grows ---
+
+
+def test_results_of_a_training_loop_are_not_read_again_at_every_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[Path] = []
+    whole = hdf5_file.reject_external
+    monkeypatch.setattr(
+        hdf5_file, "reject_external", lambda file, path, links: (checked.append(path), whole(file, path, links=links))
+    )
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    subject = landscape.load(model, data=(torch.randn(8, 3), torch.arange(8) % 2))
+    path = tmp_path / "results.h5"
+    for _ in range(3):
+        landscape.measure("hessian", subject, out=path, top=1, quiet=True)
+        with torch.no_grad():
+            model.weight.add_(0.1)
+    assert checked == []  # only this process has written it
+    with h5py.File(path, "a") as file:
+        file["hessian/far"] = h5py.ExternalLink("elsewhere.h5", "/")
+    with pytest.raises(ValueError, match="holds a link instead of data"):
+        landscape.measure("hessian", subject, out=path, top=1, quiet=True)

@@ -39,7 +39,7 @@ MODELS = [("vit_demo", "images", {}), ("resnet_demo", "even", {"sync_bn": True})
 # Runs a command line in one process of two, prints its exit code and errors. The command `normalise` passes half the
 # rows of a batch through a synchronised norm, forward and backward.
 PROCESS = """
-import contextlib, io, json, sys
+import contextlib, io, json, os, sys
 import torch
 import torch.distributed as dist
 from landscape.cli.main import exit_code
@@ -63,7 +63,8 @@ def normalise(folder):
 words = sys.argv[1:]
 with contextlib.redirect_stderr(io.StringIO()) as errors:
     code = normalise(words[1]) if words[0] == "normalise" else exit_code(words)
-print(json.dumps([code, errors.getvalue()]))
+print(json.dumps([code, errors.getvalue()]), flush=True)
+os._exit(0)  # as the command does: threads of a closed connection may abort a normal exit
 """
 
 

@@ -15,6 +15,8 @@ FORMAT = 1
 # What HDF5 and its readers raise on damaged bytes.
 DAMAGE = (OSError, RuntimeError, KeyError, TypeError, AttributeError, OverflowError, MemoryError, UnicodeError)
 
+_accepted: dict[Path, tuple[int, ...]] = {}  # files whose content was checked, as they were then
+
 DEPTH = 3  # probe, result, quantity
 MOST_LINKS = 200_000
 
@@ -87,6 +89,9 @@ def check(path: Path, *, writable: bool = False) -> None:
     if path.is_dir():
         give = f"--out {path / 'results.h5'}" if writable else "the results file in it"
         raise ValueError(f"{path} is a folder, expected an HDF5 results file; give {give}")
+    if _accepted.get(path.absolute()) == _signature(path):
+        _require_permission(path, writable)
+        return
     if not h5py.is_hdf5(path):
         what = "another --out, or move it away" if writable else "a file that a probe wrote, or another --out"
         raise ValueError(f"{path} is not an HDF5 file; give {what}")
@@ -101,6 +106,22 @@ def check(path: Path, *, writable: bool = False) -> None:
         raise ValueError(f"{path} is not a results file of landscape (no attribute format); {what}")
     if version > FORMAT:
         raise ValueError(f"{path} has format {version}, this version reads up to {FORMAT}; update landscape")
+    _require_permission(path, writable)
+    if writable:
+        accept(path)
+
+
+def accept(path: Path) -> None:
+    """Skip the checks of a file's content, which take long where it holds many results, until it changes."""
+    _accepted[path.absolute()] = _signature(path)
+
+
+def _signature(path: Path) -> tuple[int, ...]:
+    status = path.stat()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _require_permission(path: Path, writable: bool) -> None:
     if writable and not path.stat().st_mode & 0o222:
         raise PermissionError(f"{path} is read-only; make it writable (chmod u+w), or give another --out")
 

@@ -23,7 +23,7 @@ import numpy as np
 from landscape.probe import Plan, Unit, Values
 from landscape.results import group as groups
 from landscape.results.group import read_group
-from landscape.results.hdf5_file import FORMAT, check
+from landscape.results.hdf5_file import FORMAT, accept, check
 from landscape.results.journal import Busy, Journal, Record
 from landscape.results.run_key import Arrays, ReduceOf, RunKey, from_header, to_header
 
@@ -153,6 +153,7 @@ def merge_orphans(path: Path, *, reduce_of: ReduceOf) -> None:
 @contextlib.contextmanager
 def _replacement(path: Path) -> Iterator[h5py.File]:
     """A writable copy of the file that replaces it if the block succeeds; call it under the file's lock."""
+    check(path, writable=True)
     # In memory: HDF5 cannot close a file on a full disk, and complains on stderr from its destructor.
     content = io.BytesIO(path.read_bytes() if path.exists() else b"")
     with h5py.File(content, "r+" if path.exists() else "w") as file:
@@ -166,6 +167,7 @@ def _replacement(path: Path) -> Iterator[h5py.File]:
             os.fsync(stream.fileno())
         temporary.chmod(path.stat().st_mode & 0o777 if path.exists() else 0o644)
         temporary.replace(path)
+        accept(path)
     except OSError as error:
         raise OSError(f"cannot write {path}: {error.strerror}; what was finished is kept in its journal") from error
     finally:

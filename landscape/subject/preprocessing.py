@@ -56,7 +56,7 @@ def resolved(spec: Spec, stored: Checkpoint | None, given: DataObject = NAMED) -
     if images.sequences:
         return filled, images
     if filled == named or not images.mean:
-        described = spec.mean or (stored and stored.data.get("mean")) or spec.data in datasets.NAMES
+        described = spec.mean or (stored and stored.data.get("mean")) or images.name in datasets.NAMES
         if images.mean and not described:
             _note_normalisation(images)
         return named, images
