@@ -53,6 +53,12 @@ def loss_units(results: Sequence[xr.Dataset]) -> str:
     return " / ".join(dict.fromkeys(str(data["loss"].attrs.get("units", "nats")) for data in results if "loss" in data))
 
 
+def loss_label(results: Sequence[xr.Dataset], name: str = "loss") -> str:
+    """The label of an axis of losses; a user's own loss has no units."""
+    units = loss_units(results)
+    return name if units == "loss" else f"{name} ({units})"
+
+
 def look(data: xr.Dataset) -> Look:
     """The look of one result by itself."""
     return looks([data])[0]

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from landscape.plots import style
-from landscape.plots.appearance import Look, loss_units
+from landscape.plots.appearance import Look, loss_label
 from landscape.plots.appearance import look as look_of
 
 MEANING = (
@@ -29,7 +29,7 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
     ax.plot(others, values[:, 1:].ravel(), ".", color=look.color, alpha=0.35, markersize=2)
     ax.plot(loss, values[:, 0], look.marker, color=look.color, markersize=3.2, label=look.label, markeredgewidth=0)
     ax.axhline(0, color="0.6", linewidth=0.5, zorder=0)
-    ax.set(xlabel=f"loss of the mini-batch ({loss_units([data])})", ylabel="Hessian eigenvalue")
+    ax.set(xlabel=loss_label([data], "loss of the mini-batch"), ylabel="Hessian eigenvalue")
     return ax
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import LINES, Color, Line, Look, escaped, loss_units, names
+from landscape.plots.appearance import LINES, Color, Line, Look, escaped, loss_label, names
 from landscape.plots.appearance import look as look_of
 from landscape.plots.headlines import Numbers, finite
 
@@ -34,15 +34,15 @@ TITLES = {
 
 
 def draw(
-    data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look | None = None, lines: Sequence[Line] = LINES
-) -> tuple[Axes, Axes]:
-    """Draw the loss (first axes) and the accuracy (second) of every direction with bands of two standard errors.
+    data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None, lines: Sequence[Line] = LINES
+) -> tuple[Axes, ...]:
+    """Draw the loss (first axes) and the accuracy (second, if any) of every direction, bands of two standard errors.
 
     Several random directions are thin lines with their mean and a band of one standard deviation over directions.
     `lines`: line styles of the directions; the first is that of the mean.
     """
     look = look or look_of(data)
-    for ax, name in zip(axes, ("loss", "accuracy"), strict=True):
+    for ax, name in zip(axes, ("loss", "accuracy"), strict=False):
         values = data[name].where((data["done"] == 1) & np.isfinite(data[name])).transpose("direction", "t").values
         errors = data[f"{name}_se"].transpose("direction", "t").values
         t = data["t"].values
@@ -54,16 +54,16 @@ def draw(
             for k, (value, error) in enumerate(zip(values, errors, strict=True)):
                 _band(ax, t, value, BAND * error, look, lines[k % len(lines)])
         if not np.isfinite(values).any():
-            text = data[name].attrs.get("long_name", name)
+            text = str(data[name].attrs.get("long_name", name)).replace(": ", ":\n")
             style.write_centred(ax, text, va="center", fontsize=7, wrap=True)
-        ax.set(xlabel=_axis(data), ylabel=f"loss ({loss_units([data])})" if name == "loss" else name)
+        ax.set(xlabel=_axis(data), ylabel=loss_label([data]) if name == "loss" else name)
         ax.locator_params(axis="x", nbins=6)  # small ranges have long labels
     _barriers(data, axes[0], look)
     return axes
 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """One row per kind of line: the loss on the left, the accuracy on the right; checkpoints overlaid."""
+    """One row per kind of line: the loss on the left, the accuracy on the right if defined; checkpoints overlaid."""
     kinds = list(dict.fromkeys((kind(data), _axis(data)) for data in results))
     rows = [[(d, k) for d, k in zip(results, looks, strict=True) if (kind(d), _axis(d)) == which] for which in kinds]
     entries = [_entries(row) for row in rows]
@@ -74,14 +74,16 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         note += " Dotted: straight line between the ends; bars up from it: the barrier."
     legend = [entry.legend_handle() for row in entries for curves in row for entry in curves]
     figure = style.page(results, looks, height=2.1 * len(kinds), legend=legend, note=note)
-    grid = figure.subplots(len(kinds), 2, squeeze=False)
+    defined = any(data["accuracy"].attrs.get("units") != "undefined" for data in results)
+    grid = figure.subplots(len(kinds), 2 if defined else 1, squeeze=False)
     for axes, (which, _), row, drawn in zip(grid, kinds, rows, entries, strict=True):
         for (data, look), curves in zip(row, drawn, strict=True):
             draw(data, tuple(axes), look=look, lines=[curve.line for curve in curves])
         losses = np.concatenate([data["loss"].values[data["done"].values == 1] for data, _ in row])
         style.log_if_wide(axes[0], losses)
         axes[0].set_title(TITLES.get(which, which))
-        axes[1].set_ylim(-0.03, 1.03)
+        for ax in axes[1:]:
+            ax.set_ylim(-0.03, 1.03)
     return figure
 
 

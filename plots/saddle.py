@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from landscape.plots import style
-from landscape.plots.appearance import Look, escaped, loss_units
+from landscape.plots.appearance import Look, escaped, loss_label
 from landscape.plots.plane import axis_label
 from landscape.plots.surface import contour_levels
 from landscape.plots.surface import draw as draw_contours
@@ -54,7 +54,7 @@ def draw(data: xr.Dataset, axes: tuple[Axes, Axes]) -> tuple[Axes, Axes]:
         lines.set_ylim(seen.min() - margin, seen.max() + margin)
     for ax in axes:
         ax.locator_params(axis="x", nbins=5)  # small ranges have long labels
-    lines.set(xlabel="distance along the eigenvector (weight)", ylabel=f"loss ({loss_units([data])})")
+    lines.set(xlabel="distance along the eigenvector (weight)", ylabel=loss_label([data]))
     return axes
 
 

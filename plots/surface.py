@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import plane
-from landscape.plots.appearance import Look, loss_units
+from landscape.plots.appearance import Look, loss_label
 from landscape.plots.headlines import Numbers
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def add_colour_bar(figure: Figure, axes: Sequence[Axes], results: Sequence[xr.Da
     """The colour bar of contours."""
     from matplotlib.cm import ScalarMappable
 
-    figure.colorbar(ScalarMappable(_norm(levels), plane.COLORS), ax=axes, label=f"loss ({loss_units(results)})",
+    figure.colorbar(ScalarMappable(_norm(levels), plane.COLORS), ax=axes, label=loss_label(results),
                     aspect=30, pad=0.02, ticks=levels, format="%.3g", spacing="uniform", extend="both")  # fmt: skip
 
 

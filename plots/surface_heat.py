@@ -13,7 +13,7 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
 from landscape.plots import plane
-from landscape.plots.appearance import Look, loss_units
+from landscape.plots.appearance import Look, loss_label
 
 MEANING = (
     "The loss of every grid point, unsmoothed, on one logarithmic colour scale for all panels: equal steps of colour "
@@ -39,7 +39,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel per result and one colour bar."""
     norm = colour_scale(results)
     figure, axes = plane.page_of_maps(results, looks, partial(draw, norm=norm))
-    add_colour_bar(figure, axes, norm, f"loss ({loss_units(results)})")
+    add_colour_bar(figure, axes, norm, loss_label(results))
     return figure
 
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from landscape.plots import style
-from landscape.plots.appearance import Look, loss_units
+from landscape.plots.appearance import Look, loss_label
 from landscape.plots.appearance import look as look_of
 
 MEANING = (
@@ -33,7 +33,7 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shift: float =
     )  # fmt: skip
     if not known.any():
         style.write_centred(ax, "too few points yet", fontsize=7)
-    ax.set(xlabel=f"distance from the weights ({_units(data)})", ylabel=f"mean rise of the loss ({loss_units([data])})")
+    ax.set(xlabel=f"distance from the weights ({_units(data)})", ylabel=loss_label([data], "mean rise of the loss"))
     return ax
 
 

@@ -13,7 +13,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from landscape.plots import plane
-from landscape.plots.appearance import Look, loss_units
+from landscape.plots.appearance import Look, loss_label
 from landscape.plots.surface_heat import round_ticks
 
 MEANING = (
@@ -63,5 +63,5 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One relief per result on a common vertical scale."""
     span = plane.vertical_range(results, SHARE)
     axes = "; ".join(dict.fromkeys(f"x: {plane.axis_label(d, 'x')}, y: {plane.axis_label(d, 'y')}" for d in results))
-    note = f"Upwards: loss ({loss_units(results)}), up to {span[1]:.3g}; {axes}."
+    note = f"Upwards: {loss_label(results)}, up to {span[1]:.3g}; {axes}."
     return plane.page_3d(results, looks, partial(draw, span=span), aspect=0.9, note=note)

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from landscape.plots import style
-from landscape.plots.appearance import Look, loss_units
+from landscape.plots.appearance import Look, loss_label
 from landscape.plots.appearance import look as look_of
 
 MEANING = (
@@ -33,7 +33,7 @@ def draw(data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look | None = None)
         if np.isfinite(high).any():
             axes[0].fill_between(time, low, high, color=look.color, alpha=0.15, linewidth=0)
     axes[1].plot(time, data["off_plane"], color=look.color, marker=look.marker, markersize=2.5, linewidth=1)
-    axes[0].set(xlabel=unit, ylabel=f"loss ({loss_units([data])})")
+    axes[0].set(xlabel=unit, ylabel=loss_label([data]))
     axes[1].set(xlabel=unit, ylabel="distance (weight)")
     return axes
 

@@ -259,3 +259,12 @@ def test_a_loss_of_the_batch_gets_entries_that_the_model_does_not_take(form: str
     model = nn.Linear(3, 2)
     wanted = (parts["w"] * F.cross_entropy(model(parts["x"]), parts["y"], reduction="none")).mean().item()
     assert metrics_of(load(model, data=data, loss=weighted_entropy))["loss"] == pytest.approx(wanted, rel=1e-6)
+
+
+def test_a_loss_of_targets_that_are_no_classes_has_no_accuracy_and_says_so() -> None:
+    data = (drawn(SAMPLES, 3), drawn(SAMPLES, 2, seed=1))
+    subject = load(nn.Linear(3, 2), data=data, loss=lambda outputs, targets: (outputs - targets).square().mean(dim=1))
+    found = measure("line", subject, out=None, resolution=3, quiet=True)
+    assert found.accuracy.isnull().all()
+    assert found.accuracy.attrs["units"] == "undefined"
+    assert found.accuracy.attrs["long_name"] == "accuracy (none: outputs and targets are not one class per sample)"

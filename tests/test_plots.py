@@ -492,6 +492,14 @@ def test_several_random_directions_are_a_mean_and_a_spread() -> None:
     assert [text.get_text() for text in page.legends[0].get_texts()] == ["net: 3 random directions"]
 
 
+def test_lines_without_an_accuracy_have_the_panel_of_the_loss_alone(study: Path) -> None:
+    first = result_of(study, "line")
+    undefined = first.assign(accuracy=(first.accuracy * np.nan).assign_attrs(units="undefined"))
+    page = FIGURES["line"].module.page
+    panels = [len(page(data, appearance.looks(data)).axes) for data in ([first], [undefined], [first, undefined])]
+    assert panels == [2, 1, 2]
+
+
 def test_lines_of_one_checkpoint_differ_in_label_and_line_style(study: Path) -> None:
     data = [result_of(study, "line").copy() for _ in range(2)]
     for one, bn in zip(data, ("auto", "recalibrate:4"), strict=True):

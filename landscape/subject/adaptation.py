@@ -60,6 +60,9 @@ def adapted(subject: Subject, loss: Loss) -> Subject:
     per_sample(loss, found, samples if isinstance(subject.batches, Batches) else None)
     mean_only = found.dim() == 0 and samples != 1
     subject = replace(subject, mean_only=mean_only)
+    with fixed_rng(0), subject.evaluating():
+        right = subject.right(subject.outputs(inputs), targets)
+    subject = replace(subject, no_accuracy=bool(right.isnan().all()))
     if not mean_only:
         return subject
     subject = replace(subject, coupled=_is_coupled(subject, loss))

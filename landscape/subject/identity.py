@@ -47,7 +47,7 @@ def identity(subject: Subject, uses: Iterable[str], weights: str | None = None) 
     used = {*uses, *(("batch_size", "seed") if augmentation else ()), *(("batch_size",) if subject.coupled else ())}
     fields = {"batch_size": subject.batch_size, "weight_decay": subject.weight_decay, "seed": subject.seed}
     loss: dict[str, Any] = {} if subject.losses is cross_entropy else {"loss": _loss_identity(subject)}
-    if subject.meaning.accuracy:
+    if subject.meaning.accuracy and subject.losses in MEANINGS:
         loss["accuracy"] = subject.meaning.accuracy
     # Of a model that is built from a checkpoint or a name these follow from its architecture.
     module = {} if subject.reloadable else _beside_weights(subject)

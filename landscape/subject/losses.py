@@ -112,6 +112,8 @@ class Meaning:
 
 
 CLASSIFICATION = Meaning("nats")
+OWN = Meaning("loss")  # of a user's loss, whose units are unknown
+OWN_WITHOUT_ACCURACY = Meaning("loss", undefined_accuracy, "none: outputs and targets are not one class per sample")
 NAMES: Mapping[str, Losses] = {"cross-entropy": cross_entropy, "mse": mse, "l1": l1, "huber": huber, "bce": bce}
 NONE = "none: a regression has no classes"
 MEANINGS: Mapping[Losses, Meaning] = {

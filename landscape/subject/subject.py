@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from landscape.checkpoints.checkpoint import Checkpoint, state_dict_sha256
 from landscape.data.dataset import Batches, BatchList, Images, forget_sha256
 from landscape.data.structure import Nested, common_length, map_tensors, named_tensors, rows_of
-from landscape.subject.losses import MEANINGS, Meaning, cross_entropy, undefined_accuracy
+from landscape.subject.losses import MEANINGS, OWN, OWN_WITHOUT_ACCURACY, Meaning, cross_entropy, undefined_accuracy
 from landscape.subject.networks_in_memory import Network
 from landscape.subject.outputs import logits_or_none, outputs_of
 from landscape.subject.restoration import evaluation_mode
@@ -50,6 +50,7 @@ class Subject:
     whole: Whole = ""  # what `batch` replaces by the batch as the data set gave it, because the loss asks for it
     needs_graph: bool = False  # the model differentiates inside its forward pass, which needs a graph
     objects: bool = False  # data or loss are objects made in Python, which no other process can load again
+    no_accuracy: bool = False  # outputs or targets are no classes, for a user's own loss
     mean_only: bool = False  # the loss gives a mean over the mini-batch, so that it has no error over samples
     coupled: bool = False  # that mean is not the mean of a loss per sample, so that it depends on the batch size
     # values that follow from the weights, see `once_per_weights`
@@ -133,7 +134,7 @@ class Subject:
     @property
     def meaning(self) -> Meaning:
         """Units of the loss, which are unknown for a user's loss, and what accuracy counts."""
-        return MEANINGS.get(self.losses, Meaning("loss"))
+        return MEANINGS.get(self.losses, OWN_WITHOUT_ACCURACY if self.no_accuracy else OWN)
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
