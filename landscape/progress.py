@@ -54,7 +54,7 @@ class Progress:
             say(f"{self._what} {finished}/{total}, {100 * finished / total:.0f} %{speed}")
 
     def _show(self) -> None:
-        if self._quiet or not (sys.stderr.isatty() or in_notebook()):
+        if self._quiet or not _has_bar():
             return
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -70,8 +70,13 @@ class Progress:
 
 
 def in_notebook() -> bool:
-    """Whether a notebook runs this process, with the widgets that a bar needs there."""
-    return "ipykernel" in sys.modules and find_spec("ipywidgets") is not None
+    """Whether a notebook runs this process."""
+    return "ipykernel" in sys.modules
+
+
+def _has_bar() -> bool:
+    """Whether a bar can be shown: on a terminal, or in a notebook with the widgets that it needs."""
+    return sys.stderr.isatty() or (in_notebook() and find_spec("ipywidgets") is not None)
 
 
 def is_main_process() -> bool:

@@ -23,14 +23,15 @@ def test_set_up_before_the_first_unit_does_not_count_in_the_rate(
     ]
 
 
-@pytest.mark.parametrize("place", ["terminal", "notebook", "file", "quiet terminal"])
+@pytest.mark.parametrize("place", ["terminal", "notebook", "notebook without widgets", "file", "quiet terminal"])
 def test_in_python_a_bar_appears_after_a_second_where_it_can_be_seen(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = iter([0.0, 0.9, 1.1, 60.0])
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(now)))
     monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: place.endswith("terminal"))
-    monkeypatch.setattr(progress, "in_notebook", lambda: place == "notebook")
+    monkeypatch.setattr(progress, "in_notebook", lambda: "notebook" in place)
+    monkeypatch.setattr(progress, "find_spec", lambda name: None if "widgets" in place else object())
     shown = place in ("terminal", "notebook")
     with progress.Progress("hessian", quiet=place.startswith("quiet"), after=1.0, lines=False) as report:
         report(1, 4)
