@@ -4,6 +4,8 @@ import gc
 import os
 import signal
 import urllib.request
+from collections.abc import Callable
+from pathlib import Path
 from urllib.error import URLError
 
 import pytest
@@ -31,3 +33,32 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(urllib.request, "urlopen", refuse)
     monkeypatch.delenv("LANDSCAPE_DATA", raising=False)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one run of initial weights on digits."""
+    from landscape.cli.main import exit_code
+
+    folder = tmp_path_factory.mktemp("study")
+    run = folder / "checkpoints" / "resnet_demo-digits"
+    assert exit_code(["train", "resnet_demo", "--data", "digits", "--epochs", "0", "--out", str(run), "--quiet"]) == 0
+    return folder
+
+
+@pytest.fixture
+def command(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Run a command line beside the checkpoints: (exit code, stdout, stderr)."""
+    from landscape.cli.main import exit_code
+
+    monkeypatch.chdir(trained)
+    monkeypatch.delenv("LANDSCAPE_DATA", raising=False)
+
+    def run(*words: str | Path) -> tuple[int, str, str]:
+        code = exit_code([str(word) for word in words])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run

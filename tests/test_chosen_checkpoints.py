@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import MINE
 from torch import Tensor, nn
 
 import landscape
@@ -15,14 +16,6 @@ from landscape.cli.main import exit_code
 from landscape.results import reader
 
 Command = Callable[..., tuple[int, str]]
-MINE = """
-import torch
-def model(width=5): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, width), torch.nn.Tanh(),
-                                               torch.nn.Linear(width, 3))
-def data():
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(24, 3, 2, 2, generator=generator), torch.randint(3, (24,), generator=generator)
-"""
 
 
 def state(seed: int, width: int = 5) -> dict[str, Tensor]:

@@ -154,6 +154,15 @@ def test_a_padded_mini_batch_is_not_cut_and_padding_does_not_count_as_an_error()
     assert metrics["accuracy"] == pytest.approx(np.mean(shares), rel=1e-6)
 
 
+def test_a_number_of_samples_takes_whole_mini_batches() -> None:
+    def mean(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs.transpose(1, 2), targets)
+
+    subject = load(Tagger(), data=tagged(), loss=mean, samples=2)  # two of three sequences would be shorter
+    assert len(subject.batches) == 1
+    assert torch.equal(subject.batches[0][0][0], tagged()[0][0])
+
+
 @pytest.mark.parametrize("flat_losses", [True, False])
 def test_losses_of_padding_are_refused(flat_losses: bool) -> None:
     def each(outputs: Tensor, targets: Tensor) -> Tensor:

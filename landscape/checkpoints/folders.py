@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 def absent(path: Path) -> FileNotFoundError:
-    """The error of a path where there is nothing, with similar names beside it."""
+    """The error for a path that does not exist; it lists similar names in the same folder."""
     beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, beside, 2, 0.7)
     similar = f"; there is {' and '.join(str(path.with_name(name)) for name in near)}" if near else model_hint(path)

@@ -10,7 +10,7 @@ from torch.utils.data import default_collate
 
 from landscape.data.dataset import BatchList, count_of, number_of_classes
 from landscape.data.sample_reading import Request
-from landscape.data.structure import Nested, as_tensors, common_length, map_tensors, rows_of, tensors_in
+from landscape.data.structure import Nested, as_tensors, map_tensors, rows_of, tensors_in
 
 
 class ShapesDiffer(ValueError):
@@ -43,7 +43,9 @@ def from_items(items: Sequence[Nested], request: Request) -> BatchList:
 
 
 def from_batches(batches: Iterator[Nested], wanted: int | None, request: Request) -> BatchList:
-    """Mini-batches as they come, until `wanted` samples are there; the last one is cut where its tensors share rows.
+    """Whole mini-batches as they come, until at least `wanted` samples are there.
+
+    None is cut: a model may shorten a padded mini-batch to its longest sequence.
 
     Raises:
         ValueError: one holds no tensor.
@@ -52,11 +54,8 @@ def from_batches(batches: Iterator[Nested], wanted: int | None, request: Request
     count = 0
     for batch in batches:
         whole = as_tensors(batch)
-        size = _samples(whole, request)
-        if wanted is not None and count + size > wanted and common_length(whole) == size:
-            whole, size = rows_of(whole, slice(0, wanted - count)), wanted - count
         wholes.append(map_tensors(whole, torch.clone))  # a loader may use its memory again for the next batch
-        count += size
+        count += count_of(request.read("a batch", whole)[1], whole) or 1
         if wanted is not None and count >= wanted:
             break
     return _batch_list(wholes, request)
@@ -69,13 +68,6 @@ def _batch_list(wholes: Sequence[Nested], request: Request) -> BatchList:
             raise ValueError(f"{request.name}: a batch is a {got} without tensors; expected tensors in it")
     pairs = [request.read(f"batch {i}", whole) for i, whole in enumerate(wholes)]
     return BatchList(pairs, wholes, request.name, max(_classes(request.name, targets) for _, targets in pairs))
-
-
-def _samples(whole: Nested, request: Request) -> int:
-    """Number of samples as far as it shows before the loss is computed, else 1."""
-    if next(tensors_in(whole), None) is None:
-        raise ValueError(f"{request.name}: a batch is a {type(whole).__name__} without tensors; expected tensors in it")
-    return count_of(request.read("a batch", whole)[1], whole) or 1
 
 
 def _classes(name: str, targets: Nested) -> int:

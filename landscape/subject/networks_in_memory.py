@@ -28,7 +28,7 @@ class Naming:
 
 
 def named(options: Mapping[str, Any]) -> Naming:
-    """Options in which every network in memory, and every path beside it, is replaced by its name.
+    """Replace every network in memory, and every path given together with one, by a name.
 
     The name of a subject is its label, that of others `module` or `state_dict`; they are numbered where it is taken.
 
