@@ -1,4 +1,4 @@
-"""The command `show`: print what a checkpoint or a results file holds, without loading torch or matplotlib."""
+"""The command `show`: print what a checkpoint or a results file holds; torch is loaded only to load a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,26 +9,36 @@ from typing import Annotated, Any
 
 import typer
 
-from landscape.cli.command_options import Debug
+from landscape.cli.command_options import OUTPUT, RUN, loading_options, loading_values, option, with_options
 from landscape.cli.damaged_files import check_not_damaged
+from landscape.cli.loading import load
 from landscape.cli.text_table import printable, text_table
+from landscape.options import OptionError
 
 HASHED = 2**28  # bytes of a checkpoint up to which it is read whole for its digest
 
 
-def show(
-    file: Annotated[Path, typer.Argument(help="checkpoint or results file")],
-    json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
-    debug: Debug = False,
-) -> None:
-    """Show what a checkpoint or a results file holds, without loading it; `evaluate` and `layers` load a checkpoint."""
+def show(file: Path, json: bool, **options: Any) -> None:
+    """Show what a checkpoint or a results file holds, without loading it.
+
+    With --model, --data or another loading option a checkpoint is loaded too, as `evaluate` and `layers` do.
+    """
     from landscape.checkpoints import raw_files
 
     if not file.exists():
         raise FileNotFoundError(f"no file at {file}; give a checkpoint or a results file")
     if file.is_dir() and not raw_files.holds_weights(file):
         raise ValueError(f"{file} is a folder; give a checkpoint in it, or a results file")
-    content = _results(file) if file.is_file() and _is_hdf5(file) else _checkpoint(file)
+    values = loading_values(options)
+    given = [name for name, (_, default) in LOADING.items() if options[name] != default]
+    if file.is_file() and _is_hdf5(file):
+        if given:
+            name = given[0].replace("_", "-")
+            raise OptionError(f"--{name} loads a checkpoint, and {file} is an HDF5 file of results; leave it out")
+        content: list[dict[str, Any]] | dict[str, Any] = _results(file)
+    else:
+        held = {"file": str(file)} if values.get("trust_pickle") else _checkpoint(file)
+        content = held | (_loaded(file, values) if given else {})
     if json:
         typer.echo(encoding.dumps(content, default=str))
     elif isinstance(content, dict):
@@ -42,6 +52,14 @@ def show(
 def _is_hdf5(file: Path) -> bool:
     with file.open("rb") as stream:
         return stream.read(8) == b"\x89HDF\r\n\x1a\n"
+
+
+def _loaded(file: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """The network and the samples that the loading options make of a checkpoint."""
+    from landscape.subject.identity import protocol
+
+    subject = load(file, values, quiet=False)
+    return {"network": type(subject.model).__name__, "parameters": subject.size, "protocol": protocol(subject)}
 
 
 def _results(file: Path) -> list[dict[str, Any]]:
@@ -89,3 +107,15 @@ def _checkpoint(file: Path) -> dict[str, Any]:
         "model": model or f"{architecture}: name it with --model",
         **(about if native else {"epoch": found.content.get("epoch", math.nan)}),
     }
+
+
+LOADING = loading_options({"split": "test", "samples": "all", "batch_size": 128}, without=("weight_decay",))
+with_options(
+    show,
+    {
+        "file": (Annotated[Path, typer.Argument(help="checkpoint or results file")], ...),
+        **LOADING,
+        "json": option(bool, "print JSON", False, OUTPUT, "--json"),
+        "debug": RUN["debug"],
+    },
+)

@@ -411,6 +411,23 @@ def test_show_prints_what_is_in_a_checkpoint_and_in_a_results_file(command: Comm
     assert about["data"]["classes"] == 10
 
 
+def test_show_loads_a_checkpoint_by_the_options_of_evaluate(command: Command, tmp_path: Path) -> None:
+    checkpoint = "checkpoints/resnet_demo-digits/final.pt"
+    plain = json.loads(command("show", checkpoint, "--json")[1])
+    code, text, err = command("show", checkpoint, "--data", "digits", "--samples", "32", "--json")
+    assert code == 0
+    assert "on 32 of them loss" in err
+    about = json.loads(text)
+    assert {name: about[name] for name in plain} == plain
+    assert about["network"] == "ResNet"
+    assert about["protocol"].startswith("digits test, 32 samples, batch size 128")
+    out = tmp_path / "results.h5"
+    assert command("variance", "--samples", "16", "--out", out)[0] == 0
+    code, _, err = command("show", out, "--data", "digits")
+    assert (code, one_line(err)) == (2, True)
+    assert "--data loads a checkpoint, and" in err
+
+
 def test_layers_needs_no_data(command: Command) -> None:
     rows = json.loads(command("layers", "--model", "vit_demo", "--image-size", "16", "--json")[1])
     kinds = [row["kind"] for row in rows]
