@@ -21,8 +21,8 @@ from analytic import (
 )
 
 from landscape.curvature.hvp_backends import CODES
-from landscape.curvature.lanczos import Which
 from landscape.curvature.operator import Operator
+from landscape.curvature.stopping import Which
 from landscape.curvature.stored_spectrum import negative_share, positive_mean
 from landscape.curvature.vectors import random_unit
 from landscape.options import OptionError

@@ -12,7 +12,8 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor
 
 from landscape.curvature import krylov_basis
-from landscape.curvature.lanczos import Spectrum, Which, lanczos
+from landscape.curvature.lanczos import Spectrum, lanczos
+from landscape.curvature.stopping import Which
 from landscape.curvature.vectors import random_unit
 
 DECAYING = [3.0 / (1 + i) ** 2 for i in range(20)]

@@ -10,7 +10,8 @@ import torch
 from analytic import symmetric
 from torch import Tensor
 
-from landscape.curvature.lanczos import Spectrum, Which, lanczos
+from landscape.curvature.lanczos import Spectrum, lanczos
+from landscape.curvature.stopping import Which
 from landscape.curvature.vectors import random_unit
 from landscape.curvature.verification import verified
 

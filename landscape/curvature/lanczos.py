@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from landscape.curvature.krylov_projection import Projection
+from landscape.curvature.stopping import StoppingRule, Which, estimated_errors, wanted
 from landscape.curvature.vectors import dot, length
 
 Search = Generator[Tensor, Tensor, "Spectrum"]  # yields v, is sent H v, returns the spectrum
-Which = Literal["LM", "LA", "SA", "both"]
 ERROR = 0.01  # of tol: the estimated relative error min(r, r^2 / gap) at which a value counts as known
 
 
@@ -63,12 +63,10 @@ def lanczos_search(
 
     Args:
         start: random vector, (n,); its dtype and device are those of the arithmetic.
-        k: how many; `both` gives k at each end.
-        which: LM largest magnitude, LA largest, SA smallest, both: k largest then k smallest.
+        k: how many, see `StoppingRule`.
+        which: which ones.
+        ends: also converge both algebraic ends; 0.1 leaves them right to about one per cent, for about one product.
         tol: relative residual at which a value counts as converged; its estimated error must be a hundredth of that.
-        ends: also converge the largest and smallest eigenvalue to this relative residual, or to tol of the largest
-            |value|: near zero no relative residual is ever reached. The error of a value is about the square of its
-            residual, so 0.1 leaves them right to about one per cent, for about one product; 1.0 disables it.
         max_steps: cap on the number of products, at least k; values unconverged then are returned as such.
         room: most vectors kept; at least ten more than wanted values.
         storage: half precision halves the memory of the basis; one more product per value then recomputes it.
@@ -81,6 +79,7 @@ def lanczos_search(
     room = max(room, k * (2 if which == "both" else 1) + 10)
     steps = min(n, max_steps) if room >= n else max_steps  # n without a restart span everything
     ritz = Projection(start, min(steps, room), storage)
+    rule = StoppingRule(k, which, tol=ERROR * tol, tol_residual=tol, ends=ends)
     breakdown = 0  # products at the last invariant subspace
     before: np.ndarray | None = None  # the wanted values there
     quadrature: tuple[np.ndarray, np.ndarray] | None = None  # before the first restart
@@ -88,7 +87,7 @@ def lanczos_search(
         ritz.extend((yield ritz.basis.last()))
         positions = wanted(ritz.values, k, which)
         if ritz.beta > 0.0:
-            done = products - breakdown > min(k, n - 1) and _converged(ritz, positions, which, tol, ends)
+            done = products - breakdown > min(k, n - 1) and rule.done(ritz.values, ritz.residuals, ritz.floor)
         else:
             values = ritz.values[positions]
             same = before is not None and len(before) == len(values)
@@ -131,7 +130,7 @@ def _spectrum(
         values=values,
         residuals=residuals,
         converged=residuals <= tol * np.abs(values),
-        errors=_estimated_errors(ritz, positions),
+        errors=estimated_errors(ritz.values, ritz.residuals, positions),
         largest=float(ritz.values[-1]),
         smallest=float(ritz.values[0]),
         ends=(float(ritz.residuals[-1]), float(ritz.residuals[0])),
@@ -171,51 +170,6 @@ def run_searches(product: Callable[[Tensor], Tensor], searches: Sequence[Search]
                 vectors[i] = 0.0
                 active.discard(i)
     return spectra
-
-
-def wanted(values: np.ndarray, k: int, which: Which) -> np.ndarray:
-    """Positions of the wanted values among ascending ones, in the order of the request."""
-    if which == "LM":
-        return np.argsort(-np.abs(values), kind="stable")[:k]
-    order = np.argsort(values, kind="stable")
-    smallest, largest = order[:k], order[::-1][:k]
-    return {"LA": largest, "SA": smallest, "both": np.concatenate([largest, smallest])}[which]
-
-
-def _converged(ritz: Projection, positions: np.ndarray, which: Which, tol: float, ends: float) -> bool:
-    """Whether the wanted values are known, and the two algebraic ends to the requested residual."""
-    theta, residuals = ritz.values, ritz.residuals
-    size = np.abs(theta)
-    least = ritz.floor * size.max()
-    known = residuals[positions] <= np.maximum(tol * size[positions], least)
-    known &= _estimated_errors(ritz, positions) <= np.maximum(ERROR * tol * size[positions], least)
-    if which == "LM" and known.all() and _contested(ritz, positions, ERROR * tol, least):
-        return False
-    if ends >= 1.0:
-        return bool(known.all())
-    both = np.array([0, len(theta) - 1])
-    near = residuals[both] <= np.maximum(ends * size[both], max(tol, ritz.floor) * size.max())
-    return bool(known.all() and near.all())
-
-
-def _contested(ritz: Projection, positions: np.ndarray, tol: float, least: float) -> bool:
-    """Whether an unconverged value of the other sign may yet turn out larger than the smallest wanted one."""
-    theta = ritz.values
-    last = theta[positions[-1]]
-    others = np.setdiff1d(np.flatnonzero(theta * last < 0), positions)
-    if not len(others):
-        return False
-    rival = others[np.abs(theta[others]).argmax()]
-    error = _estimated_errors(ritz, np.array([rival]))[0]
-    return bool(error > max(tol * abs(last), least) and abs(theta[rival]) + error > abs(last))
-
-
-def _estimated_errors(ritz: Projection, positions: np.ndarray) -> np.ndarray:
-    """min(r, r^2 / gap), gap the distance to the next Ritz value."""
-    distances = np.abs(ritz.values[positions][:, None] - ritz.values)  # (positions, m)
-    distances[np.arange(len(positions)), positions] = np.inf
-    residuals = ritz.residuals[positions]
-    return np.asarray(np.minimum(residuals, residuals**2 / np.maximum(distances.min(axis=1), 1e-300)))
 
 
 def _worth_keeping(theta: np.ndarray, count: int, which: Which) -> np.ndarray:

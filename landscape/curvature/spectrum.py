@@ -9,7 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from landscape.curvature.lanczos import Search, Spectrum, Which, lanczos_search, run_search, run_searches
+from landscape.curvature.lanczos import Search, Spectrum, lanczos_search, run_search, run_searches
+from landscape.curvature.stopping import Which
 from landscape.curvature.verification import verified
 from landscape.probe import derived_seed
 

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.curvature.lanczos import Spectrum, Which, lanczos, wanted
+from landscape.curvature.lanczos import Spectrum, lanczos
+from landscape.curvature.stopping import Which, wanted
 from landscape.curvature.vectors import random_unit
 
 PER_VALUE = ("values", "residuals", "converged", "errors")  # arrays of a spectrum with a row per eigenvalue

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from landscape.curvature.hvp_backends import CODES, HVP_HELP, Hvp, Kinks, autotuned, curvature, without_hvp
-from landscape.curvature.lanczos import Spectrum, Which
+from landscape.curvature.lanczos import Spectrum
 from landscape.curvature.operator import Curvature, Operator, PatternCache, over_all_samples
 from landscape.curvature.parameter_selection import PARAMS_HELP, Blocks, matching
 from landscape.curvature.pyhessian_engine import power_iteration
 from landscape.curvature.spectrum import Request, spectra, spectrum
+from landscape.curvature.stopping import Which
 from landscape.curvature.stored_spectrum import spectrum_quantities, spectrum_values, summaries, summary_quantities
 from landscape.curvature.vectors import random_unit
 from landscape.options import OptionError, at_least, one_of, regular_expression, require
