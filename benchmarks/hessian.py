@@ -141,7 +141,7 @@ def engines(subject: Subject, batches: int) -> dict[str, Engine]:
     kinds: tuple[Hvp, ...] = ("kept", traced(subject), "compiled")
     for kind in kinds:
         start = time.process_time()
-        curved = curvature(subject, subject.parameters, kind, batches=batches, kinks="double")
+        curved = curvature(subject, subject.parameters, kind, kinks="double")
         product, vector = curved.product(0), torch.zeros(subject.size)
         product(vector)
         prepared = time.process_time() - start
@@ -244,7 +244,7 @@ def _peak(arguments: argparse.Namespace, name: str, batch_size: int, engine: str
             curvlinops(subject, 0)
         else:
             kind: Hvp = "kept" if "kept" in engine else traced(subject)
-            ours(subject, 0, curved=curvature(subject, subject.parameters, kind, batches=1, kinks="double"))
+            ours(subject, 0, curved=curvature(subject, subject.parameters, kind, kinks="double"))
 
     return peak_of(run)
 

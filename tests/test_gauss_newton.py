@@ -54,7 +54,7 @@ def _dense(subject: Subject, operator: str, i: int = 0) -> Tensor:
 def test_products_are_those_of_the_dense_matrix_of_each_mini_batch(network: str, operator: Operator) -> None:
     subject = NETWORKS[network]()
     vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float64)
-    curved = curvature(subject, subject.parameters, "auto", batches=50, operator=operator)
+    curved = curvature(subject, subject.parameters, "auto", operator=operator)
     for i in range(2):
         product = curved.product(i)
         for _ in range(2):
@@ -73,7 +73,7 @@ def test_eigenvalues_are_those_of_the_dense_matrix_shifted_by_weight_decay(opera
 
 def test_where_the_logits_are_linear_in_the_weights_gauss_newton_is_the_hessian() -> None:
     subject, matrix = softmax_regression()
-    product = curvature(subject, subject.parameters, "auto", batches=1, operator="ggn").product(0)
+    product = curvature(subject, subject.parameters, "auto", operator="ggn").product(0)
     found = torch.stack([product(v) for v in torch.eye(subject.size, dtype=torch.float64)])
     torch.testing.assert_close(found, matrix, rtol=0, atol=1e-14)
 
@@ -87,7 +87,7 @@ def test_gauss_newton_and_fisher_differ_from_the_hessian_and_from_each_other() -
 
 def test_a_loss_linear_in_the_outputs_has_no_gauss_newton_curvature() -> None:
     subject = quadratic(symmetric([3.0, -1.0, 2.0]))
-    product = curvature(subject, subject.parameters, "auto", batches=1, operator="ggn").product(0)
+    product = curvature(subject, subject.parameters, "auto", operator="ggn").product(0)
     assert torch.equal(product(torch.ones(3, dtype=torch.float64)), torch.zeros(3, dtype=torch.float64))
 
 

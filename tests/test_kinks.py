@@ -74,9 +74,9 @@ def test_products_of_every_backend_are_those_of_double_precision(hvp: Hvp) -> No
     subject = cancelling()
     double = in_double(subject)
     vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float32)
-    exact = curvature(double, double.parameters, "kept", batches=2).product(1)(vector.double())
-    fixed = curvature(subject, subject.parameters, hvp, batches=2, kinks="double").product(1)(vector)
-    free = curvature(subject, subject.parameters, hvp, batches=2, kinks="single").product(1)(vector)
+    exact = curvature(double, double.parameters, "kept").product(1)(vector.double())
+    fixed = curvature(subject, subject.parameters, hvp, kinks="double").product(1)(vector)
+    free = curvature(subject, subject.parameters, hvp, kinks="single").product(1)(vector)
     torch.testing.assert_close(fixed.double(), exact, rtol=1e-5, atol=1e-6)
     assert (free - exact).norm() > 0.05 * exact.norm()
 
@@ -85,8 +85,8 @@ def test_batched_products_are_those_of_double_precision() -> None:
     subject = cancelling()
     double = in_double(subject)
     vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float32)
-    exact = [curvature(double, double.parameters, "kept", batches=2).product(i)(vector.double()) for i in (0, 1)]
-    joint = curvature(subject, subject.parameters, "together", batches=2, kinks="double")
+    exact = [curvature(double, double.parameters, "kept").product(i)(vector.double()) for i in (0, 1)]
+    joint = curvature(subject, subject.parameters, "together", kinks="double")
     rows = joint.batched_product([0, 1] * (joint.batched // 2))(vector.expand(joint.batched, -1))
     torch.testing.assert_close(rows[:2].double(), torch.stack(exact), rtol=1e-5, atol=1e-6)
 
@@ -96,14 +96,14 @@ def test_other_matrices_are_those_of_double_precision(operator: Operator) -> Non
     subject = cancelling()
     double = in_double(subject)
     vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float32)
-    exact = curvature(double, double.parameters, "kept", batches=1, operator=operator).product(0)(vector.double())
-    fixed = curvature(subject, subject.parameters, "kept", batches=1, operator=operator, kinks="double")
+    exact = curvature(double, double.parameters, "kept", operator=operator).product(0)(vector.double())
+    fixed = curvature(subject, subject.parameters, "kept", operator=operator, kinks="double")
     torch.testing.assert_close(fixed.product(0)(vector).double(), exact, rtol=1e-5, atol=1e-6)
 
 
 def test_a_micro_batch_has_its_own_activation_pattern() -> None:
     subject = cancelling()
-    fixed = curvature(subject, subject.parameters, "kept", batches=1, kinks="double")
+    fixed = curvature(subject, subject.parameters, "kept", kinks="double")
     vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float32)
     whole = fixed.product(0)(vector)
     fixed._micro_batching.count = 2
@@ -197,7 +197,7 @@ def test_a_smooth_network_has_no_pass_in_double_precision(monkeypatch: pytest.Mo
     subject = Subject(subject.model, [(x.float(), y) for x, y in subject.batches])
     assert not has_kinks(subject.model, subject.batch(0)[0])
     monkeypatch.setattr(module, "activation_pattern", lambda *_: pytest.fail("a pass in double precision"))
-    assert not curvature(subject, subject.parameters, "kept", batches=1, kinks="double").fixed
+    assert not curvature(subject, subject.parameters, "kept", kinks="double").fixed
 
 
 def test_a_network_that_does_not_run_in_double_precision_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -208,7 +208,7 @@ def test_a_network_that_does_not_run_in_double_precision_says_so(caplog: pytest.
     subject = cancelling()
     single = replace(subject, model=Single(F.relu).eval())
     with caplog.at_level(logging.INFO, logger="landscape"):
-        assert not curvature(single, single.parameters, "kept", batches=1, kinks="double").fixed
+        assert not curvature(single, single.parameters, "kept", kinks="double").fixed
     assert "the model cannot be run in double" in caplog.text
 
 
@@ -239,7 +239,7 @@ def test_the_probe_fixes_the_pattern_and_kinks_single_has_another_run_key() -> N
 
 def fixes_pattern(model: nn.Module, inputs: Tensor) -> bool:
     subject = Subject(model.eval(), [(inputs, torch.arange(len(inputs)) % 3)])
-    return curvature(subject, subject.parameters, "kept", batches=1, kinks="double").fixed
+    return curvature(subject, subject.parameters, "kept", kinks="double").fixed
 
 
 class Net(nn.Module):
@@ -313,7 +313,7 @@ def test_layers_of_a_mini_batch_share_its_pass_in_double_precision(monkeypatch: 
         return activation_pattern(*arguments)  # type: ignore[arg-type]
 
     subject = cancelling()
-    curvature(subject, subject.parameters, "kept", batches=1, kinks="double")  # a check, once
+    curvature(subject, subject.parameters, "kept", kinks="double")  # a check, once
     monkeypatch.setattr(module, "activation_pattern", counted)
     run_probe(Hessian(top=1, per_layer=True), subject)
     assert passes == len(subject.batches)

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from landscape.curvature import hvp_backends as module
 from landscape.curvature.hessian_product import HessianProduct, non_differentiable_layer
-from landscape.curvature.hvp_backends import CODES, WORTH_TRACING, Hvp, curvature
+from landscape.curvature.hvp_backends import CODES, WORTH_TRACING, Hvp, PlannedProducts, curvature
 from landscape.curvature.operator import Curvature, Operator
 from landscape.curvature.vectors import random_unit
 from landscape.probes.hessian import Hessian
@@ -34,7 +34,7 @@ HVPS: tuple[Hvp, Hvp] = ("kept", "compiled")
 def test_few_mini_batches_use_double_backward_without_a_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_seconds_per_product", lambda _: pytest.fail("a benchmark"))
     subject = tanh_net()
-    assert curvature(subject, subject.parameters, "auto", batches=WORTH_TRACING - 1).hvp == "kept"
+    assert curvature(subject, subject.parameters, "auto", planned=PlannedProducts(WORTH_TRACING - 1)).hvp == "kept"
 
 
 @pytest.mark.slow
@@ -51,10 +51,12 @@ def test_for_many_mini_batches_the_fastest_backend_is_chosen_and_logged(
     monkeypatch.setattr(module, "_seconds_per_product", seconds)
     subject = convolution_net()
     with caplog.at_level(logging.INFO, logger="landscape"):
-        chosen = curvature(subject, subject.parameters, "auto", batches=WORTH_TRACING)
+        chosen = curvature(subject, subject.parameters, "auto", planned=PlannedProducts(WORTH_TRACING))
     assert (chosen.hvp, tried) == (fastest, ["kept", "traced-channels-last"])
     assert f"Hessian products: {fastest} (kept " in caplog.text
-    assert curvature(subject, subject.parameters, "auto", batches=50) is chosen  # benchmarked once per subject
+    assert (
+        curvature(subject, subject.parameters, "auto", planned=PlannedProducts(50)) is chosen
+    )  # benchmarked once per subject
     assert len(tried) == 2
 
 
@@ -62,7 +64,7 @@ def test_channels_last_is_no_candidate_without_convolutions(monkeypatch: pytest.
     tried: list[str] = []
     monkeypatch.setattr(module, "_seconds_per_product", lambda candidate: tried.append(candidate.hvp) or 0.1)
     subject = tanh_net()
-    curvature(subject, subject.parameters, "auto", batches=WORTH_TRACING)
+    curvature(subject, subject.parameters, "auto", planned=PlannedProducts(WORTH_TRACING))
     assert tried == ["kept", "traced"]
 
 
@@ -71,25 +73,25 @@ def test_a_model_that_cannot_be_traced_uses_double_backward_and_logs_why(
 ) -> None:
     subject = Subject(Branching().double().eval(), batches_of((4,), (6,) * 3, 3))
     with caplog.at_level(logging.INFO, logger="landscape"):
-        chosen = curvature(subject, subject.parameters, "auto", batches=WORTH_TRACING)
+        chosen = curvature(subject, subject.parameters, "auto", planned=PlannedProducts(WORTH_TRACING))
     assert chosen.hvp == "kept"
     assert "no traced Hessian products: the model cannot be traced" in caplog.text
     with pytest.raises(ValueError, match="cannot be traced"):  # an error if asked for by name
-        curvature(subject, subject.parameters, "traced", batches=WORTH_TRACING)
+        curvature(subject, subject.parameters, "traced")
 
 
 def test_another_backend_than_the_usual_one_has_to_be_clearly_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = {"kept": 0.1, "traced-channels-last": 0.115}
     monkeypatch.setattr(module, "_seconds_per_product", lambda candidate: seconds[candidate.hvp])
     subject = convolution_net()
-    assert curvature(subject, subject.parameters, "auto", batches=50).hvp == "traced-channels-last"
+    assert curvature(subject, subject.parameters, "auto", planned=PlannedProducts(50)).hvp == "traced-channels-last"
 
 
 def test_the_graph_is_compiled_if_the_products_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_seconds_per_product", lambda candidate: 10.0)
     monkeypatch.setattr(module, "_traced", lambda subject, parameters, fixed, hvp: Curvature(subject, parameters, hvp))
     subject = tanh_net()
-    assert curvature(subject, subject.parameters, "auto", batches=50).hvp == "compiled"
+    assert curvature(subject, subject.parameters, "auto", planned=PlannedProducts(50)).hvp == "compiled"
 
 
 @pytest.mark.slow
@@ -97,7 +99,7 @@ def test_the_graph_is_compiled_if_the_products_take_long(monkeypatch: pytest.Mon
 def test_a_compiled_graph_gives_the_products_of_double_backward(network: Callable[[], Subject], layout: str) -> None:
     subject = network()
     vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float64)
-    plain, compiled = (curvature(subject, subject.parameters, hvp, batches=2) for hvp in HVPS)
+    plain, compiled = (curvature(subject, subject.parameters, hvp) for hvp in HVPS)
     for scale in (1.0, 1.5):  # batch norm statistics written since the trace count too
         for buffer in filter(torch.is_floating_point, subject.model.buffers()):
             buffer.mul_(scale)
@@ -113,7 +115,7 @@ def test_batched_products_are_those_of_each_mini_batch(
 ) -> None:
     monkeypatch.setattr(module, "BATCHED", 2)
     subject = network()
-    batched = curvature(subject, subject.parameters, "together", batches=2)
+    batched = curvature(subject, subject.parameters, "together")
     assert batched.batched == 2
     joint = batched.batched_product([0, 1])
     rows = torch.stack([
@@ -263,7 +265,7 @@ def test_weight_decay_is_in_every_kind_of_product() -> None:
     vector = random_unit(plain.size, 0, device=torch.device("cpu"), dtype=torch.float64)
     for kind in CODES[:3]:
         without, with_it = (
-            curvature(subject, subject.parameters, kind, batches=2).product(1)(vector)  # type: ignore[arg-type]
+            curvature(subject, subject.parameters, kind).product(1)(vector)  # type: ignore[arg-type]
             for subject in (plain, decayed)
         )
         torch.testing.assert_close(with_it, without + 0.25 * vector, rtol=1e-12, atol=1e-14)
@@ -303,4 +305,4 @@ def test_products_that_cannot_be_compiled_say_why() -> None:
         torch._inductor.config.patch(settings),
         pytest.raises(ValueError, match=r"cannot be compiled \(.*no-such-compiler.*\); choose another --hvp"),
     ):
-        curvature(subject, subject.parameters, "compiled", batches=2)
+        curvature(subject, subject.parameters, "compiled")

@@ -46,7 +46,7 @@ def _vector(size: int) -> Tensor:
 def _assert_as_kept(subject: Subject, kind: Hvp, parameters: dict[str, nn.Parameter] | None = None) -> None:
     chosen = parameters or subject.parameters
     vector = _vector(sum(p.numel() for p in chosen.values()))
-    traced, kept = (curvature(subject, chosen, hvp, batches=2) for hvp in (kind, "kept"))
+    traced, kept = (curvature(subject, chosen, hvp) for hvp in (kind, "kept"))
     for i in (1, 0, 1):
         expected, found = kept.product(i), traced.product(i)
         assert found.value == pytest.approx(expected.value, rel=1e-12)
@@ -66,7 +66,7 @@ def test_a_second_mini_batch_of_the_shape_has_the_products_of_its_own_graph(name
 def test_products_are_those_of_the_dense_hessian(make: Callable[[], Subject]) -> None:
     subject = make()
     vector = _vector(subject.size)
-    traced = curvature(subject, subject.parameters, "traced", batches=2)
+    traced = curvature(subject, subject.parameters, "traced")
     torch.testing.assert_close(traced.product(1)(vector), dense_hessian(subject, 1) @ vector, rtol=1e-8, atol=1e-12)
 
 
@@ -105,7 +105,7 @@ def test_tracing_and_products_leave_the_model_as_found() -> None:
         p.grad = torch.ones_like(p)
     kept, random = state(model), torch.random.get_rng_state()
     layouts = [p.stride() for p in model.parameters()]
-    curvature(subject, subject.parameters, "traced-channels-last", batches=2).product(1)(_vector(subject.size))
+    curvature(subject, subject.parameters, "traced-channels-last").product(1)(_vector(subject.size))
     assert same_state(model, kept)
     assert [p.stride() for p in model.parameters()] == layouts
     assert all(p.grad is not None and bool((p.grad == 1).all()) for p in subject.parameters.values())
@@ -122,7 +122,7 @@ def test_a_mini_batch_of_another_shape_is_rejected_by_the_trace_and_uses_double_
     with pytest.raises(ValueError, match=r"traced for .*6, 4.* got .*4, 4"):
         _traced(subject).at(*subject.batch(1))
     vector = _vector(subject.size)
-    found = curvature(subject, subject.parameters, "traced", batches=2).product(1)(vector)
+    found = curvature(subject, subject.parameters, "traced").product(1)(vector)
     expected = hessian_product(lambda: subject.loss(1), list(subject.parameters.values()))(vector)
     assert torch.equal(found, expected)
 
@@ -160,7 +160,7 @@ def test_mini_batches_of_another_dtype_or_layout_have_the_products_of_double_bac
     hvps: tuple[Hvp, ...] = ("traced", "compiled")
     for hvp in hvps:
         for i in range(3):
-            kept, found = (curvature(subject, subject.parameters, kind, batches=3).product(i) for kind in ("kept", hvp))
+            kept, found = (curvature(subject, subject.parameters, kind).product(i) for kind in ("kept", hvp))
             torch.testing.assert_close(found(vector), kept(vector), rtol=1e-4, atol=1e-6)
 
 
@@ -169,14 +169,14 @@ def test_a_wrong_trace_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     right = TracedHessian.at
     monkeypatch.setattr(TracedHessian, "at", lambda self, x, y, **_: right(self, x, y, shift=1.0))
     with pytest.raises(ValueError, match="would be wrong by"):
-        curvature(subject, subject.parameters, "traced", batches=2)
+        curvature(subject, subject.parameters, "traced")
 
 
 @pytest.mark.slow
 def test_sums_of_two_convolutions_are_one() -> None:
     """For all but the first, whose input is constant: once in the forward and once in the backward pass."""
     subject = _demo("resnet_demo")
-    traced = curvature(subject, subject.parameters, "traced", batches=2)._traced
+    traced = curvature(subject, subject.parameters, "traced")._traced
     assert traced is not None
     assert isinstance(traced._each, fx.GraphModule)
     convolutions = sum(isinstance(module, nn.Conv2d) for module in subject.model.modules())
@@ -196,7 +196,7 @@ def test_convolutions_of_every_geometry_have_the_products_of_double_backward(opt
     subject = Subject(model, batches_of((3, 8, 8), (4, 4), 3))
     vector = _vector(subject.size)
     kept, *others = (
-        curvature(subject, subject.parameters, hvp, batches=2).product(1)(vector)
+        curvature(subject, subject.parameters, hvp).product(1)(vector)
         for hvp in ("kept", "traced", "traced-channels-last")
     )
     for found in others:
@@ -216,8 +216,8 @@ def test_large_matrices_in_single_precision_have_the_products_of_double(monkeypa
     subject = Subject(model, [(x.float(), y) for x, y in batches])
     vector = _vector(subject.size)
 
-    expected = curvature(double, double.parameters, "kept", batches=2).product(1)
+    expected = curvature(double, double.parameters, "kept").product(1)
     hvps: tuple[Hvp, ...] = ("traced", "compiled")
     for kind in hvps:
-        found = curvature(subject, subject.parameters, kind, batches=2).product(1)
+        found = curvature(subject, subject.parameters, kind).product(1)
         torch.testing.assert_close(found(vector.float()).double(), expected(vector), rtol=1e-4, atol=1e-6)

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -35,7 +35,7 @@ HVP_HELP = (
 )
 WORTH_TRACING = 32  # mini-batches: for fewer a trace of some seconds does not pay
 WORTH_COMPILING = 500.0  # seconds of products: below that a compilation of half a minute to two does not
-PRODUCTS = 16  # per mini-batch, for that estimate
+PRODUCTS = 20  # per mini-batch: of five eigenvalues
 BATCHED = 8  # mini-batches per product of `together`
 AGREES = 0.1  # accepted relative difference of two backends: one unit on the other side of its kink causes 0.03
 REPEATS = 3  # products per candidate
@@ -44,17 +44,39 @@ CLEARLY = 1.2  # how many times faster than the expected backend another one has
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class PlannedProducts:
+    """The products to be made, which decide what preparation pays."""
+
+    batches: int = 1  # mini-batches
+    products: int = PRODUCTS  # of each mini-batch, about
+    rebuilt: bool = False  # every product passes over all mini-batches, whose graphs are prepared anew for it
+
+    @property
+    def total(self) -> int:
+        """Products of mini-batches."""
+        return self.batches * self.products
+
+    @property
+    def prepared(self) -> int:
+        """How often a mini-batch is prepared for products."""
+        return self.total if self.rebuilt and self.batches > 1 else self.batches
+
+
+ONE_BATCH = PlannedProducts()
+
+
 def curvature(
     subject: Subject,
     parameters: Mapping[str, Tensor],
     hvp: Hvp,
     *,
-    batches: int,
+    planned: PlannedProducts = ONE_BATCH,
     operator: Operator = "hessian",
     kinks: Kinks = "single",
     batched: bool = True,
 ) -> Curvature:
-    """Prepare products for a number of mini-batches; those of other matrices than the Hessian use double backward.
+    """Prepare the planned products; those of other matrices than the Hessian use double backward.
 
     `auto` uses double backward for a few mini-batches; for more it traces the model and picks the backend that is the
     fastest over three products. With `batched` False several mini-batches at once are no candidate. Fixing the
@@ -65,10 +87,10 @@ def curvature(
     """
     refuse_training(subject.model)
     fixed = kinks == "double" and _can_fix_pattern(subject)
-    if operator == "hessian" and hvp == "auto" and batches >= WORTH_TRACING:
+    if operator == "hessian" and hvp == "auto" and planned.prepared >= WORTH_TRACING:
         known = _fastest_so_far(subject, parameters, fixed, batched)
         if not known:
-            known.append(_fastest(Curvature(subject, parameters, "kept", fixed=fixed), batches, batched))
+            known.append(_fastest(Curvature(subject, parameters, "kept", fixed=fixed), planned, batched))
         return known[0]
     if operator != "hessian" or hvp in ("auto", "kept"):
         return Curvature(subject, parameters, "kept", operator, fixed)
@@ -115,17 +137,17 @@ def _fastest_so_far(subject: Subject, parameters: Mapping[str, Tensor], fixed: b
     return []
 
 
-def _fastest(double_backward: Curvature, batches: int, batched: bool) -> Curvature:
+def _fastest(double_backward: Curvature, planned: PlannedProducts, batched: bool) -> Curvature:
     """The fastest backend of a benchmark; unless another is clearly faster, the one that usually is."""
     subject = double_backward.subject
     kinds: list[Hvp] = ["traced-channels-last" if convolves(subject.model) else "traced"]
-    if batched and subject.device.type != "cpu" and batches >= 2 * BATCHED:
+    if batched and subject.device.type != "cpu" and planned.batches >= 2 * BATCHED:
         kinds.insert(0, "together")
     candidates = {"kept": double_backward}
     seconds = {"kept": _seconds_per_product(double_backward)}
     for hvp in kinds:
         _add_candidate(hvp, candidates, seconds)
-    if batches * PRODUCTS * min(seconds.values()) > WORTH_COMPILING:
+    if planned.total * min(seconds.values()) > WORTH_COMPILING:
         log.info("compiling the Hessian products, a minute or two")
         _add_candidate("compiled", candidates, seconds)
     least = min(seconds.values())
@@ -149,7 +171,7 @@ def _add_candidate(hvp: Hvp, candidates: dict[str, Curvature], seconds: dict[str
     double_backward = candidates["kept"]
     try:
         kinks: Kinks = "double" if double_backward.fixed else "single"
-        candidate = curvature(double_backward.subject, double_backward.parameters, hvp, batches=0, kinks=kinks)
+        candidate = curvature(double_backward.subject, double_backward.parameters, hvp, kinks=kinks)
         seconds[hvp] = _seconds_per_product(candidate)
     except (ValueError, RuntimeError) as error:
         log.info("no %s Hessian products: %s", hvp, str(error).partition("\n")[0])

@@ -10,7 +10,16 @@ from typing import Annotated, Any, ClassVar, get_args
 import numpy as np
 from torch import Tensor
 
-from landscape.curvature.hvp_backends import CODES, CODES_MEANING, HVP_HELP, Hvp, autotuned, curvature, without_hvp
+from landscape.curvature.hvp_backends import (
+    CODES,
+    CODES_MEANING,
+    HVP_HELP,
+    Hvp,
+    PlannedProducts,
+    autotuned,
+    curvature,
+    without_hvp,
+)
 from landscape.curvature.lanczos import lanczos
 from landscape.curvature.operator import over_all_samples
 from landscape.curvature.parameter_selection import PARAMS_HELP, matching
@@ -73,7 +82,7 @@ class Density(Probe):
         return without_hvp(self)
 
     def autotune(self, subject: Subject) -> dict[str, str]:
-        return autotuned(subject, self.params, self.hvp, batches=len(subject.batches))
+        return autotuned(subject, self.params, self.hvp, planned=self._planned(subject, self.vectors))
 
     def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Density, Subject]:
         return replace(self, **choices), subject
@@ -85,11 +94,14 @@ class Density(Probe):
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """One start vector after the other, with products prepared once."""
         parameters = matching(subject.parameters, self.params)
-        curved = curvature(subject, parameters, self.hvp, batches=len(subject.batches))
+        curved = curvature(subject, parameters, self.hvp, planned=self._planned(subject, len(units)))
         product = over_all_samples(subject, curved)
         for unit in units:
             start = random_unit(curved.size, unit.seed(self.seed), device=subject.device, dtype=subject.dtype)
             yield {**self._quadrature(product, start), "hvp": CODES.index(curved.hvp)}
+
+    def _planned(self, subject: Subject, vectors: int) -> PlannedProducts:
+        return PlannedProducts(len(subject.batches), vectors * self.steps, rebuilt=True)
 
     def _quadrature(self, product: Callable[[Tensor], Tensor], start: Tensor) -> dict[str, Any]:
         nodes, weights = np.full((2, self.steps), np.nan)

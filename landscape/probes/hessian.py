@@ -10,7 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.curvature.hvp_backends import CODES, HVP_HELP, Hvp, Kinks, autotuned, curvature, without_hvp
+from landscape.curvature.hvp_backends import (
+    CODES,
+    HVP_HELP,
+    Hvp,
+    Kinks,
+    PlannedProducts,
+    autotuned,
+    curvature,
+    without_hvp,
+)
 from landscape.curvature.lanczos import Spectrum
 from landscape.curvature.operator import Curvature, Operator, PatternCache, over_all_samples
 from landscape.curvature.parameter_selection import PARAMS_HELP, Blocks, matching
@@ -158,7 +167,7 @@ class Hessian(Probe):
     def autotune(self, subject: Subject) -> dict[str, str]:
         if self._double_backward:
             return {}
-        return autotuned(subject, self.params, self.hvp, batches=self._count(subject), kinks=self._kinks)
+        return autotuned(subject, self.params, self.hvp, planned=self._planned(self._count(subject)), kinks=self._kinks)
 
     def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Hessian, Subject]:
         return replace(self, **choices), subject
@@ -169,7 +178,9 @@ class Hessian(Probe):
         hvp = "kept" if self._double_backward else self.hvp
         passes = len(units) if self.scope == "batch" else self._count(subject)
         curved = [
-            curvature(subject, parameters, hvp, batches=passes, operator=self.operator, kinks=self._kinks)
+            curvature(
+                subject, parameters, hvp, planned=self._planned(passes), operator=self.operator, kinks=self._kinks
+            )
             for parameters in blocks.groups.values()
         ]
         if self.per_layer:  # the layers of a mini-batch follow each other and share its activation pattern
@@ -205,6 +216,11 @@ class Hessian(Probe):
         return Request(
             self.top, self.which, self.tol, self.ends, self._nodes, vectors=self.eigenvectors, verify=self.verify
         )
+
+    def _planned(self, batches: int) -> PlannedProducts:
+        """About as many products as random starts were seen to take on trained networks."""
+        products = min(10 + 2 * self._request.ranks, self.max_products) * (2 if self.verify else 1)
+        return PlannedProducts(batches, products, rebuilt=self.scope == "dataset")
 
     def _blocks(self, subject: Subject) -> Blocks:
         return Blocks.of(matching(subject.parameters, self.params), per_layer=self.per_layer)

@@ -9,7 +9,16 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from landscape.curvature.hvp_backends import CODES, CODES_MEANING, HVP_HELP, Hvp, autotuned, curvature, without_hvp
+from landscape.curvature.hvp_backends import (
+    CODES,
+    CODES_MEANING,
+    HVP_HELP,
+    Hvp,
+    PlannedProducts,
+    autotuned,
+    curvature,
+    without_hvp,
+)
 from landscape.curvature.operator import Curvature
 from landscape.curvature.parameter_selection import PARAMS_HELP, matching
 from landscape.curvature.trace_estimators import TraceEstimate, hutch_plus_plus, hutchinson, xtrace
@@ -74,7 +83,7 @@ class Trace(Probe):
         return without_hvp(self)
 
     def autotune(self, subject: Subject) -> dict[str, str]:
-        return autotuned(subject, self.params, self.hvp, batches=len(subject.batches), batched=False)
+        return autotuned(subject, self.params, self.hvp, planned=self._planned(len(subject.batches)), batched=False)
 
     def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Trace, Subject]:
         return replace(self, **choices), subject
@@ -86,9 +95,12 @@ class Trace(Probe):
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Mini-batches one after the other, with products prepared once for all of one shape."""
         parameters = matching(subject.parameters, self.params)
-        curved = curvature(subject, parameters, self.hvp, batches=len(units), batched=False)
+        curved = curvature(subject, parameters, self.hvp, planned=self._planned(len(units)), batched=False)
         for unit in units:
             yield self._estimate(curved, unit)
+
+    def _planned(self, batches: int) -> PlannedProducts:
+        return PlannedProducts(batches, self.vectors)
 
     def _estimate(self, curved: Curvature, unit: Unit) -> dict[str, float]:
         subject, (i,) = curved.subject, unit.index
