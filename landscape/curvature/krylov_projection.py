@@ -10,6 +10,7 @@ from landscape.curvature.krylov_basis import Basis
 from landscape.curvature.vectors import dot, length, random_unit
 
 ROUNDING = {torch.float32: 1e-6, torch.float64: 1e-13}  # residual floor, as a share of the largest |eigenvalue|
+NOT_FINITE = "a Hessian product is not finite"
 
 
 class Projection:
@@ -29,7 +30,7 @@ class Projection:
         self._next = self.basis.orthogonal(image)
         alpha_value, self.beta = torch.stack([alpha, length(self._next)]).tolist()
         if not np.isfinite(alpha_value) or not np.isfinite(self.beta):
-            raise FloatingPointError("a Hessian product is not finite")
+            raise FloatingPointError(NOT_FINITE)
         self._matrix[m - 1, m - 1] = alpha_value
         self.values, self.vectors = np.linalg.eigh(self._matrix[:m, :m])  # vectors: (basis, value)
         self.scale = float(np.abs(self.values).max()) or 1.0

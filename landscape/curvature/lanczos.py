@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +55,7 @@ def lanczos_search(
 ) -> Search:
     """The k wanted eigenvalues by Lanczos with full reorthogonalisation, tested at every step.
 
-    A generator that requests one product at a time, so that several searches can share a batched product.
+    A generator that requests one product at a time. `batched_lanczos` runs several searches side by side.
     Two passes of classical Gram-Schmidt per step ("twice is enough", Giraud et al. 2005). A random start is needed:
     gradient-like starts hide eigenvectors. On breakdown (an invariant subspace) the search continues with a random
     vector orthogonal to the basis, until that no longer changes the wanted values. A full basis is restarted with its
@@ -97,7 +97,7 @@ def lanczos_search(
             break
         if ritz.full:
             quadrature = quadrature or (ritz.values, ritz.start_components() ** 2)
-            ritz.restart(_worth_keeping(ritz.values, (ritz.room + len(positions)) // 2, which))
+            ritz.restart(worth_keeping(ritz.values, (ritz.room + len(positions)) // 2, which))
         ritz.append_next(start, products)
     return (yield from _spectrum(ritz, positions, quadrature, tol, products, vectors))
 
@@ -152,27 +152,7 @@ def run_search(product: Callable[[Tensor], Tensor], search: Search) -> Spectrum:
         return spectrum
 
 
-def run_searches(product: Callable[[Tensor], Tensor], searches: Sequence[Search]) -> list[Spectrum | None]:
-    """Run several searches with one product for all of them; None for a search whose operator is not finite.
-
-    The product takes rows v_i -> H_i v_i, (searches, n) -> (searches, n); those of finished searches are zero.
-    """
-    spectra: list[Spectrum | None] = [None] * len(searches)
-    vectors = torch.stack([next(search) for search in searches])
-    active = set(range(len(searches)))
-    while active:
-        products = product(vectors)
-        for i in sorted(active):
-            try:
-                vectors[i] = searches[i].send(products[i])
-            except (StopIteration, FloatingPointError) as end:
-                spectra[i] = end.value if isinstance(end, StopIteration) else None
-                vectors[i] = 0.0
-                active.discard(i)
-    return spectra
-
-
-def _worth_keeping(theta: np.ndarray, count: int, which: Which) -> np.ndarray:
+def worth_keeping(theta: np.ndarray, count: int, which: Which) -> np.ndarray:
     """Positions of the Ritz vectors that a restart keeps: the wanted ones, their neighbours, and both ends."""
     inner = wanted(theta, count // 2 if which == "both" else count, which)
     return np.unique(np.concatenate([inner, [0, len(theta) - 1]]))[: len(theta) - 1]

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from landscape.curvature.lanczos import Search, Spectrum, lanczos_search, run_search, run_searches
+from landscape.curvature.batched_lanczos import batched_lanczos, device_lanczos
+from landscape.curvature.lanczos import Spectrum
 from landscape.curvature.stopping import Which
 from landscape.curvature.verification import verified
 from landscape.probe import derived_seed
@@ -46,7 +48,8 @@ def spectrum(product: Callable[[Tensor], Tensor], request: Request, start: Tenso
     Raises:
         FloatingPointError: the matrix is not finite.
     """
-    found = run_search(product, _search(request, start, *memory(start)))
+    room, storage = memory(start)
+    found = device_lanczos(product, start, request.top, room=room, storage=storage, **_options(request))
     return _verified(product, found, request, seed) if request.verify else found
 
 
@@ -55,8 +58,8 @@ def spectra(
 ) -> list[Spectrum | None]:
     """The eigenvalues of several matrices with one product for all, (M, n) -> (M, n); None where one is not finite."""
     room, storage = memory(starts[0])
-    searches = [_search(request, start, max(room // len(starts), 1), storage) for start in starts]
-    found = run_searches(product, searches)
+    rows, room = torch.stack(list(starts)), max(room // len(starts), 1)
+    found = batched_lanczos(product, rows, request.top, room=room, storage=storage, **_options(request))
     if not request.verify:
         return found
 
@@ -69,11 +72,11 @@ def spectra(
     return [one and _verified(partial(row, i), one, request, seed) for i, (one, seed) in pairs]
 
 
-def _search(request: Request, start: Tensor, room: int, storage: torch.dtype | None) -> Search:
-    return lanczos_search(
-        start, request.top, which=request.which, tol=request.tol, ends=request.ends, max_steps=request.max_products,
-        room=room, storage=storage, vectors=request.vectors or request.verify,
-    )  # fmt: skip
+def _options(request: Request) -> dict[str, Any]:
+    return {
+        "which": request.which, "tol": request.tol, "ends": request.ends, "max_steps": request.max_products,
+        "vectors": request.vectors or request.verify,
+    }  # fmt: skip
 
 
 def _verified(product: Callable[[Tensor], Tensor], found: Spectrum, request: Request, seed: int) -> Spectrum:
@@ -83,7 +86,16 @@ def _verified(product: Callable[[Tensor], Tensor], found: Spectrum, request: Req
 
 def memory(start: Tensor) -> tuple[int, torch.dtype | None]:
     """How many vectors a search may keep and in what precision, so that large models fit too."""
-    rows = BASIS_BYTES // (start.numel() * start.element_size())
+    rows = _basis_bytes(start.device) // (start.numel() * start.element_size())
     if rows >= MIN_ROWS or start.dtype != torch.float32:
         return rows, None
     return 2 * rows, torch.float16
+
+
+def _basis_bytes(device: torch.device) -> int:
+    """Memory for the vectors of searches that run at once: on a GPU a quarter of what is free, if that is more."""
+    if device.type != "cuda":
+        return BASIS_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return max(BASIS_BYTES, (free + cached) // 4)

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.curvature.lanczos import Spectrum, lanczos
+from landscape.curvature.batched_lanczos import device_lanczos
+from landscape.curvature.lanczos import Spectrum
 from landscape.curvature.stopping import Which, wanted
 from landscape.curvature.vectors import random_unit
 
@@ -77,7 +78,7 @@ def _searched(
 
         start = random_unit(n, seed + 1000 * missed, device=off.device, dtype=off.dtype)
         start = start - off.T @ (off @ start)
-        extra = lanczos(complement, start, 1, which=which, tol=tol, ends=1.0, max_steps=max_steps, vectors=True)
+        extra = device_lanczos(complement, start, 1, which=which, tol=tol, ends=1.0, max_steps=max_steps, vectors=True)
         known = replace(known, products=known.products + extra.products)
         # The search may wander into the span of V itself, whose values on P H P are zero.
         inside = bool((off @ _vectors(extra)[0]).norm() > 0.5)

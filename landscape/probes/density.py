@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, get_args
 import numpy as np
 from torch import Tensor
 
+from landscape.curvature.batched_lanczos import device_lanczos
 from landscape.curvature.hvp_backends import (
     CODES,
     CODES_MEANING,
@@ -20,7 +21,6 @@ from landscape.curvature.hvp_backends import (
     curvature,
     without_hvp,
 )
-from landscape.curvature.lanczos import lanczos
 from landscape.curvature.operator import over_all_samples
 from landscape.curvature.parameter_selection import PARAMS_HELP, matching
 from landscape.curvature.vectors import random_unit
@@ -107,7 +107,7 @@ class Density(Probe):
         nodes, weights = np.full((2, self.steps), np.nan)
         try:
             # tol 0: all nodes are wanted, and nothing stops the run before its last step.
-            found = lanczos(product, start, self.steps, tol=0.0, max_steps=self.steps)
+            found = device_lanczos(product, start, self.steps, tol=0.0, max_steps=self.steps)
         except FloatingPointError:
             return {"nodes": nodes, "weights": weights, "matvecs": math.nan}
         # On breakdown the search continued with a random vector: the nodes from there on have no weight.

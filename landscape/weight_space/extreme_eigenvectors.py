@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.curvature.lanczos import lanczos
+from landscape.curvature.batched_lanczos import device_lanczos
 from landscape.curvature.operator import Curvature, over_all_samples
 from landscape.curvature.spectrum import memory
 from landscape.curvature.vectors import flat, random_unit, unflat
@@ -45,7 +45,7 @@ def extreme_eigenvectors(subject: Subject, seed: int) -> ExtremeEigenvectors:
     start = random_unit(subject.size, seed, device=subject.device, dtype=subject.dtype)
     room, storage = memory(start)
     try:
-        found = lanczos(product, start, 1, which="both", room=room, storage=storage, vectors=True)
+        found = device_lanczos(product, start, 1, which="both", room=room, storage=storage, vectors=True)
     except FloatingPointError as error:
         raise ValueError(f"--plane eigen needs finite curvature: {error}; check the weights") from None
     assert found.vectors is not None
