@@ -1,6 +1,6 @@
 """Cost of the shared pass of `landscape features`, against a bare forward pass and against one pass per analysis.
 
-    python benchmarks/features.py [--images 256] [--batch-size 128] [--threads 1] [--repeats 5]
+    python benchmarks/features.py [--images 256] [--batch-size 128] [--threads 1] [--repeats 5] [--device cuda]
 
 Random 32 x 32 images and untrained networks: a ResNet of 0.27 M parameters (three stages of three basic blocks, 16 to
 64 channels) and ViT-Ti with patches of 2. Ratios of process time, with one thread: medians over rounds that run every
@@ -21,7 +21,7 @@ from functools import partial
 
 import numpy as np
 import torch
-from measuring import header, in_turns, parser, peak_of, row, untrained
+from measuring import clock_of, header, in_turns, on_device, parser, peak_of, row, untrained
 from torch import Tensor
 
 from landscape.api import configure_shared_pass
@@ -43,10 +43,11 @@ COLUMNS = {
 }
 
 
-def subject_of(network: str, images: int, batch_size: int) -> Subject:
+def subject_of(network: str, images: int, batch_size: int, device: str = "cpu") -> Subject:
     name, arguments = NETWORKS[network]
     samples = batch_size * max(1, images // batch_size)
-    return untrained(name, classes=10, size=32, samples=samples, batch_size=batch_size, **arguments)
+    sizes = {"size": 32, "samples": samples, "batch_size": batch_size}
+    return untrained(name, classes=10, device=device, **sizes, **arguments)
 
 
 def bare(subject: Subject) -> None:
@@ -107,10 +108,10 @@ def fits(way: str, network: str) -> bool:
 
 def measure(network: str, arguments: argparse.Namespace) -> dict[str, float]:
     """Seconds per column: the median over rounds of its ratio to the bare pass, times the bare pass's median."""
-    subject = subject_of(network, arguments.images, arguments.batch_size)
+    subject = subject_of(network, arguments.images, arguments.batch_size, arguments.device)
     chosen = {name: partial(way, subject) for name, way in ways().items() if fits(name, network)}
     in_turns(chosen, 1)
-    took = in_turns(chosen, arguments.repeats)
+    took = in_turns(chosen, arguments.repeats, clock_of(arguments.device))
     alone = took["bare forward pass"]
     ratios = {name: [own / one for own, one in zip(times, alone, strict=True)] for name, times in took.items()}
     return {name: statistics.median(alone) * statistics.median(of_way) for name, of_way in ratios.items()}
@@ -119,20 +120,21 @@ def measure(network: str, arguments: argparse.Namespace) -> dict[str, float]:
 def peak(network: str, way: str, arguments: argparse.Namespace) -> float:
     """Peak MB during one mini-batch above the memory before it, in a fresh process."""
     command = [sys.executable, __file__, "--peak-of", network, way, "--batch-size", str(arguments.batch_size)]
+    command += ["--device", arguments.device]
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}  # return freed memory at once
     return float(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
 
 
-def own_peak(network: str, way: str, batch_size: int) -> float:
+def own_peak(network: str, way: str, batch_size: int, device: str) -> float:
     torch.set_num_threads(1)
-    subject = subject_of(network, batch_size, batch_size)
+    subject = subject_of(network, batch_size, batch_size, device)
     for probes, options in COLUMNS.values():
         for probe in configure_shared_pass(probes, "", options)[0]:
             if "vit" in network or probe.name != "attention":
                 probe.plan(subject)  # finds the layers, on two images
     small = Subject(subject.model, [(x[:4], y[:4]) for x, y in subject.batches])
     ways()[way](small)  # imports what is imported on use
-    return peak_of(partial(ways()[way], subject))
+    return peak_of(partial(ways()[way], subject), device)
 
 
 def largest_map(network: str, batch_size: int) -> float:
@@ -141,12 +143,12 @@ def largest_map(network: str, batch_size: int) -> float:
 
 
 def main() -> None:
-    options = parser(__doc__, images=256, batch_size=128, threads=1, repeats=5)
+    options = on_device(parser(__doc__, images=256, batch_size=128, threads=1, repeats=5))
     options.add_argument("--networks", nargs="*", default=list(NETWORKS))
     options.add_argument("--peak-of", nargs=2, help=argparse.SUPPRESS)
     arguments = options.parse_args()
     if arguments.peak_of:
-        print(own_peak(*arguments.peak_of, arguments.batch_size))
+        print(own_peak(*arguments.peak_of, arguments.batch_size, arguments.device))
         return
     torch.set_num_threads(arguments.threads)
     for network in arguments.networks:

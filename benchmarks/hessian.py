@@ -13,34 +13,29 @@ computed from the mini-batches.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
-import io
 import itertools
 import json
 import logging
 import math
 import multiprocessing
 import statistics
-import time
-import warnings
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
-from measuring import Work, header, parser, peak_of, seconds, trained, trained_models
+from measuring import Work, clock_of, header, parser, peak_of, seconds, trained, trained_models
 from measuring import row as row_of
+from other_engines import TOP, curvlinops, errors, pyhessian
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 from landscape.cli.process_setup import keep_freed_memory
-from landscape.curvature.hessian_product import differentiable_attention, hessian_product
+from landscape.curvature.hessian_product import hessian_product
 from landscape.curvature.hvp_backends import Hvp, convolves, curvature
 from landscape.curvature.lanczos import lanczos
 from landscape.curvature.operator import Curvature
@@ -49,58 +44,13 @@ from landscape.subject.batchnorm import refresh
 from landscape.subject.outputs import outputs_of
 from landscape.subject.subject import Subject
 
-TOP = 5
 Row = dict[str, Any]
-
-
-class Counted:
-    """A function that counts its calls."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function, self.calls = function, 0
-
-    def __call__(self, *arguments: object) -> Any:
-        self.calls += 1
-        return self.function(*arguments)
 
 
 def ours(subject: Subject, i: int, *, curved: Curvature, tol: float = 1e-3) -> tuple[np.ndarray, int]:
     start = random_unit(subject.size, i, device=subject.device, dtype=subject.dtype)
     found = lanczos(curved.product(i), start, TOP, tol=tol, ends=1.0)
     return found.values, found.products
-
-
-def pyhessian(subject: Subject, i: int, *, tol: float = 1e-3, iterations: int = 100) -> tuple[np.ndarray, int]:
-    module = import_module("pyhessian.hessian")  # the package gives its class the module's name
-
-    def criterion(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return subject.losses(outputs, targets).mean()
-
-    counted = Counted(module.hessian_vector_product)
-    replaced = patch.object(module, "hessian_vector_product", counted)
-    with replaced, differentiable_attention(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # create_graph=True with backward()
-        made = module.hessian(subject.model, criterion, data=subject.batch(i), cuda=False)
-        torch.manual_seed(i)
-        values, _ = made.eigenvalues(maxIter=iterations, tol=tol, top_n=TOP)
-    subject.model.zero_grad(set_to_none=True)  # it leaves gradients with graphs behind
-    return np.array(values), counted.calls
-
-
-def curvlinops(subject: Subject, i: int) -> tuple[np.ndarray, int]:
-    from curvlinops import HessianLinearOperator
-
-    loss = torch.nn.CrossEntropyLoss()
-    parameters = list(subject.parameters.values())
-    with differentiable_attention(), contextlib.redirect_stdout(io.StringIO()):
-        operator = HessianLinearOperator(
-            subject.model, loss, parameters, [subject.batch(i)], progressbar=False, check_deterministic=False
-        )
-        n, counted = subject.size, Counted(operator.to_scipy().__matmul__)
-        matrix = LinearOperator((n, n), matvec=counted, dtype=np.float32)
-        start = np.random.default_rng(i).standard_normal(n).astype(np.float32)
-        values = eigsh(matrix, TOP, which="LM", tol=1e-3, v0=start, return_eigenvectors=False)
-    return values[np.argsort(-np.abs(values))], counted.calls
 
 
 def reference(subject: Subject, i: int) -> np.ndarray:
@@ -110,17 +60,12 @@ def reference(subject: Subject, i: int) -> np.ndarray:
     values = lanczos(product, start, TOP, tol=1e-6, ends=1.0).values
     if i == 0:
         n = subject.size
-        operator = LinearOperator((n, n), matvec=lambda v: product(torch.from_numpy(v)).numpy(), dtype=np.float64)
+        operator = LinearOperator(
+            (n, n), matvec=lambda v: product(torch.from_numpy(v).to(subject.device)).cpu().numpy(), dtype=np.float64
+        )
         checked = eigsh(operator, TOP, which="LM", tol=1e-9, return_eigenvectors=False)
         np.testing.assert_allclose(np.sort(checked), np.sort(values), rtol=1e-7)
     return values
-
-
-def errors(values: np.ndarray, truth: np.ndarray) -> tuple[float, float, int]:
-    """Worst and median relative error to the nearest estimate, and how many true values have none within 1 %."""
-    relative = np.abs(values[:, None] - truth[None, :]) / np.abs(truth)[None, :]
-    nearest = relative.min(axis=0)
-    return float(nearest.max()), float(np.median(nearest)), int((nearest > 0.01).sum())
 
 
 def load(arguments: argparse.Namespace, name: str, file: str, batch_size: int, batches: int) -> Subject:
@@ -139,12 +84,13 @@ def engines(subject: Subject, batches: int) -> dict[str, Engine]:
         "curvlinops + eigsh": Engine(curvlinops, math.ceil(batches / 4)),
     }
     kinds: tuple[Hvp, ...] = ("kept", traced(subject), "compiled")
+    clock = clock_of(subject.device)
     for kind in kinds:
-        start = time.process_time()
+        start = clock()
         curved = curvature(subject, subject.parameters, kind, kinks="double")
-        product, vector = curved.product(0), torch.zeros(subject.size)
+        product, vector = curved.product(0), torch.zeros(subject.size, device=subject.device)
         product(vector)
-        prepared = time.process_time() - start
+        prepared = clock() - start
         found[f"ours, {kind}"] = Engine(partial(ours, curved=curved), batches, prepared, partial(product, vector))
     return found
 
@@ -177,7 +123,7 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
     for name, state, file, batch_size, batches in cases:
         subject, exact = (load(arguments, name, file, batch_size, batches) for _ in range(2))
         exact.model.double()
-        contestants = engines(subject, batches)
+        contestants, clock = engines(subject, batches), clock_of(subject.device)
         for i in range(batches):  # all engines on one mini-batch, then the next: whatever slows the machine slows all
             missing = {
                 engine: one
@@ -187,17 +133,17 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
             if not missing:
                 continue
             truth = reference(exact, i)
-            gradient = best(partial(_gradient, subject, 0))
+            gradient = best(partial(_gradient, subject, 0), clock)
             for engine, one in missing.items():
-                start = time.process_time()
+                start = clock()
                 values, products = one.run(subject, i)
-                spent = time.process_time() - start
+                spent = clock() - start
                 worst, median, missed = errors(values, truth)
                 row: Row = {
                     "model": name, "state": state, "batch_size": batch_size, "batch": i, "engine": engine,
                     "products": products, "seconds": spent, "worst": worst, "median": median, "missed": missed,
                     "prepared": one.prepared, "gradient": gradient,
-                    "product": best(one.product) / gradient if one.product else math.nan,
+                    "product": best(one.product, clock) / gradient if one.product else math.nan,
                 }  # fmt: skip
                 gc.collect()  # PyHessian leaves graphs in cycles
                 rows.append(row)
@@ -207,9 +153,9 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def best(work: Work) -> float:
-    """Process time of some work, the best of five."""
-    return min(seconds(work) for _ in range(5))
+def best(work: Work, clock: Callable[[], float]) -> float:
+    """Time of some work, the best of five."""
+    return min(seconds(work, clock) for _ in range(5))
 
 
 def _gradient(subject: Subject, i: int) -> object:
@@ -246,7 +192,7 @@ def _peak(arguments: argparse.Namespace, name: str, batch_size: int, engine: str
             kind: Hvp = "kept" if "kept" in engine else traced(subject)
             ours(subject, 0, curved=curvature(subject, subject.parameters, kind, kinks="double"))
 
-    return peak_of(run)
+    return peak_of(run, subject.device)
 
 
 def table(rows: list[Row]) -> str:

@@ -31,25 +31,46 @@ def trained_models(made: argparse.ArgumentParser, *names: str) -> argparse.Argum
     made.add_argument("--data", default="cifar10")
     made.add_argument("--data-root", type=Path)
     made.add_argument("--checkpoints", type=Path, default=Path("checkpoints"))
+    return on_device(made)
+
+
+def on_device(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """The parser with `--device`."""
+    made.add_argument("--device", default="cpu", help="cpu (the default), cuda or cuda:1")
     return made
 
 
 def trained(arguments: argparse.Namespace, name: str, *, file: str = "final.pt", **options: Any) -> Subject:
-    """A demo network from its run on the training set, on the CPU."""
+    """A demo network from its run on the training set."""
     return landscape.load(
         arguments.checkpoints / f"{name}-{arguments.data}" / file, data=arguments.data,
-        data_root=arguments.data_root, split="train", device="cpu", **options,
+        data_root=arguments.data_root, split="train", device=arguments.device, **options,
     )  # fmt: skip
 
 
-def untrained(name: str, *, classes: int, size: int, samples: int, batch_size: int, **arguments: Any) -> Subject:
-    """A network at random weights with random images."""
+def untrained(
+    name: str, *, classes: int, size: int, samples: int, batch_size: int, device: str = "cpu", **arguments: Any
+) -> Subject:
+    """A network at random weights with random images, on the device."""
     torch.manual_seed(0)
-    model = models.build(name, classes=classes, image_size=size, **arguments).eval()
+    model = models.build(name, classes=classes, image_size=size, **arguments).eval().to(device)
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(samples, 3, size, size, generator=generator)
     targets = torch.randint(classes, (samples,), generator=generator)
+    inputs, targets = inputs.to(device), targets.to(device)
     return Subject(model, list(zip(inputs.split(batch_size), targets.split(batch_size), strict=True)))
+
+
+def clock_of(device: torch.device | str) -> Callable[[], float]:
+    """Process time for a CPU, which other programs share; for a GPU the wall clock, once its work is done."""
+    if torch.device(device).type != "cuda":
+        return time.process_time
+
+    def clock() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return clock
 
 
 def seconds(work: Work, clock: Callable[[], float] = time.process_time) -> float:
@@ -69,8 +90,14 @@ def in_turns(
     return took
 
 
-def peak_of(work: Work) -> float:
-    """Peak memory of this process during some work above that before it, in MiB (Linux)."""
+def peak_of(work: Work, device: torch.device | str = "cpu") -> float:
+    """Peak memory during some work above that before it, in MiB: of this process (Linux), or allocated on a GPU."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        allocated = torch.cuda.memory_allocated(device)
+        work()
+        torch.cuda.synchronize(device)
+        return (torch.cuda.max_memory_allocated(device) - allocated) / 2**20
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _status("VmRSS")
     work()

@@ -1,6 +1,7 @@
 """Loss surfaces: ours in every mode against the bare forward pass and tools that install with pip, in one run.
 
     python benchmarks/surface.py --data cifar10 --data-root DATA [--checkpoints DIR] [--samples 256 4096] [--compile]
+        [--device cuda]
 
 Every tool gets the same model, the same images in memory, the same batches and one thread. The bare forward pass is
 the model and the mean of its losses over all images, with gradients off, and nothing else. Tools take turns, so that
@@ -25,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from measuring import Work, header, in_turns, parser, row, seconds, trained, trained_models
+from measuring import Work, clock_of, header, in_turns, parser, row, seconds, trained, trained_models
 from torch import nn
 
 from landscape import models
@@ -134,7 +135,7 @@ def landscaper(subject: Subject) -> Work:
     def run() -> object:
         with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
             return compute_loss_landscape(
-                subject.model, batches, directions, mean, steps=SIDE, distance=1.0, dim=2, device="cpu"
+                subject.model, batches, directions, mean, steps=SIDE, distance=1.0, dim=2, device=str(subject.device)
             )
 
     return run
@@ -170,7 +171,7 @@ def tools(subject: Subject, compiled: bool, only: list[str]) -> dict[str, Work]:
 def throughput(subject: Subject, turns: int, compiled: bool, only: list[str]) -> list[str]:
     made = tools(subject, compiled, only)
     in_turns(made, 1)  # warm up, compile, draw directions
-    took = in_turns(made, turns)
+    took = in_turns(made, turns, clock_of(subject.device))
     lines = []
     for name, found in took.items():
         ratio = statistics.median(b / own for b, own in zip(took["bare forward"], found, strict=True))

@@ -1,13 +1,14 @@
 """Cost of a training step: a plain loop with per-image transforms, the bare step on data in memory, and the trainer.
 
     python benchmarks/train.py [--data-root DIR] [--rounds 9] [--steps 4] [--threads 1] [--batch-size 96] [--wall]
+        [--device cuda]
 
 Demo networks on CIFAR-10. `per image` is the usual loop: a data set of decoded images that crops, mirrors, converts
 and normalises one image at a time with Pillow, torch's `DataLoader` in the same process, default layout and
 optimiser. `bare` does forward, backward, clipping and the fused optimiser on one prepared mini-batch in the memory
 format that the trainer chooses. `trainer` is what `landscape train` runs, by its recipe: shuffled, augmented, mixed.
 Every round runs each column once, so that other load affects all of them; ratios are medians over rounds, in process
-time (or `--wall`).
+time (or `--wall`, and on a GPU always).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from measuring import Work, header, in_turns, parser, row
+from measuring import Work, clock_of, header, in_turns, on_device, parser, row
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -58,12 +59,12 @@ class PerImage(Dataset[tuple[Tensor, int]]):
         return tensor.sub_(self.mean).div_(self.std), self.targets[i]
 
 
-def per_image(network: nn.Module, images: Images, batch_size: int) -> Iterator[None]:
+def per_image(network: nn.Module, images: Images, batch_size: int, device: str) -> Iterator[None]:
     loader = DataLoader(PerImage(images), batch_size, shuffle=True, drop_last=True)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, weight_decay=0.05)
     while True:
         for inputs, targets in loader:
-            step(network, optimizer, inputs, targets)
+            step(network, optimizer, inputs.to(device), targets.to(device))
             yield
 
 
@@ -96,11 +97,11 @@ def measure(model: str, name: str, images: Images, arguments: argparse.Namespace
     resolved = with_memory_format(recipe(name, batch_size=arguments.batch_size, epochs=1000), model, sizes)
     made = [models.build(model, **sizes) for _ in range(3)]
     columns = {
-        "per image": per_image(made[0].train(), images, arguments.batch_size),
-        "bare": bare(Trainer.of(made[1], images, resolved, seed=0), arguments.batch_size),
-        "trainer": full(Trainer.of(made[2], images, resolved, seed=0)),
+        "per image": per_image(made[0].to(arguments.device).train(), images, arguments.batch_size, arguments.device),
+        "bare": bare(Trainer.of(made[1], images.to(arguments.device), resolved, seed=0), arguments.batch_size),
+        "trainer": full(Trainer.of(made[2], images.to(arguments.device), resolved, seed=0)),
     }
-    clock = time.perf_counter if arguments.wall else time.process_time
+    clock = time.perf_counter if arguments.wall and arguments.device == "cpu" else clock_of(arguments.device)
 
     def ways(number: int) -> dict[str, Work]:
         return {name: lambda steps=steps: list(islice(steps, number)) for name, steps in columns.items()}
@@ -111,7 +112,7 @@ def measure(model: str, name: str, images: Images, arguments: argparse.Namespace
 
 
 def main() -> None:
-    options = parser(__doc__, rounds=9, steps=4, threads=1, batch_size=96)
+    options = on_device(parser(__doc__, rounds=9, steps=4, threads=1, batch_size=96))
     options.add_argument("--data-root", type=Path)
     options.add_argument("--wall", action="store_true")
     arguments = options.parse_args()

@@ -1,0 +1,72 @@
+"""Top eigenvalues of a mini-batch's Hessian by PyHessian and by curvlinops with scipy's eigsh, and their errors."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from scipy.sparse.linalg import LinearOperator, eigsh
+
+from landscape.curvature.hessian_product import differentiable_attention
+from landscape.subject.subject import Subject
+
+TOP = 5
+
+
+class Counted:
+    """A function that counts its calls."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function, self.calls = function, 0
+
+    def __call__(self, *arguments: object) -> Any:
+        self.calls += 1
+        return self.function(*arguments)
+
+
+def pyhessian(subject: Subject, i: int, *, tol: float = 1e-3, iterations: int = 100) -> tuple[np.ndarray, int]:
+    module = import_module("pyhessian.hessian")  # the package gives its class the module's name
+
+    def criterion(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return subject.losses(outputs, targets).mean()
+
+    counted = Counted(module.hessian_vector_product)
+    replaced = patch.object(module, "hessian_vector_product", counted)
+    with replaced, differentiable_attention(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # create_graph=True with backward()
+        on_gpu = subject.device.type == "cuda"
+        made = module.hessian(subject.model, criterion, data=subject.batch(i), cuda=on_gpu)
+        torch.manual_seed(i)
+        values, _ = made.eigenvalues(maxIter=iterations, tol=tol, top_n=TOP)
+    subject.model.zero_grad(set_to_none=True)  # it leaves gradients with graphs behind
+    return np.array(values), counted.calls
+
+
+def curvlinops(subject: Subject, i: int) -> tuple[np.ndarray, int]:
+    from curvlinops import HessianLinearOperator
+
+    loss = torch.nn.CrossEntropyLoss()
+    parameters = list(subject.parameters.values())
+    with differentiable_attention(), contextlib.redirect_stdout(io.StringIO()):
+        operator = HessianLinearOperator(
+            subject.model, loss, parameters, [subject.batch(i)], progressbar=False, check_deterministic=False
+        )
+        n, counted = subject.size, Counted(operator.to_scipy().__matmul__)
+        matrix = LinearOperator((n, n), matvec=counted, dtype=np.float32)
+        start = np.random.default_rng(i).standard_normal(n).astype(np.float32)
+        values = eigsh(matrix, TOP, which="LM", tol=1e-3, v0=start, return_eigenvectors=False)
+    return values[np.argsort(-np.abs(values))], counted.calls
+
+
+def errors(values: np.ndarray, truth: np.ndarray) -> tuple[float, float, int]:
+    """Worst and median relative error to the nearest estimate, and how many true values have none within 1 %."""
+    relative = np.abs(values[:, None] - truth[None, :]) / np.abs(truth)[None, :]
+    nearest = relative.min(axis=0)
+    return float(nearest.max()), float(np.median(nearest)), int((nearest > 0.01).sum())
