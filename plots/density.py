@@ -12,7 +12,7 @@ import xarray as xr
 from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
-from landscape.plots.headlines import Numbers
+from landscape.plots.headlines import Numbers, relative_error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -116,5 +116,7 @@ def _numbers(data: xr.Dataset) -> str:
 
 
 def headline(data: xr.Dataset) -> Numbers:
-    """Mean eigenvalue with its error, and both ends of the spectrum."""
-    return {name: data[name].item() for name in ("mean", "mean_se", "smallest", "largest") if name in data}
+    """Mean eigenvalue with its error, also as a share of it, and both ends of the spectrum."""
+    found: Numbers = {name: data[name].item() for name in ("mean", "mean_se") if name in data}
+    found |= relative_error(data, "mean")
+    return found | {name: data[name].item() for name in ("smallest", "largest") if name in data}

@@ -44,6 +44,14 @@ def largest_change(data: xr.Dataset, axis: str, name: Callable[[Any], str]) -> N
     return {f"intact {what}": intact, f"largest {word}": values[worst].item(), "at": name(data[axis].values[worst])}
 
 
+def relative_error(data: xr.Dataset, name: str) -> Numbers:
+    """The standard error of an estimate as a share of its magnitude, and whether it is above the target `tol`."""
+    if name not in data or f"{name}_se" not in data or not float(data[name]):
+        return {}
+    missed: Numbers = {"tol": "not met by the most vectors"} if float(data.get("within_tol", 1.0)) == 0.0 else {}
+    return {"relative error": float(data[f"{name}_se"]) / abs(float(data[name])), **missed}
+
+
 def text(found: Numbers) -> str:
     """Numbers as `name value, name value`."""
     shown = {name: value if isinstance(value, str) else f"{value:.4g}" for name, value in found.items()}

@@ -12,7 +12,7 @@ import xarray as xr
 from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
-from landscape.plots.headlines import Numbers
+from landscape.plots.headlines import Numbers, relative_error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,7 +71,11 @@ def _number(data: xr.Dataset) -> str:
 
 
 def headline(data: xr.Dataset) -> Numbers:
-    """The trace over all samples with its error, and how many mini-batches it leaves out."""
+    """The trace over all samples with its error, also as a share of it, and how many mini-batches it leaves out."""
     found: Numbers = {name: data[name].item() for name in ("trace", "trace_se") if name in data}
-    lost = int(((data["done"] == 1) & ~np.isfinite(data["batch_trace"])).sum()) if "batch_trace" in data else 0
-    return found | ({"mini-batches not finite": lost} if lost else {})
+    lost = 0
+    if "batch_trace" in data:
+        done = data["done"] == 1
+        done = done.any("round") if "round" in done.dims else done
+        lost = int((done & ~np.isfinite(data["batch_trace"])).sum())
+    return found | relative_error(data, "trace") | ({"mini-batches not finite": lost} if lost else {})

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from landscape import models
 from landscape.curvature.vectors import flat, unflat
-from landscape.probe import Probe, sweep
+from landscape.probe import Probe, Stages, sweep
 from landscape.subject.subject import Subject
 
 Batch = tuple[Tensor, Tensor]
@@ -185,17 +185,26 @@ def dense_hessian(subject: Subject, i: int = 0) -> Tensor:
 
 
 def run_probe(probe: Probe, subject: Subject, *, units: int | None = None) -> dict[str, Any]:
-    """All arrays of a probe's result as the results file stores them, with its first `units` units measured."""
+    """All arrays of a probe's result as the results file stores them, with its first `units` units measured.
+
+    A probe that measures in stages does so unless `units` are given.
+    """
     plan = probe.plan(subject)
     arrays: dict[str, Any] = {**plan.over, **plan.axes, **{name: values for name, (_, values) in plan.labels.items()}}
     for name, quantity in plan.quantities.items():
         arrays[name] = np.full(plan.shape + tuple(len(plan.axis(dim)) for dim in quantity.dims), np.nan)
     arrays["done"] = np.zeros(plan.shape, dtype=np.uint8)
-    pending = list(plan.units())[:units]
-    for unit, values in zip(pending, sweep(probe, subject, pending), strict=True):
-        for name in plan.quantities:
-            arrays[name][unit.index] = values[name]
-        arrays["done"][unit.index] = 1
+    stage = probe.stage(arrays) if isinstance(probe, Stages) and units is None else None
+    while True:
+        pending = list(plan.units())[:units] if stage is None else [plan.unit(index) for index in stage.indices]
+        for unit, values in zip(pending, sweep(probe, subject, pending), strict=True):
+            for name in plan.quantities:
+                arrays[name][unit.index] = values[name]
+            arrays["done"][unit.index] = 1
+        if stage is None or not stage.indices:
+            break
+        assert isinstance(probe, Stages)
+        stage = probe.stage(arrays)
     reduce = getattr(probe, "reduce", None)
     return {**arrays, **(reduce(arrays) if reduce is not None else {}), "facts": plan.facts}
 

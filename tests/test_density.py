@@ -27,6 +27,7 @@ from landscape.options import OptionError
 from landscape.plots import density
 from landscape.probes.density import Density
 from landscape.probes.trace import Trace
+from landscape.run import run
 from landscape.subject.subject import Subject
 
 NETWORKS = (tanh_net, convolution_net, attention_net)
@@ -153,10 +154,49 @@ def test_a_unit_gives_the_same_numbers_alone_and_leaves_the_model_as_found() -> 
     assert all(p.grad is None for p in subject.parameters.values())
 
 
-@pytest.mark.parametrize("options", [{"vectors": 0}, {"steps": 1}, {"hvp": "fast"}])
+@pytest.mark.parametrize(
+    "options", [{"vectors": 0}, {"steps": 1}, {"hvp": "fast"}, {"tol": 1.0}, {"max_vectors": 4, "tol": 0.1}]
+)
 def test_values_outside_an_options_range_are_usage_errors(options: dict[str, object]) -> None:
-    with pytest.raises(OptionError, match="--" + next(iter(options))):
+    with pytest.raises(OptionError, match="--" + next(iter(options)).replace("_", "-")):
         Density(**options)  # type: ignore[arg-type]
+
+
+# --- a target of the error ---
+
+
+@pytest.mark.slow
+def test_the_achieved_error_has_the_size_of_the_target() -> None:
+    subject, truth = quadratic(symmetric(SPECTRUM)), float(np.mean(SPECTRUM))
+    probes = [Density(vectors=8, steps=4, tol=0.3, max_vectors=2000, seed=seed) for seed in range(100)]
+    found = [run_probe(probe, subject) for probe in probes]
+    errors = np.array([one["mean"] / truth - 1 for one in found])
+    assert all(one["within_tol"] == 1.0 and one["mean_se"] <= 0.3 * one["mean"] for one in found)
+    assert 0.7 * 0.3 < np.sqrt((errors**2).mean()) < 1.25 * 0.3
+
+
+def test_start_vectors_are_added_until_the_target_is_met_and_the_others_are_left_out() -> None:
+    subject, probe = quadratic(symmetric(SPECTRUM)), Density(vectors=4, steps=4, tol=0.2, max_vectors=200)
+    data = run(probe, subject, None).data
+    assert data is not None
+    used = int(np.isfinite(data["nodes"].values[:, 0]).sum())
+    assert 4 < used < 200
+    assert data["mean_se"] <= 0.2 * data["mean"]
+    assert (data["done"] == 1).all()
+    plain = run(Density(vectors=used, steps=4), subject, None).data
+    assert plain is not None
+    np.testing.assert_array_equal(plain["nodes"], data["nodes"][:used])
+    assert plain["mean"] == data["mean"]
+    at, curves = density.broadened(*density.quadratures(data), density.axis_resolution_of([data]))
+    assert curves.shape == (used, len(at))
+
+
+def test_a_cap_that_ends_the_run_before_the_target_is_said_and_stored(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        found = run_probe(Density(vectors=4, steps=4, tol=0.01, max_vectors=6), quadratic(symmetric(SPECTRUM)))
+    assert "above --tol 0.01, at the cap of --max-vectors 6; about --max-vectors" in caplog.text
+    assert found["within_tol"] == 0.0
+    assert np.isfinite(found["nodes"]).all()
 
 
 # --- the figure ---

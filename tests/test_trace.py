@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +29,8 @@ from landscape.options import OptionError
 from landscape.plots import headlines, style, trace
 from landscape.plots.appearance import Look
 from landscape.probes.trace import METHODS, Method, Trace
+from landscape.results import reader
+from landscape.run import run
 from landscape.subject.subject import Subject
 
 Estimator = Callable[..., TraceEstimate]
@@ -238,6 +241,85 @@ def test_the_axis_is_logarithmic_for_positive_traces_decades_apart(traces: list[
     page = trace.page([stored(traces)], [Look("vit")])
     assert page.axes[0].get_yscale() == scale
     assert page.bbox.width == style.PAGE * page.dpi
+
+
+# --- a target of the error ---
+
+
+def three_batches() -> Subject:
+    """Mini-batches whose Hessians are 1, 3 and 2 times the matrix of known trace."""
+    return quadratic(symmetric(OUTLIERS), batches=[torch.tensor([[scale, 0.0]]) for scale in (1.0, 3.0, 2.0)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "tol"), [("hutchinson", 0.1), ("hutch++", 0.01), ("xtrace", 0.005)])
+def test_the_achieved_error_has_the_size_of_the_target(method: Method, tol: float) -> None:
+    subject, truth = three_batches(), 2 * sum(OUTLIERS)
+    probes = [Trace(method=method, vectors=16, tol=tol, max_vectors=4096, seed=seed) for seed in range(100)]
+    found = [run_probe(probe, subject) for probe in probes]
+    errors = np.array([one["trace"] / truth - 1 for one in found])
+    estimated = np.array([one["trace_se"] / abs(one["trace"]) for one in found])
+    assert (estimated <= tol).all()
+    assert np.mean([one["within_tol"] for one in found]) == 1.0
+    assert 0.7 * tol < np.sqrt((errors**2).mean()) < 1.25 * tol
+    assert abs(errors.mean()) < 4 * errors.std() / np.sqrt(100) + 0.2 * tol  # stopping by an estimate biases a little
+
+
+def test_more_vectors_are_added_until_the_target_is_met_and_no_more_than_twice_as_many() -> None:
+    loose, tight = (run_probe(Trace(method="hutchinson", vectors=16, tol=t), three_batches()) for t in (0.3, 0.04))
+    assert (loose["matvecs"] == 16).all()
+    assert tight["trace_se"] <= 0.04 * tight["trace"]
+    needed = tight["matvecs"].sum() * (tight["trace_se"] / (0.04 * tight["trace"])) ** 2
+    assert needed < tight["matvecs"].sum() <= 2 * needed
+    assert set(np.diff(tight["matvecs"]).tolist()) <= {0, -16}  # mini-batches in turn
+
+
+def test_the_first_round_is_the_run_without_a_target() -> None:
+    plain, aimed = (run_probe(Trace(vectors=8, tol=tol), tanh_net()) for tol in (0.0, 0.9))
+    for name in ("batch_trace", "batch_trace_se", "samples", "loss", "matvecs", "trace", "trace_se"):
+        np.testing.assert_array_equal(plain[name], aimed[name])
+
+
+def test_a_cap_that_ends_the_run_before_the_target_is_said_once_and_stored(caplog: pytest.LogCaptureFixture) -> None:
+    subject = three_batches()
+    with caplog.at_level("INFO"):
+        data = run(Trace(method="hutchinson", vectors=8, tol=0.01, max_vectors=32), subject, None).data
+    assert data is not None
+    (said,) = [record.message for record in caplog.records if "--max-vectors" in record.message]
+    assert "above --tol 0.01, at the cap of --max-vectors 32; about --max-vectors" in said
+    assert data["within_tol"] == 0
+    assert data["matvecs"].values.tolist() == [32] * 3
+    assert headlines.numbers(data)["relative error"] == pytest.approx(float(data["trace_se"] / data["trace"]))
+    assert "not met" in headlines.text(headlines.numbers(data))
+
+
+def test_a_stopped_run_with_a_target_goes_on_as_it_would_have(tmp_path: Path) -> None:
+    probe, subject, out = Trace(method="hutchinson", vectors=8, tol=0.05), three_batches(), tmp_path / "r.h5"
+
+    def stop(finished: int, total: int) -> None:
+        if finished == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(probe, subject, out, report=stop)
+    outcome = run(probe, subject, out)
+    whole = run(probe, subject, None).data
+    assert whole is not None
+    xr.testing.assert_identical(reader.result(out, outcome.group).drop_attrs(), whole.drop_attrs())
+
+
+def test_a_mini_batch_that_is_not_finite_does_not_hold_up_the_others() -> None:
+    batches = [torch.tensor([[scale, 0.0]]) for scale in (1.0, float("nan"), 3.0)]
+    found = run_probe(Trace(method="hutchinson", vectors=8, tol=0.1), quadratic(symmetric(OUTLIERS), batches=batches))
+    assert np.isfinite(found["batch_trace"]).tolist() == [True, False, True]
+    assert found["within_tol"] == 1.0
+    assert found["trace"] == pytest.approx(2 * sum(OUTLIERS), rel=0.4)
+
+
+@pytest.mark.parametrize("options", [{"tol": -0.1}, {"tol": 1.0}, {"max_vectors": 16, "tol": 0.1}])
+def test_targets_outside_their_range_are_usage_errors(options: dict[str, float]) -> None:
+    with pytest.raises(OptionError, match="--" + next(iter(options)).replace("_", "-")):
+        Trace(**options)  # type: ignore[arg-type]
 
 
 def test_params_restricts_the_trace_to_a_diagonal_block() -> None:

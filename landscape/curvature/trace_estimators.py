@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -123,6 +124,32 @@ def exact(operator: Operator, size: int, *, device: torch.device, dtype: torch.d
         unit[i] = 1.0
         value += _finite(operator(unit))[i].item()
     return TraceEstimate(value, 0.0, size)
+
+
+def rounds_for(variances: np.ndarray, counts: np.ndarray, target: float, *, most: int) -> np.ndarray:
+    """How many rounds of each of several independent means bring the standard error of their sum to a target.
+
+    The mean of k rounds of a part with the variance V per round has the variance V / k. The part with the fewest rounds
+    gets the next one, which follows the order of the parts and not their errors: choosing by estimated errors would
+    favour parts whose estimate happens to be low. At most as many rounds as are known are added at once, since the
+    variances are estimates too.
+
+    Args:
+        variances: of one round, (parts,).
+        counts: rounds so far, at least one each, (parts,).
+        target: standard error of the sum.
+        most: cap on the rounds of a part.
+
+    Returns:
+        Rounds of each part, counts where the target is met, (parts,).
+    """
+    wanted = counts.copy()
+    while wanted.sum() < 2 * counts.sum() and not (variances / wanted).sum() <= target**2:
+        part = int(np.argmin(wanted))
+        if wanted[part] >= most:
+            break
+        wanted[part] += 1
+    return wanted
 
 
 def _range(y: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,11 +24,15 @@ from landscape.curvature.hvp_backends import (
 )
 from landscape.curvature.operator import over_all_samples
 from landscape.curvature.parameter_selection import PARAMS_HELP, matching
+from landscape.curvature.trace_estimators import rounds_for
 from landscape.curvature.vectors import random_unit
-from landscape.options import at_least, one_of, regular_expression
-from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.options import at_least, one_of, regular_expression, require
+from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values
 from landscape.results.statistics import mean_and_standard_error
 from landscape.subject.subject import Subject
+
+MEASURED = ("nodes", "weights", "matvecs", "hvp")  # per start vector
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,11 @@ class Density(Probe):
     A Lanczos run from a random unit vector v gives nodes and weights with sum_j weight_j f(node_j) = v' f(H) v, exact
     for polynomials up to degree 2 steps - 1; its mean over v is the mean of f over the eigenvalues. Nodes are stored
     unbroadened: the broadening is the figure's choice. Cost: steps products with all samples per vector.
+
+    `tol` adds start vectors until the standard error of the mean eigenvalue is at most this share of its magnitude.
+    The mean is the one number whose exact value the runs estimate without bias at any number of steps; the band of the
+    figure narrows with it, as the square root of the number of vectors. The axis then has `max_vectors` start vectors,
+    and those that were not needed are NaN.
     """
 
     name: ClassVar[str] = "density"
@@ -46,13 +56,19 @@ class Density(Probe):
     presets: ClassVar[Mapping[str, Any]] = {"park2022": {"split": "train", "augment": True, "weight_decay": 0.05}}
 
     vectors: Annotated[int, "random start vectors"] = 8
+    tol: Annotated[
+        float, "add start vectors until the standard error is this share of the mean eigenvalue; 0 takes --vectors"
+    ] = 0.0
+    max_vectors: Annotated[int, "with --tol: most start vectors"] = 256
     steps: Annotated[int, "Lanczos steps, and so nodes, per vector; at most the number of parameters"] = 40
     hvp: Annotated[Hvp, HVP_HELP] = "auto"
     params: Annotated[str, PARAMS_HELP] = ""
     seed: Annotated[int, "seed of the start vectors"] = 0
 
     def __post_init__(self) -> None:
-        at_least("vectors", self.vectors, 1)
+        require(0 <= self.tol < 1, "tol", self.tol, "at least 0 and below 1")
+        at_least("vectors", self.vectors, 2 if self.tol else 1)  # one has no error
+        at_least("max_vectors", self.max_vectors, self.vectors if self.tol else 1)
         at_least("steps", self.steps, 2)
         one_of("hvp", self.hvp, get_args(Hvp))
         regular_expression("params", self.params)
@@ -60,8 +76,9 @@ class Density(Probe):
     def plan(self, subject: Subject) -> Plan:
         matching(subject.parameters, self.params)  # fails before any work where nothing matches
         eigenvalue, node = "loss per squared weight", ("node",)
+        met = Quantity("1 if mean_se / |mean| is at most tol, 0 if max_vectors ended the run before")
         return Plan(
-            over={"vector": np.arange(self.vectors)},
+            over={"vector": np.arange(self.max_vectors if self.tol else self.vectors)},
             axes={"node": np.arange(self.steps)},
             quantities={
                 "nodes": Quantity("node of the quadrature: a Ritz value, ascending", eigenvalue, node),
@@ -74,12 +91,15 @@ class Density(Probe):
                 "mean_se": Quantity("its standard error over start vectors", eigenvalue),
                 "largest": Quantity("largest node", eigenvalue),
                 "smallest": Quantity("smallest node", eigenvalue),
+                **({"within_tol": met} if self.tol else {}),
             },
             about={"vector": Quantity("start vector"), "node": Quantity("node")},
         )
 
     def identity(self, subject: Subject) -> dict[str, Any]:
-        return without_hvp(self)
+        """The parameters without the backend, and without the cap of `tol` where that is not asked for."""
+        known = without_hvp(self)
+        return known if self.tol else {name: v for name, v in known.items() if name not in ("tol", "max_vectors")}
 
     def autotune(self, subject: Subject) -> dict[str, str]:
         return autotuned(subject, self.params, self.hvp, planned=self._planned(subject, self.vectors))
@@ -117,6 +137,37 @@ class Density(Probe):
         weights[:count] = found.weights[known] / found.weights[known].sum()
         return {"nodes": nodes, "weights": weights, "matvecs": found.products}
 
+    def stage(self, data: Mapping[str, np.ndarray]) -> Stage | None:
+        """With `tol` the start vectors that its target needs by the error so far; else all at once."""
+        if not self.tol:
+            return None
+        done, count = data["done"] == 1, self.vectors
+        while True:
+            if missing := [(int(i),) for i in np.flatnonzero(~done[:count])]:
+                return Stage(missing, {})
+            wanted = self._wanted({**data, "done": np.arange(len(done)) < count}, count)  # as a stopped run decided
+            if wanted == count:
+                break
+            count = wanted
+        return Stage([], {name: np.full_like(data[name], np.nan) for name in MEASURED})
+
+    def _wanted(self, data: Mapping[str, np.ndarray], count: int) -> int:
+        """Start vectors by the error of the first `count`: as many where the target, or the cap, is met."""
+        found = self.reduce(data)
+        if not found or not math.isfinite(found["mean_se"]):
+            return count
+        error, target = found["mean_se"], self.tol * abs(found["mean"])
+        counts = np.array([count])
+        (wanted,) = rounds_for(error**2 * counts, counts, target, most=self.max_vectors).tolist()
+        if error > target and wanted == count:
+            times = (error / target) ** 2 if target else math.inf
+            _log.warning(
+                "density: the standard error of the mean eigenvalue is %.2g of it, above --tol %g, at the cap of "
+                "--max-vectors %d; about --max-vectors %.2g would meet it", error / max(abs(found["mean"]), 1e-300),
+                self.tol, self.max_vectors, times * count,
+            )  # fmt: skip
+        return int(wanted)
+
     def reduce(self, data: Mapping[str, np.ndarray]) -> dict[str, float]:
         """The first moment and both ends, over all finished start vectors."""
         known = (data["done"] == 1) & np.isfinite(data["nodes"][:, 0])
@@ -124,4 +175,6 @@ class Density(Probe):
         if not len(nodes):
             return {}
         mean, error = mean_and_standard_error(np.nansum(nodes * weights, axis=1))
-        return {"mean": mean, "mean_se": error, "largest": float(np.nanmax(nodes)), "smallest": float(np.nanmin(nodes))}
+        met = {"within_tol": float(error <= self.tol * abs(mean))} if self.tol else {}
+        ends = {"largest": float(np.nanmax(nodes)), "smallest": float(np.nanmin(nodes))}
+        return {"mean": mean, "mean_se": error, **ends, **met}

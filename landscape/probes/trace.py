@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -19,16 +21,19 @@ from landscape.curvature.hvp_backends import (
     curvature,
     without_hvp,
 )
+from landscape.curvature.micro_batches import MicroBatchedProduct
 from landscape.curvature.operator import Curvature
 from landscape.curvature.parameter_selection import PARAMS_HELP, matching
-from landscape.curvature.trace_estimators import TraceEstimate, hutch_plus_plus, hutchinson, xtrace
-from landscape.options import at_least, one_of, regular_expression
-from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.curvature.trace_estimators import TraceEstimate, hutch_plus_plus, hutchinson, rounds_for, xtrace
+from landscape.options import at_least, one_of, regular_expression, require
+from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values, derived_seed
 from landscape.subject.subject import Subject
 
 Method = Literal["xtrace", "hutchinson", "hutch++"]
 METHODS: Mapping[str, Callable[..., TraceEstimate]]
 METHODS = {"xtrace": xtrace, "hutchinson": hutchinson, "hutch++": hutch_plus_plus}
+OF_A_ROUND = "round_"  # before the names of quantities that are measured in rounds
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,11 @@ class Trace(Probe):
     Every mini-batch has its own random vectors. The trace over all samples is exactly the sample-weighted mean of those
     of the mini-batches: the loss is a mean over samples and the trace is linear. Its error thus also falls with the
     number of mini-batches, at no cost in memory.
+
+    `tol` adds vectors until the standard error of the trace over all samples is at most this share of its magnitude.
+    They come in rounds, each an independent estimate from `vectors` products, so that memory does not grow; the trace
+    of a mini-batch is the mean of its rounds. After each stage the errors so far say how many more rounds are needed,
+    of which mini-batches in turn, and at most as many as before are added. The unit is one round of a mini-batch.
     """
 
     name: ClassVar[str] = "trace"
@@ -48,6 +58,10 @@ class Trace(Probe):
 
     method: Annotated[Method, "estimator; xtrace has the smallest error for the same work"] = "xtrace"
     vectors: Annotated[int, "Hessian products per mini-batch"] = 32
+    tol: Annotated[
+        float, "add vectors until the standard error is this share of the trace, such as 0.01; 0 takes --vectors"
+    ] = 0.0
+    max_vectors: Annotated[int, "with --tol: most Hessian products per mini-batch"] = 1024
     hvp: Annotated[Hvp, HVP_HELP] = "auto"
     params: Annotated[str, PARAMS_HELP] = ""
     seed: Annotated[int, "seed of the random vectors"] = 0
@@ -55,32 +69,44 @@ class Trace(Probe):
     def __post_init__(self) -> None:
         one_of("method", self.method, get_args(Method))
         at_least("vectors", self.vectors, 4)
+        require(0 <= self.tol < 1, "tol", self.tol, "at least 0 and below 1")
+        at_least("max_vectors", self.max_vectors, self.vectors if self.tol else 4)
         one_of("hvp", self.hvp, [hvp for hvp in get_args(Hvp) if hvp != "together"])
         regular_expression("params", self.params)
 
     def plan(self, subject: Subject) -> Plan:
         matching(subject.parameters, self.params)  # fails before any work where nothing matches
         trace = "loss per squared weight"
-        return Plan(
-            over={"batch": np.arange(len(subject.batches))},
-            quantities={
-                "batch_trace": Quantity("trace of the Hessian of the mini-batch", trace),
-                "batch_trace_se": Quantity("its standard error over random vectors", trace),
-                "samples": Quantity("samples in the mini-batch"),
-                "loss": Quantity("loss of the mini-batch", subject.meaning.units),
-                "matvecs": Quantity("Hessian products spent"),
-                "hvp": Quantity(CODES_MEANING),
-            },
-            summaries={
-                "trace": Quantity("trace of the Hessian over the samples of all finished mini-batches", trace),
-                "trace_se": Quantity("its standard error over random vectors", trace),
-                "trace_spread": Quantity("standard deviation of the traces of whole mini-batches", trace),
-            },
-            about={"batch": Quantity("mini-batch")},
-        )
+        quantities = {
+            "batch_trace": Quantity("trace of the Hessian of the mini-batch", trace),
+            "batch_trace_se": Quantity("its standard error over random vectors", trace),
+            "samples": Quantity("samples in the mini-batch"),
+            "loss": Quantity("loss of the mini-batch", subject.meaning.units),
+            "matvecs": Quantity("Hessian products spent"),
+            "hvp": Quantity(CODES_MEANING),
+        }
+        summaries = {
+            "trace": Quantity("trace of the Hessian over the samples of all finished mini-batches", trace),
+            "trace_se": Quantity("its standard error over random vectors", trace),
+            "trace_spread": Quantity("standard deviation of the traces of whole mini-batches", trace),
+        }
+        over = {"batch": np.arange(len(subject.batches))}
+        about = {"batch": Quantity("mini-batch")}
+        if self.tol:
+            over["round"], about["round"] = np.arange(self._rounds), Quantity("round of random vectors")
+            met = "1 if trace_se / |trace| is at most tol, 0 if the rounds of max_vectors ended before"
+            summaries |= {name: replace(known, dims=("batch",)) for name, known in quantities.items()}
+            summaries["within_tol"] = Quantity(met)
+            quantities = {
+                OF_A_ROUND + name: replace(known, long_name=f"{known.long_name}, in one round")
+                for name, known in quantities.items()
+            }
+        return Plan(over=over, quantities=quantities, summaries=summaries, about=about)
 
     def identity(self, subject: Subject) -> dict[str, Any]:
-        return without_hvp(self)
+        """The parameters without the backend, and without the cap of `tol` where that is not asked for."""
+        known = without_hvp(self)
+        return known if self.tol else {name: v for name, v in known.items() if name not in ("tol", "max_vectors")}
 
     def autotune(self, subject: Subject) -> dict[str, str]:
         return autotuned(subject, self.params, self.hvp, planned=self._planned(len(subject.batches)), batched=False)
@@ -96,35 +122,101 @@ class Trace(Probe):
         """Mini-batches one after the other, with products prepared once for all of one shape."""
         parameters = matching(subject.parameters, self.params)
         curved = curvature(subject, parameters, self.hvp, planned=self._planned(len(units)), batched=False)
-        for unit in units:
-            yield self._estimate(curved, unit)
+        for i, rounds in groupby(units, lambda unit: unit.index[0]):
+            product = curved.product(i)
+            for unit in rounds:
+                found = self._estimate(curved, product, unit)
+                yield {OF_A_ROUND + name: value for name, value in found.items()} if self.tol else found
 
     def _planned(self, batches: int) -> PlannedProducts:
         return PlannedProducts(batches, self.vectors)
 
-    def _estimate(self, curved: Curvature, unit: Unit) -> dict[str, float]:
-        subject, (i,) = curved.subject, unit.index
-        product = curved.product(i)
+    def _estimate(self, curved: Curvature, product: MicroBatchedProduct, unit: Unit) -> dict[str, float]:
+        subject, i = curved.subject, unit.index[0]
+        keys = unit.index if self.tol and unit.index[1] else (i,)  # the first round is that of a run without tol
         values = {"samples": subject.samples(i), "loss": product.value, "hvp": CODES.index(curved.hvp)}
         try:
             estimate = METHODS[self.method](
                 product, curved.size, self.vectors,
-                seed=unit.seed(self.seed), device=subject.device, dtype=subject.dtype,
+                seed=derived_seed(self.seed, *keys), device=subject.device, dtype=subject.dtype,
             )  # fmt: skip
         except FloatingPointError:
             return {**values, "batch_trace": math.nan, "batch_trace_se": math.nan, "matvecs": math.nan}
         return {**values, "batch_trace": estimate.value, "batch_trace_se": estimate.error, "matvecs": estimate.products}
 
-    def reduce(self, data: Mapping[str, np.ndarray]) -> dict[str, float]:
+    def stage(self, data: Mapping[str, np.ndarray]) -> Stage | None:
+        """With `tol` the rounds that its target needs by the errors so far; else every mini-batch at once."""
+        if not self.tol:
+            return None
+        done = data["done"] == 1
+        counts = np.ones(len(done), dtype=int)  # rounds of each mini-batch that are decided
+        while True:
+            chosen = np.arange(done.shape[1]) < counts[:, None]
+            if missing := [(int(i), int(k)) for i, k in np.argwhere(chosen & ~done)]:
+                return Stage(missing, {})
+            wanted = self._wanted({**data, "done": chosen}, counts)  # as a run that stopped here decided
+            if (wanted == counts).all():
+                break
+            counts = wanted
+        return Stage([], {name: np.full(done.shape, np.nan) for name in data if name.startswith(OF_A_ROUND)})
+
+    def _wanted(self, data: Mapping[str, np.ndarray], counts: np.ndarray) -> np.ndarray:
+        """Rounds of each mini-batch by the errors so far, (batch,): `counts` where the target, or the cap, is met."""
+        known, found = _of_batches(data), self.reduce(data)
+        finite, wanted = np.isfinite(known["batch_trace"]), counts.copy()
+        if not found:
+            return wanted
+        share = known["samples"][finite] / known["samples"][finite].sum()
+        variances = share**2 * known["batch_trace_se"][finite] ** 2 * counts[finite]
+        error, target = found["trace_se"], self.tol * abs(found["trace"])
+        wanted[finite] = rounds_for(variances, counts[finite], target, most=self._rounds)
+        if error > target and (wanted == counts).all():
+            times = (error / target) ** 2 if target else math.inf
+            _log.warning(
+                "trace: its standard error is %.2g of the trace, above --tol %g, at the cap of --max-vectors %d; "
+                "about --max-vectors %.2g would meet it", error / max(abs(found["trace"]), 1e-300), self.tol,
+                self.max_vectors, times * self.vectors * self._rounds,
+            )  # fmt: skip
+        return wanted
+
+    def reduce(self, data: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """The sample-weighted mean over all finished mini-batches with a finite trace."""
-        known = (data["done"] == 1) & np.isfinite(data["batch_trace"])
-        if not known.any():
-            return {}
-        trace, error, samples = (data[name][known] for name in ("batch_trace", "batch_trace_se", "samples"))
-        share = samples / samples.sum()
-        whole = trace[samples == samples.max()]  # a smaller mini-batch spreads more
-        return {
-            "trace": float(share @ trace),
-            "trace_se": float(np.sqrt(share**2 @ error**2)),
-            "trace_spread": float(whole.std(ddof=1)) if len(whole) > 1 else math.nan,
-        }
+        of_batches = _of_batches(data) if self.tol else {}
+        found = _over_batches({**data, **of_batches, **({"done": of_batches["samples"] > 0} if self.tol else {})})
+        if self.tol and found:
+            found["within_tol"] = float(found["trace_se"] <= self.tol * abs(found["trace"]))
+        return {**of_batches, **found}
+
+    @property
+    def _rounds(self) -> int:
+        """Most rounds of a mini-batch."""
+        return self.max_vectors // self.vectors
+
+
+def _of_batches(data: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Quantities of mini-batches, (batch,), from those of their finished rounds, (batch, round)."""
+    rounds = {name.removeprefix(OF_A_ROUND): v for name, v in data.items() if name.startswith(OF_A_ROUND)}
+    known = (data["done"] == 1) & np.isfinite(rounds["samples"])
+    count = np.where(known.any(axis=1), known.sum(axis=1), np.nan)
+    sums = {name: np.where(known, values, 0.0).sum(axis=1) for name, values in rounds.items()}
+    means = {name: sums[name] / count for name in ("batch_trace", "samples", "loss", "hvp")}
+    squares = np.where(known, rounds["batch_trace_se"], 0.0) ** 2
+    return {
+        **means,
+        "batch_trace_se": np.sqrt(squares.sum(axis=1)) / count,
+        "matvecs": np.where(np.isfinite(count), sums["matvecs"], np.nan),
+    }
+
+
+def _over_batches(data: Mapping[str, np.ndarray]) -> dict[str, float]:
+    known = (data["done"] == 1) & np.isfinite(data["batch_trace"])
+    if not known.any():
+        return {}
+    trace, error, samples = (data[name][known] for name in ("batch_trace", "batch_trace_se", "samples"))
+    share = samples / samples.sum()
+    whole = trace[samples == samples.max()]  # a smaller mini-batch spreads more
+    return {
+        "trace": float(share @ trace),
+        "trace_se": float(np.sqrt(share**2 @ error**2)),
+        "trace_spread": float(whole.std(ddof=1)) if len(whole) > 1 else math.nan,
+    }
