@@ -27,6 +27,7 @@ from landscape.subject.checks import refuse_stochastic
 from landscape.subject.identity import attributes as attributes_of
 from landscape.subject.identity import identity, protocol, weights_sha256
 from landscape.subject.loading import load_spec
+from landscape.subject.precision import exact_arithmetic
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
 
@@ -37,6 +38,7 @@ UnitResult: TypeAlias = tuple[Unit, Mapping[str, Values]]  # a finished unit and
 _log = logging.getLogger(__name__)
 
 
+@exact_arithmetic()
 def run(
     probe: Probe,
     subject: Subject,
@@ -258,6 +260,7 @@ _loaded = threading.local()  # one subject per worker thread: probes write to th
 _loading = threading.Lock()  # a fresh model draws from torch's global generator
 
 
+@exact_arithmetic()  # a worker process has settings of its own
 def _measure(probe: Probe | Sweeps, spec: Spec, units: list[Unit]) -> list[Values]:
     if getattr(_loaded, "spec", None) != spec:
         with _loading:

@@ -16,6 +16,7 @@ from landscape.probe import Probe, SharesPass, Unit, Values
 from landscape.results.run_key import Outcome
 from landscape.run import AnyWriter, Report, UnitResult, measure_units, run_key, run_loop, with_stored_batch_size
 from landscape.subject.identity import weights_sha256
+from landscape.subject.precision import exact_arithmetic
 from landscape.subject.subject import Subject
 
 
@@ -58,6 +59,7 @@ def applicable(probes: Sequence[SharedPassProbe], subject: Subject) -> tuple[lis
     return fit, {name: str(error) for name, error in refused.items()}
 
 
+@exact_arithmetic()
 def run_shared_pass(
     probes: Sequence[SharedPassProbe],
     subject: Subject,

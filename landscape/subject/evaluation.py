@@ -20,6 +20,7 @@ from landscape.probe import derived_seed
 from landscape.subject.checks import variation
 from landscape.subject.losses import class_indices, cross_entropy
 from landscape.subject.outputs import intact_per_sample, outputs_of
+from landscape.subject.precision import exact_arithmetic
 from landscape.subject.restoration import evaluation_mode
 from landscape.subject.sample_statistics import mean_and_standard_error
 from landscape.subject.subject import Forward, Subject
@@ -86,6 +87,7 @@ def evaluate(
     return ClassificationMetrics(len(loss), *chain.from_iterable(means))
 
 
+@exact_arithmetic()
 def metrics_of(subject: Subject, *, passes: int = 1) -> dict[str, float]:
     """`ClassificationMetrics` of a classifier; of another model the loss, and the accuracy if the loss defines one.
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from landscape.checkpoints.user_code import kept_rng
+from landscape.subject.precision import exact_arithmetic
 
 if TYPE_CHECKING:
     from landscape.subject.subject import Subject
@@ -32,14 +33,13 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 def measuring(subject: Subject) -> Iterator[None]:
     """A measurement of a subject's model, which may be the caller's own, in the middle of its training.
 
-    Meanwhile it is in evaluation mode, with gradients enabled and without autocast, wherever the call stands.
+    Meanwhile it is in evaluation mode, with gradients enabled and in exact arithmetic, wherever the call stands.
     Afterwards modes, gradients, buffers, what is trainable and the global random generators are as before; weights are
     restored by what moves them (`WeightsInPlace`).
     """
     subject.refresh()
-    precision = torch.autocast(subject.device.type, enabled=False)
     models = [subject.model, *(other for other in subject.others.values() if isinstance(other, nn.Module))]
-    with contextlib.ExitStack() as found, torch.inference_mode(False), torch.enable_grad(), precision:
+    with contextlib.ExitStack() as found, torch.inference_mode(False), torch.enable_grad(), exact_arithmetic():
         found.enter_context(kept_rng())
         for model in models:
             found.enter_context(_left_as_found(model))

@@ -1,0 +1,85 @@
+"""Exact arithmetic: a measurement computes float32 products in float32, whatever the caller's settings allow.
+
+Several settings of the process let PyTorch compute products of float32 tensors with fewer digits: TF32 keeps 10 bits of
+the mantissa instead of 23 (on CUDA it is switched on for convolutions unless one switches it off), bf16 keeps 7
+(`torch.set_float32_matmul_precision("medium")`, on CPUs too), autocast rounds inputs and weights, and sums of products
+of half-precision tensors may be rounded. The relative error is 1e-3 or more: no residual of an eigenvalue and no
+curvature would mean anything. `exact_arithmetic` switches all of this off for the duration of a measurement and then
+restores what it found, also after an error. It also lets cuDNN neither choose its algorithms by a benchmark nor take
+one that adds in a random order, so that the same unit gives the same numbers again.
+
+The one place that asks for less is the execution mode bf16 of surfaces (`weight_space.forward_mode`), whose deviation
+is measured at control points. Training has its own precision, that of the recipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+_backends: Any = torch.backends
+REDUCED = (
+    "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction", "allow_fp16_accumulation",
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def exact_arithmetic() -> Iterator[None]:
+    """Full float32 products, no autocast and deterministic cuDNN meanwhile; the caller's settings afterwards."""
+    with contextlib.ExitStack() as found:
+        for kind in _device_types():
+            found.enter_context(torch.autocast(kind, enabled=False))
+        _switch(found, _backends.cudnn, "benchmark", False)
+        _switch(found, _backends.cudnn, "deterministic", True)
+        for name in REDUCED:
+            _switch(found, _backends.cuda.matmul, name, False)
+        _forbid_tf32(found)
+        yield
+
+
+def _forbid_tf32(found: contextlib.ExitStack) -> None:
+    """No TF32 and no bf16 within float32 products.
+
+    PyTorch has two interfaces for it, an old one (all versions) and from 2.9 on `fp32_precision`. Reading the old one
+    raises an error where the caller used the new one, so that only the new one is restored then.
+    """
+    if hasattr(_backends.cuda.matmul, "fp32_precision"):
+        for backend, operation in (
+            ("cuda", "matmul"), ("cudnn", "conv"), ("cudnn", "rnn"),
+            ("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn"),
+        ):  # fmt: skip
+            if (product := getattr(getattr(_backends, backend), operation, None)) is not None:
+                found.callback(_restore_precision, product, product.fp32_precision)
+    with contextlib.suppress(RuntimeError):  # the caller used the new interface
+        found.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+    torch.set_float32_matmul_precision("highest")
+    with contextlib.suppress(RuntimeError):
+        found.callback(setattr, _backends.cudnn, "allow_tf32", _backends.cudnn.allow_tf32)
+    _backends.cudnn.allow_tf32 = False
+    if hasattr(_backends.cuda.matmul, "fp32_precision"):
+        for backend, operation in (("cudnn", "conv"), ("cudnn", "rnn"), ("mkldnn", "conv"), ("mkldnn", "rnn")):
+            if (product := getattr(getattr(_backends, backend), operation, None)) is not None:
+                product.fp32_precision = "ieee"
+
+
+def _restore_precision(product: Any, before: str) -> None:
+    """Restore the precision of a kind of product; one that follows the setting for all products follows it again."""
+    product.fp32_precision = "none"
+    if product.fp32_precision != before:
+        product.fp32_precision = before
+
+
+def _switch(found: contextlib.ExitStack, owner: Any, name: str, value: bool) -> None:
+    """Set a setting, if this version of PyTorch has it, and restore it later."""
+    with contextlib.suppress(AttributeError):
+        found.callback(setattr, owner, name, getattr(owner, name))
+        setattr(owner, name, value)
+
+
+def _device_types() -> list[str]:
+    """Types of the devices of this machine: autocast warns about others."""
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return ["cpu"] if accelerator is None else ["cpu", accelerator.type]
