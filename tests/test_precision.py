@@ -113,7 +113,11 @@ def test_the_callers_precision_does_not_reach_the_numbers(name: str, allowed: li
         if name == "evaluate":
             values = list(landscape.evaluate(subject).values())
         else:
-            options: dict[str, Any] = {"trace": {"vectors": 4}, "surface": {"resolution": "3"}, "line": {"resolution": 3}}.get(name, {})
+            options: dict[str, Any] = {
+                "trace": {"vectors": 4},
+                "surface": {"resolution": "3"},
+                "line": {"resolution": 3},
+            }.get(name, {})
             result = landscape.measure(name, subject, out=None, quiet=True, **options)
             values = [float(result[v].sum()) for v in result.data_vars if result[v].dtype.kind == "f"]
         assert subject.model.seen
