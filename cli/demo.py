@@ -12,7 +12,6 @@ import typer
 from landscape.cli.command_options import Debug, Quiet
 from landscape.cli.figures import draw
 from landscape.cli.measuring import measure_all
-from landscape.cli.process_setup import fastest_threads
 from landscape.cli.text_table import text_table
 from landscape.cli.training import run_name, run_training
 from landscape.options import format_duration
@@ -47,7 +46,6 @@ def demo(
     from landscape.plots import report
 
     start = time.monotonic()
-    _set_threads()
     checkpoints = [
         run_training(
             model, "digits", {"epochs": EPOCHS if epochs is None else epochs}, recipe="demo",
@@ -66,13 +64,3 @@ def demo(
     typer.echo(text_table(report.summary_table(results)))
     took = format_duration(time.monotonic() - start)
     say(f"{results}, {len(figures)} figures in {out / 'figures'}, {page}; {took} in all", quiet=quiet)
-
-
-def _set_threads() -> None:
-    """Choose the number of threads by the speed of training steps."""
-    import torch
-
-    from landscape import models
-
-    model, images = models.build(MODELS[-1], classes=10, image_size=16), torch.randn(32, 3, 16, 16)
-    fastest_threads(lambda: model(images).sum().backward())

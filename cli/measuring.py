@@ -20,7 +20,7 @@ from landscape.cli.command_options import (
     with_options,
 )
 from landscape.cli.loading import load
-from landscape.cli.process_setup import set_threads, worker_pool
+from landscape.cli.process_setup import worker_pool
 from landscape.options import at_least, format_duration
 from landscape.probes import FEATURES, probe_class
 from landscape.progress import Progress, say
@@ -95,8 +95,6 @@ def measure_all(
     for path, name in zip(chosen.paths, chosen.labels, strict=True):
         values = {**api.loading_defaults(probes_of(command)[0]), **spec}
         subject = load(path, values, label=name, quiet=quiet)
-        if subject.device.type == "cpu" and workers == 1:
-            set_threads(subject)
         _note_unusual_layers(runs[0], subject, quiet=quiet)
         if len(runs) > 1:
             say(f"{command}: {len(runs)} runs, each reported separately, with its share of any budget", quiet=quiet)

@@ -8,30 +8,28 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-import timeit
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from landscape.subject.subject import Subject
-
 # Environment variable, number for `mallopt`, value: blocks up to the first size come from the heap, and its free end is
 # kept up to the second.
 MALLOC = (("MALLOC_MMAP_THRESHOLD_", -3, 2**30), ("MALLOC_TRIM_THRESHOLD_", -1, 2**31 - 1))
-SMALL = 8_000_000  # samples per mini-batch times parameters, below which threads cost more than they gain
-REPEATS = 3  # runs per timing
+# How threads wait for each other, by the names that libgomp and libomp read when torch is imported.
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
 def set_up_process() -> None:
     """Prepare this process and those it starts; to be called before torch is imported."""
     keep_freed_memory()
-    # Idle OpenMP threads spin, for milliseconds by default, and starve each other as soon as anything else runs: a
-    # training step on two cores beside two busy processes took 3 s, against 0.1 s with a short spin. On a quiet machine
-    # it takes 0.04 s either way.
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    # Threads that wait for another one spin by default, up to 15 ms at the end of every parallel piece of an operation,
+    # on the very CPU that the other one may be waiting for. With two threads on two cores beside two busy processes a
+    # Hessian product of a small network, 20 ms with one thread, took 6 s with that default, 0.3 s with a short spin and
+    # 0.15 s without. On a quiet machine two threads without a spin are at most a fifth slower.
+    if not any(name in os.environ for name in WAITING):
+        os.environ[WAITING[0]] = "passive"
 
 
 def keep_freed_memory() -> None:
@@ -49,41 +47,6 @@ def keep_freed_memory() -> None:
             mallopt(number, value)
 
 
-def set_threads(subject: Subject) -> None:
-    """Choose the number of threads for a subject: one if it is small, else whatever a forward pass is faster with."""
-    import torch
-
-    if subject.samples(0) * subject.size < SMALL and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # by a fixed rule, not a timing: a resumed run then has the same last bits
-        return
-    with torch.inference_mode():
-        fastest_threads(lambda: subject.loss(0))
-
-
-def fastest_threads(work: Callable[[], object]) -> int:
-    """Time a piece of work with all threads and with one, keep the faster setting and return its number of threads.
-
-    One is often faster for small networks and on busy machines: a training step of a 0.2 M network beside one busy
-    process was up to ten times slower with two threads on two cores. If `OMP_NUM_THREADS` is set, nothing is timed.
-    """
-    import torch
-
-    available = torch.get_num_threads()
-    if available == 1 or "OMP_NUM_THREADS" in os.environ:
-        return available
-    parallel = _seconds(work)
-    torch.set_num_threads(1)
-    if _seconds(work) > parallel:
-        torch.set_num_threads(available)
-    return torch.get_num_threads()
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    """Mean over a few runs after a warm-up; not the minimum, because interruptions are part of the cost."""
-    work()
-    return timeit.timeit(work, number=REPEATS) / REPEATS
-
-
 def worker_pool(workers: int) -> AbstractContextManager[Executor | None]:
     """Processes that share the threads of this one; None for a single worker, which is this process."""
     if workers == 1:
@@ -91,9 +54,9 @@ def worker_pool(workers: int) -> AbstractContextManager[Executor | None]:
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 
-    import torch
+    from landscape.subject.threads import thread_limit
 
-    threads = max(1, torch.get_num_threads() // workers)
+    threads = max(1, thread_limit() // workers)
     context = multiprocessing.get_context("spawn")  # a forked child would inherit torch's threads and CUDA's state
     settings = threads, multiprocessing.get_start_method()
     return ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=settings)

@@ -30,6 +30,7 @@ from landscape.subject.loading import load_spec
 from landscape.subject.precision import exact_arithmetic
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
+from landscape.subject.threads import suitable_threads
 
 MERGE_SECONDS = 60.0
 AnyWriter: TypeAlias = Writer | MemoryWriter
@@ -77,7 +78,8 @@ def run(
             for unit, values in finished:
                 yield unit, {probe.name: values}
 
-    (outcome,) = run_loop(path, [key], results, overwrite=overwrite, report=report)
+    with contextlib.nullcontext() if executor else suitable_threads(subject):
+        (outcome,) = run_loop(path, [key], results, overwrite=overwrite, report=report)
     return outcome
 
 
@@ -188,7 +190,9 @@ def _resolved(
         return probe, subject, {}
     undecided = digest(probe, subject, weights)
     choices = None if path is None else _stored_choices(probe, path, undecided, overwrite=overwrite)
-    choices = probe.autotune(subject) if choices is None else choices
+    if choices is None:
+        with suitable_threads(subject):
+            choices = probe.autotune(subject)
     if not choices:
         return probe, subject, {}
     probe, subject = probe.resolved(subject, choices)
@@ -265,4 +269,5 @@ def _measure(probe: Probe | Sweeps, spec: Spec, units: list[Unit]) -> list[Value
     if getattr(_loaded, "spec", None) != spec:
         with _loading:
             _loaded.subject, _loaded.spec = load_spec(spec), spec
-    return list(sweep(probe, _loaded.subject, units))
+    with suitable_threads(_loaded.subject):
+        return list(sweep(probe, _loaded.subject, units))

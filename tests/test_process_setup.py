@@ -9,12 +9,9 @@ import subprocess
 import sys
 
 import pytest
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
-from landscape.cli.process_setup import MALLOC, set_threads, worker_pool
-from landscape.subject.loading import load
+from landscape.cli.process_setup import MALLOC, WAITING, worker_pool
+from landscape.subject import threads
 
 ALLOCATE = """
 import resource, sys, torch
@@ -53,9 +50,9 @@ def test_malloc_settings_of_the_user_are_kept() -> None:
     assert _faults("keep", MALLOC_TRIM_THRESHOLD_="131072") > 5 * _faults("keep")
 
 
-def _spin_count(*lines: str, **environment: str) -> str:
-    code = "\n".join(["import os", *lines, "print(os.environ.get('GOMP_SPINCOUNT'))"])
-    clean = {name: value for name, value in ENVIRONMENT.items() if name != "GOMP_SPINCOUNT"}
+def _waiting(*lines: str, **environment: str) -> str:
+    code = "\n".join(["import os", *lines, f"print([os.environ.get(name) for name in {WAITING}])"])
+    clean = {name: value for name, value in ENVIRONMENT.items() if name not in WAITING}
     run = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=clean | environment
     )
@@ -65,9 +62,30 @@ def _spin_count(*lines: str, **environment: str) -> str:
 @pytest.mark.slow
 def test_only_the_command_line_changes_the_process() -> None:
     imports = "import landscape.api, landscape.cli.main, landscape.cli.process_setup as setup"
-    assert _spin_count(imports, "assert not any(name in os.environ for name, _, _ in setup.MALLOC)") == "None"
-    assert _spin_count(imports, "setup.set_up_process()") == "10000"
-    assert _spin_count(imports, "setup.set_up_process()", GOMP_SPINCOUNT="7") == "7"
+    unset = "[None, None, None]"
+    assert _waiting(imports, "assert not any(name in os.environ for name, _, _ in setup.MALLOC)") == unset
+    assert _waiting(imports, "setup.set_up_process()") == "['passive', None, None]"
+    assert _waiting(imports, "setup.set_up_process()", GOMP_SPINCOUNT="7") == "[None, '7', None]"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.confstr_names.get("CS_GNU_LIBC_VERSION"), reason="libgomp's business")
+def test_the_openmp_library_of_torch_is_told_not_to_spin() -> None:
+    code = "from landscape.cli.process_setup import set_up_process as s; s(); import torch"
+    clean = {name: value for name, value in ENVIRONMENT.items() if name not in WAITING}
+    environment = {**clean, "OMP_DISPLAY_ENV": "verbose"}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert "GOMP_SPINCOUNT = '0'" in run.stderr
+
+
+def test_workers_share_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "thread_limit", lambda: 6)
+    with worker_pool(4) as pool:
+        assert pool is not None
+        assert pool._initargs[0] == 1  # type: ignore[attr-defined]
+    with worker_pool(2) as pool:
+        assert pool is not None
+        assert pool._initargs[0] == 3  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
@@ -76,19 +94,3 @@ def test_a_data_loader_in_a_worker_starts_its_own_workers_like_the_main_process(
         assert pool is not None
         method = pool.submit(eval, "__import__('multiprocessing').get_start_method()").result()
     assert method == multiprocessing.get_start_method()
-
-
-def test_threads_are_set_for_batches_without_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Graph:
-        def __init__(self) -> None:
-            self.x, self.y = torch.ones(5, 3), torch.zeros(5).long()
-
-    class Network(nn.Linear):
-        def forward(self, data: Graph) -> Tensor:
-            return super().forward(data.x)
-
-    def loss(outputs: Tensor, batch: Graph) -> Tensor:
-        return F.cross_entropy(outputs, batch.y)
-
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    set_threads(load(Network(3, 2), data=[Graph()], loss=loss))

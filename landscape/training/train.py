@@ -23,6 +23,7 @@ from landscape.checkpoints.file_names import FINAL, FINAL_EMA
 from landscape.data.dataset import Batches, Images
 from landscape.options import OptionError, at_least, one_of, require
 from landscape.subject.evaluation import evaluate
+from landscape.subject.threads import fixed_threads
 from landscape.training import run_folder
 from landscape.training.determinism import deterministic_algorithms
 from landscape.training.distributed import ProcessGroup, device_of, process_group
@@ -166,6 +167,13 @@ class _Run:
 
 
 def _train(run: _Run, report: Report | None) -> None:
+    """Train with the same number of threads whenever the run is resumed."""
+    samples = run.trainer.recipe.batch_size // run.trainer.processes.size
+    with fixed_threads(samples, run.trainer.network):
+        _train_remaining_epochs(run, report)
+
+
+def _train_remaining_epochs(run: _Run, report: Report | None) -> None:
     """Train the remaining epochs. A snapshot that was written before a kill would be the same again, and is skipped."""
     on_main_process = run.trainer.processes.on_main_process
     state = on_main_process(lambda: run_folder.read_state(run.out))
