@@ -240,6 +240,7 @@ def test_the_product_of_one_mini_batch_keeps_its_graph() -> None:
     class Counting:
         prepared = 0
         batched = 0
+        fixed = False
 
         def fits_batched(self, batches: list[int]) -> bool:
             return False

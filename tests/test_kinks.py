@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,11 +18,16 @@ from torch.func import functional_call, jacrev
 from torch.utils.checkpoint import checkpoint
 
 from landscape.curvature import operator as module
+from landscape.curvature import pattern_cache
 from landscape.curvature.hvp_backends import Hvp, curvature
 from landscape.curvature.kinks import FixedPattern, activation_pattern, has_kinks
 from landscape.curvature.operator import Operator
+from landscape.curvature.pattern_cache import PatternCache, compact_bytes
 from landscape.curvature.vectors import random_unit
+from landscape.probe import Probe
+from landscape.probes.density import Density
 from landscape.probes.hessian import Hessian
+from landscape.probes.trace import Trace
 from landscape.subject.subject import Subject
 
 pytestmark = [
@@ -235,6 +241,72 @@ def test_the_probe_fixes_the_pattern_and_kinks_single_has_another_run_key() -> N
     assert values["fixed"] == pytest.approx(values["exact"], rel=1e-5)
     assert values["free"] != pytest.approx(values["exact"], rel=1e-2)
     assert [Hessian(kinks=kinks).identity(subject)["kinks"] for kinks in ("double", "single")] == ["double", "single"]
+
+
+WHOLE: dict[str, Probe] = {
+    "trace": Trace(vectors=4, method="hutchinson"),
+    "density": Density(vectors=2, steps=20),
+    "dataset": Hessian(top=2, scope="dataset"),
+    "dataset by layer": Hessian(top=1, scope="dataset", per_layer=True),
+}
+NUMBERS = {"trace": "batch_trace", "density": "largest", "dataset": "eigenvalue", "dataset by layer": "eigenvalue"}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_other_numbers_of_the_curvature_are_those_of_double_precision_too(name: str) -> None:
+    subject, probe = cancelling(), WHOLE[name]
+    exact = run_probe(probe, in_double(subject))[NUMBERS[name]]
+    fixed, free = (run_probe(replace(probe, kinks=k), subject)[NUMBERS[name]] for k in ("double", "single"))  # type: ignore[type-var]
+    scale = np.nanmax(np.abs(exact))
+    np.testing.assert_allclose(fixed, exact, rtol=0, atol=1e-5 * scale)
+    assert np.nanmax(np.abs(free - exact)) > 1e-2 * scale
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["trace", "density", "dataset"])
+@pytest.mark.parametrize("hvp", ["traced", "compiled"])
+def test_every_backend_gives_them_the_same_numbers(name: str, hvp: Hvp) -> None:
+    subject, probe = cancelling(), WHOLE[name]
+    kept, other = (run_probe(replace(probe, hvp=h), subject)[NUMBERS[name]] for h in ("kept", hvp))  # type: ignore[type-var]
+    np.testing.assert_allclose(other, kept, rtol=0, atol=1e-6 * np.nanmax(np.abs(kept)))
+
+
+@pytest.mark.parametrize("probe", [Density(vectors=2, steps=4), Hessian(top=1, scope="dataset")])
+def test_patterns_of_all_mini_batches_are_computed_once(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def counted(*arguments: object) -> list[Tensor]:
+        seen.append(1)
+        return activation_pattern(*arguments)  # type: ignore[arg-type]
+
+    subject = cancelling()
+    curvature(subject, subject.parameters, "kept", kinks="double")  # a check, once
+    monkeypatch.setattr(module, "activation_pattern", counted)
+    run_probe(probe, subject)
+    assert len(seen) == len(subject.batches) + 1  # the first one also says how large they are
+
+
+def test_patterns_that_do_not_fit_into_memory_are_not_fixed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pattern_cache, "MOST_BYTES", 30)  # 2 mini-batches of 4 samples and 6 units: 48
+    subject = cancelling()
+    with caplog.at_level(logging.INFO, logger="landscape"):
+        found, free = (run_probe(Density(vectors=1, steps=3, kinks=k), cancelling()) for k in ("double", "single"))
+    np.testing.assert_array_equal(found["nodes"], free["nodes"])
+    assert "those of 2 mini-batches would take 0.0 GiB, more than 0.0 GiB; with at most --samples 5" in caplog.text
+    assert curvature(subject, subject.parameters, "kept", kinks="double").fixed  # one mini-batch at a time
+
+
+def test_a_compact_pattern_is_the_pattern() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2))
+    pattern, cache = activation_pattern(model, torch.randn(3, 1, 8, 8)), PatternCache(every=True)
+    for i in (0, 1):
+        cache.put((i, None, None), pattern)
+    again = cache.get((0, None, None))
+    assert again is not None
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(again, pattern, strict=True))
+    assert compact_bytes(pattern) == pattern[0].numel() + 4 * pattern[1].numel()
 
 
 def fixes_pattern(model: nn.Module, inputs: Tensor) -> bool:

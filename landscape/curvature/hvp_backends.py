@@ -12,11 +12,13 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from landscape.curvature import pattern_cache
 from landscape.curvature.hessian_product import out_of_memory
 from landscape.curvature.kinks import activation_pattern, check_pattern, has_kinks
 from landscape.curvature.micro_batches import MicroBatching
 from landscape.curvature.operator import Curvature, Operator
 from landscape.curvature.parameter_selection import matching
+from landscape.curvature.pattern_cache import compact_bytes
 from landscape.curvature.traced_hessian import trace
 from landscape.curvature.vectors import length, random_unit
 from landscape.subject.checks import refuse_training
@@ -33,6 +35,7 @@ HVP_HELP = (
     "Hessian-vector product backend (kept: double backward, together: batched); auto benchmarks and picks the fastest "
     "(results agree to rounding)"
 )
+KINKS_HELP = "precision that decides the activation pattern (ReLU, max pooling); double adds a pass"
 WORTH_TRACING = 32  # mini-batches: for fewer a trace of some seconds does not pay
 WORTH_COMPILING = 500.0  # seconds of products: below that a compilation of half a minute to two does not
 PRODUCTS = 20  # per mini-batch: of five eigenvalues
@@ -80,13 +83,16 @@ def curvature(
 
     `auto` uses double backward for a few mini-batches; for more it traces the model and picks the backend that is the
     fastest over three products. With `batched` False several mini-batches at once are no candidate. Fixing the
-    activation pattern (`kinks` double) costs a forward pass in double precision per product prepared.
+    activation pattern (`kinks` double) costs a forward pass in double precision per mini-batch; where every product
+    passes over all of them, their patterns are kept if they fit into memory, else they are not fixed.
 
     Raises:
         ValueError: the backend does not work with this model, or the model is in training mode.
     """
     refuse_training(subject.model)
     fixed = kinks == "double" and _can_fix_pattern(subject)
+    if fixed and planned.prepared > planned.batches:
+        fixed = _patterns_fit(subject, planned.batches)
     if operator == "hessian" and hvp == "auto" and planned.prepared >= WORTH_TRACING:
         known = _fastest_so_far(subject, parameters, fixed, batched)
         if not known:
@@ -129,6 +135,20 @@ def _can_fix_pattern(subject: Subject) -> bool:
         log.info("the activation pattern stays that of single precision: the model cannot be run in double (%s)", why)
         return False
     return True
+
+
+@once_per_weights
+def _patterns_fit(subject: Subject, batches: int) -> bool:
+    """Whether the activation patterns of so many mini-batches may be kept in memory."""
+    inputs, _ = subject.batch(0)
+    needed = batches * compact_bytes(activation_pattern(subject.model, inputs, subject.forward))
+    if needed > pattern_cache.MOST_BYTES:
+        log.info(
+            "the activation pattern stays that of single precision: those of %d mini-batches would take %.1f GiB, more "
+            "than %.1f GiB; with at most --samples %d it is fixed", batches, needed / 2**30,
+            pattern_cache.MOST_BYTES / 2**30, max(int(len(subject) * pattern_cache.MOST_BYTES / needed), 1),
+        )  # fmt: skip
+    return needed <= pattern_cache.MOST_BYTES
 
 
 @once_per_weights

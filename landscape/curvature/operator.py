@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from landscape.curvature.gauss_newton import fisher_product, gauss_newton_produc
 from landscape.curvature.hessian_product import Product, hessian_product, with_layer_name
 from landscape.curvature.kinks import FixedPattern, activation_pattern
 from landscape.curvature.micro_batches import MicroBatchedProduct, MicroBatching
+from landscape.curvature.pattern_cache import PatternCache, compact_bytes, place_for
 from landscape.curvature.traced_hessian import BatchedProduct, TracedHessian
 from landscape.data.structure import Nested, rows_of
 from landscape.subject.checks import require_tensor_outputs
@@ -22,7 +23,6 @@ from landscape.subject.subject import Subject
 
 Operator = Literal["hessian", "ggn", "fisher"]
 WHOLE = slice(None)
-PatternCache = dict[tuple[int, int | None, int | None], list[Tensor]]  # mini-batch, slice of it -> activation pattern
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class Curvature:
     hvp: str  # name of the backend, see `hvp_backends.Hvp`
     operator: Operator = "hessian"  # of which matrix: Hessian, Gauss-Newton or empirical Fisher
     fixed: bool = False  # the activation pattern is fixed to that of double precision
-    # holds the activation pattern of the last mini-batch for other curvatures of the same subject
+    # holds activation patterns, for other curvatures of the same subject or for products over all samples
     patterns: PatternCache | None = None
     _traced: TracedHessian | None = None
     _micro_batching: MicroBatching = field(default_factory=MicroBatching)
@@ -80,13 +80,13 @@ class Curvature:
     def pattern(self, i: int, part: slice = WHOLE) -> list[Tensor]:
         """Activation pattern of some samples of mini-batch i; cached only where several curvatures share `patterns`."""
         key = (i, part.start, part.stop)
-        if self.patterns is not None and key in self.patterns:
-            return self.patterns[key]
+        known = None if self.patterns is None else self.patterns.get(key)
+        if known is not None:
+            return known
         inputs, _ = self._part(i, part)
         pattern = activation_pattern(self.subject.model, inputs, self.subject.forward)
         if self.patterns is not None:
-            self.patterns.clear()
-            self.patterns[key] = pattern
+            self.patterns.put(key, pattern)
         return pattern
 
     def _part(self, i: int, part: slice) -> tuple[Nested, Nested]:
@@ -121,17 +121,25 @@ class Curvature:
         return fisher_product(lambda: subject.losses(outputs(), targets), parameters, shift=shift)
 
 
+def cache_of_all(subject: Subject, first: Sequence[Tensor], batches: int) -> PatternCache:
+    """An empty cache for the activation patterns of a number of mini-batches; `first`: that of the first one."""
+    return PatternCache(every=True, device=place_for(batches * compact_bytes(first), subject.device))
+
+
 def over_all_samples(
     subject: Subject, curvature: Curvature, *, batches: int | None = None
 ) -> Callable[[Tensor], Tensor]:
     """Products v -> H v for the mean over all samples: mini-batches weigh by their size, weight decay counts once.
 
     The graph of a single mini-batch is kept. Those of several (the first `batches`, or all) are rebuilt for every
-    product: one more gradient, for the memory of one mini-batch.
+    product: one more gradient, for the memory of one mini-batch. Activation patterns that are fixed are computed once
+    and kept for all of them, in compact form.
     """
     sizes = [subject.samples(i) for i in range(len(subject.batches))][:batches]
     if len(sizes) == 1:
         return curvature.product(0)
+    if curvature.fixed and curvature.patterns is None:
+        curvature = replace(curvature, patterns=cache_of_all(subject, curvature.pattern(0), len(sizes)))
 
     step = max(curvature.batched, 1)
     groups = [list(range(at, min(at + step, len(sizes)))) for at in range(0, len(sizes), step)]

@@ -16,7 +16,9 @@ from landscape.curvature.hvp_backends import (
     CODES,
     CODES_MEANING,
     HVP_HELP,
+    KINKS_HELP,
     Hvp,
+    Kinks,
     PlannedProducts,
     autotuned,
     curvature,
@@ -43,6 +45,8 @@ class Density(Probe):
     for polynomials up to degree 2 steps - 1; its mean over v is the mean of f over the eigenvalues. Nodes are stored
     unbroadened: the broadening is the figure's choice. Cost: steps products with all samples per vector.
 
+    `kinks` double fixes the activation pattern of every mini-batch to that of double precision, as for `hessian`.
+
     `tol` adds start vectors until the standard error of the mean eigenvalue is at most this share of its magnitude.
     The mean is the one number whose exact value the runs estimate without bias at any number of steps; the band of the
     figure narrows with it, as the square root of the number of vectors. The axis then has `max_vectors` start vectors,
@@ -62,6 +66,7 @@ class Density(Probe):
     max_vectors: Annotated[int, "with --tol: most start vectors"] = 256
     steps: Annotated[int, "Lanczos steps, and so nodes, per vector; at most the number of parameters"] = 40
     hvp: Annotated[Hvp, HVP_HELP] = "auto"
+    kinks: Annotated[Kinks, KINKS_HELP] = "double"
     params: Annotated[str, PARAMS_HELP] = ""
     seed: Annotated[int, "seed of the start vectors"] = 0
 
@@ -71,6 +76,7 @@ class Density(Probe):
         at_least("max_vectors", self.max_vectors, self.vectors if self.tol else 1)
         at_least("steps", self.steps, 2)
         one_of("hvp", self.hvp, get_args(Hvp))
+        one_of("kinks", self.kinks, get_args(Kinks))
         regular_expression("params", self.params)
 
     def plan(self, subject: Subject) -> Plan:
@@ -102,7 +108,7 @@ class Density(Probe):
         return known if self.tol else {name: v for name, v in known.items() if name not in ("tol", "max_vectors")}
 
     def autotune(self, subject: Subject) -> dict[str, str]:
-        return autotuned(subject, self.params, self.hvp, planned=self._planned(subject, self.vectors))
+        return autotuned(subject, self.params, self.hvp, planned=self._planned(subject, self.vectors), kinks=self.kinks)
 
     def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Density, Subject]:
         return replace(self, **choices), subject
@@ -114,7 +120,7 @@ class Density(Probe):
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """One start vector after the other, with products prepared once."""
         parameters = matching(subject.parameters, self.params)
-        curved = curvature(subject, parameters, self.hvp, planned=self._planned(subject, len(units)))
+        curved = curvature(subject, parameters, self.hvp, planned=self._planned(subject, len(units)), kinks=self.kinks)
         product = over_all_samples(subject, curved)
         for unit in units:
             start = random_unit(curved.size, unit.seed(self.seed), device=subject.device, dtype=subject.dtype)

@@ -13,6 +13,7 @@ from torch import Tensor
 from landscape.curvature.hvp_backends import (
     CODES,
     HVP_HELP,
+    KINKS_HELP,
     Hvp,
     Kinks,
     PlannedProducts,
@@ -21,8 +22,9 @@ from landscape.curvature.hvp_backends import (
     without_hvp,
 )
 from landscape.curvature.lanczos import Spectrum
-from landscape.curvature.operator import Curvature, Operator, PatternCache, over_all_samples
+from landscape.curvature.operator import Curvature, Operator, cache_of_all, over_all_samples
 from landscape.curvature.parameter_selection import PARAMS_HELP, Blocks, matching
+from landscape.curvature.pattern_cache import PatternCache
 from landscape.curvature.pyhessian_engine import power_iteration
 from landscape.curvature.spectrum import Request, spectra, spectrum
 from landscape.curvature.stopping import Which
@@ -58,8 +60,9 @@ class Hessian(Probe):
 
     `kinks` double fixes the activation pattern (ReLU and its relatives, max pooling) to that of a forward pass in
     double precision, so that every backend gives the same eigenvalues, to 1e-5; with single, units within rounding of
-    a kink land on either side, which was seen to change an eigenvalue by 1e-3. The pattern is not fixed for a mean
-    over all samples, nor (with a message) for a model that double precision changes or cannot run.
+    a kink land on either side, which was seen to change an eigenvalue by 1e-3. The pattern is not fixed (with a
+    message) for a model that double precision changes or cannot run, nor for a mean over so many samples that their
+    patterns, a byte per unit, take more than 2 GiB.
     """
 
     name: ClassVar[str] = "hessian"
@@ -79,9 +82,7 @@ class Hessian(Probe):
     ] = 0.1
     operator: Annotated[Operator, "hessian, ggn Gauss-Newton, fisher empirical (mean of g g' over samples)"] = "hessian"
     hvp: Annotated[Hvp, HVP_HELP] = "auto"
-    kinks: Annotated[Kinks, "precision that decides the activation pattern (ReLU, max pooling); double adds a pass"] = (
-        "double"
-    )
+    kinks: Annotated[Kinks, KINKS_HELP] = "double"
     params: Annotated[str, PARAMS_HELP] = ""
     per_layer: Annotated[bool, "one spectrum per layer, for its own parameters alone"] = False
     max_products: Annotated[int, "cap on products per mini-batch (pyhessian: per eigenvalue), at least top + 1"] = 200
@@ -184,7 +185,8 @@ class Hessian(Probe):
             for parameters in blocks.groups.values()
         ]
         if self.per_layer:  # the layers of a mini-batch follow each other and share its activation pattern
-            patterns: PatternCache = {}
+            whole = self.scope == "dataset" and curved[0].fixed
+            patterns = cache_of_all(subject, curved[0].pattern(0), passes) if whole else PatternCache()
             curved = [replace(one, patterns=patterns) for one in curved]
         if not curved[0].batched or self.scope == "dataset":
             yield from (self._one(curved[blocks.position(unit.index)], unit) for unit in units)
@@ -198,8 +200,7 @@ class Hessian(Probe):
 
     @property
     def _kinks(self) -> Kinks:
-        """A mean over all samples rebuilds every graph per product, and single units do not count in it."""
-        return self.kinks if self.scope == "batch" and self.engine == "lanczos" else "single"
+        return self.kinks if self.engine == "lanczos" else "single"
 
     @property
     def _double_backward(self) -> bool:

@@ -15,7 +15,9 @@ from landscape.curvature.hvp_backends import (
     CODES,
     CODES_MEANING,
     HVP_HELP,
+    KINKS_HELP,
     Hvp,
+    Kinks,
     PlannedProducts,
     autotuned,
     curvature,
@@ -44,6 +46,8 @@ class Trace(Probe):
     of the mini-batches: the loss is a mean over samples and the trace is linear. Its error thus also falls with the
     number of mini-batches, at no cost in memory.
 
+    `kinks` double fixes the activation pattern of every mini-batch to that of double precision, as for `hessian`.
+
     `tol` adds vectors until the standard error of the trace over all samples is at most this share of its magnitude.
     They come in rounds, each an independent estimate from `vectors` products, so that memory does not grow; the trace
     of a mini-batch is the mean of its rounds. After each stage the errors so far say how many more rounds are needed,
@@ -63,6 +67,7 @@ class Trace(Probe):
     ] = 0.0
     max_vectors: Annotated[int, "with --tol: most Hessian products per mini-batch"] = 1024
     hvp: Annotated[Hvp, HVP_HELP] = "auto"
+    kinks: Annotated[Kinks, KINKS_HELP] = "double"
     params: Annotated[str, PARAMS_HELP] = ""
     seed: Annotated[int, "seed of the random vectors"] = 0
 
@@ -72,6 +77,7 @@ class Trace(Probe):
         require(0 <= self.tol < 1, "tol", self.tol, "at least 0 and below 1")
         at_least("max_vectors", self.max_vectors, self.vectors if self.tol else 4)
         one_of("hvp", self.hvp, [hvp for hvp in get_args(Hvp) if hvp != "together"])
+        one_of("kinks", self.kinks, get_args(Kinks))
         regular_expression("params", self.params)
 
     def plan(self, subject: Subject) -> Plan:
@@ -109,7 +115,9 @@ class Trace(Probe):
         return known if self.tol else {name: v for name, v in known.items() if name not in ("tol", "max_vectors")}
 
     def autotune(self, subject: Subject) -> dict[str, str]:
-        return autotuned(subject, self.params, self.hvp, planned=self._planned(len(subject.batches)), batched=False)
+        return autotuned(
+            subject, self.params, self.hvp, planned=self._planned(len(subject.batches)), kinks=self.kinks, batched=False
+        )
 
     def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Trace, Subject]:
         return replace(self, **choices), subject
@@ -121,7 +129,9 @@ class Trace(Probe):
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Mini-batches one after the other, with products prepared once for all of one shape."""
         parameters = matching(subject.parameters, self.params)
-        curved = curvature(subject, parameters, self.hvp, planned=self._planned(len(units)), batched=False)
+        curved = curvature(
+            subject, parameters, self.hvp, planned=self._planned(len(units)), kinks=self.kinks, batched=False
+        )
         for i, rounds in groupby(units, lambda unit: unit.index[0]):
             product = curved.product(i)
             for unit in rounds:
