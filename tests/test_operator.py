@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from analytic import Branching, attention_net, batches_of, convolution_net, tanh_net
+from recording import Recorder
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -23,6 +25,7 @@ from landscape.curvature.vectors import random_unit
 from landscape.probes.hessian import Hessian
 from landscape.results import reader
 from landscape.run import run
+from landscape.subject.graph_replay import GraphReplay
 from landscape.subject.subject import Subject
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # by torch's forward mode
@@ -306,3 +309,27 @@ def test_products_that_cannot_be_compiled_say_why() -> None:
         pytest.raises(ValueError, match=r"cannot be compiled \(.*no-such-compiler.*\); choose another --hvp"),
     ):
         curvature(subject, subject.parameters, "compiled")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hvp", ["traced", "together"])
+def test_replayed_products_are_those_of_every_mini_batch(hvp: Hvp, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BATCHED", 2)
+    subject = tanh_net(sizes=(6,) * 4)
+    curved = curvature(subject, subject.parameters, hvp)
+    assert curved._traced is not None
+    recorder = Recorder()
+    replay = GraphReplay(curved._traced._each, "test", capture=recorder)
+    replayed = replace(curved, _traced=replace(curved._traced, _replay=replay))
+    vectors = torch.stack([
+        random_unit(subject.size, seed, device=torch.device("cpu"), dtype=torch.float64) for seed in range(2)
+    ])  # fmt: skip
+    for _ in range(2):
+        for i in (0, 2):
+            one, other = (
+                c.batched_product([i, i + 1]) if hvp == "together" else c.product(i) for c in (curved, replayed)
+            )
+            for rows in (vectors, vectors.flip(0)):
+                given = rows if hvp == "together" else rows[0]
+                torch.testing.assert_close(other(given), one(given), rtol=0, atol=0)
+    assert (recorder.recordings, recorder.replays) == (1, 8)

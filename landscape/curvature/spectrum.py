@@ -15,6 +15,7 @@ from landscape.curvature.lanczos import Spectrum
 from landscape.curvature.stopping import Which
 from landscape.curvature.verification import verified
 from landscape.probe import derived_seed
+from landscape.subject.device import free_memory
 
 BASIS_BYTES = 2**31  # memory for the vectors of a search
 MIN_ROWS = 64  # if fewer fit in single precision, they are stored in half precision
@@ -96,6 +97,4 @@ def _basis_bytes(device: torch.device) -> int:
     """Memory for the vectors of searches that run at once: on a GPU a quarter of what is free, if that is more."""
     if device.type != "cuda":
         return BASIS_BYTES
-    free, _ = torch.cuda.mem_get_info(device)
-    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return max(BASIS_BYTES, (free + cached) // 4)
+    return max(BASIS_BYTES, free_memory(device) // 4)

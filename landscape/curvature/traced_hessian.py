@@ -23,6 +23,7 @@ from landscape.curvature.graph_passes import join_convolutions, split, views_to_
 from landscape.curvature.hessian_product import Product, differentiable_attention, out_of_memory
 from landscape.curvature.kinks import FixedPattern
 from landscape.curvature.vectors import unflat
+from landscape.subject.graph_replay import GraphReplay
 from landscape.subject.outputs import call_model
 from landscape.subject.subject import Forward
 
@@ -49,6 +50,7 @@ class TracedHessian:
     batched: int  # mini-batches per product; 0 for a trace without an axis for them
     _once: Graph
     _each: Graph
+    _replay: GraphReplay  # of `_each`
 
     def at(self, inputs: Tensor, targets: Tensor, *, pattern: Sequence[Tensor] = (), shift: float = 0.0) -> Product:
         """Run the part that does not depend on the vector; with the activation `pattern` if one was given to `trace`.
@@ -62,10 +64,11 @@ class TracedHessian:
         inputs, targets, *pattern = (_laid_out(tensor, self.layout) for tensor in (inputs, targets, *pattern))
         with torch.no_grad():
             value, *kept = self._once(*weights, inputs, targets, *pattern)
+        each = self._replay.at(kept)
 
         def products(vector: Tensor) -> Sequence[Tensor]:
             with torch.no_grad():
-                return self._each(*kept, *unflat(vector.contiguous(), weights))
+                return each(*unflat(vector.contiguous(), weights))
 
         return Product(value.item(), shift, products)
 
@@ -78,7 +81,7 @@ class TracedHessian:
         pattern = [torch.stack(tensors) for tensors in zip(*patterns, strict=True)]
         with torch.no_grad():
             values, *kept = self._once(*weights, inputs, targets, *pattern)
-        return BatchedProduct(values.tolist(), weights, shift, kept, self._each)
+        return BatchedProduct(values.tolist(), weights, shift, self._replay.at(kept))
 
     def suits(self, inputs: Tensor, targets: Tensor) -> bool:
         """Whether the trace is valid for a mini-batch."""
@@ -95,7 +98,6 @@ class BatchedProduct:
     values: Sequence[float]
     parameters: Sequence[Tensor]
     shift: float
-    _kept: Sequence[Tensor]
     _each: Graph
 
     def __call__(self, vectors: Tensor) -> Tensor:
@@ -104,7 +106,7 @@ class BatchedProduct:
         pieces = torch.split(vectors, [p.numel() for p in self.parameters], dim=1)
         shaped = [piece.reshape(count, *p.shape) for piece, p in zip(pieces, self.parameters, strict=True)]
         with torch.no_grad():
-            products = torch.cat([row.reshape(count, -1) for row in self._each(*self._kept, *shaped)], dim=1)
+            products = torch.cat([row.reshape(count, -1) for row in self._each(*shaped)], dim=1)
         return products.add_(vectors, alpha=self.shift) if self.shift else products
 
 
@@ -150,8 +152,9 @@ def trace(
     once, each = split(graph, vectors=len(weights))
     join_convolutions(each.graph)
     each.recompile()
-    parts = _compiled(once, each, [*weights, *example], vectors) if compiled else (once, each)
-    return TracedHessian(dict(parameters), _shape(inputs, targets), layout, batched, *parts)
+    first, second = _compiled(once, each, [*weights, *example], vectors) if compiled else (once, each)
+    replay = GraphReplay(second, "Hessian product")
+    return TracedHessian(dict(parameters), _shape(inputs, targets), layout, batched, first, second, replay)
 
 
 class _Forward(nn.Module):

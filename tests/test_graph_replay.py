@@ -1,0 +1,137 @@
+"""Replays of recorded computations, with a recorder that runs the work again: what a CUDA graph does with addresses."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from recording import Recorder
+from torch import Tensor
+
+from landscape.subject import graph_replay
+from landscape.subject.graph_replay import GraphReplay, Work
+
+CPU = torch.device("cpu")
+
+
+class Function:
+    """(a, b, v) -> [a * v, b + v], which counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, a: Tensor, b: Tensor, v: Tensor) -> list[Tensor]:
+        self.calls += 1
+        return [a * v, b + v]
+
+
+def _numbers(seed: int) -> Tensor:
+    return torch.randn(4, generator=torch.Generator().manual_seed(seed))
+
+
+def _agrees(found: Sequence[Tensor], a: Tensor, b: Tensor, v: Tensor) -> bool:
+    return torch.equal(found[0], a * v) and torch.equal(found[1], b + v)
+
+
+def test_one_recording_serves_every_set_of_kept_tensors() -> None:
+    recorder = Recorder()
+    replay = GraphReplay(Function(), "test", capture=recorder)
+    for seed in (0, 10, 20):
+        a, b = _numbers(seed), _numbers(seed + 1)
+        bound = replay.at([a, b])
+        for turn in range(3):
+            v = _numbers(seed + 2 + turn)
+            assert _agrees(bound(v), a, b, v)
+    assert (recorder.recordings, recorder.replays) == (1, 9)
+
+
+def test_kept_tensors_are_released_once_they_are_at_the_addresses() -> None:
+    replay = GraphReplay(Function(), "test", capture=Recorder())
+    first, second = (replay.at([_numbers(seed), _numbers(seed + 1)]) for seed in (0, 10))
+    first(_numbers(2))
+    del first
+    second(_numbers(2))
+    assert [t.data_ptr() for t in second.kept] == [t.data_ptr() for t in replay._kept]
+
+
+def test_sets_that_are_used_in_turn_stay_apart() -> None:
+    replay = GraphReplay(Function(), "test", capture=Recorder())
+    sets = [(_numbers(seed), _numbers(seed + 1)) for seed in (0, 10)]
+    bound = [replay.at(kept) for kept in sets]
+    for turn in range(6):
+        (a, b), v = sets[turn % 2], _numbers(20 + turn)
+        assert _agrees(bound[turn % 2](v), a, b, v)
+
+
+def test_the_callers_tensors_are_not_written_to() -> None:
+    replay = GraphReplay(Function(), "test", capture=Recorder())
+    a, b, v = _numbers(0), _numbers(1), _numbers(2)
+    replay.at([a, b])(v)
+    replay.at([_numbers(3), _numbers(4)])(_numbers(5))
+    for seed, tensor in enumerate((a, b, v)):
+        assert torch.equal(tensor, _numbers(seed))
+
+
+def test_a_replay_that_differs_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    recorder = Recorder(wrong_by=0.1)
+    replay = GraphReplay(Function(), "test", capture=recorder)
+    a, b, v = _numbers(0), _numbers(1), _numbers(2)
+    bound = replay.at([a, b])
+    with caplog.at_level(logging.INFO):
+        for _ in range(3):
+            assert _agrees(bound(v), a, b, v)
+    assert recorder.replays == 1
+    assert len(caplog.messages) == 1
+    assert "no CUDA graph of the test (a replay of length" in caplog.messages[0]
+
+
+def test_as_many_replays_are_compared_as_asked_for() -> None:
+    recorder, function = Recorder(), Function()
+    bound = GraphReplay(function, "test", checks=2, capture=recorder).at([_numbers(0), _numbers(1)])
+    for seed in range(5):
+        bound(_numbers(seed))
+    plain = function.calls - recorder.recordings - recorder.replays
+    assert plain == 2
+
+
+def test_results_that_are_not_finite_prove_nothing() -> None:
+    recorder = Recorder(wrong_by=0.1)
+    bound = GraphReplay(Function(), "test", capture=recorder).at([_numbers(0), _numbers(1)])
+    bound(torch.full((4,), torch.nan))
+    v = _numbers(2)
+    assert _agrees(bound(v), _numbers(0), _numbers(1), v)
+    assert recorder.replays == 2
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("stream is capturing\nx")]
+)
+def test_where_recording_fails_the_function_runs_plainly(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(work: Work, device: torch.device) -> tuple[Callable[[], None], Sequence[Tensor]]:
+        raise error
+
+    bound = GraphReplay(Function(), "test", capture=refuse).at([_numbers(0), _numbers(1)])
+    with caplog.at_level(logging.INFO):
+        for seed in (2, 3):
+            assert _agrees(bound(_numbers(seed)), _numbers(0), _numbers(1), _numbers(seed))
+    assert len(caplog.messages) == 1
+    assert "\n" not in caplog.messages[0]
+
+
+def test_other_shapes_run_plainly() -> None:
+    recorder = Recorder()
+    bound = GraphReplay(lambda v: [v * 2], "test", capture=recorder).at([])
+    for count in (4, 3, 4):
+        v = torch.ones(count)
+        assert torch.equal(bound(v)[0], 2 * v)
+    assert recorder.replays == 2
+
+
+def test_on_a_cpu_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_replay, "cuda_capture", None)
+    function = Function()
+    a, b, v = _numbers(0), _numbers(1), _numbers(2)
+    assert _agrees(GraphReplay(function, "test").at([a, b])(v), a, b, v)
+    assert function.calls == 1
