@@ -43,7 +43,7 @@ def gauss_newton_product(
         (curved,) = torch.autograd.grad(slope, point, grad_outputs=vector, retain_graph=True)
         return curved
 
-    return _prepared(loss.item(), logits, middle, parameters, shift)
+    return _prepared(loss.detach(), logits, middle, parameters, shift)
 
 
 def fisher_product(losses: Callable[[], Tensor], parameters: Sequence[Tensor], *, shift: float = 0.0) -> Product:
@@ -57,11 +57,11 @@ def fisher_product(losses: Callable[[], Tensor], parameters: Sequence[Tensor], *
     """
     with differentiable_attention(), torch.enable_grad():
         outputs = losses()
-    return _prepared(outputs.mean().item(), outputs, lambda vector: vector / len(outputs), parameters, shift)
+    return _prepared(outputs.detach().mean(), outputs, lambda vector: vector / len(outputs), parameters, shift)
 
 
 def _prepared(
-    value: float, outputs: Tensor, middle: Callable[[Tensor], Tensor], parameters: Sequence[Tensor], shift: float
+    value: Tensor, outputs: Tensor, middle: Callable[[Tensor], Tensor], parameters: Sequence[Tensor], shift: float
 ) -> Product:
     """The product v -> J' M J v, J the derivative of a few outputs by the weights and M a small symmetric matrix.
 

@@ -23,9 +23,14 @@ _attention_switches = threading.RLock()
 class Product:
     """v -> A v + shift v for the curvature matrix A of one function."""
 
-    value: float  # of the function at the present weights
+    loss: Tensor  # value of the function at the present weights, ()
     shift: float  # added to the diagonal: the Hessian of shift * (1/2) ||w||^2
     _products: Callable[[Tensor], Sequence[Tensor]]  # v -> A v, with a tensor per parameter
+
+    @property
+    def value(self) -> float:
+        """Value of the function; read when it is asked for, because reading it waits for the device."""
+        return self.loss.item()
 
     def __call__(self, vector: Tensor) -> Tensor:
         """A v + shift v, (n,)."""
@@ -66,7 +71,7 @@ def hessian_product(
                 materialize_grads=True,
             )  # fmt: skip
 
-    return HessianProduct(value.item(), shift, products, flat(graph).detach())
+    return HessianProduct(value.detach(), shift, products, flat(graph).detach())
 
 
 def with_graphs(gradients: Sequence[Tensor], sources: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -52,7 +52,12 @@ class MicroBatchedProduct:
         self._whole: Product | None = None
         if micro_batching.count == 1:
             self._whole = self._within_memory(whole or (lambda: prepare(slice(None))))
-        self.value = self._mean_value() if self._whole is None else self._whole.value
+        self._loss: Tensor | float = self._mean_value() if self._whole is None else self._whole.loss
+
+    @property
+    def value(self) -> float:
+        """Value of the function, as `Product.value`."""
+        return float(self._loss)
 
     def __call__(self, vector: Tensor) -> Tensor:
         """H v, (n,)."""

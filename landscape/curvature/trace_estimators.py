@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,11 +37,13 @@ def hutchinson(
     if products >= size:
         return exact(operator, size, device=device, dtype=dtype)
     generator = torch.Generator().manual_seed(seed)
-    forms = torch.empty(products, dtype=torch.float64)
-    for i in range(products):
+    noted = _Noted(operator)
+    forms: list[Tensor] = []
+    for _ in range(products):
         v = _rademacher(size, generator).to(device, dtype)
-        forms[i] = torch.dot(v, _finite(operator(v)))
-    return TraceEstimate(*mean_and_standard_error(forms), products)
+        forms.append(torch.dot(v, noted(v)))
+    noted.require_finite()
+    return TraceEstimate(*mean_and_standard_error(_on_host(forms)), products)
 
 
 def hutch_plus_plus(
@@ -56,17 +58,20 @@ def hutch_plus_plus(
         return exact(operator, size, device=device, dtype=dtype)
     generator = torch.Generator().manual_seed(seed)
     rank = products // 3
-    sketch = torch.stack([operator(_rademacher(size, generator).to(device, dtype)) for _ in range(rank)], dim=1)
-    basis = _range(_finite(sketch))[0]  # (n, rank)
-    caught = sum(float(torch.dot(q, _finite(operator(q)))) for q in basis.T)
-    spent = rank + basis.shape[1]
-    forms = torch.empty(products - spent, dtype=torch.float64)
-    for i in range(len(forms)):
+    noted = _Noted(operator)
+    sketch = torch.stack([noted(_rademacher(size, generator).to(device, dtype)) for _ in range(rank)], dim=1)
+    noted.require_finite()
+    basis = _range(sketch)[0]  # (n, rank)
+    forms = [torch.dot(q, noted(q)) for q in basis.T]
+    caught = len(forms)
+    for _ in range(products - rank - caught):
         v = _rademacher(size, generator).to(device, dtype)
         v = v - basis @ (basis.T @ v)
-        forms[i] = torch.dot(v, _finite(operator(v)))
-    rest, error = mean_and_standard_error(forms)
-    return TraceEstimate(caught + rest, error, products)
+        forms.append(torch.dot(v, noted(v)))
+    noted.require_finite()
+    values = _on_host(forms)
+    rest, error = mean_and_standard_error(values[caught:])
+    return TraceEstimate(sum(values[:caught].tolist()) + rest, error, products)
 
 
 def xtrace(
@@ -89,15 +94,16 @@ def xtrace(
     w = torch.stack(
         [torch.randn(size, generator=generator, dtype=torch.float32).to(device, dtype) for _ in range(m)], dim=1
     )  # (n, m)
-    y = _finite(torch.stack([operator(column) for column in w.T], dim=1))  # A W
+    noted = _Noted(operator)
+    y = torch.stack([noted(column) for column in w.T], dim=1)  # A W
+    noted.require_finite()
     basis, singular, right = _range(y)  # y = basis diag(singular) right, (n, r), (r,), (r, m)
-    inside = torch.empty(len(singular), len(singular), dtype=torch.float64)  # basis' A basis
-    for j, column in enumerate(basis.T):
-        inside[:, j] = (basis.T @ _finite(operator(column))).double().cpu()
+    columns = [basis.T @ noted(column) for column in basis.T]
+    noted.require_finite()
+    inside = _on_host(columns).reshape(len(columns), len(columns)).T.contiguous()  # basis' A basis
 
-    forms = (w * y).sum(dim=0).double().cpu()  # w_i' A w_i
-    lengths = w.square().sum(dim=0).double().cpu()
-    shares = (basis.T @ w).double().cpu()  # basis' W
+    small = _on_host([(w * y).sum(dim=0), w.square().sum(dim=0), *(basis.T @ w)])
+    forms, lengths, shares = small[0], small[1], small[2:]  # w_i' A w_i, w_i' w_i and basis' W
     images = singular[:, None] * right  # basis' A W
     traces = torch.empty(m, dtype=torch.float64)
     for i in range(m):
@@ -118,12 +124,14 @@ def exact(operator: Operator, size: int, *, device: torch.device, dtype: torch.d
     Raises:
         FloatingPointError: a product is not finite.
     """
-    value = 0.0
+    noted = _Noted(operator)
+    diagonal: list[Tensor] = []
     for i in range(size):
         unit = torch.zeros(size, device=device, dtype=dtype)
         unit[i] = 1.0
-        value += _finite(operator(unit))[i].item()
-    return TraceEstimate(value, 0.0, size)
+        diagonal.append(noted(unit)[i])
+    noted.require_finite()
+    return TraceEstimate(sum(_on_host(diagonal).tolist()), 0.0, size)
 
 
 def rounds_for(variances: np.ndarray, counts: np.ndarray, target: float, *, most: int) -> np.ndarray:
@@ -164,7 +172,25 @@ def _rademacher(size: int, generator: torch.Generator) -> Tensor:
     return 2.0 * torch.randint(2, (size,), generator=generator, dtype=torch.float32) - 1.0
 
 
-def _finite(product: Tensor) -> Tensor:
-    if not product.isfinite().all():
-        raise FloatingPointError("a Hessian product is not finite")
-    return product
+class _Noted:
+    """An operator that notes on the device whether its products are finite: asking after each would wait for it."""
+
+    def __init__(self, operator: Operator) -> None:
+        self._operator = operator
+        self._finite: list[Tensor] = []
+
+    def __call__(self, vector: Tensor) -> Tensor:
+        product = self._operator(vector)
+        self._finite.append(product.isfinite().all())
+        return product
+
+    def require_finite(self) -> None:
+        """Raise FloatingPointError if a product since the last call was not finite."""
+        noted, self._finite = self._finite, []
+        if noted and not torch.stack(noted).all():
+            raise FloatingPointError("a Hessian product is not finite")
+
+
+def _on_host(values: Sequence[Tensor]) -> Tensor:
+    """Numbers, or rows of them, in float64 on the CPU, by one transfer."""
+    return (torch.stack(list(values)) if values else torch.empty(0)).double().cpu()

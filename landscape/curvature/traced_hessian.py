@@ -70,7 +70,7 @@ class TracedHessian:
             with torch.no_grad():
                 return each(*unflat(vector.contiguous(), weights))
 
-        return Product(value.item(), shift, products)
+        return Product(value, shift, products)
 
     def at_batches(
         self, batches: Sequence[tuple[Tensor, Tensor]], *, patterns: Sequence[Sequence[Tensor]] = (), shift: float = 0.0
@@ -81,7 +81,7 @@ class TracedHessian:
         pattern = [torch.stack(tensors) for tensors in zip(*patterns, strict=True)]
         with torch.no_grad():
             values, *kept = self._once(*weights, inputs, targets, *pattern)
-        return BatchedProduct(values.tolist(), weights, shift, self._replay.at(kept))
+        return BatchedProduct(values, weights, shift, self._replay.at(kept))
 
     def suits(self, inputs: Tensor, targets: Tensor) -> bool:
         """Whether the trace is valid for a mini-batch."""
@@ -95,10 +95,16 @@ class TracedHessian:
 class BatchedProduct:
     """Rows v_i -> H_i v_i + shift v_i, (M, n) -> (M, n): several mini-batches in one run of the graph."""
 
-    values: Sequence[float]
+    _values: Tensor  # losses of the mini-batches, (M,)
     parameters: Sequence[Tensor]
     shift: float
     _each: Graph
+
+    @property
+    def values(self) -> list[float]:
+        """Losses of the mini-batches; read when they are asked for, because reading them waits for the device."""
+        values: list[float] = self._values.tolist()
+        return values
 
     def __call__(self, vectors: Tensor) -> Tensor:
         """H_i v_i by rows, (M, n)."""

@@ -47,6 +47,12 @@ def inner(left: Iterable[Tensor], right: Iterable[Tensor]) -> float:
     return float(sum(_inner(a.reshape(-1), b.reshape(-1)) for a, b in zip(left, right, strict=True)))
 
 
+def inner_products(pairs: Iterable[tuple[Tensor, Tensor]]) -> list[float]:
+    """<a, b> of every pair of tensors, as `inner`, by one transfer from the device."""
+    products: list[float] = torch.stack([_inner(a.reshape(-1), b.reshape(-1)) for a, b in pairs]).tolist()
+    return products
+
+
 def _inner(a: Tensor, b: Tensor) -> Tensor:
     """<a, b> of vectors, summed by rows of one thread each: torch would split a long sum among all its threads.
 

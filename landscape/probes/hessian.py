@@ -278,7 +278,7 @@ class Hessian(Probe):
         count = self._count(subject)
         sizes = np.array([subject.samples(i) for i in range(count)])
         with torch.no_grad():
-            losses = np.array([subject.loss(i).item() for i in range(count)])
+            losses = torch.stack([subject.loss(i) for i in range(count)]).double().cpu().numpy()
         return over_all_samples(subject, curved, batches=count), float(sizes @ losses / sizes.sum())
 
     def _values(self, found: Spectrum | None, loss: float, curved: Curvature) -> dict[str, Any]:

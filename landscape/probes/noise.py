@@ -91,7 +91,8 @@ class Noise(Probe):
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Bands of one mini-batch share its noise."""
-        masks = torch.from_numpy(self._masks(subject)).to(subject.device)
+        wanted = self._masks(subject)
+        masks = torch.from_numpy(wanted).to(subject.device)
         norm = self._norm(subject)
         current = -1
         for unit in units:
@@ -99,7 +100,7 @@ class Noise(Probe):
             if batch != current:
                 (inputs, targets), current = subject.batch(batch), batch
                 spectrum = torch.fft.rfft2(self._signs(subject, batch, inputs))
-            if not masks[band].any():
+            if not wanted[band].any():
                 missing = dict.fromkeys([*sample_statistics.quantities(), "noise_square_sum"], np.nan)
                 yield {**missing, "samples": subject.samples(batch)}
                 continue
@@ -109,8 +110,12 @@ class Noise(Probe):
                 noise = noise * (norm / norms.clamp_min(torch.finfo(noise.dtype).tiny))
             with subject.evaluating():
                 after = outputs.loss_and_correctness(subject, inputs + noise, targets)
-            square = noise.double().square().mean(dim=(1, 2, 3)).sum().item()
-            yield {**sample_statistics.change(subject, batch, after), "noise_square_sum": square}
+            square = noise.double().square().mean(dim=(1, 2, 3)).sum()
+            together = torch.cat([after.flatten(), square.view(1)]).cpu()  # one transfer per unit
+            yield {
+                **sample_statistics.change(subject, batch, together[:-1].view_as(after)),
+                "noise_square_sum": together[-1].item(),
+            }
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """Means over all finished images, and their standard errors."""

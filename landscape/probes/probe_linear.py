@@ -153,9 +153,9 @@ def pooled_features(subject: Subject, patterns: tuple[str, ...], pool: str) -> t
             subject.outputs(inputs)
         row = torch.cat([features[position].detach() for position in range(len(layers))], dim=1)
         rows.append(row.cpu())  # one transfer per mini-batch
-        targets.append(wanted.cpu())
+        targets.append(wanted)
     widths = [features[position].shape[1] for position in range(len(layers))]
-    return list(torch.split(torch.cat(rows), widths, dim=1)), _class_shares(torch.cat(targets))
+    return list(torch.split(torch.cat(rows), widths, dim=1)), _class_shares(torch.cat(targets).cpu())
 
 
 def pooled(layer: Layer, tensor: Tensor, pool: str) -> Tensor:

@@ -52,9 +52,9 @@ def extreme_eigenvectors(subject: Subject, seed: int) -> ExtremeEigenvectors:
     vectors = (unflat(found.vectors[k], parameters) for k in (1, 0))
     smallest, largest = (dict(zip(subject.parameters, vector, strict=True)) for vector in vectors)
     loss, gradient = _loss_and_gradient(subject)
-    slopes = found.vectors[[1, 0]].double() @ gradient
+    slopes = (found.vectors[[1, 0]].double() @ gradient).tolist()
     model = {
-        "model_loss": loss, "slope_x": slopes[0].item(), "slope_y": slopes[1].item(),
+        "model_loss": loss, "slope_x": slopes[0], "slope_y": slopes[1],
         "curvature_x": float(found.values[1]), "curvature_y": float(found.values[0]),
     }  # fmt: skip
     return ExtremeEigenvectors((smallest, largest), model)
@@ -75,12 +75,13 @@ def half_range(loss: float, slope: float, curvature: float) -> float:
 def _loss_and_gradient(subject: Subject) -> tuple[float, Tensor]:
     """Loss over all samples and its flat gradient, both accumulated in float64."""
     parameters = list(subject.parameters.values())
-    total, gradient = 0.0, torch.zeros(subject.size, dtype=torch.float64, device=subject.device)
-    for i in range(len(subject.batches)):
-        share = subject.samples(i) / len(subject)
+    losses: list[Tensor] = []
+    shares = [subject.samples(i) / len(subject) for i in range(len(subject.batches))]
+    gradient = torch.zeros(subject.size, dtype=torch.float64, device=subject.device)
+    for i, share in enumerate(shares):
         with torch.enable_grad():
             loss = subject.loss(i)
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-        total += share * loss.item()
+        losses.append(loss.detach())
         gradient.add_(flat(gradients).double(), alpha=share)
-    return total, gradient
+    return sum(share * loss for share, loss in zip(shares, torch.stack(losses).tolist(), strict=True)), gradient

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.curvature.vectors import inner
+from landscape.curvature.vectors import inner_products
 from landscape.probe import Quantity
 from landscape.results.statistics import mean_and_standard_error_from_sums
 from landscape.subject import batchnorm
@@ -186,10 +186,13 @@ def _grams(
     origin: Sequence[Tensor], first: Sequence[Tensor], second: Sequence[Tensor], fixed: Sequence[Tensor]
 ) -> np.ndarray:
     """Inner products of (w0, d1, d2) per tensor, (tensors, 3, 3) float64; fixed tensors have no directions."""
-    moving = zip(origin, first, second, strict=True)
-    grams = [[[inner([a], [b]) for b in vectors] for a in vectors] for vectors in moving]
-    grams += [[[inner([w], [w]), 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]] for w in fixed]
-    return np.array(grams)
+    moving = list(zip(origin, first, second, strict=True))
+    pairs = [(a, b) for vectors in moving for a in vectors for b in vectors] + [(w, w) for w in fixed]
+    products = np.array(inner_products(pairs))
+    grams = np.zeros((len(moving) + len(fixed), 3, 3))
+    grams[: len(moving)] = products[: 9 * len(moving)].reshape(-1, 3, 3)
+    grams[len(moving) :, 0, 0] = products[9 * len(moving) :]
+    return grams
 
 
 def path_labels(subject: Subject, plane: Plane, statistics: RunningStatistics) -> Labels:
