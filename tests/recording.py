@@ -11,18 +11,22 @@ from landscape.subject.graph_replay import Work
 
 
 class Recorder:
-    """Stands for CUDA graphs: replays write to the results of the recording, from the arguments at its addresses."""
+    """Stands for CUDA graphs: replays write to the results of the recording, from the arguments at its addresses.
 
-    def __init__(self, *, wrong_by: float = 0.0) -> None:
-        self.recordings, self.replays, self.wrong_by = 0, 0, wrong_by
+    They are `wrong_by` something, or `stale`: what the recording gave, whatever is at the addresses now.
+    """
+
+    def __init__(self, *, wrong_by: float = 0.0, stale: bool = False) -> None:
+        self.recordings, self.replays, self.wrong_by, self.stale = 0, 0, wrong_by, stale
 
     def __call__(self, work: Work, device: torch.device) -> tuple[Callable[[], None], Sequence[Tensor]]:
         self.recordings += 1
-        results = [torch.full_like(result, torch.nan) for result in work()]
+        first = work()
+        results = [torch.full_like(result, -7) for result in first]
 
         def replay() -> None:
             self.replays += 1
-            for result, new in zip(results, work(), strict=True):
-                result.copy_(new + self.wrong_by)
+            for result, new in zip(results, first if self.stale else work(), strict=True):
+                result.copy_(new + self.wrong_by if self.wrong_by else new)
 
         return replay, results

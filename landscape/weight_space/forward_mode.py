@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from landscape.data.structure import Nested, map_tensors, tensors_in
+from landscape.subject.graph_replay import GraphReplay
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
@@ -62,27 +64,70 @@ def _prepared(subject: Subject, memory_format: MemoryFormat) -> list[tuple[Neste
     return []
 
 
+@once_per_weights
+def _replays(subject: Subject, mode: ExecutionMode, addresses: tuple[int, ...]) -> dict[Any, GraphReplay]:
+    """The recorded forward passes, by shapes of the mini-batch, which `ForwardPass` adds; valid for these addresses."""
+    return {}
+
+
 class ForwardPass:
-    """`forward(i) -> (outputs, targets)` of mini-batch i in an execution mode; prepared mini-batches are cached."""
+    """`forward(i) -> (outputs, targets)` of mini-batch i in an execution mode; prepared mini-batches are cached.
+
+    On a GPU `losses_and_right` is recorded once per shape of mini-batches and replayed with the weights that are at
+    their addresses then: the kernels are the same, launched at once. Recomputing batch norm's statistics
+    (`batchnorm.refresh`) is not recorded. What a recording saves is not measured.
+    """
 
     def __init__(self, subject: Subject, mode: ExecutionMode) -> None:
         self._subject, self._mode = subject, mode
         self._model: Callable[..., Any] = _compiled(subject) if mode.compile else subject.model
         self._cache: list[tuple[Nested, Nested]] = _prepared(subject, mode.memory_format)
+        tensors = itertools.chain(subject.model.parameters(), subject.model.buffers())
+        self._replayed = _on_gpu(subject) and not subject.needs_graph
+        addresses = tuple(tensor.data_ptr() for tensor in tensors) if self._replayed else ()
+        self._replays: dict[Any, GraphReplay] = _replays(subject, mode, addresses)
 
     def __len__(self) -> int:
         return len(self._subject.batches)
 
     def __call__(self, i: int) -> tuple[Any, Nested]:
         inputs, targets = self._prepared(i)
+        return self._outputs(inputs), targets
+
+    def _outputs(self, inputs: Nested) -> Any:
         with self._autocast():
             outputs = self._subject.forward(self._model, inputs)
-        return map_tensors(outputs, _single), targets
+        return map_tensors(outputs, _single)
 
     def losses_and_right(self, i: int) -> tuple[Tensor, Tensor]:
         """Loss and correctness of every sample of mini-batch i, (N,) each."""
-        losses, right = self._subject.losses_and_right(*self(i))
-        return losses.detach().double(), right.detach()
+        inputs, targets = self._prepared(i)
+        if not self._replayed or not _of_tensors((inputs, targets)):
+            losses, right = self._losses_and_right(inputs, targets)
+            return losses, right
+        shapes = _layout((inputs, targets))
+        if shapes not in self._replays:
+            self._replays[shapes] = self._recorded((inputs, targets))
+        losses, right = self._replays[shapes].at([])(*tensors_in((inputs, targets)))
+        return losses.clone(), right.clone()  # the next replay writes to the same addresses
+
+    def check_again(self) -> None:
+        """Compare the next replay of every shape with the plain forward pass: after weights were written, say."""
+        for replay in self._replays.values():
+            replay.check_again()
+
+    def _losses_and_right(self, inputs: Nested, targets: Nested) -> list[Tensor]:
+        losses, right = self._subject.losses_and_right(self._outputs(inputs), targets)
+        return [losses.detach().double(), right.detach()]
+
+    def _recorded(self, batch: Nested) -> GraphReplay:
+        """The forward pass of mini-batches with the structure of this one."""
+
+        def work(*tensors: Tensor) -> list[Tensor]:
+            remaining = iter(tensors)
+            return self._losses_and_right(*map_tensors(batch, lambda _: next(remaining)))
+
+        return GraphReplay(work, "forward pass")
 
     def _autocast(self) -> AbstractContextManager[object]:
         """Left after every mini-batch, because autocast caches the cast weights, and the weights move."""
@@ -99,6 +144,25 @@ class ForwardPass:
         if i == len(self._cache) and (len(self._cache) + 1) * size <= CACHE_BYTES:
             self._cache.append((inputs, targets))
         return inputs, targets
+
+
+def _on_gpu(subject: Subject) -> bool:
+    return subject.device.type == "cuda"
+
+
+def _of_tensors(value: Nested) -> bool:
+    """Whether a batch is nothing but tensors in tuples, lists and dicts, so that its shapes say all that may differ."""
+    if isinstance(value, Mapping):
+        return type(value) is dict and all(map(_of_tensors, value.values()))
+    return type(value) is Tensor or (type(value) in (tuple, list) and all(map(_of_tensors, value)))
+
+
+def _layout(value: Nested) -> Hashable:
+    """Structure, shapes and dtypes of such a batch."""
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    return type(value), tuple((name, _layout(item)) for name, item in items)
 
 
 def _single(tensor: Tensor) -> Tensor:

@@ -78,6 +78,7 @@ class PlaneEvaluator:
         fixed = [p.detach() for name, p in trainable.items() if name not in moving]
         origin = [self._weights.original[name] for name in moving]
         self._at_origin: list[Tensor] = []
+        self._moved = False  # to another point than the origin
         self._grams = _grams(origin, list(self._first.values()), list(self._second.values()), fixed)
 
     def __enter__(self) -> Self:
@@ -116,6 +117,9 @@ class PlaneEvaluator:
         if not self._at_origin:  # before the first move
             self._at_origin = _losses_at_origin(self._subject, self._recalibrate, self._mode)
         self._move_to(x, y)
+        if not self._moved and (x or y):
+            self._moved = True
+            self._forward.check_again()  # whether a recorded pass follows the weights
         sums = torch.zeros(5, dtype=torch.float64, device=self._subject.device)
         samples, reference = 0, torch.full_like(sums[:1], math.nan)
         for i in range(len(self._forward)):
