@@ -85,6 +85,7 @@ def measure_all(
     """
     from landscape import api
     from landscape.results import hdf5_file
+    from landscape.subject.preprocessing import sharing_images
 
     at_least("workers", workers, 1)
     _configured(command, preset, parameters, loading)  # raises for invalid options, before any file is read
@@ -92,23 +93,24 @@ def measure_all(
     reading = {name: loading[name] for name in ("weights", "trust_pickle") if name in loading}
     chosen = chosen_checkpoints(command, checkpoints, parameters, reading, label, quiet=quiet)
     runs, spec = _configured(command, preset, chosen.parameters, loading)
-    for path, name in zip(chosen.paths, chosen.labels, strict=True):
-        values = {**api.loading_defaults(probes_of(command)[0]), **spec}
-        subject = load(path, values, label=name, quiet=quiet)
-        _note_unusual_layers(runs[0], subject, quiet=quiet)
-        if len(runs) > 1:
-            say(f"{command}: {len(runs)} runs, each reported separately, with its share of any budget", quiet=quiet)
-        for probes in runs:
-            _measure(
-                command,
-                probes,
-                subject,
-                out,
-                label=name if label else "",
-                workers=workers,
-                overwrite=overwrite,
-                quiet=quiet,
-            )
+    with sharing_images():
+        for path, name in zip(chosen.paths, chosen.labels, strict=True):
+            values = {**api.loading_defaults(probes_of(command)[0]), **spec}
+            subject = load(path, values, label=name, quiet=quiet)
+            _note_unusual_layers(runs[0], subject, quiet=quiet)
+            if len(runs) > 1:
+                say(f"{command}: {len(runs)} runs, each reported separately, with its share of any budget", quiet=quiet)
+            for probes in runs:
+                _measure(
+                    command,
+                    probes,
+                    subject,
+                    out,
+                    label=name if label else "",
+                    workers=workers,
+                    overwrite=overwrite,
+                    quiet=quiet,
+                )
 
 
 def _configured(

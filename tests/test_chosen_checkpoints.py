@@ -12,6 +12,7 @@ from command_line import MINE
 from torch import Tensor, nn
 
 import landscape
+from landscape import data as datasets
 from landscape.cli.main import exit_code
 from landscape.results import reader
 
@@ -56,6 +57,35 @@ def test_a_folder_of_independent_checkpoints_is_measured_whole(command: Command)
     assert sorted(labels("trace")) == ["resnet_seed0", "resnet_seed1", "resnet_seed2"]
     code, err = command("trace", "seeds", "--vectors", "4", "--label", "one")
     assert (code, "once per checkpoint (3), got 1" in err) == (2, True)
+
+
+def test_the_data_of_several_checkpoints_are_loaded_once(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds("seeds")
+    reads: list[str] = []
+    plain = datasets.load_batches
+
+    def counted(name: str, **options: Any) -> Any:
+        reads.append(f"{name} {options['split']}")
+        return plain(name, **options)
+
+    monkeypatch.setattr("landscape.data.load_batches", counted)
+    assert command("trace", "seeds", "--vectors", "4")[0] == 0
+    assert reads == ["mine.py:data train"]
+    assert command("trace", "seeds", "--vectors", "4", "--overwrite", "--quiet")[0] == 0
+    assert len(reads) == 2  # the next command reads them anew
+
+
+def test_weights_that_do_not_fit_are_rejected_before_any_sample_is_read(command: Command) -> None:
+    torch.save(state(0, width=9), "wide.pt")
+    torch.save({f"other.{name}": value for name, value in state(0).items() if "3" in name}, "other.pt")
+    with Path("mine.py").open("a") as mine:
+        mine.write(
+            "\n\nimport pathlib\nmade = data\ndef data():\n    pathlib.Path('read').touch()\n    return made()\n"
+        )
+    for file in ("wide.pt", "other.pt"):
+        code, err = command("trace", file, "--vectors", "4")
+        assert (code, "does not fit the model" in err) == (1, True)
+        assert not Path("read").exists()
 
 
 def test_a_folder_of_a_run_says_which_snapshot_is_measured(command: Command) -> None:

@@ -12,12 +12,12 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from landscape.data import memory
+from landscape.data import memory, torch_dataset
 from landscape.data.dataset import Images
-from landscape.data.sample_reading import Request
-from landscape.data.sampling import Samples, balanced
+from landscape.data.sample_reading import Request, read_item
+from landscape.data.sampling import Samples, balanced, shuffled
 from landscape.data.torch_dataset import data_of
 from landscape.subject.identity import protocol
 from landscape.subject.loading import load
@@ -62,13 +62,79 @@ class Listed(Dataset[Any]):
 
 
 @pytest.mark.parametrize("form", ["longer", "list", "transformers", "datasets"])
-def test_samples_of_every_form_are_read_once_and_served_class_balanced(form: str) -> None:
+def test_samples_of_every_form_are_drawn_at_random_and_only_those_are_read(
+    form: str, caplog: pytest.LogCaptureFixture
+) -> None:
     dataset = Listed(form)
-    images = served(dataset, 5)
-    assert rows_of(images) == balanced(CLASSES.numpy())[:5].tolist()
-    assert images.targets.tolist() == CLASSES[balanced(CLASSES.numpy())[:5]].tolist()
-    assert dataset.read == [2] * 4 + [1] * 8  # the first four again: are they the same?
+    with caplog.at_level("INFO"):
+        images = served(dataset, 5)
+    drawn = shuffled(12)[:5]
+    assert rows_of(images) == drawn[balanced(CLASSES.numpy()[drawn])].tolist()
+    assert images.targets.tolist() == CLASSES[rows_of(images)].tolist()
+    again = drawn[:4].tolist()  # are they the same?
+    assert dataset.read == [1 * (i in drawn) + 1 * (i in again) for i in range(12)]
+    assert "does not list its targets, so that 5 of its 12 items are drawn at random" in caplog.text
     assert (images.classes, images.mean) == (3, ())
+
+
+def test_all_samples_of_an_unlisted_dataset_are_in_the_balanced_order(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        assert rows_of(served(Listed("list"))) == balanced(CLASSES.numpy()).tolist()
+    assert "at random" not in caplog.text
+
+
+class Regression(Listed):
+    def __getitem__(self, i: int) -> Any:
+        self.read[i] += 1
+        return INPUTS[i], float(i)
+
+
+def test_numbers_that_are_no_classes_are_the_first_ones() -> None:
+    dataset = Regression("list")
+    assert rows_of(served(dataset, 5)) == [0, 1, 2, 3, 4]
+    assert sum(dataset.read) <= 5 + 4 + 1
+
+
+def listing(**lists: Any) -> Listed:
+    dataset = Listed("list")
+    for name, listed in lists.items():
+        setattr(dataset, name, listed)
+    return dataset
+
+
+OFFERS: dict[str, Any] = {
+    "targets": lambda: listing(targets=CLASSES),
+    "labels": lambda: listing(labels=CLASSES.numpy()),
+    "samples": lambda: listing(samples=[("a.png", c) for c in CLASSES.tolist()]),
+    "names in labels": lambda: listing(labels=["a"] * 12, samples=[("a.png", c) for c in CLASSES.tolist()]),
+    "two parts": lambda: ConcatDataset(
+        [Subset(listing(labels=CLASSES), range(7)), Subset(listing(targets=CLASSES), range(7, 12))]
+    ),
+    "tensors": lambda: TensorDataset(INPUTS, CLASSES),
+}
+
+
+@pytest.mark.parametrize("offer", OFFERS)
+def test_targets_that_a_dataset_offers_balance_the_classes_without_reading_all(
+    offer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[int] = []
+    monkeypatch.setattr(torch_dataset, "read_item", lambda *a: reads.append(a[2]) or read_item(*a))  # type: ignore[func-returns-value]
+    images = served(OFFERS[offer](), 5)
+    assert rows_of(images) == balanced(CLASSES.numpy())[:5].tolist()
+    assert len(reads) == 5 + 4
+
+
+@pytest.mark.parametrize("lists", [{"labels": [-1] * 12}, {"labels": [0, 1]}, {"samples": [1] * 12}])
+def test_lists_that_are_no_class_numbers_are_not_used(lists: dict[str, Any]) -> None:
+    dataset = listing(**lists)
+    assert len(served(dataset, 5)) == 5
+    assert sum(dataset.read) == 5 + 4
+
+
+def test_classes_that_a_target_transform_merges_are_counted_as_served() -> None:
+    dataset = listing(targets=(10 * CLASSES).tolist())
+    assert served(dataset).classes == 3
 
 
 class Masked(nn.Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Subset
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from landscape.checkpoints.user_code import fixed_rng, guarded, rng_states
 from landscape.data import decoding
@@ -94,18 +94,50 @@ def _is_plain(value: Any) -> bool:
 
 
 def listed_targets(dataset: Any) -> np.ndarray | None:
-    """The dataset's own list of class numbers, None if it has no usable one."""
+    """The class numbers of all items, (N,), where the dataset lists them; None if it has no usable list.
+
+    They are its `targets`, or its `labels` or the second entries of its `samples`, as data sets of torchvision have
+    them; a column of labels of a Hugging Face dataset; the last tensor of a
+    TensorDataset; those of the data sets below a Subset or a ConcatDataset.
+    """
     if isinstance(dataset, Subset):
         below = listed_targets(dataset.dataset)
         return None if below is None else below[np.asarray(dataset.indices, np.int64)]
-    listed = getattr(dataset, "targets", None)
+    if isinstance(dataset, ConcatDataset):
+        parts = [listed_targets(part) for part in dataset.datasets]
+        known = [part for part in parts if part is not None]
+        return np.concatenate(known) if len(known) == len(parts) else None
+    found = _class_numbers(getattr(dataset, "targets", None), dataset)
+    if found is not None:
+        return found
+    for listed in _other_lists(dataset):
+        found = _class_numbers(listed, dataset)
+        if found is not None and (found >= 0).all():  # a number for "without a label" is no class
+            return found
+    return None
+
+
+def _other_lists(dataset: Any) -> Iterator[Any]:
     columns = getattr(dataset, "column_names", None)  # of Hugging Face's datasets
-    if listed is None and isinstance(columns, list | tuple):
+    if isinstance(columns, list | tuple):
         name = first_of(TARGETS, columns)
-        listed = None if name is None else list(dataset[name])
+        yield None if name is None else list(dataset[name])
+        return
+    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+        yield dataset.tensors[1]
+    yield getattr(dataset, "labels", None)
+    samples = getattr(dataset, "samples", None)
+    if isinstance(samples, list | tuple) and all(isinstance(s, tuple | list) and len(s) == 2 for s in samples):
+        yield [target for _, target in samples]
+
+
+def _class_numbers(listed: Any, dataset: Any) -> np.ndarray | None:
     if not isinstance(listed, list | tuple | np.ndarray | Tensor) or len(listed) != len(dataset):
         return None
-    found = np.asarray(listed)
+    try:
+        found = np.asarray(listed)
+    except (ValueError, TypeError, RuntimeError):  # ragged, or on an accelerator
+        return None
     return found.astype(np.int64) if found.ndim == 1 and found.dtype.kind in "iu" else None
 
 

@@ -18,7 +18,7 @@ from landscape.data import iterables, structured
 from landscape.data.dataset import BatchList, Images, number_of_classes, square_side
 from landscape.data.memory import GrowingTensor
 from landscape.data.sample_reading import Request, are_class_numbers, listed_targets, read_item
-from landscape.data.sampling import Split, balanced, subset
+from landscape.data.sampling import Split, balanced, shuffled, subset
 from landscape.data.structure import as_tensors, common_length, tensors_in
 from landscape.options import parse_count
 from landscape.probe import derived_seed
@@ -56,10 +56,11 @@ def data_of(made: Any, request: Request) -> Images | BatchList:
     """The samples of an object, in memory.
 
     A pair of tensors `(inputs, targets)` is used as it is: its first rows, in its order; so is a tuple, dict or
-    dataclass of tensors with equally many rows. A Dataset with a length is served in the class-balanced order; if it
-    lists its targets (`targets`, or a column of labels), only the selected items are read. Each item is read with the
-    random generators in a fixed state, and refused if it still differs when read again. A DataLoader, or any other
-    iterable of mini-batches or samples, is read once: its first samples, in its order.
+    dataclass of tensors with equally many rows. Of a Dataset with a length only the selected items are read: the first
+    of the class-balanced order if it lists its targets (see `listed_targets`), else as many random ones, always the
+    same, which are then put into a balanced order (of targets that are not class numbers, its first items). Each item
+    is read with the random generators in a fixed state, and refused if it still differs when read again. A DataLoader,
+    or any other iterable of mini-batches or samples, is read once: its first samples, in its order.
 
     A sample is read as the request's `layout` says. Where inputs and targets are one tensor each, they become `Images`,
     which are divided into mini-batches of any size: pictures become uint8 images, uint8 images get ImageNet's mean and
@@ -137,13 +138,23 @@ def _from_dataset(request: Request, dataset: Any) -> Images | BatchList:
     name = request.name
     if not len(dataset):
         raise ValueError(f"{name} returned an empty {type(dataset).__name__}; expected at least one item")
-    listed = listed_targets(dataset)
-    order = np.arange(len(dataset)) if listed is None else subset(listed, request.samples)
+    listed, count = listed_targets(dataset), parse_count("samples", request.samples, len(dataset))
+    unlisted, drawing = listed is None, listed is None and count < len(dataset)
+    order = shuffled(len(dataset))[:count] if drawing else np.arange(count)
+    order = order if listed is None else subset(listed, request.samples)
     reads = ((row, *read_item(request.name, dataset, row)) for row in order.tolist())
     first = next(reads)
     if not request.is_pair(first[1], request.read(f"item {first[0]}", first[1])):
-        rest = order[: parse_count("samples", request.samples, len(order))] if listed is None else order
-        return _structured_items(request, dataset, rest.tolist())
+        return _structured_items(request, dataset, (np.arange(count) if drawing else order).tolist())
+    if drawing and not are_class_numbers(request.tensors(f"item {first[0]}", first[1])[1][None]):
+        order, drawing = np.arange(count), False
+        reads = ((row, *read_item(request.name, dataset, row)) for row in order.tolist())
+        first = next(reads)
+    if drawing:
+        _log.info(
+            "%s: the %s does not list its targets, so that %d of its %d items are drawn at random instead of "
+            "class-balanced; give it a list `targets`", name, type(dataset).__name__, count, len(dataset),
+        )  # fmt: skip
     inputs, targets = GrowingTensor(name, len(order)), GrowingTensor(name, len(order))
     drawn = False
     for row, item, random in chain([first], reads):
@@ -161,11 +172,14 @@ def _from_dataset(request: Request, dataset: Any) -> Images | BatchList:
         again = request.tensors(f"item {row}", read_item(request.name, dataset, row)[0])[0]
         if not torch.equal(again.nan_to_num(), kept.nan_to_num()):
             raise _unsteady(name, row)
+    if listed is not None and not np.array_equal(listed[order], _numbers(targets.tensor)):
+        listed = None  # a target transform makes other classes of them
     images = replace(request.images(inputs.tensor, targets.tensor, dataset, listed), drawn=drawn)
-    if listed is not None:
-        return images
-    rows = balanced(images.targets.numpy()) if are_class_numbers(images.targets) else order
-    return images.take(rows[: parse_count("samples", request.samples, len(rows))])
+    return images.take(balanced(images.targets.numpy())) if unlisted and are_class_numbers(images.targets) else images
+
+
+def _numbers(targets: Tensor) -> np.ndarray:
+    return targets.numpy() if are_class_numbers(targets) else np.array([])
 
 
 def _structured_items(request: Request, dataset: Any, rows: list[int]) -> BatchList:

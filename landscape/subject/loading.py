@@ -33,7 +33,7 @@ from landscape.subject.device import device as device_of
 from landscape.subject.losses import loss_of
 from landscape.subject.model_building import architecture_of, build
 from landscape.subject.networks_in_memory import checkpoint_of
-from landscape.subject.preprocessing import DataObject, load_images, of_provider, resolved
+from landscape.subject.preprocessing import DataObject, described, load_images, of_provider, resolved
 from landscape.subject.restoration import measuring
 from landscape.subject.spec import Spec, Split
 from landscape.subject.subject import Subject
@@ -136,9 +136,12 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
     loss = loss_of(objects.loss or spec.loss)
     layout = cache(partial(_layout, spec, stored, module, loss.takes_model))
     given = DataObject(objects.data, objects.classes, layout, loss.takes_batch)
-    spec, images = resolved(spec, stored, given)
+    named, filled = described(spec, stored)
+    early = _model_before_images(filled, stored)
+    spec, images = resolved(named, filled, stored, given)
     if stored is not None:
-        model, stored = _model(spec, stored, images if isinstance(images, Images) else None)
+        of = images if isinstance(images, Images) else None
+        model, stored = early if early is not None and spec == filled else _model(spec, stored, of)
         if stored.batch_size and isinstance(images, Images):
             refuse_batch_size(stored, spec, len(images))
     else:
@@ -309,6 +312,20 @@ def _model(spec: Spec, stored: Checkpoint, images: Images | None) -> tuple[nn.Mo
         advice = partial(providers.advice, spec.model or stored.model)
         stored = load_into(model, stored, allow_missing=spec.allow_missing, logits=spec.logits, advice=advice)
     return model, stored
+
+
+def _model_before_images(spec: Spec, stored: Checkpoint | None) -> tuple[nn.Module, Checkpoint] | None:
+    """`_model` before any image is decoded, where it does not depend on them; else None.
+
+    A checkpoint that does not fit is thus rejected at once.
+    """
+    if stored is None or stored.module is not None or not spec.logits or spec.allow_missing:
+        return None
+    if spec.model in models.NAMES or not spec.model:  # our own take the number of classes and the size of the images
+        says = stored.native and spec.model in ("", stored.model)
+        if not says or not {"classes", "image_size"} <= {**stored.model_args, **spec.model_arg}.keys():
+            return None
+    return _model(spec, stored, None)
 
 
 def _part(

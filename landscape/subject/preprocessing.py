@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +25,8 @@ from landscape.subject.spec import Spec
 
 MOST_PIXELS = 8192  # largest image side that a checkpoint may ask for
 LONGEST = 1024  # tokens per sequence unless --block-size asks for more
+SHARED = 2  # selections of images that are kept for the checkpoints of one command
+_shared: ContextVar[dict[tuple[Any, ...], Images | BatchList] | None] = ContextVar("shared images", default=None)
 log = logging.getLogger(__name__)
 
 
@@ -39,14 +43,33 @@ class DataObject:
 NAMED = DataObject()
 
 
-def resolved(spec: Spec, stored: Checkpoint | None, given: DataObject = NAMED) -> tuple[Spec, Images | BatchList]:
-    """The spec with defaults from checkpoint and provider filled in, and the images that it loads.
+@contextlib.contextmanager
+def sharing_images() -> Iterator[None]:
+    """Keep the images of a named data set for further subjects that are loaded with the same options in this block.
 
-    The model is the one that a foreign checkpoint names; preprocessing and context length are the provider's. Inputs
-    that are used as they are (floating-point tensors) have no preprocessing to fill in.
+    The last two selections are kept, such as a test and a training part, which a subject holds anyway.
     """
+    token = _shared.set({})
+    try:
+        yield
+    finally:
+        _shared.reset(token)
+
+
+def described(spec: Spec, stored: Checkpoint | None) -> tuple[Spec, Spec]:
+    """The spec with the model that a foreign checkpoint names, and that with its provider's preprocessing as well."""
     named = replace(spec, model=spec.model or architecture_of(stored))
-    filled = _with_provider(named, stored)
+    return named, _with_provider(named, stored)
+
+
+def resolved(
+    named: Spec, filled: Spec, stored: Checkpoint | None, given: DataObject = NAMED
+) -> tuple[Spec, Images | BatchList]:
+    """Of the two specs of `described` the one that applies, and the images that it loads.
+
+    Preprocessing and context length are the provider's. Inputs that are used as they are (floating-point tensors) have
+    no preprocessing to fill in.
+    """
     images = load_images(filled, stored, given)
     _warn_of_unused(named, images)
     if isinstance(images, BatchList):
@@ -56,8 +79,8 @@ def resolved(spec: Spec, stored: Checkpoint | None, given: DataObject = NAMED) -
     if images.sequences:
         return filled, images
     if filled == named or not images.mean:
-        described = spec.mean or (stored and stored.data.get("mean")) or images.name in datasets.NAMES
-        if images.mean and not described:
+        known = named.mean or (stored and stored.data.get("mean")) or images.name in datasets.NAMES
+        if images.mean and not known:
             _note_normalisation(images)
         return named, images
     preprocessing = Preprocessing(images.size, _resize(filled), images.mean, images.std)
@@ -88,21 +111,26 @@ def load_images(spec: Spec, stored: Checkpoint | None, given: DataObject = NAMED
         nor = "" if spec.model or stored is None or stored.native or stored.module is not None else ", nor its model"
         also = " --model NAME|file.py:callable and" if nor else ""
         raise ValueError(f"{lacking}{nor}; give{also} --data NAME|FOLDER|file.py:callable, such as --data digits")
-    described = _description(stored) if stored else {}
-    loaded = datasets.load_batches(
-        name,
-        root=spec.data_root,
-        split=spec.split,
-        samples=spec.samples,
-        image_size=spec.image_size or (described.get("size") or None),
-        mean=tuple(spec.mean or described.get("mean") or ()),
-        std=tuple(spec.std or described.get("std") or ()),
-        resize=_resize(spec) if spec.interpolation or spec.crop else None,
-        block_size=spec.block_size,
-        layout=given.layout,
-        whole=given.whole,
-        batch_size=spec.batch_size,
-    )
+    stated = _description(stored) if stored else {}
+    options: dict[str, Any] = {
+        "root": spec.data_root,
+        "split": spec.split,
+        "samples": spec.samples,
+        "image_size": spec.image_size or (stated.get("size") or None),
+        "mean": tuple(spec.mean or stated.get("mean") or ()),
+        "std": tuple(spec.std or stated.get("std") or ()),
+        "block_size": spec.block_size,
+        "whole": given.whole,
+    }
+    shared, key = _shared.get(), (name, spec.interpolation, spec.crop, *options.values())
+    loaded = shared.pop(key, None) if shared is not None else None
+    if loaded is None:
+        resize = _resize(spec) if spec.interpolation or spec.crop else None
+        loaded = datasets.load_batches(name, **options, resize=resize, layout=given.layout, batch_size=spec.batch_size)
+    if shared is not None and isinstance(loaded, Images):  # others depend on how the model is called
+        while len(shared) >= SHARED:
+            del shared[next(iter(shared))]
+        shared[key] = loaded
     return loaded if given.classes is None else replace(loaded, classes=given.classes)
 
 
