@@ -428,3 +428,24 @@ def test_results_of_a_training_loop_are_not_read_again_at_every_measurement(
         file["hessian/far"] = h5py.ExternalLink("elsewhere.h5", "/")
     with pytest.raises(ValueError, match="holds a link instead of data"):
         landscape.measure("hessian", subject, out=path, top=1, quiet=True)
+
+
+def test_a_checkout_that_is_not_installed_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only its version is unknown then."""
+    from importlib import metadata
+
+    from landscape.results import run_key
+
+    def version(name: str, of: Any = metadata.version) -> str:
+        if name == "landscape-probes":
+            raise metadata.PackageNotFoundError(name)
+        return str(of(name))
+
+    monkeypatch.setattr(metadata, "version", version)
+    run_key._versions.cache_clear()
+    try:
+        data = (torch.randn(4, 3), torch.randint(2, (4,)))
+        trace = landscape.measure("trace", nn.Linear(3, 2), data=data, batch_size=4, vectors=4, out=None, quiet=True)
+        assert '"landscape": "not installed"' in trace.attrs["versions"]
+    finally:
+        run_key._versions.cache_clear()

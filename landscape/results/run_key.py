@@ -53,7 +53,11 @@ def versions() -> dict[str, str]:
 @cache
 def _versions() -> dict[str, str]:
     libraries = {name: metadata.version(name) for name in ("torch", "numpy", "scipy", "h5py")}
-    return {"landscape": metadata.version("landscape-probes"), "python": platform.python_version(), **libraries}
+    try:
+        own = metadata.version("landscape-probes")
+    except metadata.PackageNotFoundError:  # a checkout on the import path
+        own = "not installed"
+    return {"landscape": own, "python": platform.python_version(), **libraries}
 
 
 def readable_label(label: str) -> str:

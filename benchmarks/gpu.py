@@ -1,0 +1,83 @@
+"""Measure on a GPU, without a network: probes against the CPU, Hessians, surfaces, shared pass, training, large models.
+
+    python benchmarks/gpu.py [--stage probes hessian surface features training language | all] [--minutes 7]
+        [--device cuda] [--out DIR]
+    python benchmarks/gpu.py --small --device cpu        every stage in tiny sizes, on any machine
+
+Rows are appended to DIR/gpu.jsonl one by one, and DIR/GPU.md is written anew from them after every stage; DIR is this
+folder for a GPU and ./gpu-dry-run for a CPU. A stage stops before its `--minutes` are over and says what is left; a
+second call measures that, also after a kill. A row that failed holds its error: delete its line to try again. TF32 is
+off for all engines. GPU.md lists the packages to carry to a machine without a network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import cast
+
+HERE = Path(__file__).resolve().parent
+if find_spec("landscape") is None:  # not installed: the checkout itself
+    sys.path.insert(0, str(HERE.parent))
+
+import torch  # noqa: E402
+from gpu_stages import machine  # noqa: E402
+from gpu_stages.steps import RowsFile, Settings, Stage, run  # noqa: E402
+
+STAGES = ("probes", "hessian", "surface", "features", "training", "language")
+MODULES = dict(zip(STAGES, ("probes", "eigenvalues", "surfaces", "shared_pass", "training", "language"), strict=True))
+
+
+def stages() -> dict[str, Stage]:
+    from importlib import import_module
+
+    return {name: cast(Stage, import_module(f"gpu_stages.{MODULES[name]}")) for name in STAGES}
+
+
+def parsed(given: list[str] | None = None) -> argparse.Namespace:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--stage", nargs="+", choices=[*STAGES, "all"], default=["all"])
+    options.add_argument("--small", action="store_true", help="tiny sizes, to see that everything runs")
+    options.add_argument("--device", default="cuda", help="cuda (the default), cuda:1 or cpu")
+    options.add_argument("--minutes", type=float, default=7.0, help="time of each stage")
+    options.add_argument("--out", type=Path, help="folder of gpu.jsonl and GPU.md")
+    return options.parse_args(given)
+
+
+def main() -> None:
+    arguments = parsed()
+    device = torch.device(arguments.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        sys.exit("--device cuda: PyTorch finds no GPU here; a dry run is --small --device cpu")
+    lacking, without = machine.missing()
+    if lacking:
+        sys.exit(
+            f"missing packages: {', '.join(lacking)}; GPU.md says how to carry them to a machine without a network"
+        )
+    if without:
+        print(f"missing packages, whose rows will say so: {', '.join(without)}")
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    from gpu_stages.page import page
+
+    folder = arguments.out or (HERE if device.type == "cuda" else Path("gpu-dry-run"))
+    settings = Settings(device, arguments.small, folder)
+    try:
+        file = RowsFile(folder / "gpu.jsonl", machine.origin(device, small=arguments.small))
+    except ValueError as error:
+        sys.exit(str(error))
+    found, facts = stages(), machine.facts(device)
+    for name in STAGES if "all" in arguments.stage else arguments.stage:
+        try:
+            left = run(name, found[name], replace(settings, until=time.monotonic() + 60 * arguments.minutes), file)
+        finally:
+            (folder / "GPU.md").write_text(page(found, file, facts, settings))
+        print(f"{name}: {f'{left} rows left, run it again' if left else 'complete'}; {folder / 'GPU.md'}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

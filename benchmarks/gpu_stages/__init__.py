@@ -1,0 +1,1 @@
+"""Stages of `benchmarks/gpu.py`, one per module."""

@@ -1,0 +1,57 @@
+"""The page that a run leaves behind: how to make one, the machine, and the tables of all stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpu_stages.machine import WHEELS
+from gpu_stages.steps import RowsFile, Settings, Stage
+
+HOW = f"""\
+# On a GPU
+
+Written by `python benchmarks/gpu.py`, which needs no network and no data: images are synthetic, made from a seed, and
+the digits come with the package. Every stage ends within its `--minutes` (7); a second call continues it.
+
+    python benchmarks/gpu.py                                   # all stages; writes this page after each
+    python benchmarks/gpu.py --stage hessian --minutes 7       # one of them, within a time
+    python benchmarks/gpu.py --small --device cpu --out DIR    # a dry run in tiny sizes, on any machine
+
+The package itself need not be installed. Beside PyTorch (2.6 and later) and NumPy it needs scipy, xarray, h5py and
+Pillow; without pyhessian or curvlinops their rows say so. The package's other requirements (typer, matplotlib,
+h5netcdf, safetensors) are not needed. For a machine without a network, fetch what it lacks as wheels, here for Python
+3.12 on x86-64:
+
+    python -m pip download --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \\
+        --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 --platform manylinux_2_17_x86_64 \\
+        --platform manylinux2014_x86_64 -d wheels \\
+        {WHEELS[0]} \\
+        {WHEELS[1]}
+    python -m pip install --no-index --no-deps wheels/*.whl
+"""
+NO_RUN = """\
+**No run on a GPU exists yet.** What is built for one (mini-batches side by side, searches that stay on the device, CUDA
+graphs) is proven by tests on a CPU and by a simulated accelerator alone, and no time of it on a GPU is known. This page
+will be replaced by the first run.
+"""
+DRY = "**A dry run without a GPU: it shows that every stage runs, and nothing about speed.**\n"
+
+
+def page(
+    stages: Mapping[str, Stage], file: RowsFile | None, facts: Mapping[str, str], settings: Settings | None
+) -> str:
+    """The whole page, in Markdown; without a file that of a run which has not been made."""
+    parts = [HOW]
+    if file is None or settings is None:
+        parts += [NO_RUN, *(f"## `{name}`: {one.TITLE}\n\n{one.ABOUT}\n" for name, one in stages.items())]
+        return "\n".join(parts)
+    if settings.small or settings.device.type != "cuda":
+        parts.append(DRY)
+    parts.append("## Machine\n")
+    parts.append("\n".join(f"- {name}: {value}" for name, value in facts.items()) + "\n")
+    for name, stage in stages.items():
+        rows = file.of(name)
+        left = sum(step.key not in rows for step in stage.steps(settings))
+        state = "" if not left else f"**{left} of {left + len(rows)} rows are not measured yet.**\n\n"
+        parts.append(f"## `{name}`: {stage.TITLE}\n\n{stage.ABOUT}\n\n{state}{stage.tables(rows) if rows else ''}\n")
+    return "\n".join(part.rstrip() + "\n" for part in parts)

@@ -1,0 +1,92 @@
+"""Stage `features`: the shared pass of the layer probes against the bare forward pass."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from measuring import clock_of, header, row
+
+import landscape
+from gpu_stages.networks import build, images, subject
+from gpu_stages.steps import Row, Rows, Settings, Step, failed
+from gpu_stages.timing import peak_gib, share_outside_kernels, shown
+from landscape.subject.subject import Subject
+
+TITLE = "`landscape features` against the bare forward pass"
+ABOUT = """\
+Random weights, 32 px. Seconds per mini-batch are medians over the mini-batches of a run, after the first, from the
+device's clock at each one that `landscape.features` reports as finished. `before`: seconds from the call to the first
+finished mini-batch, which hold the search for layers, hashes of weights and samples, and the start-up of kernels."""
+NETWORKS = ("resnet50", "vit_ti", "vit_s")
+COLUMNS: dict[str, dict[str, Any]] = {
+    "bare forward": {},
+    "fourier": {"probes": ("fourier",)},
+    "variance": {"probes": ("variance",)},
+    "similarity": {"probes": ("similarity",)},
+    "the three": {"probes": ("fourier", "variance", "similarity")},
+    "with attention": {"probes": ("fourier", "variance", "similarity", "attention"), "spectra_images": 0},
+    "with attention, spectra of 4 images": {
+        "probes": ("fourier", "variance", "similarity", "attention"), "spectra_images": 4
+    },
+}  # fmt: skip
+
+
+def steps(settings: Settings) -> Sequence[Step]:
+    networks = ("vit_demo",) if settings.small else NETWORKS
+    columns = ("bare forward", "the three", "with attention") if settings.small else tuple(COLUMNS)
+    return [
+        Step((name, column), partial(_measured, name, column, settings))
+        for name in networks
+        for column in columns
+        if "vit" in name or "attention" not in column
+    ]
+
+
+def _measured(name: str, column: str, settings: Settings) -> Row:
+    size, batch_size, batches = (16, 8, 3) if settings.small else (32, 128, 40)
+    model = build(name, size, small=settings.small).to(settings.device)
+    made, clock = subject(model, images(batch_size * batches, size), batch_size), clock_of(settings.device)
+    marks: list[float] = []
+
+    def run() -> None:
+        marks[:] = [clock()]
+        if column == "bare forward":
+            _bare(made, lambda done, of: marks.append(clock()))
+        else:
+            options = COLUMNS[column]
+            landscape.features(
+                made, out=None, quiet=True, report=lambda done, of: marks.append(clock()), **options
+            )  # fmt: skip
+
+    peak = peak_gib(run, settings.device)
+    before, took = marks[1] - marks[0], [b - a for a, b in pairwise(marks[1:])]
+    share = share_outside_kernels(run, settings.device)
+    return {"seconds": statistics.median(took), "before": before, "peak": peak, "outside": share, "images": batch_size}
+
+
+def _bare(made: Subject, report: Any) -> None:
+    with torch.inference_mode():
+        for i, (inputs, _) in enumerate(made.each_batch()):
+            made.model(inputs)
+            report(i + 1, len(made.batches))
+
+
+def tables(rows: Rows) -> str:
+    lines = [
+        header("network", "way", "ms / mini-batch", "images / s", "x bare", "before s", "peak GiB", "outside kernels")
+    ]
+    for (name, column), one in rows.items():
+        if "error" in one:
+            continue
+        base = rows.get((name, "bare forward"), {}).get("seconds", float("nan"))
+        lines.append(row(
+            name, column, f"{1e3 * one['seconds']:.2f}", f"{one['images'] / max(one['seconds'], 1e-9):.0f}",
+            f"{one['seconds'] / max(base, 1e-9):.2f}", f"{one['before']:.2f}", shown(one["peak"], "{:.2f}"),
+            shown(one["outside"], "{:.0%}"),
+        ))  # fmt: skip
+    return "\n".join([*lines, "", *failed(rows)])

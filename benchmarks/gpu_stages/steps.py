@@ -1,0 +1,163 @@
+"""Steps of a stage: each makes one row, which is appended to a file at once; a budget of time ends a stage early."""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+import torch
+
+Key = tuple[str | int, ...]
+Row = dict[str, Any]
+Rows = Mapping[Key, Row]  # those of one stage
+P = ParamSpec("P")
+T = TypeVar("T")
+LONGEST_ERROR = 160  # characters of an error that a row keeps
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every stage needs to know."""
+
+    device: torch.device
+    small: bool  # tiny sizes: whether everything runs, not how fast
+    folder: Path  # for files that a later call can use again
+    until: float = float("inf")  # end of the stage's time, by `time.monotonic()`
+
+
+@dataclass(frozen=True)
+class Step:
+    """One row and how to make it. A key that is known already is never measured again."""
+
+    key: Key
+    measure: Callable[[], Row]
+
+
+class Stage(Protocol):
+    """A module of this package: its steps cost nothing before they are measured."""
+
+    TITLE: str
+    ABOUT: str  # what was measured and how, below the title
+
+    def steps(self, settings: Settings) -> Sequence[Step]: ...
+
+    def tables(self, rows: Rows) -> str: ...
+
+
+class OutOfTime(Exception):
+    """A step did not end within the time that was left."""
+
+
+class RowsFile:
+    """Rows of all stages in a JSON-lines file, whose first line says to which machine and sizes they belong.
+
+    Raises:
+        ValueError: the file holds rows of another machine or of other sizes.
+    """
+
+    def __init__(self, path: Path, origin: str) -> None:
+        self.path, self.stages = path, dict[str, dict[Key, Row]]()
+        lines = path.read_text().splitlines() if path.exists() else []
+        if not lines:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps({"origin": origin}) + "\n")
+            return
+        if (found := json.loads(lines[0])["origin"]) != origin:
+            raise ValueError(
+                f"{path} holds rows of {found}, and this run is of {origin}; give another folder with --out"
+            )
+        whole = [line for line in lines[1:] if line.endswith("}")]  # a killed process may leave half a line
+        for stage, key, row in (json.loads(line)["row"] for line in whole):
+            self.stages.setdefault(stage, {})[tuple(key)] = row
+        if len(whole) < len(lines) - 1:
+            path.write_text("".join(f"{line}\n" for line in (lines[0], *whole)))
+
+    def of(self, stage: str) -> Rows:
+        return self.stages.get(stage, {})
+
+    def add(self, stage: str, key: Key, row: Row) -> None:
+        self.stages.setdefault(stage, {})[key] = row
+        with self.path.open("a") as stream:
+            stream.write(json.dumps({"row": (stage, key, row)}) + "\n")
+
+
+def run(name: str, stage: Stage, settings: Settings, file: RowsFile) -> int:
+    """Measure the missing rows of a stage while its time lasts; returns how many are left.
+
+    A step is begun if the longest one so far would still fit; the first one always is, so that every call gets on.
+    """
+    missing = [step for step in stage.steps(settings) if step.key not in file.of(name)]
+    longest = 0.0
+    free_memory()
+    for done, step in enumerate(missing):
+        start = time.monotonic()
+        if done and start + longest > settings.until:
+            return len(missing) - done
+        try:
+            row = measured(step, settings.device)
+        except OutOfTime as error:
+            if done:  # it may fit into the whole time of another call
+                return len(missing) - done
+            row = {"error": str(error)}
+        file.add(name, step.key, row)
+        longest = max(longest, time.monotonic() - start)
+        say = row.get("error") or f"{time.monotonic() - start:.1f} s"
+        print(f"{name}: {' '.join(map(str, step.key))}: {say}", flush=True)
+    return 0
+
+
+def measured(step: Step, device: torch.device) -> Row:
+    """The row of a step, or of the error that it raised, which is a result too.
+
+    Raises:
+        OutOfTime: the time of the stage is over.
+        RuntimeError: the device no longer works, so that a new process is needed.
+    """
+    try:
+        row = step.measure()
+    except OutOfTime:
+        raise
+    except Exception as error:  # of other libraries too, and the lack of memory
+        text = " ".join(str(error).split())
+        row = {"error": f"{type(error).__name__}: {text}"[:LONGEST_ERROR]}
+    gc.collect()  # PyHessian leaves graphs in cycles
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return row
+
+
+_held: dict[Any, Any] = {}
+
+
+def alone_in_memory(function: Callable[P, T]) -> Callable[P, T]:
+    """Keep the last value of such functions, of all together: what a value needs is free when the next is made."""
+
+    @wraps(function)
+    def kept(*args: P.args, **kwargs: P.kwargs) -> T:
+        key = function, args
+        if key not in _held:
+            free_memory()
+            _held[key] = function(*args, **kwargs)
+        value: T = _held[key]
+        return value
+
+    return kept
+
+
+def free_memory() -> None:
+    """Return what is kept and what nothing refers to any more."""
+    _held.clear()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def failed(rows: Rows) -> list[str]:
+    """A line for every row that holds an error."""
+    return [f"- {' '.join(map(str, key))}: {row['error']}" for key, row in rows.items() if "error" in row]

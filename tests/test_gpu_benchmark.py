@@ -1,0 +1,217 @@
+"""The benchmark for a GPU: a dry run of all its stages on a CPU, and what its numbers are made from."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import landscape
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+STAGES = ("probes", "hessian", "surface", "features", "training", "language")
+# What a machine with PyTorch alone lacks, and the script says it does without; an import of one fails.
+BARE = """
+import runpy, sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"typer", "matplotlib", "h5netcdf", "safetensors", "torchvision", "timm"}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Refuse())
+sys.path.insert(0, sys.argv[1])
+sys.argv = [sys.argv[1] + "/gpu.py", *sys.argv[2:]]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.fixture
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of the benchmarks on the import path."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+
+def dry_run(folder: Path, *stages: str, device: str = "cpu") -> str:
+    command = [sys.executable, "-c", BARE, str(BENCHMARKS), "--small", "--device", device, "--out", str(folder)]
+    if stages:
+        command += ["--stage", *stages]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=folder).stdout
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """The page of a dry run of all stages, and its folder."""
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    folder = tmp_path_factory.mktemp("gpu")
+    dry_run(folder, device=request.param)
+    return (folder / "GPU.md").read_text(), folder
+
+
+def table(page: str, stage: str) -> list[list[str]]:
+    """The rows of a stage's first table, its header first."""
+    section = page.partition(f"\n## `{stage}`: ")[2].partition("\n## ")[0]
+    lines = next(part for part in section.split("\n\n") if part.startswith("|")).splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "---" not in line]
+
+
+@pytest.mark.slow
+def test_a_dry_run_fills_the_table_of_every_stage(page: tuple[str, Path]) -> None:
+    text, folder = page
+    rows = [json.loads(line)["row"] for line in (folder / "gpu.jsonl").read_text().splitlines()[1:]]
+    assert {stage for stage, _, _ in rows} == set(STAGES)
+    assert [row for _, _, row in rows if "error" in row] == []
+    assert "rows are not measured yet" not in text
+    assert "A dry run without a GPU" in text or torch.cuda.is_available()
+
+    probes = table(text, "probes")[1:]
+    assert [row[1] for row in probes] == list(landscape.probes())
+    assert {row[-1] for row in probes} <= {"PASS", "not judged"}
+    assert any(0 < float(row[-2]) < 1e-3 for row in probes), "differences of two precisions, none of them zero"
+
+    columns, *hessian = table(text, "hessian")
+    engines = {row[columns.index("engine")] for row in hessian}
+    assert engines >= {"PyHessian", "curvlinops + eigsh", "kept", "traced", "together x 2"}
+    ours = [row for row in hessian if row[columns.index("engine")] in ("kept", "traced", "together x 2")]
+    assert all(row[columns.index("missed")] == "0/5" for row in ours)
+    products = {row[columns.index("products")] for row in ours}
+    assert len(products) == 1, "equal searches whichever backend makes their products"
+
+    columns, *surface = table(text, "surface")
+    ways = {row[columns.index("way")]: row[columns.index("deviation, SE")] for row in surface}
+    assert float(ways["exact fp32"]) == 0 < float(ways["bf16"])
+    assert all(float(row[columns.index("s / point")]) > 0 for row in surface)
+    assert {row[1] for row in table(text, "features")[1:]} == {"bare forward", "the three", "with attention"}
+    assert {row[2] for row in table(text, "training")[1:]} == {"fp32", "bf16"}
+    assert table(text, "language")[1][0] == "tiny"
+
+
+@pytest.mark.slow
+def test_a_killed_run_continues_where_it_stopped(page: tuple[str, Path], tmp_path: Path) -> None:
+    """Only the rows that are missing are measured again, and a half-written line counts as missing."""
+    _, folder = page
+    lines = (folder / "gpu.jsonl").read_text().splitlines()
+    training = [line for line in lines[1:] if json.loads(line)["row"][0] == "training"]
+    kept = [line for line in lines if line not in training]
+    (tmp_path / "gpu.jsonl").write_text("\n".join([*kept, training[0], training[1][:40]]))
+    device = "cpu" if "a CPU" in lines[0] else "cuda"
+
+    said = dry_run(tmp_path, "training", device=device)
+
+    now = (tmp_path / "gpu.jsonl").read_text().splitlines()
+    assert now[: len(kept) + 1] == [*kept, training[0]]
+    assert [json.loads(line)["row"][:2] for line in now[len(kept) + 1 :]] == [json.loads(training[1])["row"][:2]]
+    assert said.count("training: ") == 2, "one row and the end"
+
+
+def test_rows_of_another_machine_are_refused(benchmarks: None, tmp_path: Path) -> None:
+    from gpu_stages.steps import RowsFile
+
+    RowsFile(tmp_path / "gpu.jsonl", "NVIDIA H100").add("hessian", ("a", 1), {"seconds": 1.0})
+    assert RowsFile(tmp_path / "gpu.jsonl", "NVIDIA H100").of("hessian") == {("a", 1): {"seconds": 1.0}}
+    with pytest.raises(ValueError, match=r"holds rows of NVIDIA H100, and this run is of a CPU; .* --out"):
+        RowsFile(tmp_path / "gpu.jsonl", "a CPU")
+
+
+def test_a_stage_ends_within_its_time_and_continues(benchmarks: None, tmp_path: Path) -> None:
+    """No step is begun that would take as long as the longest before it and end too late; the next call does it."""
+    from gpu_stages.steps import RowsFile, Settings, Step, run
+
+    class Stage:
+        TITLE = ABOUT = ""
+
+        def steps(self, settings: Settings) -> list[Step]:
+            def wait() -> dict[str, Any]:
+                time.sleep(0.05)
+                return {}
+
+            return [Step((i,), wait) for i in range(4)]
+
+        def tables(self, rows: Any) -> str:
+            return ""
+
+    def left(seconds: float) -> int:
+        settings = Settings(torch.device("cpu"), True, tmp_path, until=time.monotonic() + seconds)
+        return run("waits", Stage(), settings, RowsFile(tmp_path / "gpu.jsonl", "here"))
+
+    assert left(0.07) == 3, "one fits, and a second one would not"
+    assert left(0.0) == 2, "every call gets on"
+    assert left(60.0) == 0
+    assert list(RowsFile(tmp_path / "gpu.jsonl", "here").of("waits")) == [(0,), (1,), (2,), (3,)]
+
+
+def test_errors_are_rows_but_running_out_of_time_is_not(benchmarks: None, tmp_path: Path) -> None:
+    from gpu_stages.steps import OutOfTime, Step, measured
+
+    def fail() -> dict[str, Any]:
+        raise RuntimeError("CUDA out of memory.\n  Tried to allocate 2 GiB")
+
+    def late() -> dict[str, Any]:
+        raise OutOfTime("not finished after 3 s")
+
+    row = measured(Step(("a",), fail), torch.device("cpu"))
+    assert row == {"error": "RuntimeError: CUDA out of memory. Tried to allocate 2 GiB"}
+    with pytest.raises(OutOfTime):
+        measured(Step(("a",), late), torch.device("cpu"))
+
+
+def test_idle_time_is_what_no_kernel_or_copy_covers(benchmarks: None) -> None:
+    """Kernels that overlap on two streams count once; launches and annotations do not occupy the device."""
+    from gpu_stages.timing import busy_seconds
+
+    events = [
+        {"cat": "kernel", "ts": 0.0, "dur": 10.0},
+        {"cat": "kernel", "ts": 5.0, "dur": 10.0},
+        {"cat": "kernel", "ts": 6.0, "dur": 2.0},
+        {"cat": "gpu_memcpy", "ts": 100, "dur": 1},
+        {"cat": "gpu_memset", "ts": 100.5, "dur": 1.0},
+        {"cat": "cuda_runtime", "ts": 0.0, "dur": 500.0},
+        {"cat": "gpu_user_annotation", "ts": 0.0, "dur": 500.0},
+        {"cat": "kernel", "ts": 7.0},
+    ]
+    assert busy_seconds(events) == pytest.approx(16.5e-6)
+    assert busy_seconds([]) == 0.0
+
+
+def test_the_clock_of_a_gpu_waits_for_its_work(benchmarks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    import measuring
+
+    order: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: order.append("wait"))
+    monkeypatch.setattr(time, "perf_counter", lambda: order.append("read") or 0.0)
+    measuring.seconds(lambda: order.append("work"), measuring.clock_of("cuda"))
+    assert order == ["wait", "read", "work", "wait", "read"]
+    assert measuring.clock_of("cpu") is time.process_time
+
+
+def test_differences_are_relative_to_the_greatest_value(benchmarks: None) -> None:
+    from gpu_stages.probes import difference, verdict
+
+    nan = math.nan
+    assert difference(np.array([2.0, -4.0, nan]), np.array([2.0, -4.1, nan])) == pytest.approx(0.025)
+    assert difference(np.array([1.0, nan]), np.array([1.0, 2.0])) == math.inf
+    assert difference(np.array([math.inf, 1.0]), np.array([math.inf, 1.0])) == 0.0
+    assert difference(np.zeros(2), np.array([0.0, 0.5])) == 0.5
+    row = {"judged": True, "differences": {"loss": 1e-2, "accuracy": 1e-2, "spectrum": 1e-5}}
+    assert verdict("surface", row) == ("FAIL", ["loss"])
+    assert verdict("surface", {**row, "judged": False}) == ("not judged", [])
+    assert verdict("hessian", {"judged": True, "differences": {"matvecs": 0.3, "eigenvalue": 1e-4}}) == ("PASS", [])
+
+
+def test_the_page_in_the_repository_is_that_of_a_gpu_or_says_that_there_was_none(benchmarks: None) -> None:
+    import gpu
+    from gpu_stages.page import page
+
+    committed, without = (BENCHMARKS / "GPU.md").read_text(), page(gpu.stages(), None, {}, None)
+    assert "No run on a GPU exists yet" in without
+    assert all(f"## `{stage}`: " in text for stage in STAGES for text in (committed, without))
+    assert committed == without or ("- GPU: " in committed and "dry run without a GPU:" not in committed)
