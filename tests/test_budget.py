@@ -274,3 +274,11 @@ def test_control_points_are_spread_over_the_grid() -> None:
     found = [(i, j) for i in range(51) for j in range(21) if is_control_point((i, j), (51, 21))]
     assert len(found) == 25
     assert {(0, 0), (25, 10), (50, 20), (0, 20)} <= set(found)
+
+
+def test_timings_of_work_that_does_not_wait_for_a_gpu_include_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: order.append(f"waits for {device}"))
+    monkeypatch.setattr(cost_model, "SECONDS", 0.0)
+    assert cost_model._mean_seconds(lambda: order.append("works"), torch.device("cuda", 1)) > 0
+    assert order == ["works", "waits for cuda:1"] * 3

@@ -92,7 +92,9 @@ def test_another_backend_than_the_usual_one_has_to_be_clearly_faster(monkeypatch
 
 def test_the_graph_is_compiled_if_the_products_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_seconds_per_product", lambda candidate: 10.0)
-    monkeypatch.setattr(module, "_traced", lambda subject, parameters, fixed, hvp: Curvature(subject, parameters, hvp))
+    monkeypatch.setattr(
+        module, "_traced", lambda subject, parameters, fixed, hvp, _: Curvature(subject, parameters, hvp)
+    )
     subject = tanh_net()
     assert curvature(subject, subject.parameters, "auto", planned=PlannedProducts(50)).hvp == "compiled"
 
@@ -333,3 +335,20 @@ def test_replayed_products_are_those_of_every_mini_batch(hvp: Hvp, monkeypatch: 
                 given = rows if hvp == "together" else rows[0]
                 torch.testing.assert_close(other(given), one(given), rtol=0, atol=0)
     assert (recorder.recordings, recorder.replays) == (1, 8)
+
+
+@pytest.mark.parametrize(
+    ("batches", "fitting", "count"),
+    [
+        (3120, 100, 32),
+        (3120, 31, 16),
+        (3120, 15, 8),
+        (100, 100, 16),
+        (40, 100, 8),
+        (64, 100, 32),
+        (30, 100, 32),
+        (8, 100, 8),
+    ],
+)
+def test_more_mini_batches_at_once_fit_and_are_hardly_filled_up(batches: int, fitting: int, count: int) -> None:
+    assert module.batched_count(batches, fitting) == count

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape.curvature import pattern_cache
+from landscape.curvature.batched_basis import GROWTH
 from landscape.curvature.hessian_product import out_of_memory
 from landscape.curvature.kinks import activation_pattern, check_pattern, has_kinks
 from landscape.curvature.micro_batches import MicroBatching
@@ -22,6 +23,7 @@ from landscape.curvature.pattern_cache import compact_bytes
 from landscape.curvature.traced_hessian import trace
 from landscape.curvature.vectors import length, random_unit
 from landscape.subject.checks import refuse_training
+from landscape.subject.device import free_memory
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
@@ -39,7 +41,9 @@ KINKS_HELP = "precision that decides the activation pattern (ReLU, max pooling);
 WORTH_TRACING = 32  # mini-batches: for fewer a trace of some seconds does not pay
 WORTH_COMPILING = 500.0  # seconds of products: below that a compilation of half a minute to two does not
 PRODUCTS = 20  # per mini-batch: of five eigenvalues
-BATCHED = 8  # mini-batches per product of `together`
+BATCHED = 8  # mini-batches per product of `together`, at least
+MORE_BATCHED = (32, 16)  # of a GPU with enough memory, the most first; which is the fastest is not measured
+WASTED = 0.125  # share of the mini-batches that may be added to fill up the last set of so many
 AGREES = 0.1  # accepted relative difference of two backends: one unit on the other side of its kink causes 0.03
 REPEATS = 3  # products per candidate
 CLEARLY = 1.2  # how many times faster than the expected backend another one has to be
@@ -100,7 +104,8 @@ def curvature(
         return known[0]
     if operator != "hessian" or hvp in ("auto", "kept"):
         return Curvature(subject, parameters, "kept", operator, fixed)
-    return _traced(subject, parameters, fixed, hvp)
+    together = _side_by_side(subject, parameters, planned.batches) if hvp == "together" else 0
+    return _traced(subject, parameters, fixed, hvp, together)
 
 
 def autotuned(subject: Subject, pattern: str, hvp: Hvp, **options: Any) -> dict[str, str]:
@@ -166,10 +171,10 @@ def _fastest(double_backward: Curvature, planned: PlannedProducts, batched: bool
     candidates = {"kept": double_backward}
     seconds = {"kept": _seconds_per_product(double_backward)}
     for hvp in kinds:
-        _add_candidate(hvp, candidates, seconds)
+        _add_candidate(hvp, planned, candidates, seconds)
     if planned.total * min(seconds.values()) > WORTH_COMPILING:
         log.info("compiling the Hessian products, a minute or two")
-        _add_candidate("compiled", candidates, seconds)
+        _add_candidate("compiled", planned, candidates, seconds)
     least = min(seconds.values())
     order = ["compiled", *kinds, "kept"]
     best = next(candidates[hvp] for hvp in order if seconds.get(hvp, math.inf) <= CLEARLY * least)
@@ -186,12 +191,14 @@ def convolves(model: nn.Module) -> bool:
     return any(k > s for m in convolutions for k, s in zip(m.kernel_size, m.stride, strict=True))
 
 
-def _add_candidate(hvp: Hvp, candidates: dict[str, Curvature], seconds: dict[str, float]) -> None:
+def _add_candidate(
+    hvp: Hvp, planned: PlannedProducts, candidates: dict[str, Curvature], seconds: dict[str, float]
+) -> None:
     """Add a backend with its time, if it works with this model."""
     double_backward = candidates["kept"]
     try:
         kinks: Kinks = "double" if double_backward.fixed else "single"
-        candidate = curvature(double_backward.subject, double_backward.parameters, hvp, kinks=kinks)
+        candidate = curvature(double_backward.subject, double_backward.parameters, hvp, planned=planned, kinks=kinks)
         seconds[hvp] = _seconds_per_product(candidate)
     except (ValueError, RuntimeError) as error:
         log.info("no %s Hessian products: %s", hvp, str(error).partition("\n")[0])
@@ -199,8 +206,41 @@ def _add_candidate(hvp: Hvp, candidates: dict[str, Curvature], seconds: dict[str
     candidates[hvp] = candidate
 
 
+def _side_by_side(subject: Subject, parameters: Mapping[str, Tensor], batches: int) -> int:
+    """Mini-batches per product of `together`: more on a GPU whose memory they fit; the first answer stays."""
+    if subject.device.type != "cuda":
+        return BATCHED
+    known = _side_by_side_so_far(subject, parameters)
+    if not known:
+        known.append(batched_count(batches, _fitting(subject, parameters)))
+    return known[0]
+
+
 @once_per_weights
-def _traced(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, hvp: Hvp) -> Curvature:
+def _side_by_side_so_far(subject: Subject, parameters: Mapping[str, Tensor]) -> list[int]:
+    """Empty before the first answer: parts of a run, with fewer mini-batches each, share one trace."""
+    return []
+
+
+def _fitting(subject: Subject, parameters: Mapping[str, Tensor]) -> int:
+    """How many mini-batches fit into half of a GPU's memory: their graphs, and the vectors of their searches."""
+    device, double_backward = subject.device, Curvature(subject, parameters, "kept")
+    free, before = free_memory(device), torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    double_backward.product(0)(random_unit(double_backward.size, 0, device=device, dtype=subject.dtype))
+    graph = torch.cuda.max_memory_allocated(device) - before
+    vectors = GROWTH * double_backward.size * subject.dtype.itemsize
+    # A graph once more for copies at the addresses of a CUDA graph, and once for its own results.
+    return int(free // 2 // (3 * graph + vectors))
+
+
+def batched_count(batches: int, fitting: int) -> int:
+    """The most mini-batches per product that fit into memory and hardly have to be filled up in the last set."""
+    return next((n for n in MORE_BATCHED if n <= fitting and -batches % n <= WASTED * batches), BATCHED)
+
+
+@once_per_weights
+def _traced(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, hvp: Hvp, together: int) -> Curvature:
     double_backward = Curvature(subject, parameters, "kept", fixed=fixed)
 
     inputs, targets = subject.batch(0)
@@ -211,7 +251,7 @@ def _traced(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, hvp
         pattern=double_backward.pattern(0) if fixed else (),
         channels_last=hvp == "traced-channels-last" or (hvp == "compiled" and convolves(subject.model)),
         compiled=hvp == "compiled",
-        batched=BATCHED if hvp == "together" else 0,
+        batched=together,
     )  # fmt: skip
     candidate = replace(double_backward, hvp=hvp, _traced=traced, _micro_batching=MicroBatching())
     _require_agreement(candidate, double_backward)

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import torch
+
 from landscape.curvature.operator import Curvature
 from landscape.curvature.vectors import random_unit
 from landscape.options import format_duration
@@ -16,6 +18,7 @@ from landscape.weight_space.forward_mode import REFERENCE, ExecutionMode, Forwar
 
 GridSize = tuple[int, int]
 SECONDS = 0.5  # of passes per timing: a single one may take twice as long where other programs run
+CPU = torch.device("cpu")
 PRODUCTS = 30  # for both ends of a Hessian's spectrum: 14 to 30 on the demo networks, at most 200
 
 
@@ -117,16 +120,22 @@ def _refresh(subject: Subject, count: int) -> float:
     statistics = batchnorm.statistics(subject.model)
     with subject.evaluating():
         try:
-            return _mean_seconds(lambda: batchnorm.refresh(subject, count))
+            return _mean_seconds(lambda: batchnorm.refresh(subject, count), subject.device)
         finally:
             batchnorm.restore(subject.model, statistics)
 
 
-def _mean_seconds(work: Callable[[], object]) -> float:
-    """After a warm-up."""
-    work()
+def _mean_seconds(work: Callable[[], object], device: torch.device = CPU) -> float:
+    """After a warm-up; of work on a GPU that does not wait for it, name the device."""
+
+    def finished() -> None:
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    finished()
     start, count = time.perf_counter(), 0
     while count < 2 or time.perf_counter() - start < SECONDS:
-        work()
+        finished()
         count += 1
     return (time.perf_counter() - start) / count
