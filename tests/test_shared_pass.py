@@ -186,3 +186,22 @@ def test_from_python(vit: Path, tmp_path: Path) -> None:
         features(subject, probes=("hessian",), out=path)
     with pytest.raises(OptionError, match="must be given to landscape"):
         features(subject, out=path, samples=16)
+
+
+def test_every_probe_takes_one_transfer_from_the_device_per_mini_batch(
+    vit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = loaded(vit)
+    seen: list[torch.Size] = []
+    cpu = torch.Tensor.cpu
+
+    def count(tensor: torch.Tensor) -> torch.Tensor:
+        seen.append(tensor.shape)
+        return cpu(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "cpu", count)
+    for probe in probes(per_channel=True):
+        probe.hooks(subject, 0)  # the layers are found once, with passes of their own
+        seen.clear()
+        run_with_hooks(subject, 1, [probe.hooks(subject, 1)])
+        assert len(seen) == 1, probe.name

@@ -21,7 +21,8 @@ def centred_kernel(features: Tensor) -> Tensor:
     """The U-centred linear kernel of features (sample, ...), (n, n) float64 with a diagonal of zeros; n >= 4.
 
     K - row mean - column mean + mean, the means without the diagonal (Szekely & Rizzo 2014). It is invariant to a shift
-    of all samples: the mean of a few is subtracted first, so that no large numbers cancel.
+    of all samples: the mean of a few is subtracted first, so that no large numbers cancel. Products of features are in
+    their own precision; only their sums, n x n, are float64, also on GPUs that are slow in it.
     """
     n, flat = len(features), features.flatten(1)
     kernel = torch.zeros(n, n, dtype=torch.float64, device=features.device)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from landscape.layers.attention_maps import AttentionMaps, attention_hooks
@@ -56,6 +58,14 @@ def run_with_hooks(subject: Subject, i: int, hooks: Sequence[FeatureHooks]) -> l
     ):
         subject.outputs(inputs)
     return [hook.values() for hook in hooks]
+
+
+def transferred(sums: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    """Tensors of one dtype as arrays, by one transfer from the device."""
+    everything = torch.cat([tensor.flatten() for tensor in sums.values()]).cpu().numpy()
+    ends = np.cumsum([tensor.numel() for tensor in sums.values()])[:-1]
+    parts = zip(sums.items(), np.split(everything, ends), strict=True)
+    return {name: part.reshape(tensor.shape) for (name, tensor), part in parts}
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from landscape.layers import attention_statistics as metrics
 from landscape.layers.attention_maps import AttentionMaps
-from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks
+from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks, transferred
 from landscape.layers.layer import Layer
 from landscape.layers.layer_patterns import LayerPatterns, expand
 from landscape.layers.selection import image_size, layer_labels, layers_of
@@ -140,14 +140,15 @@ class Attention(Probe):
             image_values[position, : len(ranks)] = ranks
 
         def values() -> Values:
-            sums = {name: value.cpu().numpy() for name, value in (*head_sums.items(), *layer_sums.items())}
+            arrays = transferred({**head_sums, **layer_sums, "tokens": token_values, "images": image_values})
+            token_sum, image_mean = arrays.pop("tokens"), arrays.pop("images")
             return {
                 "samples": subject.samples(i),
-                **{f"{name}_sum": value[0] for name, value in sums.items()},
-                **{f"{name}_square_sum": value[1] for name, value in sums.items()},
+                **{f"{name}_sum": value[0] for name, value in arrays.items()},
+                **{f"{name}_square_sum": value[1] for name, value in arrays.items()},
                 "token_samples": min(self.spectra_images, subject.samples(i)),
-                "token_singular_value_sum": token_values.cpu().numpy(),
-                "batch_singular_value": image_values.cpu().numpy(),
+                "token_singular_value_sum": token_sum,
+                "batch_singular_value": image_mean,
             }
 
         return FeatureHooks(layers, on_features, values, on_attention)

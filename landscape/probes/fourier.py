@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from landscape.layers import fourier
-from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks
+from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks, transferred
 from landscape.layers.fourier import diagonal_frequencies, log_amplitude
 from landscape.layers.layer import Layer, chunks
 from landscape.layers.layer_patterns import LayerPatterns, expand
@@ -132,7 +132,7 @@ class Fourier(Probe):
                 sums[name][position][tuple(slice(n) for n in values.shape)] = values
 
         def values() -> Values:
-            return {"samples": samples, **{name: value.cpu().numpy() for name, value in sums.items()}}
+            return {"samples": samples, **transferred(sums)}
 
         return FeatureHooks(layers, on_features, values)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from landscape.checkpoints.checkpoint import state_dict_sha256
 from landscape.layers.cka import LEAST_SAMPLES, centred_kernel, hsic, hsic_of_itself
-from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks
+from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks, transferred
 from landscape.layers.layer import Layer
 from landscape.layers.layer_patterns import LayerPatterns, expand
 from landscape.layers.selection import layer_labels, layers_of
@@ -96,12 +96,12 @@ class Similarity(Probe):
             if other is not subject:
                 theirs = _Kernels(others, samples, subject.device)
                 run_with_hooks(other, i, [FeatureHooks(others, theirs.receive, lambda: {})])
-            return {
-                "samples": samples,
-                "hsic": hsic(own.kernels, theirs.kernels).cpu().numpy(),
-                "hsic_layer": hsic_of_itself(own.kernels).cpu().numpy(),
-                "hsic_other": hsic_of_itself(theirs.kernels).cpu().numpy(),
+            sums = {
+                "hsic": hsic(own.kernels, theirs.kernels),
+                "hsic_layer": hsic_of_itself(own.kernels),
+                "hsic_other": hsic_of_itself(theirs.kernels),
             }
+            return {"samples": samples, **transferred(sums)}
 
         return FeatureHooks(layers, own.receive, values)
 
