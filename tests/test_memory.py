@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from landscape.data import memory
+from landscape.data.augment import Augmentation
+from landscape.data.dataset import Batches, BatchList, Images
 from landscape.data.memory import GrowingTensor
 
 MEMINFO = "MemTotal:       24000 kB\nMemFree:    1000 kB\nMemAvailable:   16000 kB\n"
@@ -71,3 +75,58 @@ def test_rows_that_memory_does_not_hold_are_refused_at_the_first(monkeypatch: py
         endless.append(torch.zeros(1, 2, dtype=torch.float64))
     with pytest.raises(ValueError, match=r"endless: .* is free; give fewer with --samples"):
         endless.append(torch.zeros(1, 2, dtype=torch.float64))
+
+
+META = torch.device("meta")  # stands for a GPU: its tensors have no values, and mix with none of the host
+
+
+def _images() -> Images:
+    return Images(
+        torch.arange(10 * 3 * 4 * 4).view(10, 3, 4, 4).to(torch.uint8), torch.arange(10), "made up", 10, 4,
+        (0.5,) * 3, (0.2,) * 3,
+    )  # fmt: skip
+
+
+def test_samples_that_a_gpu_has_room_for_are_moved_there_at_once() -> None:
+    batches = Batches(_images().for_device(META), 4)
+    assert batches.images.inputs.device == META
+    assert batches[2][0].device == META
+
+
+def test_larger_samples_stay_on_the_host_and_are_copied_by_mini_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "stays_on_host", lambda name, size, device: size == 10 * 48)
+    images = _images()
+    held = images.for_device(META)
+    assert (held.inputs.device.type, held.targets.device) == ("cpu", META)
+    assert torch.equal(held.inputs, images.inputs)
+    augmentation = Augmentation(crop=1, flip=True)
+    for batches in (Batches(held, 4), Batches(held, 4, augmentation), Batches(held.take(np.arange(9)), 4)):
+        inputs, targets = batches[1]
+        assert (inputs.shape, inputs.dtype, inputs.device) == ((4, 3, 4, 4), torch.float32, META)
+        assert targets.device == META
+
+
+def test_mini_batches_of_any_structure_stay_on_the_host_if_a_gpu_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def record(name: str, size: int, device: torch.device) -> bool:
+        sizes.append(size)
+        return len(sizes) == 1
+
+    monkeypatch.setattr(memory, "stays_on_host", record)
+    x, y = torch.zeros(4, 3), torch.zeros(4, dtype=torch.long)
+    batches = BatchList([(x, y)] * 2, [{"x": x, "y": y}] * 2, "made up")
+    assert batches.for_device(META)[0][0].device.type == "cpu"
+    assert batches.for_device(META)[0][0].device == META
+    assert sizes == [x.nbytes + y.nbytes] * 2  # tensors in several places count once
+
+
+@pytest.mark.parametrize(("size", "stays"), [(499, False), (501, True)])
+def test_samples_take_half_of_a_gpus_free_memory(
+    size: int, stays: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(memory, "available_on", lambda device: 1000)
+    with caplog.at_level(logging.INFO):
+        assert memory.stays_on_host("made up", size, torch.device("cuda")) is stays
+    assert not memory.stays_on_host("made up", 10**15, torch.device("cpu"))
+    assert ["made up: 501 bytes of samples stay" in message for message in caplog.messages] == [True] * stays

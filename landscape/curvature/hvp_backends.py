@@ -22,8 +22,8 @@ from landscape.curvature.parameter_selection import matching
 from landscape.curvature.pattern_cache import compact_bytes
 from landscape.curvature.traced_hessian import trace
 from landscape.curvature.vectors import length, random_unit
+from landscape.data.memory import available_on
 from landscape.subject.checks import refuse_training
-from landscape.subject.device import free_memory
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
@@ -225,7 +225,7 @@ def _side_by_side_so_far(subject: Subject, parameters: Mapping[str, Tensor]) -> 
 def _fitting(subject: Subject, parameters: Mapping[str, Tensor]) -> int:
     """How many mini-batches fit into half of a GPU's memory: their graphs, and the vectors of their searches."""
     device, double_backward = subject.device, Curvature(subject, parameters, "kept")
-    free, before = free_memory(device), torch.cuda.memory_allocated(device)
+    free, before = available_on(device), torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     double_backward.product(0)(random_unit(double_backward.size, 0, device=device, dtype=subject.dtype))
     graph = torch.cuda.max_memory_allocated(device) - before

@@ -14,8 +14,8 @@ from landscape.curvature.batched_lanczos import batched_lanczos, device_lanczos
 from landscape.curvature.lanczos import Spectrum
 from landscape.curvature.stopping import Which
 from landscape.curvature.verification import verified
+from landscape.data.memory import available_on
 from landscape.probe import derived_seed
-from landscape.subject.device import free_memory
 
 BASIS_BYTES = 2**31  # memory for the vectors of a search
 MIN_ROWS = 64  # if fewer fit in single precision, they are stored in half precision
@@ -97,4 +97,4 @@ def _basis_bytes(device: torch.device) -> int:
     """Memory for the vectors of searches that run at once: on a GPU a quarter of what is free, if that is more."""
     if device.type != "cuda":
         return BASIS_BYTES
-    return max(BASIS_BYTES, free_memory(device) // 4)
+    return max(BASIS_BYTES, available_on(device) // 4)

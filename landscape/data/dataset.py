@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from landscape.data import memory
 from landscape.data.augment import Augmentation
 from landscape.data.structure import Nested, common_length, map_tensors, named_tensors, tensors_in
 from landscape.options import at_least
@@ -48,6 +49,12 @@ class Images:
         """The same images on another device."""
         return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
 
+    def for_device(self, device: torch.device) -> Images:
+        """As `to`; inputs that a GPU has no room for stay on the host, and `Batches` copies its mini-batches."""
+        if not memory.stays_on_host(self.name, self.inputs.nbytes, device):
+            return self.to(device)
+        return replace(self, inputs=memory.page_locked(self.inputs), targets=self.targets.to(device))
+
     def take(self, rows: np.ndarray) -> Images:
         """The images at the given rows, in their order."""
         index = torch.from_numpy(rows).to(self.inputs.device)
@@ -82,8 +89,9 @@ class Images:
 class Batches(Sequence[tuple[Tensor, Tensor]]):
     """Mini-batches `(inputs, targets)`: batch i holds rows i*B to (i+1)*B - 1, normalised.
 
-    They are on the images' device. An augmentation is drawn from (seed, i) at every access, so that it is always the
-    same without being kept in memory: every grid point and every matvec sees common random numbers.
+    They are on the device of the targets; inputs that stay on the host (`Images.for_device`) are copied there at every
+    access. An augmentation is drawn from (seed, i) at every access, so that it is always the same without being kept
+    in memory: every grid point and every matvec sees common random numbers.
     """
 
     images: Images
@@ -108,7 +116,8 @@ class Batches(Sequence[tuple[Tensor, Tensor]]):
             return [self[i] for i in range(len(self))[index]]
         i = range(len(self))[index]  # counts negative indices and raises IndexError as lists do
         rows = slice(i * self.batch_size, (i + 1) * self.batch_size)
-        inputs, targets = self.images.inputs[rows], self.images.targets[rows]
+        targets = self.images.targets[rows]
+        inputs = self.images.inputs[rows].to(targets.device, non_blocking=True)
         if self.augmentation is not None:
             seed = derived_seed(self.seed, i)
             inputs, targets = self.augmentation(inputs, targets, classes=self.images.classes, seed=seed)
@@ -145,6 +154,11 @@ class BatchList(Sequence[tuple[Nested, Nested]]):
 
         pairs, wholes = ([map_tensors(part, move) for part in parts] for parts in (self.pairs, self.wholes))
         return replace(self, pairs=pairs, wholes=wholes)
+
+    def for_device(self, device: torch.device) -> BatchList:
+        """As `to`; mini-batches that a GPU has no room for together stay on the host."""
+        size = sum(tensor.nbytes for tensor in {id(t): t for t in tensors_in([*self.pairs, *self.wholes])}.values())
+        return self if memory.stays_on_host(self.name, size, device) else self.to(device)
 
     def samples(self, i: int) -> int | None:
         """Number of samples of mini-batch i; None where only the loss can tell, as for packed graphs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from torch import Tensor
 
 CGROUPS = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
+RESIDENT = 0.5  # of a GPU's free memory that samples may take
+
+_log = logging.getLogger(__name__)
 
 
 class TooLarge(ValueError):
@@ -38,6 +42,31 @@ def available() -> int:
     """
     free = [number for number in (_machine(), _container()) if number is not None]
     return min(free) if free else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def available_on(device: torch.device) -> int:
+    """Bytes that can be allocated on a CUDA device: what is free, and what torch keeps for reuse."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def stays_on_host(name: str, size: int, device: torch.device) -> bool:
+    """Whether samples of `size` bytes would take too much of a GPU's memory; says so."""
+    if device.type != "cuda" or size <= RESIDENT * (free := available_on(device)):
+        return False
+    _log.info(
+        "%s: %s of samples stay in the computer's memory, because the GPU has %s free; its mini-batches are copied one "
+        "after the other", name, format_bytes(size), format_bytes(free),
+    )  # fmt: skip
+    return True
+
+
+def page_locked(tensor: Tensor) -> Tensor:
+    """A copy from which a GPU reads while the host goes on; the tensor itself where there is no such memory."""
+    try:
+        return tensor.pin_memory()
+    except RuntimeError:
+        return tensor
 
 
 def format_bytes(count: float) -> str:

@@ -23,9 +23,3 @@ def device(name: str) -> torch.device:
     if kind == "cuda" and int(index or 0) >= count:
         raise ValueError(f"--device {name}: this machine has {count} CUDA devices; use --device cpu or auto")
     return torch.device(name)
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that can be allocated on a CUDA device: what is free, and what torch keeps for reuse."""
-    free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

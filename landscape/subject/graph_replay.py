@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from landscape.subject.device import free_memory
+from landscape.data.memory import available_on
 
 Function = Callable[..., Sequence[Tensor]]
 Work = Callable[[], Sequence[Tensor]]
@@ -85,7 +85,7 @@ class GraphReplay:
         if self._replay is None:
             device = given[0].device
             size = sum(tensor.nbytes for tensor in bound.kept)
-            if self._capture is None and size > SHARE * free_memory(device):
+            if self._capture is None and size > SHARE * available_on(device):
                 raise RuntimeError("too little memory is free")
             kept, copies = [t.clone() for t in bound.kept], [t.clone() for t in given]
             work = lambda: self._function(*kept, *copies)  # noqa: E731

@@ -159,7 +159,7 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
             "--augment uses the checkpoint's own recipe and this one has none; give --no-augment (a preset augments)"
         )
     augmentation = Augmentation.of_recipe(stored.recipe) if spec.augment and stored else None
-    moved = images.to(device)
+    moved = images.for_device(device)
     subject = Subject(
         model=model,
         batches=moved if isinstance(moved, BatchList) else Batches(moved, spec.batch_size, augmentation, spec.seed),

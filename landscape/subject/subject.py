@@ -208,11 +208,15 @@ class Subject:
 
     def _as_input(self, tensor: Tensor) -> Tensor:
         # Detached, so that a model that asks for the gradient by its input leaves the samples alone.
-        return tensor.detach().to(self.device, self.dtype if tensor.is_floating_point() else None)
+        return self._moved(tensor, self.dtype if tensor.is_floating_point() else None)
 
     def _as_target(self, tensor: Tensor) -> Tensor:
         converted = self.losses not in MEANINGS and tensor.is_floating_point()  # our own losses convert by themselves
-        return tensor.detach().to(self.device, self.dtype if converted else None)
+        return self._moved(tensor, self.dtype if converted else None)
+
+    def _moved(self, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+        device = self.device  # a GPU goes on computing while mini-batches are copied to it
+        return tensor.detach().to(device, dtype, non_blocking=device.type != "cpu")
 
     def example(self) -> tuple[Nested, Nested]:
         """The first two samples, or as many as the model takes; the first mini-batch as it is where a loader formed it.
@@ -303,7 +307,7 @@ class Subject:
                 'landscape.load(..., data="file.py:function"), a function that takes a parameter split'
             )
         spec = replace(self.spec, split=split, samples=samples) if self.spec else None
-        return self._on(self.part(split, samples).to(self.device), spec)
+        return self._on(self.part(split, samples).for_device(self.device), spec)
 
     def rows(self, rows: np.ndarray) -> Subject:
         """The same model on some of its samples."""
