@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from shapes import SAMPLES, drawn
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from landscape.api import measure
 from landscape.subject.evaluation import metrics_of
@@ -220,3 +221,27 @@ def test_a_tuple_that_may_or_may_not_hold_an_optional_input_is_refused() -> None
 def test_pictures_that_do_not_fit_the_default_are_explained(model: nn.Module, data: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load(model, data=data)
+
+
+@pytest.mark.parametrize("files", [False, True])
+def test_normalisation_is_named_only_where_there_is_one(files: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Tensors are left as they are, which needs no words; pictures become tensors and are normalised."""
+    caplog.set_level("INFO", logger="landscape")
+    tensors = torch.rand(SAMPLES, 3, 4, 4)
+    picture = Image.fromarray(np.zeros((4, 4, 3), dtype=np.uint8))
+    data: Any = [(picture if files else tensors[i], i % 2) for i in range(SAMPLES)]
+    load(nn.Sequential(nn.Flatten(), nn.Linear(48, 2)), data=Listed(data), batch_size=SAMPLES)
+    assert ("normalised by" in caplog.text) == files
+
+
+class Listed(Dataset[Any]):
+    """A list as a Dataset."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.items[i]

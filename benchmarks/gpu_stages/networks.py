@@ -42,10 +42,8 @@ def images(count: int, size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def subject(model: nn.Module, data: tuple[Tensor, Tensor], batch_size: int, label: str = "model") -> Subject:
-    """A network with samples that lie on its device."""
-    device = next(model.parameters()).device
-    resident = tuple(tensor.to(device) for tensor in data)
-    return landscape.load(model, data=resident, batch_size=batch_size, classes=CLASSES, label=label)
+    """A network with samples, which loading moves to its device."""
+    return landscape.load(model, data=data, batch_size=batch_size, classes=CLASSES, label=label)
 
 
 def train(model: nn.Module, size: int, *, updates: int, batch_size: int) -> None:

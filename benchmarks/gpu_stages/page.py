@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpu_stages.machine import WHEELS
-from gpu_stages.steps import RowsFile, Settings, Stage
+from gpu_stages.steps import RowsFile, Settings, Stage, failed, messages
 
 HOW = f"""\
 # On a GPU
@@ -54,4 +54,6 @@ def page(
         left = sum(step.key not in rows for step in stage.steps(settings))
         state = "" if not left else f"**{left} of {left + len(rows)} rows are not measured yet.**\n\n"
         parts.append(f"## `{name}`: {stage.TITLE}\n\n{stage.ABOUT}\n\n{state}{stage.tables(rows) if rows else ''}\n")
+        for title, lines in (("Failed", failed(rows)), ("The package's own messages", messages(rows))):
+            parts += [f"{title}:\n", "\n".join(lines) + "\n"] if lines else []
     return "\n".join(part.rstrip() + "\n" for part in parts)

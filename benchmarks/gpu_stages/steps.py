@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -119,14 +121,18 @@ def measured(step: Step, device: torch.device) -> Row:
         OutOfTime: the time of the stage is over.
         RuntimeError: the device no longer works, so that a new process is needed.
     """
-    try:
-        row = step.measure()
-    except OutOfTime:
-        raise
-    except Exception as error:  # of other libraries too, and the lack of memory
-        text = " ".join(str(error).split())
-        row = {"error": f"{type(error).__name__}: {text}"[:LONGEST_ERROR]}
-    gc.collect()  # PyHessian leaves graphs in cycles
+    with _listening() as heard:
+        try:
+            row = step.measure()
+        except OutOfTime:
+            raise
+        except Exception as error:  # of other libraries too, and the lack of memory
+            text = " ".join(str(error).split())
+            row = {"error": f"{type(error).__name__}: {text}"[:LONGEST_ERROR]}
+    if heard.found:
+        row["messages"] = list(heard.found)
+    if "error" in row:
+        gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return row
@@ -161,3 +167,39 @@ def free_memory() -> None:
 def failed(rows: Rows) -> list[str]:
     """A line for every row that holds an error."""
     return [f"- {' '.join(map(str, key))}: {row['error']}" for key, row in rows.items() if "error" in row]
+
+
+def messages(rows: Rows) -> list[str]:
+    """A line for every message of the package, with the first row that gave it."""
+    first: dict[str, list[Key]] = {}
+    for key, row in rows.items():
+        for message in row.get("messages", ()):
+            first.setdefault(message, []).append(key)
+    return [f"- {message} ({' '.join(map(str, keys[0]))}; {len(keys)} in all)" for message, keys in first.items()]
+
+
+class _Messages(logging.Handler):
+    """Different messages of the parts that choose how something is computed, at most a few."""
+
+    SOURCES = ("landscape.curvature", "landscape.weight_space", "landscape.subject")
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.found: dict[str, None] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name.startswith(self.SOURCES) and len(self.found) < 5:
+            self.found[record.getMessage()[:LONGEST_ERROR]] = None
+
+
+@contextmanager
+def _listening() -> Iterator[_Messages]:
+    log, handler = logging.getLogger("landscape"), _Messages()
+    level = log.level
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)
+    try:
+        yield handler
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)

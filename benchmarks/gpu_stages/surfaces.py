@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gpu_stages.networks import prepared
-from gpu_stages.steps import Row, Rows, Settings, Step, alone_in_memory, failed
+from gpu_stages.steps import Row, Rows, Settings, Step, alone_in_memory
 from gpu_stages.timing import peak_gib, seconds, share_outside_kernels, shown
+from gpu_stages.variants import cuda_graphs
 from landscape.probes.surface import Surface
 from landscape.subject.restoration import measuring
 from landscape.subject.subject import Subject
@@ -25,15 +26,18 @@ TITLE = "Loss surfaces"
 ABOUT = """\
 The bare forward pass is the model and the sum of its losses over all images, on the device, without gradients, and
 one transfer at the end; `CUDA graph` is that pass recorded once and replayed. Other rows are points of a 51 x 51
-surface by `landscape surface`, in turns with the bare passes; seconds are medians over the rounds, of what further
-points of a call add to its first one, so that losses at the centre and compilation do not count. The last column is
-an EXTRAPOLATION of the measured points to 51 x 51 points of 10,000 images. Deviation: of a point's loss from exact
-fp32, in standard errors of that loss over the images, the greatest of the measured points."""
+surface by `landscape surface`, which replays the pass too unless the row says otherwise, in turns with the bare
+passes; seconds are medians over the rounds, of what further points of a call add to its first one, so that losses at
+the centre and compilation do not count. The last column is an EXTRAPOLATION of the measured points to 51 x 51 points
+of 10,000 images. Deviation: of a point's loss from exact fp32, in standard errors of that loss over the images, the
+greatest of the measured points."""
 NETWORKS = (("resnet50", 32), ("vit_s", 32), ("resnet50", 224), ("vit_s", 224))
 SMALL_NETWORKS = (("resnet_demo", 16),)
 SIDE, WHOLE = 51, 10_000
+NO_GRAPH = "exact fp32, no CUDA graph"
 OPTIONS: dict[str, dict[str, Any]] = {
     "exact fp32": {},
+    NO_GRAPH: {},
     "channels last": {"memory_format": "channels_last"},
     "bf16": {"precision": "bf16"},
     "bf16, channels last": {"precision": "bf16", "memory_format": "channels_last"},
@@ -58,7 +62,7 @@ def steps(settings: Settings) -> Sequence[Step]:
 
 def _runs(way: str, settings: Settings) -> bool:
     """Whether a way can be measured here: graphs need a GPU, and compiling would take most of a dry run."""
-    return ("graph" not in way or settings.device.type == "cuda") and not (settings.small and "compiled" in way)
+    return (way != BARE[1] or settings.device.type == "cuda") and not (settings.small and "compiled" in way)
 
 
 @dataclass
@@ -83,7 +87,7 @@ def case_of(name: str, size: int, settings: Settings) -> Case:
 def _measured(name: str, size: int, i: int, way: str, settings: Settings) -> Row:
     case, device = case_of(name, size, settings), settings.device
     row: Row = {"images": len(case.subject)}
-    with measuring(case.subject):
+    with measuring(case.subject), cuda_graphs(way != NO_GRAPH):
         known = way in case.ways
         work = case.ways[way] = case.ways[way] if known else made(case.subject, way)
         points = 1 if way in BARE else 2 if settings.small else 4
@@ -103,14 +107,17 @@ def _measured(name: str, size: int, i: int, way: str, settings: Settings) -> Row
 def made(subject: Subject, way: str) -> Work:
     """A way as a function of the round and of the number of points, which gives (loss, standard error) of each."""
     if way in BARE:
-        run = graphed(subject) if "graph" in way else partial(bare, subject.model, list(subject.each_batch()))
+        run = graphed(subject) if way == BARE[1] else partial(bare, subject.model, list(subject.each_batch()))
         return lambda i, count: [(float(run()) / len(subject), 0.0) for _ in range(count)]
     probe = Surface(resolution=str(SIDE), **OPTIONS[way])
     units = list(probe.plan(subject).units())
 
     def surface(i: int, count: int) -> list[tuple[float, float]]:
         start = SIDE * (SIDE // 2 + 1 + i) + 10  # no control point among them: there are 25 of 2,601
-        return [(values["loss"], values["loss_se"]) for values in probe.sweep(subject, units[start : start + count])]
+        return [
+            (float(values["loss"]), float(values["loss_se"]))
+            for values in probe.sweep(subject, units[start : start + count])
+        ]
 
     return surface
 
@@ -159,7 +166,7 @@ def tables(rows: Rows) -> str:
             name, size, images, way, f"{took:.4f}", f"{images / took:.0f}", f"{ratio:.2f}",
             *_once(first), _deviation(own, exact) if way in OPTIONS else "", _hours(took * SIDE**2 * WHOLE / images),
         ))  # fmt: skip
-    return "\n".join([*lines, "", *failed(rows)])
+    return "\n".join(lines)
 
 
 def _once(first: Row) -> list[str]:

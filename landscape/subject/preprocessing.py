@@ -135,6 +135,9 @@ def load_images(spec: Spec, stored: Checkpoint | None, given: DataObject = NAMED
 
 
 def _note_normalisation(images: Images) -> None:
+    """Say with which mean and std pictures are normalised, if they are."""
+    if not images.mean:
+        return
     mean, std = (",".join(f"{value:.3g}" for value in values) for values in (images.mean, images.std))
     which = "ImageNet's " if images.mean == IMAGENET_MEAN else ""
     log.info(
