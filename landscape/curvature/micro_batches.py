@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from landscape.curvature.hessian_product import Product, out_of_memory
+from landscape.curvature.side_by_side import proceed
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ class MicroBatchedProduct:
 
     def __call__(self, vector: Tensor) -> Tensor:
         """H v, (n,)."""
+        proceed()
         return self._retried(lambda: (self._whole or self._by_micro_batches)(vector))
 
     def _retried(self, work: Callable[[], T]) -> T:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from landscape.curvature.gauss_newton import fisher_product, gauss_newton_product
-from landscape.curvature.hessian_product import Product, hessian_product, with_layer_name
+from landscape.curvature.hessian_product import Product, differentiable_attention, hessian_product, with_layer_name
 from landscape.curvature.kinks import FixedPattern, activation_pattern
 from landscape.curvature.micro_batches import MicroBatchedProduct, MicroBatching
 from landscape.curvature.pattern_cache import PatternCache, compact_bytes, place_for
@@ -48,6 +48,11 @@ class Curvature:
     def batched(self) -> int:
         """How many mini-batches `batched_product` takes; 0 if the backend takes them one by one."""
         return self._traced.batched if self._traced is not None else 0
+
+    @property
+    def exceeds_memory(self) -> bool:
+        """Whether a mini-batch did not fit into memory as a whole."""
+        return self._micro_batching.count > 1
 
     def product(self, i: int) -> MicroBatchedProduct:
         """The matrix of mini-batch i, weight decay included.
@@ -116,7 +121,8 @@ class Curvature:
         if self.operator == "hessian":
             return hessian_product(lambda: subject.losses(outputs(), targets).mean(), parameters, shift=shift)
         if self.operator == "ggn":
-            require_tensor_outputs(subject)
+            with differentiable_attention():  # one forward pass at a time
+                require_tensor_outputs(subject)
             return gauss_newton_product(outputs, lambda z: subject.losses(z, targets), parameters, shift=shift)
         return fisher_product(lambda: subject.losses(outputs(), targets), parameters, shift=shift)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -26,12 +28,14 @@ from landscape.curvature.operator import Curvature, Operator, cache_of_all, over
 from landscape.curvature.parameter_selection import PARAMS_HELP, Blocks, matching
 from landscape.curvature.pattern_cache import PatternCache
 from landscape.curvature.pyhessian_engine import power_iteration
+from landscape.curvature.side_by_side import announce, mini_batches_at_once, side_by_side
 from landscape.curvature.spectrum import Request, spectra, spectrum
 from landscape.curvature.stopping import Which
 from landscape.curvature.stored_spectrum import spectrum_quantities, spectrum_values, summaries, summary_quantities
 from landscape.curvature.vectors import random_unit
 from landscape.options import OptionError, at_least, one_of, regular_expression, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.subject.losses import MEANINGS
 from landscape.subject.subject import Subject
 
 Scope = Literal["batch", "dataset"]
@@ -168,13 +172,22 @@ class Hessian(Probe):
     def autotune(self, subject: Subject) -> dict[str, str]:
         if self._double_backward:
             return {}
-        return autotuned(subject, self.params, self.hvp, planned=self._planned(self._count(subject)), kinks=self._kinks)
+        count = self._count(subject)
+        with self._at_once(subject, count):
+            return autotuned(subject, self.params, self.hvp, planned=self._planned(count), kinks=self._kinks)
 
     def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Hessian, Subject]:
         return replace(self, **choices), subject
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
-        """Mini-batches one after the other or side by side, with products prepared once for all of one shape."""
+        """Mini-batches in threads side by side, or in one product; products are prepared once for all of one shape."""
+        batches = [list(of_one) for _, of_one in groupby(units, lambda unit: unit.index[0])]
+        with self._at_once(subject, len(batches)) as at_once:
+            yield from self._swept(subject, units, batches, at_once)
+
+    def _swept(
+        self, subject: Subject, units: Sequence[Unit], batches: Sequence[Sequence[Unit]], at_once: int
+    ) -> Iterator[Values]:
         blocks = self._blocks(subject)
         hvp = "kept" if self._double_backward else self.hvp
         passes = len(units) if self.scope == "batch" else self._count(subject)
@@ -184,12 +197,19 @@ class Hessian(Probe):
             )
             for parameters in blocks.groups.values()
         ]
-        if self.per_layer:  # the layers of a mini-batch follow each other and share its activation pattern
-            whole = self.scope == "dataset" and curved[0].fixed
-            patterns = cache_of_all(subject, curved[0].pattern(0), passes) if whole else PatternCache()
-            curved = [replace(one, patterns=patterns) for one in curved]
+        shared: PatternCache | None = None
+        if self.per_layer and self.scope == "dataset" and curved[0].fixed:
+            shared = cache_of_all(subject, curved[0].pattern(0), passes)
+
+        def measured(of_one: Sequence[Unit]) -> Iterator[Values]:
+            own, patterns = curved, shared or PatternCache()
+            if self.per_layer:  # the layers of a mini-batch follow each other and share its activation pattern
+                own = [replace(one, patterns=patterns) for one in curved]
+            return (self._one(own[blocks.position(unit.index)], unit) for unit in of_one)
+
         if not curved[0].batched or self.scope == "dataset":
-            yield from (self._one(curved[blocks.position(unit.index)], unit) for unit in units)
+            announce(subject, at_once)
+            yield from side_by_side(batches, measured, at_once, crowded=lambda: curved[0].exceeds_memory)
             return
         for at in range(0, len(units), curved[0].batched):
             yield from self._side_by_side(curved[0], units[at : at + curved[0].batched])
@@ -217,6 +237,12 @@ class Hessian(Probe):
         return Request(
             self.top, self.which, self.tol, self.ends, self._nodes, vectors=self.eigenvectors, verify=self.verify
         )
+
+    def _at_once(self, subject: Subject, batches: int) -> AbstractContextManager[int]:
+        """PyHessian's iteration writes gradients to the model, and other matrices call a user's loss at any time."""
+        independent = self.scope == "batch" and self.engine == "lanczos"
+        independent &= self.operator == "hessian" or subject.losses in MEANINGS
+        return mini_batches_at_once(subject, batches if independent else 1, vectors=self._nodes)
 
     def _planned(self, batches: int) -> PlannedProducts:
         """About as many products as random starts were seen to take on trained networks."""

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -26,6 +27,7 @@ from landscape.curvature.hvp_backends import (
 from landscape.curvature.micro_batches import MicroBatchedProduct
 from landscape.curvature.operator import Curvature
 from landscape.curvature.parameter_selection import PARAMS_HELP, matching
+from landscape.curvature.side_by_side import announce, mini_batches_at_once, side_by_side
 from landscape.curvature.trace_estimators import TraceEstimate, hutch_plus_plus, hutchinson, rounds_for, xtrace
 from landscape.options import at_least, one_of, regular_expression, require
 from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values, derived_seed
@@ -35,6 +37,7 @@ Method = Literal["xtrace", "hutchinson", "hutch++"]
 METHODS: Mapping[str, Callable[..., TraceEstimate]]
 METHODS = {"xtrace": xtrace, "hutchinson": hutchinson, "hutch++": hutch_plus_plus}
 OF_A_ROUND = "round_"  # before the names of quantities that are measured in rounds
+STORED = 4  # vectors in the memory of an estimate, for each of its random vectors
 _log = logging.getLogger(__name__)
 
 
@@ -115,9 +118,9 @@ class Trace(Probe):
         return known if self.tol else {name: v for name, v in known.items() if name not in ("tol", "max_vectors")}
 
     def autotune(self, subject: Subject) -> dict[str, str]:
-        return autotuned(
-            subject, self.params, self.hvp, planned=self._planned(len(subject.batches)), kinks=self.kinks, batched=False
-        )
+        planned = self._planned(len(subject.batches))
+        with mini_batches_at_once(subject, planned.batches, vectors=STORED * self.vectors):
+            return autotuned(subject, self.params, self.hvp, planned=planned, kinks=self.kinks, batched=False)
 
     def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Trace, Subject]:
         return replace(self, **choices), subject
@@ -127,16 +130,23 @@ class Trace(Probe):
         return values
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
-        """Mini-batches one after the other, with products prepared once for all of one shape."""
+        """Mini-batches side by side in threads, with products prepared once for all of one shape."""
         parameters = matching(subject.parameters, self.params)
-        curved = curvature(
-            subject, parameters, self.hvp, planned=self._planned(len(units)), kinks=self.kinks, batched=False
-        )
-        for i, rounds in groupby(units, lambda unit: unit.index[0]):
-            product = curved.product(i)
-            for unit in rounds:
-                found = self._estimate(curved, product, unit)
-                yield {OF_A_ROUND + name: value for name, value in found.items()} if self.tol else found
+        batches = [list(rounds) for _, rounds in groupby(units, lambda unit: unit.index[0])]
+        with mini_batches_at_once(subject, len(batches), vectors=STORED * self.vectors) as at_once:
+            curved = curvature(
+                subject, parameters, self.hvp, planned=self._planned(len(units)), kinks=self.kinks, batched=False
+            )
+            announce(subject, at_once)
+            measured = partial(self._estimates, curved)
+            yield from side_by_side(batches, measured, at_once, crowded=lambda: curved.exceeds_memory)
+
+    def _estimates(self, curved: Curvature, rounds: Sequence[Unit]) -> Iterator[Values]:
+        """Those of one mini-batch."""
+        product = curved.product(rounds[0].index[0])
+        for unit in rounds:
+            found = self._estimate(curved, product, unit)
+            yield {OF_A_ROUND + name: value for name, value in found.items()} if self.tol else found
 
     def _planned(self, batches: int) -> PlannedProducts:
         return PlannedProducts(batches, self.vectors)
