@@ -8,14 +8,19 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from analytic import tanh_net
+from recording import Recorder
 
 import landscape
+from landscape.curvature.hvp_backends import BATCHED, curvature
+from landscape.subject.graph_replay import GraphReplay
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 STAGES = ("probes", "hessian", "surface", "features", "training", "language")
@@ -205,6 +210,29 @@ def test_differences_are_relative_to_the_greatest_value(benchmarks: None) -> Non
     assert verdict("surface", row) == ("FAIL", ["loss"])
     assert verdict("surface", {**row, "judged": False}) == ("not judged", [])
     assert verdict("hessian", {"judged": True, "differences": {"matvecs": 0.3, "eigenvalue": 1e-4}}) == ("PASS", [])
+
+
+def test_products_of_any_number_of_mini_batches_can_be_compared(benchmarks: None) -> None:
+    from gpu_stages.variants import side_by_side
+
+    subject = tanh_net(sizes=(4, 4, 4))
+    counts = []
+    for wanted in (2, 3, 0):
+        own = replace(subject)  # what is traced is kept with the subject
+        with side_by_side(wanted):
+            counts.append(curvature(own, own.parameters, "together").batched)
+    assert counts == [2, 3, BATCHED]
+
+
+def test_cuda_graphs_can_be_switched_off(benchmarks: None) -> None:
+    from gpu_stages.variants import cuda_graphs
+
+    recorder = Recorder()
+    replay = GraphReplay(lambda x: [2 * x], "doubling", capture=recorder)
+    with cuda_graphs(False):
+        assert replay.at([])(torch.ones(1))[0] == 2 and recorder.recordings == 0
+    with cuda_graphs(True):
+        assert replay.at([])(torch.ones(1))[0] == 2 and recorder.recordings == 1
 
 
 def test_the_page_in_the_repository_is_that_of_a_gpu_or_says_that_there_was_none(benchmarks: None) -> None:
