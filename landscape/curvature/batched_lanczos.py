@@ -19,7 +19,9 @@ from landscape.curvature.lanczos import ERROR, Spectrum, lanczos, worth_keeping
 from landscape.curvature.stopping import StoppingRule, Which, estimated_errors, wanted
 from landscape.curvature.vectors import random_unit
 
-GPU_STRIDE = 4  # steps between tests on a GPU: a transfer waits for the device; costs about 2 products per search
+# Steps between tests on a GPU, of one search and of several: a test waits for the device and then keeps it waiting, for
+# longer the more searches there are, and every step between two tests may be a product too many. Not measured.
+GPU_STRIDES = (2, 4)
 FIRST = 2  # products beyond the wanted values before the first test, if not every step is tested
 
 Products = Callable[[Tensor], Tensor]  # rows v_i -> H_i v_i, (M, n) -> (M, n)
@@ -46,16 +48,13 @@ def batched_lanczos(
     one that meets an invariant subspace waits for the next test; from then on every step is tested.
 
     `product` takes rows v_i -> H_i v_i, (M, n) -> (M, n), those of finished searches zero; `starts` are random vectors,
-    (M, n), whose dtype and device are those of the arithmetic; `stride` None is 1 on a CPU and 4 elsewhere. The other
-    arguments are those of `lanczos_search`.
-
-    Returns:
-        The spectrum of every search; None where an operator is not finite.
+    (M, n), whose dtype and device are those of the arithmetic; `stride` None is 1 on a CPU and that of `GPU_STRIDES`
+    elsewhere. The other arguments are those of `lanczos_search`.
     """
     n, ranks = starts.shape[1], k * (2 if which == "both" else 1)
     room = max(room, ranks + 10)
     steps = min(n, max_steps) if room >= n else max_steps  # n without a restart span everything
-    stride = (1 if starts.device.type == "cpu" else GPU_STRIDE) if stride is None else stride
+    stride = (1 if starts.device.type == "cpu" else GPU_STRIDES[len(starts) > 1]) if stride is None else stride
     stride, first = (1, 1) if room >= n else (stride, ranks + FIRST)
     room = min(room, steps + (first if stride > 1 else 0))  # while one waits, the others go on
     recurrence = _Recurrence(starts, room, storage)

@@ -87,7 +87,8 @@ def activation_pattern(model: nn.Module, inputs: Nested, forward: Forward = call
     """The side of its kink of every unit, from a forward pass of a copy of the model in double precision.
 
     Covers ReLU and its relatives (`KINKED`) and max pooling (`POOLED`), called as functions or by modules of torch.nn;
-    other functions are left alone, and so is the model, in evaluation mode.
+    other functions are left alone, and so is the model, in evaluation mode. Pass and pattern stay on the model's
+    device; consumer GPUs are slow in double precision (a 32nd or 64th of single), which is one pass per mini-batch.
 
     Returns:
         One tensor per kink, in the order of the pass: -1, 0 or 1 per unit in single precision; for a max pooling the
