@@ -23,7 +23,7 @@ from landscape.cli.loading import load
 from landscape.cli.process_setup import worker_pool
 from landscape.options import at_least, format_duration
 from landscape.probes import FEATURES, probe_class
-from landscape.progress import Progress, say
+from landscape.progress import Advice, Progress, say
 
 if TYPE_CHECKING:
     from landscape.results.run_key import Outcome
@@ -163,7 +163,7 @@ def _measure(
             probes, reasons = applicable(probes, subject)
             for name, reason in reasons.items():
                 say(f"note: {name} is left out: {reason}", quiet=quiet)
-        with Progress(f"{command} {subject.label}", quiet=quiet) as report:
+        with Progress(f"{command} {subject.label}", quiet=quiet, advice=Advice.of(probes, subject)) as report:
             how: Any = {
                 "label": label,
                 "executor": executor,

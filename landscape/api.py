@@ -16,7 +16,7 @@ from torch import nn
 from landscape.options import OptionError, alternatives, did_you_mean, invalid, plain_number, require
 from landscape.probe import Probe, Varies
 from landscape.probes import FEATURES, probe_class
-from landscape.progress import Progress, in_notebook
+from landscape.progress import Advice, Progress, in_notebook
 from landscape.results import reader
 from landscape.results.run_key import Outcome
 from landscape.run import Report, run
@@ -78,7 +78,10 @@ def measure(
     path = Path(out) if out is not None else None
     _say_protocol(probe, loaded, quiet=quiet)
     loaded = replace(loaded, others=naming.networks) if naming.networks else loaded
-    bar = Progress(f"{probe} {label or loaded.label}", quiet=quiet, after=1.0, lines=in_notebook())
+    bar = Progress(
+        f"{probe} {label or loaded.label}", quiet=quiet, after=1.0, lines=in_notebook(),
+        advice=Advice.of([made], loaded),
+    )  # fmt: skip
     with measuring(loaded), bar as shown:
         for variant in variants(made):
             outcome = run(variant, loaded, path, label=label, overwrite=overwrite, report=report or shown)
@@ -109,7 +112,10 @@ def features(
     loaded = _loaded(subject, probes[0], loading, label, given=set(loading))
     path = Path(out) if out is not None else None
     _say_protocol(probes[0], loaded, quiet=quiet)
-    bar = Progress(f"features {label or loaded.label}", quiet=quiet, after=1.0, lines=in_notebook())
+    bar = Progress(
+        f"features {label or loaded.label}", quiet=quiet, after=1.0, lines=in_notebook(),
+        advice=Advice.of(made, loaded),
+    )  # fmt: skip
     with measuring(loaded), bar as shown:
         fit, _ = applicable(made, loaded)
         outcomes = run_shared_pass(fit, loaded, path, label=label, overwrite=overwrite, report=report or shown)

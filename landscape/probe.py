@@ -6,10 +6,12 @@ one independent unit of it. Everything else is optional; each capability is a Pr
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
@@ -203,6 +205,39 @@ def checked(kind: type[Any]) -> type[Any]:
 
 def _methods(kind: type[Any]) -> dict[str, Any]:
     return {name: value for name, value in vars(kind).items() if inspect.isfunction(value) and name[0] != "_"}
+
+
+class Listener(Protocol):
+    """Hears of a run's work while it is done, such as a progress bar."""
+
+    def units(self, finished: int, total: int) -> None: ...  # before the first of a run
+
+    def products(self, made: int, per_unit: int) -> None: ...  # Hessian products of mini-batches, see `report_products`
+
+
+_listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
+
+
+@contextlib.contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Tell a listener of the work that is done in this thread while the block runs."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def report_units(finished: int, total: int) -> None:
+    """Say how many units a run has, and how many of them are finished before it."""
+    if (listener := _listener.get()) is not None:
+        listener.units(finished, total)
+
+
+def report_products(made: int = 0, *, per_unit: int = 0) -> None:
+    """Say that products were made, or, before a sweep of units, how many are expected in each."""
+    if (listener := _listener.get()) is not None:
+        listener.products(made, per_unit)
 
 
 def sweep(probe: Any, subject: Any, units: Sequence[Unit]) -> Iterator[Values]:

@@ -7,51 +7,153 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Self
 
 from landscape.options import format_duration
+from landscape.probe import Estimates, Stages, listening
 
-LINE_SECONDS = 30.0
+LINE_SECONDS = 30.0  # between lines
+DRAWN_SECONDS = 0.2  # between updates of the products within a unit
+SEVERAL = 8  # finished units, from which on their products are those expected in others
+UNIT_SECONDS = 2.0  # of a first unit, after which its products give the forecast
+TIMED_SECONDS = 0.5  # of finished units, after which they give the forecast; one of less than
+SHORT_SECONDS = 5.0  # is left out
+LONG_SECONDS = 600.0  # from here on a forecast names options for a shorter run
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What the forecast of a run needs to know about it."""
+
+    silent: bool = False  # the run makes its own estimate
+    at_most: bool = False  # it may stop before all units are measured
+    batches: bool = False  # it has an option for the number of mini-batches, which are its units
+    samples: int = 0  # samples, and those of a mini-batch; 0 if a part of them would not be shorter
+    batch_size: int = 1
+
+    @classmethod
+    def of(cls, probes: Sequence[Any], subject: Any) -> Advice:
+        """From the probes that are measured, with their parameters, and the loaded subject."""
+        return cls(
+            silent=any(isinstance(probe, Estimates) for probe in probes),
+            at_most=any(isinstance(probe, Stages) and getattr(probe, "tol", 0) for probe in probes),
+            batches=all(hasattr(p, "batches") and p.scope == "batch" and not p.per_layer for p in probes),
+            samples=len(subject), batch_size=subject.batch_size,
+        )  # fmt: skip
+
+    def shorter(self, units: int, seconds: float) -> str:
+        """Options that bring a long run down to about ten minutes, as the end of a sentence; "" for others."""
+        fits = LONG_SECONDS / seconds
+        if fits >= 1:
+            return ""
+        if self.batches:
+            count = max(int(units * fits), 1)
+            return f"; --batches {count} takes about {format_duration(seconds * count / units)}" if units > 1 else ""
+        count = max(int(self.samples * fits) // self.batch_size, 1) * self.batch_size
+        if count >= self.samples:
+            return ""
+        return f"; --samples {count} takes about {format_duration(seconds * count / self.samples)}"
 
 
 class Progress:
     """Report finished units of one measurement: a context manager, called with (finished, total).
 
+    A forecast is printed once, from the first units or, where a unit takes long, from its first Hessian products; such
+    a unit also shows how many products are made. No run is timed for it beforehand.
+
     The bar appears `after` so many seconds. Where there is none, a line is printed about twice a minute, unless `lines`
-    is false.
+    is false, which also leaves out forecasts of less than half a minute.
     """
 
-    def __init__(self, what: str, *, quiet: bool = False, after: float = 0.0, lines: bool = True) -> None:
+    def __init__(
+        self, what: str, *, quiet: bool = False, after: float = 0.0, lines: bool = True, advice: Advice | None = None
+    ) -> None:
         self._what, self._quiet, self._after, self._lines = what, quiet, after, lines
-        self._start = self._printed = self._entered = time.monotonic()
-        self._first: int | None = None
+        self._advice = advice or Advice(silent=True)
+        self._start = self._printed = self._entered = self._drawn = time.monotonic()
+        self._first: int | None = None  # units that were finished when the clock started
+        self._finished, self._total = 0, 0
+        self._began: float | None = None  # when the first sweep with Hessian products did
+        self._before = 0  # units that were finished then
+        self._products, self._earlier, self._expected = 0, 0, 0.0  # of this unit, of those before, of one unit
+        self._forecast_due = not quiet and not self._advice.silent
         self._bar: Any = None
         self._task: Any = None
+        self._listening = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
+        self._listening.enter_context(listening(self))
         if not self._after:
             self._show()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._listening.close()
         if self._bar is not None:
             self._bar.stop()
+
+    def units(self, finished: int, total: int) -> None:
+        """A run begins."""
+        self._finished, self._total = finished, total
+
+    def products(self, made: int, per_unit: int) -> None:
+        """Hessian products were made; or a sweep begins, in every unit of which so many are expected."""
+        if per_unit and self._began is None:
+            self._began, self._before, self._expected = time.monotonic(), self._finished, float(per_unit)
+            self._products = 0
+        self._products += made
+        if not made or self._began is None:
+            return
+        now = time.monotonic()
+        if self._finished >= self._before + SEVERAL:  # of the first ones side by side all products count for one
+            self._expected = self._earlier / (self._finished - self._before)
+        if self._forecast_due and (self._finished > self._before or now - self._began >= UNIT_SECONDS):
+            left = (self._total - self._finished) * self._expected - self._products
+            each = (now - self._began) / (self._earlier + self._products)
+            self._forecast(now - self._began + each * max(left, 0.0), self._total - self._before)
+        if now - self._drawn >= DRAWN_SECONDS:
+            self._drawn = now
+            self._draw_products(now)
 
     def __call__(self, finished: int, total: int) -> None:
         now = time.monotonic()
         if self._first is None:  # the clock starts after the set-up, such as making directions
             self._first, self._start = finished, now
+        self._finished, self._total = finished, total
+        self._earlier, self._products = self._earlier + self._products, 0
         if self._bar is None and self._after and now - self._entered >= self._after and finished < total:
             self._show()
         rate = (finished - self._first) / max(now - self._start, 1e-9)
+        seconds = (total - self._first + 1) / rate if rate else 0.0
+        timed = self._began is None and now - self._start >= TIMED_SECONDS and seconds > SHORT_SECONDS
+        if self._forecast_due and timed:
+            self._forecast(seconds, total - self._first + 1)
         if self._bar is not None:
             self._bar.update(self._task, completed=finished, total=total, rate=f"{rate:.3g}/s" if rate else "")
         elif self._lines and not self._quiet and now - self._printed >= LINE_SECONDS:
             self._printed = now
             speed = f", {rate:.3g}/s, about {format_duration((total - finished) / rate)} left" if rate else ""
             say(f"{self._what} {finished}/{total}, {100 * finished / total:.0f} %{speed}")
+
+    def _forecast(self, seconds: float, units: int) -> None:
+        self._forecast_due = False
+        if not self._lines and seconds < LINE_SECONDS:
+            return
+        each = f" of about {self._expected:,.0f} Hessian products" if self._began is not None else ""
+        about = f"{'at most' if self._advice.at_most else 'about'} {format_duration(max(seconds, 1.0))}"
+        count = f"{units:,} unit{'s' if units > 1 else ''}"
+        say(f"{self._what}: {count}{each}, {about}{self._advice.shorter(units, seconds)}")
+
+    def _draw_products(self, now: float) -> None:
+        expected = f" of about {self._expected:,.0f}" if self._products <= self._expected else ""
+        if self._bar is not None:
+            self._bar.update(self._task, total=self._total or None, rate=f"product {self._products:,}{expected}")
+        elif self._lines and not self._quiet and now - self._printed >= LINE_SECONDS:
+            self._printed = now
+            say(f"{self._what} {self._finished}/{self._total}, product {self._products:,}{expected}")
 
     def _show(self) -> None:
         if self._quiet or not _has_bar():

@@ -17,7 +17,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from landscape.probe import Autotunes, Estimates, Identifies, Plan, Probe, Reduces, Stages, Sweeps, Unit, Values, sweep
+from landscape.probe import (
+    Autotunes,
+    Estimates,
+    Identifies,
+    Plan,
+    Probe,
+    Reduces,
+    Stages,
+    Sweeps,
+    Unit,
+    Values,
+    report_units,
+    sweep,
+)
 from landscape.probes import PROBES, probe_class
 from landscape.results import group as groups
 from landscape.results.in_memory import MemoryWriter
@@ -108,6 +121,7 @@ def run_loop(
         total = math.prod(keys[0].plan.shape)
         done = total - len({unit.index for units in pending for unit in units})
         merged = time.monotonic()
+        report_units(done, total)
         # Closed before the writers: an interrupt restores the model now, not when its traceback is forgotten.
         for unit, found in stack.enter_context(contextlib.closing(results(writers, pending))):
             for writer in writers:

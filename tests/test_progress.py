@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from analytic import run_probe, tanh_net
 
 from landscape import progress
+from landscape.probe import Probe, listening, report_products, report_units
+from landscape.probes.density import Density
+from landscape.probes.hessian import Hessian
+from landscape.probes.trace import Trace
+from landscape.probes.variance import Variance
+from landscape.progress import Advice, Progress
 
 
 def test_set_up_before_the_first_unit_does_not_count_in_the_rate(
@@ -39,3 +47,121 @@ def test_in_python_a_bar_appears_after_a_second_where_it_can_be_seen(
         report(2, 4)
         assert (report._bar is not None) == shown
         report(4, 4)
+
+
+# --- forecasts, and products within a unit ---
+
+
+class Clock:
+    """Time that passes only when told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+    def products(self, count: int, seconds: float) -> None:
+        for _ in range(count):
+            self.now += seconds
+            report_products(1)
+
+
+def test_the_forecast_of_products_comes_from_the_first_unit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock(monkeypatch)
+    with Progress("hessian vit", advice=Advice(batches=True)) as report:
+        report_units(0, 64)
+        report_products(7)  # of a benchmark before the sweep
+        clock.now += 20
+        report_products(per_unit=20)
+        clock.products(16, 0.1)
+        report(1, 64)
+        assert not capsys.readouterr().err
+        clock.products(1, 0.1)
+        for unit in range(2, 65):
+            report(unit, 64)
+    assert capsys.readouterr().err == "hessian vit: 64 units of about 20 Hessian products, about 2 min\n"
+
+
+def test_a_long_unit_shows_its_products_and_the_forecast_names_a_shorter_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock(monkeypatch)
+    with Progress("hessian vit", advice=Advice(batches=True)) as report:
+        report_units(0, 64)
+        report_products(per_unit=20)
+        clock.products(12, 5.0)
+        report(1, 64)
+    assert capsys.readouterr().err.splitlines() == [
+        "hessian vit: 64 units of about 20 Hessian products, about 1 h 47 min; --batches 6 takes about 10 min",
+        "hessian vit 0/64, product 6 of about 20",
+        "hessian vit 0/64, product 12 of about 20",
+    ]
+
+
+def test_units_without_products_have_a_forecast_if_they_take_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock, advice = Clock(monkeypatch), Advice(samples=1024, batch_size=128)
+    for seconds, said in ((0.01, []), (300.0, ["fourier: 8 units, about 40 min; --samples 256 takes about 10 min"])):
+        with Progress("fourier", advice=advice) as report:
+            report_units(0, 8)
+            for unit in range(1, 9):
+                clock.now += seconds
+                report(unit, 8)
+        assert [line for line in capsys.readouterr().err.splitlines() if " units" in line] == said
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_in_python_only_long_runs_have_a_forecast(
+    quiet: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock(monkeypatch)
+    for seconds in (0.01, 1.0):
+        with Progress("trace", quiet=quiet, after=1.0, lines=False, advice=Advice(at_most=True)):
+            report_units(0, 8)
+            report_products(per_unit=32)
+            clock.products(3, seconds)
+    assert capsys.readouterr().err == ("" if quiet else "trace: 8 units of about 32 Hessian products, at most 4 min\n")
+
+
+@pytest.mark.parametrize(
+    ("probe", "said"),
+    [
+        (Hessian(), "; --batches 4 takes about 10 min"),
+        (Hessian(scope="dataset"), "; --samples 4 takes about 8 min"),
+        (Hessian(per_layer=True), "; --samples 4 takes about 8 min"),
+        (Trace(), "; --samples 4 takes about 8 min"),
+        (Variance(), "; --samples 4 takes about 8 min"),
+    ],
+)
+def test_a_long_run_names_options_that_make_it_about_ten_minutes(probe: Probe, said: str) -> None:
+    advice = Advice.of([probe], tanh_net(sizes=(4, 4, 4, 4, 4)))
+    assert advice.shorter(16, 2400.0) == said
+    assert advice.shorter(16, 500.0) == ""
+
+
+@pytest.mark.parametrize(
+    "probe",
+    [
+        Trace(vectors=8),
+        Hessian(top=1),
+        Density(vectors=2, steps=4),
+        Hessian(top=1, scope="dataset"),
+        Trace(vectors=4, tol=0.9),
+    ],
+)
+def test_every_product_is_reported(probe: Probe) -> None:
+    heard: list[Any] = []
+    listener = SimpleNamespace(units=lambda *a: None, products=lambda made, per_unit: heard.append((made, per_unit)))
+    subject = tanh_net(sizes=(6, 6, 6))
+    with listening(listener):
+        found = run_probe(probe, subject)
+    spent = found["matvecs" if "matvecs" in found else "products"].sum()
+    passes = 3 if isinstance(probe, Density) or getattr(probe, "scope", "") == "dataset" else 1
+    begun = next(i for i, (_, per_unit) in enumerate(heard) if per_unit)  # before: the benchmark of a backend
+    assert sum(made for made, _ in heard[begun:]) == passes * spent
+    expected = [per_unit for _, per_unit in heard if per_unit]
+    assert expected
+    if isinstance(probe, Trace | Density):
+        assert expected[0] * len(found["done"]) == passes * spent

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from landscape.curvature.hessian_product import Product, out_of_memory
 from landscape.curvature.side_by_side import proceed
+from landscape.probe import report_products
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -63,7 +64,9 @@ class MicroBatchedProduct:
     def __call__(self, vector: Tensor) -> Tensor:
         """H v, (n,)."""
         proceed()
-        return self._retried(lambda: (self._whole or self._by_micro_batches)(vector))
+        product = self._retried(lambda: (self._whole or self._by_micro_batches)(vector))
+        report_products(1)
+        return product
 
     def _retried(self, work: Callable[[], T]) -> T:
         while (result := self._within_memory(work)) is None:

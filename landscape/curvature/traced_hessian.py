@@ -23,6 +23,7 @@ from landscape.curvature.graph_passes import join_convolutions, split, views_to_
 from landscape.curvature.hessian_product import Product, differentiable_attention, out_of_memory
 from landscape.curvature.kinks import FixedPattern
 from landscape.curvature.vectors import unflat
+from landscape.probe import report_products
 from landscape.subject.graph_replay import GraphReplay
 from landscape.subject.outputs import call_model
 from landscape.subject.subject import Forward
@@ -109,6 +110,7 @@ class BatchedProduct:
     def __call__(self, vectors: Tensor) -> Tensor:
         """H_i v_i by rows, (M, n)."""
         count = len(vectors)
+        report_products(count)
         pieces = torch.split(vectors, [p.numel() for p in self.parameters], dim=1)
         shaped = [piece.reshape(count, *p.shape) for piece, p in zip(pieces, self.parameters, strict=True)]
         with torch.no_grad():

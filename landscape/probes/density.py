@@ -29,7 +29,7 @@ from landscape.curvature.parameter_selection import PARAMS_HELP, matching
 from landscape.curvature.trace_estimators import rounds_for
 from landscape.curvature.vectors import random_unit
 from landscape.options import at_least, one_of, regular_expression, require
-from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values
+from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values, report_products
 from landscape.results.statistics import mean_and_standard_error
 from landscape.subject.subject import Subject
 
@@ -121,6 +121,7 @@ class Density(Probe):
         """One start vector after the other, with products prepared once."""
         parameters = matching(subject.parameters, self.params)
         curved = curvature(subject, parameters, self.hvp, planned=self._planned(subject, len(units)), kinks=self.kinks)
+        report_products(per_unit=len(subject.batches) * self.steps)
         product = over_all_samples(subject, curved)
         for unit in units:
             start = random_unit(curved.size, unit.seed(self.seed), device=subject.device, dtype=subject.dtype)

@@ -34,7 +34,7 @@ from landscape.curvature.stopping import Which
 from landscape.curvature.stored_spectrum import spectrum_quantities, spectrum_values, summaries, summary_quantities
 from landscape.curvature.vectors import random_unit
 from landscape.options import OptionError, at_least, one_of, regular_expression, require
-from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.probe import Plan, Probe, Quantity, Unit, Values, report_products
 from landscape.subject.losses import MEANINGS
 from landscape.subject.subject import Subject
 
@@ -207,6 +207,7 @@ class Hessian(Probe):
                 own = [replace(one, patterns=patterns) for one in curved]
             return (self._one(own[blocks.position(unit.index)], unit) for unit in of_one)
 
+        report_products(per_unit=self._planned(passes if self.scope == "dataset" else 1).total)
         if not curved[0].batched or self.scope == "dataset":
             announce(subject, at_once)
             yield from side_by_side(batches, measured, at_once, crowded=lambda: curved[0].exceeds_memory)

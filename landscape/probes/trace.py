@@ -30,7 +30,7 @@ from landscape.curvature.parameter_selection import PARAMS_HELP, matching
 from landscape.curvature.side_by_side import announce, mini_batches_at_once, side_by_side
 from landscape.curvature.trace_estimators import TraceEstimate, hutch_plus_plus, hutchinson, rounds_for, xtrace
 from landscape.options import at_least, one_of, regular_expression, require
-from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values, derived_seed
+from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values, derived_seed, report_products
 from landscape.subject.subject import Subject
 
 Method = Literal["xtrace", "hutchinson", "hutch++"]
@@ -138,6 +138,7 @@ class Trace(Probe):
                 subject, parameters, self.hvp, planned=self._planned(len(units)), kinks=self.kinks, batched=False
             )
             announce(subject, at_once)
+            report_products(per_unit=self.vectors)
             measured = partial(self._estimates, curved)
             yield from side_by_side(batches, measured, at_once, crowded=lambda: curved.exceeds_memory)
 
