@@ -49,7 +49,7 @@ def batched_lanczos(
 
     `product` takes rows v_i -> H_i v_i, (M, n) -> (M, n), those of finished searches zero; `starts` are random vectors,
     (M, n), whose dtype and device are those of the arithmetic; `stride` None is 1 on a CPU and that of `GPU_STRIDES`
-    elsewhere. The other arguments are those of `lanczos_search`.
+    elsewhere. The other arguments are those of `lanczos_search`. The result has None where an operator is not finite.
     """
     n, ranks = starts.shape[1], k * (2 if which == "both" else 1)
     room = max(room, ranks + 10)
