@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import subprocess
@@ -125,6 +126,35 @@ def test_rows_of_another_machine_are_refused(benchmarks: None, tmp_path: Path) -
     assert RowsFile(tmp_path / "gpu.jsonl", "NVIDIA H100").of("hessian") == {("a", 1): {"seconds": 1.0}}
     with pytest.raises(ValueError, match=r"holds rows of NVIDIA H100, and this run is of a CPU; .* --out"):
         RowsFile(tmp_path / "gpu.jsonl", "a CPU")
+
+
+@pytest.mark.parametrize("cut", [1, 2, 5, 30])
+def test_half_a_row_is_measured_again(cut: int, benchmarks: None, tmp_path: Path) -> None:
+    """Wherever the last line was cut, of its end alone too, the rows before it stay and later ones are readable."""
+    from gpu_stages.steps import RowsFile
+
+    path = tmp_path / "gpu.jsonl"
+    file = RowsFile(path, "here")
+    file.add("probes", ("a",), {"differences": {"loss": 0.0}})
+    file.add("probes", ("b",), {"differences": {"loss": 0.0}})
+    path.write_text(path.read_text()[:-cut])
+    found = RowsFile(path, "here")
+    assert list(found.of("probes")) == ([("a",), ("b",)] if cut == 1 else [("a",)])
+    found.add("probes", ("c",), {})
+    assert list(RowsFile(path, "here").of("probes")) == [*found.of("probes")]
+
+
+def test_a_row_keeps_what_the_package_said(benchmarks: None) -> None:
+    from gpu_stages.steps import Step, measured, messages
+
+    def say() -> dict[str, Any]:
+        logging.getLogger("landscape.subject.graph_replay").info("no CUDA graph of the %s", "forward pass")
+        return {"seconds": 1.0}
+
+    row = measured(Step(("a", 1), say), torch.device("cpu"))
+    assert row == {"seconds": 1.0, "messages": ["no CUDA graph of the forward pass"]}
+    assert messages({("a", 1): row, ("b", 1): row}) == ["- no CUDA graph of the forward pass (a 1; 2 in all)"]
+    assert not logging.getLogger("landscape.subject").handlers
 
 
 def test_a_stage_ends_within_its_time_and_continues(benchmarks: None, tmp_path: Path) -> None:

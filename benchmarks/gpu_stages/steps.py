@@ -56,6 +56,14 @@ class OutOfTime(Exception):
     """A step did not end within the time that was left."""
 
 
+def _complete(line: str) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
+
+
 class RowsFile:
     """Rows of all stages in a JSON-lines file, whose first line says to which machine and sizes they belong.
 
@@ -74,11 +82,11 @@ class RowsFile:
             raise ValueError(
                 f"{path} holds rows of {found}, and this run is of {origin}; give another folder with --out"
             )
-        whole = [line for line in lines[1:] if line.endswith("}")]  # a killed process may leave half a line
+        whole = [line for line in lines[1:] if _complete(line)]  # a killed process may leave half a line
         for stage, key, row in (json.loads(line)["row"] for line in whole):
             self.stages.setdefault(stage, {})[tuple(key)] = row
-        if len(whole) < len(lines) - 1:
-            path.write_text("".join(f"{line}\n" for line in (lines[0], *whole)))
+        if (kept := "".join(f"{line}\n" for line in (lines[0], *whole))) != path.read_text():
+            path.write_text(kept)
 
     def of(self, stage: str) -> Rows:
         return self.stages.get(stage, {})
@@ -181,25 +189,26 @@ def messages(rows: Rows) -> list[str]:
 class _Messages(logging.Handler):
     """Different messages of the parts that choose how something is computed, at most a few."""
 
-    SOURCES = ("landscape.curvature", "landscape.weight_space", "landscape.subject")
-
     def __init__(self) -> None:
         super().__init__(logging.INFO)
         self.found: dict[str, None] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.name.startswith(self.SOURCES) and len(self.found) < 5:
+        if len(self.found) < 5:
             self.found[record.getMessage()[:LONGEST_ERROR]] = None
 
 
 @contextmanager
 def _listening() -> Iterator[_Messages]:
-    log, handler = logging.getLogger("landscape"), _Messages()
-    level = log.level
-    log.setLevel(logging.INFO)
-    log.addHandler(handler)
+    handler = _Messages()
+    logs = [logging.getLogger(f"landscape.{part}") for part in ("curvature", "subject", "weight_space")]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.INFO)
+        log.addHandler(handler)
     try:
         yield handler
     finally:
-        log.removeHandler(handler)
-        log.setLevel(level)
+        for log, level in zip(logs, levels, strict=True):
+            log.removeHandler(handler)
+            log.setLevel(level)
