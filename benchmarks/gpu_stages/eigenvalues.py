@@ -132,7 +132,8 @@ def _measured(name: str, size: int, state: str, engine: str, i: int, settings: S
             row["worst"] = max(row["worst"], worst)
             row["referenced"] += 1
     if not known:
-        row["outside"] = share_outside_kernels(partial(eigenvalues, case, engine, one, batches, few=True), device)
+        few = partial(eigenvalues, case, engine, one, batches if one.hvp == "together" else batches[:8], few=True)
+        row["outside"] = share_outside_kernels(few, device)
     else:
         del row["prepared"]
     return row

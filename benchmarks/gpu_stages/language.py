@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from measuring import header, row
@@ -116,7 +117,7 @@ def measured(name: str, device: torch.device) -> Row:
     subject = Subject(model, [(text[:, :-1], text[:, 1:])], label=name)
     probe = Hessian(top=2 if small else 5, hvp="kept", max_products=12 if small else PRODUCTS)
     units = list(probe.plan(subject).units())
-    found = []
+    found: list[Any] = []
 
     def run() -> None:
         with measuring(subject):

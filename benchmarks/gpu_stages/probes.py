@@ -17,7 +17,7 @@ import landscape
 from gpu_stages.networks import KEPT, build, train
 from gpu_stages.steps import Row, Rows, Settings, Step
 from gpu_stages.timing import seconds
-from landscape.probes import probe_class
+from landscape.probes import PROBES, probe_class
 
 TITLE = "Every probe on the CPU and on the GPU"
 ABOUT = """\
@@ -50,7 +50,7 @@ def steps(settings: Settings) -> Sequence[Step]:
     return [
         Step((network, probe), partial(compared, network, probe, settings))
         for network in (SMALL_NETWORKS if settings.small else NETWORKS)
-        for probe in landscape.probes()
+        for probe in PROBES
         if probe != "attention" or network != "resnet_demo"
     ]
 
