@@ -15,8 +15,9 @@ from landscape.plots.appearance import look as look_of
 
 MEANING = (
     "The largest (to the right) and the smallest (to the left) eigenvalue of each layer's diagonal block of the "
-    "Hessian, mean and standard error over mini-batches. A block leaves out interactions between layers: the largest "
-    "eigenvalue of the whole Hessian is at least that of every block."
+    "Hessian, mean and standard error over mini-batches. A block leaves out interactions between layers (the largest "
+    "eigenvalue of the whole Hessian is at least that of every block), and an end that is not among the wanted "
+    "eigenvalues is as rough as its stored residual, unless --ends followed it."
 )
 ROW = 0.115  # inches per layer
 

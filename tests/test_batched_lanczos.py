@@ -71,7 +71,7 @@ def _expected(matrix: Tensor, k: int, which: Which) -> np.ndarray:
 def test_every_search_is_the_single_one(which: Which, room: int) -> None:
     matrices = _matrices()
     products = set()
-    for i, (alone, found) in enumerate(_both(matrices, 2, which=which, tol=1e-5, room=room, vectors=True)):
+    for i, (alone, found) in enumerate(_both(matrices, 2, which=which, tol=1e-8, room=room, vectors=True)):
         assert found.products == alone.products
         products.add(found.products)
         for name in ("values", "largest", "smallest", "nodes", "weights"):
@@ -90,7 +90,7 @@ def test_every_search_is_the_single_one(which: Which, room: int) -> None:
 @pytest.mark.parametrize("stride", [2, 3, 4])
 def test_with_fewer_tests_the_values_are_the_same_after_a_few_more_products(stride: int, room: int) -> None:
     matrices = _matrices()
-    for i, (alone, found) in enumerate(_both(matrices, 2, tol=1e-5, room=room, stride=stride, vectors=True)):
+    for i, (alone, found) in enumerate(_both(matrices, 2, tol=1e-8, room=room, stride=stride, vectors=True)):
         assert 0 <= found.products - alone.products < stride if room == 100 else found.products <= 2 * alone.products
         np.testing.assert_allclose(found.values, _expected(matrices[i], 2, "LM"), rtol=1e-7)
         assert found.converged.all()
@@ -110,7 +110,7 @@ def test_transfers_happen_at_tests_alone(monkeypatch: pytest.MonkeyPatch) -> Non
         return columns
 
     monkeypatch.setattr(_Recurrence, "transferred", count)
-    batched_lanczos(_product(_matrices()), _starts(5), 2, tol=1e-5, room=100, stride=4)
+    batched_lanczos(_product(_matrices()), _starts(5), 2, tol=1e-8, room=100, stride=4)
     assert seen[0] == 4  # two values and two products more
     assert set(seen[1:]) == {4}
 
@@ -133,7 +133,7 @@ def test_an_operator_that_is_not_finite_does_not_affect_the_others(stride: int) 
     matrices = _matrices()
     matrices[1, 3, 5] = float("nan")
     matrices[3] = float("inf")
-    found = batched_lanczos(_product(matrices), _starts(5), 2, tol=1e-5, room=100, stride=stride)
+    found = batched_lanczos(_product(matrices), _starts(5), 2, tol=1e-8, room=100, stride=stride)
     assert [one is None for one in found] == [False, True, False, True, False]
     for i in (0, 2, 4):
         one = found[i]
@@ -147,7 +147,7 @@ def test_operators_of_low_rank_end_beside_one_that_goes_on(stride: int) -> None:
     low[0, 0], low[1, 1], low[2, 2] = 7.0, -3.0, 7.0
     identity = torch.eye(N, dtype=torch.float64)
     matrices = torch.stack([zero, low, identity, _matrices()[1]])
-    found = batched_lanczos(_product(matrices), _starts(4), 3, tol=1e-5, room=100, stride=stride, vectors=True)
+    found = batched_lanczos(_product(matrices), _starts(4), 3, tol=1e-8, room=100, stride=stride, vectors=True)
     values = [one.values if one is not None else np.zeros(0) for one in found]
     np.testing.assert_allclose(values[0], [0, 0, 0], atol=1e-12)
     np.testing.assert_allclose(values[1], [7, 7, -3], atol=1e-9)  # also the second copy

@@ -66,7 +66,7 @@ def test_products_are_those_of_the_dense_matrix_of_each_mini_batch(network: str,
 def test_eigenvalues_are_those_of_the_dense_matrix_shifted_by_weight_decay(operator: Operator) -> None:
     subject = tanh_net(weight_decay=0.5)
     expected = torch.linalg.eigvalsh(_dense(subject, operator)).flip(0)[:3] + 0.5
-    found = run_probe(Hessian(top=3, tol=1e-6, operator=operator), subject)
+    found = run_probe(Hessian(top=3, tol=1e-10, operator=operator), subject)
     np.testing.assert_allclose(found["eigenvalue"][0], expected, rtol=1e-9)
     assert found["nep"] == 0.0
 

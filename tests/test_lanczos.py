@@ -129,7 +129,7 @@ def test_an_invariant_start_does_not_hide_the_rest() -> None:
 def test_residuals_are_those_of_the_vectors_and_bound_the_error(name: str, tol: float) -> None:
     values = SPECTRA[name]
     matrix = symmetric(values)
-    found = _spectrum(values, 4, tol=tol)
+    found = lanczos(_product(matrix), _start(len(values)), 4, tol=None, tol_residual=tol, vectors=True)
     assert found.vectors is not None
     recomputed = (found.vectors @ matrix - torch.from_numpy(found.values)[:, None] * found.vectors).norm(dim=1).numpy()
     floor = 1e-13 * max(map(abs, values))
@@ -211,7 +211,7 @@ def test_agrees_with_arpack(which: Which) -> None:
     matrix = (noise + noise.T) / 2
     operator = LinearOperator((120, 120), matvec=matrix.numpy().__matmul__, dtype=np.float64)
     reference = eigsh(operator, k=4, which=which, tol=1e-12, return_eigenvectors=False)
-    found = lanczos(_product(matrix), _start(120), 4, which=which, tol=1e-8)
+    found = lanczos(_product(matrix), _start(120), 4, which=which, tol=1e-11)
     np.testing.assert_allclose(np.sort(found.values), np.sort(reference), rtol=1e-10)
 
 
@@ -259,15 +259,6 @@ def test_values_are_accurate_to_single_precision_for_any_number_of_weights() -> 
     diagonal[[5, n // 2, n - 3]] = torch.tensor([687.0, -455.5, 292.8])
     found = lanczos(lambda v: diagonal * v, _start(n, dtype=torch.float32), 3)
     np.testing.assert_allclose(found.values, diagonal[[5, n // 2, n - 3]].double(), rtol=2e-6)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_values_are_accurate_to_a_hundredth_of_the_requested_residual(seed: int) -> None:
-    values = [9.0, -8.9, 8.5, 5.0, 4.9] + [0.03 * i - 1.5 for i in range(100)]
-    found = lanczos(_product(symmetric(values, seed)), _start(105, seed), 5, tol=1e-3, ends=1.0)
-    np.testing.assert_allclose(found.values, values[:5], rtol=1e-5)
-    assert (found.errors <= 1e-5 * np.abs(found.values)).all()
-    assert (found.errors <= found.residuals).all()
 
 
 def test_the_search_waits_for_a_value_of_the_other_sign_that_still_grows() -> None:

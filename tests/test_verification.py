@@ -22,11 +22,11 @@ def _product(matrix: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda vector: matrix @ vector
 
 
-def _both(values: list[float], k: int, which: Which = "LM", tol: float = 1e-4) -> tuple[Spectrum, Spectrum]:
+def _both(values: list[float], k: int, which: Which = "LM", tol_residual: float = 1e-4) -> tuple[Spectrum, Spectrum]:
     product = _product(symmetric(values))
     start = random_unit(len(values), 0, device=torch.device("cpu"), dtype=torch.float64)
-    found = lanczos(product, start, k, which=which, tol=tol, ends=1.0, vectors=True)
-    return found, verified(product, found, which=which, tol=tol, seed=17)
+    found = lanczos(product, start, k, which=which, tol_residual=tol_residual, vectors=True)
+    return found, verified(product, found, which=which, tol_residual=tol_residual, seed=17)
 
 
 @pytest.mark.parametrize("copies", [2, 3, 5])
@@ -73,7 +73,7 @@ def test_the_smallest_positive_value_is_not_confused_with_the_zeros_of_the_proje
 def test_residuals_of_missed_values_bound_the_true_ones(tol: float) -> None:
     values = [5.0, 5.0, 5.0, 4.0, 3.0, 2.0, *BULK]
     matrix = symmetric(values)
-    _, spectrum = _both(values, 4, tol=tol)
+    _, spectrum = _both(values, 4, tol_residual=tol)
     assert spectrum.vectors is not None
     true = (spectrum.vectors @ matrix - torch.from_numpy(spectrum.values)[:, None] * spectrum.vectors).norm(dim=1)
     assert (true.numpy() <= spectrum.residuals * (1 + 1e-9) + 1e-12).all()

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from landscape.curvature.batched_basis import BatchedBasis, dots, lengths
 from landscape.curvature.krylov_projection import NOT_FINITE, ROUNDING
-from landscape.curvature.lanczos import ERROR, Spectrum, lanczos, worth_keeping
-from landscape.curvature.stopping import StoppingRule, Which, estimated_errors, wanted
+from landscape.curvature.lanczos import Spectrum, lanczos, worth_keeping
+from landscape.curvature.stopping import RitzPairs, StoppingRule, Which, wanted
 from landscape.curvature.vectors import random_unit
 
 # Steps between tests on a GPU, of one search and of several: a test waits for the device and then keeps it waiting, for
@@ -33,8 +33,9 @@ def batched_lanczos(
     k: int,
     *,
     which: Which = "LM",
-    tol: float = 1e-3,
-    ends: float = 0.1,
+    tol: float | None = 1e-4,
+    tol_residual: float | None = None,
+    ends: float = 1.0,
     max_steps: int = 200,
     room: int = 200,
     storage: torch.dtype | None = None,
@@ -58,7 +59,7 @@ def batched_lanczos(
     stride, first = (1, 1) if room >= n else (stride, ranks + FIRST)
     room = min(room, steps + (first if stride > 1 else 0))  # while one waits, the others go on
     recurrence = _Recurrence(starts, room, storage)
-    rule = StoppingRule(k, which, tol=ERROR * tol, tol_residual=tol, ends=ends)
+    rule = StoppingRule(k, which, tol, tol_residual, ends)
     searches = {i: _Search(rule, n, room, recurrence.floor) for i in range(len(starts))}
     found: dict[int, _Result] = {}
     while searches:
@@ -81,8 +82,8 @@ def batched_lanczos(
         if searches:
             recurrence.append_after_test(searches)
     if not recurrence.basis.exact:
-        _recompute(product, starts, found, recurrence.floor)
-    return [found[i].spectrum(tol, vectors) if i in found else None for i in range(len(starts))]
+        _recompute(product, starts, found)
+    return [found[i].spectrum(vectors) if i in found else None for i in range(len(starts))]
 
 
 def device_lanczos(product: Callable[[Tensor], Tensor], start: Tensor, k: int, **options: Any) -> Spectrum:
@@ -163,6 +164,7 @@ class _Search:
         self._n, self._room = n, room
         self._matrix = np.zeros((room, room))
         self._start = np.eye(room)[0]  # the start vector on the basis
+        self._origin: int | None = 0  # slot of the random vector that spans the Krylov space; None after a restart
         self._used = np.zeros(room, dtype=bool)
         self._size, self._coupling = 0, np.zeros(0)  # slots; coupling of the next basis vector to them
         self._breakdown = 0  # products at the last invariant subspace
@@ -205,20 +207,21 @@ class _Search:
         if self._beta <= self.floor * scale:
             self._beta = 0.0
             self._coupling = np.zeros(self._size)
-        self.scale, rounding = scale, 0.0 if self._n == 1 else self.floor * scale
-        self.residuals = np.maximum(self._beta * np.abs(self.vectors[-1]), rounding)
+        random = None if self._origin is None else self.vectors[self._origin]
+        self.pairs = RitzPairs(values, self._beta * self.vectors[-1], random, self._n, self.floor)
         self.positions = wanted(values, self.rule.k, self.rule.which)
 
     def done(self, steps: int) -> bool:
         """Whether the search ends: the wanted values are known, or its products are spent."""
         if not self.broken:
             enough = self.products - self._breakdown > min(self.rule.k, self._n - 1)
-            known = enough and self.rule.done(self.values, self.residuals, self.floor)
+            known = enough and self.rule.done(self.pairs)
         else:
             values, before = self.values[self.positions], self._before
             same = before is not None and len(before) == len(values)
-            known = same and bool((np.abs(values - before) <= self.floor * self.scale).all())
+            known = same and bool((np.abs(values - before) <= self.pairs.least).all())
             self._breakdown, self._before = self.products, values
+            self._origin = None if self._origin is None else self._size  # the next slot
         return known or self.products >= steps
 
     def start_components(self) -> np.ndarray:
@@ -235,7 +238,7 @@ class _Search:
         self._start = np.append(self._start[: self._size] @ vectors, np.zeros(self._room - count))
         self._matrix = np.diag(np.append(self.values[kept], np.zeros(self._room - count)))
         self._coupling = np.append(self._beta * vectors[-1], np.zeros(size - count))
-        self._used, self._size = np.arange(self._room) < count, size
+        self._used, self._size, self._origin = np.arange(self._room) < count, size, None
         return coefficients
 
 
@@ -269,22 +272,23 @@ class _Result:
         self.search, at = search, search.positions
         components = search.start_components()
         self.nodes, self.weights = search.quadrature or (search.values, components**2)
-        self.values, self.residuals, self.products = search.values[at], search.residuals[at], search.products
+        self.values, self.products = search.values[at], search.products
+        self.residuals, self.errors = search.pairs.residuals[at], search.pairs.errors[at]
         self.rows: Tensor | None = None
         if vectors or not basis.exact:
             # The sign LAPACK happens to give is fixed, so that equal searches give equal vectors everywhere.
             self.rows = basis.combinations(i, (search.vectors * np.where(components < 0, -1.0, 1.0))[:, at])
 
-    def spectrum(self, tol: float, vectors: bool) -> Spectrum:
+    def spectrum(self, vectors: bool) -> Spectrum:
         search = self.search
         return Spectrum(
             values=self.values,
             residuals=self.residuals,
-            converged=self.residuals <= tol * np.abs(self.values),
-            errors=estimated_errors(search.values, search.residuals, search.positions),
+            converged=search.rule.converged(self.values, self.residuals, self.errors),
+            errors=self.errors,
             largest=float(search.values[-1]),
             smallest=float(search.values[0]),
-            ends=(float(search.residuals[-1]), float(search.residuals[0])),
+            ends=(float(search.pairs.residuals[-1]), float(search.pairs.residuals[0])),
             nodes=self.nodes,
             weights=self.weights,
             products=self.products,
@@ -292,7 +296,7 @@ class _Result:
         )
 
 
-def _recompute(product: Products, starts: Tensor, found: Mapping[int, _Result], floor: float) -> None:
+def _recompute(product: Products, starts: Tensor, found: Mapping[int, _Result]) -> None:
     """Values and residuals of vectors from a basis in half precision, with a product per value for all searches."""
     table: list[Tensor] = []
     most = max((len(result.values) for result in found.values()), default=0)
@@ -311,4 +315,6 @@ def _recompute(product: Products, starts: Tensor, found: Mapping[int, _Result], 
     for i, result in found.items():
         count = len(result.values)
         result.values, result.products = numbers[:count, 0, i], result.products + count
-        result.residuals = np.maximum(numbers[:count, 1, i], floor * result.search.scale)
+        pairs, at = result.search.pairs, result.search.positions
+        result.residuals = np.maximum(numbers[:count, 1, i], pairs.least)
+        result.errors = pairs.recomputed(at, result.values, result.residuals).errors[at]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from landscape.curvature.krylov_basis import Basis
+from landscape.curvature.stopping import RitzPairs
 from landscape.curvature.vectors import dot, length, random_unit
 
 ROUNDING = {torch.float32: 1e-6, torch.float64: 1e-13}  # residual floor, as a share of the largest |eigenvalue|
@@ -14,14 +15,15 @@ NOT_FINITE = "a Hessian product is not finite"
 
 
 class Projection:
-    """The projected operator: after every `extend` with its Ritz values, their residuals and vectors; see `Basis`."""
+    """The projected operator: after every `extend` with its Ritz pairs; see `Basis`."""
 
     def __init__(self, start: Tensor, room: int, storage: torch.dtype | None) -> None:
         self.basis, self.room = Basis(start, room, storage), room
         self.floor = ROUNDING.get(start.dtype, 1e-6)
         self._matrix = np.zeros((room, room))  # tridiagonal, except for the arrow that a restart leaves
         self._start = np.eye(room)[0]  # the start vector on the basis
-        self._single = start.numel() == 1
+        self._origin: int | None = 0  # row of the random vector that spans the Krylov space; None after a restart
+        self._size = start.numel()
 
     def extend(self, image: Tensor) -> None:
         """Take the image of the last basis vector under the operator, and update all Ritz pairs."""
@@ -36,8 +38,8 @@ class Projection:
         self.scale = float(np.abs(self.values).max()) or 1.0
         if self.beta <= self.floor * self.scale:
             self.beta = 0.0  # an invariant subspace: its values are exact
-        rounding = 0.0 if self._single else self.floor * self.scale
-        self.residuals = np.maximum(self.beta * np.abs(self.vectors[-1]), rounding)
+        random = None if self._origin is None else self.vectors[self._origin]
+        self.pairs = RitzPairs(self.values, self.beta * self.vectors[-1], random, self._size, self.floor)
         self._coupling = np.append(np.zeros(m - 1), self.beta)  # of the next basis vector to the existing ones
 
     @property
@@ -56,6 +58,7 @@ class Projection:
         self._start = np.append(self._start @ self.vectors[:, kept], empty)
         self._matrix = np.diag(np.append(self.values[kept], empty))
         self._coupling = self.beta * self.vectors[-1, kept]
+        self._origin = None
 
     def append_next(self, start: Tensor, seed: int) -> None:
         """Add the next Lanczos vector; on breakdown a random unit vector orthogonal to the basis."""
@@ -66,3 +69,4 @@ class Projection:
             return
         vector = self.basis.orthogonal(random_unit(start.numel(), seed, device=start.device, dtype=start.dtype))
         self.basis.append(vector.div_(length(vector).to(vector.dtype)))
+        self._origin = None if self._origin is None else m

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from landscape.curvature.krylov_projection import Projection
-from landscape.curvature.stopping import StoppingRule, Which, estimated_errors, wanted
+from landscape.curvature.stopping import StoppingRule, Which, wanted
 from landscape.curvature.vectors import dot, length
 
 Search = Generator[Tensor, Tensor, "Spectrum"]  # yields v, is sent H v, returns the spectrum
-ERROR = 0.01  # of tol: the estimated relative error min(r, r^2 / gap) at which a value counts as known
 
 
 @dataclass(frozen=True)
@@ -26,10 +25,8 @@ class Spectrum:
     # ||H v - lambda v||, (k,): an eigenvalue of H lies within it. Includes rounding. Says nothing about further
     # copies of a multiple eigenvalue: one start vector finds one
     residuals: np.ndarray
-    converged: np.ndarray  # residual <= tol |value|, (k,)
-    # estimates min(r, r^2 / gap) of the errors, gap the distance to the next Ritz value, (k,). Not bounds: the gap
-    # is known as far as the search went
-    errors: np.ndarray
+    converged: np.ndarray  # within the tolerances, (k,); see `stopping.StoppingRule`
+    errors: np.ndarray  # estimates min(r, r^2 / gap) of the errors, (k,); see `stopping.RitzPairs`
     largest: float  # algebraically largest Ritz value, with its residual in `ends`
     smallest: float  # algebraically smallest one
     ends: tuple[float, float]  # residuals of (largest, smallest)
@@ -46,8 +43,9 @@ def lanczos_search(
     k: int,
     *,
     which: Which = "LM",
-    tol: float = 1e-3,
-    ends: float = 0.1,
+    tol: float | None = 1e-4,
+    tol_residual: float | None = None,
+    ends: float = 1.0,
     max_steps: int = 200,
     room: int = 200,
     storage: torch.dtype | None = None,
@@ -57,16 +55,17 @@ def lanczos_search(
 
     A generator that requests one product at a time. `batched_lanczos` runs several searches side by side.
     Two passes of classical Gram-Schmidt per step ("twice is enough", Giraud et al. 2005). A random start is needed:
-    gradient-like starts hide eigenvectors. On breakdown (an invariant subspace) the search continues with a random
-    vector orthogonal to the basis, until that no longer changes the wanted values. A full basis is restarted with its
-    best vectors (thick restart, Wu & Simon 2000).
+    gradient-like starts hide eigenvectors. On breakdown (an invariant subspace) it continues with a random vector
+    orthogonal to the basis, until that changes no wanted value. A full basis is restarted with its best vectors (thick
+    restart, Wu & Simon 2000).
 
     Args:
         start: random vector, (n,); its dtype and device are those of the arithmetic.
-        k: how many, see `StoppingRule`.
+        k: how many.
         which: which ones.
+        tol: largest estimated relative error, see `StoppingRule`.
+        tol_residual: largest relative residual.
         ends: also converge both algebraic ends; 0.1 leaves them right to about one per cent, for about one product.
-        tol: relative residual at which a value counts as converged; its estimated error must be a hundredth of that.
         max_steps: cap on the number of products, at least k; values unconverged then are returned as such.
         room: most vectors kept; at least ten more than wanted values.
         storage: half precision halves the memory of the basis; one more product per value then recomputes it.
@@ -78,8 +77,7 @@ def lanczos_search(
     n = start.numel()
     room = max(room, k * (2 if which == "both" else 1) + 10)
     steps = min(n, max_steps) if room >= n else max_steps  # n without a restart span everything
-    ritz = Projection(start, min(steps, room), storage)
-    rule = StoppingRule(k, which, tol=ERROR * tol, tol_residual=tol, ends=ends)
+    ritz, rule = Projection(start, min(steps, room), storage), StoppingRule(k, which, tol, tol_residual, ends)
     breakdown = 0  # products at the last invariant subspace
     before: np.ndarray | None = None  # the wanted values there
     quadrature: tuple[np.ndarray, np.ndarray] | None = None  # before the first restart
@@ -87,7 +85,7 @@ def lanczos_search(
         ritz.extend((yield ritz.basis.last()))
         positions = wanted(ritz.values, k, which)
         if ritz.beta > 0.0:
-            done = products - breakdown > min(k, n - 1) and rule.done(ritz.values, ritz.residuals, ritz.floor)
+            done = products - breakdown > min(k, n - 1) and rule.done(ritz.pairs)
         else:
             values = ritz.values[positions]
             same = before is not None and len(before) == len(values)
@@ -99,7 +97,7 @@ def lanczos_search(
             quadrature = quadrature or (ritz.values, ritz.start_components() ** 2)
             ritz.restart(worth_keeping(ritz.values, (ritz.room + len(positions)) // 2, which))
         ritz.append_next(start, products)
-    return (yield from _spectrum(ritz, positions, quadrature, tol, products, vectors))
+    return (yield from _spectrum(ritz, rule, positions, quadrature, products, vectors))
 
 
 def lanczos(product: Callable[[Tensor], Tensor], start: Tensor, k: int, **options: Any) -> Spectrum:
@@ -109,31 +107,32 @@ def lanczos(product: Callable[[Tensor], Tensor], start: Tensor, k: int, **option
 
 def _spectrum(
     ritz: Projection,
+    rule: StoppingRule,
     positions: np.ndarray,
     quadrature: tuple[np.ndarray, np.ndarray] | None,
-    tol: float,
     products: int,
     vectors: bool,
 ) -> Search:
     """The result of a search, after one more product per value where the basis is stored in half precision."""
     components = ritz.start_components()
     nodes, weights = quadrature or (ritz.values, components**2)
-    values, residuals = ritz.values[positions], ritz.residuals[positions]
+    values, residuals, errors = (part[positions] for part in (ritz.values, ritz.pairs.residuals, ritz.pairs.errors))
     rows: Tensor | None = None
     if vectors or not ritz.basis.exact:
         # The sign LAPACK happens to give is fixed, so that equal searches give equal vectors everywhere.
         rows = ritz.basis.combinations((ritz.vectors * np.where(components < 0, -1.0, 1.0))[:, positions])
     if rows is not None and not ritz.basis.exact:
         products += len(positions)
-        values, residuals = yield from _rayleigh_quotients(rows, ritz.floor * ritz.scale)
+        values, residuals = yield from _rayleigh_quotients(rows, ritz.pairs.least)
+        errors = ritz.pairs.recomputed(positions, values, residuals).errors[positions]
     return Spectrum(
         values=values,
         residuals=residuals,
-        converged=residuals <= tol * np.abs(values),
-        errors=estimated_errors(ritz.values, ritz.residuals, positions),
+        converged=rule.converged(values, residuals, errors),
+        errors=errors,
         largest=float(ritz.values[-1]),
         smallest=float(ritz.values[0]),
-        ends=(float(ritz.residuals[-1]), float(ritz.residuals[0])),
+        ends=(float(ritz.pairs.residuals[-1]), float(ritz.pairs.residuals[0])),
         nodes=nodes,
         weights=weights,
         products=products,

@@ -18,6 +18,7 @@ from landscape.data.memory import available_on
 from landscape.probe import derived_seed
 
 BASIS_BYTES = 2**31  # memory for the vectors of a search
+VECTOR_RESIDUAL = 1e-3  # relative residual of stored or verified eigenvectors: their error is r / gap, not r^2 / gap
 MIN_ROWS = 64  # if fewer fit in single precision, they are stored in half precision
 
 
@@ -27,7 +28,8 @@ class Request:
 
     top: int
     which: Which
-    tol: float
+    tol: float | None  # estimated relative error; see `stopping.StoppingRule`
+    tol_residual: float | None
     ends: float
     max_products: int
     vectors: bool
@@ -37,6 +39,12 @@ class Request:
     def ranks(self) -> int:
         """Eigenvalues per matrix."""
         return self.top * (2 if self.which == "both" else 1)
+
+    @property
+    def criterion(self) -> str:
+        """When a value counts as converged, in words."""
+        parts = {"error": self.tol, "residual": self.tol_residual}
+        return " and ".join(f"{name} <= {tol:g} |eigenvalue|" for name, tol in parts.items() if tol is not None)
 
     def capped(self, size: int) -> Request:
         """The request with `top` limited to the number of rows."""
@@ -75,14 +83,15 @@ def spectra(
 
 def _options(request: Request) -> dict[str, Any]:
     return {
-        "which": request.which, "tol": request.tol, "ends": request.ends, "max_steps": request.max_products,
-        "vectors": request.vectors or request.verify,
+        "which": request.which, "tol": request.tol, "tol_residual": request.tol_residual, "ends": request.ends,
+        "max_steps": request.max_products, "vectors": request.vectors or request.verify,
     }  # fmt: skip
 
 
 def _verified(product: Callable[[Tensor], Tensor], found: Spectrum, request: Request, seed: int) -> Spectrum:
     seed = derived_seed(seed, "verify")
-    return verified(product, found, which=request.which, tol=request.tol, max_steps=request.max_products, seed=seed)
+    tol, steps = request.tol_residual or VECTOR_RESIDUAL, request.max_products
+    return verified(product, found, which=request.which, tol_residual=tol, max_steps=steps, seed=seed)
 
 
 def memory(start: Tensor) -> tuple[int, torch.dtype | None]:

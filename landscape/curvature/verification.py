@@ -23,7 +23,7 @@ def verified(
     found: Spectrum,
     *,
     which: Which,
-    tol: float = 1e-3,
+    tol_residual: float = 1e-3,
     max_steps: int = 200,
     seed: int = 0,
 ) -> Spectrum:
@@ -36,9 +36,10 @@ def verified(
     The residual of a value found there is sqrt(r^2 + ||H V - V Theta||^2), r that on P H P: an upper bound of that on
     H, without a product.
 
-    With `both` one end is searched after the other. `max_steps` caps the products of one search; the seed must not be
-    that of the first run. The missed values get their places in the spectrum; `missed` counts them, and `products`
-    includes the search.
+    With `both` one end is searched after the other. `tol_residual` is the relative residual of what is searched, and
+    should be that of the vectors: what is further out by less than their residuals is not seen. `max_steps` caps the
+    products of one search; the seed must not be that of the first run. The missed values get their places in the
+    spectrum; `missed` counts them, and `products` includes the search.
 
     Raises:
         ValueError: the spectrum has no vectors.
@@ -47,11 +48,11 @@ def verified(
     if found.vectors is None:
         raise ValueError("verifying needs the eigenvectors; call lanczos with vectors=True")
     if which != "both":
-        return _searched(product, found, None, which, tol, max_steps, seed)
+        return _searched(product, found, None, which, tol_residual, max_steps, seed)
     k = len(found.values) // 2
     parts = [_part(found, np.arange(k)), _part(found, np.arange(k, 2 * k))]
-    upper = _searched(product, parts[0], parts[1].vectors, "LA", tol, max_steps, seed)
-    lower = _searched(product, parts[1], upper.vectors, "SA", tol, max_steps, seed + 1)
+    upper = _searched(product, parts[0], parts[1].vectors, "LA", tol_residual, max_steps, seed)
+    lower = _searched(product, parts[1], upper.vectors, "SA", tol_residual, max_steps, seed + 1)
     products, missed = upper.products + lower.products - found.products, upper.missed + lower.missed
     return replace(found, **_joined(upper, lower), products=products, missed=missed)
 
@@ -61,7 +62,7 @@ def _searched(
     found: Spectrum,
     excluded: Tensor | None,
     which: Which,
-    tol: float,
+    tol_residual: float,
     max_steps: int,
     seed: int,
 ) -> Spectrum:
@@ -78,7 +79,8 @@ def _searched(
 
         start = random_unit(n, seed + 1000 * missed, device=off.device, dtype=off.dtype)
         start = start - off.T @ (off @ start)
-        extra = device_lanczos(complement, start, 1, which=which, tol=tol, ends=1.0, max_steps=max_steps, vectors=True)
+        options: dict[str, Any] = {"tol": None, "tol_residual": tol_residual, "max_steps": max_steps, "vectors": True}
+        extra = device_lanczos(complement, start, 1, which=which, **options)
         known = replace(known, products=known.products + extra.products)
         # The search may wander into the span of V itself, whose values on P H P are zero.
         inside = bool((off @ _vectors(extra)[0]).norm() > 0.5)
@@ -88,7 +90,7 @@ def _searched(
             break
         missed += 1
         bound = np.array([leak])
-        extra = replace(extra, residuals=bound, errors=bound, converged=bound <= tol * np.abs(extra.values))
+        extra = replace(extra, residuals=bound, errors=bound, converged=bound <= tol_residual * np.abs(extra.values))
         known = replace(known, **_joined(known, extra))
     return replace(_part(known, wanted(known.values, k, which)), missed=missed)
 

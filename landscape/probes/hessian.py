@@ -29,7 +29,7 @@ from landscape.curvature.parameter_selection import PARAMS_HELP, Blocks, matchin
 from landscape.curvature.pattern_cache import PatternCache
 from landscape.curvature.pyhessian_engine import power_iteration
 from landscape.curvature.side_by_side import announce, mini_batches_at_once, side_by_side
-from landscape.curvature.spectrum import Request, spectra, spectrum
+from landscape.curvature.spectrum import VECTOR_RESIDUAL, Request, spectra, spectrum
 from landscape.curvature.stopping import Which
 from landscape.curvature.stored_spectrum import spectrum_quantities, spectrum_values, summaries, summary_quantities
 from landscape.curvature.vectors import random_unit
@@ -50,7 +50,9 @@ class Hessian(Probe):
     """The top eigenvalues of the Hessian of loss + weight decay on each mini-batch, for all trainable parameters.
 
     Largest MAGNITUDE by default: a "max" eigenvalue may be negative. Lanczos with full reorthogonalisation from a
-    random start, tested at each step: 12 to 20 products per mini-batch, a product about 2 gradients.
+    random start, tested at each step: 12 to 25 products per mini-batch, a product about 2 gradients. It stops where the
+    estimated relative error min(r, r^2 / gap) of every value is below `tol`, r its residual, and where an eigenvector
+    further out could have little more than nothing of the start vector; see `curvature.stopping`.
 
     `operator` selects another matrix: the Gauss-Newton part of the Hessian, or the EMPIRICAL Fisher, the mean over
     samples of g g', g the gradient of a sample's loss at its true label. Neither has negative eigenvalues.
@@ -80,10 +82,13 @@ class Hessian(Probe):
     scope: Annotated[Scope, "batch: a spectrum per mini-batch; dataset: one for the mean over all samples"] = "batch"
     batches: Annotated[int, "number of mini-batches; 0 uses all that the samples give"] = 0
     which: Annotated[Which, "LM largest magnitude, LA largest, SA smallest, both ends"] = "LM"
-    tol: Annotated[float, "relative residual at which an eigenvalue counts as converged"] = 1e-3
+    tol: Annotated[
+        float, "largest estimated relative error of an eigenvalue (pyhessian: relative change at which it stops)"
+    ] = 1e-4
+    tol_residual: Annotated[float, "stop at this relative residual instead; 0 uses tol"] = 0.0
     ends: Annotated[
         float, "also converge the largest and smallest eigenvalue to this relative residual; 1 disables it"
-    ] = 0.1
+    ] = 1.0
     operator: Annotated[Operator, "hessian, ggn Gauss-Newton, fisher empirical (mean of g g' over samples)"] = "hessian"
     hvp: Annotated[Hvp, HVP_HELP] = "auto"
     kinks: Annotated[Kinks, KINKS_HELP] = "double"
@@ -105,6 +110,7 @@ class Hessian(Probe):
             raise OptionError(conflict)
         regular_expression("params", self.params)
         require(0 < self.tol < 1, "tol", self.tol, "above 0 and below 1")
+        require(0 <= self.tol_residual < 1, "tol-residual", self.tol_residual, "at least 0 and below 1")
         require(0 < self.ends <= 1, "ends", self.ends, "above 0 and at most 1")
 
     def _conflicts(self) -> Iterator[str]:
@@ -120,6 +126,7 @@ class Hessian(Probe):
             f"hvp {self.hvp}": traced,
             "verify": self.verify,
             "per-layer": self.per_layer,
+            "tol-residual": self.tol_residual != 0.0,
         }
         for option, given in beyond_pyhessian.items():
             if self.engine == "pyhessian" and given:
@@ -235,8 +242,13 @@ class Hessian(Probe):
 
     @property
     def _request(self) -> Request:
+        """Eigenvectors need a residual too, since their errors are r / gap; PyHessian's values are judged by theirs."""
+        residual = self.tol_residual or (VECTOR_RESIDUAL if self.eigenvectors or self.verify else None)
+        tol = None if self.tol_residual else self.tol
+        if self.engine == "pyhessian":
+            tol, residual = None, self.tol
         return Request(
-            self.top, self.which, self.tol, self.ends, self._nodes, vectors=self.eigenvectors, verify=self.verify
+            self.top, self.which, tol, residual, self.ends, self._nodes, vectors=self.eigenvectors, verify=self.verify
         )
 
     def _at_once(self, subject: Subject, batches: int) -> AbstractContextManager[int]:

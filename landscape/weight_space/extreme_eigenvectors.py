@@ -12,7 +12,7 @@ from torch import Tensor
 
 from landscape.curvature.batched_lanczos import device_lanczos
 from landscape.curvature.operator import Curvature, over_all_samples
-from landscape.curvature.spectrum import memory
+from landscape.curvature.spectrum import VECTOR_RESIDUAL, memory
 from landscape.curvature.vectors import flat, random_unit, unflat
 from landscape.options import format_duration
 from landscape.subject.subject import Subject
@@ -45,7 +45,8 @@ def extreme_eigenvectors(subject: Subject, seed: int) -> ExtremeEigenvectors:
     start = random_unit(subject.size, seed, device=subject.device, dtype=subject.dtype)
     room, storage = memory(start)
     try:
-        found = device_lanczos(product, start, 1, which="both", room=room, storage=storage, vectors=True)
+        tolerances = {"tol": None, "tol_residual": VECTOR_RESIDUAL}
+        found = device_lanczos(product, start, 1, which="both", room=room, storage=storage, vectors=True, **tolerances)
     except FloatingPointError as error:
         raise ValueError(f"--plane eigen needs finite curvature: {error}; check the weights") from None
     assert found.vectors is not None
