@@ -107,6 +107,8 @@ def test_the_estimate_of_a_preview_includes_that_of_every_point(
     expected = "about 6 min, or 43 min if interpolation errs and all are evaluated"
     assert probe.estimate(digits, 2601) == expected
     assert Surface(resolution="11", cap=3.0).estimate(digits, 121) == "at most 2 min"
+    advice = "about 43 min; --preview takes about 6 min and --budget 10m lowers resolution and samples to fit"
+    assert Surface(resolution="51").estimate(digits, 2601) == advice
 
 
 def test_pairs_of_directions_share_a_budget_and_its_autotuning(

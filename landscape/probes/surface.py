@@ -133,6 +133,7 @@ class Surface(Probe):
     def estimate(self, subject: Subject, units: int, workers: int = 1) -> str:
         """How long so many units take after the directions are known, in words."""
         sizes: dict[str, Any] = {"grid": self._grid, "units": units, "workers": workers}
+        sizes["preview"] = DESIGN.total
         return cost_model.estimate(subject, self.mode, self._workload, **sizes, at_most=self.cap is not None)
 
     def identity(self, subject: Subject) -> dict[str, Any]:

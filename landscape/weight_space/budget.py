@@ -11,10 +11,9 @@ from typing import Any
 
 from landscape.options import parse_duration
 from landscape.subject.subject import Subject
-from landscape.weight_space.cost_model import GridSize, Workload, rates
+from landscape.weight_space.cost_model import MIN_POINTS, MIN_SAMPLES, GridSize, Workload, rates
 from landscape.weight_space.forward_mode import ExecutionMode, fastest
 
-MIN_POINTS, MIN_SAMPLES = 11, 64  # per axis, and in all; a surface of fewer is useless
 PLANNED = 0.9  # share of a budget: on a shared machine, rates change after half a second of timing
 _log = logging.getLogger(__name__)
 

@@ -17,6 +17,8 @@ from landscape.subject.subject import Subject
 from landscape.weight_space.forward_mode import REFERENCE, ExecutionMode, ForwardPass
 
 GridSize = tuple[int, int]
+MIN_POINTS, MIN_SAMPLES = 11, 64  # per axis, and in all; a surface of fewer is useless
+LONG_SECONDS = 600.0  # from here on an estimate names options for a shorter run
 SECONDS = 0.5  # of passes per timing: a single one may take twice as long where other programs run
 CPU = torch.device("cpu")
 PRODUCTS = 30  # for both ends of a Hessian's spectrum: 14 to 30 on the demo networks, at most 200
@@ -71,23 +73,42 @@ def rates(subject: Subject, mode: ExecutionMode, work: Workload) -> Rates:
 
 
 def estimate(
-    subject: Subject, mode: ExecutionMode, work: Workload, *, grid: GridSize, units: int, workers: int, at_most: bool
+    subject: Subject,
+    mode: ExecutionMode,
+    work: Workload,
+    *,
+    grid: GridSize,
+    units: int,
+    workers: int,
+    at_most: bool,
+    preview: int = 2**62,
 ) -> str:
     """How long the pending units of a grid take after the directions are known, in words.
 
-    Each of several workers computes the eigenvectors itself. `at_most`: points may be left early.
+    Each of several workers computes the eigenvectors itself. `at_most`: points may be left early. From ten minutes on
+    the options for a shorter run are named; `preview`: points that a preview evaluates.
     """
     work, samples = replace(work, corners=0), len(subject)
     timed = rates(subject, mode, replace(work, eigen=work.eigen and workers > 1))
 
-    def words(points: int) -> str:
+    def seconds(points: int) -> float:
         controls = work.controls(grid) * points / math.prod(grid)
         each = math.ceil(points / workers), math.ceil(controls / workers)
-        return format_duration(timed.before(work, samples) + timed.during(*each, samples))
+        return timed.before(work, samples) + timed.during(*each, samples)
+
+    def words(points: int) -> str:
+        return format_duration(seconds(points))
 
     points = min(units, work.points(grid))
     text = f"{'at most' if at_most else 'about'} {words(points)}"
-    return text if points == units else f"{text}, or {words(units)} if interpolation errs and all are evaluated"
+    if points != units:
+        text = f"{text}, or {words(units)} if interpolation errs and all are evaluated"
+    if seconds(points) <= LONG_SECONDS:
+        return text
+    coarsest = timed.before(work, MIN_SAMPLES) + timed.during(MIN_POINTS**2, 0, MIN_SAMPLES)
+    minutes = math.ceil(max(LONG_SECONDS, 2 * coarsest) / 60)
+    fewer = f"--preview takes about {words(preview)} and " if preview < points else ""
+    return f"{text}; {fewer}--budget {minutes}m lowers resolution and samples to fit"
 
 
 def hessian_product_seconds(subject: Subject) -> float:
