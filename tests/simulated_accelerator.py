@@ -1,0 +1,345 @@
+"""A simulated accelerator: tensors in host memory that behave as if they were on a device.
+
+Two modes see every call. The storage of a tensor "on the device" is registered; its `device` reads `cuda:0`,
+results of its operations are registered too, and an operation that mixes it with a host tensor raises the error of a
+GPU. Whatever would make a host wait for a GPU is counted by the line of `landscape` that asked for it. The kernels are
+those of the CPU, so that the numbers have to be equal bit for bit.
+
+It does not see: kernels that only a GPU has and their rounding, asynchronous errors, the order of streams, worker
+threads, compiled code, and devices that C++ code reads (TorchScript).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import landscape
+
+PACKAGES = tuple(str(folder) for folder in {Path(landscape.__file__).parent, Path(__file__).parents[1] / "landscape"})
+Place = torch.device | None  # None: the host
+Recording = list[tuple[Any, Any, Any, Any]]  # operation, arguments, options, result
+_KEEP = object()  # no place is forced
+
+# Operations that make the host wait for the device. Others wait where an index is a mask.
+_WAITING = {
+    "_local_scalar_dense", "nonzero", "masked_select", "equal", "allclose", "is_nonzero", "_unique2", "unique_dim",
+    "unique_consecutive", "bincount", "repeat_interleave", "_linalg_check_errors", "_to_host",
+}  # fmt: skip
+_MOVING = {"copy_", "_foreach_copy_", "_to_copy", "set_", "_has_compatible_shallow_copy_type"}
+_INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
+_JOINING = {"cat", "stack"}
+
+
+class Functions(TorchFunctionMode):
+    """Calls from Python: devices named and read, and copies to the host."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        super().__init__()
+        self.simulation = simulation
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.simulation.called(func, args, dict(kwargs or {}))
+
+
+class Operations(TorchDispatchMode):
+    """Operations below autograd and functorch."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        super().__init__()
+        self.simulation = simulation
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._can_decompose():
+            with self:  # of tensors made in inference mode; of others autograd has split composite operations already
+                return func.decompose(*args, **(kwargs or {}))
+        return self.simulation.operated(func, args, dict(kwargs or {}))
+
+
+class Simulation:
+    """What is on the device, and what it was asked for.
+
+    `waits` counts host synchronisations by (line of `landscape`, operation), `uploads` copies from the host, `draws`
+    random operations on the device's own global generator.
+    """
+
+    def __init__(self, kind: str = "cuda", count: int = 2) -> None:
+        self.kind, self.count, self.current, self.limit = kind, count, 0, 0
+        self.waits: Counter[tuple[str, str]] = Counter()
+        self.uploads: Counter[tuple[str, str]] = Counter()
+        self.draws: Counter[tuple[str, str]] = Counter()
+        self._stored: dict[int, tuple[StorageWeakRef, torch.device, int]] = {}
+        self._prune_at, self._bytes = 10_000, 0
+        self._generators: dict[int, tuple[torch.device, torch._C.Generator]] = {}  # kept, so that no address is reused
+        self._ambient: Place = None  # of the arguments of the function called from Python
+        self.recording: Recording | None = None  # of a CUDA graph
+        self.waits_are_errors = False
+        self._forced: Any = _KEEP
+        self._recorded: Place = None  # of the last operation of a recorded graph
+
+    def place(self, tensor: Tensor) -> Place:
+        """The device of a tensor; None for one of the host."""
+        found = self._stored.get(storage_of(tensor)._cdata)
+        return None if found is None else found[1]
+
+    def put(self, tensor: Tensor, place: Place) -> Tensor:
+        """Register the storage of a new tensor."""
+        if place is None or (storage := storage_of(tensor))._cdata in self._stored:
+            return tensor
+        self._stored[storage._cdata] = (StorageWeakRef(storage), place, storage.nbytes())
+        self._bytes += storage.nbytes()  # at least what is alive
+        if len(self._stored) > self._prune_at or (self.limit and self._bytes > self.limit):
+            self._prune()
+            if self.limit and self._bytes > self.limit:
+                raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {storage.nbytes()} bytes.")
+        return tensor
+
+    def allocated(self, device: Any = None) -> int:
+        """Bytes of the tensors that are alive on a device."""
+        self._prune()
+        return sum(size for _, place, size in self._stored.values() if place.index == self.index(device))
+
+    def index(self, device: Any) -> int:
+        """The index of a device, the current one by default."""
+        given = device if device is None or isinstance(device, int) else torch.device(device).index
+        return self.current if given is None else given
+
+    def _prune(self) -> None:
+        self._stored = {key: entry for key, entry in self._stored.items() if not entry[0].expired()}
+        self._bytes = sum(size for _, _, size in self._stored.values())
+        self._prune_at = 2 * len(self._stored) + 10_000
+
+    def _of(self, device: Any) -> Place:
+        place = _place_of(device)
+        if place is None or place.type != self.kind:
+            return place if place is None or place.type != "cpu" else None
+        index = self.current if place.index is None else place.index
+        if index >= self.count:
+            raise RuntimeError(f"CUDA error: invalid device ordinal {index}")
+        return torch.device(self.kind, index)
+
+    def generator(self, _: type, device: Any = "cpu") -> torch._C.Generator:
+        """Makes a `torch.Generator`, and remembers the device that it was asked for."""
+        made = torch._C.Generator("cpu")
+        if (place := self._of(device)) is not None:
+            self._generators[made._cdata] = (place, made)
+        return made
+
+    def wait(self, operation: str) -> None:
+        """The host waits for the device."""
+        if self.recording is not None or self.waits_are_errors:
+            raise RuntimeError(f"called a synchronizing CUDA operation: {operation}")
+        self.waits[_line(), operation] += 1
+
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        special = _SPECIAL.get(func)
+        if special is not None:
+            return special(self, func, args, kwargs)
+        return self._plainly(func, args, kwargs)
+
+    def _plainly(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        forced = self._forced
+        if isinstance(func, torch._ops.OpOverload):  # of a recorded graph: C++ code has read the tensors' real device
+            kwargs.pop("device", None)
+            place = next((p for t in tensors_in(args, kwargs) if (p := self.place(t)) is not None), None)
+            self._recorded = place or self._recorded
+            with self.within(self._recorded, forced):
+                return func(*args, **kwargs)
+        if kwargs.get("device") is not None and torch.device(kwargs["device"]).type in (self.kind, "cpu"):
+            forced, kwargs["device"] = self._of(kwargs["device"]), torch.device("cpu")
+        ambient = self._ambient
+        if func is not torch.tensor:
+            ambient = next((p for t in tensors_in(args, kwargs) if (p := self.place(t)) is not None), ambient)
+        with self.within(ambient, forced):
+            result = func(*args, **kwargs)
+        # `torch.tensor` copies its data unseen by the other mode.
+        return self.put(result, forced) if func is torch.tensor and forced is not _KEEP else result
+
+    @contextlib.contextmanager
+    def within(self, ambient: Place, forced: Any = _KEEP) -> Iterator[None]:
+        before = self._ambient, self._forced
+        self._ambient, self._forced = ambient, forced
+        try:
+            yield
+        finally:
+            self._ambient, self._forced = before
+
+    def to(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """`Tensor.to` with its many forms."""
+        tensor, rest = args[0], list(args[1:])
+        target: Any = _KEEP
+        for i, value in enumerate(rest):
+            if isinstance(value, Tensor):
+                target, rest[i] = self.place(value), value.dtype
+            elif isinstance(value, str | torch.device | int) and not isinstance(value, bool):
+                target = self._of(value)
+                rest[i] = None
+        if isinstance(other := kwargs.pop("other", None), Tensor):
+            target, kwargs["dtype"] = self.place(other), other.dtype
+        if (device := kwargs.pop("device", None)) is not None:
+            target = self._of(device)
+        here = self.place(tensor)
+        if rest and rest[0] is None:
+            rest = rest[1:]
+            names = ("dtype", "non_blocking", "copy")
+            kwargs.update({name: value for name, value in zip(names, rest, strict=False) if value is not None})
+            rest = []
+        if target is _KEEP or target == here:
+            with self.within(here):
+                return func(tensor, *rest, **kwargs) if rest or kwargs else tensor
+        self._moved(here, target)
+        kwargs["copy"] = True
+        if not rest and "dtype" not in kwargs:
+            rest = [tensor.dtype]
+        with self.within(target, target):
+            return func(tensor, *rest, **kwargs)
+
+    def as_tensor(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """`as_tensor` and `asarray`: copies only where it has to."""
+        device = kwargs.pop("device", None)
+        made = args[0] if isinstance(args[0], Tensor) else torch.as_tensor(args[0])
+        return self.to(Tensor.to, (made,), {**kwargs, **({} if device is None else {"device": device})})
+
+    def unwatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A function that would not wait on a real device."""
+        waits = self.waits.copy()
+        try:
+            return self._plainly(func, args, kwargs)
+        finally:
+            self.waits = waits
+
+    def _moved(self, source: Place, target: Place) -> None:
+        if source is not None and target is None:
+            self.wait("to the host")
+        elif source is None:
+            self.uploads[_line(), "to the device"] += 1
+
+    def read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`tolist`: copies to the host and reads there."""
+        if self.place(args[0]) is not None:
+            self.wait("tolist")
+        return func(*args, **kwargs)
+
+    def refuse(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`numpy` and what uses it."""
+        if (place := self.place(args[0])) is not None:
+            raise TypeError(f"can't convert {place} device type tensor to numpy. Use Tensor.cpu() first.")
+        return func(*args, **kwargs)
+
+    def operated(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = func.overloadpacket.__name__
+        tensors = list(tensors_in(args, kwargs))
+        places = [self.place(t) for t in tensors]
+        on = next((p for p in places if p is not None), None)
+        if on is not None:
+            self._check(name, args, tensors, places, on)
+        target: Place = self._target(name, kwargs, tensors, on)
+        random = torch.Tag.nondeterministic_seeded in func.tags or name.startswith("rand")
+        random = random and "dot_product" not in name  # without dropout
+        self._check_generator(name, [*args, *kwargs.values()], target, random=random)
+        result = func(*args, **kwargs)
+        if name in _WAITING and on is not None:
+            self.wait(name)
+        if self.recording is not None and target is not None:
+            self.recording.append((func, args, kwargs, result))
+        for tensor in tensors_in(result):
+            self.put(tensor, target) if not any(tensor is given for given in tensors) else None
+        return result
+
+    def _target(self, name: str, kwargs: dict[str, Any], tensors: list[Tensor], on: Place) -> Place:
+        device = kwargs.get("device")
+        if device is not None and torch.device(device).type == self.kind:
+            kwargs["device"] = torch.device("cpu")
+            return self._of(device)
+        if self._forced is not _KEEP and (not tensors or name in ("_to_copy", "clone") or device is not None):
+            return self._forced  # type: ignore[no-any-return]
+        return on if tensors else self._ambient
+
+    def _check(self, name: str, args: Any, tensors: list[Tensor], places: list[Place], on: torch.device) -> None:
+        if name in _INDEXING:
+            masks = [t for t in tensors_in(args[1]) if t.dtype in (torch.bool, torch.uint8)]
+            if any(self.place(t) is not None or t.dim() for t in masks):
+                self.wait("mask")
+            if any(self.place(t) is None for t in tensors_in(args[1])):
+                self.uploads[_line(), "index"] += 1
+            indexed = [self.place(t) for t in (args[0], *tensors_in(args[2:])) if t.dim()]
+            mixed = len(set(indexed)) > 1 or (self.place(args[0]) is None and bool(set(places) - {None}))
+        elif name in _MOVING:
+            if args and isinstance(args[0], Tensor) and name == "copy_":
+                self._moved(places[1], places[0])
+            mixed = False
+        else:
+            scalars = name not in _JOINING and not (name.endswith("_") and places[0] is None)
+            mixed = (
+                len({p for t, p in zip(tensors, places, strict=True) if t.dim() or p is not None or not scalars}) > 1
+            )
+        if mixed:
+            raise RuntimeError(
+                f"Expected all tensors to be on the same device, but {name} got {[str(p or 'cpu') for p in places]}"
+            )
+
+    def _check_generator(self, name: str, values: list[Any], target: Place, *, random: bool) -> None:
+        given = [value for value in values if isinstance(value, torch._C.Generator)]
+        for generator in given:
+            place = self._generators.get(generator._cdata, (None, None))[0]
+            if (place and place.type) != (target and target.type):
+                raise RuntimeError(f"Expected a {target or 'cpu'} device type for generator but found {place or 'cpu'}")
+        if random and not given and target is not None:
+            self.draws[_line(), name] += 1
+
+
+def storage_of(tensor: Tensor) -> torch.UntypedStorage:
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    with torch._C.DisableTorchFunction():
+        return tensor.untyped_storage()
+
+
+def tensors_in(*values: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor))
+
+
+def _place_of(device: Any) -> Place:
+    place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    return None if place.type == "cpu" else place
+
+
+def _line() -> str:
+    """The innermost line of `landscape` on the stack."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(PACKAGES):
+            return f"{'/'.join(Path(name).parts[-2:])}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "outside"
+
+
+_SPECIAL: dict[Any, Callable[[Simulation, Any, tuple[Any, ...], dict[str, Any]], Any]] = {
+    Tensor.device.__get__: lambda s, f, a, k: s.place(a[0]) or f(*a),  # type: ignore[attr-defined]
+    Tensor.is_cuda.__get__: lambda s, f, a, k: s.place(a[0]) is not None,  # type: ignore[attr-defined]
+    Tensor.is_cpu.__get__: lambda s, f, a, k: s.place(a[0]) is None,  # type: ignore[attr-defined]
+    Tensor.get_device: lambda s, f, a, k: getattr(s.place(a[0]), "index", -1),
+    Tensor.to: Simulation.to,
+    Tensor.cpu: lambda s, f, a, k: s.to(Tensor.to, (a[0], "cpu"), k),
+    Tensor.cuda: lambda s, f, a, k: s.to(Tensor.to, (a[0], torch.device("cuda", *a[1:])), k),
+    torch.nn.functional.one_hot: lambda s, f, a, k: s.unwatched(f, a, k),  # reads the targets on a CPU only
+    torch.as_tensor: lambda s, f, a, k: s.as_tensor(a, k),
+    torch.asarray: lambda s, f, a, k: s.as_tensor(a, k),
+    Tensor.pin_memory: lambda s, f, a, k: a[0],
+    Tensor.tolist: Simulation.read,
+    Tensor.numpy: Simulation.refuse,
+    Tensor.__array__: Simulation.refuse,
+    Tensor.__deepcopy__: lambda s, f, a, k: s.put(s.unwatched(f, a, k), s.place(a[0])),
+}

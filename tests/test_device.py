@@ -1,0 +1,122 @@
+"""Every probe on an accelerator: a simulated one on any machine, a real GPU where there is one.
+
+On the simulated accelerator the numbers have to be those of the CPU bit for bit, and the host may wait for the device
+only as often as `CASES` allows. On CUDA they have to agree within a tolerance, which the case states.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+from devices import KINDS, differences, machine, subject_on
+from simulated_accelerator import Simulation
+
+import landscape
+from landscape.probes import PROBES
+from landscape.subject.subject import Subject
+
+ONCE = (
+    "checkpoint.py",
+    "dataset.py",
+    "checks.py",
+)  # digests of weights and data, and the check for randomness: per run
+
+
+class Case(NamedTuple):
+    """A probe with options, the tolerance on CUDA, and how often the host may wait."""
+
+    probe: str
+    options: dict[str, Any]
+    model: str = "vit_demo"
+    rtol: float = 1e-4  # on CUDA, of the largest value of a quantity: float32 forward passes with other kernels
+    per_unit: int = 1  # waits of a unit
+    simulated: float = 0.0  # tolerance on the simulated device: above 0 where other code runs there than on a CPU
+    once: int = 1  # waits before the first unit: the losses of the unmodified network, say
+    split: str = "train"
+    only: tuple[str, ...] = ()  # quantities that are compared; all by default
+
+
+def lanczos(model: str = "vit_demo", *, per_unit: int = 20, once: int = 4, **options: Any) -> Case:
+    """Lanczos reads numbers as it goes, the known exception, and steps and tests in another order on a device.
+
+    Converged eigenvalues have a relative residual below 1e-3, whose square bounds their difference; those at the other
+    end of the spectrum are not converged, and the number of products depends on when convergence was tested.
+    """
+    given = {"top": 1, "batches": 2, "max_products": 20, **options}
+    return Case("hessian", given, model, 1e-3, per_unit, simulated=1e-3, once=once, only=("eigenvalue", "loss"))
+
+
+# The first 14 waits of a surface: seven inner products of the directions, lengths of tensors, and checks of the recorded
+# forward pass; then one wait per row.
+CASES = {
+    "surface": Case("surface", {"resolution": "3"}, once=14),
+    "surface, recalibrated": Case("surface", {"resolution": "3", "bn": "recalibrate:2"}, "resnet_demo", once=14),
+    "surface, channels last": Case(
+        "surface", {"resolution": "3", "memory_format": "channels_last"}, "resnet_demo", once=14
+    ),
+    "surface, cap": Case("surface", {"resolution": "3", "cap": 5.0}, per_unit=3, once=14),
+    # Control points compare with the exact pass; bf16 rounds to 8 bits, in another order on another device.
+    "surface, bf16": Case("surface", {"resolution": "3", "precision": "bf16"}, rtol=3e-2, once=14),
+    # The plane's own directions differ: eigenvectors by the square root of the error of their eigenvalues.
+    "surface, eigen": Case(
+        "surface", {"resolution": "3", "plane": "eigen"}, rtol=2e-2, simulated=2e-2, per_unit=20, once=140
+    ),
+    "line": Case("line", {"resolution": 3}, once=4),
+    "hessian, kept": lanczos(hvp="kept"),
+    "hessian, traced": lanczos(hvp="traced"),
+    "hessian, together": lanczos(hvp="together", per_unit=60),
+    "hessian, ggn": lanczos(operator="ggn"),
+    "hessian, fisher": lanczos(operator="fisher"),
+    "hessian, whole data set": lanczos(scope="dataset"),
+    "hessian, per layer": lanczos(per_layer=True, max_products=6, batches=1, per_unit=8),
+    "hessian, verified": lanczos(max_products=40, verify=True, per_unit=60),
+    "hessian, kinks": lanczos("resnet_demo", kinks="double", once=40),
+    "trace, xtrace": Case("trace", {"vectors": 8}, rtol=1e-3, per_unit=6),
+    "trace, hutch++": Case("trace", {"vectors": 8, "method": "hutch++"}, rtol=1e-3, per_unit=6),
+    "trace, hutchinson": Case("trace", {"vectors": 8, "method": "hutchinson"}, rtol=1e-3, per_unit=3),
+    "density": Case("density", {"vectors": 2, "steps": 3}, rtol=1e-3, simulated=1e-6, per_unit=8),
+    "fourier": Case("fourier", {"spectrum": "full"}, per_unit=4, simulated=1e-6),
+    "variance": Case("variance", {}),
+    "similarity": Case("similarity", {}, per_unit=3),
+    "attention": Case("attention", {"spectra_images": 1}, per_unit=8, simulated=1e-12),
+    "lesion": Case("lesion", {}),
+    "lesion, recalibrated": Case("lesion", {"bn": "recalibrate:2"}, "resnet_demo"),
+    "noise": Case("noise", {"bands": "0.2,0.7", "equal_energy": True}),
+    # Ridge penalties are chosen by held-out accuracy, one sample of which is 1/12: only features are compared exactly.
+    "probe-linear": Case("probe-linear", {"train_samples": 32}, rtol=0.2, per_unit=2, once=9, split="test"),
+}  # fmt: skip
+
+
+def subject_for(case: Case, device: str) -> Subject:
+    return subject_on(device, case.model, split=case.split)
+
+
+def waits(simulation: Simulation) -> dict[tuple[str, str], int]:
+    return {key: n for key, n in simulation.waits.items() if key[0].split("/")[-1].split(":")[0] not in ONCE}
+
+
+def test_every_probe_is_here() -> None:
+    assert {case.probe for case in CASES.values()} | {"trajectory"} == set(PROBES)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # imported while a graph is traced
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", CASES)
+def test_a_device_gives_the_numbers_of_the_cpu(name: str, kind: str) -> None:
+    case = CASES[name]
+    expected = landscape.measure(case.probe, subject_for(case, "cpu"), out=None, quiet=True, **case.options)
+    with machine(kind) as simulation:
+        subject = subject_for(case, "cuda")
+        if simulation is not None:
+            simulation.waits.clear()
+            simulation.draws.clear()
+        found = landscape.measure(case.probe, subject, out=None, quiet=True, **case.options)
+    allowed = case.rtol if simulation is None else case.simulated
+    compared = differences(expected, found)
+    assert {key: d for key, d in compared.items() if key in (case.only or compared) and not d <= allowed} == {}
+    if simulation is not None:
+        counted = waits(simulation)
+        assert sum(counted.values()) <= case.once + int(expected["done"].size) * case.per_unit, counted
+        assert not simulation.draws  # of the device's own generator, which the CPU does not have

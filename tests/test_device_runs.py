@@ -1,0 +1,182 @@
+"""What a run on an accelerator promises beside its numbers: resuming, memory, determinism, precision and training."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from devices import KINDS, SIZES, differences, machine, subject_on
+from torch.nn import functional as F
+
+import landscape
+from landscape.curvature.vectors import random_unit
+from landscape.layers.fourier import signs
+from landscape.subject.precision import exact_arithmetic
+from landscape.training.recipes import RECIPES
+from landscape.training.train import train
+
+pytestmark = pytest.mark.parametrize("kind", KINDS)
+
+
+class Stopped(Exception):
+    """Raised by a progress report, as Ctrl-C would be."""
+
+
+def stop(finished: int, _: int) -> None:
+    if finished:
+        raise Stopped
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("probe", ["variance", "line", "trace"])
+@pytest.mark.parametrize(("first", "second"), [("cpu", "cuda"), ("cuda", "cpu")])
+def test_a_file_begun_on_one_device_is_finished_on_the_other(
+    probe: str, first: str, second: str, kind: str, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"line": {"resolution": 3}, "trace": {"vectors": 8}}.get(probe, {})
+    whole = landscape.measure(probe, subject_on("cpu"), out=None, quiet=True, **options)
+    with machine(kind):
+        given = {"out": tmp_path / "r.h5", "quiet": True, **options}
+        with pytest.raises(Stopped):
+            landscape.measure(probe, subject_on(first), report=stop, **given)
+        reported: list[int] = []
+        found = landscape.measure(probe, subject_on(second), report=lambda k, n: reported.append(k), **given)
+    assert reported[0] == 2  # the first unit was not measured again
+    assert max(differences(whole, found).values()) <= (0.0 if kind == "simulated" else 1e-3)
+
+
+@pytest.mark.slow
+def test_exhausted_memory_divides_the_mini_batch_and_changes_nothing(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    samples, most = (64, 2**26) if kind == "simulated" else (1024, 2**35)
+    given: dict[str, Any] = {"samples": samples, "batch_size": samples, "split": "train", "model": "resnet_demo"}
+    options: dict[str, Any] = {"vectors": 4, "hvp": "kept", "out": None, "quiet": True}
+    expected = landscape.measure("trace", subject_on("cpu", **given), **options)["trace"].item()
+    with machine(kind), caplog.at_level(logging.WARNING):
+        subject = subject_on("cuda", **given)
+        try:
+            while "out of memory: continuing" not in caplog.text:
+                torch.cuda.empty_cache()
+                room = torch.cuda.memory_allocated() + most
+                torch.cuda.set_per_process_memory_fraction(room / torch.cuda.mem_get_info()[1])
+                found = landscape.measure("trace", subject, **options)["trace"].item()
+                torch.cuda.set_per_process_memory_fraction(1.0)
+                most = int(most * 0.7)
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+    # Micro-batches sum in another order; the vectors are the same.
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("probe", ["lesion", "surface", "hessian"])
+def test_device_memory_is_given_back(probe: str, kind: str) -> None:
+    options = {"surface": {"resolution": "3"}, "hessian": {"top": 1, "batches": 1, "max_products": 4}}.get(probe, {})
+    with machine(kind):
+        gc.collect()
+        before = torch.cuda.memory_allocated()
+        subject = subject_on("cuda")
+        landscape.measure(probe, subject, out=None, quiet=True, **options)
+        assert torch.cuda.memory_allocated() > before
+        del subject
+        gc.collect()
+        assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("probe", ["trace", "surface", "lesion", "variance"])
+def test_two_runs_on_a_device_are_equal_bit_for_bit(probe: str, kind: str) -> None:
+    options: dict[str, Any] = {"surface": {"resolution": "3"}, "trace": {"vectors": 8}}.get(probe, {})
+    with machine(kind):
+        one, other = (
+            landscape.measure(probe, subject_on("cuda", "resnet_demo"), out=None, quiet=True, **options)
+            for _ in range(2)
+        )
+    assert set(differences(one, other).values()) == {0.0}
+
+
+def test_random_vectors_and_masks_are_those_of_the_cpu(kind: str) -> None:
+    given = {"dtype": torch.float32}
+    expected = random_unit(1000, 3, device=torch.device("cpu"), **given)
+    plain = subject_on("cpu")
+    with machine(kind):
+        on_device = random_unit(1000, 3, device=torch.device("cuda"), **given)
+        assert on_device.device.type == "cuda"
+        torch.testing.assert_close(on_device.cpu(), expected, rtol=1e-6, atol=0)
+        assert torch.equal(signs((3, 8, 8), 5).to("cuda").cpu(), signs((3, 8, 8), 5))
+        subject = subject_on("cuda")
+        for i in range(3):
+            assert all(torch.equal(a.cpu(), b) for a, b in zip(subject.batches[i], plain.batches[i], strict=True))
+
+
+def test_the_second_device_is_used_alone(kind: str) -> None:
+    with machine(kind):
+        if torch.cuda.device_count() < 2:
+            pytest.skip("needs two CUDA devices")
+        gc.collect()
+        before = torch.cuda.memory_allocated(0)
+        subject = subject_on("cuda:1")
+        found = landscape.measure("variance", subject, out=None, quiet=True)
+        assert subject.device == torch.device("cuda:1")
+        assert torch.cuda.memory_allocated(0) == before
+    assert differences(landscape.measure("variance", subject_on("cpu"), out=None, quiet=True), found)
+
+
+def test_tf32_never_enters_exact_arithmetic(kind: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, w = torch.randn(2, 64, 8, 8, generator=generator), torch.randn(64, 64, 3, 3, generator=generator)
+    with machine(kind), exact_arithmetic():  # restores the settings
+        torch.backends.cudnn.allow_tf32 = True
+        torch.set_float32_matmul_precision("medium")
+        x, w = x.to("cuda"), w.to("cuda")
+        with exact_arithmetic():
+            maps, product = F.conv2d(x, w), x.flatten(1) @ x.flatten(1).T
+        exact = F.conv2d(x.double(), w.double())
+        # TF32 keeps 10 bits and would be wrong by 1e-4 or more.
+        assert (maps - exact).norm() <= 2e-6 * exact.norm()
+        exact = x.flatten(1).double() @ x.flatten(1).double().T
+        assert (product - exact).norm() <= 2e-6 * exact.norm()
+
+
+def test_evaluate_and_features(kind: str) -> None:
+    expected = landscape.evaluate(subject_on("cpu"))
+    one = landscape.features(subject_on("cpu"), out=None, quiet=True)
+    with machine(kind) as simulation:
+        subject = subject_on("cuda")
+        assert landscape.evaluate(subject) == pytest.approx(expected, rel=1e-4, nan_ok=True)
+        if simulation is not None:
+            simulation.waits.clear()
+        other = landscape.features(subject, out=None, quiet=True)
+    assert one.keys() == other.keys()
+    for name in one:
+        assert max(differences(one[name], other[name]).values()) <= (1e-6 if kind == "simulated" else 1e-4)
+
+
+@pytest.mark.slow
+def test_training_and_its_trajectory(kind: str, tmp_path: Path) -> None:
+    recipe = {**vars(RECIPES["cifar-vit"]), "epochs": 2, "warmup": 1.0, "precision": "fp32", "batch_size": 32}
+    given: dict[str, Any] = {"recipe": type(RECIPES["cifar-vit"])(**recipe), "fraction": 0.1, "snapshots": 1}
+    arguments = {**SIZES["vit_demo"], "drop_path": 0.0}  # which would be drawn on the device
+    finals = {}
+    with machine(kind) as simulation:
+        for device in ("cpu", "cuda"):
+            finals[device] = train(
+                "vit_demo", "digits", out=tmp_path / device, device=device, model_args=arguments, **given
+            )
+        if simulation is not None:
+            in_updates = {key: n for key, n in simulation.waits.items() if "updates.py" in key[0]}
+            assert in_updates == {}  # an update never waits; losses are read once per epoch
+            assert not simulation.draws
+        path = {"samples": 8, "batch_size": 4, "data": "digits", "out": None, "quiet": True}
+        found = {
+            device: landscape.measure("trajectory", finals["cpu"], device=device, **path) for device in ("cpu", "cuda")
+        }
+    weights = {device: torch.load(final, weights_only=True)["state_dict"] for device, final in finals.items()}
+    for name, weight in weights["cpu"].items():
+        tolerance = 0.0 if kind == "simulated" else 1e-2  # Adam divides by gradients that are nearly zero
+        torch.testing.assert_close(weights["cuda"][name].cpu(), weight, rtol=tolerance, atol=tolerance)
+    assert max(differences(found["cpu"], found["cuda"]).values()) <= (0.0 if kind == "simulated" else 1e-4)
