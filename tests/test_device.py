@@ -47,8 +47,8 @@ def lanczos(model: str = "vit_demo", *, per_unit: int = 20, once: int = 4, **opt
     return Case("hessian", given, model, 1e-3, per_unit, simulated=1e-3, once=once, only=("eigenvalue", "loss"))
 
 
-# The first 14 waits of a surface: seven inner products of the directions, lengths of tensors, and checks of the recorded
-# forward pass; then one wait per row.
+# The first 14 waits of a surface are seven inner products of the directions, lengths of tensors, and the checks of the
+# recorded forward pass; then there is one per row.
 CASES = {
     "surface": Case("surface", {"resolution": "3"}, once=14),
     "surface, recalibrated": Case("surface", {"resolution": "3", "bn": "recalibrate:2"}, "resnet_demo", once=14),
