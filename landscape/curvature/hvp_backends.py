@@ -226,12 +226,12 @@ def _fitting(subject: Subject, parameters: Mapping[str, Tensor]) -> int:
     """How many mini-batches fit into half of a GPU's memory: their graphs, and the vectors of their searches."""
     device, double_backward = subject.device, Curvature(subject, parameters, "kept")
     free, before = available_on(device), torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    double_backward.product(0)(random_unit(double_backward.size, 0, device=device, dtype=subject.dtype))
-    graph = torch.cuda.max_memory_allocated(device) - before
+    product = double_backward.product(0)  # holds the tensors that a graph keeps
+    graph = torch.cuda.memory_allocated(device) - before
+    del product
     vectors = GROWTH * double_backward.size * subject.dtype.itemsize
-    # A graph once more for copies at the addresses of a CUDA graph, and once for its own results.
-    return int(free // 2 // (3 * graph + vectors))
+    # Twice, as a product needs about as much again, and twice for what a CUDA graph copies and holds for itself.
+    return int(free // 2 // (4 * graph + vectors))
 
 
 def batched_count(batches: int, fitting: int) -> int:
