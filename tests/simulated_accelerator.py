@@ -80,7 +80,7 @@ class Simulation:
         self.uploads: Counter[tuple[str, str]] = Counter()
         self.draws: Counter[tuple[str, str]] = Counter()
         self._stored: dict[int, tuple[StorageWeakRef, torch.device, int]] = {}
-        self._prune_at, self._bytes = 10_000, 0
+        self._prune_at, self._bytes, self.peak = 10_000, 0, 0
         self._generators: dict[int, tuple[torch.device, torch._C.Generator]] = {}  # kept, so that no address is reused
         self._ambient: Place = None  # of the arguments of the function called from Python
         self.recording: Recording | None = None  # of a CUDA graph
@@ -99,6 +99,7 @@ class Simulation:
             return tensor
         self._stored[storage._cdata] = (StorageWeakRef(storage), place, storage.nbytes())
         self._bytes += storage.nbytes()  # at least what is alive
+        self.peak = max(self.peak, self._bytes)
         if len(self._stored) > self._prune_at or (self.limit and self._bytes > self.limit):
             self._prune()
             if self.limit and self._bytes > self.limit:

@@ -56,6 +56,9 @@ def _memory(simulation: Simulation) -> dict[str, Any]:
     def set_fraction(fraction: float, device: Any = None) -> None:
         simulation.limit = 0 if fraction >= 1 else int(fraction * TOTAL_MEMORY)
 
+    def reset_peak(device: Any = None) -> None:
+        simulation.peak = simulation.allocated(device)
+
     def info(device: Any = None) -> tuple[int, int]:
         total = simulation.limit or TOTAL_MEMORY
         return total - simulation.allocated(device), total
@@ -63,6 +66,8 @@ def _memory(simulation: Simulation) -> dict[str, Any]:
     return {
         "empty_cache": lambda: None,
         "memory_allocated": simulation.allocated,
+        "max_memory_allocated": lambda device=None: simulation.peak,
+        "reset_peak_memory_stats": reset_peak,
         "memory_reserved": simulation.allocated,
         "set_per_process_memory_fraction": set_fraction,
         "mem_get_info": info,

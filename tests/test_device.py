@@ -80,7 +80,7 @@ CASES = {
     "variance": Case("variance", {}),
     "similarity": Case("similarity", {}, per_unit=3),
     "attention": Case("attention", {"spectra_images": 1}, per_unit=8, simulated=1e-12),
-    "lesion": Case("lesion", {}),
+    "lesion": Case("lesion", {}, once=8),  # whether the common prefix may run once is checked per removed unit
     "lesion, recalibrated": Case("lesion", {"bn": "recalibrate:2"}, "resnet_demo"),
     "noise": Case("noise", {"bands": "0.2,0.7", "equal_energy": True}),
     # Ridge penalties are chosen by held-out accuracy, one sample of which is 1/12: only features are compared exactly.
