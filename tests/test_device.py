@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 from devices import KINDS, differences, machine, subject_on
 from simulated_accelerator import Simulation
 
@@ -120,3 +121,14 @@ def test_a_device_gives_the_numbers_of_the_cpu(name: str, kind: str) -> None:
         counted = waits(simulation)
         assert sum(counted.values()) <= case.once + int(expected["done"].size) * case.per_unit, counted
         assert not simulation.draws  # of the device's own generator, which the CPU does not have
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: the simulated one cannot compile")
+def test_compiled_products_on_cuda_are_those_of_double_backward() -> None:
+    found = [
+        landscape.measure("hessian", subject_on("cuda"), out=None, quiet=True, top=1, batches=2, hvp=hvp)
+        for hvp in ("kept", "compiled")
+    ]
+    assert {name: d for name, d in differences(*found).items() if name in ("eigenvalue", "loss") and d > 1e-3} == {}
