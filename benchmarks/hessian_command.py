@@ -1,0 +1,264 @@
+"""Time the command `landscape hessian` with its defaults against PyHessian and eigsh, each as a process of its own.
+
+    python benchmarks/hessian_command.py --data cifar10 --data-root DATA [--checkpoints DIR] [--batches 64 14]
+
+What is compared is what a user runs: a process that imports its libraries, loads the checkpoint and the images, and
+computes the top five eigenvalues of every mini-batch of 16. The command chooses threads and backend itself; its first
+run starts with an empty cache of compiled graphs, its second run finds what the first one left. PyHessian (its
+defaults, torch's default threads) and curvlinops with eigsh, which prepare nothing, run on a part of the mini-batches,
+spread over the whole; their time for all is that of the process without mini-batches plus the mean of a mini-batch
+times their number. Processes take turns. Errors are relative to float64, from the first mini-batches; `missed` counts
+eigenvalues without an estimate within 1 %. A killed run resumes after the last network that it finished.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from measuring import header, parser, trained_models
+from measuring import row as row_of
+
+BATCH_SIZE = 16
+Row = dict[str, Any]
+PEERS = {"PyHessian": "pyhessian", "curvlinops + eigsh": "curvlinops"}
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds of a process."""
+
+    wall: float
+    cpu: float
+
+
+def run(command: list[str], environment: Mapping[str, str]) -> tuple[Spent, str]:
+    """Run a process to its end: its wall and CPU seconds, with those of its children, and its standard output."""
+    start = time.perf_counter()
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, stdout=output, stderr=errors, env={**os.environ, **environment})
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        spent = Spent(time.perf_counter() - start, usage.ru_utime + usage.ru_stime)
+        for stream in (output, errors):
+            stream.seek(0)
+        if process.returncode:
+            raise RuntimeError(f"{' '.join(command)} failed: {errors.read()[-2000:]}")
+        return spent, output.read()
+
+
+def command(arguments: argparse.Namespace, checkpoint: Path, batches: int, cache: Path, out: Path) -> Spent:
+    """One run of the command with its defaults into a new results file."""
+    out.unlink(missing_ok=True)
+    options = ["--data", arguments.data, "--samples", str(batches * BATCH_SIZE), "--out", str(out), "--quiet"]
+    if arguments.data_root:
+        options += ["--data-root", str(arguments.data_root)]
+    landscape = Path(sys.executable).with_name("landscape")
+    spent, _ = run([str(landscape), "hessian", str(checkpoint), *options], {"LANDSCAPE_CACHE": str(cache)})
+    return spent
+
+
+def measured(out: Path) -> tuple[np.ndarray, float, int]:
+    """Eigenvalues (batch, rank), mean products, and the number of the backend, of a results file."""
+    import h5py
+
+    with h5py.File(out) as file:
+        ((group),) = file["hessian"].values()
+        return group["eigenvalue"][:], float(group["matvecs"][:].mean()), int(group["hvp"][0])
+
+
+def child(arguments: argparse.Namespace) -> None:
+    """What a process of a peer, or of the float64 reference, does; prints a row per mini-batch."""
+    import hessian
+
+    import landscape
+
+    subject = landscape.load(
+        arguments.checkpoint, data=arguments.data, data_root=arguments.data_root, split="train", device="cpu",
+        samples=arguments.samples, batch_size=BATCH_SIZE,
+    )  # fmt: skip
+    if arguments.child == "reference":
+        subject.model.double()
+    compute = {"pyhessian": hessian.pyhessian, "curvlinops": hessian.curvlinops}
+    for i in arguments.which:
+        start, cpu = time.perf_counter(), time.process_time()
+        if arguments.child == "reference":
+            values, products = hessian.reference(subject, i), 0
+        else:
+            values, products = compute[arguments.child](subject, i)
+        spent = [time.perf_counter() - start, time.process_time() - cpu]
+        print(json.dumps([i, *spent, products, np.asarray(values, float).tolist()]), flush=True)
+
+
+def peer(
+    arguments: argparse.Namespace, kind: str, checkpoint: Path, samples: int, which: list[int]
+) -> tuple[Spent, list[list[Any]]]:
+    """Mini-batches of a peer in a process: what the process took beside them, and their rows."""
+    options = ["--child", kind, "--checkpoint", str(checkpoint), "--samples", str(samples), "--data", arguments.data]
+    if arguments.data_root:
+        options += ["--data-root", str(arguments.data_root)]
+    one_thread = {"OMP_NUM_THREADS": "1"} if kind == "reference" else {}
+    spent, printed = run([sys.executable, __file__, *options, "--which", *map(str, which)], one_thread)
+    rows = [json.loads(line) for line in printed.splitlines() if line.startswith("[")]
+    return Spent(spent.wall - sum(r[1] for r in rows), spent.cpu - sum(r[2] for r in rows)), rows
+
+
+def with_statistics(arguments: argparse.Namespace, folder: Path, samples: int) -> Path:
+    """The initial weights of a run with batch-norm statistics of the samples, as a checkpoint beside them."""
+    path = folder / "init-with-statistics.pt"
+    if not path.exists():
+        import torch
+
+        import landscape
+        from landscape.subject.batchnorm import refresh
+
+        subject = landscape.load(
+            folder / "init.pt", data=arguments.data, data_root=arguments.data_root, split="train", device="cpu",
+            samples=samples, batch_size=BATCH_SIZE,
+        )  # fmt: skip
+        refresh(subject, len(subject.batches))
+        stored = torch.load(folder / "init.pt", weights_only=True)
+        stored["state_dict"] = {name: tensor.clone() for name, tensor in subject.model.state_dict().items()}
+        torch.save(stored, path)
+    return path
+
+
+def measure(arguments: argparse.Namespace, done: set[tuple[str, str]]) -> Iterator[Row]:
+    """All rows, one after the other, but those of the networks (name, state) that are done."""
+    most = max(arguments.batches)
+    samples = most * BATCH_SIZE
+    spread = [int(i) for i in np.linspace(0, most - 1, arguments.peer_batches)]
+    for name in arguments.models:
+        folder = arguments.checkpoints / f"{name}-{arguments.data}"
+        for state in ("trained", "untrained"):
+            if (name, state) in done:
+                continue
+            checkpoint = folder / "final.pt" if state == "trained" else with_statistics(arguments, folder, samples)
+            about = {"model": name, "state": state}
+            with tempfile.TemporaryDirectory() as scratch:
+                out = Path(scratch) / "results.h5"
+                for turn, batches in enumerate(arguments.batches):
+                    cache = Path(scratch) / f"cache-{turn}"
+                    for again in ("first run", "second run"):
+                        spent = command(arguments, checkpoint, batches, cache, out)
+                        values, products, hvp = measured(out)
+                        yield {
+                            **about, "engine": "ours", "run": again, "batches": batches, "wall": spent.wall,
+                            "cpu": spent.cpu, "products": products, "hvp": hvp, "values": values.tolist(),
+                        }  # fmt: skip
+                        part = spread[(2 * turn + (again == "second run")) :: 2 * len(arguments.batches)]
+                        for engine, kind in PEERS.items():
+                            which = part if kind == "pyhessian" else part[: max(1, len(part) // 2)]
+                            beside, rows = peer(arguments, kind, checkpoint, samples, which)
+                            yield {**about, "engine": engine, "beside": [beside.wall, beside.cpu], "rows": rows}
+            _, rows = peer(arguments, "reference", checkpoint, samples, list(range(arguments.references)))
+            yield {**about, "engine": "reference", "rows": rows}
+
+
+def table(rows: list[Row]) -> str:
+    """Seconds of all engines for every number of mini-batches, and ratios."""
+    from landscape.curvature.hvp_backends import CODES
+
+    columns = (
+        "model, state, mini-batches, PyHessian s, eigsh s, ours: first run s, second run s, backend, speed: first run, "
+        "second run, by CPU time: first run, second run, against eigsh: first run, second run, products, "
+        "worst error, missed, PyHessian: products, worst error, missed"
+    )
+    lines, ratios = [header(*columns.split(", "))], {"first run": [], "second run": []}  # type: ignore[var-annotated]
+    cases = list(dict.fromkeys((r["model"], r["state"]) for r in rows))
+    for case in cases:
+        own = [r for r in rows if (r["model"], r["state"]) == case]
+        truth = {r[0]: np.array(r[4]) for one in own if one["engine"] == "reference" for r in one["rows"]}
+        peers = {engine: _peer_numbers([r for r in own if r["engine"] == engine], truth) for engine in PEERS}
+        for batches in dict.fromkeys(r["batches"] for r in own if r["engine"] == "ours"):
+            runs = {r["run"]: r for r in own if r["engine"] == "ours" and r["batches"] == batches}
+            total = {
+                e: [b + batches * m for b, m in zip(p["beside"], p["mean"], strict=True)] for e, p in peers.items()
+            }
+            py, eigsh = (total[engine] for engine in PEERS)
+            speed = {run: py[0] / r["wall"] for run, r in runs.items()}
+            for run, value in speed.items():
+                ratios[run].append(value)
+            values = (
+                np.array(runs["second run"]["values"]) if batches == max(r.get("batches", 0) for r in own) else None
+            )
+            worst, missed, count = _errors({i: v for i, v in enumerate(values)} if values is not None else {}, truth)
+            lines.append(row_of(
+                *case, batches, f"{py[0]:.0f}", f"{eigsh[0]:.0f}", *(f"{r['wall']:.1f}" for r in runs.values()),
+                CODES[runs["second run"]["hvp"]], *(f"{value:.1f}x" for value in speed.values()),
+                *(f"{py[1] / r['cpu']:.1f}x" for r in runs.values()),
+                *(f"{eigsh[0] / r['wall']:.1f}x" for r in runs.values()),
+                f"{runs['second run']['products']:.1f}",
+                *((f"{worst:.1e}", f"{missed}/{count}") if count else ("", "")),
+                f"{peers['PyHessian']['products']:.0f}", f"{peers['PyHessian']['worst']:.1e}",
+                f"{peers['PyHessian']['missed']}/{peers['PyHessian']['count']}",
+            ))  # fmt: skip
+    means = ", ".join(f"{run} {statistics.geometric_mean(found):.1f}x" for run, found in ratios.items() if found)
+    return "\n".join(lines) + f"\n\nGeometric means over all rows, wall time: {means}"
+
+
+def _peer_numbers(rows: list[Row], truth: Mapping[int, np.ndarray]) -> dict[str, Any]:
+    """Seconds beside the mini-batches and per mini-batch (wall, CPU), products and errors of a peer."""
+    every = [one for r in rows for one in r["rows"]]
+    worst, missed, count = _errors({one[0]: np.array(one[4]) for one in every}, truth)
+    return {
+        "beside": [statistics.mean(r["beside"][k] for r in rows) for k in (0, 1)],
+        "mean": [statistics.mean(one[1 + k] for one in every) for k in (0, 1)],
+        "products": statistics.mean(one[3] for one in every),
+        "worst": worst, "missed": missed, "count": count,
+    }  # fmt: skip
+
+
+def _errors(values: Mapping[int, np.ndarray], truth: Mapping[int, np.ndarray]) -> tuple[float, int, int]:
+    """Worst relative error, missed values and their number, over mini-batches with a reference."""
+    from hessian import errors
+
+    found = [errors(values[i], truth[i]) for i in values.keys() & truth.keys()]
+    if not found:
+        return math.nan, 0, 0
+    return max(f[0] for f in found), sum(f[2] for f in found), len(found) * len(next(iter(truth.values())))
+
+
+def main() -> None:
+    options = trained_models(parser(__doc__), "resnet_demo", "preresnet_demo", "vit_demo")
+    options.add_argument("--batches", type=int, nargs="+", default=[64, 14], help="numbers of mini-batches of 16")
+    options.add_argument("--peer-batches", type=int, default=16, help="mini-batches of PyHessian, eigsh half of them")
+    options.add_argument("--references", type=int, default=24, help="mini-batches with a float64 reference")
+    options.add_argument("--out", type=Path, default=Path("hessian_command.jsonl"))
+    options.add_argument("--child", default="", help=argparse.SUPPRESS)
+    options.add_argument("--checkpoint", type=Path, help=argparse.SUPPRESS)
+    options.add_argument("--samples", type=int, help=argparse.SUPPRESS)
+    options.add_argument("--which", type=int, nargs="*", help=argparse.SUPPRESS)
+    arguments = options.parse_args()
+    if arguments.child:
+        child(arguments)
+        return
+    rows: list[Row] = []
+    if arguments.out.exists():
+        rows = [json.loads(line) for line in arguments.out.read_text().splitlines()]
+    done = {(r["model"], r["state"]) for r in rows if r["engine"] == "reference"}
+    rows = [r for r in rows if (r["model"], r["state"]) in done]
+    arguments.out.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    for one in measure(arguments, done):
+        rows.append(one)
+        with arguments.out.open("a") as stream:
+            stream.write(json.dumps(one) + "\n")
+        if one["engine"] == "reference":
+            print(f"{one['model']} {one['state']} measured", flush=True)
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
