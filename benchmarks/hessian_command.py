@@ -82,6 +82,7 @@ def measured(out: Path) -> tuple[np.ndarray, float, int]:
 def child(arguments: argparse.Namespace) -> None:
     """What a process of a peer, or of the float64 reference, does; prints a row per mini-batch."""
     import hessian
+    import other_engines
 
     import landscape
 
@@ -91,7 +92,7 @@ def child(arguments: argparse.Namespace) -> None:
     )  # fmt: skip
     if arguments.child == "reference":
         subject.model.double()
-    compute = {"pyhessian": hessian.pyhessian, "curvlinops": hessian.curvlinops}
+    compute = {"pyhessian": other_engines.pyhessian, "curvlinops": other_engines.curvlinops}
     for i in arguments.which:
         start, cpu = time.perf_counter(), time.process_time()
         if arguments.child == "reference":
@@ -223,7 +224,7 @@ def _peer_numbers(rows: list[Row], truth: Mapping[int, np.ndarray]) -> dict[str,
 
 def _errors(values: Mapping[int, np.ndarray], truth: Mapping[int, np.ndarray]) -> tuple[float, int, int]:
     """Worst relative error, missed values and their number, over mini-batches with a reference."""
-    from hessian import errors
+    from other_engines import errors
 
     found = [errors(values[i], truth[i]) for i in values.keys() & truth.keys()]
     if not found:
