@@ -283,7 +283,7 @@ def test_patterns_of_all_mini_batches_are_computed_once(probe: Probe, monkeypatc
     curvature(subject, subject.parameters, "kept", kinks="double")  # a check, once
     monkeypatch.setattr(module, "activation_pattern", counted)
     run_probe(probe, subject)
-    assert len(seen) == len(subject.batches) + 1  # the first one also says how large they are
+    assert len(seen) == len(subject.batches) + 2  # the first one also says how large they are, and is timed
 
 
 def test_patterns_that_do_not_fit_into_memory_are_not_fixed(

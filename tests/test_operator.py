@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from landscape.curvature import hvp_backends as module
+from landscape.curvature import hvp_candidates, hvp_forecast, hvp_reference
 from landscape.curvature.hessian_product import HessianProduct, non_differentiable_layer
-from landscape.curvature.hvp_backends import CODES, WORTH_TRACING, Hvp, PlannedProducts, curvature
+from landscape.curvature.hvp_backends import CODES, Hvp, curvature
+from landscape.curvature.hvp_forecast import Costs, PlannedProducts
 from landscape.curvature.operator import Curvature, Operator
 from landscape.curvature.vectors import random_unit
 from landscape.probes.hessian import Hessian
@@ -34,69 +36,79 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning") 
 HVPS: tuple[Hvp, Hvp] = ("kept", "compiled")
 
 
-def test_few_mini_batches_use_double_backward_without_a_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_seconds_per_product", lambda _: pytest.fail("a benchmark"))
-    subject = tanh_net()
-    assert curvature(subject, subject.parameters, "auto", planned=PlannedProducts(WORTH_TRACING - 1)).hvp == "kept"
+def at_costs(monkeypatch: pytest.MonkeyPatch, **seconds: tuple[float, float]) -> list[str]:
+    """Set the seconds (per preparation, per product) of every backend; returns those that get measured."""
+    measured: list[str] = []
+    plain = hvp_reference.reference.__wrapped__  # type: ignore[attr-defined]
+
+    def reference(*arguments: Any) -> Any:
+        return replace(plain(*arguments), costs=Costs(0.0, *seconds["kept"]), functions=100)
+
+    def seconds_of(candidate: Curvature) -> tuple[float, float]:
+        measured.append(candidate.hvp)
+        return seconds[candidate.hvp.partition("-")[0]]
+
+    def prepared(subject: Subject, parameters: Any, fixed: bool, hvp: str, _: int) -> Curvature:
+        return Curvature(subject, parameters, hvp)
+
+    monkeypatch.setattr(module, "reference", reference)
+    monkeypatch.setattr(hvp_candidates, "seconds_of", seconds_of)
+    monkeypatch.setattr(module, "_traced", prepared)
+    return measured
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fastest", ["kept", "traced-channels-last"])
-def test_for_many_mini_batches_the_fastest_backend_is_chosen_and_logged(
-    fastest: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("batches", "expected"), [(1, "kept"), (20, "traced"), (1000, "compiled")])
+def test_the_backend_of_the_least_predicted_time_is_chosen(
+    batches: int, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried: list[str] = []
-
-    def seconds(candidate: Curvature) -> float:
-        tried.append(candidate.hvp)
-        return 0.001 if candidate.hvp == fastest else 0.002
-
-    monkeypatch.setattr(module, "_seconds_per_product", seconds)
-    subject = convolution_net()
-    with caplog.at_level(logging.INFO, logger="landscape"):
-        chosen = curvature(subject, subject.parameters, "auto", planned=PlannedProducts(WORTH_TRACING))
-    assert (chosen.hvp, tried) == (fastest, ["kept", "traced-channels-last"])
-    assert f"Hessian products: {fastest} (kept " in caplog.text
-    assert (
-        curvature(subject, subject.parameters, "auto", planned=PlannedProducts(50)) is chosen
-    )  # benchmarked once per subject
-    assert len(tried) == 2
-
-
-def test_channels_last_is_no_candidate_without_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[str] = []
-    monkeypatch.setattr(module, "_seconds_per_product", lambda candidate: tried.append(candidate.hvp) or 0.1)
+    measured = at_costs(monkeypatch, kept=(0.1, 0.05), traced=(0.1, 0.035), compiled=(0.07, 0.028))
     subject = tanh_net()
-    curvature(subject, subject.parameters, "auto", planned=PlannedProducts(WORTH_TRACING))
-    assert tried == ["kept", "traced"]
+    planned = PlannedProducts(batches, products=20)
+    assert curvature(subject, subject.parameters, "auto", planned=planned).hvp == expected
+    assert measured == ([] if expected == "kept" else [expected])  # nothing else is prepared
+
+
+def test_a_backend_that_proves_slower_than_predicted_is_left_and_the_reason_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    measured = at_costs(monkeypatch, kept=(0.1, 0.05), traced=(0.1, 0.2), compiled=(0.1, 0.2))
+    subject = tanh_net()
+    with caplog.at_level(logging.INFO, logger="landscape"):
+        chosen = curvature(subject, subject.parameters, "auto", planned=PlannedProducts(1000))
+    assert (chosen.hvp, sorted(measured)) == ("kept", ["compiled", "traced"])
+    assert "kept (predicted 1100 s for 1000 mini-batches; compiled 4100 s, traced 4100 s); --hvp chooses" in caplog.text
+
+
+def test_graphs_rebuilt_for_every_product_count_as_many_preparations(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_costs(monkeypatch, kept=(1.0, 0.01), traced=(1.0, 0.01), compiled=(0.1, 0.01))
+    subject = tanh_net()
+
+    def chosen(planned: PlannedProducts) -> str:
+        return curvature(subject, subject.parameters, "auto", planned=planned).hvp
+
+    assert chosen(PlannedProducts(20, 20)) == "kept"
+    assert chosen(PlannedProducts(20, 20, rebuilt=True)) == "compiled"
+
+
+def test_a_backend_once_prepared_costs_no_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = at_costs(monkeypatch, kept=(0.1, 0.05), traced=(0.1, 0.035), compiled=(0.07, 0.028))
+    subject = tanh_net()
+    for planned in (PlannedProducts(1000), PlannedProducts(1)):
+        assert curvature(subject, subject.parameters, "auto", planned=planned).hvp == "compiled"
+    assert measured == ["compiled"]
 
 
 def test_a_model_that_cannot_be_traced_uses_double_backward_and_logs_why(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject = Subject(Branching().double().eval(), batches_of((4,), (6,) * 3, 3))
+    monkeypatch.setattr(hvp_forecast, "TRACE", (0.0, 0.0))
     with caplog.at_level(logging.INFO, logger="landscape"):
-        chosen = curvature(subject, subject.parameters, "auto", planned=PlannedProducts(WORTH_TRACING))
+        chosen = curvature(subject, subject.parameters, "auto", planned=PlannedProducts(100))
     assert chosen.hvp == "kept"
     assert "no traced Hessian products: the model cannot be traced" in caplog.text
     with pytest.raises(ValueError, match="cannot be traced"):  # an error if asked for by name
         curvature(subject, subject.parameters, "traced")
-
-
-def test_another_backend_than_the_usual_one_has_to_be_clearly_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = {"kept": 0.1, "traced-channels-last": 0.115}
-    monkeypatch.setattr(module, "_seconds_per_product", lambda candidate: seconds[candidate.hvp])
-    subject = convolution_net()
-    assert curvature(subject, subject.parameters, "auto", planned=PlannedProducts(50)).hvp == "traced-channels-last"
-
-
-def test_the_graph_is_compiled_if_the_products_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_seconds_per_product", lambda candidate: 10.0)
-    monkeypatch.setattr(
-        module, "_traced", lambda subject, parameters, fixed, hvp, _: Curvature(subject, parameters, hvp)
-    )
-    subject = tanh_net()
-    assert curvature(subject, subject.parameters, "auto", planned=PlannedProducts(50)).hvp == "compiled"
 
 
 @pytest.mark.slow
@@ -134,11 +146,11 @@ def test_batched_products_are_those_of_each_mini_batch(
     assert not batched.fits_batched([0])
 
 
-@pytest.mark.slow
 def test_a_resumed_result_keeps_its_backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    fastest = ["traced", "kept"]
-    monkeypatch.setattr(module, "_seconds_per_product", lambda candidate: 1.0 if candidate.hvp == fastest[0] else 9.0)
-    monkeypatch.setattr(module, "WORTH_TRACING", 2)
+    shares = {"traced": (0.0, 0.0), "compiled": (9.0, 9.0)}
+    monkeypatch.setattr(hvp_forecast, "SHARES", shares)
+    monkeypatch.setattr(hvp_forecast, "TRACE", (0.0, 0.0))
+    monkeypatch.setattr(hvp_candidates, "seconds_of", lambda candidate: (0.0, 0.0))
 
     def spectra(path: Path, stop: int) -> np.ndarray:
         seen = [0]
@@ -155,7 +167,7 @@ def test_a_resumed_result_keeps_its_backend(monkeypatch: pytest.MonkeyPatch, tmp
 
     half = spectra(tmp_path / "a.h5", 2)
     assert half[:2].tolist() == [CODES.index("traced")] * 2
-    fastest.reverse()  # now the other backend is faster
+    shares["traced"] = (9.0, 9.0)  # now the other backend is faster
     assert spectra(tmp_path / "a.h5", 99).tolist() == [CODES.index("traced")] * 4
     assert spectra(tmp_path / "b.h5", 99).tolist() == [CODES.index("kept")] * 4
 
@@ -259,9 +271,11 @@ def test_a_layer_without_a_second_derivative_is_named(layer: type[nn.Module]) ->
         Curvature(subject, subject.parameters, "kept").product(0)(torch.zeros(subject.size).double())
 
 
-def test_the_benchmark_times_products_of_the_first_mini_batch() -> None:
+def test_the_benchmark_times_the_first_mini_batch() -> None:
     subject = tanh_net()
-    assert 0 < module._seconds_per_product(Curvature(subject, subject.parameters, "kept")) < 1
+    once, each = hvp_reference.seconds_of(Curvature(subject, subject.parameters, "kept"))
+    assert 0 < each < 1
+    assert 0 < once < 1
 
 
 @pytest.mark.slow
@@ -305,7 +319,7 @@ def test_a_layer_without_a_second_derivative_is_named_after_layers_that_work_in_
 @pytest.mark.slow
 def test_products_that_cannot_be_compiled_say_why() -> None:
     subject = tanh_net()
-    settings = {"cpp.cxx": (None, "no-such-compiler"), "fx_graph_cache": False}
+    settings = {"cpp.cxx": (None, "no-such-compiler")}
     with (
         torch._inductor.config.patch(settings),
         pytest.raises(ValueError, match=r"cannot be compiled \(.*no-such-compiler.*\); choose another --hvp"),

@@ -25,6 +25,43 @@ def views_to_reshapes(graph: fx.GraphModule) -> None:
     graph.recompile()
 
 
+def plain_copies(graph: fx.GraphModule) -> None:
+    """Replace copies into zeros, which forward mode makes for missing tangents, by what is copied."""
+    for node in list(graph.graph.nodes):
+        if node.target is _aten._new_zeros_with_same_feature_meta.default and not node.kwargs and len(node.args) == 2:
+            node.target, node.args = _aten.zeros_like.default, (node.args[1],)
+        if node.target is not _aten.copy.default or node.kwargs or len(node.args) != 2:
+            continue
+        into, source = (argument.meta.get("val") for argument in node.args)
+        if into is not None and source is not None and (into.shape, into.dtype) == (source.shape, source.dtype):
+            node.replace_all_uses_with(node.args[1])
+            graph.graph.erase_node(node)
+    graph.recompile()
+
+
+def lift_constants(graph: fx.GraphModule) -> list[torch.Tensor]:
+    """Make every tensor that a graph holds, such as a buffer of the model, an input before the others; return them.
+
+    Values written to them later count then, and code compiled from the graph does not depend on them.
+    """
+    inputs = next(node for node in graph.graph.nodes if node.op == "placeholder")
+    constants: dict[int, torch.Tensor] = {}
+    lifted: dict[int, fx.Node] = {}
+    for node in list(graph.graph.nodes):
+        value = getattr(graph, str(node.target), None) if node.op == "get_attr" else None
+        if not isinstance(value, torch.Tensor):
+            continue
+        if id(value) not in lifted:
+            with graph.graph.inserting_before(inputs):
+                lifted[id(value)] = graph.graph.placeholder(f"constant_{len(constants)}")
+            lifted[id(value)].meta = {"val": node.meta.get("val", value)}
+            constants[id(value)] = value
+        node.replace_all_uses_with(lifted[id(value)])
+        graph.graph.erase_node(node)
+    graph.recompile()
+    return list(constants.values())
+
+
 def split(whole: fx.GraphModule, *, vectors: int) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Split a graph whose last inputs are `vectors` tensors and whose first output does not depend on them.
 

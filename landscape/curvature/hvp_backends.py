@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import logging
-import math
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from landscape.curvature import pattern_cache
+from landscape.curvature import compiled_hessian, pattern_cache
 from landscape.curvature.batched_basis import GROWTH
 from landscape.curvature.hessian_product import out_of_memory
+from landscape.curvature.hvp_candidates import Candidates
+from landscape.curvature.hvp_forecast import PlannedProducts
+from landscape.curvature.hvp_reference import Reference, agrees, reference, require_agreement
 from landscape.curvature.kinks import activation_pattern, check_pattern, has_kinks
 from landscape.curvature.micro_batches import MicroBatching
 from landscape.curvature.operator import Curvature, Operator
 from landscape.curvature.parameter_selection import matching
 from landscape.curvature.pattern_cache import compact_bytes
-from landscape.curvature.traced_hessian import trace
-from landscape.curvature.vectors import length, random_unit
+from landscape.curvature.traced_hessian import TracedHessian, trace
 from landscape.data.memory import available_on
 from landscape.subject.checks import refuse_training
 from landscape.subject.subject import Subject
@@ -38,39 +38,12 @@ HVP_HELP = (
     "(results agree to rounding)"
 )
 KINKS_HELP = "precision that decides the activation pattern (ReLU, max pooling); double adds a pass"
-WORTH_TRACING = 32  # mini-batches: for fewer a trace of some seconds does not pay
-WORTH_COMPILING = 500.0  # seconds of products: below that a compilation of half a minute to two does not
-PRODUCTS = 20  # per mini-batch: of five eigenvalues
 BATCHED = 8  # mini-batches per product of `together`, at least
 MORE_BATCHED = (32, 16)  # of a GPU with enough memory, the most first; which is the fastest is not measured
 WASTED = 0.125  # share of the mini-batches that may be added to fill up the last set of so many
-AGREES = 0.1  # accepted relative difference of two backends: one unit on the other side of its kink causes 0.03
-REPEATS = 3  # products per candidate
-CLEARLY = 1.2  # how many times faster than the expected backend another one has to be
+ONE_BATCH = PlannedProducts()
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class PlannedProducts:
-    """The products to be made, which decide what preparation pays."""
-
-    batches: int = 1  # mini-batches
-    products: int = PRODUCTS  # of each mini-batch, about
-    rebuilt: bool = False  # every product passes over all mini-batches, whose graphs are prepared anew for it
-
-    @property
-    def total(self) -> int:
-        """Products of mini-batches."""
-        return self.batches * self.products
-
-    @property
-    def prepared(self) -> int:
-        """How often a mini-batch is prepared for products."""
-        return self.total if self.rebuilt and self.batches > 1 else self.batches
-
-
-ONE_BATCH = PlannedProducts()
 
 
 def curvature(
@@ -85,10 +58,11 @@ def curvature(
 ) -> Curvature:
     """Prepare the planned products; those of other matrices than the Hessian use double backward.
 
-    `auto` uses double backward for a few mini-batches; for more it traces the model and picks the backend that is the
-    fastest over three products. With `batched` False several mini-batches at once are no candidate. Fixing the
-    activation pattern (`kinks` double) costs a forward pass in double precision per mini-batch; where every product
-    passes over all of them, their patterns are kept if they fit into memory, else they are not fixed.
+    `auto` predicts the time of every backend from that of double backward on the first mini-batch, prepares one only if
+    it is predicted to be the fastest for all that is planned, measures it, and takes the best. With `batched` False
+    several mini-batches at once are no candidate. Fixing the activation pattern (`kinks` double) costs a forward pass
+    in double precision per mini-batch; where every product passes over all of them, their patterns are kept if they fit
+    into memory, else they are not fixed.
 
     Raises:
         ValueError: the backend does not work with this model, or the model is in training mode.
@@ -97,15 +71,11 @@ def curvature(
     fixed = kinks == "double" and _can_fix_pattern(subject)
     if fixed and planned.prepared > planned.batches:
         fixed = _patterns_fit(subject, planned.batches)
-    if operator == "hessian" and hvp == "auto" and planned.prepared >= WORTH_TRACING:
-        known = _fastest_so_far(subject, parameters, fixed, batched)
-        if not known:
-            known.append(_fastest(Curvature(subject, parameters, "kept", fixed=fixed), planned, batched))
-        return known[0]
-    if operator != "hessian" or hvp in ("auto", "kept"):
+    if operator != "hessian" or hvp == "kept":
         return Curvature(subject, parameters, "kept", operator, fixed)
-    together = _side_by_side(subject, parameters, planned.batches) if hvp == "together" else 0
-    return _traced(subject, parameters, fixed, hvp, together)
+    if hvp == "auto":
+        return _candidates(subject, parameters, fixed, batched).best(planned)
+    return _prepared(subject, parameters, fixed, hvp, planned)
 
 
 def autotuned(subject: Subject, pattern: str, hvp: Hvp, **options: Any) -> dict[str, str]:
@@ -157,32 +127,14 @@ def _patterns_fit(subject: Subject, batches: int) -> bool:
 
 
 @once_per_weights
-def _fastest_so_far(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, batched: bool) -> list[Curvature]:
-    """The result of a benchmark, empty before it: one serves for any number of mini-batches."""
-    return []
-
-
-def _fastest(double_backward: Curvature, planned: PlannedProducts, batched: bool) -> Curvature:
-    """The fastest backend of a benchmark; unless another is clearly faster, the one that usually is."""
-    subject = double_backward.subject
-    kinds: list[Hvp] = ["traced-channels-last" if convolves(subject.model) else "traced"]
-    if batched and subject.device.type != "cpu" and planned.batches >= 2 * BATCHED:
+def _candidates(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, batched: bool) -> Candidates:
+    kinds: list[str] = [_traced_kind(subject.model), "compiled"]
+    if batched and subject.device.type != "cpu":
         kinds.insert(0, "together")
-    candidates = {"kept": double_backward}
-    seconds = {"kept": _seconds_per_product(double_backward)}
-    for hvp in kinds:
-        _add_candidate(hvp, planned, candidates, seconds)
-    if planned.total * min(seconds.values()) > WORTH_COMPILING:
-        log.info("compiling the Hessian products, a minute or two")
-        _add_candidate("compiled", planned, candidates, seconds)
-    least = min(seconds.values())
-    order = ["compiled", *kinds, "kept"]
-    best = next(candidates[hvp] for hvp in order if seconds.get(hvp, math.inf) <= CLEARLY * least)
-    log.info(
-        "Hessian products: %s (%s); --hvp chooses another",
-        best.hvp, ", ".join(f"{hvp} {1e3 * s:.1f} ms" for hvp, s in seconds.items()),
+    return Candidates(
+        reference(subject, parameters, fixed), kinds, compiled_hessian.key_of(subject, parameters, fixed), BATCHED,
+        lambda hvp, planned: _prepared(subject, parameters, fixed, hvp, planned),
     )  # fmt: skip
-    return best
 
 
 def convolves(model: nn.Module) -> bool:
@@ -191,19 +143,8 @@ def convolves(model: nn.Module) -> bool:
     return any(k > s for m in convolutions for k, s in zip(m.kernel_size, m.stride, strict=True))
 
 
-def _add_candidate(
-    hvp: Hvp, planned: PlannedProducts, candidates: dict[str, Curvature], seconds: dict[str, float]
-) -> None:
-    """Add a backend with its time, if it works with this model."""
-    double_backward = candidates["kept"]
-    try:
-        kinks: Kinks = "double" if double_backward.fixed else "single"
-        candidate = curvature(double_backward.subject, double_backward.parameters, hvp, planned=planned, kinks=kinks)
-        seconds[hvp] = _seconds_per_product(candidate)
-    except (ValueError, RuntimeError) as error:
-        log.info("no %s Hessian products: %s", hvp, str(error).partition("\n")[0])
-        return
-    candidates[hvp] = candidate
+def _traced_kind(model: nn.Module) -> str:
+    return "traced-channels-last" if convolves(model) else "traced"
 
 
 def _side_by_side(subject: Subject, parameters: Mapping[str, Tensor], batches: int) -> int:
@@ -239,69 +180,65 @@ def batched_count(batches: int, fitting: int) -> int:
     return next((n for n in MORE_BATCHED if n <= fitting and -batches % n <= WASTED * batches), BATCHED)
 
 
-@once_per_weights
-def _traced(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, hvp: Hvp, together: int) -> Curvature:
-    double_backward = Curvature(subject, parameters, "kept", fixed=fixed)
+def _prepared(
+    subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, hvp: str, planned: PlannedProducts
+) -> Curvature:
+    together = _side_by_side(subject, parameters, planned.batches) if hvp == "together" else 0
+    return _traced(subject, parameters, fixed, hvp, together)
 
+
+@once_per_weights
+def _traced(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, hvp: str, together: int) -> Curvature:
+    """A backend other than double backward, for the first mini-batch's shape.
+
+    Raises:
+        ValueError: the model cannot be traced, or its graph not be compiled.
+    """
     inputs, targets = subject.batch(0)
     if not isinstance(inputs, Tensor) or not isinstance(targets, Tensor):
         raise ValueError(f"--hvp {hvp} needs one tensor as input and one as target; use --hvp kept")
-    traced = trace(
-        subject.model, subject.losses, parameters, inputs, targets, forward=subject.forward,
-        pattern=double_backward.pattern(0) if fixed else (),
-        channels_last=hvp == "traced-channels-last" or (hvp == "compiled" and convolves(subject.model)),
-        compiled=hvp == "compiled",
-        batched=together,
-    )  # fmt: skip
-    candidate = replace(double_backward, hvp=hvp, _traced=traced, _micro_batching=MicroBatching())
-    _require_agreement(candidate, double_backward)
+    expected = reference(subject, parameters, fixed)
+    if hvp == "compiled":
+        return _compiled(expected)
+    candidate = _with_graph(expected, hvp, _graph(subject, parameters, fixed, hvp, together))
+    require_agreement(candidate, expected)
     return candidate
 
 
-def _require_agreement(candidate: Curvature, double_backward: Curvature) -> None:
-    """Reject a trace whose product differs from that of double backward, where the latter works and is finite.
+@once_per_weights
+def _graph(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, hvp: str, together: int) -> TracedHessian:
+    inputs, targets = subject.batch(0)
+    assert isinstance(inputs, Tensor)
+    assert isinstance(targets, Tensor)
+    return trace(
+        subject.model, subject.losses, parameters, inputs, targets, forward=subject.forward,
+        pattern=reference(subject, parameters, fixed).pattern() if fixed else (),
+        channels_last=hvp == "traced-channels-last", batched=together,
+    )  # fmt: skip
 
-    Code that is compiled already, such as TorchScript, may be recorded wrongly.
+
+def _compiled(expected: Reference) -> Curvature:
+    """The traced graph as machine code, from disk if it is there.
+
+    Code from disk is found by what it was made of, before the model is traced. If its product differs from that of
+    double backward, beyond rounding, the model is traced, and the code is used only if the graph is the same.
     """
-    subject = candidate.subject
-    vector = random_unit(candidate.size, 0, device=subject.device, dtype=subject.dtype)
-    try:
-        expected = double_backward.product(0)(vector)
-    except ValueError:
-        return
-    product = _first_product(candidate)(vector).view(-1, candidate.size)[0]
-    difference, size = length(product - expected).item(), length(expected).item()
-    if math.isfinite(size) and not difference <= AGREES * size:
-        raise ValueError(
-            f"the model cannot be traced (a Hessian product of length {size:.3g} would be wrong by {difference:.3g}); "
-            "use --hvp kept"
-        )
+    curved = expected.curved
+    subject, parameters, fixed = curved.subject, curved.parameters, curved.fixed
+    kind = _traced_kind(subject.model)
+    key = compiled_hessian.key_of(subject, parameters, fixed)
+    layout = torch.channels_last if kind == "traced-channels-last" else torch.contiguous_format
+    loaded = compiled_hessian.load(subject, parameters, layout, key)
+    if loaded is not None:
+        candidate = _with_graph(expected, "compiled", loaded)
+        if agrees(candidate, expected):
+            return candidate
+    traced = _graph(subject, parameters, fixed, kind, 0)
+    pattern = expected.pattern() if fixed else []
+    candidate = _with_graph(expected, "compiled", compiled_hessian.compile_traced(subject, traced, pattern, key))
+    require_agreement(candidate, expected)
+    return candidate
 
 
-def _seconds_per_product(candidate: Curvature) -> float:
-    """Seconds per mini-batch and product, the best of a few after a warm-up."""
-    subject, product = candidate.subject, _first_product(candidate)
-    vector = random_unit(candidate.size, 0, device=subject.device, dtype=subject.dtype)
-    times = [_seconds(lambda: product(vector), subject.device) for _ in range(1 + REPEATS)]
-    return min(times) / max(candidate.batched, 1)
-
-
-def _first_product(candidate: Curvature) -> Callable[[Tensor], Tensor]:
-    """Products of the first mini-batch; of a batched backend those of as many copies of it, by rows."""
-    if not candidate.batched:
-        return candidate.product(0)
-    batched = candidate.batched_product([0] * candidate.batched)
-    return lambda vector: batched(vector.expand(candidate.batched, -1))
-
-
-def _seconds(work: Callable[[], Tensor], device: torch.device) -> float:
-    """Seconds of work; on a CPU of this process alone, which other programs slow down less."""
-    if device.type == "cpu":
-        start = time.process_time()
-        work()
-        return (time.process_time() - start) / torch.get_num_threads()
-    torch.cuda.synchronize(device)
-    start = time.perf_counter()
-    work()
-    torch.cuda.synchronize(device)
-    return time.perf_counter() - start
+def _with_graph(expected: Reference, hvp: str, traced: TracedHessian) -> Curvature:
+    return replace(expected.curved, hvp=hvp, _traced=traced, _micro_batching=MicroBatching())

@@ -8,18 +8,21 @@ Tracing derivatives first and compiling the result is the order that works: comp
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch._decomp import get_decompositions
 from torch._ops import OpOverload
-from torch.func import functional_call, grad_and_value, jvp
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call, functionalize, grad_and_value, jvp
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from landscape.curvature.graph_passes import join_convolutions, split, views_to_reshapes
+from landscape.curvature import compiled_graphs
+from landscape.curvature.graph_passes import join_convolutions, lift_constants, plain_copies, split, views_to_reshapes
 from landscape.curvature.hessian_product import Product, differentiable_attention, out_of_memory
 from landscape.curvature.kinks import FixedPattern
 from landscape.curvature.vectors import unflat
@@ -27,6 +30,8 @@ from landscape.probe import report_products
 from landscape.subject.graph_replay import GraphReplay
 from landscape.subject.outputs import call_model
 from landscape.subject.subject import Forward
+
+log = logging.getLogger(__name__)
 
 Losses = Callable[[Any, Tensor], Tensor]  # (outputs of the forward pass, targets) -> losses per sample (N,)
 Graph = Callable[..., Sequence[Tensor]]
@@ -49,6 +54,7 @@ class TracedHessian:
     shape: Shape  # of inputs and targets, with their dtypes: what the trace is valid for
     layout: torch.memory_format  # memory format of the inputs
     batched: int  # mini-batches per product; 0 for a trace without an axis for them
+    constants: Sequence[Tensor]  # what else the loss depends on, such as buffers: read at each `at` too
     _once: Graph
     _each: Graph
     _replay: GraphReplay  # of `_each`
@@ -60,11 +66,10 @@ class TracedHessian:
             ValueError: the mini-batch has another shape than the one traced.
         """
         if not self.suits(inputs, targets):
-            raise ValueError(f"the graph was traced for {self.shape}, got {_shape(inputs, targets)}")
+            raise ValueError(f"the graph was traced for {self.shape}, got {shape_of(inputs, targets)}")
         weights = self._weights()
-        inputs, targets, *pattern = (_laid_out(tensor, self.layout) for tensor in (inputs, targets, *pattern))
         with torch.no_grad():
-            value, *kept = self._once(*weights, inputs, targets, *pattern)
+            value, *kept = self._once(*self._given(weights, inputs, targets, *pattern))
         each = self._replay.at(kept)
 
         def products(vector: Tensor) -> Sequence[Tensor]:
@@ -81,15 +86,56 @@ class TracedHessian:
         inputs, targets = (torch.stack(tensors) for tensors in zip(*batches, strict=True))
         pattern = [torch.stack(tensors) for tensors in zip(*patterns, strict=True)]
         with torch.no_grad():
-            values, *kept = self._once(*weights, inputs, targets, *pattern)
+            values, *kept = self._once(*self.constants, *weights, inputs, targets, *pattern)
         return BatchedProduct(values, weights, shift, self._replay.at(kept))
 
     def suits(self, inputs: Tensor, targets: Tensor) -> bool:
         """Whether the trace is valid for a mini-batch."""
-        return _shape(inputs, targets) == self.shape
+        return shape_of(inputs, targets) == self.shape
+
+    def compiled(
+        self, inputs: Tensor, targets: Tensor, pattern: Sequence[Tensor], *, key: str, about: Mapping[str, Any]
+    ) -> TracedHessian:
+        """Both graphs as machine code, for tensors laid out as these; it takes 10 to 60 s.
+
+        The code is kept on disk under `key` with what is known `about` it, where that is possible.
+
+        Raises:
+            ValueError: the graphs cannot be compiled (there is no compiler).
+        """
+        assert isinstance(self._once, fx.GraphModule)
+        assert isinstance(self._each, fx.GraphModule)
+        weights = self._weights()
+        if self.batched:
+            given = [*self.constants, *weights, *(torch.stack([t] * self.batched) for t in (inputs, targets, *pattern))]
+            vectors = [p.new_zeros(self.batched, *p.shape) for p in weights]
+        else:
+            given, vectors = self._given(weights, inputs, targets, *pattern), [torch.zeros_like(p) for p in weights]
+            vectors = unflat(torch.cat([v.reshape(-1) for v in vectors]), weights)
+        try:
+            once, each = compiled_graphs.compiled(key, (self._once, self._each), given, vectors, about)
+        except Exception as error:  # whatever the compiler raises
+            if isinstance(error, RuntimeError | MemoryError) and out_of_memory(error):
+                raise
+            why = str(error).strip().partition("\n")[0]
+            raise ValueError(f"the Hessian products cannot be compiled ({why}); choose another --hvp") from error
+        return self.with_code(once, each)
+
+    def with_code(self, once: Graph, each: Graph) -> TracedHessian:
+        """The same products by these functions."""
+        return replace(self, _once=once, _each=each, _replay=GraphReplay(each, "Hessian product"))
+
+    @property
+    def code(self) -> str:
+        """What is computed, as text; empty for compiled graphs."""
+        graphs = (self._once, self._each)
+        return "\n".join(graph.code for graph in graphs if isinstance(graph, fx.GraphModule))
 
     def _weights(self) -> list[Tensor]:
         return [_laid_out(p, self.layout) for p in self.parameters.values()]
+
+    def _given(self, weights: Sequence[Tensor], *tensors: Tensor) -> list[Tensor]:
+        return [*self.constants, *weights, *(_laid_out(tensor, self.layout) for tensor in tensors)]
 
 
 @dataclass(frozen=True)
@@ -128,19 +174,16 @@ def trace(
     forward: Forward = call_model,
     pattern: Sequence[Tensor] = (),
     channels_last: bool = False,
-    compiled: bool = False,
     batched: int = 0,
 ) -> TracedHessian:
-    """Record the Hessian product of the mean loss on mini-batches of this shape, in 1 to 5 s.
+    """Record the Hessian product of the mean loss on mini-batches of this shape, in 1 to 5 s, without computing it.
 
-    The model is in eval mode; its buffers and the parameters not differentiated by are constants of the trace. Inputs
-    and targets are an example of the shape. With a `pattern`, to fix the activation pattern, every mini-batch has to
-    bring its own. `channels_last` is faster for convolutions on CPUs; `compiled` takes 5 to 60 s and is worth it from
-    about a hundred mini-batches; `batched` mini-batches per product fill a device that one of them leaves idle.
+    The model is in eval mode. Inputs and targets are an example of the shape. With a `pattern`, to fix the activation
+    pattern, every mini-batch has to bring its own. `channels_last` is faster for convolutions on CPUs; `batched`
+    mini-batches per product fill a device that one of them leaves idle.
 
     Raises:
-        ValueError: the model cannot be traced (it branches on values, or has no forward derivative), or its graph
-            cannot be compiled (there is no compiler).
+        ValueError: the model cannot be traced (it branches on values, or has no forward derivative).
     """
     layout = torch.channels_last if channels_last else torch.contiguous_format
     weights = [_laid_out(p, layout) for p in parameters.values()]
@@ -151,18 +194,39 @@ def trace(
         vectors = [p.new_zeros(batched, *p.shape) for p in weights]
         example = [torch.stack([tensor] * batched) for tensor in example]
         function = torch.vmap(function, in_dims=(None,) * len(weights) + (0,) * (len(example) + len(weights)))
-    try:
-        with differentiable_attention():
-            graph = make_fx(function, _decompositions())(*weights, *example, *vectors)
-    except Exception as error:
-        raise ValueError(f"the model cannot be traced ({str(error).strip().splitlines()[0]})") from error
+    # Without writes in place: compiled code does not know which of its inputs share memory.
+    graph = _recorded(functionalize(function, remove="mutations"), [*weights, *example, *vectors])
     views_to_reshapes(graph)
+    plain_copies(graph)
+    constants = lift_constants(graph)
     once, each = split(graph, vectors=len(weights))
     join_convolutions(each.graph)
     each.recompile()
-    first, second = _compiled(once, each, [*weights, *example], vectors) if compiled else (once, each)
-    replay = GraphReplay(second, "Hessian product")
-    return TracedHessian(dict(parameters), _shape(inputs, targets), layout, batched, first, second, replay)
+    return TracedHessian(
+        dict(parameters),
+        shape_of(inputs, targets),
+        layout,
+        batched,
+        constants,
+        once,
+        each,
+        GraphReplay(each, "Hessian product"),
+    )
+
+
+def _recorded(function: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) -> fx.GraphModule:
+    """The graph of a function, recorded without values where possible: it needs no memory for them."""
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with differentiable_attention():
+        try:
+            with fake:
+                return make_fx(function, _decompositions())(*map(fake.from_tensor, arguments))
+        except Exception as error:  # whatever the model's code raises; with values it may work
+            log.debug("recording with values: %s", error)
+        try:
+            return make_fx(function, _decompositions())(*arguments)
+        except Exception as error:
+            raise ValueError(f"the model cannot be traced ({str(error).strip().splitlines()[0]})") from error
 
 
 class _Forward(nn.Module):
@@ -202,30 +266,13 @@ def _loss_and_product(
     return product
 
 
-def _compiled(
-    once: fx.GraphModule, each: fx.GraphModule, given: Sequence[Tensor], vectors: Sequence[Tensor]
-) -> tuple[Graph, Graph]:
-    """Both graphs as machine code, for tensors laid out as these: flat lists of operations, without Python code."""
-    from torch import _inductor as inductor  # takes more than a second
-
-    try:
-        with torch.no_grad():
-            first = inductor.compile(once, [*given])
-            _, *kept = first(*given)
-            return first, inductor.compile(each, [*kept, *vectors])
-    except RuntimeError as error:
-        if out_of_memory(error):
-            raise
-        why = str(error).strip().partition("\n")[0]
-        raise ValueError(f"the Hessian products cannot be compiled ({why}); choose another --hvp") from error
-
-
 def _decompositions() -> dict[OpOverload, Callable[..., Any]]:
     """Of the derivatives in `SPLITTABLE` into two operations each."""
     return {name: f for name, f in get_decompositions(SPLITTABLE).items() if isinstance(name, OpOverload)}
 
 
-def _shape(inputs: Tensor, targets: Tensor) -> Shape:
+def shape_of(inputs: Tensor, targets: Tensor) -> Shape:
+    """What a trace is valid for."""
     return inputs.shape, inputs.dtype, targets.shape, targets.dtype
 
 

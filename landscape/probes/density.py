@@ -19,11 +19,11 @@ from landscape.curvature.hvp_backends import (
     KINKS_HELP,
     Hvp,
     Kinks,
-    PlannedProducts,
     autotuned,
     curvature,
     without_hvp,
 )
+from landscape.curvature.hvp_forecast import PlannedProducts
 from landscape.curvature.operator import over_all_samples
 from landscape.curvature.parameter_selection import PARAMS_HELP, matching
 from landscape.curvature.trace_estimators import rounds_for

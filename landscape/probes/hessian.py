@@ -18,11 +18,11 @@ from landscape.curvature.hvp_backends import (
     KINKS_HELP,
     Hvp,
     Kinks,
-    PlannedProducts,
     autotuned,
     curvature,
     without_hvp,
 )
+from landscape.curvature.hvp_forecast import PlannedProducts
 from landscape.curvature.lanczos import Spectrum
 from landscape.curvature.operator import Curvature, Operator, cache_of_all, over_all_samples
 from landscape.curvature.parameter_selection import PARAMS_HELP, Blocks, matching

@@ -19,11 +19,11 @@ from landscape.curvature.hvp_backends import (
     KINKS_HELP,
     Hvp,
     Kinks,
-    PlannedProducts,
     autotuned,
     curvature,
     without_hvp,
 )
+from landscape.curvature.hvp_forecast import PlannedProducts
 from landscape.curvature.micro_batches import MicroBatchedProduct
 from landscape.curvature.operator import Curvature
 from landscape.curvature.parameter_selection import PARAMS_HELP, matching

@@ -1,0 +1,75 @@
+"""The backends of Hessian products for one set of parameters, and which is the fastest for what is planned."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from landscape.curvature import compiled_graphs
+from landscape.curvature.hvp_forecast import LOADED, Costs, PlannedProducts, predicted, reason
+from landscape.curvature.hvp_reference import Reference, seconds_of, spent
+from landscape.curvature.operator import Curvature
+
+ANNOUNCED = 3.0  # seconds of a compilation that is announced
+log = logging.getLogger(__name__)
+
+
+class Candidates:
+    """The backends that are prepared, and what each of them costs as far as it is known.
+
+    Args:
+        reference: double backward on the first mini-batch.
+        kinds: names of the other backends.
+        key: under which earlier runs left notes and compiled code; empty for none.
+        set_size: mini-batches per product of `together`, which needs two such sets.
+        prepare: makes a backend.
+    """
+
+    def __init__(
+        self,
+        reference: Reference,
+        kinds: Sequence[str],
+        key: str,
+        set_size: int,
+        prepare: Callable[[str, PlannedProducts], Curvature],
+    ) -> None:
+        self._reference, self._key, self._set_size, self._make, self._said = reference, key, set_size, prepare, ""
+        self._prepared = {"kept": reference.curved}
+        self._costs = {"kept": reference.costs}
+        self._notes = compiled_graphs.read_notes(key)
+        for hvp in kinds:
+            stored = hvp == "compiled" and compiled_graphs.is_stored(key)
+            self._costs[hvp] = predicted(hvp, reference.costs, reference.functions, self._notes, stored=stored)
+
+    def best(self, planned: PlannedProducts) -> Curvature:
+        """The fastest for the planned products, prepared."""
+        while (hvp := self._fastest(planned)) not in self._prepared:
+            self._prepare(hvp, planned)
+        said = reason(hvp, self._costs, planned)
+        if said != self._said:
+            log.info("Hessian products: %s", said)
+        self._said = said
+        return self._prepared[hvp]
+
+    def _fastest(self, planned: PlannedProducts) -> str:
+        possible = [hvp for hvp in self._costs if hvp != "together" or planned.batches >= 2 * self._set_size]
+        return min(possible, key=lambda hvp: self._costs[hvp].total(planned))
+
+    def _prepare(self, hvp: str, planned: PlannedProducts) -> None:
+        """Prepare and measure a backend; one that does not work with this model is no candidate any more."""
+        expected, start = self._costs.pop(hvp), spent()
+        if hvp == "compiled" and expected.start > ANNOUNCED:
+            log.info("compiling the Hessian products, about %.0f s", expected.start)
+        try:
+            made = self._make(hvp, planned)
+            took = spent() - start
+            once, each = seconds_of(replace(made, patterns=self._reference.patterns))
+        except (ValueError, RuntimeError) as error:
+            log.info("no %s Hessian products: %s", hvp, str(error).partition("\n")[0])
+            return
+        self._prepared[hvp], self._costs[hvp] = made, Costs(0.0, once, each)
+        if expected.start != LOADED:  # of what an earlier run compiled it noted the seconds
+            kept = self._costs["kept"]
+            self._notes |= {"kept": [0.0, kept.once, kept.each], hvp: [took, once, each]}
+            compiled_graphs.write_notes(self._key, self._notes)

@@ -1,0 +1,146 @@
+"""Double backward on the first mini-batch: what the other backends of Hessian products are compared with."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from landscape.curvature.hessian_product import differentiable_attention
+from landscape.curvature.hvp_forecast import Costs
+from landscape.curvature.operator import Curvature
+from landscape.curvature.pattern_cache import PatternCache
+from landscape.curvature.vectors import length, random_unit
+from landscape.data.structure import rows_of
+from landscape.subject.subject import Subject
+from landscape.subject.weights_cache import once_per_weights
+
+AGREES = 0.1  # accepted relative difference of two backends: one unit on the other side of its kink causes 0.03
+STRICT = 1e-3  # accepted of code from disk that is found before anything was traced
+REPEATS = 2  # products per candidate, after one more
+LONG = 0.2  # seconds of a product that is not timed again
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Double backward on the first mini-batch."""
+
+    curved: Curvature
+    patterns: PatternCache | None  # with the activation pattern of the mini-batch if it is fixed
+    costs: Costs
+    functions: int  # in the forward pass
+    product: Tensor | None  # with a random vector; None where it cannot be computed
+
+    def pattern(self) -> list[Tensor]:
+        """The activation pattern of the first mini-batch."""
+        return replace(self.curved, patterns=self.patterns).pattern(0)
+
+
+@once_per_weights
+def reference(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool) -> Reference:
+    """Its product, timed; the graph is freed, so that no other one has to fit into memory beside it."""
+    curved = Curvature(subject, parameters, "kept", fixed=fixed)
+    cached = replace(curved, patterns=PatternCache(every=True, device=subject.device))
+    if fixed:
+        cached.pattern(0)
+    vector = random_unit(curved.size, 0, device=subject.device, dtype=subject.dtype)
+    try:
+        once, product = timed(lambda: cached.product(0), subject.device)
+        each, expected = timed(lambda: product(vector), subject.device)
+    except ValueError:
+        return Reference(curved, cached.patterns, Costs(0.0, 0.0, 0.0), 0, None)
+    if each < LONG:
+        each = min(each, timed(lambda: product(vector), subject.device)[0])
+    return Reference(curved, cached.patterns, Costs(0.0, once, each), _functions(subject), expected)
+
+
+def _functions(subject: Subject) -> int:
+    """How many differentiable functions a forward pass calls."""
+    inputs, targets = subject.batch(0)
+    if subject.divisible:
+        inputs, targets = (rows_of(nested, slice(0, 1)) for nested in (inputs, targets))
+    with torch.enable_grad(), differentiable_attention():
+        loss = subject.losses(subject.outputs(inputs), targets).mean()
+    seen: set[Any] = set()
+    waiting = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [following for following, _ in node.next_functions]
+    return len(seen)
+
+
+def agrees(candidate: Curvature, expected: Reference) -> bool:
+    """Whether the product of loaded code is that of double backward, to rounding."""
+    try:
+        return expected.product is not None and _difference(candidate, expected, expected.product) <= STRICT
+    except (RuntimeError, ValueError):  # tensors that the code was not made for
+        return False
+
+
+def require_agreement(candidate: Curvature, expected: Reference) -> None:
+    """Reject a trace whose product differs from that of double backward, where the latter works and is finite.
+
+    Code that is compiled already, such as TorchScript, may be recorded wrongly.
+    """
+    if expected.product is None:
+        return
+    size, difference = length(expected.product).item(), _difference(candidate, expected, expected.product)
+    if math.isfinite(size) and not difference <= AGREES:
+        raise ValueError(
+            f"the model cannot be traced (a Hessian product of length {size:.3g} would be wrong by "
+            f"{difference * size:.3g}); use --hvp kept"
+        )
+
+
+def _difference(candidate: Curvature, expected: Reference, product: Tensor) -> float:
+    """Of the product with the first random vector, relative."""
+    vector = random_unit(candidate.size, 0, device=product.device, dtype=product.dtype)
+    found = _first_product(replace(candidate, patterns=expected.patterns))(vector).view(-1, candidate.size)[0]
+    difference, size = length(found - product).item(), length(product).item()
+    return difference / size if size else difference
+
+
+def seconds_of(candidate: Curvature) -> tuple[float, float]:
+    """Seconds to prepare a mini-batch, its activation pattern aside, and per product, the best of a few."""
+    subject, batches = candidate.subject, max(candidate.batched, 1)
+    vector = random_unit(candidate.size, 0, device=subject.device, dtype=subject.dtype)
+    once, product = timed(lambda: _first_product(candidate), subject.device)
+    times = [timed(lambda: product(vector), subject.device)[0] for _ in range(1 + REPEATS)]
+    return once / batches, min(times) / batches
+
+
+def _first_product(candidate: Curvature) -> Callable[[Tensor], Tensor]:
+    """Products of the first mini-batch; of a batched backend those of as many copies of it, by rows."""
+    if not candidate.batched:
+        return candidate.product(0)
+    batched = candidate.batched_product([0] * candidate.batched)
+    return lambda vector: batched(vector.expand(candidate.batched, -1))
+
+
+def timed(work: Callable[[], T], device: torch.device) -> tuple[float, T]:
+    """Seconds of work with its result; on a CPU of this process alone, which other programs slow down less."""
+    if device.type == "cpu":
+        start = time.process_time()
+        result = work()
+        return (time.process_time() - start) / torch.get_num_threads(), result
+    torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    result = work()
+    torch.cuda.synchronize(device)
+    return time.perf_counter() - start, result
+
+
+def spent() -> float:
+    """Seconds of this process and the compilers it started."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system

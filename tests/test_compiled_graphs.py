@@ -1,0 +1,119 @@
+"""Compiled graphs on disk: a later run loads them, and nothing but them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from analytic import convolution_net, tanh_net
+
+from landscape.curvature import compiled_graphs, compiled_hessian, hvp_backends
+from landscape.curvature.hvp_backends import curvature
+from landscape.curvature.vectors import random_unit
+from landscape.subject.subject import Subject
+
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # by torch's forward mode
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(compiled_graphs.VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache" / "compiled"
+
+
+def assert_as_kept(subject: Subject) -> None:
+    vector = random_unit(subject.size, 3, device=torch.device("cpu"), dtype=torch.float64)
+    compiled, kept = (curvature(subject, subject.parameters, hvp).product(1) for hvp in ("compiled", "kept"))
+    torch.testing.assert_close(compiled(vector), kept(vector), rtol=1e-10, atol=1e-13)
+
+
+def refuse(*_: object, **__: object) -> None:
+    pytest.fail("traced or compiled again")
+
+
+@pytest.mark.slow
+def test_a_second_run_neither_traces_nor_compiles(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_as_kept(convolution_net())
+    assert folder.stat().st_mode & 0o777 == 0o700
+    with monkeypatch.context() as second:
+        second.setattr(hvp_backends, "trace", refuse)
+        second.setattr(compiled_graphs, "_compile", refuse)
+        again = convolution_net()
+        for buffer in filter(torch.is_floating_point, again.model.buffers()):
+            buffer.mul_(1.5)  # other statistics, which the code does not hold
+        assert_as_kept(again)
+
+    compiled: list[str] = []
+    plain = compiled_graphs._compile
+    monkeypatch.setattr(compiled_graphs, "_compile", lambda *given: (compiled.append(given[-1]), plain(*given))[0])
+    (entry,) = (path for path in folder.iterdir() if path.is_dir())
+    (entry / "each.so").unlink()  # a file in use, which this process holds, is never written to
+    (entry / "each.so").write_bytes(b"torn")
+    assert_as_kept(convolution_net())  # made again, without an error
+    assert compiled == ["once", "each"]
+    entry.chmod(0o777)
+    assert compiled_graphs.load(entry.name) is None  # others could have written it
+    entry.chmod(0o700)
+    assert compiled_graphs.load(entry.name) is not None
+    (entry / "once.json").chmod(0o666)
+    assert compiled_graphs.load(entry.name) is None
+
+
+@pytest.mark.slow
+def test_code_of_another_function_under_the_same_key_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_hessian, "key_of", lambda *_: "0" * 64)
+    assert_as_kept(tanh_net())
+    other = tanh_net()
+    other.model[1] = torch.nn.Sigmoid()  # type: ignore[operator]
+    assert_as_kept(other)
+
+
+def test_the_key_follows_code_shapes_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = tanh_net()
+
+    def key(one: Subject) -> str:
+        return compiled_hessian.key_of(one, one.parameters, fixed=False)
+
+    first = key(subject)
+    with torch.no_grad():
+        subject.model[0].weight.mul_(2)  # type: ignore[index, operator, union-attr]
+    assert key(subject) == first == key(tanh_net())  # other weights are the same code
+    sigmoid = tanh_net()
+    sigmoid.model[1] = torch.nn.Sigmoid()  # type: ignore[operator]
+    assert len({first, key(sigmoid), key(tanh_net(sizes=(7, 7)))}) == 3
+    monkeypatch.setattr(torch, "__version__", "0.0")
+    assert key(tanh_net()) != first
+
+
+def test_without_a_writable_folder_nothing_is_kept_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(compiled_graphs.VARIABLE, str(tmp_path / "file"))
+    with caplog.at_level(logging.INFO, logger="landscape"):
+        for _ in range(2):
+            assert compiled_graphs.folder() is None
+            compiled_graphs.write_notes("key", {})
+            assert compiled_graphs.read_notes("key") == {}
+    assert caplog.text.count("compiled graphs are not kept for later runs") == 1
+    monkeypatch.setenv(compiled_graphs.VARIABLE, "")
+    assert compiled_graphs.folder() is None
+
+
+def test_notes_are_read_again_and_torn_ones_ignored(folder: Path) -> None:
+    compiled_graphs.write_notes("key", {"kept": [0.0, 1.0, 2.0]})
+    assert compiled_graphs.read_notes("key") == {"kept": [0.0, 1.0, 2.0]}
+    (folder / "key.json").write_text('{"kept": [0.')
+    assert compiled_graphs.read_notes("key") == {}
+
+
+def test_entries_used_longest_ago_are_deleted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_graphs, "MOST_ENTRIES", 1)
+    for i in range(4):
+        compiled_graphs.write_notes(str(i), {})
+        os.utime(folder / f"{i}.json", (i, i))
+    compiled_graphs._forget_oldest(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["2.json", "3.json"]
