@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,26 @@ def test_a_second_run_neither_traces_nor_compiles(folder: Path, monkeypatch: pyt
     assert compiled_graphs.load(entry.name) is not None
     (entry / "once.json").chmod(0o666)
     assert compiled_graphs.load(entry.name) is None
+
+
+@pytest.mark.slow
+def test_another_process_loads_code_that_calls_an_operator_of_this_package(folder: Path) -> None:
+    """Large matrices in single precision use it; it is registered before the code is loaded."""
+    script = (
+        "import torch; from torch import nn; from landscape.curvature import hvp_backends, compiled_graphs\n"
+        "from landscape.subject.subject import Subject\n"
+        "torch.manual_seed(0); model = nn.Sequential(nn.Linear(128, 160), nn.Tanh(), nn.Linear(160, 128)).eval()\n"
+        "data = [(torch.randn(128, 128), torch.randint(128, (128,)))]\n"
+        "trace, traced = hvp_backends.trace, []\n"
+        "hvp_backends.trace = lambda *a, **k: (traced.append(1), trace(*a, **k))[1]\n"
+        "subject = Subject(model, data); hvp_backends.curvature(subject, subject.parameters, 'compiled')\n"
+        "print(len(traced))"
+    )
+    counts = [
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()[-1]
+        for _ in range(2)
+    ]
+    assert counts == ["1", "0"]
 
 
 @pytest.mark.slow

@@ -24,6 +24,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, fx
 
+from landscape.curvature import matrix_products
+
 VARIABLE = "LANDSCAPE_CACHE"  # another folder; empty: nothing is kept
 MOST_BYTES, MOST_ENTRIES = 2 * 2**30, 200  # the entries used last stay
 CALLS = os.cpu_count() or 1  # runs of one graph at the same time, each in a thread of the caller's
@@ -205,6 +207,7 @@ def _sha256(entry: Path, name: str) -> str:
 
 def _function(file: Path) -> Function:
     """A compiled graph, callable from several threads at once."""
+    matrix_products.operator()  # that the code may call
     runner = _private._aoti.AOTIModelContainerRunnerCpu(str(file), CALLS)
 
     def run(*tensors: Tensor) -> list[Tensor]:

@@ -11,8 +11,8 @@ from typing import Any
 # AVX-512. Only what is predicted to win is prepared, and then its own times count.
 SHARES = {"traced": (0.70, 1.0), "compiled": (0.57, 0.7), "together": (0.5, 0.7)}
 # Seconds per function of the forward pass, and in any case, to record a graph and to compile it, on that CPU.
-TRACE = (0.015, 0.1)
-COMPILE = (0.15, 8.0)
+TRACE = (0.01, 1.0)
+COMPILE = (0.06, 18.0)
 LOADED = 0.3  # seconds to load and check code from disk
 PRODUCTS = 20  # per mini-batch: of five eigenvalues
 

@@ -24,7 +24,7 @@ from landscape.subject.weights_cache import once_per_weights
 AGREES = 0.1  # accepted relative difference of two backends: one unit on the other side of its kink causes 0.03
 STRICT = 1e-3  # accepted of code from disk that is found before anything was traced
 REPEATS = 2  # products per candidate, after one more
-LONG = 0.2  # seconds of a product that is not timed again
+LONG = 2.0  # seconds of a product that is not timed again; the first one of a process also sets up libraries
 
 T = TypeVar("T")
 
