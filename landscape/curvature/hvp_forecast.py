@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 # Seconds of a product and of the preparation of a mini-batch, as shares of those of double backward: rounded from
-# resnet_demo (traced 0.66 and 0.81, compiled 0.55 and 0.66) and vit_demo (0.74 to 0.84 and 1.0, 0.55 and 0.42), untrained,
-# mini-batches of 16 images of 32 x 32, one thread of a CPU with AVX-512. Those of `together` are a guess: no GPU was
-# measured. Only what is predicted to win is prepared, and then its own times count.
+# resnet_demo (traced 0.66, 0.81; compiled 0.55, 0.66) and vit_demo (0.74 to 0.84, 1.0; 0.55, 0.42) at random
+# weights, mini-batches of 16 images of 32 x 32, one thread of a CPU with AVX-512. Those of `together` are a guess: no
+# GPU was measured. Only what is predicted to win is prepared, and then its own times count.
 SHARES = {"traced": (0.70, 1.0), "compiled": (0.57, 0.7), "together": (0.5, 0.7)}
 # Seconds per function of the forward pass, and in any case, to record a graph and to compile it, compilers included:
 # a line through the same two networks (102 and 291 functions) on that CPU.
