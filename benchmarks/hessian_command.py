@@ -235,8 +235,8 @@ def _errors(values: Mapping[int, np.ndarray], truth: Mapping[int, np.ndarray]) -
 def main() -> None:
     options = trained_models(parser(__doc__), "resnet_demo", "preresnet_demo", "vit_demo")
     options.add_argument("--batches", type=int, nargs="+", default=[64, 14], help="numbers of mini-batches of 16")
-    options.add_argument("--peer-batches", type=int, default=16, help="mini-batches of PyHessian, eigsh half of them")
-    options.add_argument("--references", type=int, default=24, help="mini-batches with a float64 reference")
+    options.add_argument("--peer-batches", type=int, default=8, help="mini-batches of PyHessian, eigsh half of them")
+    options.add_argument("--references", type=int, default=20, help="mini-batches with a float64 reference")
     options.add_argument("--out", type=Path, default=Path("hessian_command.jsonl"))
     options.add_argument("--child", default="", help=argparse.SUPPRESS)
     options.add_argument("--checkpoint", type=Path, help=argparse.SUPPRESS)
