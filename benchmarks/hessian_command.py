@@ -2,12 +2,12 @@
 
     python benchmarks/hessian_command.py --data cifar10 --data-root DATA [--checkpoints DIR] [--batches 64 14]
 
-What is compared is what a user runs: a process that imports its libraries, loads the checkpoint and the images, and
-computes the top five eigenvalues of every mini-batch of 16. The command chooses threads and backend itself; its first
-run starts with an empty cache of compiled graphs, its second run finds what the first one left. PyHessian (its
-defaults, torch's default threads) and curvlinops with eigsh, which prepare nothing, run on a part of the mini-batches,
-spread over the whole; their time for all is that of the process without mini-batches plus the mean of a mini-batch
-times their number. Processes take turns. Errors are relative to float64, from the first mini-batches; `missed` counts
+What is compared is what a user runs: a process that computes the top five eigenvalues of every mini-batch of 16. The
+command chooses threads and backend itself; its first run starts with an empty cache of compiled graphs, its second run
+finds what the first one left. Its seconds contain all preparation of products. PyHessian (its defaults, torch's default
+threads) and curvlinops with eigsh, which prepare nothing, run on a part of the mini-batches, spread over the whole;
+their time for all is the mean of a mini-batch times their number. `whole process` adds imports and the loading of
+weights and images on both sides. Seconds are wall time, and so are speeds unless said. Processes take turns. Errors are relative to float64, from the first mini-batches; `missed` counts
 eigenvalues without an estimate within 1 %. A killed run resumes after the last network that it finished.
 """
 
@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,15 +60,25 @@ def run(command: list[str], environment: Mapping[str, str]) -> tuple[Spent, str]
         return spent, output.read()
 
 
-def command(arguments: argparse.Namespace, checkpoint: Path, batches: int, cache: Path, out: Path) -> Spent:
-    """One run of the command with its defaults into a new results file."""
+def command(arguments: argparse.Namespace, checkpoint: Path, batches: int, cache: Path, out: Path) -> list[Spent]:
+    """One run with the defaults into a new results file: the whole process, and the measurement alone."""
+    from landscape.cli.process_setup import MALLOC
+
     out.unlink(missing_ok=True)
-    options = ["--data", arguments.data, "--samples", str(batches * BATCH_SIZE), "--out", str(out), "--quiet"]
-    if arguments.data_root:
-        options += ["--data-root", str(arguments.data_root)]
-    landscape = Path(sys.executable).with_name("landscape")
-    spent, _ = run([str(landscape), "hessian", str(checkpoint), *options], {"LANDSCAPE_CACHE": str(cache)})
-    return spent
+    own = {
+        "LANDSCAPE_CACHE": str(cache),
+        "OMP_WAIT_POLICY": "passive",
+        **{name: str(value) for name, _, value in MALLOC},
+    }
+    options = ["--child", "ours", "--results", str(out), *about(arguments, checkpoint, batches * BATCH_SIZE)]
+    whole, printed = run([sys.executable, __file__, *options], own)
+    return [whole, Spent(*json.loads(printed.splitlines()[-1]))]
+
+
+def about(arguments: argparse.Namespace, checkpoint: Path, samples: int) -> list[str]:
+    """Options that tell a child what to load."""
+    options = ["--checkpoint", str(checkpoint), "--samples", str(samples), "--data", arguments.data]
+    return [*options, "--data-root", str(arguments.data_root)] if arguments.data_root else options
 
 
 def measured(out: Path) -> tuple[np.ndarray, float, int]:
@@ -80,7 +91,7 @@ def measured(out: Path) -> tuple[np.ndarray, float, int]:
 
 
 def child(arguments: argparse.Namespace) -> None:
-    """What a process of a peer, or of the float64 reference, does; prints a row per mini-batch."""
+    """What a process of ours, of a peer, or of the float64 reference, does; prints a row, or one per mini-batch."""
     import hessian
     import other_engines
 
@@ -90,6 +101,12 @@ def child(arguments: argparse.Namespace) -> None:
         arguments.checkpoint, data=arguments.data, data_root=arguments.data_root, split="train", device="cpu",
         samples=arguments.samples, batch_size=BATCH_SIZE,
     )  # fmt: skip
+    if arguments.child == "ours":  # as the command does: this process has its settings in the environment
+        start, before = time.perf_counter(), os.times()
+        landscape.measure("hessian", subject, out=arguments.results)
+        spent = sum(os.times()[:4]) - sum(before[:4])  # with compilers
+        print(json.dumps([time.perf_counter() - start, spent]))
+        return
     if arguments.child == "reference":
         subject.model.double()
     compute = {"pyhessian": other_engines.pyhessian, "curvlinops": other_engines.curvlinops}
@@ -107,11 +124,9 @@ def peer(
     arguments: argparse.Namespace, kind: str, checkpoint: Path, samples: int, which: list[int]
 ) -> tuple[Spent, list[list[Any]]]:
     """Mini-batches of a peer in a process: what the process took beside them, and their rows."""
-    options = ["--child", kind, "--checkpoint", str(checkpoint), "--samples", str(samples), "--data", arguments.data]
-    if arguments.data_root:
-        options += ["--data-root", str(arguments.data_root)]
+    options = ["--child", kind, *about(arguments, checkpoint, samples), "--which", *map(str, which)]
     one_thread = {"OMP_NUM_THREADS": "1"} if kind == "reference" else {}
-    spent, printed = run([sys.executable, __file__, *options, "--which", *map(str, which)], one_thread)
+    spent, printed = run([sys.executable, __file__, *options], one_thread)
     rows = [json.loads(line) for line in printed.splitlines() if line.startswith("[")]
     return Spent(spent.wall - sum(r[1] for r in rows), spent.cpu - sum(r[2] for r in rows)), rows
 
@@ -147,25 +162,25 @@ def measure(arguments: argparse.Namespace, done: set[tuple[str, str]]) -> Iterat
             if (name, state) in done:
                 continue
             checkpoint = folder / "final.pt" if state == "trained" else with_statistics(arguments, folder, samples)
-            about = {"model": name, "state": state}
+            case = {"model": name, "state": state}
             with tempfile.TemporaryDirectory() as scratch:
                 out = Path(scratch) / "results.h5"
                 for turn, batches in enumerate(arguments.batches):
                     cache = Path(scratch) / f"cache-{turn}"
                     for again in ("first run", "second run"):
-                        spent = command(arguments, checkpoint, batches, cache, out)
+                        whole, alone = command(arguments, checkpoint, batches, cache, out)
                         values, products, hvp = measured(out)
                         yield {
-                            **about, "engine": "ours", "run": again, "batches": batches, "wall": spent.wall,
-                            "cpu": spent.cpu, "products": products, "hvp": hvp, "values": values.tolist(),
+                            **case, "engine": "ours", "run": again, "batches": batches, "wall": whole.wall,
+                            "cpu": whole.cpu, "measuring": [alone.wall, alone.cpu], "products": products, "hvp": hvp, "values": values.tolist(),
                         }  # fmt: skip
                         part = spread[(2 * turn + (again == "second run")) :: 2 * len(arguments.batches)]
                         for engine, kind in PEERS.items():
                             which = part if kind == "pyhessian" else part[: max(1, len(part) // 2)]
                             beside, rows = peer(arguments, kind, checkpoint, samples, which)
-                            yield {**about, "engine": engine, "beside": [beside.wall, beside.cpu], "rows": rows}
+                            yield {**case, "engine": engine, "beside": [beside.wall, beside.cpu], "rows": rows}
             _, rows = peer(arguments, "reference", checkpoint, samples, list(range(arguments.references)))
-            yield {**about, "engine": "reference", "rows": rows}
+            yield {**case, "engine": "reference", "rows": rows}
 
 
 def table(rows: list[Row]) -> str:
@@ -174,10 +189,11 @@ def table(rows: list[Row]) -> str:
 
     columns = (
         "model, state, mini-batches, PyHessian s, eigsh s, ours: first run s, second run s, backend, speed: first run, "
-        "second run, by CPU time: first run, second run, against eigsh: first run, second run, products, "
-        "worst error, missed, PyHessian: products, worst error, missed"
+        "second run, whole process: first run, second run, by CPU time: first run, second run, "
+        "against eigsh: first run, second run, products, worst error, missed, PyHessian: products, worst error, missed"
     )
-    lines, ratios = [header(*columns.split(", "))], {"first run": [], "second run": []}  # type: ignore[var-annotated]
+    lines: list[str] = [header(*columns.split(", "))]
+    ratios: dict[tuple[int, str], list[float]] = defaultdict(list)
     cases = list(dict.fromkeys((r["model"], r["state"]) for r in rows))
     for case in cases:
         own = [r for r in rows if (r["model"], r["state"]) == case]
@@ -185,29 +201,34 @@ def table(rows: list[Row]) -> str:
         peers = {engine: _peer_numbers([r for r in own if r["engine"] == engine], truth) for engine in PEERS}
         for batches in dict.fromkeys(r["batches"] for r in own if r["engine"] == "ours"):
             runs = {r["run"]: r for r in own if r["engine"] == "ours" and r["batches"] == batches}
-            total = {
-                e: [b + batches * m for b, m in zip(p["beside"], p["mean"], strict=True)] for e, p in peers.items()
-            }
-            py, eigsh = (total[engine] for engine in PEERS)
-            speed = {run: py[0] / r["wall"] for run, r in runs.items()}
+            alone, cpu, whole = (
+                {e: p["beside"][0] * started + batches * p["mean"][k] for e, p in peers.items()}
+                for k, started in ((0, 0), (1, 0), (0, 1))
+            )
+            py, eigsh = (alone[engine] for engine in PEERS)
+            speed = {run: py / r["measuring"][0] for run, r in runs.items()}
             for run, value in speed.items():
-                ratios[run].append(value)
+                ratios[batches, run].append(value)
             values = (
                 np.array(runs["second run"]["values"]) if batches == max(r.get("batches", 0) for r in own) else None
             )
             worst, missed, count = _errors({i: v for i, v in enumerate(values)} if values is not None else {}, truth)
             lines.append(row_of(
-                *case, batches, f"{py[0]:.0f}", f"{eigsh[0]:.0f}", *(f"{r['wall']:.1f}" for r in runs.values()),
+                *case, batches, f"{py:.0f}", f"{eigsh:.0f}", *(f"{r['measuring'][0]:.1f}" for r in runs.values()),
                 CODES[runs["second run"]["hvp"]], *(f"{value:.1f}x" for value in speed.values()),
-                *(f"{py[1] / r['cpu']:.1f}x" for r in runs.values()),
-                *(f"{eigsh[0] / r['wall']:.1f}x" for r in runs.values()),
+                *(f"{whole['PyHessian'] / r['wall']:.1f}x" for r in runs.values()),
+                *(f"{cpu['PyHessian'] / r['measuring'][1]:.1f}x" for r in runs.values()),
+                *(f"{eigsh / r['measuring'][0]:.1f}x" for r in runs.values()),
                 f"{runs['second run']['products']:.1f}",
                 *((f"{worst:.1e}", f"{missed}/{count}") if count else ("", "")),
                 f"{peers['PyHessian']['products']:.0f}", f"{peers['PyHessian']['worst']:.1e}",
                 f"{peers['PyHessian']['missed']}/{peers['PyHessian']['count']}",
             ))  # fmt: skip
-    means = ", ".join(f"{run} {statistics.geometric_mean(found):.1f}x" for run, found in ratios.items() if found)
-    return "\n".join(lines) + f"\n\nGeometric means over all rows, wall time: {means}"
+    means = "; ".join(
+        f"{batches} mini-batches, {run}: {statistics.geometric_mean(found):.1f}x"
+        for (batches, run), found in ratios.items()
+    )
+    return "\n".join(lines) + f"\n\nGeometric means of the speeds: {means}"
 
 
 def _peer_numbers(rows: list[Row], truth: Mapping[int, np.ndarray]) -> dict[str, Any]:
@@ -241,6 +262,7 @@ def main() -> None:
     options.add_argument("--child", default="", help=argparse.SUPPRESS)
     options.add_argument("--checkpoint", type=Path, help=argparse.SUPPRESS)
     options.add_argument("--samples", type=int, help=argparse.SUPPRESS)
+    options.add_argument("--results", type=Path, help=argparse.SUPPRESS)
     options.add_argument("--which", type=int, nargs="*", help=argparse.SUPPRESS)
     arguments = options.parse_args()
     if arguments.child:
