@@ -7,8 +7,9 @@ command chooses threads and backend itself; its first run starts with an empty c
 finds what the first one left. Its seconds contain all preparation of products. PyHessian (its defaults, torch's default
 threads) and curvlinops with eigsh, which prepare nothing, run on a part of the mini-batches, spread over the whole;
 their time for all is the mean of a mini-batch times their number. `whole process` adds imports and the loading of
-weights and images on both sides. Seconds are wall time, and so are speeds unless said. Processes take turns. Errors are relative to float64, from the first mini-batches; `missed` counts
-eigenvalues without an estimate within 1 %. A killed run resumes after the last network that it finished.
+weights and images on both sides. Seconds are wall time, and so are speeds unless said. Processes take turns. Errors are
+relative to float64, from the first mini-batches; `missed` counts eigenvalues without an estimate within 1 %. A killed
+run resumes after the last network that it finished.
 """
 
 from __future__ import annotations
@@ -172,7 +173,8 @@ def measure(arguments: argparse.Namespace, done: set[tuple[str, str]]) -> Iterat
                         values, products, hvp = measured(out)
                         yield {
                             **case, "engine": "ours", "run": again, "batches": batches, "wall": whole.wall,
-                            "cpu": whole.cpu, "measuring": [alone.wall, alone.cpu], "products": products, "hvp": hvp, "values": values.tolist(),
+                            "cpu": whole.cpu, "measuring": [alone.wall, alone.cpu], "products": products, "hvp": hvp,
+                            "values": values.tolist(),
                         }  # fmt: skip
                         part = spread[(2 * turn + (again == "second run")) :: 2 * len(arguments.batches)]
                         for engine, kind in PEERS.items():

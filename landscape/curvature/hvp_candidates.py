@@ -38,6 +38,7 @@ class Candidates:
         self._prepared = {"kept": reference.curved}
         self._costs = {"kept": reference.costs}
         self._notes = compiled_graphs.read_notes(key)
+        self._earlier = _number(self._notes.get("products"))
         for hvp in kinds:
             stored = hvp == "compiled" and compiled_graphs.is_stored(key)
             self._costs[hvp] = predicted(hvp, reference.costs, reference.functions, self._notes, stored=stored)
@@ -50,17 +51,32 @@ class Candidates:
         if said != self._said:
             log.info("Hessian products: %s", said)
         self._said = said
+        if hvp != "compiled":
+            self._note(products=self._earlier + planned.total / planned.at_once)
         return self._prepared[hvp]
 
     def _fastest(self, planned: PlannedProducts) -> str:
-        possible = [hvp for hvp in self._costs if hvp != "together" or planned.batches >= 2 * self._set_size]
-        return min(possible, key=lambda hvp: self._costs[hvp].total(planned))
+        seconds = {hvp: costs.total(planned) for hvp, costs in self._costs.items()}
+        if planned.batches < 2 * self._set_size:
+            seconds.pop("together", None)
+        if "compiled" in seconds and self._key:
+            seconds["compiled"] -= self._paid()
+        return min(seconds, key=seconds.__getitem__)
+
+    def _paid(self) -> float:
+        """Seconds that compiled code would have saved in earlier runs on this network, at most those of compiling it.
+
+        Whoever buys once as much was lost by renting never pays twice what the best choice in hindsight would have.
+        """
+        compiled = self._costs["compiled"]
+        others = min(costs.each for hvp, costs in self._costs.items() if hvp != "compiled")
+        return min(self._earlier * max(others - compiled.each, 0.0), compiled.start)
 
     def _prepare(self, hvp: str, planned: PlannedProducts) -> None:
         """Prepare and measure a backend; one that does not work with this model is no candidate any more."""
         expected, start = self._costs.pop(hvp), spent()
         if hvp == "compiled" and expected.start > ANNOUNCED:
-            log.info("compiling the Hessian products, about %.0f s", expected.start)
+            log.info("compiling the Hessian products, about %.0f s, once for this and later runs", expected.start)
         try:
             made = self._make(hvp, planned)
             took = spent() - start
@@ -71,5 +87,12 @@ class Candidates:
         self._prepared[hvp], self._costs[hvp] = made, Costs(0.0, once, each)
         if expected.start != LOADED:  # of what an earlier run compiled it noted the seconds
             kept = self._costs["kept"]
-            self._notes |= {"kept": [0.0, kept.once, kept.each], hvp: [took, once, each]}
-            compiled_graphs.write_notes(self._key, self._notes)
+            self._note(kept=[0.0, kept.once, kept.each], **{hvp: [took, once, each]})
+
+    def _note(self, **notes: object) -> None:
+        self._notes |= notes
+        compiled_graphs.write_notes(self._key, self._notes)
+
+
+def _number(noted: object) -> float:
+    return float(noted) if isinstance(noted, int | float) else 0.0

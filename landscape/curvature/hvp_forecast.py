@@ -26,6 +26,7 @@ class PlannedProducts:
     batches: int = 1  # mini-batches
     products: int = PRODUCTS  # of each mini-batch, about
     rebuilt: bool = False  # every product passes over all mini-batches, whose graphs are prepared anew for it
+    at_once: int = 1  # mini-batches measured at the same time, in threads
 
     @property
     def total(self) -> int:
@@ -48,7 +49,7 @@ class Costs:
 
     def total(self, planned: PlannedProducts) -> float:
         """Seconds from now on."""
-        return self.start + planned.prepared * self.once + planned.total * self.each
+        return self.start + (planned.prepared * self.once + planned.total * self.each) / planned.at_once
 
 
 def predicted(hvp: str, kept: Costs, functions: int, notes: Mapping[str, Any], *, stored: bool) -> Costs:

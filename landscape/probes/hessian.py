@@ -180,8 +180,9 @@ class Hessian(Probe):
         if self._double_backward:
             return {}
         count = self._count(subject)
-        with self._at_once(subject, count):
-            return autotuned(subject, self.params, self.hvp, planned=self._planned(count), kinks=self._kinks)
+        with self._at_once(subject, count) as at_once:
+            planned = self._planned(count, at_once)
+            return autotuned(subject, self.params, self.hvp, planned=planned, kinks=self._kinks)
 
     def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Hessian, Subject]:
         return replace(self, **choices), subject
@@ -200,7 +201,12 @@ class Hessian(Probe):
         passes = len(units) if self.scope == "batch" else self._count(subject)
         curved = [
             curvature(
-                subject, parameters, hvp, planned=self._planned(passes), operator=self.operator, kinks=self._kinks
+                subject,
+                parameters,
+                hvp,
+                planned=self._planned(passes, at_once),
+                operator=self.operator,
+                kinks=self._kinks,
             )
             for parameters in blocks.groups.values()
         ]
@@ -257,10 +263,10 @@ class Hessian(Probe):
         independent &= self.operator == "hessian" or subject.losses in MEANINGS
         return mini_batches_at_once(subject, batches if independent else 1, vectors=self._nodes)
 
-    def _planned(self, batches: int) -> PlannedProducts:
+    def _planned(self, batches: int, at_once: int = 1) -> PlannedProducts:
         """About as many products as random starts were seen to take on trained networks."""
         products = min(10 + 2 * self._request.ranks, self.max_products) * (2 if self.verify else 1)
-        return PlannedProducts(batches, products, rebuilt=self.scope == "dataset")
+        return PlannedProducts(batches, products, rebuilt=self.scope == "dataset", at_once=at_once)
 
     def _blocks(self, subject: Subject) -> Blocks:
         return Blocks.of(matching(subject.parameters, self.params), per_layer=self.per_layer)

@@ -118,8 +118,9 @@ class Trace(Probe):
         return known if self.tol else {name: v for name, v in known.items() if name not in ("tol", "max_vectors")}
 
     def autotune(self, subject: Subject) -> dict[str, str]:
-        planned = self._planned(len(subject.batches))
-        with mini_batches_at_once(subject, planned.batches, vectors=STORED * self.vectors):
+        batches = len(subject.batches)
+        with mini_batches_at_once(subject, batches, vectors=STORED * self.vectors) as at_once:
+            planned = PlannedProducts(batches, self.vectors, at_once=at_once)
             return autotuned(subject, self.params, self.hvp, planned=planned, kinks=self.kinks, batched=False)
 
     def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Trace, Subject]:
@@ -134,9 +135,8 @@ class Trace(Probe):
         parameters = matching(subject.parameters, self.params)
         batches = [list(rounds) for _, rounds in groupby(units, lambda unit: unit.index[0])]
         with mini_batches_at_once(subject, len(batches), vectors=STORED * self.vectors) as at_once:
-            curved = curvature(
-                subject, parameters, self.hvp, planned=self._planned(len(units)), kinks=self.kinks, batched=False
-            )
+            planned = PlannedProducts(len(units), self.vectors, at_once=at_once)
+            curved = curvature(subject, parameters, self.hvp, planned=planned, kinks=self.kinks, batched=False)
             announce(subject, at_once)
             report_products(per_unit=self.vectors)
             measured = partial(self._estimates, curved)
@@ -148,9 +148,6 @@ class Trace(Probe):
         for unit in rounds:
             found = self._estimate(curved, product, unit)
             yield {OF_A_ROUND + name: value for name, value in found.items()} if self.tol else found
-
-    def _planned(self, batches: int) -> PlannedProducts:
-        return PlannedProducts(batches, self.vectors)
 
     def _estimate(self, curved: Curvature, product: MicroBatchedProduct, unit: Unit) -> dict[str, float]:
         subject, i = curved.subject, unit.index[0]
