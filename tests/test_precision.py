@@ -90,6 +90,20 @@ def test_products_are_exact_within_and_settings_restored(allowed: list[Any]) -> 
     assert settings() == allowed
 
 
+@pytest.mark.parametrize("name", ["allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"])
+def test_whether_sums_may_be_split_stays_the_callers_choice(name: str) -> None:
+    product, split = backends.cuda.matmul, f"{name}_split_k"
+    if not hasattr(product, split):
+        pytest.skip("this PyTorch has no such setting")
+    setattr(product, name, (False, False))
+    try:
+        with exact_arithmetic():
+            assert (getattr(product, name), getattr(product, split)) == (False, False)
+        assert (getattr(product, name), getattr(product, split)) == (False, False)
+    finally:
+        setattr(product, name, True)
+
+
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, OptionError])
 def test_settings_are_restored_after_an_error_and_after_an_interrupt(error: type, allowed: list[Any]) -> None:
     calls: list[int] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,15 @@ def test_a_busy_machine_is_named_once(monkeypatch: pytest.MonkeyPatch, caplog: p
         threads.note_load(1)
         threads.note_load(1)
     assert caplog.messages == ["note: load 6.1 on 2 CPUs; 1 thread per operation"]
+
+
+def test_a_network_whose_loss_cannot_be_computed_is_timed_by_its_outputs() -> None:
+    subject = _subject(LARGE)
+    without_classifier = replace(subject, batches=[(torch.ones(16, 3), torch.full((16,), 7))])
+    with pytest.raises(IndexError):
+        without_classifier.loss(0)
+    with suitable_threads(without_classifier):
+        assert torch.get_num_threads() <= 4
 
 
 def test_threads_are_set_for_batches_without_a_length() -> None:

@@ -61,6 +61,13 @@ class Listed(Dataset[Any]):
         return forms[self.form]
 
 
+@pytest.mark.parametrize("found", [np.array(3), torch.tensor(3), np.zeros((12, 2), int), [[1], [2, 3]]])
+def test_an_attribute_that_is_no_list_of_targets_is_left_alone(found: Any) -> None:
+    dataset = Listed("list")
+    dataset.targets = dataset.labels = found  # type: ignore[attr-defined]
+    assert len(served(dataset, 5)) == 5
+
+
 @pytest.mark.parametrize("form", ["longer", "list", "transformers", "datasets"])
 def test_samples_of_every_form_are_drawn_at_random_and_only_those_are_read(
     form: str, caplog: pytest.LogCaptureFixture

@@ -308,6 +308,15 @@ def test_a_stopped_run_with_a_target_goes_on_as_it_would_have(tmp_path: Path) ->
     xr.testing.assert_identical(reader.result(out, outcome.group).drop_attrs(), whole.drop_attrs())
 
 
+def test_rounds_with_two_backends_are_stored_with_that_of_the_first_and_never_a_third() -> None:
+    probe, subject = Trace(vectors=8, tol=0.01, max_vectors=32), three_batches()
+    plan = probe.plan(subject)
+    data = {name: np.ones(plan.shape) for name in plan.quantities} | {"done": np.ones(plan.shape)}
+    data["round_hvp"][:, 1:] = 3.0
+    data["round_samples"][2, 2:] = np.nan  # rounds that were not needed
+    assert np.asarray(probe.reduce(data)["hvp"]).tolist() == [1.0, 1.0, 1.0]
+
+
 def test_a_mini_batch_that_is_not_finite_does_not_hold_up_the_others() -> None:
     batches = [torch.tensor([[scale, 0.0]]) for scale in (1.0, float("nan"), 3.0)]
     found = run_probe(Trace(method="hutchinson", vectors=8, tol=0.1), quadratic(symmetric(OUTLIERS), batches=batches))

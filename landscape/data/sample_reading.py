@@ -132,13 +132,14 @@ def _other_lists(dataset: Any) -> Iterator[Any]:
 
 
 def _class_numbers(listed: Any, dataset: Any) -> np.ndarray | None:
-    if not isinstance(listed, list | tuple | np.ndarray | Tensor) or len(listed) != len(dataset):
+    if not isinstance(listed, list | tuple | np.ndarray | Tensor):
         return None
     try:
         found = np.asarray(listed)
     except (ValueError, TypeError, RuntimeError):  # ragged, or on an accelerator
         return None
-    return found.astype(np.int64) if found.ndim == 1 and found.dtype.kind in "iu" else None
+    usable = found.shape == (len(dataset),) and found.dtype.kind in "iu"
+    return found.astype(np.int64) if usable else None
 
 
 def are_class_numbers(targets: Tensor) -> bool:

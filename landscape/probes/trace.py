@@ -217,12 +217,14 @@ def _of_batches(data: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     known = (data["done"] == 1) & np.isfinite(rounds["samples"])
     count = np.where(known.any(axis=1), known.sum(axis=1), np.nan)
     sums = {name: np.where(known, values, 0.0).sum(axis=1) for name, values in rounds.items()}
-    means = {name: sums[name] / count for name in ("batch_trace", "samples", "loss", "hvp")}
+    means = {name: sums[name] / count for name in ("batch_trace", "samples", "loss")}
+    first = np.take_along_axis(rounds["hvp"], known.argmax(axis=1)[:, None], axis=1)[:, 0]  # a mean of codes is another
     squares = np.where(known, rounds["batch_trace_se"], 0.0) ** 2
     return {
         **means,
         "batch_trace_se": np.sqrt(squares.sum(axis=1)) / count,
         "matvecs": np.where(np.isfinite(count), sums["matvecs"], np.nan),
+        "hvp": np.where(np.isfinite(count), first, np.nan),
     }
 
 

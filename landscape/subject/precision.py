@@ -35,7 +35,7 @@ def exact_arithmetic() -> Iterator[None]:
         _switch(found, _backends.cudnn, "benchmark", False)
         _switch(found, _backends.cudnn, "deterministic", True)
         for name in REDUCED:
-            _switch(found, _backends.cuda.matmul, name, False)
+            _forbid_reduction(found, name)
         _forbid_tf32(found)
         yield
 
@@ -77,6 +77,16 @@ def _switch(found: contextlib.ExitStack, owner: Any, name: str, value: bool) -> 
     with contextlib.suppress(AttributeError):
         found.callback(setattr, owner, name, getattr(owner, name))
         setattr(owner, name, value)
+
+
+def _forbid_reduction(found: contextlib.ExitStack, name: str) -> None:
+    """Forbid rounded sums of half-precision products; whether sums may be split, a part of it later, stays as it is."""
+    split = getattr(_backends.cuda.matmul, f"{name}_split_k", None)
+    if split is not None:
+        found.callback(setattr, _backends.cuda.matmul, name, (getattr(_backends.cuda.matmul, name), split))
+        setattr(_backends.cuda.matmul, name, (False, split))
+    else:
+        _switch(found, _backends.cuda.matmul, name, False)
 
 
 def _device_types() -> list[str]:

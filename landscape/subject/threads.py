@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from landscape.subject.restoration import evaluation_mode
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
@@ -119,7 +120,11 @@ def _note_load(load: str, threads: int) -> None:
 @once_per_weights
 def _fastest_forward(subject: Subject, limit: int) -> int:
     with subject.evaluating():
-        return fastest_threads(lambda: subject.loss(0), limit)
+        try:
+            return fastest_threads(lambda: subject.loss(0), limit)
+        except Exception:  # a probe of layers needs no loss, which outputs without a classifier may not have
+            with evaluation_mode(subject.model):
+                return fastest_threads(lambda: subject.outputs(subject.batch(0)[0]), limit)
 
 
 def _seconds(work: Callable[[], object]) -> float:
