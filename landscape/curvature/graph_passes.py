@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from landscape.curvature import matrix_products
+from landscape.curvature import matrix_products, rematerialisation
 
 _aten = torch.ops.aten
 _FORWARD, _BACKWARD = _aten.convolution.default, _aten.convolution_backward.default
@@ -73,6 +73,7 @@ def split(whole: fx.GraphModule, *, vectors: int) -> tuple[fx.GraphModule, fx.Gr
     inputs = [node for node in nodes if node.op == "placeholder"]
     use_onednn(whole.graph, dependent_on(whole.graph, inputs[-vectors:]))
     dependent = dependent_on(whole.graph, inputs[-vectors:])
+    rematerialisation.recompute_cheap(whole.graph, dependent)
     (output,) = (node for node in nodes if node.op == "output")
     results = list(output.args[0])
     kept = [n for n in nodes if n not in dependent and any(user in dependent for user in n.users if user is not output)]
@@ -128,7 +129,9 @@ def use_onednn(graph: fx.Graph, changing: Collection[fx.Node]) -> None:
 
 def _matmul(graph: fx.Graph, a: fx.Node, b: fx.Node, *, copy: bool) -> fx.Node:
     if copy:
+        meta = dict(a.meta)
         a = graph.call_function(_aten.clone.default, (a,), {"memory_format": torch.contiguous_format})
+        a.meta = meta
     return graph.call_function(matrix_products.operator(), (a, b))
 
 

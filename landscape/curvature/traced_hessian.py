@@ -25,6 +25,7 @@ from landscape.curvature import compiled_graphs
 from landscape.curvature.graph_passes import join_convolutions, lift_constants, plain_copies, split, views_to_reshapes
 from landscape.curvature.hessian_product import Product, differentiable_attention, out_of_memory
 from landscape.curvature.kinks import FixedPattern
+from landscape.curvature.rematerialisation import merge_equal
 from landscape.curvature.vectors import unflat
 from landscape.probe import report_products
 from landscape.subject.graph_replay import GraphReplay
@@ -199,6 +200,7 @@ def trace(
     views_to_reshapes(graph)
     plain_copies(graph)
     constants = lift_constants(graph)
+    merge_equal(graph)
     once, each = split(graph, vectors=len(weights))
     join_convolutions(each.graph)
     each.recompile()
