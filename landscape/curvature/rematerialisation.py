@@ -75,6 +75,7 @@ def recompute_cheap(graph: fx.Graph, dependent: set[fx.Node]) -> int:
         uses = sum(user in dependent for user in node.users)
         if steps is not None and uses * sum(not _is_view(step) for step in steps) <= MOST_WORK:
             _again(graph, node, dependent, steps)
+            kept = kept_nodes(graph, dependent)  # without it: nothing else may lean on it
     return before - kept_bytes(graph, dependent)
 
 

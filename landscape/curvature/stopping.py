@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 Which = Literal["LM", "LA", "SA", "both"]
-UNSEEN = 0.03  # chance, up to a factor of 0.8, of a start vector that hides an eigenvalue further out
+UNSEEN = 0.01  # chance, up to a factor of 0.8, of a start vector that hides an eigenvalue further out
 SEPARATION = 0.03  # relative distance to a found value from which on another one is looked for
 NEAR_ZERO = 1e-3  # residual at which an end near zero counts as known, as a share of the largest |value|
 VALUE_ROUNDING = 0.1  # rounding of a value, as a share of that of a residual
