@@ -163,6 +163,17 @@ def test_threads_that_measure_at_once_leave_exact_arithmetic_to_each_other(allow
     assert settings() == allowed
 
 
+def test_measurements_of_two_threads_that_overlap_are_exact_to_their_ends(allowed: list[Any]) -> None:
+    first, second = exact_arithmetic(), exact_arithmetic()
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        one.submit(first.__enter__).result()
+        other.submit(second.__enter__).result()
+        one.submit(first.__exit__, None, None, None).result()
+        assert other.submit(lambda: exact(settings())).result()
+        other.submit(second.__exit__, None, None, None).result()
+    assert settings() == allowed
+
+
 def test_bf16_is_left_to_the_surface_that_asks_for_it() -> None:
     seen: list[torch.dtype] = []
     subject = watched()

@@ -15,6 +15,7 @@ is measured at control points. Training has its own precision, that of the recip
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,15 +30,44 @@ REDUCED = (
 @contextlib.contextmanager
 def exact_arithmetic() -> Iterator[None]:
     """Full float32 products, no autocast and deterministic cuDNN meanwhile; the caller's settings afterwards."""
-    with contextlib.ExitStack() as found:
+    with contextlib.ExitStack() as of_thread:
         for kind in _device_types():
-            found.enter_context(torch.autocast(kind, enabled=False))
+            of_thread.enter_context(torch.autocast(kind, enabled=False))
+        of_thread.enter_context(_exact_process())
+        yield
+
+
+class _Block:
+    """A block that runs with exact settings of the process, and what restores those from before it."""
+
+    def __init__(self, found: contextlib.ExitStack) -> None:
+        self.found = found
+
+
+_blocks: list[_Block] = []  # in the order in which they were entered, by any thread
+_changing = threading.Lock()
+
+
+@contextlib.contextmanager
+def _exact_process() -> Iterator[None]:
+    """The settings of the process; where blocks of several threads overlap, the last one to end restores them."""
+    with _changing, contextlib.ExitStack() as found:
         _switch(found, _backends.cudnn, "benchmark", False)
         _switch(found, _backends.cudnn, "deterministic", True)
         for name in REDUCED:
             _forbid_reduction(found, name)
         _forbid_tf32(found)
+        _blocks.append(block := _Block(found.pop_all()))
+    try:
         yield
+    finally:
+        with _changing:
+            position = _blocks.index(block)
+            if block is _blocks[-1]:
+                block.found.close()
+            else:  # the block entered next found exact settings, and restores those from before this one instead
+                _blocks[position + 1].found = block.found
+            del _blocks[position]
 
 
 def _forbid_tf32(found: contextlib.ExitStack) -> None:
