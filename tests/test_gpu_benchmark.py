@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,35 @@ def test_idle_time_is_what_no_kernel_or_copy_covers(benchmarks: None) -> None:
     assert busy_seconds([]) == 0.0
 
 
+def test_idle_time_is_that_of_work_which_has_run_before(benchmarks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpu_stages import timing
+
+    order: list[str] = []
+
+    class Recorded:
+        def __init__(self, **options: Any) -> None: ...
+
+        def __enter__(self) -> Recorded:
+            order.append("profiled:")
+            return self
+
+        def __exit__(self, *error: object) -> None: ...
+
+        def export_chrome_trace(self, path: str) -> None:
+            Path(path).write_text(json.dumps({"traceEvents": [{"cat": "kernel", "ts": 0.0, "dur": 5e5}]}))
+
+    def timed(work: Any, device: torch.device) -> float:
+        order.append("timed:")
+        work()
+        return 2.0
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(timing, "profile", Recorded)
+    monkeypatch.setattr(timing, "seconds", timed)
+    assert timing.share_outside_kernels(lambda: order.append("work"), torch.device("cuda")) == 0.75
+    assert order == ["work", "timed:", "work", "profiled:", "work"]
+
+
 def test_the_clock_of_a_gpu_waits_for_its_work(benchmarks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     import measuring
 
@@ -228,6 +258,34 @@ def test_the_clock_of_a_gpu_waits_for_its_work(benchmarks: None, monkeypatch: py
     assert measuring.clock_of("cpu") is time.process_time
 
 
+def test_a_surface_without_a_bare_pass_or_a_measurable_time_has_a_row(benchmarks: None) -> None:
+    from gpu_stages.surfaces import tables
+
+    at = ("vit_s", 32, 0)
+    measured = {"images": 10, "seconds": 0.0, "losses": [(1.0, 0.1)]}
+    text = tables({(*at, "bare forward"): {"error": "out of memory"}, (*at, "exact fp32"): measured})
+    (line,) = text.splitlines()[2:]
+    assert [cell.strip() for cell in line.split("|")][1:8:6] == ["vit_s", "n/a"]
+
+
+def test_weights_whose_writing_was_interrupted_are_made_again(
+    benchmarks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpu_stages.networks import prepared
+
+    def interrupted(state: object, path: Path) -> None:
+        Path(path).write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    sizes = {"folder": tmp_path, "small": True, "batch_size": 4, "batches": 1}
+    make = partial(prepared, "vit_demo", 16, "trained", torch.device("cpu"), **sizes)
+    with monkeypatch.context() as context, pytest.raises(KeyboardInterrupt):
+        context.setattr(torch, "save", interrupted)
+        make()
+    first, second = ([p.tolist() for p in make().model.parameters()] for _ in range(2))
+    assert first == second
+
+
 def test_differences_are_relative_to_the_greatest_value(benchmarks: None) -> None:
     from gpu_stages.probes import difference, verdict
 
@@ -235,6 +293,7 @@ def test_differences_are_relative_to_the_greatest_value(benchmarks: None) -> Non
     assert difference(np.array([2.0, -4.0, nan]), np.array([2.0, -4.1, nan])) == pytest.approx(0.025)
     assert difference(np.array([1.0, nan]), np.array([1.0, 2.0])) == math.inf
     assert difference(np.array([math.inf, 1.0]), np.array([math.inf, 1.0])) == 0.0
+    assert difference(np.array([math.inf, 1.0]), np.array([math.inf, 2.0])) == 1.0
     assert difference(np.zeros(2), np.array([0.0, 0.5])) == 0.5
     row = {"judged": True, "differences": {"loss": 1e-2, "accuracy": 1e-2, "spectrum": 1e-5}}
     assert verdict("surface", row) == ("FAIL", ["loss"])

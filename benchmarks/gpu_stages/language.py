@@ -28,8 +28,9 @@ from landscape.subject.subject import Subject
 TITLE = "Language models: the largest whose top-5 fits"
 ABOUT = """\
 Decoders of the GPT-2 architecture at random weights (single precision, tied embedding, 50,257 tokens), one mini-batch
-of one sequence of 256 random tokens; top five eigenvalues at tol 1e-3, at most 80 products, `--hvp kept`. Products
-count those that recompute a basis in half precision. Peak: all memory allocated on the device, weights included."""
+of one sequence of 256 random tokens; top five eigenvalues at the default tol 1e-4 (estimated relative error), at most
+80 products, `--hvp kept`. Products count those that recompute a basis in half precision. Peak: all memory allocated on
+the device, weights included."""
 # layers, width, heads
 SIZES = {
     "124M": (12, 768, 12), "355M": (24, 1024, 16), "774M": (36, 1280, 20), "1.6B": (48, 1600, 25),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-# Packages beside torch and numpy, and what lacks without them; those with `True` stop every stage.
+# Modules beside torch and numpy: the name of their package, and whether every stage needs it.
 PACKAGES: dict[str, tuple[str, bool]] = {
     "scipy": ("scipy", True),
     "xarray": ("xarray", True),

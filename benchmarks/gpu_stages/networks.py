@@ -80,7 +80,9 @@ def prepared(
     elif state == "trained":
         train(model, size, updates=3 if small else 150, batch_size=8 if small else 64)
         file.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(model.state_dict(), file)
+        unfinished = file.with_suffix(".unfinished")  # a kill leaves no half-written weights to a later call
+        torch.save(model.state_dict(), unfinished)
+        unfinished.replace(file)
     made = subject(model, images(batch_size * batches, size), batch_size, label=f"{name} {size} px, {state}")
     if state != "trained":
         refresh(made, batches)

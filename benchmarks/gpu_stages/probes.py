@@ -114,7 +114,7 @@ def _options(probe: str, settings: Settings) -> Mapping[str, Any]:
 
 
 def difference(reference: np.ndarray, there: np.ndarray) -> float:
-    """Greatest difference over the greatest magnitude of the reference; inf if a NaN stands on one side only."""
+    """Greatest difference over the greatest finite magnitude of the reference; inf if a NaN stands on one side only."""
     if reference.shape != there.shape or (np.isnan(reference) != np.isnan(there)).any():
         return float("inf")
     known = ~np.isnan(reference)
@@ -122,7 +122,7 @@ def difference(reference: np.ndarray, there: np.ndarray) -> float:
     a, b = a[a != b], b[a != b]  # equal infinities too
     if not a.size:
         return 0.0
-    return float(np.abs(a - b).max() / (np.abs(reference[known]).max() or 1.0))
+    return float(np.abs(a - b).max() / (np.abs(reference[np.isfinite(reference)]).max(initial=0.0) or 1.0))
 
 
 def tolerance(probe: str, quantity: str) -> float | None:

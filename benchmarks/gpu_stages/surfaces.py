@@ -157,13 +157,14 @@ def tables(rows: Rows) -> str:
     for name, size, way in cases:
         own = {key[2]: one for key, one in rows.items() if (key[0], key[1], key[3]) == (name, size, way)}
         own = {i: one for i, one in own.items() if "error" not in one}
-        took = statistics.median(one["seconds"] for one in own.values())
-        shared = [i for i in own if (other := rows.get((name, size, i, BARE[0]))) and "error" not in other]
-        ratio = statistics.median(own[i]["seconds"] / rows[name, size, i, BARE[0]]["seconds"] for i in shared or own)
+        took = statistics.median(max(one["seconds"], 1e-9) for one in own.values())
+        base = {i: rows.get((name, size, i, BARE[0]), {}).get("seconds") for i in own}  # none where it failed
+        ratios = [one["seconds"] / base[i] for i, one in own.items() if base[i]]
         exact = {i: rows.get((name, size, i, "exact fp32"), {}).get("losses") for i in own}
         images, first = next(iter(own.values()))["images"], next((one for one in own.values() if "first" in one), {})
         lines.append(row(
-            name, size, images, way, f"{took:.4f}", f"{images / took:.0f}", f"{ratio:.2f}",
+            name, size, images, way, f"{took:.4f}", f"{images / took:.0f}",
+            f"{statistics.median(ratios):.2f}" if ratios else "n/a",
             *_once(first), _deviation(own, exact) if way in OPTIONS else "", _hours(took * SIDE**2 * WHOLE / images),
         ))  # fmt: skip
     return "\n".join(lines)

@@ -42,11 +42,12 @@ def peak_gib(work: Work, device: torch.device) -> float:
 def share_outside_kernels(work: Work, device: torch.device) -> float:
     """1 - (time in which a GPU computes or copies) / (wall time without the profiler).
 
-    NaN on a CPU, and where the profiler sees no kernel. The work runs twice, after a warm-up of the caller's; it should
+    NaN on a CPU, and where the profiler sees no kernel. The work runs three times, the first as a warm-up; it should
     take no more than some seconds, for every kernel is recorded.
     """
     if device.type != "cuda":
         return math.nan
+    work()
     wall = seconds(work, device)
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
         work()
