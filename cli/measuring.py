@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -93,7 +94,7 @@ def measure_all(
     reading = {name: loading[name] for name in ("weights", "trust_pickle") if name in loading}
     chosen = chosen_checkpoints(command, checkpoints, parameters, reading, label, quiet=quiet)
     runs, spec = _configured(command, preset, chosen.parameters, loading)
-    with sharing_images():
+    with sharing_images() if len(chosen.paths) > 1 else contextlib.nullcontext():
         for path, name in zip(chosen.paths, chosen.labels, strict=True):
             values = {**api.loading_defaults(probes_of(command)[0]), **spec}
             subject = load(path, values, label=name, quiet=quiet)

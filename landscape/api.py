@@ -79,7 +79,7 @@ def measure(
     _say_protocol(probe, loaded, quiet=quiet)
     loaded = replace(loaded, others=naming.networks) if naming.networks else loaded
     bar = Progress(
-        f"{probe} {label or loaded.label}", quiet=quiet, after=1.0, lines=in_notebook(),
+        f"{probe} {label or loaded.label}", quiet=quiet or report is not None, after=1.0, lines=in_notebook(),
         advice=Advice.of([made], loaded),
     )  # fmt: skip
     with measuring(loaded), bar as shown:
@@ -113,7 +113,7 @@ def features(
     path = Path(out) if out is not None else None
     _say_protocol(probes[0], loaded, quiet=quiet)
     bar = Progress(
-        f"features {label or loaded.label}", quiet=quiet, after=1.0, lines=in_notebook(),
+        f"features {label or loaded.label}", quiet=quiet or report is not None, after=1.0, lines=in_notebook(),
         advice=Advice.of(made, loaded),
     )  # fmt: skip
     with measuring(loaded), bar as shown:

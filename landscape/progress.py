@@ -17,10 +17,10 @@ from landscape.probe import Estimates, Stages, listening
 
 LINE_SECONDS = 30.0  # between lines
 DRAWN_SECONDS = 0.2  # between updates of the products within a unit
-SEVERAL = 8  # finished units, from which on their products are those expected in others
+SEVERAL = 8  # finished units, after which the others are expected to take as many products as these, on average
 UNIT_SECONDS = 2.0  # of a first unit, after which its products give the forecast
-TIMED_SECONDS = 0.5  # of finished units, after which they give the forecast; one of less than
-SHORT_SECONDS = 5.0  # is left out
+TIMED_SECONDS = 0.5  # of finished units, after which they give the forecast
+SHORT_SECONDS = 5.0  # of a run without products, below which it has no forecast
 LONG_SECONDS = 600.0  # from here on a forecast names options for a shorter run
 
 
@@ -96,8 +96,10 @@ class Progress:
             self._bar.stop()
 
     def units(self, finished: int, total: int) -> None:
-        """A run begins."""
+        """A run begins, perhaps after another one."""
         self._finished, self._total = finished, total
+        self._first = self._began = None
+        self._products = self._earlier = 0
 
     def products(self, made: int, per_unit: int) -> None:
         """Hessian products were made; or a sweep begins, in every unit of which so many are expected."""

@@ -91,8 +91,8 @@ def run(
             for unit, values in finished:
                 yield unit, {probe.name: values}
 
-    with contextlib.nullcontext() if executor else suitable_threads(subject):
-        (outcome,) = run_loop(path, [key], results, overwrite=overwrite, report=report)
+    here = None if executor else subject
+    (outcome,) = run_loop(path, [key], results, here=here, overwrite=overwrite, report=report)
     return outcome
 
 
@@ -101,13 +101,14 @@ def run_loop(
     keys: Sequence[RunKey],
     results: Callable[[Sequence[AnyWriter], Sequence[Sequence[Unit]]], Generator[UnitResult]],
     *,
+    here: Subject | None,
     overwrite: bool,
     report: Report | None,
 ) -> list[Outcome]:
     """The run loop: write what `results` measures of the pending units, and merge it about once a minute.
 
     There is one key per result; several results have the same units. `results` takes the writers and the pending
-    units of each key and yields the finished units.
+    units of each key and yields the finished units. `here`: the subject if it is measured in this process.
     """
     if overwrite and path is not None:
         for key in keys:
@@ -122,6 +123,8 @@ def run_loop(
         done = total - len({unit.index for units in pending for unit in units})
         merged = time.monotonic()
         report_units(done, total)
+        if here is not None and any(pending):
+            stack.enter_context(suitable_threads(here))
         # Closed before the writers: an interrupt restores the model now, not when its traceback is forgotten.
         for unit, found in stack.enter_context(contextlib.closing(results(writers, pending))):
             for writer in writers:

@@ -18,7 +18,6 @@ from landscape.run import AnyWriter, Report, UnitResult, measure_units, run_key,
 from landscape.subject.identity import weights_sha256
 from landscape.subject.precision import exact_arithmetic
 from landscape.subject.subject import Subject
-from landscape.subject.threads import suitable_threads
 
 
 class SharedPassProbe(Probe, SharesPass, Protocol):
@@ -85,8 +84,8 @@ def run_shared_pass(
     for own, several in by_batch_size.values():
         keys = [run_key(probe, own, label, weights=weights) for probe in several]
         results = partial(_results, several, own, executor, workers)
-        with contextlib.nullcontext() if executor else suitable_threads(own):
-            filled = run_loop(path, keys, results, overwrite=overwrite, report=report)
+        here = None if executor else own
+        filled = run_loop(path, keys, results, here=here, overwrite=overwrite, report=report)
         outcomes |= {probe.name: outcome for probe, outcome in zip(several, filled, strict=True)}
     return [outcomes[probe.name] for probe in probes]
 

@@ -15,7 +15,7 @@ import xarray as xr
 from torch import nn
 
 import landscape
-from landscape import models
+from landscape import models, progress
 from landscape.checkpoints.checkpoint import write_checkpoint
 from landscape.checkpoints.raw_files import file_sha256
 from landscape.options import OptionError
@@ -228,6 +228,17 @@ def test_the_protocol_is_printed_once_for_each_probe_of_a_subject(
     with caplog.at_level("INFO"):  # as by logging.basicConfig
         assert printed() == []
     assert line in caplog.messages
+
+
+def test_a_report_of_the_callers_takes_the_place_of_all_progress(
+    final: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "UNIT_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    heard: list[tuple[int, int]] = []
+    landscape.measure("trace", final, out=None, vectors=4, report=lambda done, of: heard.append((done, of)), **FEW)
+    assert heard == [(1, 2), (2, 2)]
+    assert "Hessian products" not in capsys.readouterr().err
 
 
 def test_an_open_dataset_does_not_block_writing(final: Path, out: Path) -> None:

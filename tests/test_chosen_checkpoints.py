@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 import landscape
 from landscape import data as datasets
+from landscape.cli import measuring
 from landscape.cli.main import exit_code
 from landscape.results import reader
+from landscape.subject import preprocessing
 
 Command = Callable[..., tuple[int, str]]
 
@@ -107,6 +109,23 @@ def test_a_trajectory_of_independent_checkpoints_is_refused_until_they_are_named
     assert command("trajectory", files[2], files[0], files[1], "--quiet")[0] == 0
     ((_, data),) = reader.find("results.h5", "trajectory")
     assert data["name"].values.tolist() == ["resnet_seed2", "resnet_seed0", "resnet_seed1"]
+
+
+def test_images_are_kept_for_further_checkpoints_alone(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[bool] = []
+
+    def load(*given: Any, **options: Any) -> Any:
+        subject = as_usual(*given, **options)
+        kept.append(bool(preprocessing._shared.get()))
+        return subject
+
+    as_usual = measuring.load
+    monkeypatch.setattr(measuring, "load", load)
+    files = seeds("seeds", 2)
+    assert command("trace", files[0], "--vectors", "4")[0] == 0
+    assert kept == [False]
+    assert command("trace", *files, "--vectors", "4")[0] == 0
+    assert kept == [False, True, True]
 
 
 def test_a_trajectory_reads_its_snapshots_with_the_loading_options(command: Command) -> None:

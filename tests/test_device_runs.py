@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import landscape
 from landscape.curvature.vectors import random_unit
+from landscape.data import memory
 from landscape.layers.fourier import signs
 from landscape.subject.precision import exact_arithmetic
 from landscape.training.recipes import RECIPES
@@ -111,6 +112,20 @@ def test_random_vectors_and_masks_are_those_of_the_cpu(kind: str) -> None:
         subject = subject_on("cuda")
         for i in range(3):
             assert all(torch.equal(a.cpu(), b) for a, b in zip(subject.batches[i], plain.batches[i], strict=True))
+
+
+def test_samples_to_fit_on_may_stay_on_the_host_where_the_scored_ones_do_not(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"train_samples": 32, "out": None, "quiet": True}
+    with machine(kind):
+        on_device, partly = (subject_on("cuda", split="test") for _ in range(2))
+        expected = landscape.measure("probe-linear", on_device, **options)
+        assert partly.images is not None
+        scored = partly.images.inputs.nbytes
+        monkeypatch.setattr(memory, "stays_on_host", lambda name, size, device: bool(size > scored))
+        found = landscape.measure("probe-linear", partly, **options)
+    assert max(differences(expected, found).values()) == 0.0
 
 
 def test_the_second_device_is_used_alone(kind: str) -> None:

@@ -31,6 +31,23 @@ def test_set_up_before_the_first_unit_does_not_count_in_the_rate(
     ]
 
 
+def test_the_rate_of_a_second_run_is_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock(monkeypatch)
+    with Progress("surface") as report:
+        report_units(50, 100)
+        report(51, 100)
+        report_units(0, 100)
+        for finished in (1, 21):
+            clock.now += 40
+            report(finished, 100)
+    assert [line[:31] for line in capsys.readouterr().err.splitlines()] == [
+        "surface 1/100, 1 %",
+        "surface 21/100, 21 %, 0.5/s, ab",
+    ]
+
+
 @pytest.mark.parametrize("place", ["terminal", "notebook", "notebook without widgets", "file", "quiet terminal"])
 def test_in_python_a_bar_appears_after_a_second_where_it_can_be_seen(
     place: str, monkeypatch: pytest.MonkeyPatch

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from landscape.probes.trace import Trace
+from landscape.run import run
 from landscape.subject import threads
 from landscape.subject.loading import load
 from landscape.subject.subject import Subject
@@ -48,6 +50,27 @@ def test_a_small_network_has_one_thread_whatever_the_clock_says(monkeypatch: pyt
     assert torch.get_num_threads() == 4
     with suitable_threads(_subject(LARGE)):
         assert torch.get_num_threads() == 4
+
+
+def test_a_large_network_whose_weights_are_frozen_is_not_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "fastest_threads", lambda work, limit: limit)
+    subject = _subject(LARGE)
+    subject.model.requires_grad_(False)
+    with suitable_threads(subject):
+        assert torch.get_num_threads() == 4
+
+
+def test_no_threads_are_timed_for_a_finished_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    timed: list[int] = []
+
+    def noted(work: object, limit: int) -> int:
+        timed.append(limit)
+        return limit
+
+    monkeypatch.setattr(threads, "fastest_threads", noted)
+    subject, probe = _subject(LARGE), Trace(vectors=4, kinks="single")
+    measured = [run(probe, replace(subject), tmp_path / "r.h5").measured for _ in range(2)]
+    assert (measured, timed) == ([1, 0], [4])
 
 
 def test_training_has_as_many_threads_as_a_rule_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,6 +161,16 @@ def test_a_network_whose_loss_cannot_be_computed_is_timed_by_its_outputs() -> No
         without_classifier.loss(0)
     with suitable_threads(without_classifier):
         assert torch.get_num_threads() <= 4
+
+
+@pytest.mark.parametrize("error", [OSError, AttributeError])
+def test_a_system_that_does_not_say_its_load_counts_as_idle(error: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> tuple[float, float, float]:
+        raise error
+
+    monkeypatch.setattr(os, "getloadavg", unknown)
+    with suitable_threads(_subject(LARGE)):
+        assert 1 <= torch.get_num_threads() <= 4
 
 
 def test_threads_are_set_for_batches_without_a_length() -> None:

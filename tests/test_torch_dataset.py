@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,15 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from landscape.data import memory, torch_dataset
+from landscape.data.batch_layout import BatchLayout
 from landscape.data.dataset import Images
 from landscape.data.sample_reading import Request, read_item
 from landscape.data.sampling import Samples, balanced, shuffled
 from landscape.data.torch_dataset import data_of
 from landscape.subject.identity import protocol
 from landscape.subject.loading import load
+from landscape.subject.preprocessing import DataObject, load_images, sharing_images
+from landscape.subject.spec import Spec
 
 INPUTS = torch.arange(24.0).view(12, 1, 1, 2)
 CLASSES = torch.arange(12) % 3
@@ -35,6 +39,28 @@ def served(made: Any, samples: Samples = None, image_size: int | None = None) ->
 def rows_of(images: Images) -> list[int]:
     """Which of INPUTS were served, in order."""
     return (images.inputs.flatten(1)[:, 0] / 2).int().tolist()
+
+
+# --- checkpoints of one command ---
+
+
+def test_subjects_share_samples_that_do_not_depend_on_how_their_models_are_called(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("""
+import torch
+def pair(): return torch.zeros(6, 3), torch.zeros(6).long()
+def named(): return [{"x": torch.ones(3) * i, "z": torch.ones(3) * -i, "label": i % 2} for i in range(6)]
+""")
+
+    def loaded(data: str, called_with: str) -> Images:
+        spec = Spec(data=f"{tmp_path / 'mine.py'}:{data}")
+        found = load_images(spec, None, DataObject(layout=lambda: BatchLayout((called_with,))))
+        assert isinstance(found, Images)
+        return found
+
+    with sharing_images():
+        assert loaded("pair", "x") is loaded("pair", "z")
+        assert [loaded("named", name).inputs.sum().item() for name in "xzx"] == [45.0, -45.0, 45.0]
+    assert loaded("pair", "x") is not loaded("pair", "x")
 
 
 # --- what a sample may be ---
@@ -295,6 +321,19 @@ def test_the_classes_of_a_loader_are_those_of_its_dataset() -> None:
 class Endless(IterableDataset[Any]):
     def __iter__(self) -> Iterator[tuple[Tensor, int]]:
         return ((torch.full((1, 1, 2), 2.0 * i), i % 3) for i in itertools.count())
+
+
+class Counted(Endless):
+    def __len__(self) -> int:
+        return 6
+
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        return itertools.islice(super().__iter__(), len(self))
+
+
+@pytest.mark.parametrize(("samples", "count"), [(4, 4), ("50%", 3), (None, 6)])
+def test_a_stream_with_a_length_is_read_in_its_order(samples: Samples, count: int) -> None:
+    assert rows_of(served(Counted(), samples)) == list(range(count))
 
 
 class Wrapped:

@@ -97,8 +97,8 @@ def listed_targets(dataset: Any) -> np.ndarray | None:
     """The class numbers of all items, (N,), where the dataset lists them; None if it has no usable list.
 
     They are its `targets`, or its `labels` or the second entries of its `samples`, as data sets of torchvision have
-    them; a column of labels of a Hugging Face dataset; the last tensor of a
-    TensorDataset; those of the data sets below a Subset or a ConcatDataset.
+    them; a column of labels of a Hugging Face dataset; the second of two tensors of a TensorDataset; those of the data
+    sets below a Subset or a ConcatDataset.
     """
     if isinstance(dataset, Subset):
         below = listed_targets(dataset.dataset)

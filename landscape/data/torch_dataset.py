@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from landscape.checkpoints.user_code import fixed_rng, guarded, import_callable, parameters_of
 from landscape.data import iterables, structured
@@ -87,6 +87,7 @@ def _data_of(made: Any, request: Request) -> Images | BatchList:
     if whole and not batched:
         return _from_whole(request, made)
     sized = not batched and hasattr(made, "__len__") and hasattr(made, "__getitem__")
+    sized = sized and not isinstance(made, IterableDataset)  # it inherits a method `__getitem__` that only fails
     if sized and not (isinstance(made, list) and _holds_batches(request, made)):
         return _from_dataset(request, made)
     if hasattr(made, "__iter__"):

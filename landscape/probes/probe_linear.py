@@ -178,7 +178,8 @@ def training_samples(subject: Subject, samples: str) -> Subject:
     if fit is None or scored is None:
         raise ValueError("probe-linear needs samples of one input and one class each; measure it on such data")
     least = min(len(fit), len(scored))
-    if torch.equal(fit.inputs[:least], scored.inputs[:least]):  # both splits are one set of samples
+    first = fit.inputs[:least].to(scored.inputs.device)  # one of them may have stayed on the host
+    if torch.equal(first, scored.inputs[:least]):  # both splits are one set of samples
         wanted = samples if samples == "all" else str(len(scored) + parse_count("train_samples", samples, 10**9))
         train = subject.other("train", wanted)
         assert train.images is not None

@@ -141,7 +141,10 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
     spec, images = resolved(named, filled, stored, given)
     if stored is not None:
         of = images if isinstance(images, Images) else None
-        model, stored = early if early is not None and spec == filled else _model(spec, stored, of)
+        if early is None or spec != filled:
+            early = None  # its memory is free before another model is built
+            early = _model(spec, stored, of)
+        model, stored = early
         if stored.batch_size and isinstance(images, Images):
             refuse_batch_size(stored, spec, len(images))
     else:

@@ -124,10 +124,16 @@ def load_images(spec: Spec, stored: Checkpoint | None, given: DataObject = NAMED
     }
     shared, key = _shared.get(), (name, spec.interpolation, spec.crop, *options.values())
     loaded = shared.pop(key, None) if shared is not None else None
+    layouts: list[BatchLayout] = []
+
+    def layout() -> BatchLayout:
+        layouts.append(given.layout())
+        return layouts[-1]
+
     if loaded is None:
         resize = _resize(spec) if spec.interpolation or spec.crop else None
-        loaded = datasets.load_batches(name, **options, resize=resize, layout=given.layout, batch_size=spec.batch_size)
-    if shared is not None and isinstance(loaded, Images):  # others depend on how the model is called
+        loaded = datasets.load_batches(name, **options, resize=resize, layout=layout, batch_size=spec.batch_size)
+    if shared is not None and isinstance(loaded, Images) and not layouts:  # others depend on how the model is called
         while len(shared) >= SHARED:
             del shared[next(iter(shared))]
         shared[key] = loaded

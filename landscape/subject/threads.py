@@ -63,7 +63,8 @@ def suitable_threads(subject: Subject) -> Iterator[None]:
     token = _limit.set(limit)
     try:
         with intra_op_threads(1):
-            threads = 1 if is_small(subject.samples(0), subject.size) else _fastest_forward(subject, limit)
+            small = is_small(subject.samples(0), _parameters(subject.model))
+            threads = 1 if small else _fastest_forward(subject, limit)
         note_load(threads)
         with intra_op_threads(threads):
             yield
@@ -77,7 +78,7 @@ def fixed_threads(samples: int, network: nn.Module) -> Iterator[None]:
     if next(network.parameters()).device.type != "cpu":
         yield
         return
-    threads = 1 if is_small(samples, sum(p.numel() for p in network.parameters())) else thread_limit()
+    threads = 1 if is_small(samples, _parameters(network)) else thread_limit()
     note_load(threads)
     with intra_op_threads(threads):
         yield
@@ -88,10 +89,14 @@ def is_small(samples: int, parameters: int) -> bool:
     return samples * parameters < SMALL
 
 
+def _parameters(network: nn.Module) -> int:
+    """Their number, frozen ones included: a forward pass computes with all of them."""
+    return sum(p.numel() for p in network.parameters())
+
+
 def fastest_threads(work: Callable[[], object], limit: int) -> int:
     """The number of threads that finishes a piece of work first by the clock, at most `limit`."""
-    load = os.getloadavg()[0]
-    unused = round((os.cpu_count() or 1) - load)
+    unused = round((os.cpu_count() or 1) - _load())
     seconds: dict[int, float] = {}
     for threads in sorted({limit, min(max(unused, 1), limit), 1}, reverse=True):
         with intra_op_threads(threads):
@@ -103,9 +108,17 @@ def fastest_threads(work: Callable[[], object], limit: int) -> int:
 
 def note_load(threads: int) -> None:
     """Log once per process that other programs want more CPUs than there are."""
-    load, cpus = os.getloadavg()[0], os.cpu_count() or 1
+    load, cpus = _load(), os.cpu_count() or 1
     if load > BUSY * cpus:
         _note_load(f"load {load:.1f} on {cpus} CPUs", threads)
+
+
+def _load() -> float:
+    """Processes that run or wait for a CPU, mean of the last minute; 0 where the system does not say."""
+    try:
+        return os.getloadavg()[0]
+    except (OSError, AttributeError):
+        return 0.0
 
 
 _noted: set[str] = set()
