@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,10 @@ from torch.autograd.function import once_differentiable
 
 from landscape.curvature import hvp_backends as module
 from landscape.curvature import hvp_candidates, hvp_forecast, hvp_reference
-from landscape.curvature.hessian_product import HessianProduct, non_differentiable_layer
+from landscape.curvature.hessian_product import HessianProduct, Product, non_differentiable_layer
 from landscape.curvature.hvp_backends import CODES, Hvp, curvature
 from landscape.curvature.hvp_forecast import Costs, PlannedProducts
+from landscape.curvature.micro_batches import MicroBatchedProduct, MicroBatching
 from landscape.curvature.operator import Curvature, Operator
 from landscape.curvature.vectors import random_unit
 from landscape.probes.hessian import Hessian
@@ -190,6 +193,23 @@ def test_a_resumed_result_keeps_its_backend(monkeypatch: pytest.MonkeyPatch, tmp
     assert spectra(tmp_path / "b.h5", 99).tolist() == [CODES.index("kept")] * 4
 
 
+class OfSize(nn.Module):
+    """Takes mini-batches of one size alone."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.linear, self.size = nn.Linear(4, 3), size
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        return y.tanh().view(self.size, 3)
+
+
+def test_a_model_that_takes_one_size_of_mini_batches_is_measured() -> None:
+    subject = Subject(OfSize(7).eval(), batches_of((4,), (7, 7), 3))
+    assert curvature(subject, subject.parameters, "auto").product(1).value > 0
+
+
 class Hungry(nn.Module):
     """Runs out of memory above a number of samples."""
 
@@ -229,6 +249,23 @@ def test_a_mini_batch_that_does_not_fit_is_split_into_micro_batches(
     subject.model.most = 0  # type: ignore[assignment]
     with pytest.raises(MemoryError, match="a single sample does not fit"):
         second(vector)
+
+
+def test_mini_batches_that_run_out_of_memory_at_the_same_time_are_split_once() -> None:
+    together, micro_batching = threading.Barrier(4, timeout=20), MicroBatching()
+
+    def prepare(part: slice) -> Product:
+        if part == slice(None):
+            together.wait()
+            raise MemoryError("cannot allocate memory")
+        return Product(torch.tensor(1.0), 0.0, lambda vector: [2 * vector])
+
+    def product(_: int) -> Tensor:
+        return MicroBatchedProduct(prepare, 8, micro_batching, explain=lambda error: error)(torch.ones(3))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert [found.tolist() for found in pool.map(product, range(4))] == [[2.0] * 3] * 4
+    assert micro_batching.count == 2
 
 
 @pytest.mark.slow

@@ -221,3 +221,29 @@ def test_large_matrices_in_single_precision_have_the_products_of_double(monkeypa
     for kind in hvps:
         found = curvature(subject, subject.parameters, kind).product(1)
         torch.testing.assert_close(found(vector.float()).double(), expected(vector), rtol=1e-4, atol=1e-6)
+
+
+class Caches(nn.Module):
+    """Keeps tensors of the last size of mini-batches, as an attribute and in a container, as masks are kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.scale: Tensor | None = None
+        self.known: dict[int, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.scale is None or len(self.scale) != len(x):
+            self.scale = torch.full((len(x), 1), 1.5)
+            self.known = {len(x): self.scale + 1}
+        y: Tensor = self.linear(x)
+        return y.tanh() * self.scale + self.known[len(x)]
+
+
+def test_recording_leaves_nothing_on_the_model() -> None:
+    subject = Subject(Caches().double().eval(), batches_of((4,), (5, 5), 3))
+    inputs, _ = subject.batches[1]
+    assert isinstance(inputs, Tensor)
+    expected = copy.deepcopy(subject.model)(inputs)
+    curvature(subject, subject.parameters, "traced")
+    torch.testing.assert_close(subject.model(inputs), expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -64,11 +65,8 @@ def reference(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool) -
 
 def _functions(subject: Subject) -> int:
     """How many differentiable functions a forward pass calls."""
-    inputs, targets = subject.batch(0)
-    if subject.divisible:
-        inputs, targets = (rows_of(nested, slice(0, 1)) for nested in (inputs, targets))
     with torch.enable_grad(), differentiable_attention():
-        loss = subject.losses(subject.outputs(inputs), targets).mean()
+        loss = _loss_of_few(subject)
     seen: set[Any] = set()
     waiting = [loss.grad_fn]
     while waiting:
@@ -77,6 +75,16 @@ def _functions(subject: Subject) -> int:
             seen.add(node)
             waiting += [following for following, _ in node.next_functions]
     return len(seen)
+
+
+def _loss_of_few(subject: Subject) -> Tensor:
+    """The loss of one sample, or of the mini-batch where it cannot be split or the model wants its number of samples."""
+    inputs, targets = subject.batch(0)
+    if subject.divisible:
+        first = [rows_of(nested, slice(0, 1)) for nested in (inputs, targets)]
+        with contextlib.suppress(Exception):  # whatever a model's own code raises
+            return subject.losses(subject.outputs(first[0]), first[1]).mean()
+    return subject.losses(subject.outputs(inputs), targets).mean()
 
 
 def agrees(candidate: Curvature, expected: Reference) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Lock
 from typing import TypeVar
 
 import torch
@@ -24,6 +25,7 @@ class MicroBatching:
     """Micro-batches per mini-batch; doubled when memory runs out, and kept for the mini-batches that follow."""
 
     count: int = 1
+    lock: Lock = field(default_factory=Lock, repr=False)  # several mini-batches may run out of memory at once
 
 
 class MicroBatchedProduct:
@@ -53,7 +55,7 @@ class MicroBatchedProduct:
         self._prepare, self._samples, self._micro_batching, self._explain = prepare, samples, micro_batching, explain
         self._whole: Product | None = None
         if micro_batching.count == 1:
-            self._whole = self._within_memory(whole or (lambda: prepare(slice(None))))
+            self._whole = self._within_memory(whole or (lambda: prepare(slice(None))), 1)
         self._loss: Tensor | float = self._mean_value() if self._whole is None else self._whole.loss
 
     @property
@@ -69,12 +71,12 @@ class MicroBatchedProduct:
         return product
 
     def _retried(self, work: Callable[[], T]) -> T:
-        while (result := self._within_memory(work)) is None:
+        while (result := self._within_memory(work, 1 if self._whole else self._micro_batching.count)) is None:
             self._whole = None
         return result
 
-    def _within_memory(self, work: Callable[[], T]) -> T | None:
-        """The result of the work, or None if it ran out of memory; then with more micro-batches at the next attempt."""
+    def _within_memory(self, work: Callable[[], T], count: int) -> T | None:
+        """The result of work in `count` micro-batches; None if it ran out of memory, with more at the next attempt."""
         try:
             return work()
         except ValueError as error:
@@ -82,6 +84,15 @@ class MicroBatchedProduct:
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
+        with self._micro_batching.lock:
+            if self._micro_batching.count <= count:  # else another mini-batch has split them meanwhile
+                self._split()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return None
+
+    def _split(self) -> None:
         if self._micro_batching.count >= self._samples:
             raise MemoryError(
                 "the curvature of a single sample does not fit into memory (or the mini-batch cannot be split); "
@@ -92,10 +103,6 @@ class MicroBatchedProduct:
             "out of memory: continuing with mini-batches of %d in %d micro-batches",
             self._samples, self._micro_batching.count,
         )  # fmt: skip
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        return None
 
     def _slices(self) -> list[slice]:
         size = -(-self._samples // self._micro_batching.count)

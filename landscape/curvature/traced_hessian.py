@@ -8,8 +8,9 @@ Tracing derivatives first and compiling the result is the order that works: comp
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -196,7 +197,8 @@ def trace(
         example = [torch.stack([tensor] * batched) for tensor in example]
         function = torch.vmap(function, in_dims=(None,) * len(weights) + (0,) * (len(example) + len(weights)))
     # Without writes in place: compiled code does not know which of its inputs share memory.
-    graph = _recorded(functionalize(function, remove="mutations"), [*weights, *example, *vectors])
+    with _attributes_restored(model):
+        graph = _recorded(functionalize(function, remove="mutations"), [*weights, *example, *vectors])
     views_to_reshapes(graph)
     plain_copies(graph)
     constants = lift_constants(graph)
@@ -229,6 +231,26 @@ def _recorded(function: Callable[..., list[Tensor]], arguments: Sequence[Tensor]
             return make_fx(function, _decompositions())(*arguments)
         except Exception as error:
             raise ValueError(f"the model cannot be traced ({str(error).strip().splitlines()[0]})") from error
+
+
+@contextlib.contextmanager
+def _attributes_restored(model: nn.Module) -> Iterator[None]:
+    """Undo what a forward pass stores on the modules: recorded tensors have no values, and a later pass may read them.
+
+    Attributes are set back, and so is what containers among them hold.
+    """
+    attributes = {module: dict(vars(module)) for module in model.modules()}
+    held = [(c, copy.copy(c)) for known in attributes.values() for c in known.values() if type(c) in (dict, list)]
+    try:
+        yield
+    finally:
+        for module, known in attributes.items():
+            for name in vars(module).keys() - known.keys():
+                del vars(module)[name]
+            vars(module).update(known)
+        for container, content in held:
+            container.clear()
+            container.extend(content) if isinstance(container, list) else container.update(content)
 
 
 class _Forward(nn.Module):
