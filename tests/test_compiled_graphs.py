@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -139,3 +141,35 @@ def test_entries_used_longest_ago_are_deleted(folder: Path, monkeypatch: pytest.
         os.utime(folder / f"{i}.json", (i, i))
     compiled_graphs._forget_oldest(folder)
     assert sorted(path.name for path in folder.iterdir()) == ["2.json", "3.json"]
+
+
+def test_what_a_killed_process_left_behind_is_deleted_a_day_later(folder: Path) -> None:
+    compiled_graphs.write_notes("key", {})
+    for name, age in (("recent", 3600), ("old", 90_000)):
+        (folder / f"{compiled_graphs.UNFINISHED}{name}" / "sources").mkdir(parents=True)
+        then = time.time() - age
+        os.utime(folder / f"{compiled_graphs.UNFINISHED}{name}", (then, then))
+    compiled_graphs._forget_oldest(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["key.json", f"{compiled_graphs.UNFINISHED}recent"]
+
+
+def test_notes_for_which_there_is_no_room_leave_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(json, "dump", full)
+    compiled_graphs.write_notes("key", {})
+    assert list(folder.iterdir()) == []
+
+
+def test_code_for_a_cpu_with_other_instructions_has_another_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject, keys = tanh_net(), set[str]()
+    for flags in ("fma avx512f", "fma avx512f avx512_fp16"):
+        (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
+        monkeypatch.setattr(compiled_hessian, "CPU", tmp_path / "cpuinfo")
+        compiled_hessian._instructions.cache_clear()
+        keys.add(compiled_hessian.key_of(subject, subject.parameters, fixed=False))
+    compiled_hessian._instructions.cache_clear()
+    assert len(keys) == 2

@@ -111,6 +111,20 @@ def test_what_earlier_runs_would_have_saved_pays_a_compilation(monkeypatch: pyte
     assert chosen == ["traced", "compiled", "compiled"]
 
 
+def test_a_backend_that_fails_in_any_way_is_no_candidate(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise KeyError("val")
+
+    monkeypatch.setattr(hvp_forecast, "TRACE", (0.0, 0.0))
+    monkeypatch.setattr(module, "trace", broken)
+    subject = tanh_net()
+    with caplog.at_level(logging.INFO, logger="landscape"):
+        assert curvature(subject, subject.parameters, "auto", planned=PlannedProducts(100)).hvp == "kept"
+    assert "no traced Hessian products: 'val'" in caplog.text
+
+
 def test_a_backend_once_prepared_costs_no_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = at_costs(monkeypatch, kept=(0.1, 0.05), traced=(0.1, 0.035), compiled=(0.07, 0.028))
     subject = tanh_net()

@@ -247,3 +247,23 @@ def test_recording_leaves_nothing_on_the_model() -> None:
     expected = copy.deepcopy(subject.model)(inputs)
     curvature(subject, subject.parameters, "traced")
     torch.testing.assert_close(subject.model(inputs), expected)
+
+
+class Refuses(nn.Module):
+    """Fails without a message where it is differentiated forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        if torch.func.debug_unwrap(y) is not y:
+            raise AssertionError
+        return y.tanh()
+
+
+def test_an_error_without_a_message_is_named() -> None:
+    subject = Subject(Refuses().double().eval(), batches_of((4,), (5, 5), 3))
+    with pytest.raises(ValueError, match=r"the model cannot be traced \(AssertionError\)"):
+        curvature(subject, subject.parameters, "traced")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from landscape.curvature.batched_basis import BatchedBasis, dots, lengths
 from landscape.curvature.krylov_projection import NOT_FINITE, ROUNDING
-from landscape.curvature.lanczos import Spectrum, lanczos, worth_keeping
+from landscape.curvature.lanczos import Spectrum, lanczos, summarised, worth_keeping
 from landscape.curvature.stopping import RitzPairs, StoppingRule, Which, wanted
 from landscape.curvature.vectors import random_unit
 
@@ -271,7 +271,7 @@ class _Result:
     def __init__(self, search: _Search, basis: BatchedBasis, i: int, vectors: bool) -> None:
         self.search, at = search, search.positions
         components = search.start_components()
-        self.nodes, self.weights = search.quadrature or (search.values, components**2)
+        self.quadrature = search.quadrature or (search.values, components**2)
         self.values, self.products = search.values[at], search.products
         self.residuals, self.errors = search.pairs.residuals[at], search.pairs.errors[at]
         self.rows: Tensor | None = None
@@ -280,20 +280,9 @@ class _Result:
             self.rows = basis.combinations(i, (search.vectors * np.where(components < 0, -1.0, 1.0))[:, at])
 
     def spectrum(self, vectors: bool) -> Spectrum:
-        search = self.search
-        return Spectrum(
-            values=self.values,
-            residuals=self.residuals,
-            converged=search.rule.converged(self.values, self.residuals, self.errors),
-            errors=self.errors,
-            largest=float(search.values[-1]),
-            smallest=float(search.values[0]),
-            ends=(float(search.pairs.residuals[-1]), float(search.pairs.residuals[0])),
-            nodes=self.nodes,
-            weights=self.weights,
-            products=self.products,
-            vectors=self.rows if vectors else None,
-        )
+        found = (self.values, self.residuals, self.errors)
+        rows = self.rows if vectors else None
+        return summarised(self.search.pairs, self.search.rule, found, self.quadrature, self.products, rows)
 
 
 def _recompute(product: Products, starts: Tensor, found: Mapping[int, _Result]) -> None:

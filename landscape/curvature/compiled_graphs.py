@@ -15,6 +15,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from landscape.curvature import matrix_products
 
 VARIABLE = "LANDSCAPE_CACHE"  # another folder; empty: nothing is kept
 MOST_BYTES, MOST_ENTRIES = 2 * 2**30, 200  # the entries used last stay
+UNFINISHED, ABANDONED = "unfinished-", 86_400.0  # start of names; age in seconds at which nobody works on it any more
 CALLS = os.cpu_count() or 1  # runs of one graph at the same time, each in a thread of the caller's
 NAMES = ("once", "each")
 Function = Callable[..., Sequence[Tensor]]
@@ -86,10 +88,13 @@ def write_notes(key: str, notes: Mapping[str, Any]) -> None:
     path = folder() if key else None
     if path is not None:
         with contextlib.suppress(OSError):
-            descriptor, name = tempfile.mkstemp(dir=path)
-            with os.fdopen(descriptor, "w") as stream:
-                json.dump(notes, stream)
-            os.replace(name, path / f"{key}.json")
+            descriptor, name = tempfile.mkstemp(dir=path, prefix=UNFINISHED)
+            try:
+                with os.fdopen(descriptor, "w") as stream:
+                    json.dump(notes, stream)
+                os.replace(name, path / f"{key}.json")
+            finally:  # still there on a full disk
+                Path(name).unlink(missing_ok=True)
 
 
 def is_stored(key: str) -> bool:
@@ -147,7 +152,7 @@ def _compiled_for_disk(
     about: Mapping[str, Any],
 ) -> tuple[Function, Function]:
     path = folder()
-    made = Path(tempfile.mkdtemp(dir=path))
+    made = Path(tempfile.mkdtemp(dir=path, prefix=UNFINISHED))
     try:
         with torch.no_grad():
             _compile(graphs[0], given, made, NAMES[0])
@@ -188,13 +193,14 @@ def _move(made: Path, entry: Path) -> None:
 
 
 def _forget_oldest(path: Path) -> None:
-    """Delete the entries used longest ago, beyond the most that are kept."""
+    """Delete the entries used longest ago, beyond the most that are kept, and what killed processes left behind."""
     with contextlib.suppress(OSError):
-        entries = sorted((entry for entry in path.iterdir()), key=lambda entry: -entry.stat().st_mtime)
+        used = sorted(((entry.stat().st_mtime, entry) for entry in path.iterdir()), reverse=True)
         size = 0
-        for number, entry in enumerate(entries):
+        for number, (last, entry) in enumerate(used):
             size += sum(file.stat().st_size for file in ([entry] if entry.is_file() else entry.iterdir()))
-            if number >= 2 * MOST_ENTRIES or size > MOST_BYTES:  # an entry and its notes
+            abandoned = entry.name.startswith(UNFINISHED) and time.time() - last > ABANDONED
+            if abandoned or number >= 2 * MOST_ENTRIES or size > MOST_BYTES:  # an entry and its notes
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import platform
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +24,8 @@ from landscape.curvature.traced_hessian import TracedHessian, shape_of
 from landscape.subject.code_identity import object_sha256
 from landscape.subject.graph_replay import GraphReplay
 from landscape.subject.subject import Subject
+
+CPU = Path("/proc/cpuinfo")
 
 
 def key_of(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool) -> str:
@@ -45,7 +48,17 @@ def key_of(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool) -> s
 
 def _machine(device: torch.device) -> list[str]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
-    return [torch.__version__, device.type, name, str(torch.get_num_threads())]
+    return [torch.__version__, device.type, name, _instructions(), str(torch.get_num_threads())]
+
+
+@functools.cache
+def _instructions() -> str:
+    """What the CPU can execute: compiled code uses all of it, and would end the process on a CPU that lacks some."""
+    try:
+        lines = CPU.read_text().splitlines()
+    except OSError:  # not Linux
+        return f"{platform.machine()} {platform.processor()}"
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
 
 
 def _versions(model: nn.Module) -> list[str]:

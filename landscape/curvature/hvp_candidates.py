@@ -81,8 +81,8 @@ class Candidates:
             made = self._make(hvp, planned)
             took = spent() - start
             once, each = seconds_of(replace(made, patterns=self._reference.patterns))
-        except (ValueError, RuntimeError) as error:
-            log.info("no %s Hessian products: %s", hvp, str(error).partition("\n")[0])
+        except Exception as error:  # whatever a model's code, a pass over its graph or the compiler raises
+            log.info("no %s Hessian products: %s", hvp, str(error).partition("\n")[0] or type(error).__name__)
             return
         self._prepared[hvp], self._costs[hvp] = made, Costs(0.0, once, each)
         if expected.start != LOADED:  # of what an earlier run compiled it noted the seconds

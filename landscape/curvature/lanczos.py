@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from landscape.curvature.krylov_projection import Projection
-from landscape.curvature.stopping import StoppingRule, Which, wanted
+from landscape.curvature.stopping import RitzPairs, StoppingRule, Which, wanted
 from landscape.curvature.vectors import dot, length
 
 Search = Generator[Tensor, Tensor, "Spectrum"]  # yields v, is sent H v, returns the spectrum
@@ -115,7 +115,6 @@ def _spectrum(
 ) -> Search:
     """The result of a search, after one more product per value where the basis is stored in half precision."""
     components = ritz.start_components()
-    nodes, weights = quadrature or (ritz.values, components**2)
     values, residuals, errors = (part[positions] for part in (ritz.values, ritz.pairs.residuals, ritz.pairs.errors))
     rows: Tensor | None = None
     if vectors or not ritz.basis.exact:
@@ -125,18 +124,33 @@ def _spectrum(
         products += len(positions)
         values, residuals = yield from _rayleigh_quotients(rows, ritz.pairs.least)
         errors = ritz.pairs.recomputed(positions, values, residuals).errors[positions]
+    quadrature = quadrature or (ritz.values, components**2)
+    found = (values, residuals, errors)
+    return summarised(ritz.pairs, rule, found, quadrature, products, rows if vectors else None)
+
+
+def summarised(
+    pairs: RitzPairs,
+    rule: StoppingRule,
+    found: tuple[np.ndarray, np.ndarray, np.ndarray],
+    quadrature: tuple[np.ndarray, np.ndarray],
+    products: int,
+    vectors: Tensor | None,
+) -> Spectrum:
+    """The wanted values with their residuals and errors, both ends of all Ritz pairs, and nodes with their weights."""
+    values, residuals, errors = found
     return Spectrum(
         values=values,
         residuals=residuals,
         converged=rule.converged(values, residuals, errors),
         errors=errors,
-        largest=float(ritz.values[-1]),
-        smallest=float(ritz.values[0]),
-        ends=(float(ritz.pairs.residuals[-1]), float(ritz.pairs.residuals[0])),
-        nodes=nodes,
-        weights=weights,
+        largest=float(pairs.values[-1]),
+        smallest=float(pairs.values[0]),
+        ends=(float(pairs.residuals[-1]), float(pairs.residuals[0])),
+        nodes=quadrature[0],
+        weights=quadrature[1],
         products=products,
-        vectors=rows if vectors else None,
+        vectors=vectors,
     )
 
 

@@ -197,8 +197,7 @@ def trace(
         example = [torch.stack([tensor] * batched) for tensor in example]
         function = torch.vmap(function, in_dims=(None,) * len(weights) + (0,) * (len(example) + len(weights)))
     # Without writes in place: compiled code does not know which of its inputs share memory.
-    with _attributes_restored(model):
-        graph = _recorded(functionalize(function, remove="mutations"), [*weights, *example, *vectors])
+    graph = _recorded(model, functionalize(function, remove="mutations"), [*weights, *example, *vectors])
     views_to_reshapes(graph)
     plain_copies(graph)
     constants = lift_constants(graph)
@@ -218,19 +217,23 @@ def trace(
     )
 
 
-def _recorded(function: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) -> fx.GraphModule:
-    """The graph of a function, recorded without values where possible: it needs no memory for them."""
+def _recorded(
+    model: nn.Module, function: Callable[..., list[Tensor]], arguments: Sequence[Tensor]
+) -> fx.GraphModule:
+    """The graph of a function of a model, recorded without values where possible: it needs no memory for them."""
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with differentiable_attention():
         try:
-            with fake:
+            with _attributes_restored(model), fake:
                 return make_fx(function, _decompositions())(*map(fake.from_tensor, arguments))
         except Exception as error:  # whatever the model's code raises; with values it may work
             log.debug("recording with values: %s", error)
         try:
-            return make_fx(function, _decompositions())(*arguments)
+            with _attributes_restored(model):
+                return make_fx(function, _decompositions())(*arguments)
         except Exception as error:
-            raise ValueError(f"the model cannot be traced ({str(error).strip().splitlines()[0]})") from error
+            why = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise ValueError(f"the model cannot be traced ({why})") from error
 
 
 @contextlib.contextmanager

@@ -223,7 +223,7 @@ class Hessian(Probe):
         report_products(per_unit=self._planned(passes if self.scope == "dataset" else 1).total)
         if not curved[0].batched or self.scope == "dataset":
             announce(subject, at_once)
-            yield from side_by_side(batches, measured, at_once, crowded=lambda: curved[0].exceeds_memory)
+            yield from side_by_side(batches, measured, at_once, crowded=lambda: any(c.exceeds_memory for c in curved))
             return
         for at in range(0, len(units), curved[0].batched):
             yield from self._side_by_side(curved[0], units[at : at + curved[0].batched])
@@ -258,8 +258,11 @@ class Hessian(Probe):
         )
 
     def _at_once(self, subject: Subject, batches: int) -> AbstractContextManager[int]:
-        """PyHessian's iteration writes gradients to the model, and other matrices call a user's loss at any time."""
-        independent = self.scope == "batch" and self.engine == "lanczos"
+        """PyHessian's iteration writes gradients to the model, and other matrices call a user's loss at any time.
+
+        `together` has one product for several mini-batches, which all threads share.
+        """
+        independent = self.scope == "batch" and self.engine == "lanczos" and self.hvp != "together"
         independent &= self.operator == "hessian" or subject.losses in MEANINGS
         return mini_batches_at_once(subject, batches if independent else 1, vectors=self._nodes)
 
