@@ -66,7 +66,7 @@ class Candidates:
     def _paid(self) -> float:
         """Seconds that compiled code would have saved in earlier runs on this network, at most those of compiling it.
 
-        Whoever buys once as much was lost by renting never pays twice what the best choice in hindsight would have.
+        As in ski rental: who compiles once so much is lost never takes more than twice as long as the best in hindsight.
         """
         compiled = self._costs["compiled"]
         others = min(costs.each for hvp, costs in self._costs.items() if hvp != "compiled")

@@ -78,7 +78,7 @@ def _functions(subject: Subject) -> int:
 
 
 def _loss_of_few(subject: Subject) -> Tensor:
-    """The loss of one sample, or of the mini-batch where it cannot be split or the model wants its number of samples."""
+    """The loss of one sample, or of the mini-batch where that cannot be split or the model wants its size."""
     inputs, targets = subject.batch(0)
     if subject.divisible:
         first = [rows_of(nested, slice(0, 1)) for nested in (inputs, targets)]
