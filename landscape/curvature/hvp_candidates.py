@@ -52,7 +52,7 @@ class Candidates:
             log.info("Hessian products: %s", said)
         self._said = said
         if hvp != "compiled":
-            self._note(products=self._earlier + planned.total / planned.at_once)
+            self._note(products=self._earlier + planned.total)
         return self._prepared[hvp]
 
     def _fastest(self, planned: PlannedProducts) -> str:
@@ -60,17 +60,17 @@ class Candidates:
         if planned.batches < 2 * self._set_size:
             seconds.pop("together", None)
         if "compiled" in seconds and self._key:
-            seconds["compiled"] -= self._paid()
+            seconds["compiled"] -= self._paid(planned)
         return min(seconds, key=seconds.__getitem__)
 
-    def _paid(self) -> float:
+    def _paid(self, planned: PlannedProducts) -> float:
         """Seconds that compiled code would have saved in earlier runs on this network, at most those of compiling it.
 
-        As in ski rental: who compiles once so much is lost never takes more than twice as long as the best in hindsight.
+        As in ski rental: compiling once so much is lost takes at most twice as long as the best choice in hindsight.
         """
-        compiled = self._costs["compiled"]
-        others = min(costs.each for hvp, costs in self._costs.items() if hvp != "compiled")
-        return min(self._earlier * max(others - compiled.each, 0.0), compiled.start)
+        each = {hvp: costs.each / costs.at_once(planned) for hvp, costs in self._costs.items()}
+        compiled = each.pop("compiled")
+        return min(self._earlier * max(min(each.values()) - compiled, 0.0), self._costs["compiled"].start)
 
     def _prepare(self, hvp: str, planned: PlannedProducts) -> None:
         """Prepare and measure a backend; one that does not work with this model is no candidate any more."""
@@ -84,7 +84,7 @@ class Candidates:
         except Exception as error:  # whatever a model's code, a pass over its graph or the compiler raises
             log.info("no %s Hessian products: %s", hvp, str(error).partition("\n")[0] or type(error).__name__)
             return
-        self._prepared[hvp], self._costs[hvp] = made, Costs(0.0, once, each)
+        self._prepared[hvp], self._costs[hvp] = made, replace(expected, start=0.0, once=once, each=each)
         if expected.start != LOADED:  # of what an earlier run compiled it noted the seconds
             kept = self._costs["kept"]
             self._note(kept=[0.0, kept.once, kept.each], **{hvp: [took, once, each]})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 # Seconds of a product and of the preparation of a mini-batch, as shares of those of double backward: rounded from
@@ -46,10 +46,15 @@ class Costs:
     start: float  # before the first mini-batch: to record and to compile; 0 once that is done
     once: float  # to prepare a mini-batch
     each: float  # per product
+    alone: bool = False  # one thread at a time: torch calls compiled code for a CPU without releasing Python's lock
+
+    def at_once(self, planned: PlannedProducts) -> int:
+        """Mini-batches that are really measured at the same time."""
+        return 1 if self.alone else planned.at_once
 
     def total(self, planned: PlannedProducts) -> float:
         """Seconds from now on."""
-        return self.start + (planned.prepared * self.once + planned.total * self.each) / planned.at_once
+        return self.start + (planned.prepared * self.once + planned.total * self.each) / self.at_once(planned)
 
 
 def predicted(hvp: str, kept: Costs, functions: int, notes: Mapping[str, Any], *, stored: bool) -> Costs:
@@ -68,7 +73,7 @@ def predicted(hvp: str, kept: Costs, functions: int, notes: Mapping[str, Any], *
         costs = Costs(pace * now.start, pace * now.once, pace * now.each)
     except (KeyError, TypeError, ZeroDivisionError):
         pass
-    return Costs(LOADED, costs.once, costs.each) if stored else costs
+    return replace(costs, start=LOADED if stored else costs.start, alone=kind == "compiled")
 
 
 def reason(hvp: str, costs: Mapping[Any, Costs], planned: PlannedProducts) -> str:
