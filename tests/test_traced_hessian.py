@@ -267,3 +267,24 @@ def test_an_error_without_a_message_is_named() -> None:
     subject = Subject(Refuses().double().eval(), batches_of((4,), (5, 5), 3))
     with pytest.raises(ValueError, match=r"the model cannot be traced \(AssertionError\)"):
         curvature(subject, subject.parameters, "traced")
+
+
+class HoldsItsWeightTwice(nn.Module):
+    """Uses a weight as a parameter and, for a small part of its outputs, from a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.held = [self.linear.weight]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        return y.tanh() + 0.03 * nn.functional.linear(x, self.held[0]).square()
+
+
+def test_products_that_miss_a_small_part_are_rejected() -> None:
+    torch.manual_seed(0)
+    subject = Subject(HoldsItsWeightTwice().double().eval(), batches_of((4,), (5, 5), 3))
+    with pytest.raises(ValueError, match="would be wrong by"):
+        curvature(subject, subject.parameters, "traced")
+    assert curvature(subject, subject.parameters, "auto").hvp == "kept"
