@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from landscape.curvature import compiled_graphs
-from landscape.curvature.hvp_forecast import LOADED, Costs, PlannedProducts, predicted, reason
+from landscape.curvature.hvp_forecast import LOADED, PlannedProducts, predicted, reason
 from landscape.curvature.hvp_reference import Reference, seconds_of, spent
 from landscape.curvature.operator import Curvature
 

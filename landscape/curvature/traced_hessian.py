@@ -217,9 +217,7 @@ def trace(
     )
 
 
-def _recorded(
-    model: nn.Module, function: Callable[..., list[Tensor]], arguments: Sequence[Tensor]
-) -> fx.GraphModule:
+def _recorded(model: nn.Module, function: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) -> fx.GraphModule:
     """The graph of a function of a model, recorded without values where possible: it needs no memory for them."""
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with differentiable_attention():
