@@ -213,7 +213,7 @@ def table(rows: list[Row]) -> str:
         product, error = (statistics.median(numbers[key]) for key in ("product", "median"))
         lines.append(row_of(
             *case, engine, count, f"{products:.1f}", f"{spent:.3f}", *(f"{speed:.1f}x" for speed in speeds),
-            f"{product:.2f}", f"{max(numbers['worst']):.1e}", f"{error:.1e}",
+            "" if math.isnan(product) else f"{product:.2f}", f"{max(numbers['worst']):.1e}", f"{error:.1e}",
             f"{sum(numbers['missed'])}/{count * TOP}", f"{one['prepared']:.1f}",
         ))  # fmt: skip
     return "\n".join(lines)

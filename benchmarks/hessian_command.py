@@ -124,7 +124,7 @@ def child(arguments: argparse.Namespace) -> None:
 def peer(
     arguments: argparse.Namespace, kind: str, checkpoint: Path, samples: int, which: list[int]
 ) -> tuple[Spent, list[list[Any]]]:
-    """Mini-batches of a peer in a process: what the process took beside them, and their rows."""
+    """Run mini-batches of a peer in a process; returns the seconds that the process spent outside them, and a row each."""
     options = ["--child", kind, *about(arguments, checkpoint, samples), "--which", *map(str, which)]
     one_thread = {"OMP_NUM_THREADS": "1"} if kind == "reference" else {}
     spent, printed = run([sys.executable, __file__, *options], one_thread)
@@ -133,7 +133,7 @@ def peer(
 
 
 def with_statistics(arguments: argparse.Namespace, folder: Path, samples: int) -> Path:
-    """The initial weights of a run with batch-norm statistics of the samples, as a checkpoint beside them."""
+    """Save the initial weights with batch-norm statistics of the samples as a checkpoint in the run folder."""
     path = folder / "init-with-statistics.pt"
     if not path.exists():
         import torch

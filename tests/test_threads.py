@@ -46,7 +46,7 @@ def test_a_small_network_has_one_thread_whatever_the_clock_says(monkeypatch: pyt
     monkeypatch.setattr(threads, "fastest_threads", lambda work, limit: limit)
     with suitable_threads(_subject(10)):
         assert torch.get_num_threads() == 1
-        assert thread_limit() == 4  # what else could run beside it
+        assert thread_limit() == 4  # the limit that nested measurements see
     assert torch.get_num_threads() == 4
     with suitable_threads(_subject(LARGE)):
         assert torch.get_num_threads() == 4

@@ -49,7 +49,7 @@ class Reference:
 
 @once_per_weights
 def reference(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool) -> Reference:
-    """Its product, timed; the graph is freed, so that no other one has to fit into memory beside it."""
+    """Time double backward; its graph is freed, so that the graphs of other backends need not fit into memory with it."""
     curved = Curvature(subject, parameters, "kept", fixed=fixed)
     cached = replace(curved, patterns=PatternCache(every=True, device=subject.device))
     if fixed:
