@@ -124,7 +124,7 @@ def child(arguments: argparse.Namespace) -> None:
 def peer(
     arguments: argparse.Namespace, kind: str, checkpoint: Path, samples: int, which: list[int]
 ) -> tuple[Spent, list[list[Any]]]:
-    """Run mini-batches of a peer in a process; returns the seconds that the process spent outside them, and a row each."""
+    """Run mini-batches of a peer in a process; returns the seconds spent outside them, and a row each."""
     options = ["--child", kind, *about(arguments, checkpoint, samples), "--which", *map(str, which)]
     one_thread = {"OMP_NUM_THREADS": "1"} if kind == "reference" else {}
     spent, printed = run([sys.executable, __file__, *options], one_thread)

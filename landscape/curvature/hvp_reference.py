@@ -49,7 +49,7 @@ class Reference:
 
 @once_per_weights
 def reference(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool) -> Reference:
-    """Time double backward; its graph is freed, so that the graphs of other backends need not fit into memory with it."""
+    """Time double backward; its graph is freed before another backend needs memory."""
     curved = Curvature(subject, parameters, "kept", fixed=fixed)
     cached = replace(curved, patterns=PatternCache(every=True, device=subject.device))
     if fixed:
