@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from landscape.curvature import matrix_products, rematerialisation
+from landscape.curvature.forward_statistics import use_forward_statistics
 
 _aten = torch.ops.aten
 _FORWARD, _BACKWARD = _aten.convolution.default, _aten.convolution_backward.default
@@ -73,7 +74,11 @@ def split(whole: fx.GraphModule, *, vectors: int) -> tuple[fx.GraphModule, fx.Gr
     inputs = [node for node in nodes if node.op == "placeholder"]
     use_onednn(whole.graph, dependent_on(whole.graph, inputs[-vectors:]))
     dependent = dependent_on(whole.graph, inputs[-vectors:])
-    rematerialisation.recompute_cheap(whole.graph, dependent)
+    if rematerialisation.kept_bytes(whole.graph, dependent) >= rematerialisation.LARGE:
+        use_forward_statistics(whole.graph)
+        rematerialisation.merge_equal(whole)
+        dependent = dependent_on(whole.graph, inputs[-vectors:])
+        rematerialisation.recompute_cheap(whole.graph, dependent)
     (output,) = (node for node in nodes if node.op == "output")
     results = list(output.args[0])
     kept = [n for n in nodes if n not in dependent and any(user in dependent for user in n.users if user is not output)]
@@ -117,10 +122,12 @@ def use_onednn(graph: fx.Graph, changing: Collection[fx.Node]) -> None:
         with graph.inserting_before(node):
             if a in changing and b not in changing and not a.meta["val"].is_contiguous():
                 fixed, moving = (graph.call_function(_aten.t.default, (c,)) for c in (b, a))
+                fixed.meta = {"val": b.meta["val"].t()}
                 product = graph.call_function(_aten.t.default, (_matmul(graph, fixed, moving, copy=True),))
             else:
                 product = _matmul(graph, a, b, copy=not a.meta["val"].is_contiguous())
             if bias:
+                product.meta = dict(node.meta)
                 product = graph.call_function(_aten.add.Tensor, (product, *bias))
         product.meta = node.meta
         node.replace_all_uses_with(product)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 _aten = torch.ops.aten
-LARGE = 128 * 2**20  # bytes of kept tensors from which on cheap ones are computed again; below, speed counts
+LARGE = 128 * 2**20  # bytes of kept tensors from which on memory is saved; below, speed counts
 SMALL = 1 / 16  # share of a tensor's bytes that may be kept instead of it, such as a factor per channel
 DEEPEST = 3  # operations that lead from kept tensors to one that is computed again
 MOST_WORK = 2  # arithmetic operations per tensor: every use computes it again, so that it is not held in between
@@ -58,12 +58,10 @@ def recompute_cheap(graph: fx.Graph, dependent: set[fx.Node]) -> int:
     """Compute cheap tensors again where the `dependent` nodes use them, instead of keeping them; in place.
 
     Tensors that `dependent` nodes use and that are not among these are kept between products. One of them is computed
-    again if views and arithmetic lead to it from others that are kept anyway, or from inputs: the largest first, and
-    none if all take less than `LARGE` bytes. The new nodes join `dependent`. Returns the bytes no longer kept.
+    again if views and arithmetic lead to it from others that are kept anyway, or from inputs: the largest first. The
+    new nodes join `dependent`. Returns the bytes no longer kept. For graphs that keep at least `LARGE` bytes.
     """
     before = kept_bytes(graph, dependent)
-    if before < LARGE:
-        return 0
     kept = kept_nodes(graph, dependent)
     for node in [n for n in kept if _is_view(n)]:
         _again(graph, node, dependent, [node])
