@@ -7,14 +7,18 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
 from analytic import convolution_net, tanh_net
+from torch import Tensor, fx
 
 from landscape.curvature import compiled_graphs, compiled_hessian, hvp_backends
+from landscape.curvature.compiled_library import callable_graph
+from landscape.curvature.compiler import beside, compile_to
 from landscape.curvature.hvp_backends import curvature
 from landscape.curvature.vectors import random_unit
 from landscape.subject.subject import Subject
@@ -44,20 +48,20 @@ def test_a_second_run_neither_traces_nor_compiles(folder: Path, monkeypatch: pyt
     assert folder.stat().st_mode & 0o777 == 0o700
     with monkeypatch.context() as second:
         second.setattr(hvp_backends, "trace", refuse)
-        second.setattr(compiled_graphs, "_compile", refuse)
+        second.setattr(compiled_graphs, "compile_to", refuse)
         again = convolution_net()
         for buffer in filter(torch.is_floating_point, again.model.buffers()):
             buffer.mul_(1.5)  # other statistics, which the code does not hold
         assert_as_kept(again)
 
     compiled: list[str] = []
-    plain = compiled_graphs._compile
-    monkeypatch.setattr(compiled_graphs, "_compile", lambda *given: (compiled.append(given[-1]), plain(*given))[0])
+    plain = compiled_graphs.compile_to
+    monkeypatch.setattr(compiled_graphs, "compile_to", lambda *given: (compiled.append(given[1]), plain(*given))[0])
     (entry,) = (path for path in folder.iterdir() if path.is_dir())
     (entry / "each.so").unlink()  # a file in use, which this process holds, is never written to
     (entry / "each.so").write_bytes(b"torn")
     assert_as_kept(convolution_net())  # made again, without an error
-    assert compiled == ["once", "each"]
+    assert "once" in compiled  # and the other one in a copy of this process
     entry.chmod(0o777)
     assert compiled_graphs.load(entry.name) is None  # others could have written it
     entry.chmod(0o700)
@@ -84,6 +88,56 @@ def test_another_process_loads_code_that_calls_an_operator_of_this_package(folde
         for _ in range(2)
     ]
     assert counts == ["1", "0"]
+    (entry,) = (path for path in folder.iterdir() if path.is_dir())
+    assert json.loads((entry / "each.json").read_text())["nodes"] == []  # nor does the code call Python
+
+
+@pytest.mark.slow
+def test_other_threads_run_during_a_call_of_compiled_code(tmp_path: Path) -> None:
+    class Slow(torch.nn.Module):
+        def forward(self, x: Tensor) -> list[Tensor]:
+            for _ in range(40):
+                x = torch.sin(x)
+            return [x]
+
+    x = torch.linspace(0, 1, 2_000_000)
+    compile_to(tmp_path, "slow", fx.symbolic_trace(Slow()), [x], 1)
+    run = callable_graph(tmp_path / "slow.so", 2)
+    torch.testing.assert_close(run(x)[0], Slow()(x)[0])
+    thread, ticks = threading.Thread(target=run, args=(x,)), 0
+    thread.start()
+    while thread.is_alive():
+        time.sleep(1e-3)
+        ticks += 1
+    assert ticks > 5  # the call takes some 100 ms
+
+
+def test_a_library_that_is_none_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "torn.so").write_bytes(b"torn")
+    (tmp_path / "torn.json").write_text('{"nodes": []}')
+    with pytest.raises(RuntimeError, match="cannot be loaded"):
+        callable_graph(tmp_path / "torn.so", 1)
+
+
+def test_work_beside_a_block_is_done_once_and_in_this_process_if_the_copy_fails(tmp_path: Path) -> None:
+    own, done = os.getpid(), tmp_path / "done"
+
+    def note() -> None:
+        with done.open("a") as stream:
+            stream.write(f"{os.getpid() == own}\n")
+
+    def fail_in_the_copy() -> None:
+        if os.getpid() != own:
+            os._exit(3)
+        note()
+
+    for work in (note, fail_in_the_copy):
+        with beside(work):
+            pass
+    with pytest.raises(KeyError), beside(lambda: (time.sleep(60), note())[1]):
+        raise KeyError
+    several = sys.platform == "linux" and len(os.sched_getaffinity(0)) > 1
+    assert done.read_text().split() == ["False" if several else "True", "True"]
 
 
 @pytest.mark.slow

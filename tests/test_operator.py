@@ -103,16 +103,6 @@ def test_mini_batches_at_once_make_preparation_dearer(monkeypatch: pytest.Monkey
     assert chosen == ["kept", "traced"]
 
 
-def test_compiled_code_runs_in_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    at_costs(monkeypatch, kept=(0.1, 0.05), traced=(0.1, 0.035), compiled=(0.07, 0.0285))
-    subject = tanh_net()
-    chosen = [
-        curvature(subject, subject.parameters, "auto", planned=PlannedProducts(1000, at_once=at_once)).hvp
-        for at_once in (4, 1)
-    ]
-    assert chosen == ["traced", "compiled"]
-
-
 def test_what_earlier_runs_would_have_saved_pays_a_compilation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LANDSCAPE_CACHE", str(tmp_path))
     at_costs(monkeypatch, kept=(0.1, 0.05), traced=(0.1, 0.035), compiled=(0.1, 0.0285))

@@ -7,7 +7,6 @@ it; an entry that cannot be read is made again.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import hashlib
 import json
@@ -16,16 +15,16 @@ import os
 import shutil
 import tempfile
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, fx
 
 from landscape.curvature import matrix_products
+from landscape.curvature.compiled_library import callable_graph
+from landscape.curvature.compiler import beside, compile_to
 
 VARIABLE = "LANDSCAPE_CACHE"  # another folder; empty: nothing is kept
 MOST_BYTES, MOST_ENTRIES = 2 * 2**30, 200  # the entries used last stay
@@ -33,7 +32,6 @@ UNFINISHED, ABANDONED = "unfinished-", 86_400.0  # start of names; age in second
 CALLS = os.cpu_count() or 1  # runs of one graph at the same time, each in a thread of the caller's
 NAMES = ("once", "each")
 Function = Callable[..., Sequence[Tensor]]
-_private: Any = torch._C
 log = logging.getLogger(__name__)
 
 
@@ -154,11 +152,15 @@ def _compiled_for_disk(
     path = folder()
     made = Path(tempfile.mkdtemp(dir=path, prefix=UNFINISHED))
     try:
+        threads = torch.get_num_threads()
         with torch.no_grad():
-            _compile(graphs[0], given, made, NAMES[0])
+            _, *expected = graphs[0](*given)  # laid out as the compiled code will lay them out, which is checked
+            with beside(lambda: compile_to(made, NAMES[1], graphs[1], [*expected, *further], threads)):
+                compile_to(made, NAMES[0], graphs[0], given, threads)
             first = _function(made / f"{NAMES[0]}.so")  # stays loaded wherever the file goes
             _, *outputs = first(*given)
-            _compile(graphs[1], [*outputs, *further], made, NAMES[1])
+            if [t.stride() for t in outputs] != [t.stride() for t in expected]:
+                compile_to(made, NAMES[1], graphs[1], [*outputs, *further], threads)
             second = _function(made / f"{NAMES[1]}.so")
             second(*outputs, *further)
         known = {**about, "sha256": [_sha256(made, name) for name in NAMES]}
@@ -214,62 +216,4 @@ def _sha256(entry: Path, name: str) -> str:
 def _function(file: Path) -> Function:
     """A compiled graph, callable from several threads at once."""
     matrix_products.operator()  # that the code may call
-    runner = _private._aoti.AOTIModelContainerRunnerCpu(str(file), CALLS)
-
-    def run(*tensors: Tensor) -> list[Tensor]:
-        found: list[Tensor] = runner.run(list(tensors))
-        return found
-
-    return run
-
-
-def _compile(graph: fx.GraphModule, example: Sequence[Tensor], folder: Path, name: str) -> None:
-    """Write `name`.so, and to `name`.json how it calls operators that are no part of torch."""
-    from torch import _inductor as inductor  # takes more than a second
-
-    plain = fx.GraphModule(graph, copy.deepcopy(graph.graph))
-    for node in plain.graph.nodes:  # of the recording, which the compilation would mix with its own
-        node.meta = {}
-    with tempfile.TemporaryDirectory(dir=folder) as sources:
-        options = {"aot_inductor.output_path": f"{sources}/{name}.so", **_cheaper()}
-        with torch.no_grad(), warnings.catch_warnings(), _without_input_checks():
-            warnings.simplefilter("ignore")  # torch's about its own functions
-            inductor.aot_compile(plain, tuple(example), options=options)
-        calls = [file.read_text() for file in Path(sources).glob("*.json") if not file.stem.endswith("_metadata")]
-        (folder / f"{name}.json").write_text(calls[0] if calls else '{"nodes": []}')
-        os.replace(f"{sources}/{name}.so", folder / f"{name}.so")
-
-
-def _cheaper() -> dict[str, Any]:
-    """Settings that make a compilation shorter and its code no slower, as far as this version of torch has them."""
-    from torch._inductor import config
-
-    wanted = {
-        "aot_inductor.precompile_headers": False,  # pay from the third compilation of a process on
-        "aot_inductor.compile_wrapper_opt_level": "O0",  # it calls the kernels
-    }
-    known = config.get_config_copy()
-    return {name: value for name, value in wanted.items() if name in known}
-
-
-@contextlib.contextmanager
-def _without_input_checks() -> Iterator[None]:
-    """Leave out checks of every input, nine tenths of the code around the kernels, which are off by default anyway."""
-    try:
-        from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
-
-        replaced = patch.object(CppWrapperCpu, "generate_input_output_runtime_checks", _no_checks)
-    except (ImportError, AttributeError):
-        yield
-        return
-    with replaced:
-        yield
-
-
-def _no_checks(wrapper: Any) -> None:
-    wrapper.prefix.splice_aot(
-        """
-        static bool _check_aoti_runtime_check_inputs_env() { return false; }
-        static void __check_inputs_outputs(AtenTensorHandle* input_handles, AtenTensorHandle* output_handles) {}
-        """
-    )
+    return callable_graph(file, CALLS)

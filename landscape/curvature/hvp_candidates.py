@@ -68,7 +68,7 @@ class Candidates:
 
         As in ski rental: compiling once so much is lost takes at most twice as long as the best choice in hindsight.
         """
-        each = {hvp: costs.each / costs.at_once(planned) for hvp, costs in self._costs.items()}
+        each = {hvp: costs.each / planned.at_once for hvp, costs in self._costs.items()}
         compiled = each.pop("compiled")
         return min(self._earlier * max(min(each.values()) - compiled, 0.0), self._costs["compiled"].start)
 

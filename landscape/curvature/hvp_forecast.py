@@ -46,15 +46,10 @@ class Costs:
     start: float  # before the first mini-batch: to record and to compile; 0 once that is done
     once: float  # to prepare a mini-batch
     each: float  # per product
-    alone: bool = False  # one thread at a time: torch calls compiled code for a CPU without releasing Python's lock
-
-    def at_once(self, planned: PlannedProducts) -> int:
-        """Mini-batches that are really measured at the same time."""
-        return 1 if self.alone else planned.at_once
 
     def total(self, planned: PlannedProducts) -> float:
         """Seconds from now on."""
-        return self.start + (planned.prepared * self.once + planned.total * self.each) / self.at_once(planned)
+        return self.start + (planned.prepared * self.once + planned.total * self.each) / planned.at_once
 
 
 def predicted(hvp: str, kept: Costs, functions: int, notes: Mapping[str, Any], *, stored: bool) -> Costs:
@@ -73,7 +68,7 @@ def predicted(hvp: str, kept: Costs, functions: int, notes: Mapping[str, Any], *
         costs = Costs(pace * now.start, pace * now.once, pace * now.each)
     except (KeyError, TypeError, ZeroDivisionError):
         pass
-    return replace(costs, start=LOADED if stored else costs.start, alone=kind == "compiled")
+    return replace(costs, start=LOADED) if stored else costs
 
 
 def reason(hvp: str, costs: Mapping[Any, Costs], planned: PlannedProducts) -> str:
