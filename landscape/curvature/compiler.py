@@ -117,20 +117,21 @@ def _no_checks(wrapper: Any) -> None:
 def _onednn_called_directly() -> Iterator[None]:
     """Compile our matrix products to oneDNN's: as an operator of ours they would call Python, one thread at a time."""
     try:
-        from torch._inductor import lowering
+        from torch._inductor import lowering, mkldnn_ir
         from torch._inductor.ir import FixedLayout, TensorBox
-        from torch._inductor.mkldnn_ir import LinearUnary, _create_output_node
     except ImportError:  # another version of torch
         yield
         return
+    linear_unary: Any = mkldnn_ir.LinearUnary
+    output: Any = mkldnn_ir._create_output_node
 
     def product(a: Any, b: Any) -> Any:
-        left = LinearUnary.require_contiguous(LinearUnary.realize_input(a))
-        right = LinearUnary.realize_input(lowering.permute(b, [1, 0]))  # a view: in either memory order
+        left = linear_unary.require_contiguous(linear_unary.realize_input(a))
+        right = linear_unary.realize_input(lowering.permute(b, [1, 0]))  # a view: in either memory order
         layout = FixedLayout(left.get_device(), left.get_dtype(), [left.get_size()[0], right.get_size()[0]])
         bias_and_activation = [None, "none", [-1], ""]
-        linear = LinearUnary(layout=layout, inputs=[left, right], constant_args=bias_and_activation)
-        return TensorBox.create(_create_output_node(linear))
+        linear = linear_unary(layout=layout, inputs=[left, right], constant_args=bias_and_activation)
+        return TensorBox.create(output(linear))
 
     operator = matrix_products.operator()
     with patch.dict(lowering.lowerings):
