@@ -1,4 +1,7 @@
-"""Passes over a graph recorded by make_fx: split it by what depends on the vector, and make its operations faster."""
+"""Passes over a graph recorded by make_fx: split it by what depends on the vector, and make its operations faster.
+
+A pass changes the graph alone. Its code, which takes as long to write as all passes together, is written by `split`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,6 @@ def views_to_reshapes(graph: fx.GraphModule) -> None:
     for node in graph.graph.nodes:
         if node.op == "call_function" and node.target in views:
             node.target = _aten.reshape.default
-    graph.recompile()
 
 
 def plain_copies(graph: fx.GraphModule) -> None:
@@ -37,7 +39,6 @@ def plain_copies(graph: fx.GraphModule) -> None:
         if into is not None and source is not None and (into.shape, into.dtype) == (source.shape, source.dtype):
             node.replace_all_uses_with(node.args[1])
             graph.graph.erase_node(node)
-    graph.recompile()
 
 
 def lift_constants(graph: fx.GraphModule) -> list[torch.Tensor]:
@@ -59,7 +60,6 @@ def lift_constants(graph: fx.GraphModule) -> list[torch.Tensor]:
             constants[id(value)] = value
         node.replace_all_uses_with(lifted[id(value)])
         graph.graph.erase_node(node)
-    graph.recompile()
     return list(constants.values())
 
 
@@ -84,19 +84,21 @@ def split(whole: fx.GraphModule, *, vectors: int) -> tuple[fx.GraphModule, fx.Gr
     kept = [n for n in nodes if n not in dependent and any(user in dependent for user in n.users if user is not output)]
     kept += [r for r in results[1:] if isinstance(r, fx.Node) and r not in dependent and r not in kept]
 
-    def part(given: list[fx.Node], copied: list[fx.Node], returned: list[fx.Node]) -> fx.GraphModule:
+    def part(given: list[fx.Node], copied: list[fx.Node], returned: list[fx.Node]) -> fx.Graph:
         graph = fx.Graph()
         copies = {node: graph.placeholder(node.name) for node in given}
         for node in copied:
             copies[node] = graph.node_copy(node, copies.__getitem__)
         graph.output([copies[node] for node in returned])
         graph.eliminate_dead_code()
-        return fx.GraphModule(whole, graph)
+        return graph
 
     once = part([], [node for node in nodes if node not in dependent and node is not output], [results[0], *kept])
     given = [*kept, *inputs[-vectors:]]
     changing = [node for node in nodes if node in dependent and node not in given and node is not output]
-    return once, part(given, changing, results[1:])
+    each = part(given, changing, results[1:])
+    join_convolutions(each)
+    return fx.GraphModule(whole, once), fx.GraphModule(whole, each)
 
 
 def dependent_on(graph: fx.Graph, sources: Iterable[fx.Node]) -> set[fx.Node]:

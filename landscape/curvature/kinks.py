@@ -8,8 +8,6 @@ Hessian differentiates the same function.
 
 from __future__ import annotations
 
-import copy
-import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from landscape.curvature.double_precision import CONVOLUTIONS, DoubleCopy, convolution
 from landscape.curvature.hessian_product import differentiable_attention
 from landscape.data.structure import Nested, map_tensors
 from landscape.subject.outputs import call_model
@@ -83,12 +82,15 @@ def has_kinks(model: nn.Module, inputs: Nested, forward: Forward = call_model) -
     return bool(recorder.pattern)
 
 
-def activation_pattern(model: nn.Module, inputs: Nested, forward: Forward = call_model) -> list[Tensor]:
+def activation_pattern(
+    model: nn.Module, inputs: Nested, forward: Forward = call_model, double: DoubleCopy | None = None
+) -> list[Tensor]:
     """The side of its kink of every unit, from a forward pass of a copy of the model in double precision.
 
     Covers ReLU and its relatives (`KINKED`) and max pooling (`POOLED`), called as functions or by modules of torch.nn;
     other functions are left alone, and so is the model, in evaluation mode. Pass and pattern stay on the model's
     device; consumer GPUs are slow in double precision (a 32nd or 64th of single), which is one pass per mini-batch.
+    `double` is the model's copy for several passes.
 
     Returns:
         One tensor per kink, in the order of the pass: -1, 0 or 1 per unit in single precision; for a max pooling the
@@ -98,8 +100,9 @@ def activation_pattern(model: nn.Module, inputs: Nested, forward: Forward = call
         Exception: whatever the model raises if it cannot be copied or does not run in double precision.
     """
     recorder = _Recorder()
-    with torch.no_grad(), differentiable_attention(), recorder:
-        forward(_double_copy(model), map_tensors(inputs, lambda x: x.double() if x.is_floating_point() else x))
+    doubled = map_tensors(inputs, lambda x: x.double() if x.is_floating_point() else x)
+    with torch.no_grad(), differentiable_attention(), (double or DoubleCopy(model)).current() as copied, recorder:
+        forward(copied, doubled)
     return recorder.pattern
 
 
@@ -113,21 +116,6 @@ def check_pattern(model: nn.Module, inputs: Nested, pattern: Sequence[Tensor], f
     checked = _Checked(pattern)
     with torch.enable_grad(), differentiable_attention(), checked:
         forward(model, inputs)
-
-
-def _double_copy(model: nn.Module) -> nn.Module:
-    """A copy in double precision; floating-point weights and buffers are not copied in single precision first."""
-    doubled: dict[int, Any] = {}
-    for tensor in itertools.chain(model.parameters(), model.buffers()):
-        if tensor.is_floating_point():
-            double = tensor.detach().to(torch.float64, copy=True)
-            is_parameter = isinstance(tensor, nn.Parameter)
-            doubled[id(tensor)] = nn.Parameter(double, requires_grad=False) if is_parameter else double
-    for module in model.modules():  # what a hook computes from the weights, as spectral norm does, cannot be copied
-        for value in vars(module).values():
-            if isinstance(value, Tensor) and not value.is_leaf:
-                doubled[id(value)] = value.detach().double() if value.is_floating_point() else value.detach()
-    return copy.deepcopy(model, doubled)
 
 
 class _KinkMode(TorchFunctionMode):
@@ -158,16 +146,23 @@ class _KinkMode(TorchFunctionMode):
 
 
 class _Recorder(_KinkMode):
-    """Records the activation pattern of a forward pass."""
+    """Records the activation pattern of a forward pass; those in double precision have faster convolutions."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pattern: list[Tensor] = []
 
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if function in CONVOLUTIONS:
+            return convolution(*args, **(kwargs or {}))
+        return super().__torch_function__(function, types, args, kwargs)
+
     def kinked(self, function: Any, points: Points, value: Tensor, *args: Any, **options: Any) -> Any:
         if _functorch.is_functorch_wrapped_tensor(value):
             raise ValueError("it maps or differentiates a function with kinks within its forward pass")
-        self.pattern += [(value - point).sign_().float() for point in points]
+        self.pattern += [(value - point if point else value).sign().float() for point in points]
         return function(value, *args, **options)
 
     def pooled(self, pooling: Any, dimensions: int, value: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:

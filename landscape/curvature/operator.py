@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from landscape.curvature.double_precision import double_of
 from landscape.curvature.gauss_newton import fisher_product, gauss_newton_product
 from landscape.curvature.hessian_product import Product, differentiable_attention, hessian_product, with_layer_name
 from landscape.curvature.kinks import FixedPattern, activation_pattern
@@ -89,7 +90,7 @@ class Curvature:
         if known is not None:
             return known
         inputs, _ = self._part(i, part)
-        pattern = activation_pattern(self.subject.model, inputs, self.subject.forward)
+        pattern = activation_pattern(self.subject.model, inputs, self.subject.forward, double_of(self.subject))
         if self.patterns is not None:
             self.patterns.put(key, pattern)
         return pattern

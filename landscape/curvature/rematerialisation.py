@@ -50,7 +50,6 @@ def merge_equal(graph: fx.GraphModule) -> int:
         else:
             known[key] = node
     graph.graph.eliminate_dead_code()
-    graph.recompile()
     return before - len(graph.graph.nodes)
 
 
