@@ -21,7 +21,7 @@ from landscape.cli.command_options import (
     with_options,
 )
 from landscape.cli.loading import load
-from landscape.cli.process_setup import worker_pool
+from landscape.cli.process_setup import importing, worker_pool
 from landscape.options import at_least, format_duration
 from landscape.probes import FEATURES, probe_class
 from landscape.progress import Advice, Progress, say
@@ -38,7 +38,8 @@ WHAT = {  # the checkpoints of a command, where these are not simply measured on
 
 def command_of(name: str) -> Callable[..., None]:
     """The function behind `landscape NAME`, with options made from the dataclasses of its probes and of loading."""
-    from landscape.api import loading_defaults
+    with importing():
+        from landscape.api import loading_defaults
 
     own = {key: item for probe in probes_of(name) for key, item in probe_options(probe_class(probe)).items()}
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from itertools import product
 from typing import Any
 
@@ -474,3 +476,18 @@ def test_images_of_another_size_are_refused(name: str, words: str) -> None:
     model = models.build(name, classes=10, image_size=16)
     with pytest.raises(ValueError, match=words):
         model(torch.randn(2, 3, 20, 20))
+
+
+@pytest.mark.slow
+def test_networks_built_for_their_shapes_alone_do_not_import_the_compiler() -> None:
+    """Loading a checkpoint builds such a network first; the import takes about as long as that of torch."""
+    script = """
+import sys, torch
+from landscape import models
+with torch.device("meta"):
+    for name in ("resnet_demo", "preresnet_demo", "vit_demo"):
+        assert all(p.is_meta for p in models.build(name, classes=10, image_size=32).parameters())
+print("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]

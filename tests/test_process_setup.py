@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import multiprocessing
 import os
 import subprocess
@@ -10,7 +11,7 @@ import sys
 
 import pytest
 
-from landscape.cli.process_setup import MALLOC, WAITING, worker_pool
+from landscape.cli.process_setup import MALLOC, WAITING, importing, worker_pool
 from landscape.subject import threads
 
 ALLOCATE = """
@@ -94,3 +95,20 @@ def test_a_data_loader_in_a_worker_starts_its_own_workers_like_the_main_process(
         assert pool is not None
         method = pool.submit(eval, "__import__('multiprocessing').get_start_method()").result()
     assert method == multiprocessing.get_start_method()
+
+
+@pytest.mark.slow
+def test_a_command_imports_without_garbage_collection_and_collects_afterwards() -> None:
+    script = "import gc; from landscape.cli.measuring import command_of; command_of('trace')"
+    script += "; print(gc.isenabled(), gc.get_freeze_count() > 10_000, sum(s['collections'] for s in gc.get_stats()))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    enabled, frozen, collections = done.stdout.split()
+    assert (enabled, frozen) == ("True", "True")
+    assert int(collections) < 100  # about 1,500 otherwise
+
+
+def test_a_program_with_torch_keeps_its_garbage_collection() -> None:
+    before = gc.get_freeze_count()
+    with importing():
+        assert gc.isenabled()
+    assert gc.get_freeze_count() == before

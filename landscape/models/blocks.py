@@ -20,7 +20,12 @@ BOUND = 10.0  # t of t tanh(x / t), as in the paper
 def initialise(
     network: nn.Module, kinds: tuple[type[nn.Module], ...], draw: Callable[[Tensor], object], *tokens: Tensor | None
 ) -> None:
-    """Draw the weights of all layers of these kinds, in their order in the network, then tokens; biases become 0."""
+    """Draw the weights of all layers of these kinds, in their order in the network, then tokens; biases become 0.
+
+    A network without memory, built for its shapes, is left alone: torch draws into it by importing its compiler.
+    """
+    if all(parameter.is_meta for parameter in network.parameters()):
+        return
     for module in network.modules():
         if isinstance(module, kinds):
             draw(module.get_parameter("weight"))
