@@ -21,7 +21,7 @@ ORDER = (
     ("data",),
     ("models",),
     ("subject",),
-    ("curvature",),
+    ("curvature", "predictions"),
     ("layers", "weight_space"),
     ("probes", "training"),
     ("run",),

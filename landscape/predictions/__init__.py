@@ -1,0 +1,1 @@
+"""What is computed from predicted probabilities: scores of samples, calibration, ensembles."""
