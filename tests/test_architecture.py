@@ -19,7 +19,7 @@ ORDER = (
     ("exchange",),
     ("checkpoints",),
     ("data",),
-    ("models",),
+    ("models", "discovery"),
     ("subject",),
     ("curvature", "predictions"),
     ("layers", "weight_space"),

@@ -14,9 +14,9 @@ from foreign import Encoder
 from torch import Tensor, nn
 
 from landscape import models
+from landscape.discovery.discover import discover
 from landscape.layers import attention_statistics as metrics
 from landscape.layers.attention_maps import AttentionMaps, attention_hooks, maps_from_qk
-from landscape.layers.discovery import discover
 from landscape.options import OptionError
 from landscape.probes.attention import Attention
 from landscape.subject.subject import Subject

@@ -11,7 +11,7 @@ from foreign import torchvision_models
 from torch import Tensor, nn
 
 from landscape import models
-from landscape.layers.discovery import discover
+from landscape.discovery.discover import discover
 from landscape.layers.unit_removal import removals, removed
 from landscape.models import localvit, mixer, swin
 from landscape.models.blocks import Smoothing

@@ -8,7 +8,7 @@ import torch
 from analytic import passage, run_probe
 from torch import Tensor
 
-from landscape.layers import layer as layers
+from landscape.discovery import layer as layers
 from landscape.layers.fourier import (
     diagonal,
     diagonal_frequencies,

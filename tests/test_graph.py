@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from landscape.layers.graph import Flow, record
+from landscape.discovery.graph import Flow, record
 
 
 class Network(nn.Module):

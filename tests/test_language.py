@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import landscape
 from landscape.data import load as load_data
-from landscape.layers.discovery import discover
+from landscape.discovery.discover import discover
 from landscape.layers.selection import remarks
 from landscape.models import providers
 from landscape.models.providers import ModelRequest

@@ -12,9 +12,9 @@ from foreign import Encoder, Functional, Plain, Reshaped, Squeeze, torchvision_m
 from torch import Tensor, nn
 
 from landscape import models
-from landscape.layers.discovery import discover
+from landscape.discovery.discover import discover
+from landscape.discovery.layer import Layer, Tap
 from landscape.layers.forward_hooks import feature_hooks
-from landscape.layers.layer import Layer, Tap
 from landscape.layers.selection import layer_labels, select_layers, spatial_layers
 from landscape.models.alternet import AlterNet
 from landscape.models.preresnet import PreResNet

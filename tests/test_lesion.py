@@ -18,7 +18,7 @@ from foreign import Encoder, Squeeze, torchvision_models
 from torch import Tensor, nn
 
 from landscape import models
-from landscape.layers.discovery import discover
+from landscape.discovery.discover import discover
 from landscape.layers.unit_removal import Removal, removals, removed, stages
 from landscape.models import preresnet, resnet
 from landscape.models.preresnet import PreResNet

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from landscape import models
-from landscape.layers.graph import record
-from landscape.layers.layer import Tap
+from landscape.discovery.graph import record
+from landscape.discovery.layer import Tap
 from landscape.layers.partial_forward import ResumePoint, advance, map_tensors, resume_point, resumed
 from landscape.probes import lesion
 from landscape.probes.lesion import Lesion

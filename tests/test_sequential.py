@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from landscape.api import configure_shared_pass
 from landscape.cli.main import exit_code
-from landscape.layers.discovery import discover
+from landscape.discovery.discover import discover
+from landscape.discovery.layer import Layer
 from landscape.layers.forward_hooks import feature_hooks
-from landscape.layers.layer import Layer
 from landscape.layers.selection import remarks
 from landscape.layers.unit_removal import removals, removed
 from landscape.probes import FEATURES

@@ -13,7 +13,7 @@ from foreign import torchvision_models
 from torch import Tensor, nn
 from zoo import _timm
 
-from landscape.layers.discovery import discover
+from landscape.discovery.discover import discover
 from landscape.layers.selection import remarks
 from landscape.probes.fourier import Fourier
 from landscape.probes.probe_linear import pooled

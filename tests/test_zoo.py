@@ -12,8 +12,8 @@ from analytic import run_probe
 from zoo import ZOO
 
 from landscape.api import configure_shared_pass
-from landscape.layers.discovery import discover
-from landscape.layers.layer import Layer
+from landscape.discovery.discover import discover
+from landscape.discovery.layer import Layer
 from landscape.probes import FEATURES
 from landscape.shared_pass import applicable
 from landscape.subject.subject import Subject

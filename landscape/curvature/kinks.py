@@ -19,9 +19,8 @@ from torch.overrides import TorchFunctionMode
 
 from landscape.curvature.double_precision import CONVOLUTIONS, DoubleCopy, convolution
 from landscape.curvature.hessian_product import differentiable_attention
+from landscape.data.batch_layout import Forward, call_model
 from landscape.data.structure import Nested, map_tensors
-from landscape.subject.outputs import call_model
-from landscape.subject.subject import Forward
 
 LEAST = 1e-30  # distance to a kink at zero of a unit that rounding puts on it; for other kinks a share of their size
 ROUNDING = 1e-4  # of the largest input at a kink: units farther away are on the same side in any precision

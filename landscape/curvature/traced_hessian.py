@@ -30,10 +30,9 @@ from landscape.curvature.hessian_product import Product, differentiable_attentio
 from landscape.curvature.kinks import FixedPattern
 from landscape.curvature.rematerialisation import merge_equal
 from landscape.curvature.vectors import unflat
+from landscape.data.batch_layout import Forward, call_model
 from landscape.probe import report_products
 from landscape.subject.graph_replay import GraphReplay
-from landscape.subject.outputs import call_model
-from landscape.subject.subject import Forward
 
 log = logging.getLogger(__name__)
 

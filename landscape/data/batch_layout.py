@@ -17,6 +17,7 @@ from landscape.data.structure import Nested
 INPUTS = ("pixel_values", "image", "img", "images", "input", "inputs", "x", "data")
 TARGETS = ("labels", "label", "fine_label", "target", "targets", "y", "class")
 WHOLE = ("batch", "data", "graph")  # names of a forward parameter that takes the whole batch
+Forward = Callable[[Callable[..., Any], Nested], Any]  # (model, inputs) -> outputs
 
 
 class PositionalInputs(tuple[Nested, ...]):
@@ -25,6 +26,13 @@ class PositionalInputs(tuple[Nested, ...]):
 
 class KeywordInputs(dict[str, Nested]):
     """Inputs that a model is called with as keyword arguments."""
+
+
+def call_model(model: Callable[..., Any], inputs: Nested) -> Any:
+    """What a model returns for the inputs of a mini-batch: one argument, or several, positional or by name."""
+    if isinstance(inputs, PositionalInputs):
+        return model(*inputs)
+    return model(**inputs) if isinstance(inputs, KeywordInputs) else model(inputs)
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Layer discovery, and the statistics of feature maps that the layer probes compute."""
+"""Which layers are measured, and the statistics of feature maps that the layer probes compute."""

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from landscape.layers.graph import ATTENTION, Key
+from landscape.discovery.graph import ATTENTION, Key
 
 
 @dataclass(frozen=True)

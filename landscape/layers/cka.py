@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from landscape.curvature.matrix_products import matmul
-from landscape.layers.layer import chunks
+from landscape.discovery.layer import chunks
 
 CHUNK = 2**19  # numbers of the features in one product
 SHIFT_SAMPLES = 8  # whose mean is subtracted

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from landscape.discovery.graph import Key
+from landscape.discovery.layer import Layer, Side, Tap
 from landscape.layers.attention_maps import AttentionMaps, attention_hooks
-from landscape.layers.graph import Key
-from landscape.layers.layer import Layer, Side, Tap
 from landscape.probe import Values
 from landscape.subject.subject import Subject
 

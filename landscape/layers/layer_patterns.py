@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from landscape.layers.layer import KINDS, Grid
+from landscape.discovery.layer import KINDS, Grid
 from landscape.options import OptionError
 
 LayerPatterns = Annotated[

@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from landscape.data.batch_layout import Forward, call_model
 from landscape.data.structure import Nested, map_tensors
+from landscape.discovery.graph import Flow
+from landscape.discovery.layer import Tap
 from landscape.layers.forward_hooks import hooked_calls
-from landscape.layers.graph import Flow
-from landscape.layers.layer import Tap
-from landscape.subject.outputs import call_model
-from landscape.subject.subject import Forward
 
 Cache = Mapping[Tap, Any]  # outputs of module calls; only the shapes of those that nothing reads again
 

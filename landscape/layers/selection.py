@@ -12,15 +12,15 @@ from typing import cast
 import numpy as np
 from torch import Tensor, nn
 
+from landscape.data.batch_layout import Forward, call_model
 from landscape.data.structure import Nested, tensors_in
-from landscape.layers.discovery import attention_of, discover, layer_at, staged
-from landscape.layers.graph import Call, Flow, few, record
-from landscape.layers.layer import KINDS, Kind, Layer, Tap
+from landscape.discovery.discover import attention_of, discover, layer_at, staged
+from landscape.discovery.graph import Call, Flow, few, record
+from landscape.discovery.layer import KINDS, Kind, Layer, Tap
+from landscape.discovery.token_grid import consumer_is_linear, smaller
 from landscape.layers.layer_patterns import Pattern, expand, parse
-from landscape.layers.token_grid import consumer_is_linear, smaller
 from landscape.probe import Quantity
-from landscape.subject.outputs import call_model
-from landscape.subject.subject import Forward, Subject
+from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
 

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from landscape.discovery.layer import Layer, Tap
 from landscape.layers.forward_hooks import hooked_calls
-from landscape.layers.layer import Layer, Tap
 
 POOLING_MODULES = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.AvgPool2d, nn.MaxPool2d)
 NORM_MODULES = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm)

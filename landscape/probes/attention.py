@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.discovery.layer import Layer
 from landscape.layers import attention_statistics as metrics
 from landscape.layers.attention_maps import AttentionMaps
 from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks, transferred
-from landscape.layers.layer import Layer
 from landscape.layers.layer_patterns import LayerPatterns, expand
 from landscape.layers.selection import image_size, layer_labels, layers_of
 from landscape.options import at_least

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.discovery.layer import Layer, chunks
 from landscape.layers import fourier
 from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks, transferred
 from landscape.layers.fourier import diagonal_frequencies, log_amplitude
-from landscape.layers.layer import Layer, chunks
 from landscape.layers.layer_patterns import LayerPatterns, expand
 from landscape.layers.selection import image_size, layer_labels, spatial_layers
 from landscape.options import one_of

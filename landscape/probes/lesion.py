@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from landscape.data.structure import map_tensors, tensors_in
-from landscape.layers.graph import Flow, record
+from landscape.discovery.graph import Flow, record
 from landscape.layers.partial_forward import Cache, ResumePoint, advance, resume_point, resumed
 from landscape.layers.selection import layer_labels, layers_of
 from landscape.layers.unit_removal import Group, Removal, pairs, removals, removed, singles, stages

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from landscape.data.sampling import shuffled
+from landscape.discovery.layer import Layer
 from landscape.layers import logistic
 from landscape.layers.forward_hooks import feature_hooks
-from landscape.layers.layer import Layer
 from landscape.layers.layer_patterns import LayerPatterns, expand
 from landscape.layers.linear_classifier import fit_with_best_penalty
 from landscape.layers.selection import layer_labels, layers_of

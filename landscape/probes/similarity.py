@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from landscape.checkpoints.checkpoint import state_dict_sha256
+from landscape.discovery.layer import Layer
 from landscape.layers.cka import LEAST_SAMPLES, centred_kernel, hsic, hsic_of_itself
 from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks, transferred
-from landscape.layers.layer import Layer
 from landscape.layers.layer_patterns import LayerPatterns, expand
 from landscape.layers.selection import layer_labels, layers_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.discovery.layer import chunks
 from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks
-from landscape.layers.layer import chunks
 from landscape.layers.layer_patterns import LayerPatterns, expand
 from landscape.layers.selection import layer_labels, spatial_layers
 from landscape.probe import Plan, Probe, Quantity, Unit, Values

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from landscape.checkpoints.user_code import fixed_rng
-from landscape.data.batch_layout import INPUTS, TARGETS, BatchLayout, KeywordInputs
+from landscape.data.batch_layout import INPUTS, TARGETS, BatchLayout, Forward, KeywordInputs, call_model
 from landscape.data.dataset import Batches, count_of
 from landscape.data.structure import Nested, common_length, map_tensors, rows_of, tensors_in
 from landscape.subject.losses import Loss, per_sample
-from landscape.subject.outputs import call_model, logits_or_none
-from landscape.subject.subject import Forward, Subject, Whole
+from landscape.subject.outputs import logits_or_none
+from landscape.subject.subject import Subject, Whole
 
 _log = logging.getLogger(__name__)
 

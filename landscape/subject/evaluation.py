@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from landscape.checkpoints.user_code import fixed_rng
+from landscape.data.batch_layout import Forward
 from landscape.data.structure import Nested
 from landscape.options import OptionError, at_least
 from landscape.probe import derived_seed
@@ -23,7 +24,7 @@ from landscape.subject.outputs import intact_per_sample, outputs_of
 from landscape.subject.precision import exact_arithmetic
 from landscape.subject.restoration import evaluation_mode
 from landscape.subject.sample_statistics import mean_and_standard_error
-from landscape.subject.subject import Forward, Subject
+from landscape.subject.subject import Subject
 
 CALIBRATION_BINS = 10
 _log = logging.getLogger(__name__)

@@ -8,19 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from landscape.data.batch_layout import KeywordInputs, PositionalInputs
+from landscape.data.batch_layout import call_model
 from landscape.data.structure import Nested
 from landscape.subject.weights_cache import once_per_weights
 
 if TYPE_CHECKING:
     from landscape.subject.subject import Subject
-
-
-def call_model(model: Callable[..., Any], inputs: Nested) -> Any:
-    """What a model returns for the inputs of a mini-batch: one argument, or several, positional or by name."""
-    if isinstance(inputs, PositionalInputs):
-        return model(*inputs)
-    return model(**inputs) if isinstance(inputs, KeywordInputs) else model(inputs)
 
 
 def outputs_of(model: Callable[..., Any], inputs: Nested) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape.checkpoints.checkpoint import Checkpoint, state_dict_sha256
+from landscape.data.batch_layout import Forward
 from landscape.data.dataset import Batches, BatchList, Images, forget_sha256
 from landscape.data.structure import Nested, common_length, map_tensors, named_tensors, rows_of
 from landscape.subject.losses import MEANINGS, OWN, OWN_WITHOUT_ACCURACY, Meaning, cross_entropy, undefined_accuracy
@@ -23,7 +24,6 @@ from landscape.subject.spec import Spec, Split
 from landscape.subject.weights_cache import WeightsCache
 
 Whole = Literal["", "targets", "both"]
-Forward = Callable[[Callable[..., Any], Nested], Any]  # (model, inputs) -> outputs
 
 
 @dataclass(eq=False, repr=False)

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from landscape.layers.graph import Key
+from landscape.discovery.graph import Key
 
 Kind = Literal["stem", "conv", "msa", "mlp", "subsample", "head", "other"]
 KINDS: tuple[str, ...] = get_args(Kind)

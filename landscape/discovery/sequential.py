@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from landscape.layers.graph import ATTENTION, HEAVY, Flow, Node, Operation
-from landscape.layers.layer import Kind, Tap
+from landscape.discovery.graph import ATTENTION, HEAVY, Flow, Node, Operation
+from landscape.discovery.layer import Kind, Tap
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ from itertools import chain
 
 from torch import nn
 
+from landscape.data.batch_layout import Forward, call_model
 from landscape.data.structure import Nested
-from landscape.layers.graph import ADDITIONS, ATTENTION, HEAVY, POOLING, Flow, Node, few, record
-from landscape.layers.layer import AttentionCall, Branch, Grid, Kind, Layer, Tap
-from landscape.layers.residual_blocks import (
+from landscape.discovery.graph import ADDITIONS, ATTENTION, HEAVY, POOLING, Flow, Node, few, record
+from landscape.discovery.layer import AttentionCall, Branch, Grid, Kind, Layer, Tap
+from landscape.discovery.residual_blocks import (
     Residual,
     blocks_without_skip,
     branch_end,
@@ -30,10 +31,8 @@ from landscape.layers.residual_blocks import (
     residuals,
     tap_of,
 )
-from landscape.layers.sequential import segments
-from landscape.layers.token_grid import TokenGrid, layout_of, smaller, starts_linear, window_of
-from landscape.subject.outputs import call_model
-from landscape.subject.subject import Forward
+from landscape.discovery.sequential import segments
+from landscape.discovery.token_grid import TokenGrid, layout_of, smaller, starts_linear, window_of
 
 
 def discover(model: nn.Module, example: Nested, forward: Forward = call_model) -> list[Layer]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from landscape.layers.graph import HEAVY, POOLING, Flow, Node, Operation
-from landscape.layers.layer import Grid, Layout
+from landscape.discovery.graph import HEAVY, POOLING, Flow, Node, Operation
+from landscape.discovery.layer import Grid, Layout
 
 PREFIX = 16  # at most that many tokens (class, registers, distillation) come before those of the grid
 WINDOW_AXES = 6  # axes of a map in windows: batch, channels, rows, side, columns, side

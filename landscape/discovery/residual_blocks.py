@@ -12,8 +12,8 @@ from functools import reduce
 from itertools import chain
 from operator import or_
 
-from landscape.layers.graph import ADDITIONS, ATTENTION, HEAVY, VIEWS, Call, Flow, Node, Operation
-from landscape.layers.layer import Kind, Tap
+from landscape.discovery.graph import ADDITIONS, ATTENTION, HEAVY, VIEWS, Call, Flow, Node, Operation
+from landscape.discovery.layer import Kind, Tap
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from landscape.data.batch_layout import Forward, call_model
 from landscape.data.structure import Nested, tensors_in
-from landscape.subject.outputs import call_model
-from landscape.subject.subject import Forward
 
 ATTENTION = {"scaled_dot_product_attention", "softmax", "_softmax", "multi_head_attention_forward"}
 ADDITIONS = {"add", "add_", "__add__", "__radd__", "__iadd__"}

@@ -1,0 +1,1 @@
+"""Find the layers of any network from one recorded forward pass."""
