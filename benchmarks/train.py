@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from landscape import models
 from landscape.data.dataset import Images
-from landscape.training.recipes import recipe
+from landscape.data.recipes import recipe
 from landscape.training.training_set import splits
 from landscape.training.updates import Trainer, epoch_updates, with_memory_format
 

@@ -56,8 +56,8 @@ def train(
     debug: Debug = False,
 ) -> None:
     """Train a model and write snapshots; an interrupted run resumes after its last finished epoch."""
+    from landscape.data.recipes import parse_overrides
     from landscape.options import parse_arguments
-    from landscape.training.recipes import parse_overrides
 
     memory_formats = {True: "channels_last", False: "contiguous", None: None}
     options = {
@@ -93,7 +93,7 @@ def run_training(
 ) -> Path:  # fmt: skip
     """Train with a line per epoch and a figure at the end; return the path of `final.pt`."""
     from landscape.cli.tensorboard import EventFiles
-    from landscape.training import recipes
+    from landscape.data import recipes
     from landscape.training.train import EpochResult
     from landscape.training.train import train as train_model
 

@@ -15,9 +15,9 @@ from torch.nn import functional as F
 import landscape
 from landscape.curvature.vectors import random_unit
 from landscape.data import memory
+from landscape.data.recipes import RECIPES
 from landscape.layers.fourier import signs
 from landscape.subject.precision import exact_arithmetic
-from landscape.training.recipes import RECIPES
 from landscape.training.train import train
 
 pytestmark = pytest.mark.parametrize("kind", KINDS)

@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from landscape.checkpoints.checkpoint import read_checkpoint
+from landscape.data.recipes import recipe
 from landscape.options import OptionError
 from landscape.training.distributed import SINGLE_PROCESS, ProcessGroup, device_of
-from landscape.training.recipes import recipe
 from landscape.training.train import train
 
 SOURCE = """

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from landscape.data.recipes import RECIPES, Recipe, at_size, default_recipe, parse_overrides, recipe, validated
 from landscape.options import OptionError
 from landscape.training.optimizer import Schedule, build_optimizer, parameter_groups
-from landscape.training.recipes import RECIPES, Recipe, at_size, default_recipe, parse_overrides, recipe, validated
 
 
 @pytest.mark.parametrize("name", ["cifar-vit", "cifar-cnn"])

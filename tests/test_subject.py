@@ -17,6 +17,9 @@ from torch import Tensor, nn
 from landscape import models
 from landscape.checkpoints.checkpoint import read_checkpoint, state_dict_sha256, write_checkpoint
 from landscape.data import load as load_data
+from landscape.data.augment import Augmentation
+from landscape.data.dataset import Batches
+from landscape.data.recipes import RECIPES, at_size
 from landscape.options import OptionError
 from landscape.subject.identity import identity
 from landscape.subject.loading import load, load_spec
@@ -299,6 +302,19 @@ def test_an_absent_device_is_refused() -> None:
 def test_augmenting_needs_a_recipe(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"--augment uses the checkpoint's own recipe and this one has none"):
         load(saved(tmp_path / "final.pt"), augment=True)
+
+
+def test_a_named_recipe_augments_a_checkpoint_that_has_none(tmp_path: Path) -> None:
+    path = saved(tmp_path / "final.pt")
+    batches = load(path, augment=True, recipe="cifar-vit").batches
+    assert isinstance(batches, Batches)
+    pixels = batches.images.size
+    assert batches.augmentation == Augmentation.of_recipe(dataclasses.asdict(at_size(RECIPES["cifar-vit"], pixels)))
+    assert batches.augmentation != Augmentation.of_recipe(dataclasses.asdict(RECIPES["cifar-vit"]))  # 4 pixels of 32
+    with pytest.raises(OptionError, match="--recipe cifar-vit says how images are augmented; add --augment"):
+        load(path, recipe="cifar-vit")
+    with pytest.raises(OptionError, match="--recipe cifar is unknown; expected one of cifar-"):
+        load(path, augment=True, recipe="cifar")
 
 
 def test_an_augmentation_is_drawn_once_per_seed(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ from landscape.subject.outputs import per_sample
 from landscape.subject.subject import Subject
 from landscape.weight_space.coordinates import through_checkpoints, ticks
 from landscape.weight_space.directions import Normalize
+from landscape.weight_space.plane_evaluator import L2Definition
 from landscape.weight_space.planes import plane_of
 from landscape.weight_space.weights_in_place import WeightsInPlace, barycentric
 
@@ -79,6 +80,23 @@ def test_a_quadratic_loss_has_its_closed_form_on_an_oblong_grid_off_its_centre(n
     np.testing.assert_allclose(found["loss"], expected, rtol=1e-12)  # a transposed grid would not fit
     np.testing.assert_allclose(found["x"], np.linspace(-0.5, 2, 6))
     np.testing.assert_allclose(found["y"], np.linspace(-1, 0.3, 4))
+
+
+@pytest.mark.parametrize("l2_definition", ["squared", "park2022"])
+def test_with_weight_decay_the_objective_is_stored_and_belongs_to_the_question(l2_definition: L2Definition) -> None:
+    plain, probe = _bowl(), Surface(resolution="5,3", l2_definition=l2_definition)
+    decayed = replace(plain, weight_decay=0.05)
+    found = run_probe(probe, decayed)
+    weight = plain.parameters["weight"].detach()
+    assert found["l2"][2].min() > 0
+    np.testing.assert_allclose(found["objective"], found["loss"] + 0.05 * found["l2"], rtol=1e-14)
+    centre = run_probe(replace(probe, resolution="3"), decayed)
+    l2 = (weight.square().sum() / 2 if l2_definition == "squared" else weight.norm()).item()
+    assert centre["objective"][1, 1] == pytest.approx(centre["loss"][1, 1] + 0.05 * l2, rel=1e-12)
+    half = run_probe(probe, decayed, units=7)
+    assert np.isfinite(half["objective"]).sum() == 7
+    assert "objective" not in run_probe(probe, plain)
+    assert run_key(probe, plain, "bowl").digest != run_key(probe, decayed, "bowl").digest
 
 
 @pytest.mark.parametrize("resolution", [3, 21, 51, 99])

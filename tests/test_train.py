@@ -21,13 +21,13 @@ from landscape.checkpoints.checkpoint import read_checkpoint, state_dict_sha256
 from landscape.checkpoints.snapshots import of_run
 from landscape.checkpoints.state_dict_loading import load_into
 from landscape.data.augment import Augmentation
+from landscape.data.recipes import Recipe, recipe
 from landscape.options import OptionError
 from landscape.probe import derived_seed
 from landscape.subject.device import device
 from landscape.subject.evaluation import evaluate
 from landscape.training import run_folder
 from landscape.training.distributed import ProcessGroup
-from landscape.training.recipes import Recipe, recipe
 from landscape.training.train import EpochResult, train
 from landscape.training.training_set import balanced_rows, splits
 

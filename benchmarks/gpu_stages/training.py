@@ -16,7 +16,7 @@ from gpu_stages.steps import Row, Rows, Settings, Step
 from gpu_stages.timing import peak_gib, share_outside_kernels, shown, typical
 from landscape import models
 from landscape.data.dataset import Images
-from landscape.training.recipes import default_recipe, recipe
+from landscape.data.recipes import default_recipe, recipe
 from landscape.training.updates import Trainer, epoch_updates, with_memory_format
 
 TITLE = "Training throughput"

@@ -39,7 +39,8 @@ class Surface(Probe):
 
     Every grid point is a forward pass over the same samples in the same order, with the weights written in place.
     By default batch norm's running statistics are those of the checkpoint at every point; on a plane through three
-    checkpoints they are interpolated like the weights, so that each checkpoint has its own loss.
+    checkpoints they are interpolated like the weights, so that each checkpoint has its own loss. With weight
+    decay, `objective` = loss + weight decay x l2 is stored too.
     """
 
     name: ClassVar[str] = "surface"
@@ -150,6 +151,7 @@ class Surface(Probe):
         return {
             **{name: value for name, value in asdict(self).items() if name != "tolerance" or self.preview},
             **batchnorm.dependence(subject, self._recalibrate),
+            **({"weight_decay": subject.weight_decay} if subject.weight_decay else {}),
             **({} if self.cap is None else {"batch_size": subject.batch_size}),
             "resolution": self._grid,
             **known,
@@ -175,10 +177,10 @@ class Surface(Probe):
                 "minimum": np.arange(surface_summary.MINIMA),
                 **({"snapshot": np.arange(plane.path.shape[1])} if path else {}),
             },
-            labels={"derivative": derivatives, **path},
+            labels={"derivative": derivatives, **path, **_weight_decay(subject)},
             quantities=self._quantities(subject.meaning),
             summaries=surface_summary.quantities(
-                preview=self.preview, reference=reference, units=subject.meaning.units
+                preview=self.preview, reference=reference, decayed=subject.weight_decay > 0, units=subject.meaning.units
             ),
             about={
                 **{axis: Quantity(name, plane.units) for axis, name in zip("xy", plane.names, strict=True)},
@@ -266,6 +268,12 @@ class Surface(Probe):
 
 
 _plane = once_per_weights(plane_of)
+
+
+def _weight_decay(subject: Subject) -> dict[str, tuple[Quantity, np.ndarray]]:
+    """The coefficient of l2 in `objective`, where there is one."""
+    decay = subject.weight_decay
+    return {"weight_decay": (Quantity("coefficient of l2 in the objective"), np.array(decay))} if decay else {}
 
 
 @once_per_weights

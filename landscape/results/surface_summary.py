@@ -26,6 +26,7 @@ QUANTITIES: Mapping[str, Quantity] = {
     "persistence": Quantity("rise from a local minimum to where a lower valley begins", "nats", ("minimum",)),
     "persistence_se": Quantity("standard error of the persistence, at most", "nats", ("minimum",)),
 }
+OBJECTIVE: Mapping[str, Quantity] = {"objective": Quantity("loss + weight decay x l2", "nats", ("x", "y"))}
 PREVIEW: Mapping[str, Quantity] = {
     "hold_out_error": Quantity("greatest relative error of the loss at random hold-outs"),
     "evaluations": Quantity("points evaluated"),
@@ -36,9 +37,10 @@ EXECUTION_MODE: Mapping[str, Quantity] = {
 }
 
 
-def quantities(*, preview: bool, reference: bool, units: str = "nats") -> dict[str, Quantity]:
-    """The summaries of a surface: of a preview, in the reference execution mode, with these units of the loss."""
-    always = {name: replace(q, units=units) if q.units == "nats" else q for name, q in QUANTITIES.items()}
+def quantities(*, preview: bool, reference: bool, decayed: bool, units: str = "nats") -> dict[str, Quantity]:
+    """The summaries of a surface: of a preview, in the reference execution mode, with weight decay and these units."""
+    own = {**QUANTITIES, **(OBJECTIVE if decayed else {})}
+    always = {name: replace(q, units=units) if q.units == "nats" else q for name, q in own.items()}
     return {**always, **(PREVIEW if preview else {}), **({} if reference else EXECUTION_MODE)}
 
 
@@ -53,6 +55,8 @@ def summarise(data: Mapping[str, np.ndarray]) -> dict[str, Any]:
         "height": heights[:, 0], "height_se": heights[:, 1], "curvature": second, "curvature_se": second_se,
         "non_finite": float((~np.isfinite(loss[finished])).mean()) if finished.any() else np.nan,
     }  # fmt: skip
+    if "weight_decay" in data:
+        summaries["objective"] = loss + data["weight_decay"] * np.where(finished, data["l2"], np.nan)
     if finished.all():
         summaries |= {"non_convex": non_convex(x, y, loss), **_topology(loss, rise_se)}
     if "deviates" in data and np.isfinite(data["deviates"]).any():

@@ -22,7 +22,6 @@ from landscape.checkpoints.snapshots import Snapshot, of_run
 from landscape.checkpoints.state_dict_loading import load_into
 from landscape.checkpoints.timm_keys import renamed_by_timm
 from landscape.checkpoints.user_code import kept_rng
-from landscape.data.augment import Augmentation
 from landscape.data.batch_layout import BatchLayout
 from landscape.data.dataset import Batches, BatchList, Images
 from landscape.models import providers
@@ -33,7 +32,7 @@ from landscape.subject.device import device as device_of
 from landscape.subject.losses import loss_of
 from landscape.subject.model_building import architecture_of, build
 from landscape.subject.networks_in_memory import checkpoint_of
-from landscape.subject.preprocessing import DataObject, described, load_images, of_provider, resolved
+from landscape.subject.preprocessing import DataObject, augmentation_of, described, load_images, of_provider, resolved
 from landscape.subject.restoration import measuring
 from landscape.subject.spec import Spec, Split
 from landscape.subject.subject import Subject
@@ -157,11 +156,7 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
         model = _converted(model, device).eval()
     elif first.dtype in HALF or not _is_on(first, device):
         model = _converted_copy(model, device)
-    if spec.augment and (stored is None or not stored.recipe):
-        raise ValueError(
-            "--augment uses the checkpoint's own recipe and this one has none; give --no-augment (a preset augments)"
-        )
-    augmentation = Augmentation.of_recipe(stored.recipe) if spec.augment and stored else None
+    augmentation = augmentation_of(spec, stored, images.size if isinstance(images, Images) else 0)
     moved = images.for_device(device)
     subject = Subject(
         model=model,

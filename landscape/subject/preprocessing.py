@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -14,12 +14,15 @@ import torch
 from landscape import data as datasets
 from landscape.checkpoints.checkpoint import Checkpoint
 from landscape.data import tokens, torch_dataset
+from landscape.data.augment import Augmentation
 from landscape.data.batch_layout import BatchLayout
 from landscape.data.dataset import BatchList, Images
 from landscape.data.preprocessing import IMAGENET_MEAN, Preprocessing, Resize, parse_crop
+from landscape.data.recipes import at_size, recipe
 from landscape.data.sample_reading import Request
 from landscape.models import providers
 from landscape.models.providers import ModelRequest
+from landscape.options import OptionError
 from landscape.subject.model_building import architecture_of, refuse_code
 from landscape.subject.spec import Spec
 
@@ -231,3 +234,24 @@ def _warn_of_unused(spec: Spec, images: Images | BatchList) -> None:
     if unused:
         kind = "token numbers" if images.sequences else f"{str(images.inputs.dtype).removeprefix('torch.')} inputs"
         log.warning("note: %s has no effect: %s has %s, used as they are", ", ".join(unused), images.name, kind)
+
+
+def augmentation_of(spec: Spec, stored: Checkpoint | None, size: int) -> Augmentation | None:
+    """The augmentation of the named recipe, at the size of the images, or of the checkpoint's own.
+
+    Raises:
+        OptionError: a recipe is given without --augment, or there is none of that name.
+        ValueError: neither names a recipe.
+    """
+    if not spec.augment:
+        if spec.recipe:
+            raise OptionError(f"--recipe {spec.recipe} says how images are augmented; add --augment, or drop it")
+        return None
+    if spec.recipe:
+        return Augmentation.of_recipe(asdict(at_size(recipe(spec.recipe), size or 32)))
+    if stored is None or not stored.recipe:
+        raise ValueError(
+            "--augment uses the checkpoint's own recipe and this one has none; name one with --recipe cifar-vit (or "
+            "cifar-cnn, imagenet-vit), or give --no-augment (a preset augments)"
+        )
+    return Augmentation.of_recipe(stored.recipe)

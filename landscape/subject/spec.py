@@ -41,6 +41,7 @@ class Spec:
     samples: Annotated[int | str, "a number, a share such as 10%, or all"] = "all"
     batch_size: Annotated[int, "samples per mini-batch"] = 128
     augment: Annotated[bool, "augment by the checkpoint's own recipe, drawn once"] = False
+    recipe: Annotated[str, "augment by this recipe of landscape train, such as cifar-vit, in place of its own"] = ""
     weight_decay: Annotated[float, "coefficient of (1/2) ||w||^2 in the objective"] = 0.0
     loss: Annotated[str, "cross-entropy (default), mse, l1, huber, bce, or file.py:callable: a loss per sample"] = ""
     image_size: Annotated[int | None, "side of the images in pixels"] = None

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from landscape.training.recipes import Recipe
+from landscape.data.recipes import Recipe
 
 UNDECAYED = re.compile(r"position|cls_token")
 

@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from landscape import models
 from landscape.checkpoints.file_names import FINAL, FINAL_EMA
 from landscape.data.dataset import Batches, Images
+from landscape.data.recipes import Recipe, at_size, validated
 from landscape.options import OptionError, at_least, one_of, require
 from landscape.subject.evaluation import evaluate
 from landscape.subject.threads import fixed_threads
 from landscape.training import run_folder
 from landscape.training.determinism import deterministic_algorithms
 from landscape.training.distributed import ProcessGroup, device_of, process_group
-from landscape.training.recipes import Recipe, at_size, validated
 from landscape.training.run_folder import INIT, WARMUP, RunIdentity
 from landscape.training.training_set import requested_size, splits
 from landscape.training.updates import Trainer, epoch_updates, with_memory_format
@@ -76,7 +76,7 @@ def train(
     Args:
         model: a trainer's name, see `landscape.models.NAMES`.
         data: see `landscape.data.load`; the train split trains, the test split measures.
-        recipe: every number of the training, see `landscape.training.recipes.recipe`.
+        recipe: every number of the training, see `landscape.data.recipes.recipe`.
         out: the run folder.
         data_root: the folder that holds the CIFAR folders, see `landscape.data.load`.
         model_args: of the model; classes, channels and (unless images are resized) image_size come from the data.

@@ -16,11 +16,11 @@ from torch.optim.swa_utils import AveragedModel
 from landscape import models
 from landscape.data.augment import Augmentation
 from landscape.data.dataset import Images
+from landscape.data.recipes import Recipe
 from landscape.probe import derived_seed
 from landscape.training.distributed import SINGLE_PROCESS, ProcessGroup
 from landscape.training.ema import moving_average
 from landscape.training.optimizer import Schedule, build_optimizer
-from landscape.training.recipes import Recipe
 from landscape.training.synchronised_batchnorm import synchronise_batchnorm
 
 
