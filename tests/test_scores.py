@@ -12,7 +12,6 @@ from torch import Tensor
 from landscape.predictions.scores import (
     METRICS,
     SampleScores,
-    bins,
     bootstrap,
     joined,
     paired_difference,
@@ -20,6 +19,7 @@ from landscape.predictions.scores import (
     summary,
     sums,
 )
+from landscape.results.calibration import bins
 
 
 def predictions(count: int = 500, classes: int = 7, scale: float = 3.0) -> tuple[Tensor, Tensor]:

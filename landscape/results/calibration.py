@@ -1,0 +1,181 @@
+"""Summarise scores of predictions: calibration metrics, reliability diagrams, bootstrap intervals, paired differences.
+
+Every metric is a function of sums over samples (`sums`), so that mini-batches add up, and a bootstrap draw is one row
+of a matrix product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+BINS = 10
+EDGES = np.arange(1, BINS) / BINS  # between the bins (0, 0.1], (0.1, 0.2], ..., (0.9, 1]; the last one is "at 0.9"
+METRICS = (
+    "nll",
+    "accuracy",
+    "top5",
+    "brier",
+    "ece",
+    "ece_signed",
+    "accuracy_90",
+    "uncertainty_90",
+    "frequency_90",
+)
+_COUNT, _CONFIDENCE, _CORRECT = (slice(5 + i * BINS, 5 + (i + 1) * BINS) for i in range(3))  # columns of `sums`
+_AT_ONCE = 1 << 22  # resampled indices that are held in memory at a time
+
+
+@dataclass(frozen=True)
+class SampleScores:
+    """Scores of every sample, (N,) float64 each."""
+
+    nll: np.ndarray  # negative log likelihood of the true class, in nats
+    correct: np.ndarray  # 1 where the most probable class is the true one
+    top5: np.ndarray  # 1 where the true class is among the five most probable
+    brier: np.ndarray  # sum over classes of (p - y)^2
+    confidence: np.ndarray  # the largest probability
+
+    def __len__(self) -> int:
+        return len(self.nll)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Uncertainty of an estimate: its standard error, and the ends of its 95 % interval."""
+
+    error: float
+    low: float
+    high: float
+
+
+def joined(parts: Sequence[SampleScores]) -> SampleScores:
+    """The scores of several mini-batches as those of one."""
+    return SampleScores(*(np.concatenate([getattr(one, field.name) for one in parts]) for field in fields(parts[0])))
+
+
+def sums(scores: SampleScores) -> np.ndarray:
+    """What every sample adds to the sums that `metrics` takes, (N, 5 + 3 bins).
+
+    Columns: nll, correct, top5, brier, wrong and not above 0.9; then per bin of confidence the number of samples, their
+    confidence, and how many are correct. A confidence of exactly 1 belongs to the last bin.
+    """
+    rows = np.zeros((len(scores), 5 + 3 * BINS))
+    bin_of = np.digitize(scores.confidence, EDGES, right=True)
+    unsure = (scores.correct == 0) & (bin_of < BINS - 1)
+    rows[:, :5] = np.stack([scores.nll, scores.correct, scores.top5, scores.brier, unsure], axis=1)
+    for columns, values in ((_COUNT, 1.0), (_CONFIDENCE, scores.confidence), (_CORRECT, scores.correct)):
+        rows[np.arange(len(rows)), columns.start + bin_of] = values
+    return rows
+
+
+def bins(total: np.ndarray) -> dict[str, np.ndarray]:
+    """Reliability diagram of summed `sums` (K): `count`, mean `confidence` and `accuracy` per bin (NaN: none)."""
+    count = total[..., _COUNT]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        confidence, accuracy = total[..., _CONFIDENCE] / count, total[..., _CORRECT] / count
+    return {"count": count, "confidence": confidence, "accuracy": accuracy}
+
+
+def metrics(total: np.ndarray) -> dict[str, np.ndarray]:
+    """Every metric of summed `sums` (..., K), as fractions; NaN where no sample takes part.
+
+    Expected calibration error (Guo et al. 2017, equation 3): sum over bins of share times |confidence - accuracy|;
+    `ece_signed` keeps the sign, so that it is above 0 for an overconfident network. At the cut-off 0.9: `accuracy_90`
+    of the samples of confidence above 0.9, `uncertainty_90` = P(confidence <= 0.9 | wrong), `frequency_90` = share of
+    samples above 0.9.
+    """
+    count, gap = total[..., _COUNT], total[..., _CONFIDENCE] - total[..., _CORRECT]
+    n = count.sum(axis=-1)
+    sure = count[..., -1]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        nll, accuracy, top5, brier = (total[..., i] / n for i in range(4))
+        return {
+            "nll": nll,
+            "accuracy": accuracy,
+            "top5": top5,
+            "brier": brier,
+            "ece": np.abs(gap).sum(axis=-1) / n,
+            "ece_signed": gap.sum(axis=-1) / n,
+            "accuracy_90": total[..., _CORRECT][..., -1] / sure,
+            "uncertainty_90": total[..., 4] / (n - total[..., 1]),
+            "frequency_90": sure / n,
+        }
+
+
+def summary(scores: SampleScores, weights: np.ndarray | None = None) -> dict[str, float]:
+    """Every metric of the samples (`metrics`), weighted where weights (N,) are given."""
+    rows = sums(scores)
+    total = rows.sum(axis=0) if weights is None else weights @ rows
+    return {name: float(value) for name, value in metrics(total).items()}
+
+
+def bootstrap(
+    scores: SampleScores, *, draws: int = 1000, seed: int = 0, blocks: np.ndarray | None = None
+) -> dict[str, Interval]:
+    """Uncertainty of every metric by resampling samples, or whole blocks of dependent ones such as pixels of an image.
+
+    Percentile intervals. That of the ECE is reflected at the estimate: the ECE of a finite sample is biased upwards,
+    and that of a resample once more. `blocks` (N,) holds the block of every sample.
+    """
+    rows = _per_block(sums(scores), blocks)
+    resampled = metrics(resampled_sums(rows, draws, seed))
+    return {name: _interval(name, value, resampled[name]) for name, value in metrics(rows.sum(axis=0)).items()}
+
+
+def paired_difference(
+    scores: SampleScores,
+    other: SampleScores,
+    *,
+    draws: int = 1000,
+    seed: int = 0,
+    blocks: np.ndarray | None = None,
+) -> dict[str, tuple[float, Interval]]:
+    """Every metric of the first minus that of the other on the same samples, with its bootstrap uncertainty.
+
+    Both networks are resampled together, so that what makes a sample hard for both cancels.
+
+    Raises:
+        ValueError: they hold different numbers of samples.
+    """
+    if len(scores) != len(other):
+        raise ValueError(f"got {len(scores)} and {len(other)} samples, expected the same; measure on the same data")
+    pair = [_per_block(sums(one), blocks) for one in (scores, other)]
+    value, against = (metrics(rows.sum(axis=0)) for rows in pair)
+    drawn, drawn_against = (metrics(resampled_sums(rows, draws, seed)) for rows in pair)
+    differences = {name: (value[name] - against[name], drawn[name] - drawn_against[name]) for name in METRICS}
+    return {name: (float(d), _interval(name, d, draw, paired=True)) for name, (d, draw) in differences.items()}
+
+
+def resampled_sums(rows: np.ndarray, draws: int, seed: int) -> np.ndarray:
+    """Sums of rows (N, K) over N rows drawn with replacement, (draws, K)."""
+    n, generator = len(rows), np.random.default_rng(seed)
+    total = np.empty((draws, rows.shape[1]))
+    step = max(1, _AT_ONCE // max(1, n))
+    for start in range(0, draws, step):
+        size = min(step, draws - start)
+        drawn = generator.integers(n, size=(size, n)) + n * np.arange(size)[:, None]
+        with np.errstate(invalid="ignore"):  # infinite scores
+            total[start : start + size] = np.bincount(drawn.ravel(), minlength=size * n).reshape(size, n) @ rows
+    return total
+
+
+def _per_block(rows: np.ndarray, blocks: np.ndarray | None) -> np.ndarray:
+    if blocks is None:
+        return rows
+    names, block_of = np.unique(blocks, return_inverse=True)
+    return np.stack([np.bincount(block_of, column, len(names)) for column in rows.T], axis=1)
+
+
+def _interval(name: str, estimate: np.ndarray, draws: np.ndarray, *, paired: bool = False) -> Interval:
+    """Interval of a metric or of a difference; NaN where the metric or all draws are undefined or infinite."""
+    draws = draws[np.isfinite(draws)]
+    if len(draws) < 2 or not np.isfinite(estimate):
+        return Interval(np.nan, np.nan, np.nan)
+    low, high = np.quantile(draws, [0.025, 0.975])
+    if name == "ece":
+        low, high = min(2 * estimate - high, estimate), max(2 * estimate - low, estimate)
+        low = low if paired else max(low, 0.0)
+    return Interval(float(draws.std(ddof=1)), float(low), float(high))
