@@ -27,6 +27,7 @@ from landscape.curvature import compiled_graphs
 from landscape.curvature.double_precision import attributes_restored
 from landscape.curvature.graph_passes import lift_constants, plain_copies, split, views_to_reshapes
 from landscape.curvature.hessian_product import Product, differentiable_attention, out_of_memory
+from landscape.curvature.interpreted_graph import interpreted
 from landscape.curvature.kinks import FixedPattern
 from landscape.curvature.rematerialisation import merge_equal
 from landscape.curvature.vectors import unflat
@@ -123,6 +124,12 @@ class TracedHessian:
             why = str(error).strip().partition("\n")[0]
             raise ValueError(f"the Hessian products cannot be compiled ({why}); choose another --hvp") from error
         return self.with_code(once, each)
+
+    def interpreted(self) -> TracedHessian:
+        """The same products by torch's interpreter, in which several threads do not wait for each other."""
+        assert isinstance(self._once, fx.GraphModule)
+        assert isinstance(self._each, fx.GraphModule)
+        return self.with_code(interpreted(self._once), interpreted(self._each))
 
     def with_code(self, once: Graph, each: Graph) -> TracedHessian:
         """The same products by these functions."""
