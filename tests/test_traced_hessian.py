@@ -176,8 +176,10 @@ def test_a_wrong_trace_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sums_of_two_convolutions_are_one() -> None:
     """For all but the first, whose input is constant: once in the forward and once in the backward pass."""
     subject = _demo("resnet_demo")
-    traced = curvature(subject, subject.parameters, "traced")._traced
-    assert traced is not None
+    inputs, targets = subject.batch(0)
+    assert isinstance(inputs, Tensor)
+    assert isinstance(targets, Tensor)
+    traced = trace(subject.model, subject.losses, subject.parameters, inputs, targets, forward=subject.forward)
     assert isinstance(traced._each, fx.GraphModule)
     convolutions = sum(isinstance(module, nn.Conv2d) for module in subject.model.modules())
     cats = [node for node in traced._each.graph.nodes if node.target is torch.ops.aten.cat.default]
