@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 Function = Callable[..., Sequence[Tensor]]
 _private: Any = torch._C
+_optimised: Any = torch.jit.optimized_execution  # type: ignore[attr-defined]
 _NONE = "none"  # activation after a product of oneDNN's
 _MEMORY_FORMATS = (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)
 
@@ -35,7 +36,7 @@ def interpreted(graph: fx.GraphModule) -> Function:
         return graph
 
     def function(*tensors: Tensor) -> list[Tensor]:
-        with torch.jit.optimized_execution(False):  # which would first run the graph several times to observe it
+        with _optimised(False):  # which would first observe the graph in several runs
             found: list[Tensor] = run(*tensors)
         return found
 
