@@ -19,6 +19,7 @@ FIGURES: Mapping[str, FigureEntry] = {
         FigureEntry("path", "surface", needs=("loss", "done", "x", "y", "path_x", "path_y")),
         FigureEntry("saddle", "surface", needs=("loss", "rise_se", "done", "x", "y")),
         FigureEntry("line", "line", needs=("loss", "loss_se", "accuracy", "done", "t")),
+        FigureEntry("convexity", "convexity", needs=("ratio", "converged", "x", "y")),
         FigureEntry("trajectory", "trajectory", needs=("radius", "angle", "pc1", "pc2")),
         FigureEntry(
             "trajectory_loss", "trajectory", needs=("loss", "loss_se", "plane_loss", "plane_loss_se", "off_plane")

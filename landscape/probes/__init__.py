@@ -24,6 +24,11 @@ class ProbeEntry(NamedTuple):
 PROBES: dict[str, ProbeEntry] = {
     "surface": ProbeEntry("surface", "Surface", "Loss on a filter-normalised plane around the weights."),
     "line": ProbeEntry("line", "Line", "Loss along a line through the weights, or to another checkpoint: the barrier."),
+    "convexity": ProbeEntry(
+        "convexity",
+        "Convexity",
+        "Ratio of the extreme Hessian eigenvalues at every point of a plane.",
+    ),
     "trajectory": ProbeEntry(
         "trajectory", "Trajectory", "Training path in polar coordinates and on its principal plane."
     ),

@@ -1,0 +1,72 @@
+"""Draw |lambda_min| / |lambda_max| of the Hessian over a plane through the weights (Li et al. 2018, Fig. 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xarray as xr
+
+from landscape.plots import plane
+from landscape.plots.appearance import Look
+from landscape.plots.headlines import Numbers
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Normalize
+    from matplotlib.figure import Figure
+
+MEANING = (
+    "How strong negative curvature is beside positive at every point of a plane, over all directions of weight space "
+    "and not only those of the plane: near 0 the loss is almost convex there, at 1 as concave as convex. The extreme "
+    "eigenvalues say nothing about how many directions are negative, and a ratio may rise because the largest falls."
+)
+
+
+def draw(data: xr.Dataset, ax: Axes, *, norm: Normalize | None = None) -> Axes:
+    """Draw one cell per grid point; a cross marks an eigenvalue that did not converge, grey is unfinished."""
+    plane.draw_cells(ax, data, "ratio", norm or _norm([data]))
+    x, y = data["x"].values, data["y"].values
+    rows, columns = np.nonzero(data["converged"].transpose("y", "x").values == 0)
+    ax.plot(x[columns], y[rows], "x", color="w", markersize=2.5, markeredgewidth=0.6, linestyle="")
+    plane.mark_checkpoints(data, ax)
+    plane.label_axes(data, ax, xlim=ax.get_xlim(), ylim=ax.get_ylim())
+    return ax
+
+
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """One panel per result and one colour bar."""
+    from matplotlib.cm import ScalarMappable
+
+    norm = _norm(results)
+    open_ends = any((data["converged"].values == 0).any() for data in results)
+    note = "Crosses: an eigenvalue did not converge; its residual is stored." if open_ends else ""
+    figure, axes = plane.page_of_maps(results, looks, partial(draw, norm=norm), note)
+    label = "|λ min| / |λ max| of the Hessian"
+    figure.colorbar(ScalarMappable(norm, plane.COLORS), ax=axes, label=label, aspect=30, pad=0.02)
+    return figure
+
+
+def headline(data: xr.Dataset) -> Numbers:
+    """The ratio at the checkpoint, and its median and maximum over the plane."""
+    values = data["ratio"].transpose("x", "y").values if "ratio" in data else np.empty((0, 0))
+    if not np.isfinite(values).any():
+        return {}
+    found: Numbers = {}
+    x, y = (np.flatnonzero(np.abs(data[axis].values) < 1e-9) for axis in ("x", "y"))
+    if len(x) and len(y):
+        found["|min| / |max| at the centre"] = values[x[0], y[0]].item()
+    found |= {"median": float(np.nanmedian(values)), "greatest": float(np.nanmax(values))}
+    unconverged = int((data["converged"].values == 0).sum())
+    return {**found, "not converged": unconverged} if unconverged else found
+
+
+def _norm(results: Sequence[xr.Dataset]) -> Normalize:
+    """Colours from 0 to the largest ratio of all results."""
+    from matplotlib.colors import Normalize
+
+    values = np.concatenate([data["ratio"].values.ravel() for data in results])
+    values = values[np.isfinite(values)]
+    return Normalize(0.0, float(values.max()) if values.size and values.max() > 0 else 1.0)

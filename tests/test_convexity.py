@@ -1,0 +1,84 @@
+"""The convexity probe: both ends of known Hessians over a plane, and of a dense one at displaced weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from analytic import dense_hessian, quadratic, run_probe, same_state, state, symmetric, tanh_net
+
+from landscape.options import OptionError
+from landscape.probes.convexity import Convexity
+from landscape.probes.surface import Surface
+from landscape.weight_space.planes import plane_of
+from landscape.weight_space.weights_in_place import WeightsInPlace
+
+
+def test_a_quadratic_has_the_same_ratio_everywhere() -> None:
+    subject = quadratic(symmetric([4.0, 3.0, 1.0, -0.5, -1.0, -3.0]), weight=torch.ones(2, 3))
+    found = run_probe(Convexity(resolution="3,2", tol=1e-6), subject)
+    np.testing.assert_allclose(found["largest"], 4.0, rtol=1e-9)
+    np.testing.assert_allclose(found["smallest"], -3.0, rtol=1e-9)
+    np.testing.assert_allclose(found["ratio"], 0.75, rtol=1e-9)
+    assert (found["ratio_bound"] < 1e-5).all()
+    assert (found["converged"] == 1).all()
+
+
+def test_weight_decay_shifts_both_ends() -> None:
+    matrix = symmetric([4.0, 1.0, -1.0])
+    found = run_probe(Convexity(resolution="2"), quadratic(matrix, weight_decay=0.5))
+    np.testing.assert_allclose(found["ratio"], 0.5 / 4.5, rtol=1e-9)
+
+
+def test_the_ends_are_those_of_the_dense_hessian_at_each_point_on_the_plane_of_surface() -> None:
+    probe, subject = Convexity(resolution="3", range="0.8", tol=1e-8, seed=2), tanh_net(sizes=(6, 4))
+    before = state(subject.model)
+    found = run_probe(probe, subject)
+    assert same_state(subject.model, before)
+    same = run_probe(Surface(resolution="3", range="0.8", seed=2), subject)
+    np.testing.assert_allclose(found["loss"], same["loss"], rtol=1e-14)
+    plane = plane_of(subject, "random", normalize="filter", ignore=probe.ignore, seed=2)
+    with WeightsInPlace(subject, plane.directions[0]) as weights:
+        for i, x in enumerate(found["x"]):
+            for j, y in enumerate(found["y"]):
+                weights.translate((plane.directions[0], float(x)), (plane.directions[1], float(y)))
+                dense = 0.6 * dense_hessian(subject, 0) + 0.4 * dense_hessian(subject, 1)
+                values = torch.linalg.eigvalsh(dense)
+                assert found["largest"][i, j] == pytest.approx(values[-1].item(), rel=1e-6)
+                assert found["smallest"][i, j] == pytest.approx(values[0].item(), rel=1e-6)
+                ratio = abs(values[0] / values[-1]).item()
+                assert abs(found["ratio"][i, j] - ratio) <= found["ratio_bound"][i, j] + 1e-9
+    assert np.ptp(found["ratio"]) > 0.05
+
+
+def test_a_search_that_is_cut_short_says_so_and_its_bound_covers_the_truth() -> None:
+    probe, subject = Convexity(resolution="2", range="0:1", max_products=4), tanh_net()
+    found = run_probe(probe, subject, units=1)
+    values = torch.linalg.eigvalsh((dense_hessian(subject, 0) + dense_hessian(subject, 1)) / 2)
+    assert found["converged"][0, 0] == 0
+    assert found["matvecs"][0, 0] <= 4
+    assert abs(found["largest"][0, 0] - values[-1].item()) <= found["largest_residual"][0, 0]
+    assert np.isnan(found["ratio"][1]).all()
+
+
+def test_infinite_curvature_is_a_point_without_a_ratio() -> None:
+    subject = tanh_net()
+    with torch.no_grad():
+        subject.parameters["2.weight"].mul_(1e308)
+    found = run_probe(Convexity(resolution="2", range="0:9"), subject)
+    assert (found["done"] == 1).all()
+    assert np.isnan(found["ratio"][1, 1])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"resolution": "1"}, "--resolution must be at least 2, got 1"),
+        ({"tol": 0.0}, "--tol"),
+        ({"range": "1:0"}, "--range"),
+        ({"normalize": "rows"}, "--normalize"),
+    ],
+)
+def test_values_out_of_range_are_refused(options: dict[str, object], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        Convexity(**options)  # type: ignore[arg-type]
