@@ -227,7 +227,7 @@ def _ratio(base: dict[int, Row], own: dict[int, Row]) -> float:
 
 def main() -> None:
     options = trained_models(parser(__doc__), "resnet_demo", "preresnet_demo", "vit_demo")
-    options.add_argument("--batches", type=int, default=8, help="mini-batches of 16")
+    options.add_argument("--batches", type=int, default=4, help="mini-batches of 16")
     options.add_argument("--large", type=int, default=1, help="mini-batches of 128")
     options.add_argument("--out", type=Path, default=Path("hessian.jsonl"))
     options.add_argument("--memory", action="store_true", help="only the peak memory, a process per engine")

@@ -38,16 +38,18 @@ class Candidates:
         self._prepared = {"kept": reference.curved}
         self._costs = {"kept": reference.costs}
         self._notes = compiled_graphs.read_notes(key)
-        self._earlier = _number(self._notes.get("products"))
+        self._earlier, self._compilation = _number(self._notes.get("products")), 0.0
         for hvp in kinds:
             stored = hvp == "compiled" and compiled_graphs.is_stored(key)
             self._costs[hvp] = predicted(hvp, reference.costs, reference.functions, self._notes, stored=stored)
+            if hvp == "compiled" and not stored:
+                self._compilation = self._costs[hvp].start
 
     def best(self, planned: PlannedProducts) -> Curvature:
         """The fastest for the planned products, prepared."""
         while (hvp := self._fastest(planned)) not in self._prepared:
             self._prepare(hvp, planned)
-        said = reason(hvp, self._costs, planned)
+        said = reason(hvp, self._costs, planned, paid=self._paid(planned) if hvp == "compiled" else 0.0)
         if said != self._said:
             log.info("Hessian products: %s", said)
         self._said = said
@@ -60,7 +62,7 @@ class Candidates:
         if planned.batches < 2 * self._set_size:
             seconds.pop("together", None)
         if "compiled" in seconds and self._key:
-            seconds["compiled"] -= self._paid(planned)
+            seconds["compiled"] -= min(self._paid(planned), self._costs["compiled"].start)
         return min(seconds, key=seconds.__getitem__)
 
     def _paid(self, planned: PlannedProducts) -> float:
@@ -70,7 +72,7 @@ class Candidates:
         """
         each = {hvp: costs.each / planned.at_once for hvp, costs in self._costs.items()}
         compiled = each.pop("compiled")
-        return min(self._earlier * max(min(each.values()) - compiled, 0.0), self._costs["compiled"].start)
+        return min(self._earlier * max(min(each.values()) - compiled, 0.0), self._compilation)
 
     def _prepare(self, hvp: str, planned: PlannedProducts) -> None:
         """Prepare and measure a backend; one that does not work with this model is no candidate any more."""

@@ -71,12 +71,13 @@ def predicted(hvp: str, kept: Costs, functions: int, notes: Mapping[str, Any], *
     return replace(costs, start=LOADED) if stored else costs
 
 
-def reason(hvp: str, costs: Mapping[Any, Costs], planned: PlannedProducts) -> str:
-    """The chosen backend with its predicted seconds, and those of the others."""
+def reason(hvp: str, costs: Mapping[Any, Costs], planned: PlannedProducts, *, paid: float = 0.0) -> str:
+    """The chosen backend with its predicted seconds, those of the others, and those that earlier runs paid."""
     seconds = {name: cost.total(planned) for name, cost in costs.items()}
     others = ", ".join(f"{name} {_in_words(s)}" for name, s in seconds.items() if name != hvp)
     batches = f"{planned.batches} mini-batch{'es' if planned.batches > 1 else ''}"
-    return f"{hvp} (predicted {_in_words(seconds[hvp])} for {batches}; {others}); --hvp chooses another"
+    earlier = f"; it would have saved {_in_words(paid)} in earlier runs" if paid >= 0.1 else ""
+    return f"{hvp} (predicted {_in_words(seconds[hvp])} for {batches}; {others}{earlier}); --hvp chooses another"
 
 
 def _line(coefficients: tuple[float, float], functions: int) -> float:
