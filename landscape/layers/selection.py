@@ -89,6 +89,7 @@ def _named_layer(flow: Flow, call: Call, pattern: Pattern, discovered: Layer | N
 @once_per_weights
 def layers_of(subject: Subject, patterns: tuple[str, ...]) -> list[Layer]:
     """The layers of a subject, found once."""
+    subject = subject.as_is()
     return select_layers(subject.model, subject.example()[0], patterns, subject.forward)
 
 

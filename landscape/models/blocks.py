@@ -7,6 +7,7 @@ the module that computed it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Literal
 
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 
 Head = Literal["gap", "bn-gap", "mlp"]
 BOUND = 10.0  # t of t tanh(x / t), as in the paper
+# (branch, rate) -> branch: what stochastic depth does in evaluation too, where it samples networks
+stochastic_depth: ContextVar[Callable[[Tensor, float], Tensor] | None] = ContextVar("stochastic_depth", default=None)
 
 
 def initialise(
@@ -62,6 +65,8 @@ def drop_path(branch: Tensor, rate: float, *, training: bool) -> Tensor:
 
     The others are divided by 1 - rate, so that the expectation is the branch itself, which evaluation returns.
     """
+    if rate and (sampled := stochastic_depth.get()) is not None:
+        return sampled(branch, rate)
     if not training or rate == 0.0:
         return branch
     shape = (len(branch),) + (1,) * (branch.ndim - 1)

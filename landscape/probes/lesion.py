@@ -129,7 +129,12 @@ def _flow(subject: Subject) -> Flow:
 
 @once_per_weights
 def _resume_point(subject: Subject, units: tuple[Removal, ...]) -> ResumePoint:
-    """Where the forward pass may resume without the units; its start if resuming later would change a single bit."""
+    """Where the forward pass may resume without the units; its start if resuming later would change a single bit.
+
+    The masks of members count the calls of a pass, which is therefore run as a whole.
+    """
+    if subject.members:
+        return ResumePoint()
     example, _ = subject.example()
     bypassed = [tap for unit in units for tap in unit.bypassed]
     point = resume_point(_flow(subject), [*bypassed, *(tap for unit in units for tap in unit.zeroed)], bypassed)

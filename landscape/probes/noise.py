@@ -14,6 +14,7 @@ from landscape.layers.fourier import band_pass, ring, signs
 from landscape.options import parse_numbers, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed
 from landscape.subject import outputs, sample_statistics
+from landscape.subject.members import unpositioned, with_inputs
 from landscape.subject.outputs import intact_per_sample
 from landscape.subject.subject import Subject
 
@@ -98,7 +99,8 @@ class Noise(Probe):
         for unit in units:
             batch, band = unit.index
             if batch != current:
-                (inputs, targets), current = subject.batch(batch), batch
+                (whole, targets), current = subject.batch(batch), batch
+                inputs = unpositioned(whole)
                 spectrum = torch.fft.rfft2(self._signs(subject, batch, inputs))
             if not wanted[band].any():
                 missing = dict.fromkeys([*sample_statistics.quantities(), "noise_square_sum"], np.nan)
@@ -109,7 +111,7 @@ class Noise(Probe):
                 norms = torch.linalg.vector_norm(noise, dim=(1, 2, 3), keepdim=True)
                 noise = noise * (norm / norms.clamp_min(torch.finfo(noise.dtype).tiny))
             with subject.evaluating():
-                after = outputs.loss_and_correctness(subject, inputs + noise, targets)
+                after = outputs.loss_and_correctness(subject, with_inputs(whole, inputs + noise), targets)
             square = noise.double().square().mean(dim=(1, 2, 3)).sum()
             together = torch.cat([after.flatten(), square.view(1)]).cpu()  # one transfer per unit
             yield {

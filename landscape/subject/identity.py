@@ -51,9 +51,11 @@ def identity(subject: Subject, uses: Iterable[str], weights: str | None = None) 
         loss["accuracy"] = subject.meaning.accuracy
     # Of a model that is built from a checkpoint or a name these follow from its architecture.
     module = {} if subject.reloadable else _beside_weights(subject)
+    members: dict[str, Any] = {"members": [subject.members, subject.seed]} if subject.members else {}
     return {
         **loss,
         **module,
+        **members,
         "weights": weights,
         "model": [type(subject.model).__qualname__, _architecture(subject) or code],
         "data": [subject.data_sha256, _code_sha256((subject.spec or Spec()).data)],
@@ -97,6 +99,7 @@ def protocol(subject: Subject) -> str:
         f"batch size {subject.batch_size}",
         "augmented once" if augmented else "random transforms drawn once" if drawn else "no augmentation",
         f"weight decay {subject.weight_decay:g}",
+        f"mean of {subject.members} dropout masks" if subject.members else "",
         f"loss {subject.loss_name.rpartition('/')[2]}" if subject.loss_name else "",
         f"seed {subject.seed}",
     ]

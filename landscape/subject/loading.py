@@ -30,6 +30,7 @@ from landscape.subject.adaptation import adapted
 from landscape.subject.checks import refuse_batch_size, refuse_misfit, refuse_vocabulary, vocabulary_size
 from landscape.subject.device import device as device_of
 from landscape.subject.losses import loss_of
+from landscape.subject.members import with_members
 from landscape.subject.model_building import architecture_of, build
 from landscape.subject.networks_in_memory import checkpoint_of
 from landscape.subject.preprocessing import DataObject, augmentation_of, described, load_images, of_provider, resolved
@@ -174,6 +175,7 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
         refuse_vocabulary(subject)
         subject = adapted(subject, loss)
         refuse_misfit(subject)
+        subject = with_members(subject, spec.mc_dropout)
     return subject
 
 
@@ -189,8 +191,8 @@ def with_checkpoint(subject: Subject, path: Path) -> Subject:
     model = model.to(subject.device, subject.dtype).eval()
     other = replace(subject, model=model, original=None, label=label_of(stored.path), checkpoint=stored, spec=spec)
     if other.images is not None:
-        refuse_misfit(other)
-    return other
+        refuse_misfit(other.as_is())
+    return with_members(other, subject.members)
 
 
 def _with_network(subject: Subject, name: str) -> Subject:
@@ -201,7 +203,8 @@ def _with_network(subject: Subject, name: str) -> Subject:
         load_into(model, checkpoint_of(name, network), allow_missing=False, logits=True)
         network = model
     spec = replace(subject.spec, checkpoint=None, model="") if subject.spec is not None else None
-    return replace(subject, model=network, original=None, label=name, checkpoint=None, spec=spec)
+    other = replace(subject, model=network, original=None, label=name, checkpoint=None, spec=spec)
+    return with_members(other, subject.members)
 
 
 def read_beside(subject: Subject, path: Path) -> Checkpoint:

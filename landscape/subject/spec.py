@@ -44,6 +44,7 @@ class Spec:
     recipe: Annotated[str, "augment by this recipe of landscape train, such as cifar-vit, in place of its own"] = ""
     weight_decay: Annotated[float, "coefficient of (1/2) ||w||^2 in the objective"] = 0.0
     loss: Annotated[str, "cross-entropy (default), mse, l1, huber, bce, or file.py:callable: a loss per sample"] = ""
+    mc_dropout: Annotated[int, "average over this many networks with frozen dropout masks; 0 leaves dropout off"] = 0
     image_size: Annotated[int | None, "side of the images in pixels"] = None
     mean: Annotated[tuple[float, ...], "mean of each channel, of pixels in 0 to 1: 0.5,0.5,0.5; needs --std"] = ()
     std: Annotated[tuple[float, ...], "standard deviation of each channel, likewise; needs --mean"] = ()
@@ -67,10 +68,11 @@ class Spec:
                 f"model={type(self.model).__name__} is no name; a module made in Python is the first argument: "
                 "landscape.load(module, data=...)"
             )
-        for name in ("batch_size", "seed", "weight_decay"):
+        for name in ("batch_size", "seed", "weight_decay", "mc_dropout"):
             plain = plain_number(name, getattr(self, name), type(self).__dataclass_fields__[name].default)
             object.__setattr__(self, name, plain)
         at_least("weight_decay", self.weight_decay, 0.0)
+        at_least("mc_dropout", self.mc_dropout, 0)
         one_of("split", self.split, ("train", "test"))
         for name in ("batch_size", "image_size", "block_size"):
             if (value := getattr(self, name)) is not None:

@@ -17,6 +17,7 @@ from landscape.data.batch_layout import Forward
 from landscape.data.dataset import Batches, BatchList, Images, forget_sha256
 from landscape.data.structure import Nested, common_length, map_tensors, named_tensors, rows_of
 from landscape.subject.losses import MEANINGS, OWN, OWN_WITHOUT_ACCURACY, Meaning, cross_entropy, undefined_accuracy
+from landscape.subject.members import MemberForward, positioned, running_alone, without_members
 from landscape.subject.networks_in_memory import Network
 from landscape.subject.outputs import logits_or_none, outputs_of
 from landscape.subject.restoration import evaluation_mode
@@ -195,16 +196,31 @@ class Subject:
             )
         return digests.pop()
 
+    @property
+    def members(self) -> int:
+        """Number of networks with frozen dropout masks whose predictions are averaged; 0: the network as it is."""
+        return self.forward.members if isinstance(self.forward, MemberForward) else 0
+
+    def member(self, i: int) -> AbstractContextManager[None]:
+        """The context in which forward passes are those of member i alone."""
+        return running_alone(self.forward, i)
+
+    def as_is(self) -> Subject:
+        """The network as it is, without members; the subject itself if it has none."""
+        return replace(self, forward=without_members(self.forward)) if self.members else self
+
     def batch(self, i: int) -> tuple[Nested, Nested]:
         """Mini-batch i on the model's device, floating-point inputs in the model's precision.
 
-        Of the inputs and the targets, those that `whole` names are the batch as the data set gave it.
+        Of the inputs and the targets, those that `whole` names are the batch as the data set gave it. With members,
+        the inputs are `Positioned`.
         """
         inputs, targets = self.batches[i]
         if self.whole:
             targets = self.batches.wholes[i] if isinstance(self.batches, BatchList) else (inputs, targets)
             inputs = targets if self.whole == "both" else inputs
-        return map_tensors(inputs, self._as_input), map_tensors(targets, self._as_target)
+        moved = map_tensors(inputs, self._as_input), map_tensors(targets, self._as_target)
+        return (positioned(self, i, moved[0]), moved[1]) if self.members else moved
 
     def _as_input(self, tensor: Tensor) -> Tensor:
         # Detached, so that a model that asks for the gradient by its input leaves the samples alone.

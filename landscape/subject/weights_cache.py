@@ -36,7 +36,8 @@ def once_per_weights(function: Callable[Concatenate[Subject, P], T]) -> Callable
     @wraps(function)
     def cached(subject: Subject, /, *args: P.args, **kwargs: P.kwargs) -> T:
         named = tuple((name, _hashable(kwargs[name])) for name in sorted(kwargs))
-        key = (function, tuple(map(_hashable, args)), named)
+        member = getattr(subject.forward, "current", None)  # the values of a member that runs alone are its own
+        key = (function, tuple(map(_hashable, args)), named, member)
         values = subject.cache.values
         if key not in values:
             values[key] = (function(subject, *args, **kwargs), args, kwargs)  # the arguments' identities stay taken

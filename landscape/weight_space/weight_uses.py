@@ -150,6 +150,7 @@ def _recorded(subject: Subject, parameters: Mapping[str, nn.Parameter]) -> PassR
     """A recorded forward pass of two samples, or of a mini-batch; without any use if the model cannot be recorded."""
     if not parameters:
         return PassRecorder({}, ())
+    subject = subject.as_is()
     refuse_training(subject.model)  # the pass would change batch norm's statistics
     whole = subject.batch(0)[0]
     for inputs in (subject.example()[0], whole):  # an exported program may take one batch size alone

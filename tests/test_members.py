@@ -1,0 +1,212 @@
+"""Frozen dropout masks, and the mean prediction of the networks that they make."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import landscape
+from landscape.curvature.hvp_backends import curvature
+from landscape.probes.line import Line
+from landscape.run import run_key
+from landscape.subject.dropout_masks import FrozenMasks, frozen_masks, kept
+from landscape.subject.members import with_members
+from landscape.subject.outputs import per_sample
+from landscape.subject.subject import Subject
+from tests.analytic import batches_of, rebatched, run_probe
+
+
+class Net(nn.Module):
+    """Dropout of every kind: modules, channels, alpha, functions that are always on, and functions of the mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.channels = nn.Conv2d(2, 4, 3, padding=1), nn.Dropout2d(0.3)
+        self.alpha, self.fc, self.last = nn.AlphaDropout(0.2), nn.Linear(4 * 16, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.dropout(self.channels(self.conv(x)).tanh(), 0.1)
+        x = F.dropout(self.alpha(self.fc(x.flatten(1))), 0.4, self.training, inplace=True)
+        return self.last(x.sin())
+
+
+def batches(*sizes: int) -> list[tuple[Tensor, Tensor]]:
+    return batches_of((2, 4, 4), sizes or (6, 4), 3)
+
+
+def stochastic(members: int = 4, model: nn.Module | None = None, **changes: Any) -> Subject:
+    torch.manual_seed(0)
+    model = (model or Net()).double().eval()
+    return with_members(Subject(model, changes.pop("batches", batches()), **changes), members)
+
+
+def test_masks_keep_the_wanted_share_of_elements_and_are_independent() -> None:
+    mask = kept(17, torch.arange(400), 500, 0.3)
+    assert mask.double().mean().item() == pytest.approx(0.7, abs=4 * math.sqrt(0.21 / mask.numel()))
+    centred = mask.double() - 0.7
+    others = {
+        "samples": centred[1:] * centred[:-1], "elements": centred[:, 1:] * centred[:, :-1],
+        "calls": centred * (kept(18, torch.arange(400), 500, 0.3).double() - 0.7),
+    }  # fmt: skip
+    for what, products in others.items():
+        assert abs(products.mean().item()) < 4 * 0.21 / math.sqrt(products.numel()), what
+    assert torch.equal(kept(17, torch.tensor([399, 3]), 500, 0.3), mask[[399, 3]])
+
+
+@pytest.mark.parametrize(("rate", "share"), [(0.0, 1.0), (1.0, 0.0)])
+def test_rates_of_zero_and_one_keep_everything_and_nothing(rate: float, share: float) -> None:
+    assert kept(1, torch.arange(50), 200, rate).double().mean().item() == pytest.approx(share, abs=1e-8)
+
+
+def test_masks_belong_to_the_samples_and_to_nothing_else() -> None:
+    subject = stochastic()
+    whole = per_sample(subject)[0]
+    for sizes in ((10,), (3, 3, 3, 1)):
+        other = stochastic(batches=rebatched(batches(), sizes[0]))
+        torch.testing.assert_close(per_sample(other)[0], whole, rtol=1e-12, atol=0)
+    assert torch.equal(per_sample(subject)[0], whole)
+    assert not torch.allclose(per_sample(stochastic(seed=1))[0], whole)
+
+
+def test_the_loss_is_that_of_the_mean_probabilities() -> None:
+    subject = stochastic(members=3)
+    inputs, targets = subject.batch(0)
+    every = []
+    for i in range(3):
+        with subject.member(i):
+            every.append(subject.outputs(inputs).softmax(dim=1))
+    assert not torch.allclose(every[0], every[1])
+    mean = torch.stack(every).mean(dim=0)
+    torch.testing.assert_close(subject.outputs(inputs).exp(), mean)
+    torch.testing.assert_close(subject.loss(0), -mean[torch.arange(6), targets].log().mean())
+    with pytest.raises(IndexError, match="there is no member 3: the subject has 3"), subject.member(3):
+        pass
+
+
+@pytest.mark.parametrize("rate", [0.25, 0.5])
+def test_the_mean_over_many_members_approaches_the_expectation(rate: float) -> None:
+    """Of a linear network, E[dropout(x)] = x, with variance x^2 rate / (1 - rate)."""
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(rate))
+    x = torch.randn(4, 32, dtype=torch.float64)
+    total = torch.zeros_like(x)
+    for member in range(400):
+        with frozen_masks(model, masks := FrozenMasks(member, torch.arange(4))):
+            total += model.eval()(x)
+    assert masks.calls == [rate]
+    error = (total / 400 - x) / (x.abs() * math.sqrt(rate / (1 - rate) / 400))
+    assert error.abs().max() < 4.5
+    assert error.square().mean().item() == pytest.approx(1, abs=0.4)
+
+
+class Attending(nn.Module):
+    """timm's way: the rate is told to the fused attention in training mode only."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.drop = kind, nn.Dropout(0.2)
+        self.attention = nn.MultiheadAttention(4, 2, dropout=0.2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(2).transpose(1, 2)[:, :, :1].expand(-1, -1, 4) * torch.arange(4)
+        if self.kind == "module":
+            return self.attention(x, x, x, need_weights=False)[0].mean(1)
+        if self.kind == "weights":
+            return self.attention(x, x, x)[0].mean(1)
+        q = x[:, None]
+        if self.kind == "fused":
+            p = self.drop.p if self.training else 0.0
+            return F.scaled_dot_product_attention(q, q, q, dropout_p=p)[:, 0].mean(1)
+        return (self.drop((q @ q.transpose(-2, -1) / 2).softmax(-1)) @ q)[:, 0].mean(1)
+
+
+@pytest.mark.parametrize("kind", ["module", "weights", "fused", "explicit"])
+def test_dropout_inside_attention_is_on(kind: str) -> None:
+    subject = stochastic(2, Attending(kind))
+    inputs, _ = subject.batch(0)
+    values = []
+    for member in (0, 1, 0):
+        with subject.member(member):
+            values.append(subject.outputs(inputs))
+    assert torch.equal(values[0], values[2])
+    assert not torch.allclose(values[0], values[1])
+    plain = subject.as_is()
+    assert not plain.members
+    assert not torch.allclose(plain.outputs(plain.batch(0)[0]), values[0])
+
+
+def test_fused_and_explicit_attention_drop_the_same_weights() -> None:
+    found = []
+    for kind in ("fused", "explicit"):
+        subject = stochastic(1, Attending(kind))
+        found.append(subject.outputs(subject.batch(0)[0]))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("name", ["vit_demo", "resnet_demo", "preresnet_demo", "alternet_demo"])
+def test_stochastic_depth_of_the_bundled_networks_is_sampled_per_sample(name: str) -> None:
+    torch.manual_seed(0)
+    model = landscape.models.build(name, classes=3, image_size=8, drop_path=0.5).eval()
+    x = torch.randn(1, 3, 8, 8).expand(16, -1, -1, -1)
+    with frozen_masks(model, masks := FrozenMasks(0, torch.arange(16))), torch.no_grad():
+        outputs = model(x)
+    assert max(masks.calls) == 0.5
+    assert len({tuple(row.tolist()) for row in outputs}) > 4
+    with torch.no_grad():
+        assert torch.allclose(model(x)[0], model(x)[1], atol=1e-5)  # off again
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script.:DeprecationWarning")
+def test_masks_are_the_same_in_forward_mode_and_in_derivatives() -> None:
+    """v'Hv by forward over reverse equals double backward, and the double-precision pass of --kinks has the masks."""
+    subject = stochastic(2)
+    parameters = subject.parameters
+    v = {name: torch.randn_like(p) for name, p in parameters.items()}
+
+    def loss(weights: dict[str, Tensor]) -> Tensor:
+        (inputs, positions), targets = subject.batch(0)
+        model = lambda x: torch.func.functional_call(subject.model, weights, (x,))  # noqa: E731
+        return subject.losses(subject.forward(model, type(subject.batch(0)[0])(inputs, positions)), targets).mean()
+
+    weights = {name: p.detach() for name, p in parameters.items()}
+    _, tangent = torch.func.jvp(torch.func.grad(loss), (weights,), (v,))
+    product = curvature(subject, parameters, "kept").product(0)(torch.cat([t.reshape(-1) for t in v.values()]))
+    torch.testing.assert_close(torch.cat([t.reshape(-1) for t in tangent.values()]), product)
+
+
+@pytest.mark.slow
+def test_a_frozen_line_is_a_function_as_smooth_as_without_dropout() -> None:
+    subject = stochastic(4)
+    line = Line(resolution=201)
+    with_masks, without = (np.asarray(run_probe(line, one)["loss"]) for one in (subject, stochastic(0, NoDropout())))
+    assert np.abs(np.diff(with_masks.squeeze())).max() <= 2 * np.abs(np.diff(without.squeeze())).max()
+
+
+class NoDropout(Net):
+    """The same network without any dropout."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.fc(self.conv(x).tanh().flatten(1)).sin())
+
+
+def test_a_model_without_dropout_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"the model \(NoDropout\) has no dropout with a rate above 0.*drop --mc-dropout"
+    ):
+        stochastic(3, NoDropout())
+    with pytest.raises(ValueError, match="--mc-dropout must be at least 0, got -1"):
+        landscape.load(NoDropout(), data=batches(), mc_dropout=-1)
+
+
+def test_members_belong_to_the_result() -> None:
+    keys = [run_key(Line(resolution=3), stochastic(n, NoDropout() if not n else None), "") for n in (0, 2, 3)]
+    assert len({key.digest for key in keys}) == 3
+    assert "mean of 2 dropout masks" in keys[1].attributes["protocol"]
+    again = run_key(Line(resolution=3), replace(stochastic(2), seed=0), "")
+    assert again.digest == keys[1].digest
