@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from landscape.checkpoints.user_code import fixed_rng
+from landscape.data.batch_layout import Forward
 from landscape.data.dataset import Batches, BatchList
 from landscape.data.structure import Nested
 from landscape.probe import derived_seed
@@ -21,7 +22,7 @@ from landscape.subject.losses import Losses, bce, cross_entropy, huber, l1, mse
 from landscape.subject.restoration import evaluation_mode
 
 if TYPE_CHECKING:
-    from landscape.subject.subject import Forward, Subject
+    from landscape.subject.subject import Subject
 
 
 class Positioned(NamedTuple):
