@@ -207,9 +207,7 @@ def sha256_of(batches: Sequence[tuple[Nested, Nested]]) -> str:
         ValueError: the batches are others when they are read again.
     """
     digests = {
-        state_dict_sha256(
-            {f"{i}/{path}": t for i in range(len(batches)) for path, t in named_tensors(batches[i])}
-        )
+        state_dict_sha256({f"{i}/{path}": t for i in range(len(batches)) for path, t in named_tensors(batches[i])})
         for _ in range(2)
     }
     if len(digests) > 1:

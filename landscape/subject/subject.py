@@ -144,16 +144,13 @@ class Subject:
     @property
     def meaning(self) -> Meaning:
         """Units of the loss, which are unknown for a user's loss, and what accuracy counts."""
-        if self.dense:
-            return PER_PIXEL
-        return MEANINGS.get(self.losses, OWN_WITHOUT_ACCURACY if self.no_accuracy else OWN)
+        return PER_PIXEL if self.dense else MEANINGS.get(self.losses, OWN_WITHOUT_ACCURACY if self.no_accuracy else OWN)
 
     @cached_property
     def dense(self) -> bool:
         """Whether the loss is the cross-entropy of the class of every pixel."""
-        if self.losses is not cross_entropy:
-            return False
-        return are_masks(self.images.targets if self.images is not None else self.batches[0][1])
+        by_class = self.losses is cross_entropy
+        return by_class and are_masks(self.images.targets if self.images is not None else self.batches[0][1])
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
