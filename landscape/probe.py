@@ -167,9 +167,9 @@ class Varies(Protocol):
 
 @runtime_checkable
 class SharesPass(Protocol):
-    """Measures a mini-batch with hooks on its forward pass, which several such probes share."""
+    """Measures a unit, a mini-batch or a member on one, with hooks on its forward pass, which several probes share."""
 
-    def hooks(self, subject: Any, i: int) -> Any: ...
+    def hooks(self, subject: Any, index: tuple[int, ...]) -> Any: ...
 
 
 CAPABILITIES: tuple[type, ...] = (Sweeps, Reduces, Identifies, Stages, Autotunes, Estimates, Varies, SharesPass)

@@ -32,8 +32,7 @@ class _OnePass:
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         for unit in units:
-            (i,) = unit.index
-            found = run_with_hooks(subject, i, [probe.hooks(subject, i) for probe in self.probes])
+            found = run_with_hooks(subject, unit.index, [probe.hooks(subject, unit.index) for probe in self.probes])
             yield dict(zip((probe.name for probe in self.probes), found, strict=True))
 
 

@@ -14,7 +14,11 @@ from torch import Tensor, nn
 
 import landscape
 from landscape.curvature.hvp_backends import curvature
+from landscape.probes.fourier import Fourier
 from landscape.probes.line import Line
+from landscape.probes.similarity import Similarity
+from landscape.probes.variance import Variance
+from landscape.results.statistics import error_over_members, mean_over_batches
 from landscape.run import run_key
 from landscape.subject.dropout_masks import FrozenMasks, frozen_masks, kept
 from landscape.subject.members import with_members
@@ -29,10 +33,11 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv, self.channels = nn.Conv2d(2, 4, 3, padding=1), nn.Dropout2d(0.3)
+        self.mixed = nn.Conv2d(4, 4, 3, padding=1)
         self.alpha, self.fc, self.last = nn.AlphaDropout(0.2), nn.Linear(4 * 16, 8), nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.dropout(self.channels(self.conv(x)).tanh(), 0.1)
+        x = F.dropout(self.mixed(self.channels(self.conv(x)).tanh()), 0.1)
         x = F.dropout(self.alpha(self.fc(x.flatten(1))), 0.4, self.training, inplace=True)
         return self.last(x.sin())
 
@@ -192,7 +197,7 @@ class NoDropout(Net):
     """The same network without any dropout."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.fc(self.conv(x).tanh().flatten(1)).sin())
+        return self.last(self.fc(self.mixed(self.conv(x).tanh()).flatten(1)).sin())
 
 
 def test_a_model_without_dropout_is_refused() -> None:
@@ -210,3 +215,40 @@ def test_members_belong_to_the_result() -> None:
     assert "mean of 2 dropout masks" in keys[1].attributes["protocol"]
     again = run_key(Line(resolution=3), replace(stochastic(2), seed=0), "")
     assert again.digest == keys[1].digest
+
+
+def test_statistics_of_feature_maps_are_means_over_the_members() -> None:
+    subject = stochastic(3)
+    maps: list[Tensor] = []
+    with subject.model.mixed.register_forward_hook(lambda module, args, output: maps.append(output)):
+        for i in range(3):
+            with subject.member(i), torch.no_grad():
+                for inputs, _ in subject.each_batch():
+                    subject.outputs(inputs)
+    every = torch.cat(maps).detach().view(3, 10, 4, 16)
+    variances = every.var(dim=3).mean(dim=2)
+    found = run_probe(Variance(layers=("mixed",)), subject)
+    np.testing.assert_allclose(found["variance"], [variances.mean()])
+    means = variances.mean(dim=1)
+    np.testing.assert_allclose(found["variance_member_se"], [means.std() / 3**0.5])
+    assert found["variance_se"].item() >= variances.mean(dim=0).std().item() / 10**0.5
+    amplitude = (torch.fft.fft2(every.view(3, 10, 4, 4, 4)).abs() + 1e-6).log().mean(dim=(0, 1, 2))
+    fourier = run_probe(Fourier(layers=("mixed",)), subject)
+    np.testing.assert_allclose(fourier["delta_log_amplitude"], [amplitude.diagonal()[:2] - amplitude[0, 0]], rtol=1e-6)
+    assert fourier["high_frequency_member_se"] > 0
+
+
+def test_a_part_of_the_members_gives_their_mean() -> None:
+    data = {
+        "done": np.array([[1, 1], [1, 0]]), "samples": np.array([[2.0, 2.0], [2.0, np.nan]]),
+        "total": np.array([[2.0, 4.0], [8.0, np.nan]]), "squares": np.array([[4.0, 8.0], [32.0, np.nan]]),
+    }  # fmt: skip
+    mean, _ = mean_over_batches(data, "total", "squares")
+    assert mean == (3 + 8) / 4
+    assert error_over_members(data, "total") == pytest.approx(np.std([1, 2], ddof=1) / 2**0.5)
+
+
+def test_cka_of_members_compares_every_member_with_itself() -> None:
+    found = run_probe(Similarity(layers=("conv", "mixed")), stochastic(2))
+    np.testing.assert_allclose(np.diag(found["cka"]), 1.0)
+    assert found["hsic"].shape[:2] == (2, 2)

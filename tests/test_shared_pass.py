@@ -159,13 +159,13 @@ def test_layers_that_do_not_exist_are_an_error(vit: Path) -> None:
 def test_a_pass_restores_the_model(vit: Path, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     subject = loaded(vit)
     kept = state(subject.model)
-    hooks = [probe.hooks(subject, 0) for probe in probes()]
+    hooks = [probe.hooks(subject, (0,)) for probe in probes()]
     if fails:
         monkeypatch.setattr("landscape.layers.attention_statistics.token_cosine", lambda tokens: 1 // 0)
         with pytest.raises(ZeroDivisionError):
-            run_with_hooks(subject, 0, hooks)
+            run_with_hooks(subject, (0,), hooks)
     else:
-        run_with_hooks(subject, 0, hooks)
+        run_with_hooks(subject, (0,), hooks)
     assert same_state(subject.model, kept)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in subject.model.modules())
     assert torch.overrides._len_torch_function_stack() == 0  # type: ignore[attr-defined]
@@ -201,7 +201,7 @@ def test_every_probe_takes_one_transfer_from_the_device_per_mini_batch(
 
     monkeypatch.setattr(torch.Tensor, "cpu", count)
     for probe in probes(per_channel=True):
-        probe.hooks(subject, 0)  # the layers are found once, with passes of their own
+        probe.hooks(subject, (0,))  # the layers are found once, with passes of their own
         seen.clear()
-        run_with_hooks(subject, 1, [probe.hooks(subject, 1)])
+        run_with_hooks(subject, (1,), [probe.hooks(subject, (1,))])
         assert len(seen) == 1, probe.name

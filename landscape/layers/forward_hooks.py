@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,8 +29,15 @@ class FeatureHooks:
     on_attention: Callable[[int, AttentionMaps], None] | None = None  # takes the maps of the layer's branch
 
 
-def run_with_hooks(subject: Subject, i: int, hooks: Sequence[FeatureHooks]) -> list[Values]:
-    """The values of each probe's hooks on mini-batch i, from one forward pass for all of them."""
+def units_of(subject: Subject) -> dict[str, np.ndarray]:
+    """The unit axes of a probe that measures with hooks: the mini-batches, and the members if there are any."""
+    members = {"member": np.arange(subject.members)} if subject.members else {}
+    return {"batch": np.arange(len(subject.batches)), **members}
+
+
+def run_with_hooks(subject: Subject, index: tuple[int, ...], hooks: Sequence[FeatureHooks]) -> list[Values]:
+    """The values of each probe's hooks, from one forward pass for all of them; `index` is on the axes of `units_of`."""
+    i, *member = index
     inputs, _ = subject.batch(i)
     hooked = [(hook, position) for hook in hooks for position in range(len(hook.layers))]
 
@@ -52,6 +59,7 @@ def run_with_hooks(subject: Subject, i: int, hooks: Sequence[FeatureHooks]) -> l
             receive_maps[attention.key] = partial(hook.on_attention, position)
     layers = [hook.layers[position] for hook, position in hooked]
     with (
+        subject.member(*member) if member else nullcontext(),
         subject.evaluating(),
         feature_hooks(subject.model, layers, receive),
         attention_hooks(receive_maps, subject.samples(i)),

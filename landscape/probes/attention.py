@@ -13,7 +13,7 @@ from torch import Tensor
 from landscape.discovery.layer import Layer
 from landscape.layers import attention_statistics as metrics
 from landscape.layers.attention_maps import AttentionMaps
-from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks, transferred
+from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks, transferred, units_of
 from landscape.layers.layer_patterns import LayerPatterns, expand
 from landscape.layers.selection import image_size, layer_labels, layers_of
 from landscape.options import at_least
@@ -59,6 +59,7 @@ class Attention(Probe):
     def plan(self, subject: Subject) -> Plan:
         layers = attention_layers(subject, self.layers)
         shape = self._shape(subject)
+        over = {"batch": Quantity("mini-batch"), **({"member": Quantity("member")} if subject.members else {})}
         per_head, per_layer = ("layer", "head"), ("layer",)
         token, image = ("layer", "token_rank"), ("layer", "image_rank")
         sums, means = {}, {}
@@ -71,7 +72,7 @@ class Attention(Probe):
         rows, columns = np.array([layer.attention.grid for layer in layers if layer.attention]).T
         attending = "rows of the grid, or of its windows, that attend; 0: unknown"
         return Plan(
-            over={"batch": np.arange(len(subject.batches))},
+            over=units_of(subject),
             axes={
                 "layer": np.arange(len(layers)), "head": np.arange(shape["heads"]),
                 "token_rank": np.arange(shape["tokens"]), "image_rank": np.arange(shape["images"]),
@@ -94,17 +95,17 @@ class Attention(Probe):
                 "image_singular_value": Quantity("ln(sigma / largest) of a mini-batch's images", "nats", image),
             },
             about={
-                "batch": Quantity("mini-batch"), "layer": Quantity("self-attention"), "head": Quantity("head"),
+                **over, "layer": Quantity("self-attention"), "head": Quantity("head"),
                 "token_rank": Quantity("rank"), "image_rank": Quantity("rank"),
             },
         )  # fmt: skip
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
-        (i,) = unit.index
-        return run_with_hooks(subject, i, [self.hooks(subject, i)])[0]
+        return run_with_hooks(subject, unit.index, [self.hooks(subject, unit.index)])[0]
 
-    def hooks(self, subject: Subject, i: int) -> FeatureHooks:
-        """The hooks that measure mini-batch i."""
+    def hooks(self, subject: Subject, index: tuple[int, ...]) -> FeatureHooks:
+        """The hooks that measure one unit."""
+        i = index[0]
         layers, shape = attention_layers(subject, self.layers), self._shape(subject)
         size, n = image_size(subject.batches[i][0]), len(layers)
 
@@ -154,18 +155,21 @@ class Attention(Probe):
         return FeatureHooks(layers, on_features, values, on_attention)
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
-        """Means over finished images with standard errors; singular values of images: means over full mini-batches."""
+        """Means over finished images with standard errors; singular values of images: means over full mini-batches.
+
+        Of members the means over all of them.
+        """
         done = data["done"] == 1
         means: dict[str, np.ndarray] = {}
         for name in (*PER_HEAD, *PER_LAYER):
             means[name], means[f"{name}_se"] = mean_over_batches(data, f"{name}_sum", f"{name}_square_sum")
-        count = data["token_samples"][done].sum()
-        tokens = data["token_singular_value_sum"][done].sum(axis=0) / count if count else np.nan
+        count, sums = data["token_samples"][done].sum(), data["token_singular_value_sum"]
+        tokens = sums[done].sum(axis=0) / count if count else np.nan
         full = done & (data["samples"] == np.max(data["samples"][done], initial=0.0))  # a smaller one has other ranks
         images = data["batch_singular_value"][full]
         return {
             **means,
-            "token_singular_value": np.broadcast_to(tokens, data["token_singular_value_sum"].shape[1:]),
+            "token_singular_value": np.broadcast_to(tokens, sums.shape[done.ndim :]),
             "image_singular_value": images.mean(axis=0) if len(images) else np.full(images.shape[1:], np.nan),
         }
 

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from landscape.discovery.layer import Layer, chunks
 from landscape.layers import fourier
-from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks, transferred
+from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks, transferred, units_of
 from landscape.layers.fourier import diagonal_frequencies, log_amplitude
 from landscape.layers.layer_patterns import LayerPatterns, expand
 from landscape.layers.selection import image_size, layer_labels, spatial_layers
 from landscape.options import one_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
-from landscape.results.statistics import mean_over_batches
+from landscape.results.statistics import MEMBER_ERROR, error_over_members, mean_over_batches
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
@@ -64,8 +64,12 @@ class Fourier(Probe):
         coarse = frequency[list(scale).index(coarsest)] if coarsest in scale else np.zeros(1)
         per_bin = ("layer", "bin")
         spectrum, channels = self._spectrum_plan(layers), self._channel_plan(layers)
+        members = {}
+        if subject.members:
+            members["delta_log_amplitude_member_se"] = Quantity(MEMBER_ERROR, "nats", per_bin)
+            members["high_frequency_member_se"] = Quantity(MEMBER_ERROR, "nats", ("layer",))
         return Plan(
-            over={"batch": np.arange(len(subject.batches))},
+            over=units_of(subject),
             axes={
                 "layer": np.arange(len(layers)),
                 "bin": np.arange(count),
@@ -95,10 +99,12 @@ class Fourier(Probe):
                 "high_frequency": Quantity("relative log amplitude at the highest frequency", "nats", ("layer",)),
                 "high_frequency_se": Quantity("its standard error over images", "nats", ("layer",)),
                 **spectrum.summaries,
+                **members,
                 **channels.summaries,
             },
             about={
                 "batch": Quantity("mini-batch"),
+                **({"member": Quantity("member")} if members else {}),
                 "layer": Quantity("layer"),
                 "bin": Quantity("frequency bin"),
                 "common_frequency": Quantity("physical frequency", "pi per input pixel"),
@@ -108,11 +114,11 @@ class Fourier(Probe):
         )
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
-        (i,) = unit.index
-        return run_with_hooks(subject, i, [self.hooks(subject, i)])[0]
+        return run_with_hooks(subject, unit.index, [self.hooks(subject, unit.index)])[0]
 
-    def hooks(self, subject: Subject, i: int) -> FeatureHooks:
-        """The hooks that measure mini-batch i."""
+    def hooks(self, subject: Subject, index: tuple[int, ...]) -> FeatureHooks:
+        """The hooks that measure one unit."""
+        i = index[0]
         layers = spatial_layers(subject, self.layers)
         samples = subject.samples(i)
         plan = _plan(subject, self)
@@ -214,6 +220,10 @@ class Fourier(Probe):
             "high_frequency": np.where(last > 0, mean[rows, last], np.nan),
             "high_frequency_se": np.where(last > 0, error[rows, last], np.nan),
         }
+        if data["done"].ndim > 1:
+            spread = error_over_members(data, "delta_sum")
+            found["delta_log_amplitude_member_se"] = spread
+            found["high_frequency_member_se"] = np.where(last > 0, spread[rows, last], np.nan)
         if "spectrum_sum" in data:
             found["spectrum"] = _spectra(data)
         if "channel_sum" in data:

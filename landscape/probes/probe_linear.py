@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -21,6 +22,7 @@ from landscape.layers.linear_classifier import fit_with_best_penalty
 from landscape.layers.selection import layer_labels, layers_of
 from landscape.options import OptionError, at_least, one_of, parse_count
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.results.statistics import MEMBER_ERROR
 from landscape.subject.outputs import intact_per_sample
 from landscape.subject.sample_statistics import mean_and_standard_error
 from landscape.subject.subject import Subject
@@ -95,6 +97,7 @@ class ProbeLinear(Probe):
                 "penalty": Quantity(f"{NAMES[self.solver]} penalty, of features with unit variance"),
                 "features": Quantity("number of features"),
                 **(convergence if self.solver == "lbfgs" else {}),
+                **({"accuracy_member_se": Quantity(MEMBER_ERROR)} if subject.members else {}),
             },
             about={"layer": Quantity("layer")},
             facts={
@@ -105,9 +108,26 @@ class ProbeLinear(Probe):
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
         (i,) = unit.index
+        fits = [self._fitted(subject, i, member) for member in range(subject.members)]
+        if not fits:
+            values, hits = self._fitted(subject, i, None)
+            accuracy, error = mean_and_standard_error(hits)
+            return {"accuracy": accuracy, "accuracy_se": error, **values}
+        accuracy, error = mean_and_standard_error(torch.stack([hits for _, hits in fits]).mean(dim=0))
+        each = torch.stack([hits.mean() for _, hits in fits])
+        means = {name: float(np.mean([values[name] for values, _ in fits])) for name in fits[0][0]}
+        return {
+            "accuracy": accuracy,
+            "accuracy_se": error,
+            "accuracy_member_se": mean_and_standard_error(each)[1],
+            **means,
+        }
+
+    def _fitted(self, subject: Subject, i: int, member: int | None) -> tuple[dict[str, float], Tensor]:
+        """What is stored of a classifier on the features of layer i, and which samples it gets right, (N,)."""
         train = training_samples(subject, self.train_samples)
-        features, targets = pooled_features(train, self.layers, self.pool)
-        others, wanted = pooled_features(subject, self.layers, self.pool)
+        features, targets = pooled_features(train, self.layers, self.pool, member)
+        others, wanted = pooled_features(subject, self.layers, self.pool, member)
         classes = max(targets.shape[1], wanted.shape[1])
         targets, wanted = (F.pad(shares, (0, classes - shares.shape[1])) for shares in (targets, wanted))
         held_out = torch.zeros(len(targets), dtype=torch.bool)
@@ -124,20 +144,20 @@ class ProbeLinear(Probe):
             (classifier.scores(x.double()).argmax(dim=1) == y.argmax(dim=1)).double()
             for x, y in ((others[i], wanted), (features[i], targets))
         )
-        accuracy, error = mean_and_standard_error(hits)
-        return {
-            "accuracy": accuracy,
-            "accuracy_se": error,
+        values = {
             "held_out_accuracy": held_out_accuracy,
             "fitted_accuracy": fitted.mean().item(),
             "penalty": penalty,
             "features": features[i].shape[1],
             **convergence,
         }
+        return values, hits
 
 
 @once_per_weights
-def pooled_features(subject: Subject, patterns: tuple[str, ...], pool: str) -> tuple[list[Tensor], Tensor]:
+def pooled_features(
+    subject: Subject, patterns: tuple[str, ...], pool: str, member: int | None = None
+) -> tuple[list[Tensor], Tensor]:
     """Features of every layer, (N, features) on the CPU, and the class shares, (N, classes) float64."""
     layers = layers_of(subject, patterns)
     rows: list[Tensor] = []
@@ -149,7 +169,8 @@ def pooled_features(subject: Subject, patterns: tuple[str, ...], pool: str) -> t
 
     for i in range(len(subject.batches)):
         inputs, wanted = subject.batch(i)
-        with subject.evaluating(), feature_hooks(subject.model, layers, receive):
+        alone = nullcontext() if member is None else subject.member(member)
+        with alone, subject.evaluating(), feature_hooks(subject.model, layers, receive):
             subject.outputs(inputs)
         row = torch.cat([features[position].detach() for position in range(len(layers))], dim=1)
         rows.append(row.cpu())  # one transfer per mini-batch

@@ -14,14 +14,17 @@ from torch import Tensor
 from landscape.checkpoints.checkpoint import state_dict_sha256
 from landscape.discovery.layer import Layer
 from landscape.layers.cka import LEAST_SAMPLES, centred_kernel, hsic, hsic_of_itself
-from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks, transferred
+from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks, transferred, units_of
 from landscape.layers.layer_patterns import LayerPatterns, expand
 from landscape.layers.selection import layer_labels, layers_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.results.statistics import mean_over_members
 from landscape.subject import loading
 from landscape.subject.identity import attributes
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
+
+TERMS = ("hsic", "hsic_layer", "hsic_other")
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Similarity(Probe):
         theirs = {f"other_{name}": item for name, item in layer_labels(others, "other").items()}
         pair = ("layer", "other")
         return Plan(
-            over={"batch": np.arange(len(subject.batches))},
+            over=units_of(subject),
             axes={"layer": np.arange(len(layers)), "other": np.arange(len(others))},
             labels={**layer_labels(layers, "layer"), **theirs},
             quantities={
@@ -74,6 +77,7 @@ class Similarity(Probe):
             },
             about={
                 "batch": Quantity("mini-batch"),
+                **({"member": Quantity("member")} if subject.members else {}),
                 "layer": Quantity("layer"),
                 "other": Quantity("layer of the other network" if other is not subject else "layer"),
             },
@@ -81,11 +85,11 @@ class Similarity(Probe):
         )
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
-        (i,) = unit.index
-        return run_with_hooks(subject, i, [self.hooks(subject, i)])[0]
+        return run_with_hooks(subject, unit.index, [self.hooks(subject, unit.index)])[0]
 
-    def hooks(self, subject: Subject, i: int) -> FeatureHooks:
-        """The hooks that measure mini-batch i."""
+    def hooks(self, subject: Subject, index: tuple[int, ...]) -> FeatureHooks:
+        """The hooks that measure one unit."""
+        i = index[0]
         other = self._other(subject)
         layers, others = layers_of(subject, self.layers), layers_of(other, self.layers)
         samples = subject.samples(i)
@@ -95,7 +99,7 @@ class Similarity(Probe):
             theirs = own
             if other is not subject:
                 theirs = _Kernels(others, samples, subject.device)
-                run_with_hooks(other, i, [FeatureHooks(others, theirs.receive, lambda: {})])
+                run_with_hooks(other, index, [FeatureHooks(others, theirs.receive, lambda: {})])
             sums = {
                 "hsic": hsic(own.kernels, theirs.kernels),
                 "hsic_layer": hsic_of_itself(own.kernels),
@@ -107,8 +111,9 @@ class Similarity(Probe):
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """The alignment over all finished mini-batches, and its jackknife standard error."""
+        data = mean_over_members(data, "samples", *TERMS)
         use = (data["done"] == 1) & (data["samples"] >= LEAST_SAMPLES)
-        terms = tuple(data[name][use] for name in ("hsic", "hsic_layer", "hsic_other"))
+        terms = tuple(data[name][use] for name in TERMS)
         n = len(terms[0])
         sums = tuple(term.sum(axis=0) for term in terms)
         cka = _alignment(*sums) if n else np.full(data["hsic"].shape[1:], np.nan)

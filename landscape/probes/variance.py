@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from landscape.discovery.layer import chunks
-from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks
+from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks, units_of
 from landscape.layers.layer_patterns import LayerPatterns, expand
 from landscape.layers.selection import layer_labels, spatial_layers
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
-from landscape.results.statistics import mean_over_batches
+from landscape.results.statistics import MEMBER_ERROR, error_over_members, mean_over_batches
 from landscape.subject.subject import Subject
 
 
@@ -38,8 +38,12 @@ class Variance(Probe):
     def plan(self, subject: Subject) -> Plan:
         layers = spatial_layers(subject, self.layers)
         per_layer = ("layer",)
+        about, members = {}, {}
+        if subject.members:
+            about = {"member": Quantity("member")}
+            members = {"variance_member_se": Quantity(MEMBER_ERROR, "feature^2", per_layer)}
         return Plan(
-            over={"batch": np.arange(len(subject.batches))},
+            over=units_of(subject),
             axes={"layer": np.arange(len(layers))},
             labels=layer_labels(layers, "layer"),
             quantities={
@@ -52,16 +56,17 @@ class Variance(Probe):
                 "variance": Quantity("feature-map variance", "feature^2", per_layer),
                 "variance_se": Quantity("its standard error over images", "feature^2", per_layer),
                 "variance_normalised": Quantity("feature-map variance over mean square", dims=per_layer),
+                **members,
             },
-            about={"batch": Quantity("mini-batch"), "layer": Quantity("layer")},
+            about={"batch": Quantity("mini-batch"), "layer": Quantity("layer"), **about},
         )
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
-        (i,) = unit.index
-        return run_with_hooks(subject, i, [self.hooks(subject, i)])[0]
+        return run_with_hooks(subject, unit.index, [self.hooks(subject, unit.index)])[0]
 
-    def hooks(self, subject: Subject, i: int) -> FeatureHooks:
-        """The hooks that measure mini-batch i."""
+    def hooks(self, subject: Subject, index: tuple[int, ...]) -> FeatureHooks:
+        """The hooks that measure one unit."""
+        i = index[0]
         layers = spatial_layers(subject, self.layers)
         samples = subject.samples(i)
         sums = torch.full((3, len(layers)), torch.nan, dtype=torch.float64, device=subject.device)
@@ -82,10 +87,11 @@ class Variance(Probe):
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """Means over all finished images, and their standard errors."""
         mean, error = mean_over_batches(data, "variance_sum", "variance_square_sum")
+        members = {"variance_member_se": error_over_members(data, "variance_sum")} if data["done"].ndim > 1 else {}
         power = data["square_sum"][data["done"] == 1].sum(axis=0)
         total = data["variance_sum"][data["done"] == 1].sum(axis=0)
         normalised = np.divide(total, power, out=np.full_like(total, np.nan), where=power > 0)
-        return {"variance": mean, "variance_se": error, "variance_normalised": normalised}
+        return {"variance": mean, "variance_se": error, "variance_normalised": normalised, **members}
 
 
 def _moments(maps: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 Sum = np.ndarray | np.float64
+MEMBER_ERROR = "its standard error over members"
 
 
 def mean_and_standard_error(values: np.ndarray) -> tuple[float, float]:
@@ -29,6 +30,43 @@ def mean_and_standard_error_from_sums(total: Sum, squares: Sum, n: Any) -> tuple
 
 
 def mean_over_batches(data: Mapping[str, np.ndarray], total: str, squares: str) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard error over the samples of all finished mini-batches, from stored sums (batch, ...) by name."""
+    """Mean and standard error over the samples of all finished mini-batches, from stored sums (batch, ...) by name.
+
+    Of sums (batch, member, ...), the mean also over the finished members. Samples count once for the error, which is
+    that of one member: an upper bound, because the mean over members varies less from sample to sample.
+    """
+    data = mean_over_members(data, total, squares, "samples")
     done = data["done"] == 1
     return mean_and_standard_error_from_sums(*(data[name][done].sum(axis=0) for name in (total, squares, "samples")))
+
+
+def mean_over_members(data: Mapping[str, np.ndarray], *names: str) -> dict[str, np.ndarray]:
+    """`done` and arrays (batch, member, ...) by name as means over the finished members, (batch, ...); others as is."""
+    done = data["done"] == 1
+    if done.ndim < 2:
+        return {name: data[name] for name in ("done", *names)}
+    count = done.sum(axis=1)
+    means = {"done": (count > 0).astype(data["done"].dtype)}
+    for name in names:
+        array = np.where(_expanded(done, data[name]), data[name], 0.0)
+        means[name] = array.sum(axis=1) / _expanded(np.maximum(count, 1), array[:, 0])
+    return means
+
+
+def error_over_members(data: Mapping[str, np.ndarray], total: str) -> np.ndarray:
+    """Standard error, over members, of the mean over samples; from sums (batch, member, ...) of the finished units.
+
+    NaN for fewer than two members.
+    """
+    done = data["done"] == 1
+    finished = done.all(axis=1)  # so that all members have the same samples
+    means = data[total][finished].sum(axis=0) / _expanded(data["samples"][finished].sum(axis=0), data[total][0])
+    count = len(means)
+    if count < 2 or not finished.any():
+        return np.full(means.shape[1:], np.nan)
+    return np.asarray(means.std(axis=0, ddof=1) / np.sqrt(count))
+
+
+def _expanded(weights: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """Weights with as many dimensions as another array, of which they are the first."""
+    return weights.reshape(*weights.shape, *(1,) * (like.ndim - weights.ndim))
