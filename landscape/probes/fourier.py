@@ -63,11 +63,7 @@ class Fourier(Probe):
         coarsest = min((s for s, values in zip(scale, bins, strict=True) if len(values) > 1), default=1.0)
         coarse = frequency[list(scale).index(coarsest)] if coarsest in scale else np.zeros(1)
         per_bin = ("layer", "bin")
-        spectrum, channels = self._spectrum_plan(layers), self._channel_plan(layers)
-        members = {}
-        if subject.members:
-            members["delta_log_amplitude_member_se"] = Quantity(MEMBER_ERROR, "nats", per_bin)
-            members["high_frequency_member_se"] = Quantity(MEMBER_ERROR, "nats", ("layer",))
+        spectrum, channels, members = self._spectrum_plan(layers), self._channel_plan(layers), _member_plan(subject)
         return Plan(
             over=units_of(subject),
             axes={
@@ -99,12 +95,12 @@ class Fourier(Probe):
                 "high_frequency": Quantity("relative log amplitude at the highest frequency", "nats", ("layer",)),
                 "high_frequency_se": Quantity("its standard error over images", "nats", ("layer",)),
                 **spectrum.summaries,
-                **members,
+                **members.summaries,
                 **channels.summaries,
             },
             about={
                 "batch": Quantity("mini-batch"),
-                **({"member": Quantity("member")} if members else {}),
+                **members.about,
                 "layer": Quantity("layer"),
                 "bin": Quantity("frequency bin"),
                 "common_frequency": Quantity("physical frequency", "pi per input pixel"),
@@ -235,6 +231,17 @@ class Fourier(Probe):
 @once_per_weights
 def _plan(subject: Subject, probe: Fourier) -> Plan:
     return probe.plan(subject)
+
+
+def _member_plan(subject: Subject) -> Plan:
+    """What members add to the plan."""
+    if not subject.members:
+        return Plan(over={}, quantities={})
+    summaries = {
+        "delta_log_amplitude_member_se": Quantity(MEMBER_ERROR, "nats", ("layer", "bin")),
+        "high_frequency_member_se": Quantity(MEMBER_ERROR, "nats", ("layer",)),
+    }
+    return Plan(over={}, quantities={}, summaries=summaries, about={"member": Quantity("member")})
 
 
 def _spectra(data: Mapping[str, np.ndarray]) -> np.ndarray:
