@@ -99,7 +99,6 @@ class Fourier(Probe):
                 **channels.summaries,
             },
             about={
-                "batch": Quantity("mini-batch"),
                 **members.about,
                 "layer": Quantity("layer"),
                 "bin": Quantity("frequency bin"),
@@ -234,14 +233,19 @@ def _plan(subject: Subject, probe: Fourier) -> Plan:
 
 
 def _member_plan(subject: Subject) -> Plan:
-    """What members add to the plan."""
+    """The words on the unit axes, and what members add to the plan."""
     if not subject.members:
-        return Plan(over={}, quantities={})
+        return Plan(over={}, quantities={}, about={"batch": Quantity("mini-batch")})
     summaries = {
         "delta_log_amplitude_member_se": Quantity(MEMBER_ERROR, "nats", ("layer", "bin")),
         "high_frequency_member_se": Quantity(MEMBER_ERROR, "nats", ("layer",)),
     }
-    return Plan(over={}, quantities={}, summaries=summaries, about={"member": Quantity("member")})
+    return Plan(
+        over={},
+        quantities={},
+        summaries=summaries,
+        about={"batch": Quantity("mini-batch"), "member": Quantity("member")},
+    )
 
 
 def _spectra(data: Mapping[str, np.ndarray]) -> np.ndarray:
