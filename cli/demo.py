@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,8 +28,16 @@ COARSE: Mapping[str, Mapping[str, Any]] = {
     "line": {"resolution": 15},
     "trace": {"vectors": 12},
     "density": {"vectors": 2, "steps": 20},
+    "corruption": {"severities": "1,3,5"},
 }
-SAMPLES: Mapping[str, str] = {"surface": "256", "line": "256", "hessian": "256", "trace": "128", "density": "64"}
+SAMPLES: Mapping[str, str] = {
+    "surface": "256",
+    "line": "256",
+    "hessian": "256",
+    "trace": "128",
+    "density": "64",
+    "corruption": "128",
+}
 
 
 def demo(
@@ -55,6 +64,9 @@ def demo(
     ]  # fmt: skip
     results = out / "results.h5"
     for name in (*(name for name in PROBES if name not in FEATURES), "features"):
+        if (needed := PROBES[name].needs if name in PROBES else "") and find_spec(needed) is None:
+            say(f"{name}: left out, as {needed} is not installed", quiet=quiet)
+            continue
         began = time.monotonic()
         loading = {"samples": SAMPLES.get(name, samples), "device": device, "seed": 0}
         measure_all(name, checkpoints, COARSE.get(name, {}), loading, out=results, quiet=True)

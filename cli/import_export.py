@@ -15,7 +15,7 @@ Option = typer.Option
 
 
 def import_(
-    files: Annotated[list[Path], typer.Argument(help="surfaces: tomgoldstein HDF5, or published CSV", metavar="FILE")],
+    files: Annotated[list[Path], typer.Argument(help="tomgoldstein HDF5, or published CSV", metavar="FILE")],
     out: Annotated[Path, Option(help="results file")] = Path("results.h5"),
     label: Annotated[list[str], Option(help="name in the results file, one per file; repeatable")] = [],  # noqa: B006
     weight_decay: Annotated[
@@ -25,7 +25,7 @@ def import_(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Import surfaces of tomgoldstein/loss-landscape (HDF5) or how-do-vits-work (CSV) into a results file."""
+    """Import surfaces of loss-landscape (HDF5) or how-do-vits-work (CSV), and *_corrupted.csv, into a results file."""
     from landscape.exchange import importing
     from landscape.options import OptionError
     from landscape.plots import headlines
@@ -38,7 +38,8 @@ def import_(
         raise OptionError(f"--path belongs to one surface, got {len(files)} files; import them one by one")
     hdf5_file.check(out, writable=True)
     for file in files:
-        importing.read(file, trajectory=path)  # all of them, before the first is stored
+        if importing.corruptions_in(file) is None:  # all of them, before the first is stored
+            importing.read(file, trajectory=path)
     how: Any = {"weight_decay": weight_decay, "trajectory": path, "reduce_of": reduce_of}
     for file, name in zip(files, label or [""] * len(files), strict=True):
         for found in importing.import_file(file, out, label=name, **how):

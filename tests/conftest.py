@@ -1,6 +1,7 @@
 """Set up every process that runs tests, before torch is imported: its signals and threads."""
 
 import gc
+import importlib.util
 import os
 import signal
 import urllib.request
@@ -17,6 +18,17 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["LANDSCAPE_CACHE"] = ""  # the user's own compiled graphs stay as they are
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command line does, where more threads are set
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what measures generated corruptions where the package that makes them is not installed."""
+    if importlib.util.find_spec("imagecorruptions") is not None:
+        return
+    for item in items:
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        of_probe = parameters.get("probe", parameters.get("name")) == "corruption"
+        if of_probe and item.path.name not in ("test_plots.py", "test_probe.py"):
+            item.add_marker(pytest.mark.skip(reason="needs imagecorruptions-imaug"))
 
 
 def pytest_collection_finish() -> None:

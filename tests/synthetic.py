@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 from analytic import attention_net
 
+from landscape.data import corruptions
 from landscape.probe import Plan, Quantity, Unit, Values
 from landscape.probes import PROBES, probe_class
+from landscape.results import corruption_summary
 from landscape.results.run_key import RunKey
 from landscape.results.writer import Writer
 from landscape.run import reduce_of
@@ -337,6 +339,31 @@ def noise(network: Network) -> tuple[Plan, Measure]:
     return plan, measure
 
 
+def corruption(network: Network) -> tuple[Plan, Measure]:
+    names = np.array(corruptions.NAMES)
+    plan = Plan(
+        over={"corruption": np.arange(len(names)), "severity": np.arange(1, 6)},
+        axes={"block": np.arange(20)},
+        labels={
+            "corruption_name": (Quantity("corruption", dims=("corruption",)), names),
+            "block_samples": (Quantity("samples", dims=("block",)), np.full(20, 50)),
+        },
+        quantities={**corruption_summary.quantities(), **corruption_summary.block_quantities()},
+        summaries=corruption_summary.summaries(baseline=False),
+        facts={"clean_accuracy": 0.75, "clean_nll": 0.9, "clean_ece": 0.05, "source": "made up"},
+    )
+
+    def measure(unit: Unit) -> Values:
+        kind, severity = unit.index
+        accuracy = 0.7 - 0.1 * severity * (1 + math.sin(kind)) / network.width
+        random = np.random.default_rng(unit.seed(0)).normal(size=20)
+        found = {"accuracy": accuracy, "nll": 3 - 2 * accuracy, "ece": 0.4 - accuracy / 3}
+        return {"samples": 1000, **found, **{f"{name}_se": 0.01 for name in found},
+                **{f"{name}_block": 50 * value + 2 * random for name, value in found.items()}}  # fmt: skip
+
+    return plan, measure
+
+
 def probe_linear(network: Network) -> tuple[Plan, Measure]:
     n = len(network.kinds)
     names = ("accuracy", "accuracy_se", "held_out_accuracy", "fitted_accuracy", "penalty", "features")
@@ -464,6 +491,7 @@ MADE_UP: Mapping[str, Callable[[Network], tuple[Plan, Measure]]] = {
     "density": density,
     "line": line,
     "noise": noise,
+    "corruption": corruption,
     "probe-linear": probe_linear,
     "similarity": similarity,
     "attention": attention,

@@ -85,6 +85,7 @@ CASES = {
     "lesion": Case("lesion", {}, once=8),  # whether the common prefix may run once is checked per removed unit
     "lesion, recalibrated": Case("lesion", {"bn": "recalibrate:2"}, "resnet_demo"),
     "noise": Case("noise", {"bands": "0.2,0.7", "equal_energy": True}),
+    "corruption": Case("corruption", {"corruptions": "brightness", "severities": "3"}, per_unit=8, split="test"),
     # Ridge penalties are chosen by held-out accuracy, one sample of which is 1/12: only features are compared exactly.
     "probe-linear": Case("probe-linear", {"train_samples": 32}, rtol=0.2, per_unit=2, once=9, split="test"),
 }  # fmt: skip

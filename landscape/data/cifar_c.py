@@ -15,11 +15,24 @@ from landscape.options import OptionError
 
 SEVERITIES = 5
 FOLDERS = {"cifar10-c": ("CIFAR-10-C", "cifar10"), "cifar100-c": ("CIFAR-100-C", "cifar100")}
+LABELS = "labels"
 
 
 def knows(name: str) -> bool:
     """Whether a name starts with one of these data sets."""
     return name.partition(":")[0] in FOLDERS
+
+
+def folder_of(clean: str, root: Path | None) -> Path | None:
+    """The folder of the corrupted test images of a data set under a data root; None where there is none."""
+    place = next((place for place, name in FOLDERS.values() if name == clean), None)
+    found = cifar.data_root(root) / place if place else None
+    return found if found is not None and names_in(found) else None
+
+
+def names_in(folder: Path) -> tuple[str, ...]:
+    """The corruptions, or perturbations, whose files a folder holds; none if it is no folder."""
+    return tuple(sorted(path.stem for path in folder.glob("*.npy") if path.stem != LABELS))
 
 
 def load(name: str, *, root: Path | None, split: str, samples: Samples) -> Images:

@@ -11,9 +11,11 @@ from typing import Any
 import h5py
 import numpy as np
 
-from landscape.exchange import park2022_csv, tomgoldstein
+from landscape.exchange import corruption_csv, park2022_csv, tomgoldstein
+from landscape.exchange.corruption_csv import CorruptionTable
 from landscape.exchange.grid import KNOWN, Grid
 from landscape.probe import Plan, Quantity, Values
+from landscape.results import corruption_summary
 from landscape.results.run_key import Outcome, ReduceOf, RunKey, readable_label, versions
 from landscape.results.surface_summary import RADII
 from landscape.results.writer import Writer
@@ -37,10 +39,11 @@ def import_file(
     trajectory: Path | None = None,
     reduce_of: ReduceOf,
 ) -> list[Outcome]:
-    """Add the surfaces of another tool's file to a results file, made if absent, unless they are there already.
+    """Add the surfaces, or scores, of another tool's file to a results file, made if absent, unless they are there.
 
     Args:
-        path: a surface of tomgoldstein/loss-landscape (HDF5), or a published CSV.
+        path: a surface of tomgoldstein/loss-landscape (HDF5), or a published CSV: of a surface, or of scores under
+            corruptions.
         out: results file.
         label: readable name of the group; default: the file's stem.
         weight_decay: of a CSV's objective.
@@ -50,6 +53,8 @@ def import_file(
     Raises:
         FileNotFoundError, ValueError: there is no such file, or it holds no surface.
     """
+    if (table := corruptions_in(path)) is not None:
+        return [_stored_table(table, path, out, label or path.stem, reduce_of, relabel=bool(label))]
     grids = read(path, weight_decay=weight_decay, trajectory=trajectory)
     named = [f"{label or path.stem}-{grid.name}" if grid.name else label or path.stem for grid in grids]
     return [
@@ -74,6 +79,17 @@ def read(path: Path, *, weight_decay: float = park2022_csv.WEIGHT_DECAY, traject
     return [replace(grid, trajectory=read_in) for grid in found]
 
 
+def corruptions_in(path: Path) -> CorruptionTable | None:
+    """The scores under corruptions of a published CSV; None where the file is something else.
+
+    Raises:
+        ValueError: it is such a file and cannot be read.
+    """
+    if not path.is_file() or h5py.is_hdf5(path) or not corruption_csv.is_table(path):
+        return None
+    return corruption_csv.read(path)
+
+
 def _grids(path: Path, weight_decay: float) -> list[Grid]:
     if not path.exists():
         raise FileNotFoundError(f"no file at {path}; give a surface of another tool (HDF5 or CSV)")
@@ -93,13 +109,42 @@ def _grids(path: Path, weight_decay: float) -> list[Grid]:
     return tomgoldstein.read_surface(path)
 
 
-def _stored(grid: Grid, path: Path, out: Path, label: str, reduce_of: ReduceOf, *, relabel: bool) -> Outcome:
-    attributes: dict[str, Any] = {
+def _stored_table(
+    table: CorruptionTable, path: Path, out: Path, label: str, reduce_of: ReduceOf, *, relabel: bool
+) -> Outcome:
+    names, severities = np.array(table.names), np.array(table.severities)
+    plan = Plan(
+        over={"corruption": np.arange(len(names)), "severity": severities},
+        quantities=corruption_summary.quantities(),
+        labels={"corruption_name": (Quantity("corruption", dims=("corruption",)), names)},
+        summaries=corruption_summary.summaries(baseline=False),
+        about={"corruption": Quantity("corruption"), "severity": Quantity("severity")},
+        facts={"source": f"imported from {path.name}"},
+    )
+    content = json.dumps([table.names, table.severities, {name: v.tolist() for name, v in table.scores.items()}])
+    digest = hashlib.sha256(content.encode()).hexdigest()[:10]
+    key = RunKey("corruption", readable_label(label), digest, plan, _attributes(path), relabel)
+    unknown, written = dict.fromkeys(plan.quantities, np.nan), 0
+    with Writer(out, key, reduce_of=reduce_of) as writer:
+        for unit in writer.pending():
+            scores = {name: values[unit.index] for name, values in table.scores.items()}
+            if np.isfinite(list(scores.values())).any():
+                writer.write(unit, {**unknown, **scores})
+                written += 1
+        group = writer.group
+    return Outcome(group, len(names) * len(severities), written)
+
+
+def _attributes(path: Path) -> dict[str, Any]:
+    return {
         "parameters": "{}", "versions": json.dumps(versions()), "source": path.name, "model": "", "data": "",
         "checkpoint_sha256": "", "protocol": f"from {path.name}, protocol not said there",
     }  # fmt: skip
+
+
+def _stored(grid: Grid, path: Path, out: Path, label: str, reduce_of: ReduceOf, *, relabel: bool) -> Outcome:
     probe, plan = ("surface", _plan_of_surface(grid)) if "y" in grid.axes else ("line", _plan_of_line(grid, label))
-    key = RunKey(probe, readable_label(label), _digest(grid), plan, attributes, relabel)
+    key = RunKey(probe, readable_label(label), _digest(grid), plan, _attributes(path), relabel)
     written = 0
     with Writer(out, key, reduce_of=reduce_of) as writer:
         for unit in writer.pending():

@@ -19,6 +19,7 @@ class ProbeEntry(NamedTuple):
     dataclass: str  # the probe
     help: str  # one line, of the command
     shared_pass: bool = False  # whether `landscape features` measures it, from one forward pass with others
+    needs: str = ""  # a package beyond the project's requirements, without which it measures files only
 
 
 PROBES: dict[str, ProbeEntry] = {
@@ -47,13 +48,16 @@ PROBES: dict[str, ProbeEntry] = {
     "attention": ProbeEntry(
         "attention", "Attention", "Distance, mutual information and diversity of self-attentions, per head.", True
     ),
-    "calibration": ProbeEntry(
-        "calibration", "Calibration", "Calibration of the probabilities, before and after temperature scaling."
-    ),
     "lesion": ProbeEntry("lesion", "Lesion", "Accuracy and loss when one unit is removed, for every unit."),
     "noise": ProbeEntry("noise", "Noise", "Accuracy under noise of one band of frequencies, for every band."),
     "probe-linear": ProbeEntry(
         "probe_linear", "ProbeLinear", "Accuracy of a linear classifier on frozen features, per layer."
+    ),
+    "corruption": ProbeEntry(
+        "corruption",
+        "Corruption",
+        "Accuracy, NLL and calibration under common corruptions: CIFAR-C, ImageNet-C.",
+        needs="imagecorruptions",
     ),
 }
 

@@ -1,0 +1,135 @@
+"""Make the common corruptions of images (Hendrycks & Dietterich 2019, arXiv 1903.12261).
+
+They are made by a package: `imagecorruptions` itself fails with NumPy 2 and scikit-image 0.19, its maintained fork
+`imagecorruptions-imaug` has the same functions. Their severities are those of ImageNet-C, made for 224 px: on images of
+32 px they are stronger than the files of CIFAR-10-C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import threading
+import warnings
+from collections.abc import Iterator
+from importlib import metadata
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from landscape.options import OptionError, did_you_mean
+from landscape.probe import derived_seed
+
+NAMES = (
+    "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "snow",
+    "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression",
+)  # fmt: skip
+EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")  # of the authors' validation set
+SETS = {"common": NAMES, "all": (*NAMES, *EXTRA)}
+SEVERITIES = (1, 2, 3, 4, 5)
+PACKAGE = "imagecorruptions-imaug"
+SEEDED = ("impulse_noise", "glass_blur")  # functions that take a seed; the others draw from NumPy's global generator
+_drawing = threading.Lock()  # that generator belongs to one thread at a time
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """The corruptions that `common`, `all` or `fog,snow` means.
+
+    Raises:
+        OptionError: a name is unknown or given twice; says the nearest.
+    """
+    if text in SETS:
+        return SETS[text]
+    names = tuple(part.strip().replace("-", "_") for part in text.split(","))
+    for name in names:
+        if name not in SETS["all"]:
+            hint = did_you_mean(name, [*SETS["all"], *SETS])
+            known = f"{', '.join(SETS['all'])}, or common or all"
+            raise OptionError(f"--corruptions has no corruption {name or 'without a name'}; expected {known}{hint}")
+    if len(set(names)) < len(names):
+        raise OptionError(f"--corruptions names a corruption twice: {text}; give each once")
+    return names
+
+
+def parse_severities(text: str) -> tuple[int, ...]:
+    """The severities that `1,3,5` means.
+
+    Raises:
+        OptionError: one is not 1 to 5, or given twice.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    for part in parts:
+        if part not in map(str, SEVERITIES):
+            raise OptionError(
+                f"--severities must be 1 to {SEVERITIES[-1]}, separated by commas, got {text or 'nothing'}"
+            )
+    if len(set(parts)) < len(parts):
+        raise OptionError(f"--severities names a severity twice: {text}; give each once")
+    return tuple(map(int, parts))
+
+
+def maker() -> str:
+    """Name and version of the package that makes corruptions.
+
+    Raises:
+        ValueError: it is not installed; gives the command that installs it.
+    """
+    _library()
+    for package in (PACKAGE, "imagecorruptions"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return f"{package} {metadata.version(package)}"
+    return "imagecorruptions"
+
+
+def corrupted(images: Tensor, name: str, severity: int, seed: int, *, first: int = 0) -> Tensor:
+    """Corrupted copies of images (N, 3, H, W) uint8, each drawn from (seed, name, severity, its row).
+
+    `first` is the row of the first image, so that the division into blocks does not matter.
+
+    Raises:
+        ValueError: the package is not installed, or fails on such images.
+    """
+    library: Any = _library()
+    pixels, made = images.permute(0, 2, 3, 1).numpy(), np.empty(images.shape, np.uint8)
+    with _drawing, _kept_generator(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations inside the package
+        for row, picture in enumerate(pixels):
+            own = derived_seed(seed, name, severity, first + row) % 2**32
+            np.random.seed(own)  # noqa: NPY002 the package draws from it
+            more = {"seed": own} if name in SEEDED else {}
+            try:
+                found = getattr(library, name)(Image.fromarray(picture), severity, **more)
+            except Exception as error:  # such as a name that newer libraries no longer have
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                raise ValueError(
+                    f"{name} of severity {severity} cannot be made for images of {images.shape[3]} x "
+                    f"{images.shape[2]} px by {maker()} ({reason}); pip install -U {PACKAGE}, or leave it out with "
+                    "--corruptions"
+                ) from None
+            made[row] = np.asarray(found).astype(np.uint8).transpose(2, 0, 1)
+    return torch.from_numpy(made)
+
+
+@contextlib.contextmanager
+def _kept_generator() -> Iterator[None]:
+    before = np.random.get_state()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        np.random.set_state(before)  # noqa: NPY002
+
+
+def _library() -> ModuleType:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module("imagecorruptions")
+    except ImportError as error:
+        raise ValueError(
+            f"corruptions are made by the package {PACKAGE}, which cannot be imported ({error}); "
+            f"pip install {PACKAGE}, or give a folder of CIFAR-10-C or ImageNet-C with --source"
+        ) from None
