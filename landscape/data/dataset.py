@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from landscape.checkpoints.checkpoint import state_dict_sha256
 from landscape.data import memory
 from landscape.data.augment import Augmentation
 from landscape.data.structure import Nested, common_length, map_tensors, named_tensors, tensors_in
@@ -197,6 +198,24 @@ def _hashed(samples: Images | BatchList, tensors: Sequence[Tensor], compute: Cal
     if known is None or known[0] != version(tensors):
         known = vars(samples)["_digest"] = version(tensors), compute()
     return known[1]
+
+
+def sha256_of(batches: Sequence[tuple[Nested, Nested]]) -> str:
+    """SHA-256 of all tensors of mini-batches that were made in Python.
+
+    Raises:
+        ValueError: the batches are others when they are read again.
+    """
+    digests = {
+        state_dict_sha256({f"{i}/{path}": t for i in range(len(batches)) for path, t in named_tensors(batches[i])})
+        for _ in range(2)
+    }
+    if len(digests) > 1:
+        raise ValueError(
+            f"batches ({type(batches).__name__}) gives others when it is read again, expected the same every time; "
+            "materialise it once with list(...)"
+        )
+    return digests.pop()
 
 
 def forget_sha256(samples: Images | BatchList) -> None:

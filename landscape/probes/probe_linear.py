@@ -228,4 +228,6 @@ def _refuse_other_than_classes(targets: Tensor) -> None:
         if not are_probabilities(targets):
             raise ValueError("probe-linear needs classes, got real-valued targets; measure it on labelled data")
     elif targets.ndim != 1:
-        raise ValueError("probe-linear needs one class per sample, got several targets; measure it on images")
+        raise ValueError(
+            "probe-linear needs one class per sample, got several targets; measure it on data with a class per image"
+        )

@@ -118,6 +118,8 @@ def _refuse_outputs(subject: Subject, outputs: Any, targets: Nested) -> None:
             )
     elif subject.losses is not cross_entropy:
         guarded(f"--loss {subject.loss_name}", lambda: subject.losses(outputs, targets))
+    elif subject.dense:
+        _refuse_classes(subject, outputs.shape[1])
     elif outputs.dim() != 2 or len(outputs) != len(targets):
         raise ValueError(
             f"the model returns {tuple(outputs.shape)} for {len(targets)} samples, expected (samples, classes); for "

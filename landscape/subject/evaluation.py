@@ -21,6 +21,7 @@ from landscape.probe import derived_seed
 from landscape.subject.checks import variation
 from landscape.subject.losses import class_indices, cross_entropy
 from landscape.subject.outputs import intact_per_sample, outputs_of
+from landscape.subject.pixel_scores import pixel_metrics
 from landscape.subject.precision import exact_arithmetic
 from landscape.subject.restoration import evaluation_mode
 from landscape.subject.sample_statistics import mean_and_standard_error
@@ -93,13 +94,16 @@ def metrics_of(subject: Subject, *, passes: int = 1) -> dict[str, float]:
     """`ClassificationMetrics` of a classifier; of another model the loss, and the accuracy if the loss defines one.
 
     A language model also has its perplexity exp(loss), where the loss is the mean cross-entropy per token; the error is
-    by the delta method. Samples are sequences: errors are over sequences because the tokens of one are dependent.
+    by the delta method. Samples are sequences: errors are over sequences because the tokens of one are dependent. A
+    dense prediction has the metrics of `pixel_metrics`.
 
     Raises:
         OptionError: several passes of a model that is not a classifier; ValueError: as `evaluate`.
     """
     if passes == 1 and (reason := variation(subject)):
         _log.warning("note: the model, or its loss, %s; these are the values of one draw", reason)
+    if subject.dense and passes == 1:
+        return pixel_metrics(subject)
     targets = subject.batch(0)[1]
     soft = targets.is_floating_point() if isinstance(targets, Tensor) else False
     if subject.losses is cross_entropy and isinstance(targets, Tensor) and targets.dim() == (2 if soft else 1):

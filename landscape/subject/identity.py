@@ -101,6 +101,7 @@ def protocol(subject: Subject) -> str:
         f"weight decay {subject.weight_decay:g}",
         f"mean of {subject.members} dropout masks" if subject.members else "",
         f"loss {subject.loss_name.rpartition('/')[2]}" if subject.loss_name else "",
+        f"class per pixel, {spec.ignore_index} ignored" if subject.dense else "",
         f"seed {subject.seed}",
     ]
     return ", ".join(filter(None, parts))

@@ -29,7 +29,7 @@ from landscape.options import OptionError, at_least, did_you_mean
 from landscape.subject.adaptation import adapted
 from landscape.subject.checks import refuse_batch_size, refuse_misfit, refuse_vocabulary, vocabulary_size
 from landscape.subject.device import device as device_of
-from landscape.subject.losses import loss_of
+from landscape.subject.losses import cross_entropy, loss_of
 from landscape.subject.members import with_members
 from landscape.subject.model_building import architecture_of, build
 from landscape.subject.networks_in_memory import checkpoint_of
@@ -135,7 +135,7 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
     stored = _read(spec)
     loss = loss_of(objects.loss or spec.loss)
     layout = cache(partial(_layout, spec, stored, module, loss.takes_model))
-    given = DataObject(objects.data, objects.classes, layout, loss.takes_batch)
+    given = DataObject(objects.data, objects.classes, layout, loss.takes_batch, loss.function is cross_entropy)
     named, filled = described(spec, stored)
     early = _model_before_images(filled, stored)
     spec, images = resolved(named, filled, stored, given)

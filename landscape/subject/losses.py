@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from landscape.checkpoints.user_code import import_callable, refuse_file_alone
+from landscape.data.masks import are_masks
 from landscape.options import invalid
 from landscape.probe import Quantity
 
@@ -21,8 +22,16 @@ Losses = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> (N,)
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy from log-sum-exp, (N,): of logits (N, classes) and class indices (N,) or soft targets (N, classes).
 
-    For a sequence, logits (N, tokens, vocabulary) and the next tokens (N, tokens), the mean over its tokens.
+    For a sequence, logits (N, tokens, vocabulary) and the next tokens (N, tokens), the mean over its tokens. For dense
+    prediction, logits (N, classes, H, W) and classes (N, H, W), the mean over the labelled pixels of each image; pixels
+    with a negative class have no label.
     """
+    if outputs.dim() == 4:
+        # Not F.cross_entropy, whose two-dimensional form lacks derivatives that curvature needs under a function
+        # transform.
+        logarithms = outputs.log_softmax(dim=1).gather(1, targets.clamp(min=0).long().unsqueeze(1)).squeeze(1)
+        labelled = targets >= 0
+        return -torch.where(labelled, logarithms, 0.0).flatten(1).sum(dim=1) / labelled.flatten(1).sum(dim=1)
     if outputs.dim() == 3:
         every = F.cross_entropy(outputs.flatten(0, 1), targets.flatten().long(), reduction="none")
         return every.view(targets.shape).mean(dim=1)
@@ -62,10 +71,13 @@ def _rows(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 def class_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Whether each sample's largest logit is that of its class, (N,); for a sequence, the share of such tokens.
 
-    Tokens with a negative target are padding and do not count.
+    Tokens with a negative target are padding and do not count. For dense prediction, the share of the labelled pixels.
 
     NaN if the targets are not classes.
     """
+    if outputs.dim() == 4 and are_masks(targets) and outputs.shape[2:] == targets.shape[1:]:
+        hits = (outputs.argmax(dim=1) == targets).flatten(1).double().sum(dim=1)  # a negative class is never predicted
+        return hits / (targets >= 0).flatten(1).sum(dim=1)
     if outputs.dim() == 3 and not targets.is_floating_point() and targets.shape == outputs.shape[:2]:
         hits = (outputs.argmax(dim=2) == targets).double().sum(dim=1)  # of padding, a class is never predicted
         return hits / (targets >= 0).sum(dim=1)
@@ -112,6 +124,7 @@ class Meaning:
 
 
 CLASSIFICATION = Meaning("nats")
+PER_PIXEL = Meaning("nats", class_accuracy, "share of an image's labelled pixels whose class is the most probable one")
 OWN = Meaning("loss")  # of a user's loss, whose units are unknown
 OWN_WITHOUT_ACCURACY = Meaning("loss", undefined_accuracy, "none: outputs and targets are not one class per sample")
 NAMES: Mapping[str, Losses] = {"cross-entropy": cross_entropy, "mse": mse, "l1": l1, "huber": huber, "bce": bce}

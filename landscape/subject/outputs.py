@@ -33,14 +33,19 @@ def logits_in(returned: object) -> Tensor:
     """Logits from what a model returns.
 
     A tensor is the logits. Otherwise they are the value named `logits` (entry of a dict, attribute of a dataclass or
-    named tuple), or without one the first tensor of a tuple or list.
+    named tuple), or `out` (entry of a dict, (N, C, H, W), as of torchvision's segmentation networks), or without one
+    the first tensor of a tuple or list.
 
     Raises:
         ValueError: there are none.
     """
     if isinstance(returned, Tensor):
         return returned
-    named = returned.get("logits") if isinstance(returned, Mapping) else getattr(returned, "logits", None)
+    if isinstance(returned, Mapping):
+        named, dense = returned.get("logits"), returned.get("out")
+        named = dense if named is None and isinstance(dense, Tensor) and dense.dim() == 4 else named
+    else:
+        named = getattr(returned, "logits", None)
     ordered = returned if isinstance(returned, tuple | list) else ()
     logits = next((value for value in (named, *ordered) if isinstance(value, Tensor)), None)
     if logits is None:

@@ -17,6 +17,7 @@ from landscape.data import tokens, torch_dataset
 from landscape.data.augment import Augmentation
 from landscape.data.batch_layout import BatchLayout
 from landscape.data.dataset import BatchList, Images
+from landscape.data.masks import with_unlabelled
 from landscape.data.preprocessing import IMAGENET_MEAN, Preprocessing, Resize, parse_crop
 from landscape.data.recipes import at_size, recipe
 from landscape.data.sample_reading import Request
@@ -41,6 +42,7 @@ class DataObject:
     classes: int | None = None  # number of classes where the data do not say it
     layout: Callable[[], BatchLayout] = BatchLayout
     whole: bool = False  # the loss takes the whole batch
+    by_class: bool = True  # the loss is the cross-entropy, for which some pixels of masks may have no label
 
 
 NAMED = DataObject()
@@ -106,8 +108,11 @@ def load_images(spec: Spec, stored: Checkpoint | None, given: DataObject = NAMED
     Raises:
         ValueError: neither names the data, or the checkpoint's description is invalid.
     """
-    if given.made is not None:
-        return _of_object(spec, given)
+    loaded = _of_object(spec, given) if given.made is not None else _of_name(spec, stored, given)
+    return with_unlabelled(loaded, spec.ignore_index) if given.by_class else loaded
+
+
+def _of_name(spec: Spec, stored: Checkpoint | None, given: DataObject) -> Images | BatchList:
     name = spec.data or (refuse_code(stored, "data", str(stored.data.get("name", ""))) if stored else "")
     if not name:
         lacking = f"{stored.path} does not say what it was trained on" if stored else "a fresh model comes without data"

@@ -45,6 +45,7 @@ class Spec:
     weight_decay: Annotated[float, "coefficient of (1/2) ||w||^2 in the objective"] = 0.0
     loss: Annotated[str, "cross-entropy (default), mse, l1, huber, bce, or file.py:callable: a loss per sample"] = ""
     mc_dropout: Annotated[int, "average over this many networks with frozen dropout masks; 0 leaves dropout off"] = 0
+    ignore_index: Annotated[int, "class number of pixels without a label; negative ones never have any"] = 255
     image_size: Annotated[int | None, "side of the images in pixels"] = None
     mean: Annotated[tuple[float, ...], "mean of each channel, of pixels in 0 to 1: 0.5,0.5,0.5; needs --std"] = ()
     std: Annotated[tuple[float, ...], "standard deviation of each channel, likewise; needs --mean"] = ()

@@ -12,11 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from landscape.checkpoints.checkpoint import Checkpoint, state_dict_sha256
+from landscape.checkpoints.checkpoint import Checkpoint
 from landscape.data.batch_layout import Forward
-from landscape.data.dataset import Batches, BatchList, Images, forget_sha256
-from landscape.data.structure import Nested, common_length, map_tensors, named_tensors, rows_of
-from landscape.subject.losses import MEANINGS, OWN, OWN_WITHOUT_ACCURACY, Meaning, cross_entropy, undefined_accuracy
+from landscape.data.dataset import Batches, BatchList, Images, forget_sha256, sha256_of
+from landscape.data.masks import are_masks
+from landscape.data.structure import Nested, common_length, map_tensors, rows_of
+from landscape.subject.losses import (
+    MEANINGS,
+    OWN,
+    OWN_WITHOUT_ACCURACY,
+    PER_PIXEL,
+    Meaning,
+    cross_entropy,
+    undefined_accuracy,
+)
 from landscape.subject.members import MemberForward, positioned, running_alone, without_members
 from landscape.subject.networks_in_memory import Network
 from landscape.subject.outputs import logits_or_none, outputs_of
@@ -135,7 +144,13 @@ class Subject:
     @property
     def meaning(self) -> Meaning:
         """Units of the loss, which are unknown for a user's loss, and what accuracy counts."""
-        return MEANINGS.get(self.losses, OWN_WITHOUT_ACCURACY if self.no_accuracy else OWN)
+        return PER_PIXEL if self.dense else MEANINGS.get(self.losses, OWN_WITHOUT_ACCURACY if self.no_accuracy else OWN)
+
+    @cached_property
+    def dense(self) -> bool:
+        """Whether the loss is the cross-entropy of the class of every pixel."""
+        by_class = self.losses is cross_entropy
+        return by_class and are_masks(self.images.targets if self.images is not None else self.batches[0][1])
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -183,18 +198,7 @@ class Subject:
 
     @cached_property
     def _sequence_sha256(self) -> str:
-        digests = {
-            state_dict_sha256(
-                {path: t for i in range(len(self.batches)) for path, t in _tensors_of(self.batches[i], f"{i}/")}
-            )
-            for _ in range(2)
-        }
-        if len(digests) > 1:
-            raise ValueError(
-                f"batches ({type(self.batches).__name__}) gives others when it is read again, expected the same every "
-                "time; materialise it once with list(...)"
-            )
-        return digests.pop()
+        return sha256_of(self.batches)
 
     @property
     def members(self) -> int:
@@ -343,7 +347,3 @@ class Subject:
         in_memory = isinstance(self.batches, Batches)
         batches = replace(self.batches, images=samples) if in_memory else Batches(samples, self.batch_size)  # type: ignore[type-var]
         return replace(self, batches=batches, spec=spec)
-
-
-def _tensors_of(batch: tuple[Nested, Nested], place: str) -> Iterator[tuple[str, Tensor]]:
-    return ((f"{place}{path}", tensor) for path, tensor in named_tensors(batch))

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from landscape.data.batch_layout import TARGETS
+from landscape.data.masks import are_masks
 from landscape.subject.losses import bce, cross_entropy
+from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
 
 SHARE_TOLERANCE = 1e-2  # of the sum of a row of probabilities, which may be stored in half precision
@@ -45,8 +47,13 @@ def refuse_targets(subject: Subject, outputs: Tensor) -> None:
                 f"--loss bce needs targets from 0 to 1, those of {name} lie between {low:g} and {high:g}; give "
                 f"--loss {'mse' if targets.is_floating_point() else 'cross-entropy'}"
             )
-    elif subject.losses is cross_entropy and outputs.dim() in (1, 2):
-        reason = _single_output(targets) if outputs[0].numel() == 1 else _several_outputs(targets, outputs.shape[1])
+    elif subject.losses is cross_entropy and (outputs.dim() in (1, 2, 4) or subject.dense):
+        if outputs.dim() == 4 or subject.dense:
+            reason = _per_pixel(targets, outputs, (subject.spec or Spec()).ignore_index)
+        elif outputs[0].numel() == 1:
+            reason = _single_output(targets)
+        else:
+            reason = _several_outputs(targets, outputs.shape[1])
         if reason:
             raise ValueError(
                 f"the model returns {tuple(outputs.shape)} and {name} has the targets {_form(targets)}: {reason}"
@@ -82,6 +89,34 @@ def _several_outputs(targets: Tensor, classes: int) -> str:
         f"cross-entropy needs class numbers (samples,) or probabilities (samples, {classes}); for a regression let the "
         "model return as many numbers as the targets have, and give --loss mse"
     )
+
+
+def _per_pixel(targets: Tensor, outputs: Tensor, ignored: int) -> str:
+    """Why the cross-entropy of every pixel does not fit outputs or targets; "" if it does."""
+    if outputs.dim() != 4:
+        return "a class per pixel needs logits (samples, classes, height, width); measure a network for segmentation"
+    if outputs.shape[1] == 1:
+        return "cross-entropy over one output is always 0; give --loss bce for a mask of 0 and 1, or --loss mse"
+    if not are_masks(targets):
+        if targets.dim() == 1:
+            return (
+                "logits per pixel do not fit one class per image; return targets (samples, height, width), or let the "
+                "model average over positions: .mean((2, 3))"
+            )
+        numbers = "targets.argmax(1)" if targets.shape[1:] == outputs.shape[1:] else "targets.long()"
+        return (
+            f"cross-entropy needs class numbers (samples, height, width) as integers; return {numbers}, or give --loss "
+            "mse for a regression"
+        )
+    if outputs.shape[2:] != targets.shape[1:]:
+        height, width = targets.shape[1:]
+        return (
+            "logits of another resolution than the targets are not resized here, which would change the loss; let the "
+            f'model do it: F.interpolate(logits, ({height}, {width}), mode="bilinear")'
+        )
+    if ignored == Spec.ignore_index < outputs.shape[1]:  # which nobody chose
+        return f"{ignored}, which stands for no label, is one of {outputs.shape[1]} classes; give --ignore-index -1"
+    return ""
 
 
 def _between_0_and_1(targets: Tensor) -> bool:
