@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from landscape.cli.command_options import Debug, Quiet
-from landscape.options import OptionError
+from landscape.options import OptionError, parse_arguments
 from landscape.progress import is_main_process, say
+from landscape.subject.smoothing_options import BLOCK_HELP, smoothing_of
 
 Option = typer.Option
 
@@ -28,16 +29,14 @@ def train(
     mixup: Annotated[float | None, Option(help="alpha of its Beta distribution; 0 is off")] = None,
     cutmix: Annotated[float | None, Option(help="alpha of its Beta distribution; 0 is off")] = None,
     drop_path: Annotated[float | None, Option(help="rate of stochastic depth at the last block")] = None,
-    warmup: Annotated[
-        float | None, Option(help="epochs of linear warm-up; by default at most a fifth of the run")
-    ] = None,
+    warmup: Annotated[float | None, Option(help="epochs of linear warm-up; default: up to a fifth of the run")] = None,
     snapshots: Annotated[int, Option(help="write epoch_NNN.pt every N epochs; 0: about ten in a run")] = 0,
     snapshot_dtype: Annotated[str, Option(help="fp32, or fp16 to halve intermediate snapshots")] = "fp32",
     fraction: Annotated[float, Option(help="class-balanced share of the training split")] = 1.0,
     set: Annotated[list[str], Option(help="override a field of the recipe; repeatable", metavar="FIELD=VALUE")] = [],  # noqa: B006
     accumulate: Annotated[int | None, Option(help="mini-batches per update (gradient accumulation)")] = None,
     ema: Annotated[
-        float | None, Option(help="decay of an exponential moving average of the weights, written to final_ema.pt")
+        float | None, Option(help="decay of a moving average of the weights, written to final_ema.pt")
     ] = None,
     precision: Annotated[str | None, Option(help="auto (bf16 on a GPU that has it), fp32 or bf16")] = None,
     channels_last: Annotated[
@@ -47,6 +46,9 @@ def train(
     compile: Annotated[bool, Option("--compile", help="train with torch.compile")] = False,
     deterministic: Annotated[bool, Option("--deterministic", help="use deterministic algorithms only")] = False,
     tensorboard: Annotated[bool, Option("--tensorboard", help="also write event files to the run folder")] = False,
+    smooth: Annotated[bool, Option("--smooth", help="train with smoothing blocks at the ends of the stages")] = False,
+    smooth_at: Annotated[str, Option(help="REGEX: smoothing blocks after these modules instead")] = "",
+    smooth_block: Annotated[str, Option(help=BLOCK_HELP)] = "",
     sync_bn: Annotated[bool, Option("--sync-bn", help="batch norm statistics over all torchrun processes")] = False,
     name: Annotated[str, Option(help="added to the run folder's name")] = "",
     seed: Annotated[int, Option(help="seed of weights, order and augmentation")] = 0,
@@ -57,7 +59,6 @@ def train(
 ) -> None:
     """Train a model and write snapshots; an interrupted run resumes after its last finished epoch."""
     from landscape.data.recipes import parse_overrides
-    from landscape.options import parse_arguments
 
     memory_formats = {True: "channels_last", False: "contiguous", None: None}
     options = {
@@ -71,7 +72,7 @@ def train(
         model, data, overrides, recipe=recipe, out=out or Path("checkpoints") / run_name(model, data, name),
         data_root=data_root, model_args=parse_arguments("model_arg", model_arg), snapshots=snapshots,
         fraction=fraction, seed=seed, snapshot_dtype=snapshot_dtype, device=device, deterministic=deterministic,
-        tensorboard=tensorboard, quiet=quiet,
+        tensorboard=tensorboard, smoothing=smoothing_of(smooth or None, smooth_block, smooth_at), quiet=quiet,
     )  # fmt: skip
 
 

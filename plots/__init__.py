@@ -45,6 +45,7 @@ FIGURES: Mapping[str, FigureEntry] = {
             needs=("accuracy_drop", "accuracy_drop_se", "name", "kind", "stage"),
             instead="loss_increase",
         ),
+        FigureEntry("calibration", "calibration", needs=("ece", "bin_count", "bin_accuracy", "scaled_bin_count")),
         FigureEntry("noise", "noise", needs=("accuracy_drop", "accuracy_drop_se", "band"), instead="loss_increase"),
         FigureEntry("corruption", "corruption", needs=("type_accuracy", "accuracy", "corruption_name")),
         FigureEntry("corruption_severity", "corruption", needs=("severity_accuracy", "severity")),

@@ -170,5 +170,6 @@ def _facts(data: xr.Dataset) -> dict[str, Any]:
         protocol["loss"] = str(protocol["loss"] or "cross-entropy").rpartition("/")[2]
     attributes = {key: data.attrs.get(key, "") for key in ("data", "samples", "batch_size", "checkpoint_sha256")}
     attributes["checkpoint_sha256"] = str(attributes["checkpoint_sha256"])[:6]
+    protocol["smoothing"] = bool(data.attrs.get("smoothing", ""))
     digest = str(data.encoding.get("group", "")).rpartition("-")[2]
     return {**parameters_of(data), **protocol, **attributes, "digest": digest}

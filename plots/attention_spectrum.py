@@ -9,12 +9,14 @@ import xarray as xr
 
 from landscape.plots import depth, style
 from landscape.plots.appearance import Look
+from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
 
 MEANING = (
     "Singular values of the tokens of one image and of the token means of a mini-batch, relative to the largest, from "
     "the first self-attention (dark) to the last (bright): a steep line means that few directions carry the "
-    "representation. The number of tokens, channels and images bounds the rank, so compare networks where these agree."
+    "representation. The number of tokens, channels and images bounds the rank, so compare networks where these agree; "
+    "the last column follows one rank over depth, half the smallest number of ranks of any layer."
 )
 PANELS = {"token_singular_value": "tokens of an image", "image_singular_value": "images of a mini-batch"}
 LOWEST = -12.0  # nats relative to the largest; below, single precision leaves only rounding
@@ -30,12 +32,36 @@ def draw(data: xr.Dataset, ax: Axes, *, quantity: str = "token_singular_value") 
     return ax
 
 
+def draw_over_depth(data: xr.Dataset, ax: Axes, quantity: str, rank: int, *, look: Look | None = None) -> Axes:
+    """Draw the singular value of one rank, counted from 1, over the depth of the self-attentions."""
+    look = look or look_of(data)
+    values = data[quantity].values[:, rank - 1]
+    shown = np.isfinite(values)
+    ax.plot(
+        data["depth"].values[shown], values[shown], color=look.color, marker=look.marker, linestyle=look.line,
+        label=look.label,
+    )  # fmt: skip
+    ax.set(xlabel="normalised depth", xlim=(-0.03, 1.03))
+    return ax
+
+
+def common_rank(results: Sequence[xr.Dataset], quantity: str) -> int:
+    """Half the smallest number of singular values that any layer of any result has, at least 1."""
+    counts = [np.isfinite(row).sum() for data in results for row in data[quantity].values]
+    return max(1, min((int(count) for count in counts if count), default=1) // 2)
+
+
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """Tokens above, images below, a column per network."""
-    columns = len(results)
-    width = style.COLUMN if columns == 1 else style.PAGE
-    figure = style.page(results, looks, height=3.4, width=width)
+    """Tokens above, images below: a column per network, and one with all of them over depth."""
+    columns, width = len(results) + 1, style.PAGE
+    legend = [look.legend_handle() for look in looks] if len(looks) > 1 else []
+    figure = style.page(results, looks, height=3.4, width=width, legend=legend)
     grid = figure.subplots(2, columns, sharey="row", squeeze=False)
+    for ax, (quantity, what) in zip(grid[:, -1], PANELS.items(), strict=True):
+        rank = common_rank(results, quantity)
+        for data, look in zip(results, looks, strict=True):
+            draw_over_depth(data, ax, quantity, rank, look=look)
+        ax.set_title(f"rank {rank} of {what}", fontsize=style.SMALL, loc="right")
     for column, (data, look) in enumerate(zip(results, looks, strict=True)):
         for ax, (quantity, what) in zip(grid[:, column], PANELS.items(), strict=True):
             draw(data, ax, quantity=quantity)

@@ -35,11 +35,11 @@ def over_depth(data: xr.Dataset, ax: Axes, quantity: str, *, look: Look | None =
     return bands(data, ax) if shade else ax
 
 
-def page(results: Sequence[xr.Dataset], looks: Sequence[Look], draw: Draw) -> Figure:
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look], draw: Draw, *, note: str = NOTE) -> Figure:
     """One panel per network on common axes; for several networks, one more with all of them, without bands."""
     several = len(results) > 1
     also, legend = (["all networks"], [look.legend_handle() for look in looks]) if several else ([], [])
-    figure, axes = style.panels(results, looks, aspect=0.85, note=NOTE, also=also, legend=legend)
+    figure, axes = style.panels(results, looks, aspect=0.85, note=note, also=also, legend=legend)
     for data, ax, look in zip(results, axes, looks, strict=False):
         draw(data, ax, look=look)
         if several:

@@ -23,7 +23,7 @@ else:
 
 
 class FigureModule(Protocol):
-    """A module that draws one figure. `Selective` and `Headlined` are optional.
+    """A module that draws one figure. `Selective`, `Headlined` and `Comparing` are optional.
 
     The main figure of a probe imports matplotlib inside its functions: `landscape show` reads its headline only.
     """
@@ -53,8 +53,16 @@ class Headlined(Protocol):
         """The few numbers that sum up one result."""
 
 
+@runtime_checkable
+class Comparing(Protocol):
+    """The main figure module of a probe whose results are compared sample by sample."""
+
+    def against(self, data: xr.Dataset, others: Sequence[xr.Dataset], /) -> Numbers:
+        """Differences of one result from the first of the others on the same samples; empty where there is none."""
+
+
 REQUIRED = ("MEANING", "draw", "page")
-OPTIONAL = ("select", "headline")
+OPTIONAL = ("select", "headline", "against")
 
 
 def checked(module: ModuleType) -> FigureModule:

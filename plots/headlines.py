@@ -6,7 +6,7 @@ Neither torch nor matplotlib is imported.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import FIGURES
-from landscape.plots.figure import Headlined
+from landscape.plots.figure import Comparing, Headlined
 from landscape.results import reader
 
 Numbers = dict[str, float | str]
@@ -60,6 +60,7 @@ def text(found: Numbers) -> str:
 
 def summary(path: Path | str) -> list[dict[str, Any]]:
     """One row per stored result, in the order of `reader.groups`: what it is, its progress, its headline."""
+    stored = reader.groups(path)
     return [
         {
             "probe": name.partition("/")[0],
@@ -70,9 +71,9 @@ def summary(path: Path | str) -> list[dict[str, Any]]:
             "model": str(data.attrs.get("model", "")),
             "data": str(data.attrs.get("data", "")),
             "finished": str(data.attrs.get("finished", "")),
-            "headline": text(numbers(data)),
+            "headline": text(numbers(data) | compared(name, stored)),
         }
-        for name, data in reader.groups(path)
+        for name, data in stored
     ]
 
 
@@ -82,7 +83,24 @@ def headline(path: Path | str, group: str) -> str:
     Raises:
         ValueError: the file holds no such group; FileNotFoundError, ValueError: as `reader.open`.
     """
-    return text(numbers(reader.result(path, group)))
+    found = numbers(reader.result(path, group))
+    probe = group.partition("/")[0]
+    return text(found | compared(group, reader.find(path, probe) if _comparing(probe) else []))
+
+
+def compared(group: str, stored: Sequence[tuple[str, xr.Dataset]]) -> Numbers:
+    """Differences of a result from the first one of its probe on the same samples, where the probe has such."""
+    probe = group.partition("/")[0]
+    alike = [name for name, _ in stored if name.partition("/")[0] == probe]
+    if group not in alike[1:] or (module := _comparing(probe)) is None:
+        return {}
+    results = dict(stored)
+    return module.against(results[group], [results[name] for name in alike[: alike.index(group)]])
+
+
+def _comparing(probe: str) -> Comparing | None:
+    figure = FIGURES.get(probe.replace("-", "_"))
+    return module if figure is not None and isinstance(module := figure.module, Comparing) else None
 
 
 def headline_function(probe: str) -> Callable[[xr.Dataset], Numbers]:

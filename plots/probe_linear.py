@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import depth, style
+from landscape.plots import depth
 from landscape.plots.appearance import Look, parameters_of
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers, finite, first_and_last
@@ -20,29 +20,27 @@ MEANING = (
 CLASSIFIERS = {"ridge": "ridge regression", "lbfgs": "logistic regression"}
 
 
-def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
-    """Draw the accuracy of every layer's linear probe over normalised depth, beside the network's own."""
-    depth.over_depth(data, ax, "accuracy", look=look)
+def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shade: bool = True) -> Axes:
+    """Draw the accuracy of every layer's linear probe over normalised depth, beside the network's own with bands."""
+    depth.over_depth(data, ax, "accuracy", look=look, shade=shade)
+    ax.set(ylabel="accuracy of a linear probe")
+    if not shade:
+        return ax
     intact = float(data.attrs.get("intact_accuracy", np.nan))
     if np.isfinite(intact):
         ax.axhline(intact, color="0.35", linestyle=":", linewidth=0.9)
-    ax.set(ylabel="accuracy of a linear probe")
     return ax
 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """One panel per network on common axes."""
+    """One panel per network on common axes; for several networks, one more with all of them."""
     fitted: dict[str, list[str]] = {}
     for data, look in zip(results, looks, strict=True):
         fitted.setdefault(CLASSIFIERS[parameters_of(data).get("solver", "ridge")], []).append(look.label)
     several = "; ".join(f"{name}: {', '.join(labels)}" for name, labels in fitted.items())
     text = several if len(fitted) > 1 else next(iter(fitted))
     note = f"Classifier: {text}. {depth.NOTE} Dotted: the network itself."
-    figure, axes = style.panels(results, looks, aspect=0.85, note=note)
-    for data, ax, look in zip(results, axes, looks, strict=True):
-        draw(data, ax, look=look)
-    style.label_outer(axes)
-    return figure
+    return depth.page(results, looks, draw, note=note)
 
 
 def headline(data: xr.Dataset) -> Numbers:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from analytic import passage, run_probe
+from analytic import attention_net, passage, run_probe
 from foreign import Encoder
 
 from landscape.layers.layer_patterns import Pattern, expand, parse
@@ -23,6 +23,7 @@ from landscape.probes.variance import Variance
         ("blocks:mlp", Pattern("blocks", "mlp")),
         ("(?:a|b)", Pattern("(?:a|b)")),
         ("(?:a|b):conv", Pattern("(?:a|b)", "conv")),
+        ("blocks:stream:2x4+1", Pattern("blocks", "stream", (2, 4), 1)),
         ("blocks:no_kind", Pattern("blocks:no_kind")),
         ("blocks:msa:14x12", Pattern("blocks", "msa", (14, 12))),
         ("blocks:msa:14x12+2", Pattern("blocks", "msa", (14, 12), 2)),
@@ -99,3 +100,28 @@ def test_maps_on_a_given_grid_are_measured() -> None:
     found = run_probe(Variance(layers=("tokens:other:4x6+3",)), passage(maps))
     expected = maps.flatten(2).var(dim=2).mean(dim=1).mean()
     assert found["variance"][0] == pytest.approx(expected.item())
+
+
+def test_a_name_stands_for_the_stream_or_for_the_branch_and_the_difference_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Variance after a self-attention: of the stream as discovered, of the branch when its module is named."""
+    torch.manual_seed(0)
+    subject = attention_net()
+    found = run_probe(Variance(), subject)
+    names = [layer.name for layer in select_layers(subject.model, subject.example()[0], [])]
+    at = names.index("blocks.0.attention")
+    stream, name = found["variance"][at], "^blocks.0.attention$"
+    assert "note" not in caplog.text
+    (branch,) = run_probe(Variance(layers=(name,)), subject)["variance"]
+    assert abs(branch / stream - 1) > 0.1
+    assert "--layers measures the output of blocks.0.attention itself, a branch" in caplog.text
+    caplog.clear()
+    for pattern in (f"{name}:stream", f"{name}:stream:2x2+1"):
+        (again,) = run_probe(Variance(layers=(pattern,)), subject)["variance"]
+        assert again == stream
+    assert "note" not in caplog.text
+    with pytest.raises(ValueError, match=r"means 3 tokens, but blocks.0.attention returns 5 x 6"):
+        run_probe(Variance(layers=(f"{name}:stream:1x2+1",)), subject)
+    with pytest.raises(ValueError, match=r"blocks.0.attention.qkv names no layer of the residual stream"):
+        run_probe(Variance(layers=("qkv:stream",)), subject)

@@ -62,7 +62,7 @@ def result_of(study: Path, probe: str, label: str = VIT) -> xr.Dataset:
 
 def axes_for(name: str) -> Any:
     page = Figure()
-    if name in ("hessian", "line", "trajectory_loss"):
+    if name in ("hessian", "line", "trajectory_loss", "calibration"):
         return tuple(page.subplots(1, 2))
     if name == "trajectory":
         return page.add_subplot(1, 2, 1, projection="polar"), page.add_subplot(1, 2, 2)

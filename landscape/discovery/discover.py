@@ -31,7 +31,7 @@ from landscape.discovery.residual_blocks import (
     residuals,
     tap_of,
 )
-from landscape.discovery.sequential import segments
+from landscape.discovery.sequential import is_whole_stream, segments
 from landscape.discovery.token_grid import TokenGrid, layout_of, smaller, starts_linear, window_of
 
 
@@ -61,7 +61,8 @@ def discover(model: nn.Module, example: Nested, forward: Forward = call_model) -
         position = residual.sum
         if not unknown and layer.spatial:
             tokens = TokenGrid(layer.grid)
-    return staged(layers)
+    output = next(iter(flow.calls[0].writes), len(flow.shapes) - 1)
+    return staged([*layers, *_blurs(flow, position, output)])
 
 
 def _residual_layer(flow: Flow, residual: Residual) -> Layer:
@@ -156,12 +157,28 @@ def _layers_between(flow: Flow, start: Node, end: Node, *, first: bool, followin
         inner = [c for c in flow.enclosing(heavy.call) if lies_between(flow, flow.calls[c], start, end)]
         name = flow.calls[inner[-1] if inner else heavy.call].module
         layers.append(_branchless(flow, end, "subsample", linear, name))
+    if not first:
+        layers += _blurs(flow, start, end)
     for block in blocks:
         call = flow.calls[block]
         operations = flow.operations[call.start : call.stop]
         last = [operation for operation in operations if operation.weight][-1].name == "linear"
         layer = _branchless(flow, call.writes[0], kind_of(operations), last, call.module)
         layers.append(replace(layer, reduces=_shrinks(flow, call.reads[0], call.writes[0], last)))
+    return layers
+
+
+def _blurs(flow: Flow, start: Node, end: Node) -> list[Layer]:
+    """Smoothing blocks between two nodes: averages over neighbours with stride 1, of the whole stream."""
+    layers = []
+    for operation in (flow.operations[i] for i in flow.between(start, end)):
+        node = operation.writes[0]
+        if operation.blurs and is_whole_stream(flow, node):
+            tap = _tap_at(flow, node)
+            inner = [c for c in flow.enclosing(operation.call) if lies_between(flow, flow.calls[c], start, end)]
+            if tap is not None:
+                name = flow.calls[inner[-1] if inner else operation.call].module or tap.module
+                layers.append(layer_at(flow, node, tap, "smoothing", name, linear=False))
     return layers
 
 

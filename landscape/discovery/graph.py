@@ -8,6 +8,7 @@ from functools import partial, reduce
 from operator import or_
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -36,6 +37,7 @@ class Operation:
     weight: tuple[int, ...] = ()  # shape of the weight of a convolution or linear layer, else ()
     number: int = 0  # of earlier calls of this function in the pass; counted for attention functions only
     heads: int = 0  # of an attention function, else 0
+    blurs: bool = False  # whether it averages each channel over neighbouring positions, with stride 1
 
 
 @dataclass
@@ -143,7 +145,8 @@ class _Recorder(TorchFunctionMode):
             position = len(self.flow.operations)
             writes = tuple(self.add(t, ancestors=past, maker=position) for t in tensors)
             weight = _weight(name, args, kwargs)
-            self.flow.operations.append(Operation(name, reads, writes, self._open[-1], weight, number, heads))
+            blurs = _blurs(name, args, kwargs) and min(tensors[0].shape[-2:]) > 1
+            self.flow.operations.append(Operation(name, reads, writes, self._open[-1], weight, number, heads, blurs))
         return result
 
     def enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -174,6 +177,21 @@ def _weight(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[i
         return ()
     weight = kwargs.get("weight", args[1] if len(args) > 1 else None)
     return tuple(weight.shape) if isinstance(weight, Tensor) else ()
+
+
+def _blurs(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call averages neighbours with stride 1: an average pooling, or a fixed filter of each channel."""
+    if name == "avg_pool2d":
+        side = kwargs.get("kernel_size", args[1] if len(args) > 1 else 1)
+        stride = kwargs.get("stride", args[2] if len(args) > 2 else None)
+        return np.max(side) > 1 and bool(np.all(np.equal(side if stride in (None, ()) else stride, 1)))
+    if name != "conv2d":
+        return False
+    weight = kwargs.get("weight", args[1] if len(args) > 1 else None)
+    stride = kwargs.get("stride", args[3] if len(args) > 3 else 1)
+    if not isinstance(weight, Tensor) or isinstance(weight, nn.Parameter):
+        return False
+    return weight.shape[1] == 1 and max(weight.shape[2:]) > 1 and bool(np.all(np.equal(stride, 1)))
 
 
 def _heads(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], images: int) -> int:

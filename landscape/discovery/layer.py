@@ -10,7 +10,7 @@ from torch import Tensor
 
 from landscape.discovery.graph import Key
 
-Kind = Literal["stem", "conv", "msa", "mlp", "subsample", "head", "other"]
+Kind = Literal["stem", "conv", "msa", "mlp", "subsample", "smoothing", "head", "other"]
 KINDS: tuple[str, ...] = get_args(Kind)
 Layout = Literal["channels first", "channels last", "tokens", "none"]
 Side = Literal["input", "output"]

@@ -34,6 +34,8 @@ def segments(flow: Flow) -> list[Segment]:
     for i, operation in enumerate(flow.operations):
         classifies = i == weights[-1] and len(weights) > 1 if weights else False
         kind = None if classifies else _kind(flow, operation)
+        if found and operation.blurs and is_whole_stream(flow, operation.writes[0]):
+            kind = "smoothing"
         if kind is None:
             continue
         extent = _extent(flow, i, readers)
@@ -56,6 +58,11 @@ def _kind(flow: Flow, operation: Operation) -> Kind | None:
     if pools and len(after) == 4 and 1 < after[2] * after[3] < before[2] * before[3]:
         return "subsample"
     return None
+
+
+def is_whole_stream(flow: Flow, node: Node) -> bool:
+    """Whether all that is computed later depends on this tensor and on none before it."""
+    return all(min(operation.reads) >= node for operation in flow.operations[flow.maker[node] + 1 :])
 
 
 def _extent(flow: Flow, first: int, readers: dict[Node, list[int]]) -> list[int]:

@@ -94,7 +94,8 @@ class TokenGrid:
         for operation in (flow.operations[i] for i in flow.between(start, end)):
             shape = flow.shapes[operation.writes[0]]
             sides = _sides(shape, grid) if shape[0] == flow.shapes[0][0] else None
-            if len(shape) == 4 and operation.name.startswith("conv") and not reordered:
+            spatial = operation.name.startswith("conv") or operation.name in POOLING
+            if len(shape) == 4 and spatial and not reordered:
                 grid = (shape[2], shape[3])
             elif len(shape) >= WINDOW_AXES and embedded:
                 if not inside:  # windows may be joined here, a whole map is partitioned

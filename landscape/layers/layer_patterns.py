@@ -1,5 +1,8 @@
 r"""Parse `--layers`: REGEX[:KIND[:ROWSxCOLUMNS[+PREFIX]]], or a TOML file of such entries.
 
+A layer is the output of the module. With the kind `stream` it is the discovered layer of that name instead: the
+residual stream after the module, where the module is a branch.
+
 [layers]
 '^stem$' = ""                                             # keep the kind that discovery finds
 'blocks\.\d+$' = "mlp"
@@ -19,9 +22,11 @@ from landscape.discovery.layer import KINDS, Grid
 from landscape.options import OptionError
 
 LayerPatterns = Annotated[
-    tuple[str, ...], "REGEX[:KIND] or file.toml: modules to measure instead of the discovered layers"
+    tuple[str, ...],
+    "REGEX[:KIND] or file.toml: modules to measure instead of the discovered layers; the kind stream keeps those",
 ]
 _GRID = re.compile(r"(\d+)x(\d+)(?:\+(\d+))?")
+STREAM = "stream"  # in place of a kind: the discovered layer of that name
 _KEYS = {"kind", "grid", "prefix"}
 
 
@@ -30,7 +35,7 @@ class Pattern:
     """One entry of `--layers`."""
 
     expression: str  # regular expression, searched for in module names
-    kind: str = ""  # replaces the kind that discovery finds; "" keeps it
+    kind: str = ""  # replaces the kind that discovery finds; "" keeps it, `STREAM` the whole discovered layer
     grid: Grid = (0, 0)  # (rows, columns) of tokens, replaces the grid that discovery finds; (0, 0) keeps it
     prefix: int = 0  # tokens before those of the grid
 
@@ -52,7 +57,7 @@ def parse(text: str) -> Pattern:
         if not all(grid):
             raise OptionError(f"--layers {text} has a grid without positions; expected ROWSxCOLUMNS, both at least 1")
         text, (head, _, last) = head, head.rpartition(":")
-    expression, kind = (head, last) if head and last in (*KINDS, "") else (text, "")
+    expression, kind = (head, last) if head and last in (*KINDS, STREAM, "") else (text, "")
     try:
         re.compile(expression)
     except re.error as error:
@@ -96,8 +101,10 @@ def _entry(path: Path, expression: str, value: Any) -> Pattern:
             f"--layers {path}: {expression!r} = {value!r}; expected a kind, or a table of {', '.join(sorted(_KEYS))}"
         )
     kind, grid, prefix = values.get("kind", ""), values.get("grid", (0, 0)), values.get("prefix", 0)
-    if kind not in (*KINDS, ""):
-        raise ValueError(f"--layers {path}: {expression!r} has the kind {kind!r}; kinds are {', '.join(KINDS)}")
+    if kind not in (*KINDS, STREAM, ""):
+        raise ValueError(
+            f"--layers {path}: {expression!r} has the kind {kind!r}; kinds are {', '.join((*KINDS, STREAM))}"
+        )
     is_pair = isinstance(grid, list | tuple) and len(grid) == 2 and all(isinstance(side, int) for side in grid)
     if not is_pair or ("grid" in values and min(grid) < 1) or not isinstance(prefix, int) or prefix < 0:
         raise ValueError(

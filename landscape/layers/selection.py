@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import cast
@@ -18,10 +19,12 @@ from landscape.discovery.discover import attention_of, discover, layer_at, stage
 from landscape.discovery.graph import Call, Flow, few, record
 from landscape.discovery.layer import KINDS, Kind, Layer, Tap
 from landscape.discovery.token_grid import consumer_is_linear, smaller
-from landscape.layers.layer_patterns import Pattern, expand, parse
+from landscape.layers.layer_patterns import STREAM, Pattern, expand, parse
 from landscape.probe import Quantity
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
+
+_log = logging.getLogger(__name__)
 
 
 def select_layers(
@@ -29,9 +32,12 @@ def select_layers(
 ) -> list[Layer]:
     """The layers that patterns name, which are outputs of modules, in order of execution; without patterns, `discover`.
 
+    A discovered layer is the residual stream after the module that gives it its name: where that is not the module's
+    output, a message says so, and the kind `stream` measures the stream.
+
     Raises:
         OptionError: a pattern is not a regular expression.
-        ValueError: a pattern matches no module; lists similar names.
+        ValueError: a pattern matches no module, or as `stream` no discovered layer; lists similar names.
     """
     if not patterns:
         try:
@@ -53,6 +59,7 @@ def select_layers(
         raise ValueError("a forward pass calls none of the modules that --layers names; name others")
     calls.sort(key=lambda call: call.stop)
     layers = [_named_layer(flow, call, named[call.module], discovered.get(call.module)) for call in calls]
+    _note_branches(layers, discovered)
     others = (replace(layer, reduces=smaller(layer.grid, before.grid)) for before, layer in pairwise(layers))
     return staged([layers[0], *others])
 
@@ -65,25 +72,44 @@ def _matching_modules(names: Sequence[str], patterns: Sequence[str]) -> dict[str
         matching = [name for name in names if re.search(pattern.expression, name)]
         if not matching:
             near = difflib.get_close_matches(pattern.expression, names, 3, 0.3) or names[:3]
-            hint = f"; kinds are {', '.join(KINDS)}" if ":" in pattern.expression else ""
+            hint = f"; kinds are {', '.join((*KINDS, STREAM))}" if ":" in pattern.expression else ""
             raise ValueError(f"--layers {text} matches no module; similar names are {', '.join(near)}{hint}")
         named.update(dict.fromkeys(matching, pattern))
     return named
 
 
 def _named_layer(flow: Flow, call: Call, pattern: Pattern, discovered: Layer | None) -> Layer:
-    node = call.writes[0]
-    kind = cast(Kind, pattern.kind or (discovered.kind if discovered else "other"))
-    tap = Tap(call.module, "output")
-    layer = layer_at(flow, node, tap, kind, call.module, linear=consumer_is_linear(flow, node))
+    if pattern.kind == STREAM:
+        if discovered is None:
+            raise ValueError(
+                f"--layers {pattern}: {call.module} names no layer of the residual stream; landscape layers lists them"
+            )
+        layer = discovered
+    else:
+        node, tap = call.writes[0], Tap(call.module, "output")
+        kind = cast(Kind, pattern.kind or (discovered.kind if discovered else "other"))
+        layer = layer_at(flow, node, tap, kind, call.module, linear=consumer_is_linear(flow, node))
     if any(pattern.grid):
         count = pattern.grid[0] * pattern.grid[1] + pattern.prefix
         if len(layer.shape) != 2 or layer.shape[0] != count:
             shape = " x ".join(map(str, layer.shape))
             raise ValueError(f"--layers {pattern} means {count} tokens, but {call.module} returns {shape}")
         layer = replace(layer, layout="tokens", grid=pattern.grid, prefix=pattern.prefix)
+    elif pattern.kind == STREAM:
+        return layer
     attention = attention_of(flow, range(call.start, call.stop), layer.grid, layer.prefix)
     return replace(layer, attention=attention)
+
+
+def _note_branches(layers: Sequence[Layer], discovered: Mapping[str, Layer]) -> None:
+    """Say which names stand for another tensor than they do without `--layers`."""
+    branches = [layer.name for layer in layers if layer.name in discovered and layer.tap != discovered[layer.name].tap]
+    if branches:
+        _log.warning(
+            "note: --layers measures the output of %s itself%s, a branch; without --layers that name stands for the "
+            "residual stream after it, which 'REGEX:%s' measures",
+            branches[0], f" ({len(branches)} layers)" if len(branches) > 1 else "", STREAM,
+        )  # fmt: skip
 
 
 @once_per_weights
@@ -133,7 +159,7 @@ def _unknown_grids(layers: Sequence[Layer]) -> str:
     if len(first.shape) == 2:
         return (
             f"no grid of this model explains the {first.shape[0]} tokens of {first.name}{count}; "
-            "give it, for example --layers 'REGEX:msa:14x14+1' for one token followed by 14 x 14"
+            "give it, for example --layers 'REGEX:stream:14x14+1' for one token followed by 14 x 14"
         )
     shape = " x ".join(map(str, first.shape))
     return f"the image positions of the {shape} numbers of {first.name} are unknown{count}; name others with --layers"

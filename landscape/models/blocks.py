@@ -6,6 +6,7 @@ the module that computed it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Literal
@@ -106,13 +107,35 @@ def pooling(head: Head, features: int) -> nn.Module:
 
 
 class Smoothing(nn.Module):
-    """blur(relu(t tanh(x / t))): features bounded, rectified, and averaged over 2 x 2 positions, without parameters.
+    """blur(activation(t tanh(x / t))): features bounded, rectified, and averaged over neighbours, without parameters.
 
-    The blur has stride 1 and repeats the last row and column, so that the map keeps its size, and a constant map its
-    values.
+    The blur has stride 1. With "same" padding it repeats the last rows and columns, so that the map keeps its size and
+    a constant map its values; "grow" pads zeros as the published code does, so that an even blur adds a row and column.
+
+    Args:
+        temperature: t; infinity does not bound the features.
+        blur: side of the square of positions that are averaged; 1 averages nothing.
+        padding: "same" or "grow".
+        activation: "relu", "gelu" or "none".
     """
 
+    def __init__(
+        self,
+        temperature: float = BOUND,
+        blur: int = 2,
+        padding: Literal["same", "grow"] = "same",
+        activation: Literal["relu", "gelu", "none"] = "relu",
+    ) -> None:
+        super().__init__()
+        self.temperature, self.blur, self.padding, self.activation = temperature, blur, padding, activation
+
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, channel, height, width) to the same."""
-        bounded = F.relu(BOUND * torch.tanh(x / BOUND))
-        return F.avg_pool2d(F.pad(bounded, (0, 1, 0, 1), mode="replicate"), 2, stride=1)
+        """(batch, channel, height, width) to the same, but for "grow" with an even blur."""
+        t, k = self.temperature, self.blur
+        bounded = x if math.isinf(t) else t * torch.tanh(x / t)
+        if self.activation != "none":
+            bounded = F.relu(bounded) if self.activation == "relu" else F.gelu(bounded)
+        if self.padding == "grow":
+            return F.avg_pool2d(bounded, k, stride=1, padding=k // 2)
+        before, after = (k - 1) // 2, k // 2
+        return F.avg_pool2d(F.pad(bounded, (before, after, before, after), mode="replicate"), k, stride=1)

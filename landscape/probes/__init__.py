@@ -48,6 +48,9 @@ PROBES: dict[str, ProbeEntry] = {
     "attention": ProbeEntry(
         "attention", "Attention", "Distance, mutual information and diversity of self-attentions, per head.", True
     ),
+    "calibration": ProbeEntry(
+        "calibration", "Calibration", "Calibration of the probabilities, before and after temperature scaling."
+    ),
     "lesion": ProbeEntry("lesion", "Lesion", "Accuracy and loss when one unit is removed, for every unit."),
     "noise": ProbeEntry("noise", "Noise", "Accuracy under noise of one band of frequencies, for every band."),
     "probe-linear": ProbeEntry(

@@ -6,24 +6,26 @@ of a matrix product.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
 BINS = 10
 EDGES = np.arange(1, BINS) / BINS  # between the bins (0, 0.1], (0.1, 0.2], ..., (0.9, 1]; the last one is "at 0.9"
-METRICS = (
-    "nll",
-    "accuracy",
-    "top5",
-    "brier",
-    "ece",
-    "ece_signed",
-    "accuracy_90",
-    "uncertainty_90",
-    "frequency_90",
-)
+METRIC_NAMES = {
+    "nll": "negative log likelihood",
+    "accuracy": "share of right classes",
+    "top5": "share with the right class among the first five",
+    "brier": "Brier score",
+    "ece": "expected calibration error",
+    "ece_signed": "signed calibration error, confidence - accuracy",
+    "accuracy_90": "accuracy of the samples of confidence above 0.9",
+    "uncertainty_90": "share of the wrong samples whose confidence is not above 0.9",
+    "frequency_90": "share of samples of confidence above 0.9",
+}
+METRICS = tuple(METRIC_NAMES)
 _COUNT, _CONFIDENCE, _CORRECT = (slice(5 + i * BINS, 5 + (i + 1) * BINS) for i in range(3))  # columns of `sums`
 _AT_ONCE = 1 << 22  # resampled indices that are held in memory at a time
 
@@ -54,6 +56,24 @@ class Interval:
 def joined(parts: Sequence[SampleScores]) -> SampleScores:
     """The scores of several mini-batches as those of one."""
     return SampleScores(*(np.concatenate([getattr(one, field.name) for one in parts]) for field in fields(parts[0])))
+
+
+def stored_scores(data: Mapping[str, Any], *, held_out: bool = False, scaled: bool = False) -> SampleScores:
+    """The scores of all finished samples of a stored calibration result, in the order of the data.
+
+    `held_out`: of those that the temperature was not fitted on; `scaled`: after temperature scaling.
+    """
+    columns = []
+    for field in fields(SampleScores):
+        at = (
+            f"sample_scaled_{field.name}"
+            if scaled and f"sample_scaled_{field.name}" in data
+            else f"sample_{field.name}"
+        )
+        columns.append(np.asarray(data[at], dtype=float))
+    wanted = ~np.isnan(np.asarray(data["sample_scaled_confidence" if held_out else "sample_confidence"]))
+    wanted &= (np.asarray(data["done"]) == 1)[:, None]
+    return SampleScores(*(column[wanted] for column in columns))
 
 
 def sums(scores: SampleScores) -> np.ndarray:
@@ -121,6 +141,8 @@ def bootstrap(
     and that of a resample once more. `blocks` (N,) holds the block of every sample.
     """
     rows = _per_block(sums(scores), blocks)
+    if not len(rows):
+        return dict.fromkeys(METRICS, Interval(np.nan, np.nan, np.nan))
     resampled = metrics(resampled_sums(rows, draws, seed))
     return {name: _interval(name, value, resampled[name]) for name, value in metrics(rows.sum(axis=0)).items()}
 
@@ -142,10 +164,13 @@ def paired_difference(
     """
     if len(scores) != len(other):
         raise ValueError(f"got {len(scores)} and {len(other)} samples, expected the same; measure on the same data")
+    if not len(scores):
+        return dict.fromkeys(METRICS, (np.nan, Interval(np.nan, np.nan, np.nan)))
     pair = [_per_block(sums(one), blocks) for one in (scores, other)]
     value, against = (metrics(rows.sum(axis=0)) for rows in pair)
     drawn, drawn_against = (metrics(resampled_sums(rows, draws, seed)) for rows in pair)
-    differences = {name: (value[name] - against[name], drawn[name] - drawn_against[name]) for name in METRICS}
+    with np.errstate(invalid="ignore"):  # infinite scores of both
+        differences = {name: (value[name] - against[name], drawn[name] - drawn_against[name]) for name in METRICS}
     return {name: (float(d), _interval(name, d, draw, paired=True)) for name, (d, draw) in differences.items()}
 
 

@@ -14,6 +14,8 @@ from landscape.data.dataset import Batches, BatchList
 from landscape.models import providers
 from landscape.subject.code_identity import object_sha256
 from landscape.subject.losses import MEANINGS, cross_entropy
+from landscape.subject.smoothing import inserted
+from landscape.subject.smoothing_options import SmoothingOptions
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
 
@@ -56,6 +58,7 @@ def identity(subject: Subject, uses: Iterable[str], weights: str | None = None) 
         **loss,
         **module,
         **members,
+        **({"smoothing": _smoothing(subject)} if inserted(subject.model) else {}),
         "weights": weights,
         "model": [type(subject.model).__qualname__, _architecture(subject) or code],
         "data": [subject.data_sha256, _code_sha256((subject.spec or Spec()).data)],
@@ -79,6 +82,7 @@ def attributes(subject: Subject) -> dict[str, str | int | float]:
         "samples": len(subject),
         "parameters_total": subject.size,
         "protocol": protocol(subject),
+        "smoothing": json.dumps(_smoothing(subject)) if inserted(subject.model) else "",
     }
 
 
@@ -98,6 +102,7 @@ def protocol(subject: Subject) -> str:
         f"{len(subject)} samples" if images is None or not images.sequences else images.sequences,
         f"batch size {subject.batch_size}",
         "augmented once" if augmented else "random transforms drawn once" if drawn else "no augmentation",
+        _smoothing_in_words(subject),
         f"weight decay {subject.weight_decay:g}",
         f"mean of {subject.members} dropout masks" if subject.members else "",
         f"loss {subject.loss_name.rpartition('/')[2]}" if subject.loss_name else "",
@@ -105,6 +110,19 @@ def protocol(subject: Subject) -> str:
         f"seed {subject.seed}",
     ]
     return ", ".join(filter(None, parts))
+
+
+def _smoothing(subject: Subject) -> dict[str, str]:
+    """The smoothing blocks that were inserted, by the names of their modules."""
+    return {name: str(module.options) for name, module in inserted(subject.model).items()}
+
+
+def _smoothing_in_words(subject: Subject) -> str:
+    """How many smoothing blocks of which kind were inserted; "" for none."""
+    blocks = _smoothing(subject)
+    kind = next(iter(blocks.values()), "")
+    other = "" if kind == str(SmoothingOptions()) else f" ({kind.replace(',', ' ')})"
+    return f"smoothing at {len(blocks)} place{'s' * (len(blocks) > 1)}{other}" if blocks else ""
 
 
 def _data_in_words(subject: Subject, spec: Spec) -> str:

@@ -35,6 +35,7 @@ from landscape.subject.model_building import architecture_of, build
 from landscape.subject.networks_in_memory import checkpoint_of
 from landscape.subject.preprocessing import DataObject, augmentation_of, described, load_images, of_provider, resolved
 from landscape.subject.restoration import measuring
+from landscape.subject.smoothing import insert, options_of, smoothed
 from landscape.subject.spec import Spec, Split
 from landscape.subject.subject import Subject
 
@@ -173,7 +174,7 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
     )
     with measuring(subject):
         refuse_vocabulary(subject)
-        subject = adapted(subject, loss)
+        subject = smoothed(adapted(subject, loss))
         refuse_misfit(subject)
         subject = with_members(subject, spec.mc_dropout)
     return subject
@@ -190,6 +191,7 @@ def with_checkpoint(subject: Subject, path: Path) -> Subject:
     model, stored = _model(spec, stored, subject.images)
     model = model.to(subject.device, subject.dtype).eval()
     other = replace(subject, model=model, original=None, label=label_of(stored.path), checkpoint=stored, spec=spec)
+    other = smoothed(other)
     if other.images is not None:
         refuse_misfit(other.as_is())
     return with_members(other, subject.members)
@@ -203,7 +205,7 @@ def _with_network(subject: Subject, name: str) -> Subject:
         load_into(model, checkpoint_of(name, network), allow_missing=False, logits=True)
         network = model
     spec = replace(subject.spec, checkpoint=None, model="") if subject.spec is not None else None
-    other = replace(subject, model=network, original=None, label=name, checkpoint=None, spec=spec)
+    other = smoothed(replace(subject, model=network, original=None, label=name, checkpoint=None, spec=spec))
     return with_members(other, subject.members)
 
 
@@ -244,7 +246,10 @@ def model_without_data(spec: Spec) -> tuple[nn.Module, int]:
     own = of_provider(spec, stored)
     size = spec.image_size or (stored.data.get("size") if stored else 0) or (own.size if own else 0) or 224
     model = _model(spec, stored, None)[0] if stored else build(spec, None, None)
-    return model.eval(), int(arguments.get("image_size", size))
+    model, size = model.eval(), int(arguments.get("image_size", size))
+    if smoothing := options_of(spec, stored.recipe if stored else None):
+        insert(model, smoothing, example(model, size))
+    return model, size
 
 
 def example(model: nn.Module, size: int) -> Tensor:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from landscape.options import OptionError, at_least, one_of, parse_count, plain_number
+from landscape.subject.smoothing_options import BLOCK_HELP, smoothing_of
 
 Split = Literal["train", "test"]
 Weights = Literal["raw", "ema"]
@@ -52,6 +53,11 @@ class Spec:
     interpolation: Annotated[str, "how images are resampled: bilinear, bicubic, lanczos ..."] = ""
     crop: Annotated[str, "share of the shorter side that the centre crop keeps, or squash"] = ""
     block_size: Annotated[int | None, "tokens per sequence of a token file; default: the context, at most 1024"] = None
+    smooth: Annotated[
+        bool | None, "smoothing blocks at the ends of the stages, without retraining; default: as it was trained"
+    ] = None
+    smooth_at: Annotated[str, "REGEX: smoothing blocks after these modules instead"] = ""
+    smooth_block: Annotated[str, BLOCK_HELP] = ""
     device: Annotated[str, "auto, cpu, cuda or cuda:1"] = "auto"
     seed: Annotated[int, "seed of everything random"] = 0
     weights: Annotated[Weights, "the model's weights or their moving average"] = "raw"
@@ -87,3 +93,6 @@ class Spec:
             )
         Resize(self.interpolation or "bilinear", parse_crop(self.crop or "1"))
         parse_count("samples", self.samples, 100)
+        smoothing_of(self.smooth, self.smooth_block, self.smooth_at)
+        if self.smooth is False and (self.smooth_at or self.smooth_block):
+            raise OptionError("--no-smooth contradicts --smooth-at and --smooth-block; drop it, or drop these")

@@ -24,6 +24,8 @@ from landscape.data.dataset import Batches, Images
 from landscape.data.recipes import Recipe, at_size, validated
 from landscape.options import OptionError, at_least, one_of, require
 from landscape.subject.evaluation import evaluate
+from landscape.subject.smoothing import insert
+from landscape.subject.smoothing_options import SmoothingOptions, recorded
 from landscape.subject.threads import fixed_threads
 from landscape.training import run_folder
 from landscape.training.determinism import deterministic_algorithms
@@ -65,19 +67,19 @@ def train(
     seed: int = 0,
     device: str = "auto",
     deterministic: bool = False,
+    smoothing: SmoothingOptions | None = None,
     report: Report | None = None,
 ) -> Path:
     """Train a model, or finish an interrupted run, and return the path of its `final.pt`.
 
-    The run folder gets `init.pt`, `warmup.pt` (at the end of the warm-up, even inside an epoch), `epoch_NNN.pt` and
-    `final.pt`, each with loss and accuracy on the test split, and `metrics.csv`. A finished run is returned as it is;
-    an interrupted one continues after its last finished epoch. Under `torchrun` rank 0 writes.
+    The run folder gets `init.pt`, `warmup.pt` (perhaps inside an epoch), `epoch_NNN.pt` and `final.pt`, each with loss
+    and accuracy on the test split, and `metrics.csv`. An interrupted run continues after its last finished epoch.
 
     Args:
         model: a trainer's name, see `landscape.models.NAMES`.
         data: see `landscape.data.load`; the train split trains, the test split measures.
         recipe: every number of the training, see `landscape.data.recipes.recipe`.
-        out: the run folder.
+        out: the run folder; under `torchrun` rank 0 writes.
         data_root: the folder that holds the CIFAR folders, see `landscape.data.load`.
         model_args: of the model; classes, channels and (unless images are resized) image_size come from the data.
         snapshots: epochs between two `epoch_NNN.pt`; 0 makes about ten in a run.
@@ -86,6 +88,7 @@ def train(
         seed: of the weights, the order, the augmentation and the dropout.
         device: see `landscape.subject.device.device`.
         deterministic: allow deterministic algorithms only.
+        smoothing: insert smoothing blocks; every checkpoint says so in its recipe, and is loaded with them.
         report: called after every finished epoch, when its files are written.
 
     Raises:
@@ -100,17 +103,25 @@ def train(
         _check_training_set(images, data, recipe, processes)
         memory_format = processes.on_main_process(lambda: run_folder.recorded_memory_format(out))
         recipe, arguments = _resolved(recipe, memory_format, model, model_args or {}, images)
-        identity = RunIdentity(model, arguments, _about(data, images), {**asdict(recipe), "fraction": fraction}, seed)
+        settings = {**asdict(recipe), "fraction": fraction, **recorded(smoothing)}
+        identity = RunIdentity(model, arguments, _about(data, images), settings, seed)
         processes.on_main_process(lambda: run_folder.refuse_another_run(out, identity))
         if not processes.on_main_process((out / FINAL).exists):
             stack.enter_context(torch.random.fork_rng(devices=[place] if place.type == "cuda" else []))
-            torch.manual_seed(seed)
-            network, spacing = models.build(model, **arguments), snapshots or math.ceil(recipe.epochs / SNAPSHOTS)
+            network, tested = _network(identity, images, smoothing), Batches(tests.to(place), recipe.batch_size)
             trainer = Trainer.of(network, images.to(place), recipe, seed=seed, processes=processes)
-            batches = Batches(tests.to(place), recipe.batch_size)
-            _train(_Run(trainer, batches, identity, out, spacing, snapshot_dtype), report)
+            _train(_Run(trainer, tested, identity, out, snapshots, snapshot_dtype), report)
         processes.on_main_process(lambda: run_folder.tidy(out))  # here too after a kill between the last two writes
     return out / FINAL
+
+
+def _network(identity: RunIdentity, images: Images, smoothing: SmoothingOptions | None) -> nn.Module:
+    """The freshly initialised network of a run; seeds the global generator."""
+    torch.manual_seed(identity.seed)
+    network = models.build(identity.model, **identity.model_args)
+    if smoothing is not None:
+        insert(network, smoothing, torch.zeros(2, *images.inputs.shape[1:]))
+    return network
 
 
 def _about(data: str, images: Images) -> dict[str, Any]:
@@ -162,8 +173,13 @@ class _Run:
     tests: Batches
     identity: RunIdentity
     out: Path
-    spacing: int  # epochs between two snapshots
+    snapshots: int  # epochs between two of them; 0 for about ten in a run
     snapshot_dtype: str
+
+    @property
+    def spacing(self) -> int:
+        """Epochs between two snapshots."""
+        return self.snapshots or math.ceil(self.trainer.recipe.epochs / SNAPSHOTS)
 
 
 def _train(run: _Run, report: Report | None) -> None:

@@ -1,0 +1,203 @@
+"""Measure the calibration of a classifier's probabilities, before and after temperature scaling (Guo et al. 2017)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from landscape.options import at_least
+from landscape.predictions.classifier import logits_and_targets, refuse_other_than_classifier
+from landscape.predictions.scores import score_rows
+from landscape.predictions.temperature import Temperature, TemperatureFit
+from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed
+from landscape.results import calibration as statistics
+from landscape.results.calibration import METRIC_NAMES, SampleScores
+from landscape.subject.sample_statistics import first_row
+from landscape.subject.subject import Subject
+from landscape.subject.weights_cache import once_per_weights
+
+KEPT = 1 << 22  # logits that are kept in memory for a second look; of more, the network is run a second time
+SCORES = ("nll", "correct", "top5", "brier", "confidence")
+SCALED = ("nll", "brier", "confidence")  # the others do not depend on the temperature
+DIFFERENCES = ("nll", "brier", "ece")  # by temperature scaling
+ENDS = {"_se": "standard error of the {}", "_low": "lower end of its 95 % interval", "_high": "upper end of it"}
+
+
+@dataclass(frozen=True)
+class Calibration(Probe):
+    """NLL, accuracy, top-5, Brier score, calibration error and the statistics at 0.9, each with a bootstrap interval.
+
+    ECE over the bins (0, 0.1] to (0.9, 1] of the confidence, signed as confidence - accuracy. The temperature minimises
+    the NLL of a random half of the samples; `held_*` and `scaled_*` are measured on the other half before and after,
+    `scaling_*` is their paired difference. Scores of every sample are stored, so that checkpoints measured on the same
+    samples are compared sample by sample.
+    """
+
+    name: ClassVar[str] = "calibration"
+    smallest: ClassVar[Mapping[str, Any]] = {"draws": 20}
+
+    draws: Annotated[int, "bootstrap resamples behind the intervals"] = 1000
+    seed: Annotated[int, "seed of the half that the temperature is fitted on, and of the bootstrap"] = 0
+
+    def __post_init__(self) -> None:
+        at_least("draws", self.draws, 2)
+
+    def plan(self, subject: Subject) -> Plan:
+        refuse_other_than_classifier(subject, "calibration")
+        if len(subject) < 2:
+            raise ValueError("calibration fits a temperature on half of the samples, got 1 sample; give --samples 1024")
+        per_row, per_bin = ("row",), ("bin",)
+        scores = {
+            "nll": Quantity("negative log likelihood of the sample", "nats", per_row),
+            "correct": Quantity("1 where the most probable class is the true one", dims=per_row),
+            "top5": Quantity("1 where the true class is among the five most probable", dims=per_row),
+            "brier": Quantity("sum over classes of (p - y)^2 of the sample", dims=per_row),
+            "confidence": Quantity("largest probability of the sample", dims=per_row),
+        }
+        scaled = {
+            name: Quantity(f"{scores[name].long_name}, scaled; NaN in the half of the fit", scores[name].units, per_row)
+            for name in SCALED
+        }
+        rows = max(map(subject.samples, range(len(subject.batches))))
+        return Plan(
+            over={"batch": np.arange(len(subject.batches))},
+            axes={"row": np.arange(rows), "bin": (np.arange(statistics.BINS) + 0.5) / statistics.BINS},
+            quantities={
+                **{f"sample_{name}": quantity for name, quantity in scores.items()},
+                **{f"sample_scaled_{name}": quantity for name, quantity in scaled.items()},
+                "fitted_temperature": Quantity("temperature fitted on the other half, the same in every unit"),
+                "fitted_temperature_se": Quantity("its standard error, likewise"),
+            },
+            summaries={
+                **_with_ends("", ", all samples"),
+                **{f"held_{name}": _metric(name, ", half without the fit") for name in METRIC_NAMES},
+                **_with_ends("scaled_", ", same half after temperature scaling"),
+                **{
+                    f"scaling_{name}{end}": Quantity(f"{METRIC_NAMES[name]}, change by temperature scaling{about}")
+                    for name in DIFFERENCES
+                    for end, about in {"": "", "_low": ", lower end", "_high": ", upper end"}.items()
+                },
+                "temperature": Quantity("temperature"),
+                **{f"temperature{end}": Quantity(about.format("temperature")) for end, about in ENDS.items()},
+                **{
+                    f"{prefix}bin_{name}": Quantity(f"{name} in the bin{where}", dims=per_bin)
+                    for prefix, where in {"": "", "scaled_": ", half without the fit, scaled"}.items()
+                    for name in ("count", "confidence", "accuracy")
+                },
+            },
+            about={
+                "batch": Quantity("mini-batch"),
+                "row": Quantity("sample in the mini-batch"),
+                "bin": Quantity("centre of the bin of confidence"),
+            },
+            facts={"data_sha256": subject.data_sha256},
+        )
+
+    def measure(self, subject: Subject, unit: Unit) -> Values:
+        (values,) = self.sweep(subject, [unit])
+        return values
+
+    def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
+        """Mini-batches share the temperature, which is fitted in one pass over all of them."""
+        fit = _fit(subject, self.seed)
+        rows = max(map(subject.samples, range(len(subject.batches))))
+        for unit in units:
+            (i,) = unit.index
+            logits, targets = fit.logits[i] if fit.logits else logits_and_targets(subject, i)
+            scores = score_rows(logits, targets).cpu().numpy()
+            scaled = score_rows(logits / fit.temperature.value, targets).cpu().numpy()
+            scaled[:, _in_fit(subject, self.seed, i)] = np.nan
+            values = {f"sample_{name}": scores[k] for k, name in enumerate(SCORES)}
+            values |= {f"sample_scaled_{name}": scaled[SCORES.index(name)] for name in SCALED}
+            padding = (0, rows - len(targets))  # the last mini-batch may have fewer samples
+            padded: dict[str, Any] = {
+                name: np.pad(value, padding, constant_values=np.nan) for name, value in values.items()
+            }
+            yield {
+                **padded,
+                "fitted_temperature": fit.temperature.value,
+                "fitted_temperature_se": fit.temperature.error,
+            }
+
+    def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
+        """Metrics of all finished samples, and of the half that the temperature was not fitted on."""
+        every = statistics.stored_scores(data)
+        held, scaled = (statistics.stored_scores(data, held_out=True, scaled=scaled) for scaled in (False, True))
+        found: dict[str, Any] = {}
+        for prefix, scores in (("", every), ("scaled_", scaled)):
+            intervals = statistics.bootstrap(scores, draws=self.draws, seed=self.seed)
+            for name, value in statistics.summary(scores).items():
+                interval = intervals[name]
+                found |= {f"{prefix}{name}": value, f"{prefix}{name}_se": interval.error}
+                found |= {f"{prefix}{name}_low": interval.low, f"{prefix}{name}_high": interval.high}
+            diagram = statistics.bins(statistics.sums(scores).sum(axis=0))
+            found |= {f"{prefix}bin_{name}": values for name, values in diagram.items()}
+        found |= {f"held_{name}": value for name, value in statistics.summary(held).items()}
+        return {**found, **self._scaling(held, scaled), **_temperature(data)}
+
+    def _scaling(self, held: SampleScores, scaled: SampleScores) -> dict[str, float]:
+        differences = statistics.paired_difference(scaled, held, draws=self.draws, seed=self.seed)
+        found: dict[str, float] = {}
+        for name in DIFFERENCES:
+            value, interval = differences[name]
+            found |= {f"scaling_{name}": value, f"scaling_{name}_low": interval.low}
+            found |= {f"scaling_{name}_high": interval.high}
+        return found
+
+
+def _metric(name: str, where: str) -> Quantity:
+    return Quantity(f"{METRIC_NAMES[name]}{where}", "nats" if name == "nll" else "1")
+
+
+def _with_ends(prefix: str, where: str) -> dict[str, Quantity]:
+    """Every metric with its standard error and interval."""
+    found = {}
+    for name in METRIC_NAMES:
+        metric = _metric(name, where)
+        found[f"{prefix}{name}"] = metric
+        found |= {f"{prefix}{name}{end}": Quantity(text.format(name), metric.units) for end, text in ENDS.items()}
+    return found
+
+
+def _temperature(data: Mapping[str, np.ndarray]) -> dict[str, float]:
+    value, error = (data[name][data["done"] == 1] for name in ("fitted_temperature", "fitted_temperature_se"))
+    if not value.size:
+        return {}
+    low, high = value[0] - 1.96 * error[0], value[0] + 1.96 * error[0]
+    return {
+        "temperature": value[0], "temperature_se": error[0], "temperature_low": max(low, 0.0), "temperature_high": high
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Fit:
+    temperature: Temperature
+    logits: tuple[tuple[Tensor, Tensor], ...]  # of every mini-batch, with its targets; empty where there are too many
+
+
+@once_per_weights
+def _fit(subject: Subject, seed: int) -> _Fit:
+    """The temperature of one half of the samples, in one pass over the data."""
+    fit, kept = TemperatureFit(), []
+    keeps = True
+    for i in range(len(subject.batches)):
+        logits, targets = logits_and_targets(subject, i)
+        half = np.flatnonzero(_in_fit(subject, seed, i)).tolist()
+        if half:
+            fit.add(logits[half], targets[half])
+        keeps = keeps and logits.shape[1] * len(subject) <= KEPT
+        if keeps:
+            kept.append((logits, targets))
+    return _Fit(fit.fitted(), tuple(kept))
+
+
+def _in_fit(subject: Subject, seed: int, i: int) -> np.ndarray:
+    """Which samples of mini-batch i the temperature is fitted on: a random half of all, whatever the batch size."""
+    start, n = first_row(subject, i), len(subject)
+    chosen = np.zeros(n, dtype=bool)
+    chosen[np.random.default_rng(derived_seed(seed, "half")).permutation(n)[: n // 2]] = True
+    return chosen[start : start + subject.samples(i)]

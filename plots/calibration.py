@@ -1,0 +1,196 @@
+"""Draw reliability diagrams with histograms of confidence, and paired differences of networks (Guo et al. 2017)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from landscape.plots import style
+from landscape.plots.appearance import Look, parameters_of
+from landscape.plots.appearance import look as look_of
+from landscape.plots.figure import Axes, Figure
+from landscape.plots.headlines import Numbers
+from landscape.results import calibration as statistics
+
+MEANING = (
+    "How often a prediction of some confidence is right: below the diagonal the network is overconfident, above it "
+    "underconfident, and the histogram shows how many samples each point stands for. Calibration is that of the "
+    "data it was measured on, and a network that always predicts the class frequencies is calibrated without being "
+    "of any use."
+)
+NOTE = "Bars: 95 % intervals (Wilson, of the accuracy per bin)."
+QUANTILE = 1.96
+COMPARED = {"nll": "NLL (nats)", "accuracy": "accuracy", "brier": "Brier score", "ece": "ECE"}
+COLUMNS = 4  # networks side by side
+
+
+def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) -> tuple[Axes, ...]:
+    """Draw the accuracy over the confidence (first axes), and the share of samples per bin (second, if any).
+
+    Pale is the half that the temperature was not fitted on, after temperature scaling.
+    """
+    look = look or look_of(data)
+    ax = axes[0]
+    ax.plot([0, 1], [0, 1], color="0.6", linewidth=0.7, linestyle="--", zorder=0)
+    for prefix, alpha, face in (("scaled_", 0.6, "white"), ("", 1.0, look.color)):
+        confidence, accuracy, low, high = diagram(data, prefix)
+        ax.errorbar(
+            confidence, accuracy, yerr=np.stack([accuracy - low, high - accuracy]), color=look.color, alpha=alpha,
+            marker=look.marker, markerfacecolor=face, linestyle=":" if prefix else look.line, elinewidth=0.7,
+            zorder=2 if prefix else 3,
+        )  # fmt: skip
+        if len(axes) > 1:
+            count = data[f"{prefix}bin_count"].values
+            middle, width = data["bin"].values, 1 / len(count)
+            share = count / max(count.sum(), 1)
+            how = {"fill": False, "linestyle": ":"} if prefix else {"alpha": 0.35}
+            axes[1].bar(middle, share, width=width, color=look.color, edgecolor=look.color, linewidth=0.8, **how)
+    ax.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
+    ax.text(0.04, 0.95, words(data), transform=ax.transAxes, va="top", fontsize=style.SMALL)
+    for histogram in axes[1:]:
+        histogram.set(xlabel="confidence", ylabel="share", xlim=(0, 1))
+    return axes
+
+
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """Diagram above histogram, one column per network; below, networks on the same samples against the first one."""
+    compared = comparable(results)
+    columns = min(COLUMNS, max(2, len(results)))
+    rows = -(-len(results) // columns)
+    side = style.PAGE / columns
+    below = 0.55 + 0.17 * (len(compared) - 1) if compared else 0.0
+    note = f"{NOTE} Open markers, dotted: after temperature scaling, on the half of the samples it was not fitted on."
+    if compared:
+        reference = looks[compared[0]].label
+        resamples = ", ".join(sorted({str(parameters_of(results[i]).get("draws", 1000)) for i in compared}))
+        note += (
+            f" Below: paired differences from {reference} on the same samples, 95 % intervals ({resamples} resamples)."
+        )
+    figure = style.page(results, looks, height=1.35 * side * rows + below + 0.3, note=note)
+    above: Any = figure
+    if compared:
+        above, under = figure.subfigures(2, 1, height_ratios=[1.35 * side * rows, below + 0.3])
+    grid = above.subplots(2 * rows, columns, height_ratios=[1, 0.3] * rows, sharex=True, squeeze=False)
+    highest = 0.0
+    for k in range(rows * columns):
+        axes = tuple(grid[2 * (k // columns) + j, k % columns] for j in (0, 1))
+        if k >= len(results):
+            for ax in axes:
+                ax.remove()
+            continue
+        draw(results[k], axes, look=looks[k])
+        size = style.RC["axes.titlesize"] if columns < 3 else style.SMALL
+        axes[0].set_title(style.fitted(looks[k].label, side, size), fontsize=size)
+        axes[0].set_xlabel("")
+        for ax in axes if k % columns else ():
+            ax.set_ylabel("")
+        highest = max(highest, axes[1].get_ylim()[1])
+    for k in range(len(results)):
+        grid[2 * (k // columns) + 1, k % columns].set_ylim(0, highest)
+        grid[2 * (k // columns) + 1, k % columns].tick_params(labelbottom=True)
+    if compared:
+        _differences(under.subplots(1, len(COMPARED), sharey=True), results, looks, compared)
+    return figure
+
+
+def diagram(data: xr.Dataset, prefix: str = "") -> tuple[np.ndarray, ...]:
+    """Mean confidence of the bins that hold samples, their accuracy, and the ends of its Wilson interval."""
+    count = data[f"{prefix}bin_count"].values
+    shown = count > 0
+    n, confidence, p = (data[f"{prefix}bin_{name}"].values[shown] for name in ("count", "confidence", "accuracy"))
+    z = QUANTILE**2 / n
+    middle = (p + z / 2) / (1 + z)
+    half = QUANTILE * np.sqrt(p * (1 - p) / n + z / (4 * n)) / (1 + z)
+    return confidence, p, np.minimum(middle - half, p), np.maximum(middle + half, p)
+
+
+def words(data: xr.Dataset) -> str:
+    """Calibration error with its interval, before and after scaling on the held-out half, and the temperature."""
+    ece, low, high, held, scaled = (
+        100 * float(data[name]) for name in ("ece", "ece_low", "ece_high", "held_ece", "scaled_ece")
+    )
+    lines = [f"ECE {ece:.1f} % [{low:.1f}, {high:.1f}]"]
+    if np.isfinite(scaled):
+        lines.append(f"scaled {held:.1f} → {scaled:.1f} %")
+    if np.isfinite(float(data["temperature"])):
+        error = float(data["temperature_se"])
+        lines.append(f"T = {float(data['temperature']):.2f}" + (f" ± {error:.2f}" if np.isfinite(error) else ""))
+    return "\n".join(lines)
+
+
+def comparable(results: Sequence[xr.Dataset]) -> list[int]:
+    """Positions of finished results on the same samples, the first such set; empty where there is none."""
+    finished = [i for i, data in enumerate(results) if (data["done"] == 1).all()]
+    for i in finished:
+        same = [j for j in finished if j >= i and _samples(results[j]) == _samples(results[i])]
+        if len(same) > 1:
+            return same
+    return []
+
+
+def against(data: xr.Dataset, others: Sequence[xr.Dataset]) -> Numbers:
+    """Paired differences from the first of other results on the same samples, with their 95 % intervals."""
+    found = comparable([*others, data])
+    if not found or found[-1] != len(others):
+        return {}
+    differences = paired(data, others[found[0]])
+    label = str(others[found[0]].attrs.get("label", ""))
+    words = (
+        f"{name} {value:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}]"
+        for name, (value, interval) in differences.items()
+        if name in ("nll", "accuracy", "ece") and np.isfinite(value)
+    )
+    return {f"against {label}": ", ".join(words)}
+
+
+def paired(data: xr.Dataset, other: xr.Dataset) -> dict[str, tuple[float, statistics.Interval]]:
+    """Every metric of a result minus that of another one on the same samples."""
+    draws = int(parameters_of(data).get("draws", 1000))
+    pair = (statistics.stored_scores({str(name): one[name] for name in one.variables}) for one in (data, other))
+    return statistics.paired_difference(*pair, draws=draws)
+
+
+def headline(data: xr.Dataset) -> Numbers:
+    """NLL, accuracy, calibration error with its sign, and the temperature with NLL and error after scaling."""
+    names = {
+        "nll": "nll",
+        "accuracy": "accuracy",
+        "ece": "ece",
+        "ece_signed": "signed ece",
+        "temperature": "temperature",
+    }
+    found: Numbers = {name: float(data[key]) for key, name in names.items() if key in data}
+    for name in ("ece", "nll"):
+        before, after = (float(data.get(f"{half}_{name}", np.nan)) for half in ("held", "scaled"))
+        found |= {f"held-out {name}": f"{before:.4g} scaled {after:.4g}"} if np.isfinite(after) else {}
+    return found
+
+
+def _samples(data: xr.Dataset) -> tuple[str, int]:
+    return str(data.attrs.get("data_sha256", "")), int(data.attrs.get("samples", 0))
+
+
+def _differences(
+    axes: Sequence[Axes], results: Sequence[xr.Dataset], looks: Sequence[Look], compared: Sequence[int]
+) -> None:
+    """One row per network: its difference from the first, for each of four numbers."""
+    first, *others = compared
+    for row, i in enumerate(others):
+        differences = paired(results[i], results[first])
+        for ax, name in zip(axes, COMPARED, strict=True):
+            value, interval = differences[name]
+            if np.isfinite(value):
+                ends = np.array([[max(value - interval.low, 0.0)], [max(interval.high - value, 0.0)]])
+                ax.errorbar([value], [row], xerr=np.nan_to_num(ends), color=looks[i].color, marker=looks[i].marker)
+    for ax, label in zip(axes, COMPARED.values(), strict=True):
+        ax.axvline(0.0, color="0.5", linewidth=0.6, zorder=0)
+        ax.set_xlabel(f"difference in {label}", fontsize=style.SMALL)
+        ax.locator_params(axis="x", nbins=4)
+        ax.tick_params(axis="x", labelsize=style.SMALL)
+        ax.margins(x=0.15)
+        ax.set_ylim(len(others) - 0.5, -0.5)
+    names = [style.fitted(looks[i].label, 1.2, style.SMALL, lines=1) for i in others]
+    axes[0].set_yticks(range(len(others)), names, fontsize=style.SMALL)

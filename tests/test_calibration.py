@@ -1,0 +1,229 @@
+"""Facts about the calibration probe: metrics by definition, another optimiser's temperature, paired differences."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from analytic import rebatched, run_probe
+from matplotlib.figure import Figure
+from scipy.optimize import minimize_scalar
+from torch import Tensor, nn
+
+from landscape.options import OptionError
+from landscape.plots import FIGURES, headlines
+from landscape.plots import calibration as figure
+from landscape.predictions.scores import METRICS, paired_difference, sample_scores, summary
+from landscape.predictions.temperature import HIGHEST, LOWEST, TemperatureFit
+from landscape.probes import calibration
+from landscape.probes.calibration import Calibration
+from landscape.results import group as groups
+from landscape.results import reader
+from landscape.run import run
+from landscape.subject.losses import mse
+from landscape.subject.subject import Subject
+
+
+class Given(nn.Module):
+    """Returns its inputs as logits, times a weight."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(scale, dtype=torch.float64))
+        self.passes = 0
+
+    def forward(self, logits: Tensor) -> Tensor:
+        self.passes += 1
+        return self.scale * logits
+
+
+def logits_and_classes(count: int = 300, *, overconfident: float = 2.0) -> tuple[Tensor, Tensor]:
+    """Logits that are `overconfident` times those that the classes were drawn from."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 1.5 * torch.randn(count, 5, generator=generator, dtype=torch.float64)
+    return overconfident * logits, torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
+
+
+def subject_of(logits: Tensor, targets: Tensor, *, size: int = 64, scale: float = 1.0) -> Subject:
+    return Subject(Given(scale).eval(), rebatched([(logits, targets)], size))
+
+
+def test_metrics_are_those_of_all_samples_with_intervals_around_them() -> None:
+    logits, targets = logits_and_classes()
+    found = run_probe(Calibration(draws=200), subject_of(logits, targets))
+    for name, value in summary(sample_scores(logits, targets)).items():
+        assert found[name] == pytest.approx(value, rel=1e-12)
+        assert found[f"{name}_low"] <= value <= found[f"{name}_high"]
+    assert found["nll_se"] == pytest.approx(sample_scores(logits, targets).nll.std() / 300**0.5, rel=0.2)
+    assert found["bin_count"].sum() == 300
+
+
+def test_metrics_equal_torchmetrics() -> None:
+    # A CPU torch beside a torchvision built for accelerators: RuntimeError, not ImportError.
+    metrics = pytest.importorskip("torchmetrics.functional.classification", exc_type=(ImportError, RuntimeError))
+    logits, targets = logits_and_classes()
+    found = run_probe(Calibration(draws=2), subject_of(logits, targets))
+    wanted = metrics.multiclass_calibration_error(logits.softmax(1), targets, num_classes=5, n_bins=10, norm="l1")
+    assert found["ece"] == pytest.approx(float(wanted), abs=1e-6)
+
+
+def test_the_temperature_is_that_of_another_optimiser_on_the_same_half() -> None:
+    logits, targets = logits_and_classes()
+    probe, subject = Calibration(draws=20), subject_of(logits, targets)
+    found = run_probe(probe, subject)
+    held = ~np.isnan(found["sample_scaled_confidence"].ravel()[:300])
+    assert held.sum() == 150
+
+    def nll(temperature: float) -> float:
+        return float(sample_scores(logits[~held] / temperature, targets[~held]).nll.mean())
+
+    wanted = minimize_scalar(nll, bounds=(LOWEST, HIGHEST), method="bounded", options={"xatol": 1e-9}).x
+    assert found["temperature"] == pytest.approx(wanted, rel=1e-5)
+    assert found["temperature_low"] < 2.0 < found["temperature_high"]
+    scaled = summary(sample_scores(logits[held] / found["temperature"], targets[held]))
+    before = summary(sample_scores(logits[held], targets[held]))
+    for name in METRICS:
+        assert found[f"scaled_{name}"] == pytest.approx(scaled[name], rel=1e-12)
+        assert found[f"held_{name}"] == pytest.approx(before[name], rel=1e-12)
+    assert found["scaling_nll"] == pytest.approx(scaled["nll"] - before["nll"])
+    assert found["scaling_nll_high"] < 0 < found["held_ece"] - found["scaled_ece"]
+
+
+def test_the_error_of_the_temperature_is_its_spread_over_samples() -> None:
+    drawn = []
+    for seed in range(40):
+        logits, _ = logits_and_classes(200)
+        generator = torch.Generator().manual_seed(seed)
+        targets = torch.multinomial((logits / 2).softmax(1), 1, generator=generator)[:, 0]
+        fit = TemperatureFit()
+        fit.add(logits, targets)
+        drawn.append(fit.fitted())
+    spread = np.std([fit.value for fit in drawn], ddof=1)
+    assert np.mean([fit.error for fit in drawn]) == pytest.approx(spread, rel=0.25)
+    assert np.mean([fit.value for fit in drawn]) == pytest.approx(2.0, abs=4 * spread / 40**0.5)
+
+
+@pytest.mark.parametrize(("sign", "end"), [(1.0, LOWEST), (-1.0, HIGHEST)])
+def test_a_likelihood_without_a_maximum_gives_an_end_of_the_range_and_says_so(
+    sign: float, end: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    targets = torch.arange(40) % 4
+    logits = sign * 50 * nn.functional.one_hot(targets, 4).double()
+    with caplog.at_level(logging.WARNING):
+        found = run_probe(Calibration(draws=5), subject_of(logits, targets))
+    assert found["temperature"] == end
+    assert np.isnan(found["temperature_se"])
+    assert f"the temperature is {end:g}, an end of its range" in caplog.text
+
+
+def test_probabilities_of_exactly_0_and_1_are_scored() -> None:
+    """Certain predictions, three of four right: the ECE of the last bin is 1/4, the NLL of the wrong ones infinite."""
+    logits = torch.full((40, 3), -torch.inf, dtype=torch.float64)
+    logits[:, 0] = 0.0
+    targets = torch.tensor([0, 0, 0, 1]).repeat(10)
+    found = run_probe(Calibration(draws=50), subject_of(logits, targets))
+    assert (found["ece"], found["ece_signed"], found["accuracy_90"]) == (0.25, 0.25, 0.75)
+    assert found["nll"] == np.inf
+    assert np.isnan(found["nll_se"])
+    assert found["bin_count"].tolist() == [0] * 9 + [40]
+    assert found["brier"] == pytest.approx(0.5)
+
+
+def test_numbers_do_not_depend_on_the_batch_size_nor_on_whether_logits_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logits, targets = logits_and_classes()
+    names = ("nll", "ece", "temperature", "scaled_nll", "scaled_ece", "ece_low")
+    wanted = run_probe(Calibration(draws=50), subject_of(logits, targets))
+    subject = subject_of(logits, targets, size=300)
+    for found in (
+        run_probe(Calibration(draws=50), subject),
+        run_probe(Calibration(draws=50), subject_of(logits, targets, size=7)),
+    ):
+        assert [found[name] for name in names] == pytest.approx([wanted[name] for name in names], rel=1e-9)
+    assert isinstance(subject.model, Given)
+    assert subject.model.passes == 1
+    monkeypatch.setattr(calibration, "KEPT", 0)
+    again = subject_of(logits, targets)
+    found = run_probe(Calibration(draws=50), again)
+    assert [found[name] for name in names] == [wanted[name] for name in names]
+    assert isinstance(again.model, Given)
+    assert again.model.passes == 10  # two passes over five mini-batches
+
+
+def test_soft_targets_are_scored() -> None:
+    logits, targets = logits_and_classes()
+    soft = nn.functional.one_hot(targets, 5).double()
+    hard, found = (run_probe(Calibration(draws=20), subject_of(logits, t)) for t in (targets, soft))
+    for name in ("nll", "brier", "ece", "temperature", "scaled_nll"):
+        assert found[name] == pytest.approx(hard[name], rel=1e-12)
+
+
+def test_what_is_no_classifier_is_refused() -> None:
+    logits, targets = logits_and_classes(20)
+    with pytest.raises(ValueError, match="got 1 sample; give --samples"):
+        Calibration().plan(subject_of(logits[:1], targets[:1]))
+    with pytest.raises(OptionError, match="got --loss mse"):
+        Calibration().plan(replace(subject_of(logits, targets), losses=mse, loss_name="mse"))
+    with pytest.raises(ValueError, match=r"got targets \(20, 5\) torch.int64"):
+        Calibration().plan(subject_of(logits, torch.zeros(20, 5, dtype=torch.long)))
+    with pytest.raises(ValueError, match="logits that are not finite"):
+        run_probe(Calibration(), subject_of(logits * torch.nan, targets))
+    with pytest.raises(OptionError, match="--draws must be at least 2, got 1"):
+        Calibration(draws=1)
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two networks on the same samples, and one on others."""
+    path, (logits, targets), times = tmp_path / "r.h5", logits_and_classes(), itertools.count()
+    monkeypatch.setattr(groups, "_now", lambda: f"2026-01-01T00:00:{next(times):02d}+00:00")
+    for label, scale in (("one", 1.0), ("two", 0.5)):
+        run(Calibration(draws=200), replace(subject_of(logits, targets, scale=scale), label=label), path)
+    run(Calibration(draws=200), replace(subject_of(logits + 1, targets.flip(0)), label="elsewhere"), path)
+    return path
+
+
+def test_checkpoints_on_the_same_samples_are_compared_sample_by_sample(study: Path) -> None:
+    logits, targets = logits_and_classes()
+    rows = {row["label"]: row["headline"] for row in headlines.summary(study)}
+    one, two, elsewhere = (rows[label] for label in ("one", "two", "elsewhere"))
+    value, interval = paired_difference(
+        sample_scores(0.5 * logits, targets), sample_scores(logits, targets), draws=200
+    )["nll"]
+    assert f"against one nll {value:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}], accuracy +0.0000" in two
+    assert "against" not in one
+    assert "against" not in elsewhere
+    group = next(name for name, data in reader.groups(study) if data.attrs["label"] == "two")
+    assert "against one nll" in headlines.headline(study, group)
+
+
+def test_the_diagram_is_the_stored_one_and_differences_stand_below(study: Path) -> None:
+    results = [data for _, data in reader.groups(study)]
+    axes = figure.draw(results[0], tuple(Figure().subplots(1, 2)))
+    shown = results[0]["bin_count"].values > 0
+    line = axes[0].containers[-1][0]
+    np.testing.assert_array_equal(line.get_xdata(), results[0]["bin_confidence"].values[shown])
+    np.testing.assert_array_equal(line.get_ydata(), results[0]["bin_accuracy"].values[shown])
+    assert sum(bar.get_height() for bar in axes[1].containers[-1]) == pytest.approx(1.0)
+    assert {results[i].attrs["label"] for i in figure.comparable(results)} == {"one", "two"}
+    looks = [figure.look_of(data) for data in results]
+    page = FIGURES["calibration"].module.page(results, looks)
+    assert [ax.get_xlabel() for ax in page.axes[-4:]] == [
+        "difference in NLL (nats)", "difference in accuracy", "difference in Brier score", "difference in ECE"
+    ]  # fmt: skip
+
+
+def test_a_wilson_interval_contains_the_accuracy_also_at_its_ends() -> None:
+    bins = {"count": [0.0, 1, 20, 20], "confidence": [np.nan, 0.3, 0.6, 0.9], "accuracy": [np.nan, 0.0, 0.5, 1.0]}
+    data = xr.Dataset({f"bin_{name}": ("bin", values) for name, values in bins.items()})
+    _, accuracy, low, high = figure.diagram(data)
+    assert (low <= accuracy).all()
+    assert (accuracy <= high).all()
+    assert high[0] == pytest.approx(1.96**2 / (1 + 1.96**2))
