@@ -186,6 +186,28 @@ def test_heads_of_a_residual_network() -> None:
             torch.testing.assert_close(logits, x @ fc.get_parameter("weight").T + fc.get_parameter("bias"))
 
 
+def test_the_mlp_head_of_blurs_takes_every_position_of_the_map() -> None:
+    """The reference's sizes: 7 x 7 positions of 512 channels, two hidden layers of 4096, dropout 0.5."""
+    with torch.device("meta"):
+        shapes = {
+            k: tuple(v.shape)
+            for k, v in models.build("resnet18", classes=10, image_size=32, head="flat-mlp").state_dict().items()
+        }
+    assert [shapes[k] for k in ("pool.2.weight", "pool.5.weight", "fc.weight")] == [
+        (4096, 25088),
+        (4096, 4096),
+        (10, 4096),
+    ]
+    model = _spread(_small("resnet_demo", 8, head="flat-mlp")).eval()
+    assert [module.p for module in model.modules() if isinstance(module, nn.Dropout)] == [0.5, 0.5]
+    maps = torch.randn(2, 64, 7, 7, dtype=torch.float64)
+    head, fc = model.get_submodule("pool"), model.get_submodule("fc")
+    w1, b1, w2, b2 = (head.get_parameter(name) for name in ("2.weight", "2.bias", "5.weight", "5.bias"))
+    hidden = ((maps.flatten(1) @ w1.T + b1).relu() @ w2.T + b2).relu()
+    torch.testing.assert_close(fc(head(maps)), fc(hidden))
+    assert not torch.allclose(head(maps), head(maps.flip(-1)))  # as it would after an average
+
+
 # Local attention
 
 
@@ -390,7 +412,7 @@ def test_timm_pit_weights_give_its_logits() -> None:
         ("pit_ti", 32, {"heads": (2, 3, 8)}, "do not grow by whole factors"),
         ("pit_ti", 32, {"heads": (2, 4)}, "has 2 entries; give one per stage, 3 in all"),
         ("pit_ti", 32, {"patch": 40}, "patch=40 exceeds images of 32 px"),
-        ("resnet18", 32, {"head": "cls"}, "head must be gap, bn-gap or mlp, got cls"),
+        ("resnet18", 32, {"head": "cls"}, "head must be gap, bn-gap, mlp or flat-mlp, got cls"),
         ("resnet18", 32, {"mc_dropout": 1.0}, "mc_dropout must be a number of at least 0 and below 1, got 1.0"),
         ("localvit_ti", 32, {"neighbourhood": 0}, "neighbourhood must be a whole number of at least 1, got 0"),
         ("localvit_ti", 32, {"neighbourhood": "global"}, r"got global \(none is valid too\)"),

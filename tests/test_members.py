@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 import landscape
 from landscape.curvature.hvp_backends import curvature
+from landscape.options import OptionError
+from landscape.probes import PROBES, probe_class
 from landscape.probes.fourier import Fourier
 from landscape.probes.line import Line
 from landscape.probes.similarity import Similarity
@@ -21,6 +23,7 @@ from landscape.probes.variance import Variance
 from landscape.results.statistics import error_over_members, mean_over_batches
 from landscape.run import run_key
 from landscape.subject.dropout_masks import FrozenMasks, frozen_masks, kept
+from landscape.subject.evaluation import metrics_of
 from landscape.subject.members import with_members
 from landscape.subject.outputs import per_sample
 from landscape.subject.subject import Subject
@@ -252,3 +255,36 @@ def test_cka_of_members_compares_every_member_with_itself() -> None:
     found = run_probe(Similarity(layers=("conv", "mixed")), stochastic(2))
     np.testing.assert_allclose(np.diag(found["cka"]), 1.0)
     assert found["hsic"].shape[:2] == (2, 2)
+
+
+class Noisy(nn.Module):
+    """Draws noise in evaluation mode, by dropout or otherwise."""
+
+    def __init__(self, dropout: bool) -> None:
+        super().__init__()
+        self.conv, self.fc, self.dropout = nn.Conv2d(2, 4, 3, padding=1), nn.Linear(64, 3), dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        return self.fc((F.dropout(x, 0.3) if self.dropout else x + torch.randn_like(x)).flatten(1))
+
+
+@pytest.mark.parametrize("name", [name for name in PROBES if name != "trajectory"])
+@pytest.mark.parametrize("dropout", [True, False])
+def test_every_probe_refuses_a_network_that_draws_random_numbers(name: str, dropout: bool) -> None:
+    subject = Subject(Noisy(dropout).double().eval(), batches())
+    with pytest.raises(ValueError, match="draws random numbers in evaluation mode") as caught:
+        run_key(probe_class(name)(**probe_class(name).smallest), subject, "")
+    assert ("freeze its dropout masks (--mc-dropout 10)" in str(caught.value)) is dropout
+
+
+def test_evaluate_refuses_one_pass_of_such_a_network() -> None:
+    x, y = torch.randn(12, 2, 4, 4), torch.arange(12) % 3
+    subject = landscape.load(Noisy(True), data=(x, y))
+    with pytest.raises(ValueError, match=r"--mc-dropout 10.*or average several passes \(--passes 10\)"):
+        metrics_of(subject)
+    frozen = landscape.load(Noisy(True), data=(x, y), mc_dropout=3)
+    assert metrics_of(frozen) == metrics_of(frozen)
+    assert metrics_of(frozen)["loss"] == pytest.approx(per_sample(frozen)[0].mean().item())
+    with pytest.raises(OptionError, match="--passes 2 and --mc-dropout 3 both average"):
+        metrics_of(frozen, passes=2)

@@ -232,10 +232,11 @@ def test_a_loss_that_fails_on_samples_without_targets_is_named() -> None:
         load(nn.Linear(3, 3), data=drawn(SAMPLES, 3), loss=lambda outputs, batch: outputs["mean"])
 
 
-def test_the_metrics_of_one_draw_are_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_metrics_of_one_draw_are_refused() -> None:
     data = (drawn(SAMPLES, 3), drawn(SAMPLES, 2))
-    metrics_of(load(nn.Linear(3, 2), data=data, loss=lambda o, t: (o + torch.rand_like(o) - t).square().mean(dim=1)))
-    assert "these are the values of one draw" in caplog.text
+    subject = load(nn.Linear(3, 2), data=data, loss=lambda o, t: (o + torch.rand_like(o) - t).square().mean(dim=1))
+    with pytest.raises(ValueError, match=r"or its loss, draws random numbers.*draw the noise with the data$"):
+        metrics_of(subject)
 
 
 def test_a_loss_of_targets_that_the_data_do_not_name_is_explained() -> None:

@@ -195,6 +195,8 @@ def _traced(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, hvp
         ValueError: the model cannot be traced, or its graph not be compiled.
     """
     inputs, targets = subject.batch(0)
+    if subject.members:
+        raise ValueError(f"--hvp {hvp} records one network, --mc-dropout averages {subject.members}; use --hvp kept")
     if not isinstance(inputs, Tensor) or not isinstance(targets, Tensor):
         raise ValueError(f"--hvp {hvp} needs one tensor as input and one as target; use --hvp kept")
     expected = reference(subject, parameters, fixed)

@@ -59,6 +59,8 @@ def power_iteration(
 
     counted, batch, shift = _Counted(subject), subject.batch(i), subject.weight_decay
 
+    if subject.members:
+        raise ValueError("--engine pyhessian measures one network, --mc-dropout averages several; drop --engine")
     if not all(isinstance(part, Tensor) for part in batch):
         raise ValueError("--engine pyhessian needs one tensor as input and one as target; drop --engine")
 

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Head = Literal["gap", "bn-gap", "mlp"]
+Head = Literal["gap", "bn-gap", "mlp", "flat-mlp"]
+POSITIONS, HIDDEN = 7, 4096  # side of the map and hidden units of the head `flat-mlp`, at most
 BOUND = 10.0  # t of t tanh(x / t), as in the paper
 # (branch, rate) -> branch: what stochastic depth does in evaluation too, where it samples networks
 stochastic_depth: ContextVar[Callable[[Tensor, float], Tensor] | None] = ContextVar("stochastic_depth", default=None)
@@ -93,17 +94,26 @@ class Average(nn.Module):
         return x.mean((2, 3))
 
 
-def pooling(head: Head, features: int) -> nn.Module:
-    """The layers between the last feature map and the linear classifier.
+def pooling(head: Head, features: int) -> tuple[nn.Module, int]:
+    """The layers between the last feature map and the linear classifier, and the features that they give it.
 
     `gap` averages over positions; `bn-gap` applies batch norm and ReLU before; `mlp` adds a hidden layer of as many
-    units after.
+    units after the average. `flat-mlp` does not average: it is the MLP head of VGG and of "Blurs Behave Like Ensembles"
+    (arXiv 2105.12639), two hidden layers of 8 times as many units as channels, at most 4096, with dropout 0.5, on all
+    channels of the map resized to 7 x 7.
     """
     if head == "bn-gap":
-        return nn.Sequential(nn.BatchNorm2d(features), nn.ReLU(), Average())
+        return nn.Sequential(nn.BatchNorm2d(features), nn.ReLU(), Average()), features
     if head == "mlp":
-        return nn.Sequential(Average(), nn.Linear(features, features), nn.ReLU())
-    return Average()
+        return nn.Sequential(Average(), nn.Linear(features, features), nn.ReLU()), features
+    if head == "flat-mlp":
+        hidden = min(8 * features, HIDDEN)
+        return nn.Sequential(
+            nn.AdaptiveAvgPool2d(POSITIONS), nn.Flatten(),
+            nn.Linear(features * POSITIONS**2, hidden), nn.ReLU(), nn.Dropout(0.5),
+            nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout(0.5),
+        ), hidden  # fmt: skip
+    return Average(), features
 
 
 class Smoothing(nn.Module):

@@ -62,7 +62,7 @@ class ResNet(Staged):
         drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
         mc_dropout: rate of dropout before the last convolution of every block, also in evaluation.
         smoothing: a smoothing block at the end of every stage.
-        head: `gap`, `bn-gap` or `mlp`, see `pooling`.
+        head: `gap`, `bn-gap`, `mlp` or `flat-mlp`, see `pooling`.
 
     Raises:
         ValueError: groups or a width per group are given for basic blocks, or leave no channels.
@@ -104,7 +104,7 @@ class ResNet(Staged):
             return Block(inputs, inner, outputs, stride, bottleneck, groups, rate, mc_dropout)
 
         features = self.add_stages(make, blocks, width, bottleneck, drop_path, smoothing)
-        self.pool = pooling(head, features)
+        self.pool, features = pooling(head, features)
         self.fc = nn.Linear(features, classes)
         initialise(self, (nn.Conv2d,), kaiming)
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.subject import evaluation
+from landscape.subject.checks import refuse_stochastic
 from landscape.subject.subject import Subject
 
 METRICS = {
@@ -32,6 +33,8 @@ class Evaluation(Probe):
     passes: int = 1
 
     def plan(self, subject: Subject) -> Plan:
+        if self.passes == 1:
+            refuse_stochastic(subject)
         errors = {f"{name}_se": replace(metric, long_name="its standard error") for name, metric in METRICS.items()}
         return Plan(
             over={"passes": np.array([self.passes])},
@@ -40,4 +43,7 @@ class Evaluation(Probe):
         )
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
-        return asdict(evaluation.evaluate(subject.model, subject.each_batch(), passes=self.passes, seed=subject.seed))
+        batches, forward = subject.each_batch(), subject.forward
+        return asdict(
+            evaluation.evaluate(subject.model, batches, passes=self.passes, seed=subject.seed, forward=forward)
+        )

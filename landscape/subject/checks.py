@@ -15,6 +15,7 @@ from landscape.data.dataset import BatchList, Images
 from landscape.data.structure import Nested, tensors_in
 from landscape.subject.adaptation import misfit
 from landscape.subject.losses import MEANINGS, cross_entropy
+from landscape.subject.members import rates_of
 from landscape.subject.outputs import logits_in
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
@@ -22,12 +23,15 @@ from landscape.subject.targets import refuse_targets
 from landscape.subject.weights_cache import once_per_weights
 
 
-def refuse_stochastic(subject: Subject) -> None:
-    """Reject models that are in training mode or stochastic in eval mode; their loss surface would be noise."""
+def refuse_stochastic(subject: Subject, otherwise: str = "") -> None:
+    """Reject models that are in training mode or stochastic in eval mode: every measurement would give other numbers.
+
+    `otherwise` is what else can be done about it, for the message.
+    """
     refuse_training(subject.model)
     if reason := variation(subject):
         or_loss = "" if subject.losses in MEANINGS else ", or its loss,"
-        raise ValueError(f"the model ({type(subject.model).__name__}){or_loss} {reason}")
+        raise ValueError(f"the model ({type(subject.model).__name__}){or_loss} {reason}{otherwise}")
 
 
 @once_per_weights
@@ -53,10 +57,23 @@ def variation(subject: Subject) -> str:
         )
     if drawn and not all(map(torch.equal, first, other)):
         return (
-            "draws random numbers in evaluation mode, expected the same loss at every pass; switch its dropout off (of "
-            "our models: --model-arg mc_dropout=0), or draw the noise with the data"
+            "draws random numbers in evaluation mode, expected the same loss at every pass; "
+            f"{_remedy(subject)}draw the noise with the data"
         )
     return ""
+
+
+def _remedy(subject: Subject) -> str:
+    """What to do about the random numbers of a model if they are those of dropout; else ""."""
+    try:
+        drops = not subject.members and any(rates_of(subject)[0])
+    except Exception:  # of a user's code
+        drops = False
+    if not drops:
+        return ""
+    return (
+        "freeze its dropout masks (--mc-dropout 10), switch dropout off (of our models: --model-arg mc_dropout=0), or "
+    )
 
 
 def _equal_but_for_rounding(first: Tensor, second: Tensor) -> bool:

@@ -18,7 +18,7 @@ from landscape.data.batch_layout import Forward
 from landscape.data.structure import Nested
 from landscape.options import OptionError, at_least
 from landscape.probe import derived_seed
-from landscape.subject.checks import variation
+from landscape.subject.checks import refuse_stochastic
 from landscape.subject.losses import class_indices, cross_entropy
 from landscape.subject.outputs import intact_per_sample, outputs_of
 from landscape.subject.pixel_scores import pixel_metrics
@@ -98,15 +98,20 @@ def metrics_of(subject: Subject, *, passes: int = 1) -> dict[str, float]:
     dense prediction has the metrics of `pixel_metrics`.
 
     Raises:
-        OptionError: several passes of a model that is not a classifier; ValueError: as `evaluate`.
+        OptionError: several passes of a model that is not a classifier, or that has members.
+        ValueError: as `evaluate`, or the model draws random numbers and there is one pass.
     """
-    if passes == 1 and (reason := variation(subject)):
-        _log.warning("note: the model, or its loss, %s; these are the values of one draw", reason)
-    if subject.dense and passes == 1:
-        return pixel_metrics(subject)
+    if passes > 1 and subject.members:
+        raise OptionError(f"--passes {passes} and --mc-dropout {subject.members} both average; give one of them")
     targets = subject.batch(0)[1]
     soft = targets.is_floating_point() if isinstance(targets, Tensor) else False
-    if subject.losses is cross_entropy and isinstance(targets, Tensor) and targets.dim() == (2 if soft else 1):
+    classes = subject.losses is cross_entropy and isinstance(targets, Tensor) and targets.dim() == (2 if soft else 1)
+    if passes == 1:
+        with evaluation_mode(subject.model):
+            refuse_stochastic(subject, "; or average several passes (--passes 10)" if classes else "")
+    if subject.dense and passes == 1:
+        return pixel_metrics(subject)
+    if classes:
         classifier = evaluate(
             subject.model, subject.each_batch(), passes=passes, seed=subject.seed, forward=subject.forward
         )

@@ -79,6 +79,8 @@ class ForwardPass:
     """
 
     def __init__(self, subject: Subject, mode: ExecutionMode) -> None:
+        if mode.compile and subject.members:
+            raise ValueError("--compile runs one network, --mc-dropout averages several; give one of them")
         self._subject, self._mode = subject, mode
         self._model: Callable[..., Any] = _compiled(subject) if mode.compile else subject.model
         self._cache: list[tuple[Nested, Nested]] = _prepared(subject, mode.memory_format)
