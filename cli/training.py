@@ -21,6 +21,9 @@ def train(
     data_root: Annotated[Path | None, Option(help="folder that holds cifar-100-python/ and the like")] = None,
     model_arg: Annotated[list[str], Option(help="KEY=VALUE argument of the model; repeatable")] = [],  # noqa: B006
     recipe: Annotated[str | None, Option(help="demo, cifar-vit, cifar-cnn, cifar-noaug, imagenet-vit")] = None,
+    objective: Annotated[
+        str | None, Option(help="classification, or without labels simclr (two views) or mim (masked images, of a ViT)")
+    ] = None,
     epochs: Annotated[int | None, Option(help="total, warm-up included; 0 writes the initial weights")] = None,
     batch_size: Annotated[int | None, Option(help="images per step")] = None,
     lr: Annotated[float | None, Option(help="peak learning rate")] = None,
@@ -62,6 +65,7 @@ def train(
 
     memory_formats = {True: "channels_last", False: "contiguous", None: None}
     options = {
+        "objective": objective,
         "epochs": epochs, "batch_size": batch_size, "lr": lr, "weight_decay": weight_decay, "mixup": mixup,
         "label_smoothing": label_smoothing, "cutmix": cutmix, "drop_path": drop_path, "warmup": warmup,
         "accumulate": accumulate, "ema": ema, "precision": precision, "memory_format": memory_formats[channels_last],
@@ -99,12 +103,13 @@ def run_training(
     from landscape.training.train import train as train_model
 
     resolved = recipes.recipe(recipe or recipes.default_recipe(model), **overrides)
+    what = "accuracy" if resolved.objective == "classification" else "neighbour accuracy"
     board = EventFiles(out) if tensorboard else None
 
     def report(done: EpochResult) -> None:
         if board is not None:
             board(done)
-        numbers = f"train loss {done.train_loss:.4f} loss {done.loss:.4f} accuracy {done.accuracy:.4f}"
+        numbers = f"train loss {done.train_loss:.4f} loss {done.loss:.4f} {what} {done.accuracy:.4f}"
         say(f"{out.name} epoch {done.epoch}/{done.epochs} {numbers} {done.seconds:.1f} s", quiet=quiet)
 
     existed = (out / "final.pt").exists()
@@ -117,7 +122,8 @@ def run_training(
     for file, state in states.items():  # the last line is that of final.pt, also for scripts
         if file.exists():
             metrics = read_checkpoint(file).metrics
-            say(f"{state}: {file}, loss {metrics['loss']:.4f}, accuracy {metrics['accuracy']:.4f}", quiet=quiet)
+            accuracy = metrics[what.replace(" ", "_")]
+            say(f"{state}: {file}, loss {metrics['loss']:.4f}, {what} {accuracy:.4f}", quiet=quiet)
     if (out / "metrics.csv").exists():
         from landscape.plots import drawing
 

@@ -11,6 +11,7 @@ from landscape.checkpoints import raw_files
 
 FINAL = "final.pt"  # the last weights of a run of the trainer
 FINAL_EMA = "final_ema.pt"  # their moving average, a separate checkpoint
+DECODER = "final_decoder.pt"  # those of a masked-image encoder with its decoder, likewise
 # Endings of checkpoint files, the longer ones first; `.t7` is torch.save's by the convention of older PyTorch code.
 SUFFIXES = (".pth.tar", ".pt.tar", ".pt", ".pth", ".t7", ".ckpt", ".safetensors")
 NUMBER = r"\d+(?:\.\d+)?"
@@ -30,7 +31,7 @@ TRAINING = re.compile(
 )
 # Files beside checkpoints: the state to resume from, the trainer's moving average, and parts of other training scripts.
 COMPANION = re.compile(
-    r"resume|final_ema|(.*[-_.])?(optim|optimizer|optimizer_state|scheduler|scaler|rng_state(_\d+)?|training_args)"
+    r"resume|final_ema|final_decoder|(.*[-_.])?(optim|optimizer|optimizer_state|scheduler|scaler|rng_state(_\d+)?|training_args)"
 )
 
 
@@ -119,5 +120,5 @@ def _parts(path: Path) -> list[str]:
 
 def _label_length(path: Path) -> int:
     """How many of the parts are the default label."""
-    of_trainer = path.name == FINAL_EMA or re.fullmatch(r"init|warmup|epoch_\d+", stem_of(path))
+    of_trainer = path.name in (FINAL_EMA, DECODER) or re.fullmatch(r"init|warmup|epoch_\d+", stem_of(path))
     return 2 if of_trainer and not path.is_dir() else 1

@@ -48,6 +48,12 @@ def load_into(
 
     differing = [name for name, own in found.names.items() if given[own].shape != wanted[name].shape]
     lacking = [name for name in found.missing if not may_miss(name)]
+    objective = checkpoint.recipe.get("objective", "classification")
+    if lacking and objective != "classification" and all(map(is_head, lacking)):
+        raise ValueError(
+            f"{checkpoint.path} was trained without labels ({objective}) and has no classifier; measure it with "
+            "fourier, variance, similarity, attention or probe-linear, which need none"
+        )
     if lacking or (found.unexpected and not allow_missing):
         raise ValueError(f"{checkpoint.path} does not fit the model: {_mismatch(found, len(wanted))}")
     for name in differing:

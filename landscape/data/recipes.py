@@ -12,6 +12,7 @@ from landscape.options import BOOLEANS, OptionError, invalid, parse_assignments,
 
 Value: TypeAlias = float | int | str | bool
 
+OF_LABELS = ("mixup", "cutmix", "label_smoothing", "randaugment")  # fields that an objective without labels ignores
 FORMATS = ("contiguous", "channels_last")
 TYPES: Mapping[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
 TRANSFORMERS = ("vit", "localvit", "swin", "pit", "mixer")  # families whose default recipe is `cifar-vit`
@@ -50,6 +51,12 @@ class Recipe:
     # one mini-batch at a time
     accumulate: int = 1
     ema: float = 0.0  # decay of the moving average of the weights, 0 for none (`ema.moving_average`)
+    # what is minimised: the loss of a classifier, or without labels that of SimCLR or of masked images
+    objective: Literal["classification", "simclr", "mim"] = "classification"
+    temperature: float = 0.2  # of SimCLR's similarities
+    projection: int = 64  # numbers that SimCLR compares
+    mask: float = 0.6  # share of the patches that a masked-image encoder does not see
+    decoder: int = 1  # blocks between such an encoder and the linear layer that reconstructs the pixels
     sync_bn: bool = False  # batch norm over the samples of all processes; changes nothing in a single process
 
 
@@ -93,6 +100,11 @@ def recipe(name: str, **overrides: Value | None) -> Recipe:
             raise OptionError(f"a recipe has no field {field!r}; expected {_nearest(field, names)}")
     given = {field: value for field, value in overrides.items() if value is not None}
     changed = replace(RECIPES[name], **given)  # type: ignore[arg-type]  # `validated` checks every value
+    if changed.objective != "classification":
+        for field in (field for field in OF_LABELS if given.get(field)):
+            what = f"--{field.replace('_', '-')} {given[field]}"
+            raise OptionError(f"{what} belongs to labels; drop it for --objective {changed.objective}")
+        changed = replace(changed, mixup=0.0, cutmix=0.0, label_smoothing=0.0, randaugment=0)
     if "warmup" not in given:
         changed = replace(changed, warmup=min(changed.warmup, changed.epochs / 5))
     return validated(changed)
@@ -144,6 +156,11 @@ def validated(recipe: Recipe) -> Recipe:
         ("precision", r.precision in ("auto", "fp32", "bf16"), "auto, fp32 or bf16"),
         ("accumulate", r.accumulate >= 1 and r.accumulate == int(r.accumulate), "a whole number of at least 1"),
         ("ema", 0 <= r.ema < 1, "at least 0 (none) and less than 1"),
+        ("objective", r.objective in ("classification", "simclr", "mim"), "classification, simclr or mim"),
+        ("temperature", 0 < r.temperature < math.inf, "a positive number, such as 0.2"),
+        ("projection", r.projection >= 1 and r.projection == int(r.projection), "a whole number of at least 1"),
+        ("mask", 0 < r.mask <= 1, "above 0 and at most 1, such as 0.6"),
+        ("decoder", r.decoder >= 0 and r.decoder == int(r.decoder), "a whole number of at least 0"),
         ("memory_format", r.memory_format in ("auto", *FORMATS), "auto, contiguous or channels_last"),
     )
     for name, holds, expected in expectations:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from landscape.models.blocks import drop_path, drop_path_rates, initialise, require_size
+from landscape.options import at_least
 
 
 class ViT(nn.Module):
@@ -26,11 +27,15 @@ class ViT(nn.Module):
         head: "cls" reads the class token; "gap" averages the patch tokens and has no class token.
         drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
         dropout: after the embedding, the attention's projection and both layers of the MLP.
+        decoder: None makes a classifier. A number makes an autoencoder in the style of SimMIM (arXiv 2111.09886): so
+            many blocks behind the encoder, then a linear layer that reconstructs the pixels of every patch,
+            (N, patch, channels * side^2); a mask token can take the place of patches.
         std: of the truncated normal that weights, class token and positions start from. 0.02 is DeiT's; networks
             much narrower than its learn many times faster from about 1 / sqrt(dim).
 
     Raises:
         ValueError: the patch does not divide the image, or the heads do not divide `dim`.
+        OptionError: the decoder has fewer than 0 blocks.
     """
 
     def __init__(
@@ -48,6 +53,7 @@ class ViT(nn.Module):
         head: Literal["cls", "gap"] = "cls",
         drop_path: float = 0.0,
         dropout: float = 0.0,
+        decoder: int | None = None,
         std: float = 0.02,
     ) -> None:
         super().__init__()
@@ -67,18 +73,34 @@ class ViT(nn.Module):
             *(block(dim, heads, mlp_ratio, rate, dropout) for rate in drop_path_rates(drop_path, depth))
         )
         self.norm = nn.LayerNorm(dim)
-        self.head = nn.Linear(dim, classes)
+        self.decoder: nn.Sequential | None = None
+        self.mask_token: nn.Parameter | None = None
+        outputs = classes
+        if decoder is not None:
+            at_least("decoder", decoder, 0)
+            self.decoder = nn.Sequential(*(block(dim, heads, mlp_ratio, 0.0, 0.0) for _ in range(decoder)))
+            self.mask_token, outputs = nn.Parameter(torch.zeros(1, 1, dim)), channels * patch**2
+        self.head = nn.Linear(dim, outputs)
         draw = partial(nn.init.trunc_normal_, std=std)
         initialise(self, (nn.Linear, nn.Conv2d), draw, self.position_embedding, self.cls_token)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of a batch of images of the size the model was built for."""
+        """Logits of a batch of images of the size the model was built for, or an autoencoder's pixels."""
+        return self.without_patches(images, None)
+
+    def without_patches(self, images: Tensor, mask: Tensor | None) -> Tensor:
+        """As `forward`, with the mask token of an autoencoder in place of the patches of a mask (N, patch) bool."""
         require_size(images, self.image_size)
         x = self.patch_embedding(images).flatten(2).transpose(1, 2)  # (batch, token, dim)
+        if mask is not None and self.mask_token is not None:
+            x = torch.where(mask[..., None], self.mask_token.to(x.dtype), x)
         if self.cls_token is not None:
             x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1)
         x = self.dropout(x + self.position_embedding)
         x = self.norm(self.blocks(x))
+        if self.decoder is not None:
+            pixels: Tensor = self.head(self.decoder(x)[:, self.num_prefix_tokens :])
+            return pixels
         logits: Tensor = self.head(x.mean(1) if self.cls_token is None else x[:, 0])
         return logits
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from landscape.data.recipes import Recipe
 
-UNDECAYED = re.compile(r"position|cls_token")
+UNDECAYED = re.compile(r"position|cls_token|mask_token")
 
 
 def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
@@ -26,8 +26,8 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Two groups: the parameters with weight decay, and those without.
 
-    As in timm, biases and norms (at most one dimension), position embeddings, relative position tables and the CLS
-    token do not decay. The `l2` that probes report differs: it sums over all trainable parameters.
+    As in timm, biases and norms (at most one dimension), position embeddings, relative position tables, the CLS and
+    the mask token do not decay. The `l2` that probes report differs: it sums over all trainable parameters.
     """
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     free = {name: p for name, p in trainable.items() if p.ndim <= 1 or UNDECAYED.search(name)}

@@ -19,17 +19,17 @@ import torch
 from torch import Tensor, nn
 
 from landscape import models
-from landscape.checkpoints.file_names import FINAL, FINAL_EMA
+from landscape.checkpoints.file_names import DECODER, FINAL, FINAL_EMA
 from landscape.data.dataset import Batches, Images
 from landscape.data.recipes import Recipe, at_size, validated
 from landscape.options import OptionError, at_least, one_of, require
-from landscape.subject.evaluation import evaluate
 from landscape.subject.smoothing import insert
 from landscape.subject.smoothing_options import SmoothingOptions, recorded
 from landscape.subject.threads import fixed_threads
 from landscape.training import run_folder
 from landscape.training.determinism import deterministic_algorithms
 from landscape.training.distributed import ProcessGroup, device_of, process_group
+from landscape.training.objectives import MaskedImages, objective_of, refuse_images, refuse_model
 from landscape.training.run_folder import INIT, WARMUP, RunIdentity
 from landscape.training.training_set import requested_size, splits
 from landscape.training.updates import Trainer, epoch_updates, with_memory_format
@@ -45,7 +45,7 @@ class EpochResult:
     epochs: int
     train_loss: float  # mean over the epoch's samples as they were trained on: augmented, mixed, smoothed
     loss: float  # on the test split at the end of the epoch, as is `accuracy` (a fraction)
-    accuracy: float
+    accuracy: float  # without labels that of the nearest neighbours, see `nearest_neighbours`
     seconds: float  # of this epoch, its evaluation included
     lr: float  # learning rate of its last update
 
@@ -108,18 +108,20 @@ def train(
         processes.on_main_process(lambda: run_folder.refuse_another_run(out, identity))
         if not processes.on_main_process((out / FINAL).exists):
             stack.enter_context(torch.random.fork_rng(devices=[place] if place.type == "cuda" else []))
-            network, tested = _network(identity, images, smoothing), Batches(tests.to(place), recipe.batch_size)
+            network, tested = _network(identity, recipe, images, smoothing), Batches(tests.to(place), recipe.batch_size)
             trainer = Trainer.of(network, images.to(place), recipe, seed=seed, processes=processes)
             _train(_Run(trainer, tested, identity, out, snapshots, snapshot_dtype), report)
         processes.on_main_process(lambda: run_folder.tidy(out))  # here too after a kill between the last two writes
     return out / FINAL
 
 
-def _network(identity: RunIdentity, images: Images, smoothing: SmoothingOptions | None) -> nn.Module:
+def _network(identity: RunIdentity, recipe: Recipe, images: Images, smoothing: SmoothingOptions | None) -> nn.Module:
     """The freshly initialised network of a run; seeds the global generator."""
     torch.manual_seed(identity.seed)
-    network = models.build(identity.model, **identity.model_args)
+    network = objective_of(recipe).build(identity.model, identity.model_args)
     if smoothing is not None:
+        if recipe.objective == "mim":
+            raise OptionError("--smooth blurs the maps of a network's stages, --objective mim trains a ViT; drop one")
         insert(network, smoothing, torch.zeros(2, *images.inputs.shape[1:]))
     return network
 
@@ -134,6 +136,7 @@ def _check_options(model: str, recipe: Recipe, snapshots: int, snapshot_dtype: s
     require(0 < fraction <= 1, "fraction", fraction, "above 0 and at most 1")
     validated(recipe)
     models.accepts(model)  # an unknown name ends here, before any data is read
+    refuse_model(recipe, model)
 
 
 def _check_training_set(images: Images, data: str, recipe: Recipe, processes: ProcessGroup) -> None:
@@ -144,6 +147,7 @@ def _check_training_set(images: Images, data: str, recipe: Recipe, processes: Pr
             f"{data} leaves {len(images)} samples to {processes.size} processes, expected at least two each; "
             "raise --fraction, or start fewer"
         )
+    refuse_images(recipe, images)
     if recipe.randaugment and images.inputs.dtype != torch.uint8:
         raise ValueError(f"{data} gives ready tensors, RandAugment needs uint8 images; take --recipe cifar-noaug")
 
@@ -240,6 +244,8 @@ def _write_final(run: _Run, history: list[dict[str, float]]) -> None:
     steps = run.trainer.schedule.steps
     if run.trainer.average is not None:
         _snapshot(run, FINAL_EMA, steps, network=run.trainer.average.module)
+    if isinstance(run.trainer.objective, MaskedImages):
+        _snapshot(run, DECODER, steps)
     _snapshot(run, FINAL, steps, {name: history[-1][name] for name in ("loss", "accuracy")} if history else None)
 
 
@@ -265,10 +271,11 @@ def _epoch(run: _Run, epoch: int) -> float:
 
 def _metrics(run: _Run, step: int, network: nn.Module) -> dict[str, float]:
     """Loss and accuracy on the test split, after `step` updates."""
-    evaluation = evaluate(network, run.tests)
-    if not math.isfinite(evaluation.loss):  # the last update broke the weights after their last finite loss
-        raise _diverged(run, step, evaluation.loss)
-    return {"loss": evaluation.loss, "accuracy": evaluation.accuracy}
+    trainer = run.trainer
+    found = trainer.objective.evaluated(network, trainer.images, run.tests, seed=trainer.seed)
+    if not math.isfinite(found["loss"]):  # the last update broke the weights after their last finite loss
+        raise _diverged(run, step, found["loss"])
+    return found
 
 
 def _snapshot(
@@ -279,7 +286,13 @@ def _snapshot(
     path, network = run.out / name, network or run.trainer.network
     if not path.exists():
         epoch, metrics = step / run.trainer.schedule.per_epoch, metrics or _metrics(run, step, network)
-        run_folder.write_snapshot(path, run.identity, weights or network.state_dict(), epoch=epoch, metrics=metrics)
+        objective = run.trainer.objective
+        named = {objective.accuracy if name == "accuracy" else name: value for name, value in metrics.items()}
+        identity, held = run.identity, objective.encoder(weights or network.state_dict())
+        if name == DECODER and isinstance(objective, MaskedImages):
+            identity = replace(identity, model_args=objective.of_autoencoder(identity.model_args))
+            held = objective.autoencoder(network.state_dict())
+        run_folder.write_snapshot(path, identity, held, epoch=epoch, metrics=named)
 
 
 def _diverged(run: _Run, step: int, loss: float) -> ValueError:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from landscape import models
-from landscape.data.augment import Augmentation
 from landscape.data.dataset import Images
 from landscape.data.recipes import Recipe
 from landscape.probe import derived_seed
 from landscape.training.distributed import SINGLE_PROCESS, ProcessGroup
 from landscape.training.ema import moving_average
+from landscape.training.objectives import Objective, objective_of
 from landscape.training.optimizer import Schedule, build_optimizer
 from landscape.training.synchronised_batchnorm import synchronise_batchnorm
 
@@ -41,7 +40,8 @@ class Trainer:
     seed: int
     processes: ProcessGroup
     optimizer: torch.optim.Optimizer
-    forward: Callable[[Tensor], Tensor]  # the network as it is called: wrapped for several processes, compiled
+    forward: Callable[..., Tensor]  # the network as it is called: wrapped for several processes, compiled
+    objective: Objective
     average: AveragedModel | None  # of the weights, where the recipe has `ema`
 
     @classmethod
@@ -60,9 +60,8 @@ class Trainer:
         if recipe.compile:
             forward = torch.compile(forward)
         schedule = Schedule.of_recipe(recipe, len(images), processes=processes.size)
-        return cls(
-            network, images, recipe, schedule, seed, processes, build_optimizer(network, recipe), forward, average
-        )
+        optimizer, objective = build_optimizer(network, recipe), objective_of(recipe)
+        return cls(network, images, recipe, schedule, seed, processes, optimizer, forward, objective, average)
 
     def state(self) -> dict[str, Any]:
         """What `restore` needs to continue after any update."""
@@ -83,7 +82,6 @@ def epoch_updates(trainer: Trainer, epoch: int) -> Iterator[tuple[Tensor, int]]:
     The loss is a mean over the rows of the whole update; of several processes each yields its own share of it.
     """
     recipe, images, schedule = trainer.recipe, trainer.images, trainer.schedule
-    augmentation = Augmentation.of_recipe(asdict(recipe))
     generator = torch.Generator().manual_seed(derived_seed(trainer.seed, "order", epoch))
     order = torch.randperm(len(images), generator=generator).to(images.inputs.device)
     per_update = recipe.batch_size * recipe.accumulate
@@ -92,16 +90,12 @@ def epoch_updates(trainer: Trainer, epoch: int) -> Iterator[tuple[Tensor, int]]:
         for group in trainer.optimizer.param_groups:
             group["lr"] = schedule.rate((epoch - 1) * schedule.per_epoch + i)
         rows = order[i * per_update : (i + 1) * per_update]
-        inputs, targets = augmentation(
-            images.inputs[rows],
-            images.targets[rows],
-            classes=images.classes,
-            seed=derived_seed(trainer.seed, "augmentation", epoch, i),
-        )
+        seed = derived_seed(trainer.seed, "augmentation", epoch, i)
+        inputs, targets = trainer.objective.examples(images, rows, trainer.network, seed=seed)
         rank = (trainer.processes.rank,) if trainer.processes.rank else ()  # every process has its own dropout
         torch.manual_seed(derived_seed(trainer.seed, "dropout", epoch, i, *rank))
         trainer.optimizer.zero_grad()
-        loss = _backward(trainer, images.normalised(inputs), targets)
+        loss = _backward(trainer, inputs, targets)
         if recipe.clip:
             nn.utils.clip_grad_norm_(trainer.network.parameters(), recipe.clip)
         trainer.optimizer.step()
@@ -133,21 +127,24 @@ def _backward(trainer: Trainer, inputs: Tensor, targets: Tensor) -> Tensor:
     parts = count * processes.size
     first = processes.rank * count
     own = range(first, first + count)  # part p holds rows p, p + parts, p + 2 parts, ...
+
+    def forward(*args: Tensor) -> Tensor:
+        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=_uses_bf16(recipe, inputs.device)):
+            return trainer.forward(*args)
+
     shares = []
     for p in own:
-        x = inputs[p::parts].contiguous(memory_format=_memory_format(recipe))
+        x = inputs[p::parts].flatten(0, inputs.ndim - 4).contiguous(memory_format=_memory_format(recipe))
+        wanted = targets[p::parts]
         with _without_gradient_sync(trainer.forward) if p != own[-1] else nullcontext():
-            with torch.autocast(x.device.type, torch.bfloat16, enabled=_uses_bf16(recipe, x.device)):
-                logits = trainer.forward(x)
-            # From log-softmax, in fp32; soft targets too.
-            loss = F.cross_entropy(logits.float(), targets[p::parts]) * (len(x) / rows)
+            loss = trainer.objective.loss(forward, x, wanted) * (len(wanted) / rows)
             # DistributedDataParallel averages gradients over the processes; their sum is wanted.
             (loss * processes.size).backward()  # type: ignore[no-untyped-call]
         shares.append(loss.detach())
     return torch.stack(shares).sum()
 
 
-def _without_gradient_sync(forward: Callable[[Tensor], Tensor]) -> AbstractContextManager[None]:
+def _without_gradient_sync(forward: Callable[..., Tensor]) -> AbstractContextManager[None]:
     """Accumulate gradients in this process alone; the last part's backward pass exchanges their sum."""
     wrapped = getattr(forward, "_orig_mod", forward)  # of a compiled one
     return wrapped.no_sync() if isinstance(wrapped, DistributedDataParallel) else nullcontext()
