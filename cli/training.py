@@ -21,9 +21,7 @@ def train(
     data_root: Annotated[Path | None, Option(help="folder that holds cifar-100-python/ and the like")] = None,
     model_arg: Annotated[list[str], Option(help="KEY=VALUE argument of the model; repeatable")] = [],  # noqa: B006
     recipe: Annotated[str | None, Option(help="demo, cifar-vit, cifar-cnn, cifar-noaug, imagenet-vit")] = None,
-    objective: Annotated[
-        str | None, Option(help="classification, or without labels simclr (two views) or mim (masked images, of a ViT)")
-    ] = None,
+    objective: Annotated[str | None, Option(help="classification, or without labels: simclr, mim")] = None,
     epochs: Annotated[int | None, Option(help="total, warm-up included; 0 writes the initial weights")] = None,
     batch_size: Annotated[int | None, Option(help="images per step")] = None,
     lr: Annotated[float | None, Option(help="peak learning rate")] = None,
@@ -65,11 +63,10 @@ def train(
 
     memory_formats = {True: "channels_last", False: "contiguous", None: None}
     options = {
-        "objective": objective,
         "epochs": epochs, "batch_size": batch_size, "lr": lr, "weight_decay": weight_decay, "mixup": mixup,
         "label_smoothing": label_smoothing, "cutmix": cutmix, "drop_path": drop_path, "warmup": warmup,
         "accumulate": accumulate, "ema": ema, "precision": precision, "memory_format": memory_formats[channels_last],
-        "compile": compile or None, "sync_bn": sync_bn or None,
+        "compile": compile or None, "sync_bn": sync_bn or None, "objective": objective,
     }  # fmt: skip
     overrides = {**parse_overrides(set), **{field: value for field, value in options.items() if value is not None}}
     run_training(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -48,12 +48,7 @@ def load_into(
 
     differing = [name for name, own in found.names.items() if given[own].shape != wanted[name].shape]
     lacking = [name for name in found.missing if not may_miss(name)]
-    objective = checkpoint.recipe.get("objective", "classification")
-    if lacking and objective != "classification" and all(map(is_head, lacking)):
-        raise ValueError(
-            f"{checkpoint.path} was trained without labels ({objective}) and has no classifier; measure it with "
-            "fourier, variance, similarity, attention or probe-linear, which need none"
-        )
+    _refuse_without_classifier(checkpoint, lacking)
     if lacking or (found.unexpected and not allow_missing):
         raise ValueError(f"{checkpoint.path} does not fit the model: {_mismatch(found, len(wanted))}")
     for name in differing:
@@ -78,6 +73,15 @@ def load_into(
     model.load_state_dict({name: given[own] for name, own in found.names.items()}, strict=False)
     taken = ", ".join(filter(None, (checkpoint.taken, renamed, found.words)))
     return replace(checkpoint, taken=taken, missing=found.missing)
+
+
+def _refuse_without_classifier(checkpoint: Checkpoint, lacking: Sequence[str]) -> None:
+    objective = checkpoint.recipe.get("objective", "classification")
+    if lacking and objective != "classification" and all(map(is_head, lacking)):
+        raise ValueError(
+            f"{checkpoint.path} was trained without labels ({objective}) and has no classifier; measure it with "
+            "fourier, variance, similarity, attention or probe-linear, which need none"
+        )
 
 
 def _matched(

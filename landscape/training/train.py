@@ -1,5 +1,7 @@
 """Train one model on one data set by one recipe; write a folder of snapshots that no kill can corrupt.
 
+Without labels the snapshots hold the encoder alone; of a masked-image encoder `final_decoder.pt` holds the decoder too.
+
 No RNG state is saved: the order of an epoch, its augmentation and its dropout are drawn from (seed, epoch, step), so a
 run resumed after any finished epoch continues, on a CPU bit for bit, as if never stopped.
 """
