@@ -13,7 +13,8 @@ from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
 
-NOTE = "Bands: self-attention (grey), blocks that reduce the map (blue). Error bars: standard error over samples."
+ERRORS = "Error bars: standard error over samples."
+NOTE = f"Bands: self-attention (grey), blocks that reduce the map (blue), smoothing (green, hollow). {ERRORS}"
 
 
 class Draw(Protocol):
@@ -23,13 +24,24 @@ class Draw(Protocol):
 
 
 def over_depth(data: xr.Dataset, ax: Axes, quantity: str, *, look: Look | None = None, shade: bool = True) -> Axes:
-    """Draw a quantity per layer with its standard error at each layer's depth; layers without a map are omitted."""
+    """Draw a quantity per layer with its standard error at each layer's depth.
+
+    Layers without a map are omitted, and the line is broken where they lie; smoothing blocks are hollow.
+    """
     look = look or look_of(data)
     shown = data[quantity].notnull().values
-    error = data[f"{quantity}_se"].fillna(0.0).values[shown] if f"{quantity}_se" in data else None
+    depth, values = data["depth"].values[shown], data[quantity].values[shown]
+    error = data[f"{quantity}_se"].fillna(0.0).values[shown] if f"{quantity}_se" in data else np.zeros_like(values)
+    at = _gaps(data["depth"].values[shown])
     ax.errorbar(
-        data["depth"].values[shown], data[quantity].values[shown], yerr=error, color=look.color, marker=look.marker,
-        linestyle=look.line, elinewidth=0.8, markersize=3.5 if shown.sum() <= 30 else 2, label=look.label,
+        np.insert(depth, at, np.nan), np.insert(values, at, np.nan), yerr=np.insert(error, at, np.nan),
+        color=look.color, marker=look.marker, linestyle=look.line, elinewidth=0.8,
+        markersize=3.5 if shown.sum() <= 30 else 2, label=look.label,
+    )  # fmt: skip
+    smooth = (data["kind"].values == "smoothing")[shown] if "kind" in data else np.zeros_like(values, dtype=bool)
+    ax.plot(
+        depth[smooth], values[smooth], color=look.color, marker=look.marker, linestyle="", markerfacecolor="white",
+        markersize=3.5 if shown.sum() <= 30 else 2, zorder=5,
     )  # fmt: skip
     ax.set(xlabel="normalised depth", xlim=(-0.03, 1.03))
     return bands(data, ax) if shade else ax
@@ -48,14 +60,25 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look], draw: Draw, *, no
     return figure
 
 
+def _gaps(depth: np.ndarray) -> np.ndarray:
+    """Positions before which layers are missing: all layers of a network are equally far apart."""
+    steps = np.diff(depth)
+    return np.flatnonzero(steps > 1.5 * steps.min()) + 1 if steps.size else np.array([], dtype=int)
+
+
 def bands(data: xr.Dataset, ax: Axes) -> Axes:
-    """Shade each attention unit grey and each reduction blue: unit m of D spans [(m - 1)/D, m/D]."""
+    """Shade each attention unit grey, each reduction blue and each smoothing block green.
+
+    Unit m of D spans [(m - 1)/D, m/D].
+    """
     depth = data["depth"].values
     for i in range(1, len(depth)):
         if data["kind"].values[i] == "msa":
             ax.axvspan(depth[i - 1], depth[i], color="0.5", alpha=0.15, linewidth=0)
         if data["kind"].values[i] == "subsample" or data["reduces"].values[i]:
             ax.axvspan(depth[i - 1], depth[i], color="tab:blue", alpha=0.15, linewidth=0)
+        if data["kind"].values[i] == "smoothing":
+            ax.axvspan(depth[i - 1], depth[i], color="tab:green", alpha=0.15, linewidth=0)
     return ax
 
 

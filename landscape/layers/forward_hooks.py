@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from landscape.data.structure import Nested
 from landscape.discovery.graph import Key
 from landscape.discovery.layer import Layer, Side, Tap
 from landscape.layers.attention_maps import AttentionMaps, attention_hooks
@@ -35,10 +36,15 @@ def units_of(subject: Subject) -> dict[str, np.ndarray]:
     return {"batch": np.arange(len(subject.batches)), **members}
 
 
-def run_with_hooks(subject: Subject, index: tuple[int, ...], hooks: Sequence[FeatureHooks]) -> list[Values]:
-    """The values of each probe's hooks, from one forward pass for all of them; `index` is on the axes of `units_of`."""
+def run_with_hooks(
+    subject: Subject, index: tuple[int, ...], hooks: Sequence[FeatureHooks], changed: Nested = None
+) -> list[Values]:
+    """The values of each probe's hooks, from one forward pass for all of them; `index` is on the axes of `units_of`.
+
+    `changed`: other inputs of the same samples.
+    """
     i, *member = index
-    inputs, _ = subject.batch(i)
+    inputs = subject.batch(i)[0] if changed is None else changed
     hooked = [(hook, position) for hook in hooks for position in range(len(hook.layers))]
 
     rows = None if subject.divisible else subject.samples(i)

@@ -42,6 +42,11 @@ PROBES: dict[str, ProbeEntry] = {
         "fourier", "Fourier", "Relative log amplitude of feature maps over frequency, per layer.", True
     ),
     "variance": ProbeEntry("variance", "Variance", "Variance of feature maps over positions, per layer.", True),
+    "uncertainty": ProbeEntry(
+        "uncertainty",
+        "Uncertainty",
+        "Model and data uncertainty of feature maps, and their spatial covariance, per layer.",
+    ),
     "similarity": ProbeEntry(
         "similarity", "Similarity", "Centred kernel alignment of all pairs of layers, or of two networks.", True
     ),

@@ -1,0 +1,67 @@
+"""Draw model and data uncertainty of feature maps over depth, and how far neighbours agree ("Blurs", 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import xarray as xr
+
+from landscape.plots import depth, style
+from landscape.plots.appearance import Look
+from landscape.plots.figure import Axes, Figure
+from landscape.plots.headlines import Numbers, finite, first_and_last
+
+MEANING = (
+    "How much a point of a feature map differs between the members of a stochastic network (model uncertainty) and "
+    "from the other points of its map (data uncertainty), and how much the neighbours of the centre vary with it for "
+    "random input: a smoothing block averages what neighbours disagree about. Uncertainties have the scale of the "
+    "features, which a block changes too, and deep maps have few points."
+)
+LABELS = {
+    "model_uncertainty": "model uncertainty",
+    "data_uncertainty": "data uncertainty",
+    "gaussian_neighbours": "covariance of neighbours",
+}
+
+
+def draw(
+    data: xr.Dataset, ax: Axes, *, quantity: str = "data_uncertainty", look: Look | None = None, shade: bool = True
+) -> Axes:
+    """Draw one quantity of every layer over normalised depth."""
+    if quantity in data:
+        depth.over_depth(data, ax, quantity, look=look, shade=shade)
+    ax.set(ylabel=LABELS[quantity])
+    return ax
+
+
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """One panel per quantity with all networks; bands where there is one network."""
+    shown = [name for name in LABELS if any(name in data for data in results)]
+    members = {int(data.attrs.get("members", 0)) for data in results if "model_uncertainty" in data}
+    counted = f"Model uncertainty: over {', '.join(map(str, sorted(members)))} dropout masks. " if members else ""
+    hollow = any((data["kind"].values == "smoothing").any() for data in results)
+    several = f"{'Hollow: smoothing blocks. ' if hollow else ''}{depth.ERRORS}"
+    note = f"{counted}{depth.NOTE if len(results) == 1 else several}"
+    legend = [look.legend_handle() for look in looks] if len(results) > 1 else []
+    figure = style.page(results, looks, height=2.0, legend=legend, note=note)
+    for ax, quantity in zip(np.atleast_1d(figure.subplots(1, len(shown))), shown, strict=True):
+        for data, look in zip(results, looks, strict=True):
+            draw(data, ax, quantity=quantity, look=look, shade=len(results) == 1)
+    return figure
+
+
+def headline(data: xr.Dataset) -> Numbers:
+    """Mean ratio of each uncertainty after and before the smoothing blocks; without any, that of both ends."""
+    found: Numbers = {}
+    at = np.flatnonzero(data["kind"].values == "smoothing") if "kind" in data else np.array([], dtype=int)
+    for name in ("model", "data"):
+        quantity = f"{name}_uncertainty"
+        if quantity not in data:
+            continue
+        if at.size:
+            ratio = data[quantity].values[at] / data[quantity].values[at - 1]
+            found[f"{name} uncertainty after / before smoothing"] = float(ratio.mean())
+        else:
+            found |= {f"{name} {key}": value for key, value in first_and_last(finite(data, quantity)).items()}
+    return found
