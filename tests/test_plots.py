@@ -36,6 +36,7 @@ from landscape.plots import (
     surface_heat,
     surface_height,
 )
+from landscape.plots import depth as plots_depth
 from landscape.plots.figure import Headlined, checked
 from landscape.probes import PROBES
 from landscape.results import reader
@@ -704,3 +705,16 @@ def test_heights_in_other_units_have_their_own_panel(study: Path) -> None:
     labels = [ax.get_xlabel() for ax in figure.axes]
     assert labels == ["distance from the weights (filter norm)", "distance from the weights (share of the way)"]
     assert [len(ax.containers) for ax in figure.axes] == [2, 1]
+
+
+def test_lines_over_depth_break_where_layers_are_missing() -> None:
+    depth = np.array([0.0, 0.1, 0.2, 0.7, 0.8, 1.0])
+    data = xr.Dataset(
+        {
+            "variance": ("layer", np.arange(6.0)),
+            "depth": ("layer", depth),
+            "kind": ("layer", ["conv"] * 5 + ["smoothing"]),
+        }
+    )
+    (line, *_) = plots_depth.over_depth(data, Figure().subplots(), "variance", shade=False).lines
+    assert np.flatnonzero(np.isnan(line.get_ydata())).tolist() == [3, 6]
