@@ -114,7 +114,7 @@ class Uncertainty(Probe):
             if member == 0:
                 noise = with_inputs(inputs, _gaussian(unpositioned(inputs), subject.seed, i))
                 run_with_hooks(subject, index, [self._noise_hooks(layers, found["gaussian"])], noise)
-        values = {"samples": subject.samples(i)}
+        values: dict[str, Any] = {"samples": subject.samples(i)}
         per_image = [spread.per_image() for spread in spreads]
         for name in per_image[0]:
             numbers = torch.stack([spread[name] for spread in per_image]).cpu().numpy()  # (layer, image)
