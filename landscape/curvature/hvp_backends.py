@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from landscape.curvature import compiled_hessian, pattern_cache
+from landscape.curvature import pattern_cache, stored_hessian
 from landscape.curvature.batched_basis import GROWTH
 from landscape.curvature.hessian_product import out_of_memory
 from landscape.curvature.hvp_candidates import Candidates
@@ -132,7 +132,7 @@ def _candidates(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool,
     if batched and subject.device.type != "cpu":
         kinds.insert(0, "together")
     return Candidates(
-        reference(subject, parameters, fixed), kinds, compiled_hessian.key_of(subject, parameters, fixed), BATCHED,
+        reference(subject, parameters, fixed), kinds, stored_hessian.key_of(subject, parameters, fixed), BATCHED,
         lambda hvp, planned: _prepared(subject, parameters, fixed, hvp, planned),
     )  # fmt: skip
 
@@ -202,11 +202,30 @@ def _traced(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, hvp
     expected = reference(subject, parameters, fixed)
     if hvp == "compiled":
         return _compiled(expected)
-    graph = _graph(subject, parameters, fixed, hvp, together)
-    if subject.device.type == "cpu":
-        candidate = _with_graph(expected, hvp, graph.interpreted())
-        if agrees(candidate, expected):
-            return candidate
+    if subject.device.type == "cpu" and not together:
+        return _interpreted(expected, hvp)
+    candidate = _with_graph(expected, hvp, _graph(subject, parameters, fixed, hvp, together))
+    require_agreement(candidate, expected)
+    return candidate
+
+
+def _interpreted(expected: Reference, hvp: str) -> Curvature:
+    """The traced graph in torch's interpreter, where that runs it; from disk if an earlier run left it there.
+
+    What is on disk is found as compiled code is, see `_compiled`, and compared with double backward as well.
+    """
+    curved = expected.curved
+    subject, parameters, fixed = curved.subject, curved.parameters, curved.fixed
+    key = stored_hessian.key_of(subject, parameters, fixed)
+    layout = torch.channels_last if hvp == "traced-channels-last" else torch.contiguous_format
+    loaded = stored_hessian.load(subject, parameters, layout, key, hvp)
+    if loaded is not None and agrees(candidate := _with_graph(expected, hvp, loaded), expected):
+        return candidate
+    graph = _graph(subject, parameters, fixed, hvp, 0)
+    interpreted = graph.interpreted()
+    if agrees(candidate := _with_graph(expected, hvp, interpreted), expected):
+        stored_hessian.store(subject, interpreted, key, hvp)
+        return candidate
     candidate = _with_graph(expected, hvp, graph)
     require_agreement(candidate, expected)
     return candidate
@@ -233,16 +252,16 @@ def _compiled(expected: Reference) -> Curvature:
     curved = expected.curved
     subject, parameters, fixed = curved.subject, curved.parameters, curved.fixed
     kind = _traced_kind(subject.model)
-    key = compiled_hessian.key_of(subject, parameters, fixed)
+    key = stored_hessian.key_of(subject, parameters, fixed)
     layout = torch.channels_last if kind == "traced-channels-last" else torch.contiguous_format
-    loaded = compiled_hessian.load(subject, parameters, layout, key)
+    loaded = stored_hessian.load(subject, parameters, layout, key)
     if loaded is not None:
         candidate = _with_graph(expected, "compiled", loaded)
         if agrees(candidate, expected):
             return candidate
     traced = _graph(subject, parameters, fixed, kind, 0)
     pattern = expected.pattern() if fixed else []
-    candidate = _with_graph(expected, "compiled", compiled_hessian.compile_traced(subject, traced, pattern, key))
+    candidate = _with_graph(expected, "compiled", stored_hessian.compile_traced(subject, traced, pattern, key))
     require_agreement(candidate, expected)
     return candidate
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from landscape.curvature import compiled_graphs
+from landscape.curvature import stored_graphs
 from landscape.curvature.hvp_forecast import LOADED, PlannedProducts, predicted, reason
 from landscape.curvature.hvp_reference import Reference, seconds_of, spent
 from landscape.curvature.operator import Curvature
@@ -37,10 +37,10 @@ class Candidates:
         self._reference, self._key, self._set_size, self._make, self._said = reference, key, set_size, prepare, ""
         self._prepared = {"kept": reference.curved}
         self._costs = {"kept": reference.costs}
-        self._notes = compiled_graphs.read_notes(key)
+        self._notes = stored_graphs.read_notes(key)
         self._earlier, self._compilation = _number(self._notes.get("products")), 0.0
         for hvp in kinds:
-            stored = hvp == "compiled" and compiled_graphs.is_stored(key)
+            stored = stored_graphs.is_stored(key, hvp)
             self._costs[hvp] = predicted(hvp, reference.costs, reference.functions, self._notes, stored=stored)
             if hvp == "compiled" and not stored:
                 self._compilation = self._costs[hvp].start
@@ -93,7 +93,7 @@ class Candidates:
 
     def _note(self, **notes: object) -> None:
         self._notes |= notes
-        compiled_graphs.write_notes(self._key, self._notes)
+        stored_graphs.write_notes(self._key, self._notes)
 
 
 def _number(noted: object) -> float:

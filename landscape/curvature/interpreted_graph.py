@@ -27,20 +27,30 @@ _NONE = "none"  # activation after a product of oneDNN's
 _MEMORY_FORMATS = (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)
 
 
+class InterpretedGraph:
+    """A graph as a function for the interpreter, with its `text`, from which it can be made again.
+
+    Raises:
+        RuntimeError: the text is no graph, or one of another version of torch.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._run = _private._create_function_from_graph("recorded", _private.parse_ir(text))
+
+    def __call__(self, *tensors: Tensor) -> list[Tensor]:
+        with _optimised(False):  # which would first observe the graph in several runs
+            found: list[Tensor] = self._run(*tensors)
+        return found
+
+
 def interpreted(graph: fx.GraphModule) -> Function:
     """A recorded graph of torch's own operations as a function for the interpreter; the graph itself if that fails."""
     try:
-        run = _private._create_function_from_graph("recorded", _translated(graph.graph))
+        return InterpretedGraph(str(_translated(graph.graph)))
     except Exception as error:  # an operation or constant that the interpreter does not know, or another torch
         log.debug("a recorded graph that is called operation by operation: %s", error)
         return graph
-
-    def function(*tensors: Tensor) -> list[Tensor]:
-        with _optimised(False):  # which would first observe the graph in several runs
-            found: list[Tensor] = run(*tensors)
-        return found
-
-    return function
 
 
 def _translated(graph: fx.Graph) -> Any:

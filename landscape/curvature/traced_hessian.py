@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, functionalize, grad_and_value, jvp
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from landscape.curvature import compiled_graphs
+from landscape.curvature import stored_graphs
 from landscape.curvature.double_precision import attributes_restored
 from landscape.curvature.graph_passes import lift_constants, plain_copies, split, views_to_reshapes
 from landscape.curvature.hessian_product import Product, differentiable_attention, out_of_memory
@@ -117,7 +117,7 @@ class TracedHessian:
             given, vectors = self._given(weights, inputs, targets, *pattern), [torch.zeros_like(p) for p in weights]
             vectors = unflat(torch.cat([v.reshape(-1) for v in vectors]), weights)
         try:
-            once, each = compiled_graphs.compiled(key, (self._once, self._each), given, vectors, about)
+            once, each = stored_graphs.compiled(key, (self._once, self._each), given, vectors, about)
         except Exception as error:  # whatever the compiler raises
             if isinstance(error, RuntimeError | MemoryError) and out_of_memory(error):
                 raise
@@ -136,10 +136,14 @@ class TracedHessian:
         return replace(self, _once=once, _each=each, _replay=GraphReplay(each, "Hessian product"))
 
     @property
+    def graphs(self) -> tuple[Graph, Graph]:
+        """What runs once per mini-batch, and once per product."""
+        return self._once, self._each
+
+    @property
     def code(self) -> str:
         """What is computed, as text; empty for compiled graphs."""
-        graphs = (self._once, self._each)
-        return "\n".join(graph.code for graph in graphs if isinstance(graph, fx.GraphModule))
+        return "\n".join(graph.code for graph in self.graphs if isinstance(graph, fx.GraphModule))
 
     def _weights(self) -> list[Tensor]:
         return [_laid_out(p, self.layout) for p in self.parameters.values()]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,10 @@ import torch
 from analytic import convolution_net, tanh_net
 from torch import Tensor, fx
 
-from landscape.curvature import compiled_graphs, compiled_hessian, hvp_backends
+from landscape.curvature import hvp_backends, stored_graphs, stored_hessian
 from landscape.curvature.compiled_library import callable_graph
 from landscape.curvature.compiler import beside, compile_to
-from landscape.curvature.hvp_backends import curvature
+from landscape.curvature.hvp_backends import Hvp, curvature
 from landscape.curvature.vectors import random_unit
 from landscape.subject.subject import Subject
 
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning") 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(compiled_graphs.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(stored_graphs.VARIABLE, str(tmp_path / "cache"))
     return tmp_path / "cache" / "compiled"
 
 
@@ -48,33 +49,61 @@ def test_a_second_run_neither_traces_nor_compiles(folder: Path, monkeypatch: pyt
     assert folder.stat().st_mode & 0o777 == 0o700
     with monkeypatch.context() as second:
         second.setattr(hvp_backends, "trace", refuse)
-        second.setattr(compiled_graphs, "compile_to", refuse)
+        second.setattr(stored_graphs, "compile_to", refuse)
         again = convolution_net()
         for buffer in filter(torch.is_floating_point, again.model.buffers()):
             buffer.mul_(1.5)  # other statistics, which the code does not hold
         assert_as_kept(again)
 
     compiled: list[str] = []
-    plain = compiled_graphs.compile_to
-    monkeypatch.setattr(compiled_graphs, "compile_to", lambda *given: (compiled.append(given[1]), plain(*given))[0])
+    plain = stored_graphs.compile_to
+    monkeypatch.setattr(stored_graphs, "compile_to", lambda *given: (compiled.append(given[1]), plain(*given))[0])
     (entry,) = (path for path in folder.iterdir() if path.is_dir())
     (entry / "each.so").unlink()  # a file in use, which this process holds, is never written to
     (entry / "each.so").write_bytes(b"torn")
     assert_as_kept(convolution_net())  # made again, without an error
     assert "once" in compiled  # and the other one in a copy of this process
     entry.chmod(0o777)
-    assert compiled_graphs.load(entry.name) is None  # others could have written it
+    assert stored_graphs.load(entry.name) is None  # others could have written it
     entry.chmod(0o700)
-    assert compiled_graphs.load(entry.name) is not None
+    assert stored_graphs.load(entry.name) is not None
     (entry / "once.json").chmod(0o666)
-    assert compiled_graphs.load(entry.name) is None
+    assert stored_graphs.load(entry.name) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("make", "kind"), [(convolution_net, "traced-channels-last"), (tanh_net, "traced")])
+def test_a_second_run_does_not_trace(
+    make: Callable[[], Subject], kind: Hvp, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def assert_right(subject: Subject) -> None:
+        vector = random_unit(subject.size, 3, device=torch.device("cpu"), dtype=torch.float64)
+        traced, kept = (curvature(subject, subject.parameters, hvp).product(1) for hvp in (kind, "kept"))
+        torch.testing.assert_close(traced(vector), kept(vector), rtol=1e-10, atol=1e-13)
+
+    assert_right(make())
+    (file,) = folder.iterdir()
+    with monkeypatch.context() as second:
+        second.setattr(hvp_backends, "trace", refuse)
+        again = make()
+        for tensor in (*again.model.buffers(), *again.model.parameters()):
+            if tensor.is_floating_point():
+                tensor.data.mul_(1.5)  # other weights and statistics, which the text does not hold
+        assert_right(again)
+    kept_text = file.read_text()
+    for damaged in (kept_text[:-40], kept_text.replace("aten::mul(", "aten::add("), "{}", '{"graphs": [1, 2]}'):
+        file.write_text(damaged)
+        assert_right(make())  # recorded again
+        assert file.read_text() == kept_text
+    file.chmod(0o666)  # others could have written it
+    assert stored_graphs.load_recorded(*file.stem.split(".")) is None
 
 
 @pytest.mark.slow
 def test_another_process_loads_code_that_calls_an_operator_of_this_package(folder: Path) -> None:
     """Large matrices in single precision use it; it is registered before the code is loaded."""
     script = (
-        "import torch; from torch import nn; from landscape.curvature import hvp_backends, compiled_graphs\n"
+        "import torch; from torch import nn; from landscape.curvature import hvp_backends, stored_graphs\n"
         "from landscape.subject.subject import Subject\n"
         "torch.manual_seed(0); model = nn.Sequential(nn.Linear(128, 160), nn.Tanh(), nn.Linear(160, 128)).eval()\n"
         "data = [(torch.randn(128, 128), torch.randint(128, (128,)))]\n"
@@ -142,7 +171,7 @@ def test_work_beside_a_block_is_done_once_and_in_this_process_if_the_copy_fails(
 
 @pytest.mark.slow
 def test_code_of_another_function_under_the_same_key_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled_hessian, "key_of", lambda *_: "0" * 64)
+    monkeypatch.setattr(stored_hessian, "key_of", lambda *_: "0" * 64)
     assert_as_kept(tanh_net())
     other = tanh_net()
     other.model[1] = torch.nn.Sigmoid()  # type: ignore[operator]
@@ -153,7 +182,7 @@ def test_the_key_follows_code_shapes_and_versions(monkeypatch: pytest.MonkeyPatc
     subject = tanh_net()
 
     def key(one: Subject) -> str:
-        return compiled_hessian.key_of(one, one.parameters, fixed=False)
+        return stored_hessian.key_of(one, one.parameters, fixed=False)
 
     first = key(subject)
     with torch.no_grad():
@@ -170,41 +199,41 @@ def test_without_a_writable_folder_nothing_is_kept_and_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv(compiled_graphs.VARIABLE, str(tmp_path / "file"))
+    monkeypatch.setenv(stored_graphs.VARIABLE, str(tmp_path / "file"))
     with caplog.at_level(logging.INFO, logger="landscape"):
         for _ in range(2):
-            assert compiled_graphs.folder() is None
-            compiled_graphs.write_notes("key", {})
-            assert compiled_graphs.read_notes("key") == {}
+            assert stored_graphs.folder() is None
+            stored_graphs.write_notes("key", {})
+            assert stored_graphs.read_notes("key") == {}
     assert caplog.text.count("compiled graphs are not kept for later runs") == 1
-    monkeypatch.setenv(compiled_graphs.VARIABLE, "")
-    assert compiled_graphs.folder() is None
+    monkeypatch.setenv(stored_graphs.VARIABLE, "")
+    assert stored_graphs.folder() is None
 
 
 def test_notes_are_read_again_and_torn_ones_ignored(folder: Path) -> None:
-    compiled_graphs.write_notes("key", {"kept": [0.0, 1.0, 2.0]})
-    assert compiled_graphs.read_notes("key") == {"kept": [0.0, 1.0, 2.0]}
+    stored_graphs.write_notes("key", {"kept": [0.0, 1.0, 2.0]})
+    assert stored_graphs.read_notes("key") == {"kept": [0.0, 1.0, 2.0]}
     (folder / "key.json").write_text('{"kept": [0.')
-    assert compiled_graphs.read_notes("key") == {}
+    assert stored_graphs.read_notes("key") == {}
 
 
 def test_entries_used_longest_ago_are_deleted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled_graphs, "MOST_ENTRIES", 1)
-    for i in range(4):
-        compiled_graphs.write_notes(str(i), {})
+    monkeypatch.setattr(stored_graphs, "MOST_ENTRIES", 1)
+    for i in range(5):
+        stored_graphs.write_notes(str(i), {})
         os.utime(folder / f"{i}.json", (i, i))
-    compiled_graphs._forget_oldest(folder)
-    assert sorted(path.name for path in folder.iterdir()) == ["2.json", "3.json"]
+    stored_graphs._forget_oldest(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["2.json", "3.json", "4.json"]
 
 
 def test_what_a_killed_process_left_behind_is_deleted_a_day_later(folder: Path) -> None:
-    compiled_graphs.write_notes("key", {})
+    stored_graphs.write_notes("key", {})
     for name, age in (("recent", 3600), ("old", 90_000)):
-        (folder / f"{compiled_graphs.UNFINISHED}{name}" / "sources").mkdir(parents=True)
+        (folder / f"{stored_graphs.UNFINISHED}{name}" / "sources").mkdir(parents=True)
         then = time.time() - age
-        os.utime(folder / f"{compiled_graphs.UNFINISHED}{name}", (then, then))
-    compiled_graphs._forget_oldest(folder)
-    assert sorted(path.name for path in folder.iterdir()) == ["key.json", f"{compiled_graphs.UNFINISHED}recent"]
+        os.utime(folder / f"{stored_graphs.UNFINISHED}{name}", (then, then))
+    stored_graphs._forget_oldest(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["key.json", f"{stored_graphs.UNFINISHED}recent"]
 
 
 def test_notes_for_which_there_is_no_room_leave_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +241,7 @@ def test_notes_for_which_there_is_no_room_leave_no_file(folder: Path, monkeypatc
         raise OSError("No space left on device")
 
     monkeypatch.setattr(json, "dump", full)
-    compiled_graphs.write_notes("key", {})
+    stored_graphs.write_notes("key", {})
     assert list(folder.iterdir()) == []
 
 
@@ -222,8 +251,8 @@ def test_code_for_a_cpu_with_other_instructions_has_another_key(
     subject, keys = tanh_net(), set[str]()
     for flags in ("fma avx512f", "fma avx512f avx512_fp16"):
         (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
-        monkeypatch.setattr(compiled_hessian, "CPU", tmp_path / "cpuinfo")
-        compiled_hessian._instructions.cache_clear()
-        keys.add(compiled_hessian.key_of(subject, subject.parameters, fixed=False))
-    compiled_hessian._instructions.cache_clear()
+        monkeypatch.setattr(stored_hessian, "CPU", tmp_path / "cpuinfo")
+        stored_hessian._instructions.cache_clear()
+        keys.add(stored_hessian.key_of(subject, subject.parameters, fixed=False))
+    stored_hessian._instructions.cache_clear()
     assert len(keys) == 2

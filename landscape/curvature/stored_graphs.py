@@ -1,4 +1,4 @@
-"""Graphs as machine code for a CPU, kept on disk between runs: a later run loads them in milliseconds.
+"""Graphs kept on disk between runs, as text or as machine code for a CPU: a later run loads them in milliseconds.
 
 A folder holds code that will be run, so that an entry counts only if it belongs to the user and nobody else can write
 it; an entry that cannot be read is made again.
@@ -25,6 +25,7 @@ from torch import Tensor, fx
 from landscape.curvature import matrix_products
 from landscape.curvature.compiled_library import callable_graph
 from landscape.curvature.compiler import beside, compile_to
+from landscape.curvature.interpreted_graph import InterpretedGraph
 
 VARIABLE = "LANDSCAPE_CACHE"  # another folder; empty: nothing is kept
 MOST_BYTES, MOST_ENTRIES = 2 * 2**30, 200  # the entries used last stay
@@ -71,34 +72,68 @@ def _is_safe(path: Path) -> bool:
 
 def read_notes(key: str) -> dict[str, Any]:
     """What an earlier run noted under a key; empty if nothing, or nothing readable."""
-    path = folder() if key else None
-    if path is None or not _is_safe(path / f"{key}.json"):
-        return {}
-    try:
-        notes = json.loads((path / f"{key}.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return notes if isinstance(notes, dict) else {}
+    return _read(f"{key}.json") if key else {}
 
 
 def write_notes(key: str, notes: Mapping[str, Any]) -> None:
     """Note something for later runs."""
-    path = folder() if key else None
-    if path is not None:
-        with contextlib.suppress(OSError):
-            descriptor, name = tempfile.mkstemp(dir=path, prefix=UNFINISHED)
-            try:
-                with os.fdopen(descriptor, "w") as stream:
-                    json.dump(notes, stream)
-                os.replace(name, path / f"{key}.json")
-            finally:  # still there on a full disk
-                Path(name).unlink(missing_ok=True)
+    if key:
+        _write(f"{key}.json", notes)
 
 
-def is_stored(key: str) -> bool:
-    """Whether there is an entry; it may prove unusable."""
+def _read(name: str) -> dict[str, Any]:
+    path = folder()
+    if path is None or not _is_safe(path / name):
+        return {}
+    try:
+        content = json.loads((path / name).read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _write(name: str, content: Mapping[str, Any]) -> None:
+    path = folder()
+    if path is None:
+        return
+    with contextlib.suppress(OSError):
+        descriptor, unfinished = tempfile.mkstemp(dir=path, prefix=UNFINISHED)
+        try:
+            with os.fdopen(descriptor, "w") as stream:
+                json.dump(content, stream)
+            os.replace(unfinished, path / name)
+        finally:  # still there on a full disk
+            Path(unfinished).unlink(missing_ok=True)
+
+
+def store_recorded(key: str, kind: str, graphs: Sequence[Any], about: Mapping[str, Any]) -> None:
+    """Keep the text of recorded graphs, and what is known about them; graphs without text are not kept."""
     path = folder() if key else None
-    return path is not None and (path / key / "about.json").is_file()
+    if path is not None and all(isinstance(graph, InterpretedGraph) for graph in graphs):
+        _write(_recorded(key, kind), {**about, "graphs": [graph.text for graph in graphs]})
+        _forget_oldest(path)
+
+
+def load_recorded(key: str, kind: str) -> tuple[Function, Function, dict[str, Any]] | None:
+    """The recorded graphs of an entry and what is known about them; None if there is no usable entry."""
+    found = _read(_recorded(key, kind)) if key else {}
+    try:
+        once, each = map(InterpretedGraph, found["graphs"])
+    except (KeyError, TypeError, ValueError, RuntimeError):
+        return None
+    return once, each, found
+
+
+def _recorded(key: str, kind: str) -> str:
+    return f"{key}.{kind}.json"
+
+
+def is_stored(key: str, kind: str) -> bool:
+    """Whether there is an entry of a kind, `compiled` or one of recorded graphs; it may prove unusable."""
+    path = folder() if key else None
+    if path is None:
+        return False
+    return (path / key / "about.json" if kind == "compiled" else path / _recorded(key, kind)).is_file()
 
 
 def load(key: str) -> tuple[Function, Function, dict[str, Any]] | None:
@@ -202,7 +237,7 @@ def _forget_oldest(path: Path) -> None:
         for number, (last, entry) in enumerate(used):
             size += sum(file.stat().st_size for file in ([entry] if entry.is_file() else entry.iterdir()))
             abandoned = entry.name.startswith(UNFINISHED) and time.time() - last > ABANDONED
-            if abandoned or number >= 2 * MOST_ENTRIES or size > MOST_BYTES:  # an entry and its notes
+            if abandoned or number >= 3 * MOST_ENTRIES or size > MOST_BYTES:  # code, text, notes
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
 

@@ -1,6 +1,6 @@
-"""The compiled Hessian products of a subject: from disk where an earlier run left them, else made and left there.
+"""The recorded or compiled Hessian products of a subject, from disk where an earlier run left them.
 
-Code on disk is found by what it was made of (the code and configuration of model and loss, shapes, versions), before
+What is on disk is found by what it was made of (the code and configuration of model and loss, shapes, versions), before
 anything is traced. That can miss a change, say in a function that an installed package calls; callers therefore compare
 a product of every loaded graph with double backward, and trace the model where it differs.
 """
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import landscape
-from landscape.curvature import compiled_graphs
+from landscape.curvature import stored_graphs
 from landscape.curvature.traced_hessian import TracedHessian, shape_of
 from landscape.subject.code_identity import object_sha256
 from landscape.subject.graph_replay import GraphReplay
@@ -84,10 +84,12 @@ def _own_code() -> str:
 
 
 def load(
-    subject: Subject, parameters: Mapping[str, Tensor], layout: torch.memory_format, key: str
+    subject: Subject, parameters: Mapping[str, Tensor], layout: torch.memory_format, key: str, kind: str = "compiled"
 ) -> TracedHessian | None:
-    """The products that an earlier run compiled; None if there are none."""
-    found = compiled_graphs.load(key) if key else None
+    """The products that an earlier run compiled, or with another `kind` recorded; None if there are none."""
+    if not key:
+        return None
+    found = stored_graphs.load(key) if kind == "compiled" else stored_graphs.load_recorded(key, kind)
     if found is None:
         return None
     once, each, about = found
@@ -111,6 +113,13 @@ def load(
     )
 
 
+def store(subject: Subject, recorded: TracedHessian, key: str, kind: str) -> None:
+    """Leave recorded products on disk for later runs, where nothing but the model's own tensors is constant in them."""
+    names = _names(subject.model, recorded.constants)
+    if names is not None:
+        stored_graphs.store_recorded(key, kind, recorded.graphs, {"constants": names})
+
+
 def compile_traced(subject: Subject, traced: TracedHessian, pattern: Sequence[Tensor], key: str) -> TracedHessian:
     """The compiled products of a traced graph: those on disk if they were made of the same graph, else new ones.
 
@@ -118,7 +127,7 @@ def compile_traced(subject: Subject, traced: TracedHessian, pattern: Sequence[Te
         ValueError: the graph cannot be compiled.
     """
     graph = hashlib.sha256(traced.code.encode()).hexdigest()
-    found = compiled_graphs.load(key) if key else None
+    found = stored_graphs.load(key) if key else None
     if found is not None and found[2].get("graph") == graph:
         return traced.with_code(found[0], found[1])
     inputs, targets = subject.batch(0)
