@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from analytic import run_probe
 from foreign import Plain, torchvision_models
 from torch import Tensor, nn
@@ -147,6 +148,33 @@ def test_lesions_bypass_layers_that_keep_the_shape_of_their_input() -> None:
     loss = run_probe(Lesion(), subject)["loss_increase"]
     assert np.isfinite(loss).all()
     assert (loss != 0).all()
+
+
+class Dropping(nn.Module):
+    """Convolutions with dropout as a function between them, as in networks for MC dropout; the last ReLU is one too."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(4))
+        self.relus = nn.ModuleList(nn.ReLU() for _ in range(4))
+        self.fc, self.rate = nn.Linear(4, 3), rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, (conv, relu) in enumerate(zip(self.convs, self.relus, strict=True)):
+            x = relu(conv(x)) if i < 3 else conv(x).relu()
+            x = F.dropout(x, self.rate, self.training) if self.rate else x
+        return self.fc(x.mean((2, 3)))
+
+
+def test_dropout_as_a_function_hides_no_unit_and_what_is_left_out_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    images = torch.randn(6, 4, 5, 5)
+    units = [removals(model, discover(model, images)) for model in (Dropping(0.0).eval(), Dropping(0.3).eval())]
+    assert [unit.name for unit in units[0]] == ["convs.0", "convs.1", "convs.2"]
+    assert [(u.name, u.rule, u.bypassed) for u in units[1]] == [(u.name, u.rule, u.bypassed) for u in units[0]]
+    caplog.set_level("INFO", "landscape")
+    subject = Subject(Dropping(0.3).eval(), [(images, torch.arange(6) % 3)])
+    assert Lesion().plan(subject).facts["left_out"] == "convs.3"
+    assert "left out" in caplog.text
 
 
 def test_a_network_without_removable_units_is_an_error() -> None:

@@ -81,9 +81,13 @@ def _extent(flow: Flow, first: int, readers: dict[Node, list[int]]) -> list[int]
 
 
 def _leaves(flow: Flow, extent: Sequence[int]) -> tuple[Tap, ...]:
-    """Calls of the modules that perform some operations; () where a module with children performs one of them."""
-    parents = {call.parent for call in flow.calls}
-    calls = list(dict.fromkeys(flow.operations[i].call for i in extent))
+    """Calls of the modules that perform some operations; () where a module with children performs one of them.
+
+    Such a module may call dropout, which changes no values in evaluation and acts on whatever replaces the others.
+    """
+    parents = {call.parent for call in flow.calls} | {-1}
+    operations = [flow.operations[i] for i in extent]
+    calls = list(dict.fromkeys(o.call for o in operations if "dropout" not in o.name or o.call not in parents))
     if any(call < 0 or call in parents for call in calls):
         return ()
     return tuple(Tap(flow.calls[call].module, "output", flow.calls[call].number) for call in calls)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ from landscape.subject.batchnorm import recalibration
 from landscape.subject.outputs import intact_per_sample
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class Lesion(Probe):
             quantities=sample_statistics.quantities(subject.meaning),
             summaries=sample_statistics.summaries("unit", subject.meaning),
             about={"batch": Quantity("mini-batch"), "unit": Quantity("removed unit")},
-            facts={"intact_loss": loss.mean().item(), "intact_accuracy": right.mean().item()},
+            facts={**_left_out(subject), "intact_loss": loss.mean().item(), "intact_accuracy": right.mean().item()},
         )
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
@@ -120,6 +123,19 @@ class Lesion(Probe):
 @once_per_weights
 def _removals(subject: Subject) -> list[Removal]:
     return removals(subject.model, layers_of(subject, ()))
+
+
+@once_per_weights
+def _left_out(subject: Subject) -> dict[str, str]:
+    """The layers that compute something but are no units, because their parts are no modules; logged once."""
+    units = {unit.layer.name for unit in _removals(subject)}
+    names = [layer.name for layer in layers_of(subject, ()) if layer.branch is not None and layer.name not in units]
+    if names:
+        _log.info(
+            "left out, because their norm or activation is no module of its own or their shape changes: %s",
+            ", ".join(names),
+        )
+    return {"left_out": ", ".join(names)} if names else {}
 
 
 @once_per_weights
