@@ -89,6 +89,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "attention": {"spectra_images": 2},
     "noise": {"bands": "0.3,0.7"},
     "probe-linear": {"train_samples": "32"},
+    "ensemble": {"snapshots": "last:2"},
     "corruption": {"corruptions": "brightness", "severities": "3"},
 }
 

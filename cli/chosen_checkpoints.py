@@ -34,7 +34,8 @@ def chosen_checkpoints(
     """The checkpoints that the paths of a command stand for, as `folders.what_to_measure` says, and their labels.
 
     Several files given to `trajectory` are one run. `line` takes two checkpoints of one architecture as the ends of a
-    line, unless an option asks for random lines. What is decided is printed. `reading`: options of `read_checkpoint`.
+    line, unless an option asks for random lines. Those of `ensemble` are the members of one.
+    What is decided is printed. `reading`: options of `read_checkpoint`.
 
     Raises:
         OptionError: the number of labels is not that of the checkpoints.
@@ -57,6 +58,11 @@ def chosen_checkpoints(
         if between:
             paths, more = paths[:1], {"along": str(paths[1])}
             labels = [" to ".join(labels)] if len(labels) == 2 else labels
+    if command == "ensemble" and len(paths) > 1:
+        further = ",".join(filter(None, [*map(str, paths[1:]), str(parameters.get("members", ""))]))
+        say(f"ensemble: {len(paths)} checkpoints are its members", quiet=quiet)
+        labels = labels or [f"{labels_of(paths[:1])[0]} + {len(paths) - 1}"]
+        paths, more = paths[:1], {"members": further}
     count = max(len(paths), 1)
     if labels and len(labels) != count:
         raise OptionError(f"--label must be given once per checkpoint ({count}), got {len(labels)}")

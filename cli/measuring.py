@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 WHAT = {  # the checkpoints of a command, where these are not simply measured one after the other
     "trajectory": "folder of a run's snapshots, or the snapshots in order",
+    "ensemble": "members, or a folder of them",
     "line": "checkpoints, or folders of them; two of one architecture are the ends of a line",
 }
 

@@ -48,6 +48,8 @@ FIGURES: Mapping[str, FigureEntry] = {
             instead="loss_increase",
         ),
         FigureEntry("calibration", "calibration", needs=("ece", "bin_count", "bin_accuracy", "scaled_bin_count")),
+        FigureEntry("ensemble", "ensemble", needs=("nll", "nll_low", "ece", "member_nll", "epistemic_entropy")),
+        FigureEntry("ensemble_diversity", "ensemble", needs=("disagreement", "cka", "name")),
         FigureEntry("noise", "noise", needs=("accuracy_drop", "accuracy_drop_se", "band"), instead="loss_increase"),
         FigureEntry("corruption", "corruption", needs=("type_accuracy", "accuracy", "corruption_name")),
         FigureEntry("corruption_severity", "corruption", needs=("severity_accuracy", "severity")),

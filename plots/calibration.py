@@ -72,7 +72,8 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     figure = style.page(results, looks, height=1.35 * side * rows + below + 0.3, note=note)
     above: Any = figure
     if compared:
-        above, under = figure.subfigures(2, 1, height_ratios=[1.35 * side * rows, below + 0.3])
+        parts: Any = figure.subfigures(2, 1, height_ratios=[1.35 * side * rows, below + 0.3])
+        above, under = parts
     grid = above.subplots(2 * rows, columns, height_ratios=[1, 0.3] * rows, sharex=True, squeeze=False)
     highest = 0.0
     for k in range(rows * columns):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from analytic import attention_net
 
 from landscape.data import corruptions
 from landscape.probe import Plan, Quantity, Unit, Values
 from landscape.probes import PROBES, probe_class
+from landscape.probes.ensemble import Ensemble
 from landscape.results import corruption_summary
 from landscape.results.run_key import RunKey
 from landscape.results.writer import Writer
@@ -23,7 +26,12 @@ from landscape.run import reduce_of
 from landscape.subject import sample_statistics
 
 Measure = Callable[[Unit], Values]
-PARAMETERS: Mapping[str, Mapping[str, Any]] = {"surface": {"seed": 0}, "hessian": {"seed": 0}, "noise": {"eps": "0.7"}}
+PARAMETERS: Mapping[str, Mapping[str, Any]] = {
+    "surface": {"seed": 0},
+    "hessian": {"seed": 0},
+    "noise": {"eps": "0.7"},
+    "ensemble": {"draws": 20, "orders": 2},
+}
 
 
 @dataclass(frozen=True)
@@ -480,6 +488,17 @@ def attention(network: Network) -> tuple[Plan, Measure]:
     return plan, measure
 
 
+def ensemble(network: Network) -> tuple[Plan, Measure]:
+    """Measured, of a tiny network with a second one beside it."""
+    subject = attention_net()
+    other = copy.deepcopy(subject.model)
+    with torch.no_grad():
+        next(other.parameters()).mul_(1.5)
+    subject.others = {"other": other}
+    probe = Ensemble(members="other", **PARAMETERS["ensemble"])
+    return probe.plan(subject), partial(probe.measure, subject)
+
+
 MADE_UP: Mapping[str, Callable[[Network], tuple[Plan, Measure]]] = {
     "surface": surface,
     "trajectory": trajectory,
@@ -495,4 +514,5 @@ MADE_UP: Mapping[str, Callable[[Network], tuple[Plan, Measure]]] = {
     "probe-linear": probe_linear,
     "similarity": similarity,
     "attention": attention,
+    "ensemble": ensemble,
 }

@@ -84,6 +84,7 @@ CASES = {
     "attention": Case("attention", {"spectra_images": 1}, per_unit=8, simulated=1e-12),
     "lesion": Case("lesion", {}, once=8),  # whether the common prefix may run once is checked per removed unit
     "lesion, recalibrated": Case("lesion", {"bn": "recalibrate:2"}, "resnet_demo"),
+    "calibration": Case("calibration", {"draws": 20}, once=20, simulated=1e-6, split="test"),
     "noise": Case("noise", {"bands": "0.2,0.7", "equal_energy": True}),
     "corruption": Case("corruption", {"corruptions": "brightness", "severities": "3"}, per_unit=8, split="test"),
     # Ridge penalties are chosen by held-out accuracy, one sample of which is 1/12: only features are compared exactly.
@@ -100,7 +101,8 @@ def waits(simulation: Simulation) -> dict[tuple[str, str], int]:
 
 
 def test_every_probe_is_here() -> None:
-    assert {case.probe for case in CASES.values()} | {"trajectory"} == set(PROBES)
+    several = {"trajectory", "ensemble"}  # of several checkpoints
+    assert {case.probe for case in CASES.values()} | several == set(PROBES)
 
 
 @pytest.mark.slow

@@ -63,8 +63,10 @@ def result_of(study: Path, probe: str, label: str = VIT) -> xr.Dataset:
 
 def axes_for(name: str) -> Any:
     page = Figure()
-    if name in ("hessian", "line", "trajectory_loss", "calibration"):
+    if name in ("hessian", "line", "trajectory_loss", "calibration", "ensemble_diversity"):
         return tuple(page.subplots(1, 2))
+    if name == "ensemble":
+        return tuple(page.subplots(2, 3).flat)
     if name == "trajectory":
         return page.add_subplot(1, 2, 1, projection="polar"), page.add_subplot(1, 2, 2)
     return page.add_subplot(projection="3d" if name in ("surface_3d", "surface_relief", "objective") else None)

@@ -67,6 +67,8 @@ def options(probe: str, folder: Path, model: nn.Module) -> dict[str, Any]:
                      for n, t in model.state_dict().items()}  # fmt: skip
             torch.save(moved, folder / f"epoch_{epoch}.pt")
         return {**smallest, "run": str(folder)}
+    if probe == "ensemble":
+        return {**smallest, "snapshots": "", "members": [copy.deepcopy(model)]}
     return smallest
 
 

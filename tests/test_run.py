@@ -316,7 +316,7 @@ def test_the_digest_does_not_depend_on_files_label_or_unused_options(
         == (reference[name])
     )
     changed = digest(small(name), loaded(folder, batch_size=16))
-    assert (changed != reference[name]) == (name in ("hessian", "trace", "similarity", "attention"))
+    assert (changed != reference[name]) == (name in ("hessian", "trace", "similarity", "attention", "ensemble"))
     changed = digest(small(name), loaded(folder, weight_decay=0.1))
     assert (changed != reference[name]) == (name in ("hessian", "trace", "density"))
 

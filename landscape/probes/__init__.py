@@ -56,6 +56,9 @@ PROBES: dict[str, ProbeEntry] = {
     "calibration": ProbeEntry(
         "calibration", "Calibration", "Calibration of the probabilities, before and after temperature scaling."
     ),
+    "ensemble": ProbeEntry(
+        "ensemble", "Ensemble", "Averaged probabilities of several networks: calibration, uncertainty, diversity."
+    ),
     "lesion": ProbeEntry("lesion", "Lesion", "Accuracy and loss when one unit is removed, for every unit."),
     "noise": ProbeEntry("noise", "Noise", "Accuracy under noise of one band of frequencies, for every band."),
     "probe-linear": ProbeEntry(

@@ -27,6 +27,7 @@ METRIC_NAMES = {
 }
 METRICS = tuple(METRIC_NAMES)
 _COUNT, _CONFIDENCE, _CORRECT = (slice(5 + i * BINS, 5 + (i + 1) * BINS) for i in range(3))  # columns of `sums`
+COLUMNS = 5 + 3 * BINS  # of `sums`
 _AT_ONCE = 1 << 22  # resampled indices that are held in memory at a time
 
 
@@ -77,12 +78,12 @@ def stored_scores(data: Mapping[str, Any], *, held_out: bool = False, scaled: bo
 
 
 def sums(scores: SampleScores) -> np.ndarray:
-    """What every sample adds to the sums that `metrics` takes, (N, 5 + 3 bins).
+    """What every sample adds to the sums that `metrics` takes, (N, COLUMNS).
 
     Columns: nll, correct, top5, brier, wrong and not above 0.9; then per bin of confidence the number of samples, their
     confidence, and how many are correct. A confidence of exactly 1 belongs to the last bin.
     """
-    rows = np.zeros((len(scores), 5 + 3 * BINS))
+    rows = np.zeros((len(scores), COLUMNS))
     bin_of = np.digitize(scores.confidence, EDGES, right=True)
     unsure = (scores.correct == 0) & (bin_of < BINS - 1)
     rows[:, :5] = np.stack([scores.nll, scores.correct, scores.top5, scores.brier, unsure], axis=1)

@@ -15,7 +15,7 @@ from landscape.checkpoints.containers import weights_in
 from landscape.options import OptionError
 
 Network: TypeAlias = nn.Module | Mapping[str, Tensor]
-OPTIONS = {"along": 0, "plane": 2, "against": 1}  # that take networks, with their number; 0: as many lines
+OPTIONS = {"along": 0, "plane": 2, "against": 1, "members": 0}  # that take networks, with their number; 0: any number
 RESERVED = ("random", "eigen")  # words with a meaning of their own in these options
 
 

@@ -1,0 +1,106 @@
+"""Average the probabilities of members one after the other, for ensembles of several sizes and orders at once.
+
+Probabilities are summed as logarithms: log sum_i p_i, so that a class that every member calls almost impossible keeps
+its order of magnitude, and a member is needed only once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from landscape.predictions.scores import SampleScores, score_rows
+
+SIZES = (1, 2, 3, 5, 10, 20, 50)
+
+
+def sizes_of(members: int) -> list[int]:
+    """Sizes of the ensembles that are scored: those of `SIZES` up to the number of members, and that number."""
+    return sorted({size for size in SIZES if size < members} | {members})
+
+
+def orders_of(members: int, count: int, seed: int) -> np.ndarray:
+    """Orders in which members join, (count, members): the given one, then random ones."""
+    generator = np.random.default_rng(seed)
+    return np.stack([np.arange(members), *(generator.permutation(members) for _ in range(count - 1))])
+
+
+def subsets_of(orders: np.ndarray, sizes: Sequence[int]) -> list[list[frozenset[int]]]:
+    """The members of the ensemble of every order and size."""
+    return [[frozenset(order[:size].tolist()) for size in sizes] for order in orders]
+
+
+class RunningSums:
+    """Sums over the members seen so far of one mini-batch's probabilities; members come in the order of their number.
+
+    Memory: (subsets + 3) x samples x classes, in double precision.
+    """
+
+    def __init__(self, orders: np.ndarray, sizes: Sequence[int], targets: Tensor) -> None:
+        self._sizes, self._targets, self._members = sizes, targets, orders.shape[1]
+        self.subsets = subsets_of(orders, sizes)
+        distinct = {subset for row in self.subsets for subset in row if len(subset) > 1}
+        self._place = {subset: i for i, subset in enumerate(sorted(distinct, key=sorted))}
+        self._sums: Tensor | None = None
+        self._added = 0
+        self.member_scores: list[SampleScores] = []
+        self.predicted: list[Tensor] = []  # class of every sample, by member
+        self.predictive_entropy: list[np.ndarray] = []  # of the ensembles of the first order, by size
+        self.aleatoric_entropy: list[np.ndarray] = []
+
+    @property
+    def classes(self) -> int:
+        """Number of classes; 0 before the first member."""
+        return 0 if self._sums is None else self._sums.shape[2]
+
+    def add(self, logits: Tensor) -> None:
+        """Take the logits (N, C) of the next member."""
+        logarithms = logits.double().log_softmax(dim=1)
+        if self._sums is None:
+            shape = (len(self._place), *logarithms.shape)
+            self._sums = torch.full(shape, -math.inf, dtype=torch.float64, device=logits.device)
+            self._probability = torch.zeros_like(logarithms)
+            self._logarithm, self._own = torch.zeros_like(logarithms), torch.zeros_like(logarithms[:, 0])
+            self._first = torch.full_like(logarithms, -math.inf)
+        probability = logarithms.exp()
+        rows = [place for subset, place in self._place.items() if self._added in subset]
+        if rows:
+            self._sums[rows] = torch.logaddexp(self._sums[rows], logarithms)
+        self._first = torch.logaddexp(self._first, logarithms)
+        self._own += _expectation(probability, logarithms)
+        self._probability += probability
+        self._logarithm += logarithms
+        self._added += 1
+        self.member_scores.append(SampleScores(*score_rows(logarithms, self._targets).cpu().numpy()))
+        self.predicted.append(logarithms.argmax(dim=1))
+        if self._added in self._sizes:
+            mean = self._first - math.log(self._added)
+            self.predictive_entropy.append(-_expectation(mean.exp(), mean).cpu().numpy())
+            self.aleatoric_entropy.append(-(self._own / self._added).cpu().numpy())
+
+    def scores(self, subset: frozenset[int]) -> SampleScores:
+        """Scores of the mean probabilities of some members, once all are added."""
+        if len(subset) == 1:
+            return self.member_scores[next(iter(subset))]
+        assert self._sums is not None
+        mean = self._sums[self._place[subset]] - math.log(len(subset))
+        return SampleScores(*score_rows(mean, self._targets).cpu().numpy())
+
+    def divergence(self) -> np.ndarray:
+        """Kullback-Leibler divergence of every sample, the mean over ordered pairs of different members, (N,).
+
+        sum_ij KL(p_i || p_j) = M sum_i <p_i, log p_i> - <sum_i p_i, sum_j log p_j>, so that no pair is formed.
+        """
+        m = self._members
+        total = m * self._own - _expectation(self._probability, self._logarithm)
+        divergence: np.ndarray = (total / (m * (m - 1))).clamp(min=0.0).cpu().numpy()
+        return divergence
+
+
+def _expectation(probability: Tensor, values: Tensor) -> Tensor:
+    """sum_c p_c v_c, where a probability of 0 counts nothing."""
+    return torch.where(probability > 0, probability * values, 0.0).sum(dim=1)

@@ -1,0 +1,329 @@
+"""Measure ensembles: averaged probabilities by number of members, uncertainty, diversity (arXiv 2105.12639)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from landscape.layers.cka import LEAST_SAMPLES, centred_kernel, hsic
+from landscape.options import OptionError, at_least
+from landscape.predictions.classifier import logits_and_targets, refuse_other_than_classifier
+from landscape.predictions.member_networks import MemberNetwork, member_networks, parse_snapshots
+from landscape.predictions.running_sums import RunningSums, orders_of, sizes_of
+from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.results import calibration as statistics
+from landscape.results.calibration import METRIC_NAMES, SampleScores
+from landscape.results.statistics import mean_and_standard_error
+from landscape.subject.subject import Subject
+
+MEMORY = 2**28  # bytes of the running sums and kernels of the mini-batches that a member predicts at a time
+AT_ONCE = 64  # mini-batches that a member predicts at a time: what an interrupted run repeats at most
+SCORES = ("nll", "correct", "top5", "brier", "confidence")
+ENTROPIES = {
+    "predictive": "entropy of the mean probabilities",
+    "aleatoric": "mean over members of the entropy of their probabilities",
+    "epistemic": "predictive minus aleatoric entropy, the members' disagreement",
+}
+PER_SAMPLE = {
+    "sample_disagreement": Quantity("share of the pairs of members whose classes differ", dims=("row",)),
+    "sample_divergence": Quantity("Kullback-Leibler divergence, mean over pairs of members", "nats", ("row",)),
+}
+
+
+@dataclass(frozen=True)
+class Ensemble(Probe):
+    """Calibration of the averaged probabilities of the first 1, 2, 3, 5, 10, 20, 50 members, and of all of them.
+
+    Members are checkpoints, snapshots of their runs (`snapshots`) or averages of these (`swa`), each with every dropout
+    mask of `--mc-dropout`. A number is the mean over `orders` in which the members join, with its standard deviation
+    over orders, and the interval over samples of the first order, moved to that mean. Predictive entropy is that of the
+    mean probabilities, aleatoric the mean of the members' entropies, epistemic the difference. Each member runs once.
+    """
+
+    name: ClassVar[str] = "ensemble"
+    uses: ClassVar[tuple[str, ...]] = ("batch_size",)  # of the unbiased CKA
+    smallest: ClassVar[Mapping[str, Any]] = {"draws": 20, "orders": 2, "snapshots": "last:2"}
+
+    members: Annotated[str, "further members: B.pt,C.pt; further checkpoints of the command are such too"] = ""
+    snapshots: Annotated[str, "take last:K or spread:K snapshots of the run of each checkpoint as members"] = ""
+    swa: Annotated[
+        int, "average these snapshots' weights into one member; batch norm recalibrated on this many train mini-batches"
+    ] = 0
+    orders: Annotated[int, "orders in which the members join"] = 10
+    draws: Annotated[int, "bootstrap resamples behind the intervals"] = 1000
+    seed: Annotated[int, "seed of the orders and of the bootstrap"] = 0
+
+    def __post_init__(self) -> None:
+        at_least("draws", self.draws, 2)
+        at_least("orders", self.orders, 1)
+        at_least("swa", self.swa, 0)
+        parse_snapshots(self.snapshots)
+        if self.swa and not self.snapshots:
+            raise OptionError(f"--swa {self.swa} averages snapshots of a run; give --snapshots last:5 with it")
+
+    def identity(self, subject: Subject) -> dict[str, Any]:
+        """The parameters, with the digests of the members' weights in place of their paths."""
+        members = [network.sha256 for network in self._networks(subject)]
+        return {**asdict(self), "members": members, "snapshots": ""}
+
+    def plan(self, subject: Subject) -> Plan:
+        refuse_other_than_classifier(subject, "ensemble")
+        names = self._names(subject)
+        if len(names) < 2:
+            raise ValueError(
+                f"an ensemble has at least 2 members, got 1 ({subject.label}); give several checkpoints, "
+                "--snapshots last:5, or --mc-dropout 10"
+            )
+        sizes = sizes_of(len(names))
+        rows = max(map(subject.samples, range(len(subject.batches))))
+        per_sample, pair, statistic = ("size", "row"), ("member", "other"), ("statistic",)
+        numbers = np.arange(len(names))
+        return Plan(
+            over={"batch": np.arange(len(subject.batches))},
+            axes={
+                "size": np.array(sizes), "row": np.arange(rows), "order": np.arange(self.orders), "member": numbers,
+                "other": numbers, "statistic": np.arange(statistics.COLUMNS),
+                "bin": (np.arange(statistics.BINS) + 0.5) / statistics.BINS,
+            },
+            labels={"name": (Quantity("member", dims=("member",)), np.array(names))},
+            quantities={
+                "samples": Quantity("samples in the mini-batch"),
+                **{f"sample_{name}": Quantity(f"{name}, first order", dims=per_sample) for name in SCORES},
+                "sample_predictive": Quantity(ENTROPIES["predictive"], "nats", per_sample),
+                "sample_aleatoric": Quantity(ENTROPIES["aleatoric"], "nats", per_sample),
+                **PER_SAMPLE,
+                "order_sums": Quantity("sums behind the metrics", dims=("order", "size", *statistic)),
+                "member_sums": Quantity("sums behind a member's own metrics", dims=("member", *statistic)),
+                "differing": Quantity("samples on which two members' classes differ", dims=pair),
+                "hsic": Quantity("unbiased HSIC of two members", "feature^4", pair),
+            },
+            summaries=_summaries(),
+            about={
+                "batch": Quantity("mini-batch"), "size": Quantity("members averaged"), "order": Quantity("order"),
+                "row": Quantity("sample in the mini-batch"), "member": Quantity("member"),
+                "other": Quantity("other member"), "statistic": Quantity("column of the sums"),
+                "bin": Quantity("centre of the bin of confidence"),
+            },
+            facts={"data_sha256": subject.data_sha256},
+        )  # fmt: skip
+
+    def measure(self, subject: Subject, unit: Unit) -> Values:
+        (values,) = self.sweep(subject, [unit])
+        return values
+
+    def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
+        """Every member is loaded once for as many mini-batches as the running sums have memory for."""
+        waiting = list(units)
+        while waiting:
+            now, waiting = waiting[: (room := self._room(subject))], waiting[room:]
+            yield from self._together(subject, now)
+
+    def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
+        """Metrics of every size from the sums, their spread over orders, and intervals over samples."""
+        done = data["done"] == 1
+        metrics = statistics.metrics(data["order_sums"][done].sum(axis=0))  # (order, size) each
+        intervals = [self._intervals(data, size) for size in range(len(data["size"]))]
+        found: dict[str, Any] = {}
+        for name in METRIC_NAMES:
+            mean = metrics[name].mean(axis=0)
+            shift = mean - metrics[name][0]
+            found |= {name: mean, f"{name}_spread": _spread(metrics[name])}
+            found[f"{name}_se"] = np.array([one[name].error for one in intervals])
+            low = np.array([one[name].low for one in intervals]) + shift
+            found[f"{name}_low"] = low if name == "ece_signed" else np.maximum(low, 0.0)
+            found[f"{name}_high"] = np.array([one[name].high for one in intervals]) + shift
+        own = statistics.metrics(data["member_sums"][done].sum(axis=0))
+        found |= {f"member_{name}": own[name] for name in METRIC_NAMES}
+        diagram = statistics.bins(data["order_sums"][done].sum(axis=0)[0])
+        found |= {f"bin_{name}": values for name, values in diagram.items()}
+        return {**found, **_uncertainty(data, done), **_diversity(data, done)}
+
+    def estimate(self, subject: Subject, units: int, workers: int = 1) -> str:
+        """How many forward passes the units take."""
+        return f"{len(self._names(subject))} forward passes each"
+
+    def _networks(self, subject: Subject) -> list[MemberNetwork]:
+        others = tuple(filter(None, self.members.split(",")))
+        return member_networks(subject, others, self.snapshots, self.swa)
+
+    def _names(self, subject: Subject) -> list[str]:
+        """Names of all members, those of one network with the number of their dropout mask."""
+        names = [network.name for network in self._networks(subject)]
+        return [f"{name} #{i + 1}" for name in names for i in range(subject.members)] if subject.members else names
+
+    def _room(self, subject: Subject) -> int:
+        """Mini-batches whose running sums and kernels fit into `MEMORY`."""
+        members, n = len(self._names(subject)), subject.samples(0)
+        with subject.evaluating():
+            classes = subject.as_is().outputs(subject.as_is().example()[0]).shape[-1]
+        subsets = min(self.orders * len(sizes_of(members)), 2**members)
+        return int(min(AT_ONCE, max(1, MEMORY // (8 * n * ((subsets + 4) * classes + members * n)))))
+
+    def _together(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
+        """The values of some mini-batches, from one pass of every member over them."""
+        names = self._names(subject)
+        orders, sizes = orders_of(len(names), self.orders, self.seed), sizes_of(len(names))
+        batches = [unit.index[0] for unit in units]
+        targets = {i: subject.batch(i)[1] for i in batches}
+        sums = {i: RunningSums(orders, sizes, targets[i]) for i in batches}
+        kernels: dict[int, list[Tensor]] = {i: [] for i in batches}
+        for member in self._each_member(subject):
+            for i in batches:
+                with _last_linear_inputs(member.model) as features:
+                    logits, _ = logits_and_targets(member, i)
+                _refuse_other_classes(member, logits, sums[i], subject)
+                sums[i].add(logits)
+                kernels[i].append(_kernel(features[-1] if features else logits))
+        rows = max(map(subject.samples, range(len(subject.batches))))
+        for i in batches:
+            yield _values(sums[i], torch.stack(kernels.pop(i)), rows)
+
+    def _each_member(self, subject: Subject) -> Iterator[Subject]:
+        """Every member as a subject, whose forward pass is its own as long as the caller uses it."""
+        for network in self._networks(subject):
+            loaded = network.load(subject)
+            for i in range(max(1, loaded.members)):
+                with loaded.member(i) if loaded.members else contextlib.nullcontext():
+                    yield loaded
+
+    def _intervals(self, data: Mapping[str, np.ndarray], size: int) -> dict[str, statistics.Interval]:
+        columns = {f"sample_{name}": data[f"sample_{name}"][:, size] for name in SCORES}
+        scores = statistics.stored_scores({**columns, "done": data["done"]})
+        return statistics.bootstrap(scores, draws=self.draws, seed=self.seed)
+
+
+def _values(sums: RunningSums, kernels: Tensor, rows: int) -> dict[str, Any]:
+    """What is stored of one mini-batch, once all members are added."""
+    first = [sums.scores(subset) for subset in sums.subsets[0]]
+    totals = {subset: _total(sums.scores(subset)) for row in sums.subsets for subset in row}
+    predicted = torch.stack(sums.predicted)  # (member, N)
+    differing = (predicted[:, None] != predicted).double()
+    m, samples = predicted.shape
+    values = {
+        **{f"sample_{name}": np.stack([getattr(one, name) for one in first]) for name in SCORES},
+        "sample_predictive": np.stack(sums.predictive_entropy),
+        "sample_aleatoric": np.stack(sums.aleatoric_entropy),
+        "sample_disagreement": differing.sum(dim=(0, 1)).cpu().numpy() / (m * (m - 1)),
+        "sample_divergence": sums.divergence(),
+    }
+    padding = rows - samples
+    padded: dict[str, Any] = {
+        name: np.pad(value, [*[(0, 0)] * (value.ndim - 1), (0, padding)], constant_values=np.nan)
+        for name, value in values.items()
+    }
+    return {
+        **padded,
+        "samples": samples,
+        "order_sums": np.stack([[totals[subset] for subset in row] for row in sums.subsets]),
+        "member_sums": np.stack([_total(scores) for scores in sums.member_scores]),
+        "differing": differing.sum(dim=2).cpu().numpy(),
+        "hsic": hsic(kernels, kernels).cpu().numpy(),
+    }
+
+
+def _total(scores: SampleScores) -> np.ndarray:
+    total: np.ndarray = statistics.sums(scores).sum(axis=0)
+    return total
+
+
+def _kernel(features: Tensor) -> Tensor:
+    if len(features) < LEAST_SAMPLES:
+        return torch.full((len(features), len(features)), torch.nan, dtype=torch.float64, device=features.device)
+    return centred_kernel(features)
+
+
+@contextlib.contextmanager
+def _last_linear_inputs(model: nn.Module) -> Iterator[list[Tensor]]:
+    """The input of the linear layer that is called last, which is the classifier; empty without linear layers."""
+    seen: list[Tensor] = []
+
+    def see(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if inputs and isinstance(inputs[0], Tensor):
+            seen[:] = [inputs[0].detach()]
+
+    hooks = [module.register_forward_pre_hook(see) for module in model.modules() if isinstance(module, nn.Linear)]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _refuse_other_classes(member: Subject, logits: Tensor, sums: RunningSums, subject: Subject) -> None:
+    if sums.classes not in (0, logits.shape[1]):
+        raise ValueError(
+            f"{member.label} predicts {logits.shape[1]} classes and {subject.label} {sums.classes}, expected members "
+            "of the same classes; leave one of them out"
+        )
+
+
+def _summaries() -> dict[str, Quantity]:
+    """Every metric per size with its spread and interval; every member's own; uncertainty and diversity."""
+    size, found = ("size",), {}
+    for name, about in METRIC_NAMES.items():
+        units = "nats" if name == "nll" else "1"
+        found[name] = Quantity(about, units, size)
+        found[f"{name}_spread"] = Quantity(f"standard deviation of {name} over orders", units, size)
+        found[f"{name}_se"] = Quantity(f"standard error of {name} over samples", units, size)
+        found[f"{name}_low"] = Quantity("lower end of its 95 % interval over samples", units, size)
+        found[f"{name}_high"] = Quantity("upper end of its 95 % interval over samples", units, size)
+        found[f"member_{name}"] = Quantity(f"{about}, of a member by itself", units, ("member",))
+    for name in ("count", "confidence", "accuracy"):
+        found[f"bin_{name}"] = Quantity(f"{name} in the bin of confidence, first order", dims=("size", "bin"))
+    for name, about in ENTROPIES.items():
+        found[f"{name}_entropy"] = Quantity(about, "nats", size)
+        found[f"{name}_entropy_se"] = Quantity("its standard error over samples", "nats", size)
+    found["disagreement"] = Quantity("share of samples on which two members' classes differ", dims=("member", "other"))
+    found["cka"] = Quantity("centred kernel alignment of the classifiers' inputs", dims=("member", "other"))
+    for name, units in {"disagreement": "1", "divergence": "nats"}.items():
+        found[f"mean_{name}"] = Quantity(f"{name}, mean over pairs of members", units)
+        found[f"mean_{name}_se"] = Quantity("its standard error over samples", units)
+    found["mean_cka"] = Quantity("centred kernel alignment, mean over pairs of members")
+    return found
+
+
+def _spread(values: np.ndarray) -> np.ndarray:
+    """Standard deviation over orders, (order, size) to (size,); NaN for a single order."""
+    if len(values) < 2:
+        return np.full(values.shape[1], np.nan)
+    with np.errstate(invalid="ignore"):
+        spread: np.ndarray = values.std(axis=0, ddof=1)
+    return spread
+
+
+def _uncertainty(data: Mapping[str, np.ndarray], done: np.ndarray) -> dict[str, np.ndarray]:
+    """Mean entropies per size with their standard errors."""
+    predictive, aleatoric = (
+        np.moveaxis(data[f"sample_{name}"][done], 1, 0).reshape(len(data["size"]), -1)
+        for name in ("predictive", "aleatoric")
+    )
+    shown = ~np.isnan(predictive).all(axis=0)
+    found = {}
+    entropies = {"predictive": predictive, "aleatoric": aleatoric, "epistemic": predictive - aleatoric}
+    for name, values in entropies.items():
+        pairs = np.array([mean_and_standard_error(row) for row in values[:, shown]])
+        found[f"{name}_entropy"], found[f"{name}_entropy_se"] = pairs.T
+    return found
+
+
+def _diversity(data: Mapping[str, np.ndarray], done: np.ndarray) -> dict[str, Any]:
+    """Disagreement, divergence and alignment of the members."""
+    samples = data["samples"][done]
+    found: dict[str, Any] = {"disagreement": data["differing"][done].sum(axis=0) / samples.sum()}
+    aligned = data["hsic"][done][samples >= LEAST_SAMPLES].sum(axis=0)
+    own = np.diag(aligned)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        scale = np.sqrt(np.abs(own[:, None] * own))
+        found["cka"] = np.where((own[:, None] > 0) & (own > 0), aligned / scale, np.nan)
+    pairs = ~np.eye(len(own), dtype=bool)
+    found["mean_cka"] = found["cka"][pairs].mean()
+    for name in ("disagreement", "divergence"):
+        values = data[f"sample_{name}"][done]
+        found[f"mean_{name}"], found[f"mean_{name}_se"] = mean_and_standard_error(values[~np.isnan(values)])
+    return found

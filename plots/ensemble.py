@@ -1,0 +1,105 @@
+"""Draw calibration and uncertainty of ensembles over the number of members (Park & Kim 2021, arXiv 2105.12639)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from landscape.plots import style
+from landscape.plots.appearance import Look
+from landscape.plots.appearance import look as look_of
+from landscape.plots.figure import Axes, Figure
+from landscape.plots.headlines import Numbers
+
+MEANING = (
+    "What averaging the probabilities of more members does: every member costs a forward pass, and the epistemic part "
+    "of the entropy is what the members disagree about. The members are those that were given, so that the curves "
+    "say nothing about members that are trained in another way."
+)
+PANELS = {
+    "nll": "NLL (nats)", "accuracy": "error", "ece": "ECE", "brier": "Brier score", "ece_signed": "signed ECE",
+    "entropy": "entropy (nats)",
+}  # fmt: skip
+PARTS = {"predictive": "-", "aleatoric": "--", "epistemic": ":"}
+NOTE = (
+    "A member costs one forward pass. Bars: 95 % intervals over samples; bands: one standard deviation over orders of "
+    "the members; dots at size 1: each member by itself. Entropy: predictive solid, aleatoric dashed, epistemic dotted."
+)
+
+
+def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) -> tuple[Axes, ...]:
+    """Draw NLL, error, ECE, Brier score, signed ECE and the three entropies over the number of members."""
+    look = look or look_of(data)
+    size = data["size"].values
+    for ax, (name, label) in zip(axes, PANELS.items(), strict=False):
+        if name == "entropy":
+            for part, line in PARTS.items():
+                entropy = data[f"{part}_entropy"].values
+                ax.errorbar(
+                    size, entropy, yerr=1.96 * np.nan_to_num(data[f"{part}_entropy_se"].values), color=look.color,
+                    marker=look.marker, linestyle=line, elinewidth=0.7,
+                )  # fmt: skip
+        else:
+            _curve(data, ax, name, look)
+        ax.set(xlabel="members", ylabel=label)
+        _count_axis(ax, size)
+    return axes
+
+
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """Six panels, all ensembles in each."""
+    figure = style.page(results, looks, height=3.7, legend=[look.legend_handle() for look in looks], note=NOTE)
+    axes = tuple(figure.subplots(2, 3).flat)
+    for data, look in zip(results, looks, strict=True):
+        draw(data, axes, look=look)
+    sizes = np.unique(np.concatenate([data["size"].values for data in results]))
+    for ax in axes:
+        _count_axis(ax, sizes)
+    axes[4].axhline(0.0, color="0.5", linewidth=0.6, zorder=0)
+    axes[5].set_ylim(bottom=0.0)
+    style.label_outer(axes, same=False)
+    return figure
+
+
+def headline(data: xr.Dataset) -> Numbers:
+    """NLL, accuracy and ECE of one member and of all, with the members' mean disagreement."""
+    if not np.isfinite(data["nll"].values).any():
+        return {}
+    found: Numbers = {"members": str(int(data["size"].values[-1]))}
+    for name in ("nll", "accuracy", "ece"):
+        values = data[name].values
+        found[name] = f"{values[0]:.4g} to {values[-1]:.4g}"
+    return {**found, "disagreement": float(data["mean_disagreement"]), "epistemic entropy": _last(data)}
+
+
+def _last(data: xr.Dataset) -> float:
+    return float(data["epistemic_entropy"].values[-1])
+
+
+def _curve(data: xr.Dataset, ax: Axes, name: str, look: Look) -> None:
+    """A metric with its interval over samples, its band over orders, and every member's own value."""
+    values, low, high, spread = (data[f"{name}{end}"].values for end in ("", "_low", "_high", "_spread"))
+    own, size = data[f"member_{name}"].values, data["size"].values
+    if name == "accuracy":
+        values, low, high, own = 1 - values, 1 - high, 1 - low, 1 - own
+    bars = np.nan_to_num(np.stack([values - low, high - values])).clip(min=0.0)
+    ax.errorbar(size, values, yerr=bars, color=look.color, marker=look.marker, linestyle=look.line, elinewidth=0.7)
+    half = np.nan_to_num(spread)
+    ax.fill_between(size, values - half, values + half, color=look.color, alpha=0.18, linewidth=0)
+    ax.plot(np.ones(len(own)), own, ".", color=look.color, alpha=0.4, markersize=3)
+
+
+def _count_axis(ax: Axes, sizes: Any) -> None:
+    ax.set_xscale("log")
+    ax.set_xticks(sizes, [str(int(size)) for size in sizes])
+    ax.xaxis.set_minor_locator(_no_ticks())
+    ax.set_xlim(0.85, 1.15 * max(sizes))
+
+
+def _no_ticks() -> Any:
+    from matplotlib.ticker import NullLocator
+
+    return NullLocator()

@@ -1,0 +1,263 @@
+"""Facts about ensembles: averages by definition, one forward pass per member, uncertainty and diversity."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from analytic import rebatched, run_probe
+from torch import Tensor, nn
+
+import landscape
+from landscape import models
+from landscape.checkpoints.checkpoint import write_checkpoint
+from landscape.options import OptionError
+from landscape.predictions.running_sums import RunningSums, orders_of, sizes_of
+from landscape.predictions.scores import sample_scores, summary
+from landscape.probes import ensemble
+from landscape.probes.ensemble import Ensemble
+from landscape.results.calibration import METRICS
+from landscape.subject import batchnorm
+from landscape.subject.members import with_members
+from landscape.subject.subject import Subject
+
+
+class Net(nn.Module):
+    """A classifier of vectors, with dropout, that counts its passes over more than two samples."""
+
+    def __init__(self, seed: int, classes: int = 4, rate: float = 0.0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first, self.drop, self.head = nn.Linear(6, 16), nn.Dropout(rate), nn.Linear(16, classes)
+        self.passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += len(x) > 2
+        logits: Tensor = self.head(self.drop(self.first(x).tanh()))
+        return logits
+
+
+def networks(count: int, **options: float) -> list[Net]:
+    return [Net(seed, **options).double().eval() for seed in range(count)]  # type: ignore[arg-type]
+
+
+def subject_of(members: list[Net], *, samples: int = 50, size: int = 20) -> Subject:
+    """The first network, with the others beside it under their numbers."""
+    generator = torch.Generator().manual_seed(0)
+    x = 2 * torch.randn(samples, 6, generator=generator, dtype=torch.float64)
+    y = torch.randint(4, (samples,), generator=generator)
+    others = {str(i): member for i, member in enumerate(members) if i}
+    return Subject(members[0], rebatched([(x, y)], size), others=others, label="0")
+
+
+def probe_of(count: int, **options: int) -> Ensemble:
+    return Ensemble(members=",".join(map(str, range(1, count))), **{"draws": 20, "orders": 3, **options})  # type: ignore[arg-type]
+
+
+def logits_of(members: list[Net], subject: Subject) -> list[Tensor]:
+    x = torch.cat([inputs for inputs, _ in subject.batches])  # type: ignore[misc]
+    with torch.no_grad():
+        return [member(x) for member in members]
+
+
+def test_every_size_and_order_is_the_mean_of_probabilities() -> None:
+    members = networks(4)
+    subject = subject_of(members)
+    found = run_probe(probe_of(4), subject)
+    assert found["size"].tolist() == [1, 2, 3, 4]
+    probabilities = torch.stack([z.softmax(1) for z in logits_of(members, subject)])
+    targets = torch.cat([y for _, y in subject.batches])  # type: ignore[misc]
+    orders = orders_of(4, 3, 0)
+    assert orders[0].tolist() == [0, 1, 2, 3]
+    for k, size in enumerate([1, 2, 3, 4]):
+        rows = [summary(sample_scores(probabilities[order[:size]].mean(0).log(), targets)) for order in orders]
+        for name in METRICS:
+            values = [row[name] for row in rows]
+            assert found[name][k] == pytest.approx(np.mean(values), rel=1e-10, nan_ok=True)
+            assert found[f"{name}_spread"][k] == pytest.approx(np.std(values, ddof=1), abs=1e-12, nan_ok=True)
+    alone = [summary(sample_scores(p.log(), targets)) for p in probabilities]
+    assert found["member_nll"] == pytest.approx([row["nll"] for row in alone])
+    assert (found["nll_low"] <= found["nll"]).all()
+    assert (found["nll"] <= found["nll_high"]).all()
+    assert found["bin_count"].sum(axis=1).tolist() == [50] * 4
+
+
+def test_uncertainty_and_diversity_by_definition() -> None:
+    members = networks(3)
+    subject = subject_of(members)
+    found = run_probe(probe_of(3), subject)
+    p = torch.stack([z.softmax(1) for z in logits_of(members, subject)])
+    entropy = -(p * p.log()).sum(2)
+    mean = p.mean(0)
+    predictive = -(mean * mean.log()).sum(1)
+    assert found["predictive_entropy"][-1] == pytest.approx(predictive.mean().item())
+    assert found["aleatoric_entropy"] == pytest.approx([entropy[:k].mean().item() for k in (1, 2, 3)])
+    assert found["epistemic_entropy"][0] == pytest.approx(0.0, abs=1e-12)
+    epistemic = predictive - entropy.mean(0)
+    assert found["epistemic_entropy_se"][-1] == pytest.approx(epistemic.std().item() / math.sqrt(50))
+    pairs = [(i, j) for i in range(3) for j in range(3) if i != j]
+    divergence = torch.stack([(p[i] * (p[i] / p[j]).log()).sum(1) for i, j in pairs]).mean(0)
+    assert found["mean_divergence"] == pytest.approx(divergence.mean().item())
+    assert found["mean_divergence_se"] == pytest.approx(divergence.std().item() / math.sqrt(50))
+    classes = p.argmax(2)
+    for i, j in pairs:
+        assert found["disagreement"][i, j] == pytest.approx((classes[i] != classes[j]).double().mean().item())
+    assert np.diag(found["disagreement"]).tolist() == [0, 0, 0]
+    assert found["mean_disagreement"] == pytest.approx(np.mean([found["disagreement"][i, j] for i, j in pairs]))
+
+
+def test_the_cka_of_members_is_that_of_the_classifiers_inputs() -> None:
+    members = networks(2)
+    twin = copy.deepcopy(members[0])
+    with torch.no_grad():
+        twin.head.weight.mul_(-3.0)  # another classifier of the same features
+    found = run_probe(probe_of(3), subject_of([*members, twin]))
+    assert found["cka"][0, 2] == pytest.approx(1.0)
+    assert found["cka"][0, 1] < 0.95
+    assert found["mean_cka"] == pytest.approx((2 * found["cka"][0, 1] + 1 * found["cka"][0, 2]) / 3)
+
+
+def test_fifty_members_cost_fifty_forward_passes() -> None:
+    members = networks(50)
+    subject = subject_of(members, size=50)
+    found = run_probe(probe_of(50, orders=10), subject)
+    assert found["size"].tolist() == [1, 2, 3, 5, 10, 20, 50]
+    assert [member.passes for member in members] == [1] * 50
+
+
+def test_the_numbers_do_not_depend_on_how_many_mini_batches_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = subject_of(networks(3))
+    wanted = run_probe(probe_of(3), subject)
+    monkeypatch.setattr(ensemble, "MEMORY", 1)
+    found = run_probe(probe_of(3), subject)
+    for name in wanted:
+        if name != "facts":
+            np.testing.assert_array_equal(found[name], wanted[name], err_msg=name)
+
+
+def test_masks_of_every_network_are_members() -> None:
+    members = networks(2, rate=0.4)
+    subject = with_members(subject_of(members), 3)
+    found = run_probe(probe_of(2), subject)
+    assert found["name"].tolist() == ["0 #1", "0 #2", "0 #3", "1 #1", "1 #2", "1 #3"]
+    assert found["size"].tolist() == [1, 2, 3, 5, 6]
+    first = Ensemble(draws=20, orders=2)
+    alone = run_probe(first, with_members(replace(subject_of(members), others={}), 3))
+    assert alone["nll"][-1] == pytest.approx(
+        found["sample_nll"][:, 2].ravel()[~np.isnan(found["sample_nll"][:, 2].ravel())].mean()
+    )
+    assert len(set(found["member_nll"].tolist())) == 6
+
+
+def test_averages_keep_what_is_far_below_the_smallest_number() -> None:
+    """log (e^-2000 + e^-2010) / 2, where the probabilities themselves are 0 in double precision."""
+    sums = RunningSums(orders_of(2, 1, 0), sizes_of(2), torch.tensor([1]))
+    for logit in (-2000.0, -2010.0):
+        sums.add(torch.tensor([[0.0, logit]], dtype=torch.float64))
+    wanted = 2000 + math.log(2) - math.log1p(math.exp(-10))
+    assert sums.scores(frozenset({0, 1})).nll == pytest.approx(wanted, rel=1e-12)
+
+
+def test_probabilities_of_exactly_0_and_1_are_averaged() -> None:
+    sums = RunningSums(orders_of(2, 2, 0), sizes_of(2), torch.tensor([0]))
+    for logits in ([0.0, -math.inf], [-math.inf, 0.0]):
+        sums.add(torch.tensor([logits], dtype=torch.float64))
+    assert sums.scores(frozenset({0, 1})).nll == pytest.approx(math.log(2))
+    assert sums.member_scores[1].nll == math.inf
+    assert sums.predictive_entropy[-1] == pytest.approx(math.log(2))
+    assert sums.aleatoric_entropy[-1] == 0.0
+    assert sums.divergence() == math.inf
+
+
+def test_what_is_no_ensemble_is_refused_in_one_line() -> None:
+    members = networks(2)
+    with pytest.raises(
+        ValueError, match=r"at least 2 members, got 1 \(0\); give several checkpoints, --snapshots last:5"
+    ):
+        Ensemble().plan(subject_of(members))
+    other = [members[0], Net(3, classes=7).double().eval()]
+    with pytest.raises(ValueError, match="1 predicts 7 classes and 0 4, expected members of the same classes"):
+        run_probe(probe_of(2), subject_of(other))
+    with pytest.raises(OptionError, match=r"--snapshots must be last:K or spread:K .*, got every:3"):
+        Ensemble(snapshots="every:3")
+    with pytest.raises(OptionError, match="--swa 8 averages snapshots of a run; give --snapshots last:5 with it"):
+        Ensemble(swa=8)
+    with pytest.raises(OptionError, match="takes the run of a checkpoint file, got a network in memory"):
+        Ensemble(snapshots="last:2").plan(subject_of(members))
+
+
+def save(path: Path, *, seed: int, epoch: float, **changed: object) -> Path:
+    torch.manual_seed(seed)
+    arguments = {"classes": 10, "image_size": 16, "blocks": (1, 1), "width": 8}
+    weights = models.build("resnet_demo", **arguments).state_dict()
+    content = {
+        "model": "resnet_demo", "model_args": arguments, "state_dict": weights,
+        "data": {"name": "digits"}, "recipe": {}, "epoch": epoch, "metrics": {}, "seed": seed,
+    }  # fmt: skip
+    write_checkpoint(path, **{**content, **changed})  # type: ignore[arg-type]
+    return path
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    for epoch, name in enumerate(("init", "epoch_001", "epoch_002", "epoch_003", "final")):
+        save(tmp_path / f"{name}.pt", seed=epoch, epoch=float(epoch))
+    return tmp_path
+
+
+FEW = {"data": "digits", "samples": 24, "batch_size": 12}
+SMALL = {"draws": 20, "orders": 2}
+
+
+def test_members_are_snapshots_of_the_run_without_the_initial_weights(run: Path) -> None:
+    subject = landscape.load(run / "final.pt", **FEW)
+    last = landscape.measure("ensemble", subject, out=None, quiet=True, snapshots="last:2", **SMALL)
+    assert [str(name).rpartition("-")[2] for name in last["name"].values] == ["epoch_003", last["name"].values[1]]
+    spread = landscape.measure("ensemble", subject, out=None, quiet=True, snapshots="spread:2", **SMALL)
+    assert str(spread["name"].values[0]).endswith("epoch_001")
+    own = landscape.evaluate(run / "epoch_001.pt", **FEW)
+    assert float(spread["member_nll"][0]) == pytest.approx(own["loss"], rel=1e-6)
+    with pytest.raises(
+        ValueError, match=r"holds 4 snapshots after training began, expected 9; give --snapshots last:4"
+    ):
+        landscape.measure("ensemble", subject, out=None, quiet=True, snapshots="last:9", **SMALL)
+
+
+def test_an_average_has_the_mean_weights_and_fresh_batch_norm_statistics(run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    for epoch in (1, 2):
+        save(other / f"epoch_00{epoch}.pt", seed=10 + epoch, epoch=float(epoch))
+    subject = landscape.load(run / "final.pt", **FEW)
+    found = landscape.measure(
+        "ensemble",
+        subject,
+        out=None,
+        quiet=True,
+        snapshots="last:2",
+        swa=2,
+        members=str(other / "epoch_002.pt"),
+        **SMALL,
+    )
+    assert [str(name)[:12] for name in found["name"].values] == ["average of 2"] * 2
+    states = [torch.load(run / f"{name}.pt", weights_only=True)["state_dict"] for name in ("epoch_003", "final")]
+    expected = landscape.load(run / "final.pt", **FEW)
+    mean = {k: (v + states[1][k]) / 2 if v.is_floating_point() else v for k, v in states[0].items()}
+    expected.model.load_state_dict(mean)
+    train = replace(expected.other("train", 24), model=expected.model)
+    batchnorm.refresh(train, 2)
+    with torch.no_grad():
+        parts = [sample_scores(expected.model(x), y).nll for x, y in expected.each_batch()]  # type: ignore[operator, arg-type]
+    assert float(found["member_nll"][0]) == pytest.approx(np.concatenate(parts).mean(), rel=1e-5)
+
+
+def test_members_trained_on_other_data_are_refused(run: Path, tmp_path: Path) -> None:
+    other = save(tmp_path / "other.pt", seed=9, epoch=1.0, data={"name": "cifar10"})
+    subject = landscape.load(run / "final.pt", **FEW)
+    with pytest.raises(ValueError, match=r"was trained on cifar10 and .* on digits, expected members of one data set"):
+        landscape.measure("ensemble", subject, out=None, quiet=True, members=str(other), **SMALL)
