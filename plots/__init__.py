@@ -54,6 +54,7 @@ FIGURES: Mapping[str, FigureEntry] = {
         FigureEntry("corruption", "corruption", needs=("type_accuracy", "accuracy", "corruption_name")),
         FigureEntry("corruption_severity", "corruption", needs=("severity_accuracy", "severity")),
         FigureEntry("corruption_heat", "corruption", needs=("accuracy", "nll", "ece", "corruption_name", "severity")),
+        FigureEntry("noise_pictures", "noise", needs=("noisy_image", "image", "mask", "band")),
         FigureEntry("probe_linear", "probe-linear", needs=("accuracy", "accuracy_se", "depth", "kind", "reduces")),
     )
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +12,12 @@ import torch
 from analytic import batches_of, convolution_net, rebatched, run_probe, same_state, state
 from torch import Tensor, nn
 
+import landscape
 from landscape.options import OptionError
+from landscape.plots import drawing
 from landscape.probe import derived_seed
 from landscape.probes.noise import Noise
+from landscape.run import run_key
 from landscape.subject.outputs import intact_per_sample, per_sample
 from landscape.subject.subject import Subject
 
@@ -192,3 +196,29 @@ def test_options_out_of_range_are_usage_errors(options: dict[str, str], words: s
 def test_data_without_images_are_an_error() -> None:
     with pytest.raises(ValueError, match=r"noise needs images \(N, C, H, W\)"):
         Noise().plan(Subject(nn.Linear(4, 3).double(), batches_of((4,), (5,), 3)))
+
+
+def test_pictures_hold_the_masks_and_the_noise_that_the_network_was_given(tmp_path: Path) -> None:
+    subject, probe = _subject(), Noise(bands="0.2,0.7", eps="0.1", pictures=5)
+    plain = run_probe(replace(probe, pictures=0), subject)
+    found = run_probe(probe, subject)
+    np.testing.assert_array_equal(found["loss_increase"], plain["loss_increase"])
+    added, inputs = _noise(subject, probe), torch.cat([batch[0] for batch in subject.batches]).numpy()
+    for k in range(5):
+        low, high = inputs[k].min(), inputs[k].max()
+        np.testing.assert_allclose(found["image"][k], (inputs[k] - low) / (high - low), atol=1e-6)
+        expected = ((inputs[k] + added[:, k] - low) / (high - low)).clip(0, 1)
+        np.testing.assert_allclose(found["noisy_image"][:, k], expected, atol=1e-6)
+    np.testing.assert_array_equal(found["mask"].sum(axis=(1, 2)), found["frequencies"])
+    assert found["mask"][0, 6, 6] == 0  # zero frequency is in the centre and not in this band
+    assert found["mask"][0, 6, 7] == 1
+    keys = {
+        run_key(one, subject, "kept").digest for one in (probe, replace(probe, pictures=0), replace(probe, pictures=1))
+    }
+    assert len(keys) == 3
+    assert "pictures" not in replace(probe, pictures=0).identity(subject)  # as before there was the option
+    data = landscape.measure("noise", subject, out=tmp_path / "r.h5", quiet=True, bands="0.2,0.7", pictures=2)
+    assert dict(data["noisy_image"].sizes) == {"band": 2, "picture": 2, "channel": 3, "row": 12, "column": 12}
+    assert drawing.draw(tmp_path / "r.h5", tmp_path / "figures")[-1].name == "noise_pictures.png"
+    with pytest.raises(ValueError, match=r"9 pictures were asked for, the data have 7 samples; ask for fewer"):
+        Noise(pictures=9).plan(subject)

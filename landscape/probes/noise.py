@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, ClassVar
 
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from landscape.layers.fourier import band_pass, ring, signs
-from landscape.options import parse_numbers, require
+from landscape.layers.pictures import colours, first_inputs
+from landscape.options import at_least, parse_numbers, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed
 from landscape.subject import outputs, sample_statistics
 from landscape.subject.members import unpositioned, with_inputs
@@ -42,6 +43,7 @@ class Noise(Probe):
     equal_energy: Annotated[
         bool, "rescale the noise of every image and band to the same norm, the root mean square over the bands"
     ] = False
+    pictures: Annotated[int, "store the noise of every band on the first N images, and the masks, as pictures"] = 0
     seed: Annotated[int, "seed of the noise"] = 0
 
     def __post_init__(self) -> None:
@@ -49,6 +51,7 @@ class Noise(Probe):
             value = getattr(self, name)
             text = value if isinstance(value, str) else ",".join(map(str, np.atleast_1d(value).tolist()))
             object.__setattr__(self, name, text)
+        at_least("pictures", self.pictures, 0)
         inside = all(FIRST <= centre <= LAST for centre in parse_numbers("bands", self.bands))
         require(inside, "bands", self.bands, "frequencies from 0 to 1, in units of pi")
         for name, text in (("half-width", str(self.half_width)), ("eps", self.eps)):
@@ -60,7 +63,8 @@ class Noise(Probe):
 
     def identity(self, subject: Subject) -> dict[str, Any]:
         """The parameters, with texts parsed to numbers."""
-        return {**asdict(self), "bands": parse_numbers("bands", self.bands), "eps": parse_numbers("eps", self.eps)}
+        parameters = {name: value for name, value in asdict(self).items() if name != "pictures" or value}
+        return {**parameters, "bands": parse_numbers("bands", self.bands), "eps": parse_numbers("eps", self.eps)}
 
     def plan(self, subject: Subject) -> Plan:
         masks = self._masks(subject)
@@ -69,7 +73,11 @@ class Noise(Probe):
         counts = masks.sum(axis=(1, 2))
         return Plan(
             over={"batch": np.arange(len(subject.batches)), "band": centres},
-            labels={"frequencies": (Quantity("frequencies of the images in the band", dims=("band",)), counts)},
+            axes=self._picture_axes(masks),
+            labels={
+                "frequencies": (Quantity("frequencies of the images in the band", dims=("band",)), counts),
+                **self._pictures(subject, masks),
+            },
             quantities={
                 **sample_statistics.quantities(subject.meaning),
                 "noise_square_sum": Quantity("sum over samples of the mean square of the noise", "input^2"),
@@ -106,10 +114,7 @@ class Noise(Probe):
                 missing = dict.fromkeys([*sample_statistics.quantities(), "noise_square_sum"], np.nan)
                 yield {**missing, "samples": subject.samples(batch)}
                 continue
-            noise = self._size * band_pass(spectrum, masks[band], (inputs.shape[-2], inputs.shape[-1]))
-            if self.equal_energy:
-                norms = torch.linalg.vector_norm(noise, dim=(1, 2, 3), keepdim=True)
-                noise = noise * (norm / norms.clamp_min(torch.finfo(noise.dtype).tiny))
+            noise = self._filtered(spectrum, masks[band], norm)
             with subject.evaluating():
                 after = outputs.loss_and_correctness(subject, with_inputs(whole, inputs + noise), targets)
             square = noise.double().square().mean(dim=(1, 2, 3)).sum()
@@ -126,6 +131,37 @@ class Noise(Probe):
         with np.errstate(invalid="ignore", divide="ignore"):
             square = np.where(done, data["noise_square_sum"], 0.0).sum(axis=0) / n
         return {**sample_statistics.reduced(data, batches=0), "noise_rms": np.sqrt(square)}
+
+    def _filtered(self, spectrum: Tensor, mask: Tensor, norm: float) -> Tensor:
+        """The noise of a band from the spectrum of the signs, (N, C, H, W)."""
+        noise = self._size * band_pass(spectrum, mask, (mask.shape[0], mask.shape[1]))
+        if self.equal_energy:
+            norms = torch.linalg.vector_norm(noise, dim=(1, 2, 3), keepdim=True)
+            noise = noise * (norm / norms.clamp_min(torch.finfo(noise.dtype).tiny))
+        return noise
+
+    def _picture_axes(self, masks: np.ndarray) -> dict[str, np.ndarray]:
+        _, height, width = masks.shape
+        sizes = {"picture": self.pictures, "channel": 3, "row": height, "column": width}
+        return {name: np.arange(size) for name, size in sizes.items()} if self.pictures else {}
+
+    def _pictures(self, subject: Subject, masks: np.ndarray) -> dict[str, tuple[Quantity, np.ndarray]]:
+        """Masks, and the first images without and with the noise of every band, as colours."""
+        if not self.pictures:
+            return {}
+        inputs = first_inputs(subject, self.pictures)
+        spectrum, norm = torch.fft.rfft2(self._signs_of(range(len(inputs)), inputs)), self._norm(subject)
+        noisy = [inputs + self._filtered(spectrum, torch.from_numpy(mask).to(inputs.device), norm) for mask in masks]
+        image, place = ("channel", "row", "column"), ("band", "row", "column")
+        shifted = np.fft.fftshift(masks, axes=(1, 2)).astype(np.uint8)
+        return {
+            "mask": (Quantity("1 where the band passes, zero frequency in the centre", dims=place), shifted),
+            "image": (Quantity("image", dims=("picture", *image)), colours(subject, inputs)),
+            "noisy_image": (
+                Quantity("image with the noise of a band", dims=("band", "picture", *image)),
+                np.stack([colours(subject, x, like=inputs) for x in noisy]),
+            ),
+        }
 
     @property
     def _size(self) -> float:
@@ -161,5 +197,8 @@ class Noise(Probe):
     def _signs(self, subject: Subject, batch: int, inputs: Tensor) -> Tensor:
         """Random signs of every image, seeded by its index in the data, so that the batch size does not matter."""
         start = sample_statistics.first_row(subject, batch)
-        seeds = (derived_seed(self.seed, start + row) for row in range(len(inputs)))
+        return self._signs_of(range(start, start + len(inputs)), inputs)
+
+    def _signs_of(self, rows: Iterable[int], inputs: Tensor) -> Tensor:
+        seeds = (derived_seed(self.seed, row) for row in rows)
         return torch.stack([signs(tuple(inputs.shape[1:]), seed) for seed in seeds]).to(inputs)
