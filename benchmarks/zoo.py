@@ -90,6 +90,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "noise": {"bands": "0.3,0.7"},
     "probe-linear": {"train_samples": "32"},
     "ensemble": {"snapshots": "last:2"},
+    "perturbation": {"perturbations": "translate"},
+    "attack": {"eps": "2/255", "steps": 2},
     "corruption": {"corruptions": "brightness", "severities": "3"},
 }
 

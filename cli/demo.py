@@ -29,6 +29,7 @@ COARSE: Mapping[str, Mapping[str, Any]] = {
     "trace": {"vectors": 12},
     "density": {"vectors": 2, "steps": 20},
     "corruption": {"severities": "1,3,5"},
+    "attack": {"eps": "1/255,4/255,16/255", "steps": 10},
 }
 SAMPLES: Mapping[str, str] = {
     "surface": "256",
@@ -37,6 +38,8 @@ SAMPLES: Mapping[str, str] = {
     "trace": "128",
     "density": "64",
     "corruption": "128",
+    "attack": "128",
+    "perturbation": "64",
 }
 
 

@@ -51,6 +51,11 @@ FIGURES: Mapping[str, FigureEntry] = {
         FigureEntry("ensemble", "ensemble", needs=("nll", "nll_low", "ece", "member_nll", "epistemic_entropy")),
         FigureEntry("ensemble_diversity", "ensemble", needs=("disagreement", "cka", "name")),
         FigureEntry("noise", "noise", needs=("accuracy_drop", "accuracy_drop_se", "band"), instead="loss_increase"),
+        FigureEntry(
+            "attack", "attack", needs=("accuracy", "loss", "accuracy_drop", "eps", "method_name"), instead="loss"
+        ),
+        FigureEntry("perturbation", "perturbation", needs=("consistency", "cross_entropy", "perturbation_name")),
+        FigureEntry("perturbation_frames", "perturbation", needs=("consistency_at", "accuracy_at", "frames")),
         FigureEntry("corruption", "corruption", needs=("type_accuracy", "accuracy", "corruption_name")),
         FigureEntry("corruption_severity", "corruption", needs=("severity_accuracy", "severity")),
         FigureEntry("corruption_heat", "corruption", needs=("accuracy", "nll", "ece", "corruption_name", "severity")),

@@ -347,6 +347,64 @@ def noise(network: Network) -> tuple[Plan, Measure]:
     return plan, measure
 
 
+def perturbation(network: Network) -> tuple[Plan, Measure]:
+    names, scores = np.array(["translate", "rotate", "gaussian_noise"]), ("consistency", "cross_entropy", "accuracy")
+    frames, each = np.array([8, 16, 16]), ("perturbation",)
+    plan = Plan(
+        over={"perturbation": np.arange(3), "batch": np.arange(8)},
+        axes={"frame": np.arange(16)},
+        labels={
+            "perturbation_name": (Quantity("perturbation", dims=each), names),
+            "frames": (Quantity("frames", dims=each), frames),
+        },
+        quantities={
+            **quantities((), "samples", *(f"{name}_{end}" for name in scores for end in ("sum", "square_sum"))),
+            **quantities(("frame",), *(f"{name}_at_sum" for name in scores)),
+        },
+        summaries={
+            **quantities(each, *scores, *(f"{name}_se" for name in scores)),
+            **quantities(("perturbation", "frame"), *(f"{name}_at" for name in scores)),
+            **quantities((), *(f"mean_{name}" for name in scores)),
+        },
+        facts={"source": "made up"},
+    )
+
+    def measure(unit: Unit) -> Values:
+        which, _ = unit.index
+        level = {"consistency": 0.9 - 0.1 * which / network.width, "cross_entropy": 0.4 + 0.2 * which, "accuracy": 0.7}
+        sums = {f"{name}_sum": 128 * value for name, value in level.items()}
+        squares = {f"{name}_square_sum": 135 * value**2 for name, value in level.items()}
+        at = np.where(np.arange(16) < frames[which], 1 + 0.05 * np.sin(np.arange(16)), np.nan)
+        return {"samples": 128, **sums, **squares, **{f"{name}_at_sum": 128 * v * at for name, v in level.items()}}
+
+    return plan, measure
+
+
+def attack(network: Network) -> tuple[Plan, Measure]:
+    after = ("method", "eps")
+    plan = Plan(
+        over={"batch": np.arange(8), "method": np.arange(2), "eps": np.array([1, 2, 4, 8]) / 255},
+        labels={"method_name": (Quantity("attack", dims=("method",)), np.array(["fgsm", "pgd"]))},
+        quantities={
+            **sample_statistics.quantities(),
+            **quantities((), "accuracy_sum", "accuracy_square_sum", "loss_sum", "loss_square_sum"),
+        },
+        summaries={
+            **quantities(after, "accuracy", "accuracy_se", "loss", "loss_se"),
+            **quantities(after, *sample_statistics.summaries("eps")),
+        },
+        facts={"intact_loss": 0.9, "intact_accuracy": 0.75},
+    )
+
+    def measure(unit: Unit) -> Values:
+        left = 0.75 * math.exp(-60 * unit.at["eps"] * (1 + unit.index[1]) / network.width)
+        return {"samples": 128, "accuracy_sum": 128 * left, "accuracy_square_sum": 128 * left, "loss_sum": 128 - left,
+                "loss_square_sum": 512, "accuracy_drop_sum": 128 * (0.75 - left), "accuracy_drop_square_sum": 128,
+                "loss_increase_sum": 256, "loss_increase_square_sum": 1024}  # fmt: skip
+
+    return plan, measure
+
+
 def corruption(network: Network) -> tuple[Plan, Measure]:
     names = np.array(corruptions.NAMES)
     plan = Plan(
@@ -511,6 +569,8 @@ MADE_UP: Mapping[str, Callable[[Network], tuple[Plan, Measure]]] = {
     "line": line,
     "noise": noise,
     "corruption": corruption,
+    "attack": attack,
+    "perturbation": perturbation,
     "probe-linear": probe_linear,
     "similarity": similarity,
     "attention": attention,

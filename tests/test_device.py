@@ -86,6 +86,10 @@ CASES = {
     "lesion, recalibrated": Case("lesion", {"bn": "recalibrate:2"}, "resnet_demo"),
     "calibration": Case("calibration", {"draws": 20}, once=20, simulated=1e-6, split="test"),
     "noise": Case("noise", {"bands": "0.2,0.7", "equal_energy": True}),
+    "perturbation": Case(
+        "perturbation", {"perturbations": "translate", "source": "generated"}, per_unit=3, split="test"
+    ),
+    "attack": Case("attack", {"eps": "2/255", "steps": 2}, rtol=0.1),
     "corruption": Case("corruption", {"corruptions": "brightness", "severities": "3"}, per_unit=8, split="test"),
     # Ridge penalties are chosen by held-out accuracy, one sample of which is 1/12: only features are compared exactly.
     "probe-linear": Case("probe-linear", {"train_samples": 32}, rtol=0.2, per_unit=2, once=9, split="test"),

@@ -64,6 +64,10 @@ PROBES: dict[str, ProbeEntry] = {
     "probe-linear": ProbeEntry(
         "probe_linear", "ProbeLinear", "Accuracy of a linear classifier on frozen features, per layer."
     ),
+    "perturbation": ProbeEntry(
+        "perturbation", "Perturbation", "Consistency of the predictions on slowly changing images: CIFAR-P."
+    ),
+    "attack": ProbeEntry("attack", "Attack", "Accuracy under adversarial changes of the pixels: FGSM and PGD."),
     "corruption": ProbeEntry(
         "corruption",
         "Corruption",

@@ -1,0 +1,57 @@
+"""Draw the accuracy and the consistency along sequences, one panel per perturbation, all networks in each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import xarray as xr
+
+from landscape.plots import style
+from landscape.plots.appearance import Look, escaped
+from landscape.plots.appearance import look as look_of
+from landscape.plots.figure import Axes, Figure
+
+MEANING = (
+    "Along the sequences, frame by frame: solid the share of images whose prediction is the same at the next frame, "
+    "dotted the accuracy. A network can be consistent where its accuracy is low, and frames of noise are independent "
+    "of each other, so that their order has no meaning."
+)
+NOTE = "Solid: the same prediction as at the next frame. Dotted: accuracy."
+
+
+def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, which: int = 0) -> Axes:
+    """Draw consistency and accuracy of one perturbation over its frames."""
+    look = look or look_of(data)
+    frame = data["frame"].values
+    same, right = (data[f"{name}_at"].values[which] for name in ("consistency", "accuracy"))
+    shown = np.isfinite(same)
+    ax.plot(frame[shown] + 0.5, same[shown], color=look.color, label=look.label)
+    shown = np.isfinite(right)
+    ax.plot(frame[shown], right[shown], color=look.color, linestyle=":")
+    ax.set(xlabel="frame", ylim=(0, 1.02), ylabel="share of images")
+    ax.set_title(escaped(str(data["perturbation_name"].values[which]).replace("_", " ")))
+    return ax
+
+
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """One panel per perturbation."""
+    names = list(dict.fromkeys(str(name) for data in results for name in data["perturbation_name"].values))
+    columns = min(len(names), 3 if len(names) in (3, 5, 6) else 4)
+    rows = math.ceil(len(names) / columns)
+    handles = [look.legend_handle() for look in looks]
+    for handle in handles:
+        handle.set(marker="", linestyle="-")
+    figure = style.page(results, looks, height=1.65 * rows, legend=handles, note=NOTE)
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
+    for ax in grid.flat[len(names) :]:
+        ax.remove()
+    axes = list(grid.flat[: len(names)])
+    for ax, name in zip(axes, names, strict=True):
+        for data, look in zip(results, looks, strict=True):
+            there = [str(one) for one in data["perturbation_name"].values]
+            if name in there:
+                draw(data, ax, look=look, which=there.index(name))
+    style.label_outer(axes)
+    return figure
