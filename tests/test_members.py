@@ -24,7 +24,7 @@ from landscape.results.statistics import error_over_members, mean_over_batches
 from landscape.run import run_key
 from landscape.subject.dropout_masks import FrozenMasks, frozen_masks, kept
 from landscape.subject.evaluation import metrics_of
-from landscape.subject.members import with_members
+from landscape.subject.members import calls_of, with_members
 from landscape.subject.outputs import per_sample
 from landscape.subject.subject import Subject
 from tests.analytic import batches_of, rebatched, run_probe
@@ -288,3 +288,47 @@ def test_evaluate_refuses_one_pass_of_such_a_network() -> None:
     assert metrics_of(frozen)["loss"] == pytest.approx(per_sample(frozen)[0].mean().item())
     with pytest.raises(OptionError, match="--passes 2 and --mc-dropout 3 both average"):
         metrics_of(frozen, passes=2)
+
+
+class Folded(nn.Module):
+    """Dropout on windows, (N * windows, heads, ...), or on sequences, (tokens, N, ...)."""
+
+    def __init__(self, windows: bool) -> None:
+        super().__init__()
+        self.windows, self.fc = windows, nn.Linear(32, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.windows:
+            return self.fc(F.dropout(x.reshape(4 * len(x), 2, 4), 0.5).reshape(len(x), -1))
+        return self.fc(F.dropout(x.flatten(1).T.reshape(32, len(x)), 0.5).T)
+
+
+@pytest.mark.parametrize("windows", [True, False])
+def test_the_dimension_of_the_samples_does_not_depend_on_their_number(windows: bool) -> None:
+    """2 samples could be the heads of a window, and 4 divide the length of a sequence."""
+    model = Folded(windows)
+    whole = per_sample(stochastic(2, model))[0]
+    for size in (1, 2, 4):
+        some = stochastic(2, model, batches=rebatched(batches(), size))
+        torch.testing.assert_close(per_sample(some)[0], whole, rtol=1e-12, atol=0)
+
+
+def test_kinks_of_members_are_fixed_by_a_pass_in_double_precision() -> None:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(2, 8, 3, padding=1), nn.ReLU(), nn.Dropout(0.3), nn.Flatten(), nn.Linear(128, 3)
+    x, y = torch.randn(8, 2, 4, 4), torch.arange(8) % 3
+    model = nn.Sequential(*layers).eval()
+    products = []
+    for dtype in (torch.float32, torch.float64):
+        subject = with_members(Subject(model.to(dtype), [(x.to(dtype), y)]), 3)
+        curved = curvature(subject, subject.parameters, "kept", kinks="double")
+        assert curved.fixed is (dtype == torch.float32)
+        products.append(curved.product(0)(torch.ones(curved.size, dtype=dtype)).double())
+    torch.testing.assert_close(products[0], products[1], rtol=1e-4, atol=1e-6)
+
+
+def test_dropout_that_attention_is_told_in_training_mode_only_is_found() -> None:
+    """As in timm and transformers; the modules stay in the mode that they were in."""
+    subject = stochastic(2, Attending("fused"))
+    assert [(call.told, call.rate) for call in calls_of(subject)] == [(0.0, 0.2)]
+    assert not any(module.training for module in subject.model.modules())

@@ -15,7 +15,7 @@ from landscape.data.dataset import BatchList, Images
 from landscape.data.structure import Nested, tensors_in
 from landscape.subject.adaptation import misfit
 from landscape.subject.losses import MEANINGS, cross_entropy
-from landscape.subject.members import rates_of
+from landscape.subject.members import calls_of
 from landscape.subject.outputs import logits_in
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
@@ -66,7 +66,7 @@ def variation(subject: Subject) -> str:
 def _remedy(subject: Subject) -> str:
     """What to do about the random numbers of a model if they are those of dropout; else ""."""
     try:
-        drops = not subject.members and any(rates_of(subject)[0])
+        drops = not subject.members and any(call.rate for call in calls_of(subject))
     except Exception:  # of a user's code
         drops = False
     if not drops:

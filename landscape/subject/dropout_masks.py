@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +34,14 @@ ATTENTION_SIGNATURE = inspect.signature(F.multi_head_attention_forward)
 _active: ContextVar[FrozenMasks | None] = ContextVar("masks", default=None)
 
 
+class DropoutCall(NamedTuple):
+    """One call of a dropout function, as `dropout_calls` has seen it."""
+
+    told: float  # the rate that it is given in evaluation mode, which may be 0
+    rate: float  # the rate in training mode
+    samples_second: bool  # whether the samples lie along the second dimension, else along the first
+
+
 class FrozenMasks(TorchFunctionMode):
     """The masks of one forward pass: every dropout that it calls is on, with its mask; a context manager.
 
@@ -43,12 +51,12 @@ class FrozenMasks(TorchFunctionMode):
     Args:
         seed: of the masks.
         positions: position in the data of every sample of the mini-batch, (N,) int64.
-        hidden: rates of dropout calls, by their number, that are told a rate in training mode only (`dropout_rates`).
+        known: what is known of the calls of a pass, in order (`dropout_calls`); without it their rates are as told.
     """
 
-    def __init__(self, seed: int, positions: Tensor, hidden: Mapping[int, float] | None = None) -> None:
+    def __init__(self, seed: int, positions: Tensor, known: Sequence[DropoutCall] = ()) -> None:
         super().__init__()
-        self._seed, self._positions, self._hidden = seed, positions, hidden or {}
+        self._seed, self._positions, self._known = seed, positions, known
         self.calls: list[float] = []  # rate of every call of the pass so far
 
     def __torch_function__(
@@ -65,14 +73,14 @@ class FrozenMasks(TorchFunctionMode):
 
     def stochastic_depth(self, branch: Tensor, rate: float) -> Tensor:
         """The branch without some of the samples, the others divided by 1 - rate."""
-        rate, number = self._next(rate)
+        rate, number = self._next(rate, branch)
         with torch._C.DisableTorchFunction():
             return self._dropped(branch, rate, number, dims=0) if rate else branch
 
     def _dropout(
         self, function: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, **_: Any
     ) -> Tensor:
-        rate, number = self._next(p)
+        rate, number = self._next(p, input)
         if not rate:
             return input
         in_place = inplace or function.__name__.endswith("_")
@@ -86,7 +94,7 @@ class FrozenMasks(TorchFunctionMode):
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
         is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
     ) -> Tensor:  # fmt: skip
-        rate, number = self._next(dropout_p)
+        rate, number = self._next(dropout_p, query)
         shown: dict[str, Any] = {
             "attn_mask": attn_mask,
             "is_causal": is_causal,
@@ -125,15 +133,16 @@ class FrozenMasks(TorchFunctionMode):
         given = bound.arguments
         with torch._C.DisableTorchFunction():
             if not given["dropout_p"]:
-                self._next(0.0)
+                self._next(0.0, given["query"])
                 return F.multi_head_attention_forward(**given)
             own = {**vars(F), "dropout": dropout, "scaled_dot_product_attention": attention}
             return FunctionType(F.multi_head_attention_forward.__code__, own)(**given | {"training": True})
 
-    def _next(self, rate: float) -> tuple[float, int]:
-        """Rate and number of the next call."""
+    def _next(self, rate: float, x: Tensor) -> tuple[float, int]:
+        """Rate and number of the next call, on a tensor."""
         number = len(self.calls)
-        self.calls.append(self._hidden.get(number, float(rate)))
+        known = self._known[number] if number < len(self._known) else None
+        self.calls.append(known.rate if known is not None and known.told == rate else float(rate))
         return self.calls[-1], number
 
     def _dropped(self, x: Tensor, rate: float, number: int, dims: int | None = None) -> Tensor:
@@ -150,7 +159,8 @@ class FrozenMasks(TorchFunctionMode):
         """
         samples = len(self._positions)
         shape = tuple(x.shape[:1] if dims == 0 else x.shape if dims is None else x.shape[:dims])
-        second = x.ndim > 1 and x.shape[0] != samples == x.shape[1]
+        known = self._known[number].samples_second if number < len(self._known) else x.shape[0] != samples
+        second = x.ndim > 1 and samples == x.shape[1] and known
         if not second and (not x.ndim or not samples or x.shape[0] % samples):
             raise ValueError(
                 f"dropout acts on {tuple(x.shape)}, expected rows for the {samples} samples of the mini-batch: its "
@@ -229,16 +239,18 @@ def frozen_masks(model: Callable[..., Any], masks: FrozenMasks) -> Iterator[None
             handle.remove()
 
 
-class _Rates(FrozenMasks):
-    """Lists the rates of all dropout calls and the modules that make them; drops nothing."""
+class _Listener(FrozenMasks):
+    """Lists the rates and shapes of all dropout calls and the modules that make them; drops nothing."""
 
     def __init__(self) -> None:
         super().__init__(0, torch.zeros(0, dtype=torch.int64))
         self.running: list[nn.Module] = []
         self.callers: dict[nn.Module, None] = {}
+        self.shapes: list[torch.Size] = []
 
-    def _next(self, rate: float) -> tuple[float, int]:
-        super()._next(rate)
+    def _next(self, rate: float, x: Tensor) -> tuple[float, int]:
+        super()._next(rate, x)
+        self.shapes.append(x.shape)
         if self.running:
             self.callers[self.running[-1]] = None
         return 0.0, len(self.calls) - 1
@@ -246,39 +258,48 @@ class _Rates(FrozenMasks):
     def leave(self) -> None:
         self.running.pop()
 
+    def hear(self, model: nn.Module, run: Callable[[], object]) -> _Listener:
+        """Listen to a forward pass."""
+        with frozen_masks(model, self):
+            run()
+        return self
 
-def dropout_rates(model: nn.Module, run: Callable[[], object]) -> tuple[list[float], dict[int, float]]:
-    """Rates of the dropout calls of `run`, a forward pass, and of those that are told 0 in evaluation mode.
+
+def dropout_calls(
+    model: nn.Module, run: Callable[[], object], run_fewer: Callable[[], object] | None = None
+) -> list[DropoutCall]:
+    """The dropout calls of `run`, a forward pass in evaluation mode.
 
     Attention is told the rate by its module, 0 in evaluation; what it would be told in training is found by a second
-    pass in which the modules that call dropout themselves, and only these, are in training mode.
-
-    Returns:
-        the rate of every call, 0 for none, and the hidden ones among them by number.
+    pass in which the modules that call dropout themselves, and only these, are in training mode. `run_fewer` is a pass
+    of fewer samples, which shows along which dimension they lie.
     """
-    first, second = _Rates(), _Rates()
-    handles = [module.register_forward_pre_hook(lambda m, _: first.running.append(m)) for module in model.modules()]
-    handles += [module.register_forward_hook(lambda *_: first.leave()) for module in model.modules()]
+    plain, training, fewer = _Listener(), _Listener(), _Listener()
+    handles = [module.register_forward_pre_hook(lambda m, _: plain.running.append(m)) for module in model.modules()]
+    handles += [module.register_forward_hook(lambda *_: plain.leave()) for module in model.modules()]
     try:
-        with frozen_masks(model, first):
-            run()
+        plain.hear(model, run)
     finally:
         for handle in handles:
             handle.remove()
-    modes = {module: module.training for module in first.callers}
+    modes = {module: module.training for module in plain.callers}
     try:
         for module in modes:
             module.training = True
-        with frozen_masks(model, second), contextlib.suppress(Exception):  # of another path through a user's model
-            run()
+        with contextlib.suppress(Exception):  # of another path through a user's model
+            training.hear(model, run)
     finally:
-        for module, training in modes.items():
-            module.training = training
-    if len(first.calls) != len(second.calls):
-        return first.calls, {}
-    pairs = enumerate(zip(first.calls, second.calls, strict=True))
-    hidden = {number: there for number, (here, there) in pairs if there > 0 and not here}
-    return [hidden.get(number, rate) for number, rate in enumerate(first.calls)], hidden
+        for module, mode in modes.items():
+            module.training = mode
+    if run_fewer is not None:
+        with contextlib.suppress(Exception):  # of a model for one batch size
+            fewer.hear(model, run_fewer)
+    rates = training.calls if len(training.calls) == len(plain.calls) else plain.calls
+    shapes = fewer.shapes if len(fewer.shapes) == len(plain.shapes) else plain.shapes
+    return [
+        DropoutCall(told, told or rate, len(shape) > 1 and shape[0] == small[0] and shape[1] != small[1])
+        for told, rate, shape, small in zip(plain.calls, rates, plain.shapes, shapes, strict=True)
+    ]
 
 
 def depth_rate(module: nn.Module) -> float:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -15,9 +15,9 @@ from torch import Tensor
 from landscape.checkpoints.user_code import fixed_rng
 from landscape.data.batch_layout import Forward
 from landscape.data.dataset import Batches, BatchList
-from landscape.data.structure import Nested
+from landscape.data.structure import Nested, common_length, rows_of
 from landscape.probe import derived_seed
-from landscape.subject.dropout_masks import FrozenMasks, dropout_rates, frozen_masks
+from landscape.subject.dropout_masks import DropoutCall, FrozenMasks, dropout_calls, frozen_masks
 from landscape.subject.losses import Losses, bce, cross_entropy, huber, l1, mse
 from landscape.subject.restoration import evaluation_mode
 
@@ -57,7 +57,7 @@ class MemberForward:
     members: int
     seed: int
     average: Callable[[list[Tensor]], Tensor]  # the outputs of all members as those of their mean prediction
-    hidden: Mapping[int, float] = field(default_factory=dict)  # see `dropout_rates`
+    calls: Sequence[DropoutCall] = ()  # of one pass
     current: int | None = None  # the member that runs alone
 
     def __call__(self, model: Callable[..., Any], inputs: Positioned) -> Any:
@@ -71,7 +71,7 @@ class MemberForward:
         )  # of an encoder, nothing to average
 
     def _of_member(self, model: Callable[..., Any], inputs: Positioned, member: int) -> Any:
-        masks = FrozenMasks(derived_seed(self.seed, "dropout", member), inputs.positions, self.hidden)
+        masks = FrozenMasks(derived_seed(self.seed, "dropout", member), inputs.positions, self.calls)
         with frozen_masks(model, masks):
             return self.base(model, inputs.inputs)
 
@@ -111,8 +111,8 @@ def with_members(subject: Subject, members: int) -> Subject:
             f"--mc-dropout averages predicted probabilities, and {name} does not say what these are; give one of "
             "--loss cross-entropy, bce, mse, l1 or huber"
         )
-    rates, hidden = rates_of(subject)
-    if not any(rates):
+    calls = calls_of(subject)
+    if not any(call.rate for call in calls):
         raise ValueError(
             f"the model ({type(subject.model).__name__}) has no dropout with a rate above 0, so that all {members} "
             "members would be equal; drop --mc-dropout, or switch dropout on (of our models: --model-arg "
@@ -122,16 +122,21 @@ def with_members(subject: Subject, members: int) -> Subject:
         raise ValueError(
             "--mc-dropout needs mini-batches with a row per sample, to which the masks belong; these have no such rows"
         )
-    forward = MemberForward(subject.forward, members, subject.seed, AVERAGES[subject.losses], hidden)
+    forward = MemberForward(subject.forward, members, subject.seed, AVERAGES[subject.losses], calls)
     return replace(subject, forward=forward)
 
 
-def rates_of(subject: Subject) -> tuple[list[float], dict[int, float]]:
-    """`dropout_rates` of the network as it is, for the first samples."""
-    forward, (inputs, _) = without_members(subject.forward), subject.example()
-    inputs = unpositioned(inputs)
+def calls_of(subject: Subject) -> list[DropoutCall]:
+    """`dropout_calls` of the network as it is, for the first samples."""
+    subject = subject.as_is()
+    inputs, targets = subject.example()
+    few = common_length((inputs, targets)) or 0
+
+    def run(rows: slice = slice(None)) -> object:
+        return subject.forward(subject.model, inputs if rows == slice(None) else rows_of(inputs, rows))
+
     with fixed_rng(0), subject.evaluating(), evaluation_mode(subject.model):
-        return dropout_rates(subject.model, lambda: forward(subject.model, inputs))
+        return dropout_calls(subject.model, run, (lambda: run(slice(few - 1))) if few > 1 else None)
 
 
 def _mean_probabilities(outputs: list[Tensor]) -> Tensor:
