@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import logging
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -67,6 +68,19 @@ def draw(
             if figure.name == "hessian" and eigenvalues is not None:
                 page.keywords["ranges"] = ((eigenvalues[0], 0.0), (0.0, eigenvalues[1]))
             written += _save(figure.name, page, folder, formats)
+    return written + (draw_smoothing(path, out, formats) if probes is None else [])
+
+
+def draw_smoothing(path: Path | str, out: Path | str, formats: Sequence[str] = ("png",)) -> list[Path]:
+    """Draw every checkpoint that was scored with and without smoothing blocks; return the files, `smoothing*`."""
+    from landscape.plots import smoothing_study
+
+    found = smoothing_study.studies(reader.groups(path))
+    written = []
+    for study in found:
+        label = re.sub(r"[^\w.+-]", "_", study.label)
+        name = f"smoothing-{label}" if len(found) > 1 else "smoothing"
+        written += _save(name, partial(smoothing_study.page, study), Path(out), formats)
     return written
 
 

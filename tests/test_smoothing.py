@@ -20,6 +20,8 @@ from landscape.checkpoints.checkpoint import read_checkpoint, write_checkpoint
 from landscape.discovery.discover import discover
 from landscape.models.blocks import Smoothing
 from landscape.options import OptionError
+from landscape.plots import drawing, smoothing_study
+from landscape.results import reader
 from landscape.subject.identity import identity, protocol
 from landscape.subject.smoothing import insert, inserted
 from landscape.subject.smoothing_options import SmoothingOptions, smoothing_of
@@ -222,3 +224,47 @@ def test_a_checkpoint_trained_with_smoothing_is_loaded_with_it(tmp_path: Path, c
     recipe = {key: value for key, value in stored.recipe.items() if not key.startswith("smooth")}
     write_checkpoint(tmp_path / "plain.pt", recipe=recipe, **about)
     assert not inserted(landscape.load(tmp_path / "plain.pt", samples=8).model)
+
+
+def test_the_study_pairs_networks_by_their_dropout_masks(tmp_path: Path) -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Dropout(0.3), nn.MaxPool2d(2), nn.Conv2d(4, 6, 3, padding=1),
+        nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4),
+    ).eval()  # fmt: skip
+    inputs, targets = random_batch((3, 8, 8), 40, 4, seed=0)
+    path, found = tmp_path / "results.h5", {}
+    for smooth in (False, True):
+        for masks in (0, 3):
+            subject = landscape.load(
+                model, data=(3 * inputs.float(), targets), smooth=smooth, mc_dropout=masks, label="a"
+            )
+            found[masks, smooth] = landscape.measure("calibration", subject, out=path, quiet=True, draws=50)
+    assert smoothing_study.tables(tmp_path / "results.h5")
+    (study,) = smoothing_study.studies(reader.groups(path))
+    assert study.sizes == [0, 3]
+    for masks, row in zip((0, 3), smoothing_study.table(study), strict=True):
+        without, smooth = (float(found[masks, key]["nll"]) for key in (False, True))
+        assert without != smooth
+        assert row["dropout masks"] == ("3" if masks else "no dropout")
+        assert row["NLL"] == f"{without:.3f} → {smooth:.3f}"
+        assert row["NLL difference"].startswith(f"{smooth - without:+.3f} [")
+    (picture,) = drawing.draw_smoothing(path, tmp_path)
+    assert picture.name == "smoothing.png"
+
+
+@pytest.mark.slow
+def test_the_study_of_a_checkpoint_is_one_command(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command("train", "resnet_demo", "--data", "digits", "--epochs", "0", "--model-arg", "mc_dropout=0.2")[0] == 0
+    words = ["smoothing", "--samples", "32", "--batch-size", "16", "--sizes", "1,2", "--batches", "1"]
+    code, out, err = command(*words)
+    assert code == 0, err
+    assert [line.split()[0] for line in out.splitlines()[1:3]] == ["1", "2"]
+    probes = {name.partition("/")[0] for name, _ in reader.groups(Path("results.h5"))}
+    assert probes == {"calibration", "fourier", "uncertainty", "hessian"}
+    assert len(list(reader.groups(Path("results.h5")))) == 2 * 5
+    code, _, err = command("smoothing", "--sizes", "0,2")
+    assert code == 2
+    assert "--sizes must be at least 1, got 0" in err

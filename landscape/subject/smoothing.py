@@ -113,9 +113,9 @@ def insert(
 
 def _stage_ends(model: nn.Module, flow: Flow, example: Nested, forward: Forward) -> list[Layer]:
     """The last layer with a map of every stage, with the module that returns it."""
-    layers = [layer for layer in discover(model, example, forward) if layer.spatial and layer.stage > 0]
-    ends = list({layer.stage: layer for layer in layers if layer.kind != "head"}.values())
-    if len(ends) < 2:
+    layers = [layer for layer in discover(model, example, forward) if layer.spatial]
+    ends = list({layer.stage: layer for layer in layers if layer.stage > 0}.values())
+    if not ends or not any(layer.reduces for layer in layers):
         raise ValueError(
             f"the model ({type(model).__name__}) has no stages at whose ends its maps could be smoothed: none of its "
             "layers reduces the map; name modules with --smooth-at REGEX, or drop --smooth"
