@@ -16,7 +16,7 @@ from landscape.cli.measuring import measure_all
 from landscape.cli.text_table import text_table
 from landscape.cli.training import run_name, run_training
 from landscape.options import format_duration
-from landscape.probes import FEATURES, PROBES
+from landscape.probes import FEATURES, PROBES, probe_class
 from landscape.progress import say
 
 Option = typer.Option
@@ -70,6 +70,8 @@ def demo(
         if (needed := PROBES[name].needs if name in PROBES else "") and find_spec(needed) is None:
             say(f"{name}: left out, as {needed} is not installed", quiet=quiet)
             continue
+        if name in PROBES and probe_class(name).ordered:
+            continue  # the demo's data are no frames of a stream
         began = time.monotonic()
         loading = {"samples": SAMPLES.get(name, samples), "device": device, "seed": 0}
         measure_all(name, checkpoints, COARSE.get(name, {}), loading, out=results, quiet=True)

@@ -243,7 +243,8 @@ def _several(name: str, value: Any) -> tuple[Any, ...]:
 def loading_defaults(probe: str) -> dict[str, Any]:
     """The default loading options of a probe's subject."""
     kind = probe_class(probe)
-    return {"split": kind.split, "batch_size": kind.batch_size, "samples": 1024, "logits": kind.logits}
+    usual = {"split": kind.split, "batch_size": kind.batch_size, "samples": 1024, "logits": kind.logits}
+    return {**usual, "ordered": True} if kind.ordered else usual
 
 
 def parameter_defaults(probe: str) -> dict[str, Any]:

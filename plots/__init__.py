@@ -60,6 +60,8 @@ FIGURES: Mapping[str, FigureEntry] = {
         FigureEntry("corruption_severity", "corruption", needs=("severity_accuracy", "severity")),
         FigureEntry("corruption_heat", "corruption", needs=("accuracy", "nll", "ece", "corruption_name", "severity")),
         FigureEntry("noise_pictures", "noise", needs=("noisy_image", "image", "mask", "band")),
+        FigureEntry("stream", "stream", needs=("nll", "nll_change_low", "ece", "tau", "name")),
+        FigureEntry("stream_frames", "stream", needs=("frame_nll", "frame_accuracy", "nll", "tau")),
         FigureEntry("probe_linear", "probe-linear", needs=("accuracy", "accuracy_se", "depth", "kind", "reduces")),
     )
 }

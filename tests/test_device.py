@@ -91,6 +91,7 @@ CASES = {
     ),
     "attack": Case("attack", {"eps": "2/255", "steps": 2}, rtol=0.1),
     "corruption": Case("corruption", {"corruptions": "brightness", "severities": "3"}, per_unit=8, split="test"),
+    "stream": Case("stream", {"tau": "1", "timed": 0}, per_unit=4, split="test"),
     # Ridge penalties are chosen by held-out accuracy, one sample of which is 1/12: only features are compared exactly.
     "probe-linear": Case("probe-linear", {"train_samples": 32}, rtol=0.2, per_unit=2, once=9, split="test"),
 }  # fmt: skip

@@ -48,6 +48,7 @@ def load_batches(
     layout: Callable[[], BatchLayout] = BatchLayout,
     batch_size: int = 128,
     whole: bool = False,
+    ordered: bool = False,
 ) -> Images | BatchList:
     """A data set in memory: the first `samples` of its fixed order, or all if it has fewer.
 
@@ -70,6 +71,7 @@ def load_batches(
         layout: how the model takes the samples of a callable, called if they are not pairs of tensors.
         batch_size: of samples of a callable that are not one input and one target tensor each (`BatchList`).
         whole: the loss takes whole batches, so that samples keep entries that the model does not take.
+        ordered: keep the order of the source, such as frames of a stream.
 
     Raises:
         OptionError: `samples` or `image_size` is below 1, or the split unknown.
@@ -81,7 +83,7 @@ def load_batches(
     at_least("image_size", 1 if image_size is None else image_size, 1)
     if name.endswith(tokens.SUFFIX) and not numpy_files.pair_of_files(name) and Path(name).expanduser().is_file():
         return tokens.load(name, samples=samples, block_size=block_size)
-    images = _load(Request(name, samples, image_size, resize, layout, batch_size, whole), root, split)
+    images = _load(Request(name, samples, image_size, resize, layout, batch_size, whole, ordered), root, split)
     if isinstance(images, BatchList):
         return images
     images = replace(images, resized_from=resize.seen) if resize else images
@@ -113,7 +115,7 @@ def _load(request: Request, root: Path | None, split: Split) -> Images | BatchLi
     path = Path(name).expanduser()
     if name in NAMES:
         every = NAMED[name](root=root, split=split)
-        return _sized(every.take(subset(every.targets.numpy(), samples)), image_size, resize)
+        return _sized(every.take(subset(every.targets.numpy(), samples, ordered=request.ordered)), image_size, resize)
     if cifar_c.knows(name):
         return _sized(cifar_c.load(name, root=root, split=split, samples=samples), image_size, resize)
     if (
@@ -121,12 +123,14 @@ def _load(request: Request, root: Path | None, split: Split) -> Images | BatchLi
         or numpy_files.pair_of_files(name)
         or (path.is_dir() and numpy_files.folder_of_split(path, split))
     ):
-        images = numpy_files.load(name, split=split, samples=samples)
+        images = numpy_files.load(name, split=split, samples=samples, ordered=request.ordered)
         return _sized(images, image_size, resize) if images.mean else images
     if path.suffix == ".parquet" or (path.is_dir() and parquet.files_in(path)):
         return parquet.load(name, split=split, samples=samples, image_size=image_size, resize=resize)
     if path.is_dir():
-        return image_folder.load(name, split=split, samples=samples, image_size=image_size, resize=resize)
+        return image_folder.load(
+            name, split=split, samples=samples, image_size=image_size, resize=resize, ordered=request.ordered
+        )
     refuse_file_alone("data", name)
     if ":" in name:
         return torch_dataset.load(request, split)

@@ -19,8 +19,10 @@ SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".webp", ".bmp"))
 SPLITS = {"train": ("train",), "test": ("test", "val")}  # split -> names of its folder, in order of preference
 
 
-def load(name: str, *, split: Split, samples: Samples, image_size: int | None, resize: Resize | None) -> Images:
-    """The first `samples` images of a folder of class folders, in the class-balanced order.
+def load(
+    name: str, *, split: Split, samples: Samples, image_size: int | None, resize: Resize | None, ordered: bool = False
+) -> Images:
+    """The first `samples` images of a folder of class folders, in the class-balanced order (`ordered`: by name).
 
     FOLDER/train and FOLDER/test (or val) are used if they hold class folders; else FOLDER itself for both splits.
     Classes are the class folders of both splits together, in name order. Without `resize`, the shorter side is brought
@@ -44,7 +46,7 @@ def load(name: str, *, split: Split, samples: Samples, image_size: int | None, r
         raise FileNotFoundError(
             f"{folder} holds no images in class folders; expected {folder}/CLASS/*.png (or jpg, webp, bmp)"
         )
-    rows = subset(targets, samples)
+    rows = subset(targets, samples, ordered=ordered)
     starts = np.cumsum([0, *(len(files) for files in listed)])
     places = np.searchsorted(starts, rows, side="right") - 1  # folder of each selected row
     paths = [f"{entries[i]}/{listed[i][row - starts[i]]}" for i, row in zip(places, rows, strict=True)]

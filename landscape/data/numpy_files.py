@@ -23,7 +23,11 @@ from landscape.options import parse_count
 
 T = TypeVar("T")
 # Names of inputs and targets in an archive or a folder; also with a split, as in x_train or train_x.
-PAIRS = (("images", "labels"), ("x", "y"), ("inputs", "targets"), ("data", "labels"), ("arr_0", "arr_1"))
+PAIRS = (
+    ("images", "labels"), ("x", "y"),
+    ("inputs", "targets"), ("data", "labels"), ("arr_0", "arr_1"),
+    ("images", "masks"), ("frames", "labels"), ("frames", "masks"),
+)  # fmt: skip
 CHANNELS = (1, 3)
 
 
@@ -39,10 +43,10 @@ def folder_of_split(folder: Path, split: Split) -> Path | None:
     return next((place for place in (*parts, folder) if _pair_in(_stems(place), split)), None)
 
 
-def load(name: str, *, split: Split, samples: Samples) -> Images:
+def load(name: str, *, split: Split, samples: Samples, ordered: bool = False) -> Images:
     """Inputs and targets from arrays; only the selected rows of a `.npy` file are read from disk.
 
-    Class numbers (N,) or (N, 1) give the class-balanced order; with other targets the rows keep their order. uint8
+    Class numbers (N,) or (N, 1) give the class-balanced order; `ordered`, or with others, rows keep their order. uint8
     inputs are images (N, H, W, C), (N, C, H, W) or (N, H, W): the last axis holds the channels if its length is 1 or 3
     and that of axis 1 is not, else axis 1 does. They get ImageNet's mean and std (0.5 if they are not RGB). Numbers of
     other types are taken to be normalised, and used as they are.
@@ -64,10 +68,10 @@ def load(name: str, *, split: Split, samples: Samples) -> Images:
         x, y = (_mapped(place / f"{stem}.npy") for stem in names)
         other: Split = "train" if split == "test" else "test"
         whole = place == folder_of_split(path, other) and names == _pair_in(_stems(place), other)
-    return replace(_images(name, x, y, samples), one_part=whole)
+    return replace(_images(name, x, y, samples, ordered), one_part=whole)
 
 
-def _images(name: str, x: np.ndarray, y: np.ndarray, samples: Samples) -> Images:
+def _images(name: str, x: np.ndarray, y: np.ndarray, samples: Samples, ordered: bool) -> Images:
     if not x.ndim or not y.ndim or len(x) != len(y) or not len(x):
         raise ValueError(
             f"{name} holds inputs {x.shape} and targets {y.shape}; expected the same number of rows in both"
@@ -77,7 +81,8 @@ def _images(name: str, x: np.ndarray, y: np.ndarray, samples: Samples) -> Images
             raise ValueError(f"{name}: the {what} are {array.dtype}; expected numbers")
     labels = np.asarray(y[:, 0] if y.ndim == 2 and y.shape[1] == 1 and y.dtype.kind in "ui" else y)
     numbers = labels.ndim == 1 and labels.dtype.kind in "ui"
-    rows = subset(labels.astype(np.int64), samples) if numbers else np.arange(parse_count("samples", samples, len(x)))
+    every = np.arange(parse_count("samples", samples, len(x)))
+    rows = subset(labels.astype(np.int64), samples) if numbers and not ordered else every
     memory.require(name, len(rows), x.dtype.itemsize * math.prod(x.shape[1:]))
     taken = np.empty((len(rows), *x.shape[1:]), x.dtype.newbyteorder("="))
     for position in np.argsort(rows):  # of a memory map, in the order of the file

@@ -37,6 +37,7 @@ class Request:
     layout: Callable[[], BatchLayout] = BatchLayout  # what goes to the model, and what to the loss; called if needed
     batch_size: int = 128  # of samples that are not one tensor each, which are never divided anew
     whole: bool = False  # the loss takes the whole batch, so that none of its entries may be left out
+    ordered: bool = False  # samples keep the order of their source, see `sampling.subset`
 
     def read(self, what: str, sample: Nested) -> tuple[Nested, Nested]:
         """Inputs and targets of a sample or mini-batch, which messages call `what`."""

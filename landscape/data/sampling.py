@@ -43,6 +43,10 @@ def balanced(targets: np.ndarray) -> np.ndarray:
     return by_class[np.lexsort((keys(by_class), rounds))]
 
 
-def subset(targets: np.ndarray, samples: Samples) -> np.ndarray:
-    """Rows of a class-balanced subset: the first `samples` of the `balanced` order of `targets` (N,)."""
-    return balanced(targets)[: parse_count("samples", samples, len(targets))]
+def subset(targets: np.ndarray, samples: Samples, *, ordered: bool = False) -> np.ndarray:
+    """Rows of a class-balanced subset: the first `samples` of the `balanced` order of `targets` (N,).
+
+    `ordered`: the first ones in the order of the source, for frames of a stream.
+    """
+    order = np.arange(len(targets)) if ordered else balanced(targets)
+    return order[: parse_count("samples", samples, len(targets))]

@@ -140,9 +140,10 @@ def _from_dataset(request: Request, dataset: Any) -> Images | BatchList:
     if not len(dataset):
         raise ValueError(f"{name} returned an empty {type(dataset).__name__}; expected at least one item")
     listed, count = listed_targets(dataset), parse_count("samples", request.samples, len(dataset))
-    unlisted, drawing = listed is None, listed is None and count < len(dataset)
+    unlisted = listed is None and not request.ordered
+    drawing = unlisted and count < len(dataset)
     order = shuffled(len(dataset))[:count] if drawing else np.arange(count)
-    order = order if listed is None else subset(listed, request.samples)
+    order = order if listed is None else subset(listed, request.samples, ordered=request.ordered)
     reads = ((row, *read_item(request.name, dataset, row)) for row in order.tolist())
     first = next(reads)
     if not request.is_pair(first[1], request.read(f"item {first[0]}", first[1])):

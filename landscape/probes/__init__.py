@@ -61,6 +61,7 @@ PROBES: dict[str, ProbeEntry] = {
     ),
     "lesion": ProbeEntry("lesion", "Lesion", "Accuracy and loss when one unit is removed, for every unit."),
     "noise": ProbeEntry("noise", "Noise", "Accuracy under noise of one band of frequencies, for every band."),
+    "stream": ProbeEntry("stream", "Stream", "Predictions averaged over neighbouring frames of a stream, against tau."),
     "probe-linear": ProbeEntry(
         "probe_linear", "ProbeLinear", "Accuracy of a linear classifier on frozen features, per layer."
     ),

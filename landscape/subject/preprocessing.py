@@ -109,7 +109,7 @@ def load_images(spec: Spec, stored: Checkpoint | None, given: DataObject = NAMED
         ValueError: neither names the data, or the checkpoint's description is invalid.
     """
     loaded = _of_object(spec, given) if given.made is not None else _of_name(spec, stored, given)
-    return with_unlabelled(loaded, spec.ignore_index) if given.by_class else loaded
+    return with_unlabelled(loaded, spec.ignore_index, keep=spec.ordered) if given.by_class else loaded
 
 
 def _of_name(spec: Spec, stored: Checkpoint | None, given: DataObject) -> Images | BatchList:
@@ -129,6 +129,7 @@ def _of_name(spec: Spec, stored: Checkpoint | None, given: DataObject) -> Images
         "std": tuple(spec.std or stated.get("std") or ()),
         "block_size": spec.block_size,
         "whole": given.whole,
+        "ordered": spec.ordered,
     }
     shared, key = _shared.get(), (name, spec.interpolation, spec.crop, *options.values())
     loaded = shared.pop(key, None) if shared is not None else None
@@ -162,7 +163,9 @@ def _note_normalisation(images: Images) -> None:
 
 def _of_object(spec: Spec, given: DataObject) -> Images | BatchList:
     resize = _resize(spec) if spec.interpolation or spec.crop else None
-    request = Request("data", spec.samples, spec.image_size, resize, given.layout, spec.batch_size, given.whole)
+    request = Request(
+        "data", spec.samples, spec.image_size, resize, given.layout, spec.batch_size, given.whole, spec.ordered
+    )
     loaded = replace(torch_dataset.data_of(given.made, request), name="in memory", one_part=True)
     if isinstance(loaded, Images):
         if spec.mean and loaded.mean:

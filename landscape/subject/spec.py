@@ -65,6 +65,7 @@ class Spec:
     allow_missing: Annotated[
         bool, "keep initial values for weights that the checkpoint lacks or has in another shape"
     ] = False
+    ordered: bool = False  # samples keep the order of their source, such as frames of a stream
     logits: bool = True  # the model's outputs are used as logits; if False, its classifier may be missing
 
     def __post_init__(self) -> None:

@@ -1,0 +1,144 @@
+"""Scores of every frame of a stream as terms that add up, and their summary with block-bootstrap intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from landscape.results.calibration import METRICS, metrics, resampled_sums
+from landscape.subject.pixel_scores import image_scores
+
+DRAWS = 1000  # of the bootstrap
+TERMS = 35  # of `results.calibration.sums`
+# Per frame: a number that is NaN where it is undefined -> the summary that is its mean over frames.
+PER_FRAME = {
+    "frame_nll": "",
+    "frame_accuracy": "",
+    "frame_consistency": "consistency",
+    "frame_consistency_nll": "consistency_nll",
+    "boundary_nll_frame": "boundary_nll",
+    "boundary_accuracy_frame": "boundary_accuracy",
+    "interior_nll_frame": "interior_nll",
+    "interior_accuracy_frame": "interior_accuracy",
+}
+SCORES = (*METRICS, "mean_iou", *filter(None, PER_FRAME.values()))
+DENSE = ("mean_iou", "boundary_nll", "boundary_accuracy", "interior_nll", "interior_accuracy")  # of masks only
+
+
+def frame_scores(
+    log_probabilities: Tensor, targets: Tensor, *, before: Tensor | None, boundary: Tensor | None
+) -> dict[str, np.ndarray]:
+    """What is stored of a frame, float64.
+
+    Log probabilities are (C,) or (C, H, W), targets () or (H, W); `before` are those of the frame before, `boundary`
+    (H, W) marks the pixels near a boundary between classes. Scores are means over labelled pixels, consistencies over
+    all pixels.
+    """
+    scores = image_scores(log_probabilities, targets)
+    nll, correct, top5, brier = (scores[name].view(1) for name in ("nll", "correct", "top5", "brier"))
+    unsure = (1 - correct) - (scores["share"] - scores["right"])[-1]
+    parts = [nll, correct, top5, brier, unsure, scores["share"], scores["confidence"], scores["right"]]
+    found = {"terms": torch.cat(parts), "frame_nll": nll[0], "frame_accuracy": correct[0]}
+    found["frame_consistency"] = found["frame_consistency_nll"] = torch.tensor(torch.nan)
+    if before is not None:
+        same = log_probabilities.argmax(dim=0) == before.argmax(dim=0)
+        p = log_probabilities.exp()
+        surprise = -torch.where(p > 0, p * before, 0.0).double().sum(dim=0)
+        found["frame_consistency"] = same.double().mean()
+        found["frame_consistency_nll"] = surprise.mean()
+    if boundary is not None:
+        found |= {name: scores[name] for name in ("intersection", "union")}
+        for part, inside in (("boundary", boundary), ("interior", ~boundary)):
+            wanted = targets.masked_fill(~inside, -1)
+            there = image_scores(log_probabilities, wanted)
+            found[f"{part}_nll_frame"], found[f"{part}_accuracy_frame"] = there["nll"], there["correct"]
+    return {name: value.cpu().numpy() for name, value in found.items()}
+
+
+def near_boundary(targets: Tensor, distance: int) -> Tensor:
+    """Pixels (H, W) within `distance` rows and columns of a pixel of another class; those without a label never are.
+
+    A boundary to pixels without a label is none.
+    """
+    size, classes = 2 * distance + 1, targets.float()[None, None]
+    missing = classes < 0
+    largest = F.max_pool2d(classes, size, 1, distance)
+    smallest = -F.max_pool2d(-classes.masked_fill(missing, torch.inf), size, 1, distance)
+    return ((largest != smallest) & ~missing)[0, 0]
+
+
+def summaries(data: Mapping[str, np.ndarray], blocks: np.ndarray, seed: int) -> dict[str, np.ndarray]:
+    """Scores over frames with 95 % intervals, and their change against no smoothing, paired over frames.
+
+    Arrays of `data` are those of `frame_scores`, (frame, prediction, tau, ...), NaN where a frame is not finished;
+    tau = 0 is the first. Neighbouring frames are dependent, so that whole blocks of frames are resampled; `blocks` is
+    the block of every frame. The interval of the calibration error is reflected at its estimate, because that of a
+    resample is biased upwards once more.
+
+    Returns:
+        (prediction, tau) arrays `NAME`, `NAME_low`, `NAME_high`, `NAME_change`, `NAME_change_low`, `NAME_change_high`.
+    """
+    every, dense = _rows(data), "intersection" in data
+    _, predictions, taus, columns = every.shape
+    found: dict[str, np.ndarray] = {}
+    for i in range(predictions):
+        plain: tuple[dict[str, np.ndarray], dict[str, np.ndarray]] | None = None
+        for j in range(taus):
+            rows = np.zeros((blocks.max() + 1, columns))
+            np.add.at(rows, blocks, every[:, i, j])
+            value, drawn = _scores(rows.sum(axis=0), dense), _scores(resampled_sums(rows, DRAWS, seed), dense)
+            plain = plain or (value, drawn)
+            for name in value:
+                change = value[name] - plain[0][name], drawn[name] - plain[1][name]
+                numbers = *_interval(value[name], drawn[name], reflected=name == "ece"), *_interval(*change)
+                for key, number in zip(suffixed(name), numbers, strict=True):
+                    found.setdefault(key, np.full((predictions, taus), np.nan))[i, j] = number
+    return found
+
+
+def suffixed(name: str) -> list[str]:
+    """The names of the stored summaries of a score."""
+    return [name, f"{name}_low", f"{name}_high", f"{name}_change", f"{name}_change_low", f"{name}_change_high"]
+
+
+def _rows(data: Mapping[str, np.ndarray]) -> np.ndarray:
+    """What a frame adds to the sums, (frame, prediction, tau, K).
+
+    Terms of the calibration metrics, then per name of `PER_FRAME` the value and whether it is known, then pixels per
+    class.
+    """
+    columns = [data["terms"]]
+    for name in PER_FRAME:
+        value = data[name] if name in data else np.full(data["terms"].shape[:3], np.nan)
+        columns += [value[..., None], np.isfinite(value)[..., None]]
+    columns += [data[name] for name in ("intersection", "union") if name in data]
+    return np.nan_to_num(np.concatenate(columns, axis=-1), posinf=np.inf)
+
+
+def _scores(total: np.ndarray, dense: bool) -> dict[str, np.ndarray]:
+    """Every score of summed rows (..., K)."""
+    found = dict(metrics(total[..., :TERMS]))
+    place = TERMS
+    with np.errstate(invalid="ignore", divide="ignore"):
+        for name in PER_FRAME.values():
+            if name and (dense or name not in DENSE):
+                found[name] = total[..., place] / total[..., place + 1]
+            place += 2
+        if dense:
+            hits, either = np.split(total[..., place:], 2, axis=-1)
+            there = either > 0
+            iou = np.divide(hits, either, out=np.zeros_like(hits), where=there)
+            found["mean_iou"] = iou.sum(axis=-1) / there.sum(axis=-1)
+    return found
+
+
+def _interval(value: np.ndarray, drawn: np.ndarray, *, reflected: bool = False) -> tuple[float, float, float]:
+    usable = drawn[np.isfinite(drawn)]
+    if not len(usable):
+        return float(value), np.nan, np.nan
+    low, high = np.percentile(usable, (2.5, 97.5))
+    return (float(value), 2 * value - high, 2 * value - low) if reflected else (float(value), low, high)

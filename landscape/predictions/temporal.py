@@ -1,0 +1,109 @@
+"""Smooth predictions over the frames of a stream (VQ-BNN, Park et al. 2021), and time it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from landscape.data.structure import Nested
+from landscape.subject.members import Positioned
+from landscape.subject.subject import Subject
+
+WARM_UP = 3  # frames that are not timed
+
+
+def frame_weights(offsets: Tensor, tau: float) -> Tensor:
+    """Weights of frames at the given distances in time, proportional to exp(-|s| / tau), with the sum 1.
+
+    tau = 0 gives all weight to the frame itself.
+    """
+    weights = (offsets == 0).double() if tau == 0 else torch.exp(-offsets.abs().double() / tau)
+    return weights / weights.sum()
+
+
+def smoothed(log_probabilities: Tensor, weights: Tensor) -> Tensor:
+    """Logarithm of sum_s w_s p_s, of log probabilities (frames, ...) and weights (frames,), without underflow."""
+    used = weights > 0
+    logs, shares = log_probabilities[used], weights[used].log().to(log_probabilities)
+    return logs[0] if len(logs) == 1 else (logs + shares.view(-1, *(1,) * (logs.dim() - 1))).logsumexp(dim=0)
+
+
+class RingBuffer:
+    """The probabilities of the last frames, and their weighted mean, as a video player needs it: one pass per frame.
+
+    With look-ahead the mean belongs to the frame that lies so many frames back.
+    """
+
+    def __init__(self, tau: float, past: int, look_ahead: int) -> None:
+        self._offsets = torch.arange(past + look_ahead + 1) - look_ahead  # age of a frame -> its distance in time
+        self._weights = frame_weights(self._offsets, tau)
+        self._buffer = torch.empty(0)
+        self._by_place: list[Tensor] = []  # for each place of the newest frame the weights of all places
+        self._count = 0
+
+    def push(self, probabilities: Tensor) -> Tensor:
+        """Add the probabilities of a frame; the weighted mean over those in the buffer, of the same shape."""
+        size = len(self._weights)
+        if not self._count:
+            self._buffer = probabilities.new_zeros((size, probabilities.numel()))
+            ages = [(newest - torch.arange(size)) % size for newest in range(size)]
+            self._by_place = [self._weights[age].to(probabilities) for age in ages]
+        place = self._count % size
+        self._buffer[place] = probabilities.reshape(-1)
+        self._count += 1
+        mean = self._by_place[place] @ self._buffer
+        if self._count < size:  # the places that are still empty have no weight
+            mean = mean / self._weights[: self._count].sum().to(mean)
+        return mean.view_as(probabilities)
+
+
+def throughput(subject: Subject, *, tau: float, past: int, look_ahead: int, frames: int) -> dict[str, float]:
+    """Frames per second, one frame at a time, from the input to its prediction: medians over frames.
+
+    A smoothed prediction takes the pass and the mean over the ring buffer behind it; both are timed on the same frames,
+    so that a busy machine slows them alike.
+
+    Returns:
+        `deterministic`: one pass; `smoothed`: one pass and the weighted mean over the ring buffer; with members also
+        `mc_dropout`: a pass for each of them and the mean of their probabilities.
+    """
+    plain, ring = subject.as_is(), RingBuffer(tau, past, look_ahead)
+    seconds: dict[str, list[float]] = {"deterministic": [], "smoothed": [], "mc_dropout": []}
+    with subject.evaluating():
+        for t, (inputs, stochastic) in enumerate(_frames(subject, plain, frames + WARM_UP)):
+            probabilities, one = _timed(lambda inputs=inputs: plain.outputs(inputs).softmax(dim=1), subject.device)
+            _, mean = _timed(lambda given=probabilities: ring.push(given), subject.device)
+            took = {"deterministic": one, "smoothed": one + mean}
+            if subject.members:
+                run = lambda given=stochastic: subject.outputs(given).softmax(dim=1)  # noqa: E731
+                _, took["mc_dropout"] = _timed(run, subject.device)
+            for name, value in took.items() if t >= WARM_UP else ():
+                seconds[name].append(value)
+    return {name: 1 / statistics.median(took) for name, took in seconds.items() if took}
+
+
+def _frames(subject: Subject, plain: Subject, count: int) -> Iterator[tuple[Tensor, Nested]]:
+    """Inputs of single frames for the network as it is and for its members; the first ones again if there are few."""
+    (inputs, _) = plain.batch(0)
+    assert isinstance(inputs, Tensor)
+    for t in range(count):
+        one = inputs[t % len(inputs)][None]
+        yield one, Positioned(one, torch.tensor([t], device=one.device)) if subject.members else one
+
+
+def _timed(run: Callable[[], Tensor], device: torch.device) -> tuple[Tensor, float]:
+    """What a function returns, and the seconds it took, with the work that it leaves to an accelerator."""
+    _wait(device)
+    start = time.perf_counter()
+    found = run()
+    _wait(device)
+    return found, time.perf_counter() - start
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,283 @@
+"""Measure temporal smoothing: predictions averaged over neighbouring frames of a stream (VQ-BNN, Park et al. 2021)."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from landscape.data.dataset import BatchList
+from landscape.options import at_least, parse_numbers, require
+from landscape.predictions import temporal
+from landscape.predictions.frames import (
+    DENSE,
+    PER_FRAME,
+    SCORES,
+    TERMS,
+    frame_scores,
+    near_boundary,
+    suffixed,
+    summaries,
+)
+from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.subject.subject import Subject
+from landscape.subject.weights_cache import once_per_weights
+
+DETERMINISTIC = "deterministic"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Stream(Probe):
+    """p_t = sum_s w_s softmax(f(x_{t-s})), w_s proportional to exp(-|s| / tau), over past and future frames.
+
+    Every frame goes through the network once, for all tau; the first of them is 0, without smoothing. With MC dropout
+    of N members there are two predictions more: the mean of N passes per frame, and one pass per frame, whose masks
+    differ from frame to frame. Weights are normalised over the frames that exist, so that the first frames of a clip
+    have fewer. Intervals resample blocks of frames, because neighbouring frames are dependent.
+    """
+
+    name: ClassVar[str] = "stream"
+    ordered: ClassVar[bool] = True
+    batch_size: ClassVar[int] = 16
+    smallest: ClassVar[Mapping[str, Any]] = {"tau": "1", "timed": 0}
+
+    tau: Annotated[str, "decay of the weights in frames; several such as 1,2 cost no further pass"] = "0.5,1,2,4"
+    past: Annotated[int, "earlier frames that are averaged"] = 5
+    look_ahead: Annotated[int, "later frames that are averaged, by which the prediction is delayed"] = 0
+    clip_length: Annotated[int, "frames per clip, beyond which nothing is averaged; 0: the stream is one clip"] = 0
+    boundary: Annotated[int, "pixels at most this far from another class count as its boundary (of masks)"] = 2
+    block_length: Annotated[int, "frames per block of the bootstrap; 0: a clip, or else from the number of frames"] = 0
+    timed: Annotated[int, "frames by which the throughput is measured; 0 leaves it out"] = 50
+    seed: Annotated[int, "seed of the bootstrap"] = 0
+
+    def __post_init__(self) -> None:
+        text = self.tau if isinstance(self.tau, str) else ",".join(map(str, np.atleast_1d(self.tau).tolist()))
+        object.__setattr__(self, "tau", text)
+        require(all(0 < value < math.inf for value in parse_numbers("tau", text)), "tau", text, "numbers above 0")
+        for name, least in (("past", 0), ("look_ahead", 0), ("boundary", 1), ("block_length", 0), ("timed", 0)):
+            at_least(name, getattr(self, name), least)
+        require(self.clip_length == 0 or self.clip_length >= 2, "clip_length", self.clip_length, "0, or at least 2")
+        require(self.past + self.look_ahead > 0, "past", self.past, "at least 1, or --look-ahead 1")
+
+    def identity(self, subject: Subject) -> dict[str, Any]:
+        """The parameters, with texts parsed to numbers, without those of the timing."""
+        own = {name: value for name, value in asdict(self).items() if name != "timed"}
+        return {**own, "tau": list(self._taus)}
+
+    def plan(self, subject: Subject) -> Plan:
+        classes = _refuse_other_than_frames(subject)
+        per_pair, frames = ("prediction", "tau"), len(subject)
+        named = {
+            name: value for name, value in NAMES.items() if subject.dense or name.removesuffix("_frame") not in DENSE
+        }
+        quantities = {name: Quantity(*named[name], dims=per_pair) for name in PER_FRAME if name in named}
+        quantities["terms"] = Quantity("sums of the calibration metrics", dims=(*per_pair, "term"))
+        axes = {
+            "prediction": np.arange(len(predictions(subject))),
+            "tau": np.array(self._taus),
+            "term": np.arange(TERMS),
+        }
+        if subject.dense:
+            axes["class"] = np.arange(classes)
+            for name in ("intersection", "union"):
+                quantities[name] = Quantity(f"{name} of predicted and true pixels", "pixels", (*per_pair, "class"))
+        labels = {"name": (Quantity("prediction", dims=("prediction",)), np.array(predictions(subject)))}
+        scores = {name: named[name] for name in SCORES if name in named}
+        blocks = self._blocks(frames)
+        facts: dict[str, str | int | float] = {
+            "frames": frames, "blocks": int(blocks.max()) + 1, "block_length": self._block_length(frames),
+            "members": subject.members,
+        }  # fmt: skip
+        if self.timed:
+            facts |= {f"frames_per_second_{way}": rate for way, rate in _timed(subject, self).items()}
+        return Plan(
+            over={"frame": np.arange(frames)},
+            axes=axes,
+            labels=labels,
+            quantities=quantities,
+            summaries={key: _summary(key, *about) for name, about in scores.items() for key in suffixed(name)},
+            about={"frame": Quantity("frame"), "tau": Quantity("decay of the weights; 0: no smoothing", "frames"),
+                   "prediction": Quantity("prediction"), "class": Quantity("class")},
+            facts=facts,
+        )  # fmt: skip
+
+    def measure(self, subject: Subject, unit: Unit) -> Values:
+        return next(self.sweep(subject, [unit]))
+
+    def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
+        """Frames in their order: each goes through the network once, and its probabilities are kept while needed."""
+        logs = FrameProbabilities(subject)
+        at, before = -2, torch.empty(0)  # the frame that was smoothed last
+        for unit in units:
+            (t,) = unit.index
+            first = t - t % self.clip_length if self.clip_length else 0
+            if t > first and at != t - 1:
+                before = self._smoothed(logs, t - 1)
+            now = self._smoothed(logs, t)
+            target = logs.target(t)
+            boundary = near_boundary(target, self.boundary) if subject.dense else None
+            values = [
+                [
+                    frame_scores(log, target, before=before[i, j] if t > first else None, boundary=boundary)
+                    for j, log in enumerate(every)
+                ]
+                for i, every in enumerate(now)
+            ]
+            at, before = t, now
+            yield {name: np.array([[one[name] for one in row] for row in values]) for name in values[0][0]}
+
+    def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
+        """Scores over the finished frames with intervals, and their change by smoothing."""
+        return summaries(data, self._blocks(len(data["done"])), self.seed)
+
+    def _smoothed(self, logs: FrameProbabilities, t: int) -> Tensor:
+        """Log probabilities of frame t, (prediction, tau, C, ...)."""
+        start, end = 0, len(logs)
+        if self.clip_length:
+            start = t - t % self.clip_length
+            end = min(start + self.clip_length, end)
+        frames = range(max(start, t - self.past), min(end, t + self.look_ahead + 1))
+        window = torch.stack([logs[frame] for frame in frames])  # (frames, prediction, C, ...)
+        logs.forget(before=frames[0] - 1)
+        offsets = torch.tensor(frames) - t
+        every = [temporal.smoothed(window, temporal.frame_weights(offsets, tau)) for tau in self._taus]
+        return torch.stack(every, dim=1)
+
+    @property
+    def _taus(self) -> tuple[float, ...]:
+        return (0.0, *sorted(set(parse_numbers("tau", self.tau))))
+
+    def _block_length(self, frames: int) -> int:
+        """Frames per block: several times the window, whose frames share predictions, but at least five blocks."""
+        usual = self.clip_length or min(
+            max(2 * (self.past + self.look_ahead + 1), math.isqrt(frames)), max(frames // 5, 1)
+        )
+        return self.block_length or usual
+
+    def _blocks(self, frames: int) -> np.ndarray:
+        return np.arange(frames) // self._block_length(frames)
+
+
+NAMES = {  # of scores: long name and units
+    "nll": ("negative log likelihood", "nats"), "accuracy": ("accuracy",),
+    "top5": ("right class among the first five",),
+    "brier": ("Brier score",), "ece": ("expected calibration error",),
+    "ece_signed": ("confidence - accuracy",), "accuracy_90": ("accuracy at confidence above 0.9",),
+    "uncertainty_90": ("share of wrong predictions with confidence of at most 0.9",),
+    "frequency_90": ("share with confidence above 0.9",), "mean_iou": ("mean intersection over union",),
+    "consistency": ("share of predictions equal to those of the frame before",),
+    "consistency_nll": ("cross-entropy between a prediction and that of the frame before", "nats"),
+    "boundary_nll": ("negative log likelihood near boundaries", "nats"),
+    "boundary_accuracy": ("accuracy near boundaries",),
+    "interior_nll": ("negative log likelihood away from boundaries", "nats"),
+    "interior_accuracy": ("accuracy away from boundaries",),
+    "frame_nll": ("negative log likelihood of the frame", "nats"), "frame_accuracy": ("accuracy in the frame",),
+    "frame_consistency": ("share of predictions equal to those of the frame before",),
+    "frame_consistency_nll": ("cross-entropy between its predictions and those of the frame before", "nats"),
+    "boundary_nll_frame": ("negative log likelihood near boundaries in the frame", "nats"),
+    "boundary_accuracy_frame": ("accuracy near boundaries in the frame",),
+    "interior_nll_frame": ("negative log likelihood away from boundaries in the frame", "nats"),
+    "interior_accuracy_frame": ("accuracy away from boundaries in the frame",),
+}  # fmt: skip
+
+
+def _summary(key: str, long_name: str, units: str = "1") -> Quantity:
+    end = {"low": ", lower end of its 95 % interval", "high": ", upper end of its 95 % interval"}
+    changed = ", change by smoothing" if "_change" in key else ""
+    return Quantity(f"{long_name}{changed}{end.get(key.rpartition('_')[2], '')}", units, ("prediction", "tau"))
+
+
+def predictions(subject: Subject) -> list[str]:
+    """The kinds of predictions that are measured."""
+    n = subject.members
+    return [DETERMINISTIC, *((f"MC dropout, {n} passes", "MC dropout, 1 pass") if n else ())]
+
+
+class FrameProbabilities:
+    """Log probabilities of every frame, (prediction, C, ...), from one pass per mini-batch and member."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject, self._plain = subject, subject.as_is()
+        sizes = [subject.samples(i) for i in range(len(subject.batches))]
+        self._starts = np.cumsum([0, *sizes])
+        self._known: dict[
+            int, tuple[Tensor, Tensor]
+        ] = {}  # mini-batch -> log probabilities (prediction, N, ...), targets
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __getitem__(self, t: int) -> Tensor:
+        i = self._batch_of(t)
+        return self._batch(i)[0][:, t - self._starts[i]]
+
+    def target(self, t: int) -> Tensor:
+        """Target of a frame, () or (H, W)."""
+        i = self._batch_of(t)
+        return self._batch(i)[1][t - self._starts[i]]
+
+    def forget(self, *, before: int) -> None:
+        """Drop the mini-batches that end before a frame."""
+        for i in [i for i in self._known if self._starts[i + 1] <= before]:
+            del self._known[i]
+
+    def _batch_of(self, t: int) -> int:
+        return int(np.searchsorted(self._starts, t, side="right")) - 1
+
+    def _batch(self, i: int) -> tuple[Tensor, Tensor]:
+        if i not in self._known:
+            subject, plain = self._subject, self._plain
+            inputs, targets = plain.batch(i)
+            with subject.evaluating():
+                found = [plain.outputs(inputs).log_softmax(dim=1)]
+                if subject.members:
+                    found += self._of_members(i)
+            assert isinstance(targets, Tensor)
+            self._known[i] = torch.stack(found).cpu(), targets.cpu()  # frames are scored there: one wait per mini-batch
+        return self._known[i]
+
+    def _of_members(self, i: int) -> list[Tensor]:
+        """The mean of all members, and one of them alone: its masks differ from frame to frame."""
+        subject = self._subject
+        inputs, _ = subject.batch(i)
+        logs = []
+        for member in range(subject.members):
+            with subject.member(member):
+                logs.append(subject.outputs(inputs).log_softmax(dim=1))
+        return [torch.stack(logs).logsumexp(dim=0) - math.log(len(logs)), logs[0]]
+
+
+@once_per_weights
+def _timed(subject: Subject, probe: Stream) -> dict[str, float]:
+    return temporal.throughput(
+        subject, tau=probe._taus[-1], past=probe.past, look_ahead=probe.look_ahead, frames=probe.timed
+    )
+
+
+def _refuse_other_than_frames(subject: Subject) -> int:
+    """Reject data that are no frames with a class, or a mask, each; the number of classes of the model."""
+    inputs, targets = subject.as_is().batch(0)
+    if not isinstance(inputs, Tensor) or not isinstance(targets, Tensor) or isinstance(subject.batches, BatchList):
+        raise ValueError(
+            "stream needs frames of one size as one tensor each; give frames (T, C, H, W) and their labels"
+        )
+    if targets.is_floating_point() or not (targets.dim() == 1 or subject.dense):
+        raise ValueError(
+            f"stream needs a class per frame or per pixel, got targets {tuple(targets.shape)}; give integers (T,) or "
+            "(T, H, W)"
+        )
+    if len(subject) < 2:
+        raise ValueError(f"{subject.data_in_words} has one frame, and a stream at least two; give more with --samples")
+    if subject.spec is not None and subject.data_name != "in memory" and not subject.spec.ordered:
+        _log.warning(
+            "note: %s was loaded in balanced order, not as a stream; load it with ordered=True", subject.data_name
+        )
+    with subject.evaluating():
+        return int(subject.as_is().outputs(inputs[:1]).shape[1])

@@ -1,0 +1,230 @@
+"""Temporal smoothing: the weighted mean over frames by hand, one pass per frame, intervals over blocks of frames."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_dense import segmenter
+from torch import Tensor, nn
+
+from landscape.api import measure
+from landscape.cli.main import exit_code
+from landscape.options import OptionError
+from landscape.predictions.frames import frame_scores, near_boundary
+from landscape.predictions.scores import bootstrap, sample_scores, summary
+from landscape.predictions.temporal import RingBuffer, frame_weights, smoothed, throughput
+from landscape.subject.loading import load
+from landscape.subject.subject import Subject
+
+FRAMES, CLASSES = 14, 5
+
+
+class Counted(nn.Module):
+    """Counts the frames that pass through it."""
+
+    def __init__(self, rate: float = 0.0) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(12, 16), nn.Tanh(), nn.Dropout(rate), nn.Linear(16, CLASSES))
+
+    def forward(self, x: Tensor) -> Any:
+        frames.append(len(x))
+        return self.net(x)
+
+
+frames: list[int] = []
+
+
+def video() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    steps = torch.randn(FRAMES, 3, 2, 2, generator=generator, dtype=torch.float64)
+    return steps.cumsum(dim=0), torch.randint(CLASSES, (FRAMES,), generator=generator)
+
+
+def subject_of(rate: float = 0.0, **options: Any) -> Subject:
+    torch.manual_seed(0)
+    return load(Counted(rate).double().eval(), data=video(), ordered=True, **{"batch_size": 4, **options})
+
+
+def stream(subject: Subject, **options: Any) -> Any:
+    return measure("stream", subject, out=None, quiet=True, **{"timed": 0, **options})
+
+
+def by_hand(p: Tensor, tau: float, past: int, ahead: int, clip: int = FRAMES) -> Tensor:
+    """p_t = sum_s w_s p_{t-s} over the frames of the clip that exist."""
+    means = []
+    for t in range(len(p)):
+        there = [s for s in range(t - past, t + ahead + 1) if 0 <= s < len(p) and s // clip == t // clip]
+        weights = torch.tensor([math.exp(-abs(t - s) / tau) for s in there], dtype=torch.float64)
+        means.append((weights[:, None] * p[there]).sum(dim=0) / weights.sum())
+    return torch.stack(means)
+
+
+@pytest.mark.parametrize(("past", "ahead", "clip"), [(3, 0, 0), (2, 2, 0), (0, 1, 0), (5, 1, 6)])
+def test_scores_are_those_of_the_probabilities_averaged_by_hand(past: int, ahead: int, clip: int) -> None:
+    subject, (inputs, targets) = subject_of(), video()
+    found = stream(subject, tau="0.7,3", past=past, look_ahead=ahead, clip_length=clip)
+    p = subject.model(inputs).detach().softmax(dim=1)
+    for j, tau in enumerate((0.0, 0.7, 3.0)):
+        mean = by_hand(p, tau, past, ahead, clip or FRAMES) if tau else p
+        for name, value in summary(sample_scores(mean.log(), targets)).items():
+            assert found[name][0, j].item() == pytest.approx(value, nan_ok=True), name
+        first = {t for t in range(FRAMES) if t == 0 or (clip and t % clip == 0)}
+        pairs = [t for t in range(FRAMES) if t not in first]
+        same = [float(mean[t].argmax() == mean[t - 1].argmax()) for t in pairs]
+        assert found.consistency[0, j].item() == pytest.approx(np.mean(same))
+        surprise = [-(mean[t] * mean[t - 1].log()).sum().item() for t in pairs]
+        assert found.consistency_nll[0, j].item() == pytest.approx(np.mean(surprise))
+
+
+def test_every_frame_passes_once_for_all_tau() -> None:
+    subject = subject_of()
+    subject.example()
+    frames.clear()
+    stream(subject, tau="0.5,1,2,4,8", past=3, look_ahead=2)
+    assert frames[-4:] == [4, 4, 4, 2]
+    assert sum(frames[:-4]) <= 8  # by which the network is checked
+
+
+def test_units_are_the_same_in_any_order() -> None:
+    from landscape.probes.stream import Stream
+
+    subject, probe = subject_of(), Stream(tau="2", past=3, look_ahead=1, timed=0)
+    units = list(probe.plan(subject).units())
+    together = list(probe.sweep(subject, units))
+    for unit in (units[9], units[2], units[13]):
+        alone = probe.measure(subject, unit)
+        for name, value in alone.items():
+            np.testing.assert_array_equal(value, together[unit.index[0]][name])
+
+
+def test_mc_dropout_averages_its_members_and_one_pass_per_frame_draws_a_mask_for_each() -> None:
+    subject, (_, targets) = subject_of(0.4, mc_dropout=3, batch_size=FRAMES), video()
+    found = stream(subject, tau="2", past=2)
+    assert list(found.name.values) == ["deterministic", "MC dropout, 3 passes", "MC dropout, 1 pass"]
+    inputs, _ = subject.batch(0)
+    with torch.no_grad():
+        mean, plain = subject.outputs(inputs), subject.as_is().outputs(subject.as_is().batch(0)[0])
+        with subject.member(0):
+            one = subject.outputs(inputs)
+    for i, logits in enumerate((plain, mean, one)):
+        p = logits.softmax(dim=1)
+        for j, tau in enumerate((0, 2)):
+            logs = (by_hand(p, tau, 2, 0) if tau else p).log()
+            assert found.nll[i, j].item() == pytest.approx(summary(sample_scores(logs, targets))["nll"])
+
+
+def test_intervals_resample_blocks_of_frames() -> None:
+    subject, (inputs, targets) = subject_of(), video()
+    found = stream(subject, tau="2", block_length=3)
+    scores = sample_scores(subject.model(inputs).detach().log_softmax(dim=1), targets)
+    wanted = bootstrap(scores, blocks=np.arange(FRAMES) // 3, seed=0)
+    for name in ("nll", "accuracy", "brier"):
+        assert found[f"{name}_low"][0, 0].item() == pytest.approx(wanted[name].low, rel=1e-6)
+        assert found[f"{name}_high"][0, 0].item() == pytest.approx(wanted[name].high, rel=1e-6)
+    assert found.nll_change[0, 1].item() == pytest.approx((found.nll[0, 1] - found.nll[0, 0]).item())
+    assert (found.nll_change_low[0, 0], found.nll_change_high[0, 0]) == (0.0, 0.0)
+    assert found.attrs["blocks"] == 5
+
+
+def test_the_ring_buffer_gives_the_same_mean_as_the_window() -> None:
+    p = torch.rand(11, 1, CLASSES, 2, 3, dtype=torch.float64).softmax(dim=2)
+    past, ahead, tau = 3, 2, 1.5
+    ring = RingBuffer(tau, past, ahead)
+    for t in range(len(p)):
+        mean, centre = ring.push(p[t]), t - ahead
+        if centre >= past:
+            offsets = torch.arange(-past, ahead + 1)
+            wanted = smoothed(p[centre - past : t + 1].log(), frame_weights(offsets, tau)).exp()
+            torch.testing.assert_close(mean, wanted)
+
+
+def test_a_probability_of_exactly_zero_stays_a_finite_mean() -> None:
+    logs = torch.tensor([[0.0, -torch.inf], [-1.0, math.log(1 - math.exp(-1))]]).double()
+    mean = smoothed(logs, frame_weights(torch.tensor([-1, 0]), 1.0))
+    assert mean.exp().sum().item() == pytest.approx(1.0)
+    assert mean.isfinite().all()
+
+
+def test_pixels_near_a_boundary_are_those_within_the_distance_of_another_class() -> None:
+    generator = torch.Generator().manual_seed(1)
+    targets = torch.randint(2, (3, 4), generator=generator).repeat_interleave(4, 0).repeat_interleave(4, 1)
+    targets[2:4, 3:9] = -1
+    for distance in (1, 2):
+        wanted = torch.zeros(targets.shape, dtype=torch.bool)
+        for y in range(12):
+            for x in range(16):
+                near = targets[max(y - distance, 0) : y + distance + 1, max(x - distance, 0) : x + distance + 1]
+                wanted[y, x] = targets[y, x] >= 0 and bool((near[near >= 0] != targets[y, x]).any())
+        assert torch.equal(near_boundary(targets, distance), wanted)
+
+
+def test_a_stream_of_masks_has_scores_at_boundaries_and_frames_without_a_label() -> None:
+    inputs = torch.randn(9, 3, 8, 10, generator=torch.Generator().manual_seed(0))
+    targets = torch.randint(4, (9, 2, 2)).repeat_interleave(4, 1).repeat_interleave(5, 2)
+    targets[4], targets[0, 0, 0] = 255, 255
+    subject = load(segmenter(), data=(inputs, targets), ordered=True, batch_size=4)
+    found = stream(subject, tau="2", boundary=1)
+    assert len(subject) == 9
+    assert math.isnan(found.frame_nll[4, 0, 0])
+    assert found.frame_consistency[4, 0, 0] > 0  # which needs no label
+    logs = subject.model(inputs)["out"].detach().log_softmax(dim=1)
+    marked = targets.masked_fill(targets == 255, -1)
+    edge = torch.stack([near_boundary(one, 1) for one in marked])
+    own = torch.stack([log.gather(0, y.clamp(min=0)[None])[0] for log, y in zip(logs, marked, strict=True)])
+    means = [-own[t][edge[t]].mean().item() for t in range(9) if edge[t].any()]
+    assert found.boundary_nll[0, 0].item() == pytest.approx(np.mean(means), rel=1e-5)
+    assert 0 < found.mean_iou[0, 0] < 1
+
+
+def test_scores_of_a_frame_need_its_labels_only_where_it_has_any() -> None:
+    logs = torch.randn(4, 3, 3).double().log_softmax(dim=0)
+    empty = torch.full((3, 3), -1)
+    found = frame_scores(logs, empty, before=logs, boundary=torch.zeros(3, 3, dtype=torch.bool))
+    assert math.isnan(found["frame_nll"])
+    assert found["union"].sum() == 0
+    assert found["frame_consistency"] == 1.0
+
+
+def test_the_throughput_counts_a_pass_and_the_mean_behind_it() -> None:
+    rates = throughput(subject_of(0.3, mc_dropout=4), tau=1.0, past=5, look_ahead=0, frames=9)
+    assert set(rates) == {"deterministic", "smoothed", "mc_dropout"}
+    assert rates["smoothed"] < rates["deterministic"]
+    assert stream(subject_of(), tau="1", timed=3).attrs["frames_per_second_smoothed"] > 0
+
+
+def test_what_is_no_stream_is_refused() -> None:
+    inputs, targets = video()
+    model = Counted().double()
+    with pytest.raises(ValueError, match="has one frame, and a stream at least two; give more with --samples"):
+        stream(load(model, data=(inputs[:1], targets[:1]), ordered=True))
+    with pytest.raises(ValueError, match="expected the same number of rows in both"):
+        load(model, data=(inputs, targets[:-1]), ordered=True)
+    with pytest.raises(ValueError, match="make them equal"):
+        load(model, data=[(inputs[0], 1), (inputs[0, :, :1], 0)], ordered=True)
+    for options, message in (
+        ({"tau": "0"}, "--tau must be numbers above 0"),
+        ({"past": 0}, "--past must be at least 1, or --look-ahead 1"),
+        ({"clip_length": 1}, "--clip-length must be 0, or at least 2"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            stream(subject_of(), **options)
+
+
+def test_frames_keep_their_order_and_other_probes_do_not(tmp_path: Path) -> None:
+    inputs, targets = video()
+    np.savez(tmp_path / "video.npz", frames=inputs.numpy(), labels=targets.numpy())
+    (tmp_path / "mine.py").write_text(
+        "import sys\nfrom torch import nn\n"
+        f"def model(): return nn.Sequential(nn.Flatten(), nn.Linear(12, {CLASSES})).double()\n"
+    )
+    data, name = str(tmp_path / "video.npz"), f"{tmp_path}/mine.py:model"
+    ordered, balanced = (load(model=name, data=data, ordered=o) for o in (True, False))
+    assert torch.equal(ordered.batch(0)[1], targets)
+    assert not torch.equal(balanced.batch(0)[1], targets)
+    out = tmp_path / "r.h5"
+    assert exit_code(["stream", "--model", name, "--data", data, "--out", str(out), "--timed", "0", "--quiet"]) == 0
