@@ -116,7 +116,8 @@ def _rows(data: Mapping[str, np.ndarray]) -> np.ndarray:
         value = data[name] if name in data else np.full(data["terms"].shape[:3], np.nan)
         columns += [value[..., None], np.isfinite(value)[..., None]]
     columns += [data[name] for name in ("intersection", "union") if name in data]
-    return np.nan_to_num(np.concatenate(columns, axis=-1), posinf=np.inf)
+    rows: np.ndarray = np.nan_to_num(np.concatenate(columns, axis=-1), posinf=np.inf)
+    return rows
 
 
 def _scores(total: np.ndarray, dense: bool) -> dict[str, np.ndarray]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -75,15 +76,19 @@ def throughput(subject: Subject, *, tau: float, past: int, look_ahead: int, fram
     seconds: dict[str, list[float]] = {"deterministic": [], "smoothed": [], "mc_dropout": []}
     with subject.evaluating():
         for t, (inputs, stochastic) in enumerate(_frames(subject, plain, frames + WARM_UP)):
-            probabilities, one = _timed(lambda inputs=inputs: plain.outputs(inputs).softmax(dim=1), subject.device)
-            _, mean = _timed(lambda given=probabilities: ring.push(given), subject.device)
+            probabilities, one = _timed(partial(_probabilities, plain, inputs), subject.device)
+            _, mean = _timed(partial(ring.push, probabilities), subject.device)
             took = {"deterministic": one, "smoothed": one + mean}
             if subject.members:
-                run = lambda given=stochastic: subject.outputs(given).softmax(dim=1)  # noqa: E731
-                _, took["mc_dropout"] = _timed(run, subject.device)
+                _, took["mc_dropout"] = _timed(partial(_probabilities, subject, stochastic), subject.device)
             for name, value in took.items() if t >= WARM_UP else ():
                 seconds[name].append(value)
     return {name: 1 / statistics.median(took) for name, took in seconds.items() if took}
+
+
+def _probabilities(subject: Subject, inputs: Nested) -> Tensor:
+    logits: Tensor = subject.outputs(inputs)
+    return logits.softmax(dim=1)
 
 
 def _frames(subject: Subject, plain: Subject, count: int) -> Iterator[tuple[Tensor, Nested]]:

@@ -77,7 +77,7 @@ class Stream(Probe):
         named = {
             name: value for name, value in NAMES.items() if subject.dense or name.removesuffix("_frame") not in DENSE
         }
-        quantities = {name: Quantity(*named[name], dims=per_pair) for name in PER_FRAME if name in named}
+        quantities = {name: _quantity(*named[name]) for name in PER_FRAME if name in named}
         quantities["terms"] = Quantity("sums of the calibration metrics", dims=(*per_pair, "term"))
         axes = {
             "prediction": np.arange(len(predictions(subject))),
@@ -188,10 +188,14 @@ NAMES = {  # of scores: long name and units
 }  # fmt: skip
 
 
+def _quantity(long_name: str, units: str = "1") -> Quantity:
+    return Quantity(long_name, units, ("prediction", "tau"))
+
+
 def _summary(key: str, long_name: str, units: str = "1") -> Quantity:
     end = {"low": ", lower end of its 95 % interval", "high": ", upper end of its 95 % interval"}
     changed = ", change by smoothing" if "_change" in key else ""
-    return Quantity(f"{long_name}{changed}{end.get(key.rpartition('_')[2], '')}", units, ("prediction", "tau"))
+    return _quantity(f"{long_name}{changed}{end.get(key.rpartition('_')[2], '')}", units)
 
 
 def predictions(subject: Subject) -> list[str]:
