@@ -87,15 +87,7 @@ def load_batches(
     if isinstance(images, BatchList):
         return images
     images = replace(images, resized_from=resize.seen) if resize else images
-    if not mean or not std or images.inputs.dtype != torch.uint8 or images.inputs.ndim != 4:
-        return images
-    channels = images.inputs.shape[1]
-    if not len(mean) == len(std) == channels:
-        raise ValueError(
-            f"{name} has {channels} channels, but mean and std have {len(mean)} and {len(std)} values; "
-            "give one of each per channel"
-        )
-    return replace(images, mean=tuple(mean), std=tuple(std))
+    return _normalised(images, tuple(mean), tuple(std)) if mean and std else images
 
 
 def load(name: str, **options: Any) -> Images:
@@ -108,6 +100,19 @@ def load(name: str, **options: Any) -> Images:
     if isinstance(made, BatchList):
         raise ValueError(f"{name} gives mini-batches of several tensors; expected one input and one target per sample")
     return made
+
+
+def _normalised(images: Images, mean: tuple[float, ...], std: tuple[float, ...]) -> Images:
+    """uint8 images with another mean and std than their own; other inputs as they are."""
+    if images.inputs.dtype != torch.uint8 or images.inputs.ndim != 4:
+        return images
+    channels = images.inputs.shape[1]
+    if not len(mean) == len(std) == channels:
+        raise ValueError(
+            f"{images.name} has {channels} channels, but mean and std have {len(mean)} and {len(std)} values; "
+            "give one of each per channel"
+        )
+    return replace(images, mean=mean, std=std)
 
 
 def _load(request: Request, root: Path | None, split: Split) -> Images | BatchList:
