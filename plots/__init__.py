@@ -48,6 +48,7 @@ FIGURES: Mapping[str, FigureEntry] = {
             instead="loss_increase",
         ),
         FigureEntry("calibration", "calibration", needs=("ece", "bin_count", "bin_accuracy", "scaled_bin_count")),
+        FigureEntry("calibration_train", "calibration", needs=("nll", "nll_low", "accuracy", "accuracy_low")),
         FigureEntry("ensemble", "ensemble", needs=("nll", "nll_low", "ece", "member_nll", "epistemic_entropy")),
         FigureEntry("ensemble_diversity", "ensemble", needs=("disagreement", "cka", "name")),
         FigureEntry("noise", "noise", needs=("accuracy_drop", "accuracy_drop_se", "band"), instead="loss_increase"),

@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import Look, parameters_of
+from landscape.plots.appearance import Look, escaped, parameters_of
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers
@@ -24,7 +24,8 @@ MEANING = (
 NOTE = "Bars: 95 % intervals (Wilson, of the accuracy per bin)."
 QUANTILE = 1.96
 COMPARED = {"nll": "NLL (nats)", "accuracy": "accuracy", "brier": "Brier score", "ece": "ECE"}
-COLUMNS = 4  # networks side by side
+LONGEST = 24  # characters of the label of a row
+COLUMNS = 3  # networks side by side
 
 
 def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) -> tuple[Axes, ...]:
@@ -49,7 +50,7 @@ def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) 
             how = {"fill": False, "linestyle": ":"} if prefix else {"alpha": 0.35}
             axes[1].bar(middle, share, width=width, color=look.color, edgecolor=look.color, linewidth=0.8, **how)
     ax.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
-    ax.text(0.04, 0.95, words(data), transform=ax.transAxes, va="top", fontsize=style.SMALL)
+    ax.text(0.98, 0.03, words(data), transform=ax.transAxes, ha="right", va="bottom", fontsize=style.SMALL)
     for histogram in axes[1:]:
         histogram.set(xlabel="confidence", ylabel="share", xlim=(0, 1))
     return axes
@@ -170,6 +171,11 @@ def headline(data: xr.Dataset) -> Numbers:
     return found
 
 
+def shortened(label: str) -> str:
+    """A label of a row: the end of a long one, which tells snapshots apart."""
+    return label if len(label) <= LONGEST else f"…{label[-LONGEST:]}"
+
+
 def _samples(data: xr.Dataset) -> tuple[str, int]:
     return str(data.attrs.get("data_sha256", "")), int(data.attrs.get("samples", 0))
 
@@ -193,5 +199,5 @@ def _differences(
         ax.tick_params(axis="x", labelsize=style.SMALL)
         ax.margins(x=0.15)
         ax.set_ylim(len(others) - 0.5, -0.5)
-    names = [style.fitted(looks[i].label, 1.2, style.SMALL, lines=1) for i in others]
+    names = [escaped(shortened(str(results[i].attrs.get("label", "")))) for i in others]
     axes[0].set_yticks(range(len(others)), names, fontsize=style.SMALL)

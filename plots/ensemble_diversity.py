@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from landscape.plots import style
 from landscape.plots.appearance import Look, escaped
+from landscape.plots.calibration import shortened
 
 MEANING = (
     "The share of samples on which two members predict different classes, and how similar the inputs of their "
@@ -18,13 +19,12 @@ MEANING = (
     "member is right, and CKA does not see a difference that no classifier uses as such."
 )
 QUANTITIES = {"disagreement": "disagreement", "cka": "CKA"}
-LONGEST = 24  # characters of a name: its end tells snapshots apart
 NAMED = 10  # members up to which their names are written
 
 
 def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) -> tuple[Axes, ...]:
     """Draw the matrices of disagreement and of CKA of every two members."""
-    names = [escaped(name if len(name) <= LONGEST else f"…{name[-LONGEST:]}") for name in map(str, data["name"].values)]
+    names = [escaped(shortened(str(name))) for name in data["name"].values]
     for ax, (quantity, title) in zip(axes, QUANTITIES.items(), strict=False):
         values = data[quantity].values.copy()
         np.fill_diagonal(values, np.nan)

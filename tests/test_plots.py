@@ -42,7 +42,8 @@ from landscape.probes import PROBES
 from landscape.results import reader
 
 VIT = synthetic.NETWORKS[0].label
-SPECIAL = {"hessian_phases", "hessian_layers", "saddle", "noise_pictures"}  # of some results only: tests of their own
+# Of some results only: tests of their own.
+SPECIAL = {"hessian_phases", "hessian_layers", "saddle", "noise_pictures", "calibration_train"}
 EVERYDAY = [name for name in FIGURES if name not in SPECIAL]
 
 

@@ -86,7 +86,8 @@ def member_networks(subject: Subject, others: tuple[str, ...], snapshots: str, a
     """
     kind, count = parse_snapshots(snapshots)
     if not kind:
-        first = MemberNetwork(subject.label, state_dict_sha256(subject.model.state_dict()))
+        name = label_of(subject.checkpoint.path) if subject.checkpoint is not None else subject.label
+        first = MemberNetwork(name, state_dict_sha256(subject.model.state_dict()))
         return [first, *(_of_file(subject, Path(name)) for name in others)]
     if subject.checkpoint is None or any(name in subject.others for name in others):
         raise OptionError(f"--snapshots {snapshots} takes the run of a checkpoint file, got a network in memory")

@@ -1,0 +1,79 @@
+"""Draw the error on test data against the NLL on training data (Park & Kim 2022, arXiv 2202.06709, Fig. C.2)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from landscape.plots import style
+from landscape.plots.appearance import Look
+from landscape.plots.appearance import looks as looks_of
+
+MEANING = (
+    "Networks to the left fit their training data better, those further down generalise better: a network that is left "
+    "of and above another one overfits in comparison. The training data are measured as the result says, so that "
+    "with augmentation the NLL is that of augmented samples."
+)
+
+
+def draw(data: Sequence[xr.Dataset] | xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
+    """Draw one network as a point with its 95 % intervals; the data are its results on train and on test samples.
+
+    A single result gives both coordinates.
+    """
+    train, test = (data, data) if isinstance(data, xr.Dataset) else (data[0], data[-1])
+    look = look or looks_of([test])[0]
+    nll, nll_low, nll_high = (float(train[f"nll{end}"]) for end in ("", "_low", "_high"))
+    accuracy, low, high = (float(test[f"accuracy{end}"]) for end in ("", "_low", "_high"))
+    ax.errorbar(
+        [nll], [1 - accuracy], xerr=_bars(nll - nll_low, nll_high - nll), yerr=_bars(high - accuracy, accuracy - low),
+        color=look.color, marker=look.marker, linestyle="none", elinewidth=0.7,
+    )  # fmt: skip
+    ax.set(xlabel="NLL on train (nats)", ylabel="error on test")
+    return ax
+
+
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """One panel with a point per network."""
+    found = pairs(results)
+    tested = [results[test] for _, test in found]
+    shown = looks_of(tested)
+    both = [results[i] for pair in found for i in pair]
+    named = [one for look in shown for one in (look, look)]
+    handles = [look.legend_handle() for look in shown]
+    for handle in handles:
+        handle.set_linestyle("none")
+    figure = style.page(
+        both, named, height=2.6, width=style.COLUMN, legend=handles, caption=style.protocol(tested, shown),
+        note="NLL: of the train split. Bars: 95 % intervals over samples.",
+    )  # fmt: skip
+    ax = figure.subplots()
+    for (train, test), look in zip(found, shown, strict=True):
+        draw([results[train], results[test]], ax, look=look)
+    return figure
+
+
+def select(results: Sequence[xr.Dataset]) -> list[int]:
+    """Positions of the results of checkpoints that are measured on the train and on the test split."""
+    return sorted(i for pair in pairs(results) for i in pair)
+
+
+def pairs(results: Sequence[xr.Dataset]) -> list[tuple[int, int]]:
+    """Positions of the results of each checkpoint on the train and on the test split, the newest of each."""
+    found: dict[tuple[str, str, str], dict[str, int]] = {}
+    for i, data in enumerate(results):
+        spec = json.loads(str(data.attrs.get("spec", "{}")) or "{}")
+        names = ("label", "checkpoint_sha256", "data")
+        label, digest, source = (str(data.attrs.get(name, "")) for name in names)
+        found.setdefault((label, digest, source), {})[str(spec.get("split", ""))] = i
+    return [(splits["train"], splits["test"]) for splits in found.values() if {"train", "test"} <= splits.keys()]
+
+
+def _bars(low: float, high: float) -> np.ndarray:
+    bars: np.ndarray = np.nan_to_num(np.array([[low], [high]])).clip(min=0.0)
+    return bars
