@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from analytic import batches_of, rebatched, run_probe
+from devices import KINDS, SIZES, machine, subject_on
 from torch import Tensor, nn
 
 import landscape
@@ -24,10 +26,10 @@ from landscape.results.statistics import error_over_members, mean_over_batches
 from landscape.run import run_key
 from landscape.subject.dropout_masks import FrozenMasks, frozen_masks, kept
 from landscape.subject.evaluation import metrics_of
+from landscape.subject.loading import load_spec
 from landscape.subject.members import calls_of, with_members
 from landscape.subject.outputs import per_sample
 from landscape.subject.subject import Subject
-from tests.analytic import batches_of, rebatched, run_probe
 
 
 class Net(nn.Module):
@@ -332,3 +334,44 @@ def test_dropout_that_attention_is_told_in_training_mode_only_is_found() -> None
     subject = stochastic(2, Attending("fused"))
     assert [(call.told, call.rate) for call in calls_of(subject)] == [(0.0, 0.2)]
     assert not any(module.training for module in subject.model.modules())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_masks_are_the_same_on_a_device_without_its_random_numbers(kind: str) -> None:
+    options = {"mc_dropout": 3, "model_arg": {**SIZES["vit_demo"], "dropout": 0.2, "drop_path": 0.3}, "samples": 6}
+    expected = per_sample(subject_on("cpu", **options))[0]
+    with machine(kind) as simulation:
+        found = per_sample(subject_on("cuda", **options))[0]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    if simulation is not None:
+        assert not simulation.draws
+
+
+def test_another_process_loads_the_same_members() -> None:
+    subject = subject_on("cpu", mc_dropout=2, model_arg={**SIZES["vit_demo"], "dropout": 0.2})
+    assert subject.spec is not None
+    again = load_spec(subject.spec)
+    assert torch.equal(per_sample(again)[0], per_sample(subject)[0])
+    plain = load_spec(replace(subject.spec, mc_dropout=0))
+    assert not torch.allclose(per_sample(plain)[0], per_sample(subject)[0])
+
+
+def test_a_loss_without_probabilities_is_refused() -> None:
+    data = torch.randn(8, 2, 4, 4), torch.arange(8) % 3
+    with pytest.raises(ValueError, match=r"--mc-dropout averages predicted probabilities.*--loss cross-entropy"):
+        landscape.load(Net(), data=data, loss=lambda outputs, targets: outputs.square().mean(1), mc_dropout=2)
+
+
+@pytest.mark.parametrize("loss", ["mse", "l1", "huber", "bce"])
+def test_predictions_of_other_losses_are_averaged(loss: str) -> None:
+    x, y = torch.randn(8, 2, 4, 4), torch.rand(8, 3).round()
+    subject = landscape.load(Net(), data=(x, y), loss=loss, mc_dropout=3)
+    inputs, targets = subject.batch(0)
+    every = []
+    for i in range(3):
+        with subject.member(i):
+            outputs = subject.outputs(inputs)
+            every.append(outputs.sigmoid() if loss == "bce" else outputs)
+    mean = torch.stack(every).mean(dim=0)
+    expected = F.binary_cross_entropy(mean, targets) if loss == "bce" else subject.losses(mean, targets).mean()
+    torch.testing.assert_close(subject.loss(0), expected)
