@@ -57,6 +57,7 @@ FIGURES: Mapping[str, FigureEntry] = {
         ),
         FigureEntry("perturbation", "perturbation", needs=("consistency", "cross_entropy", "perturbation_name")),
         FigureEntry("perturbation_frames", "perturbation", needs=("consistency_at", "accuracy_at", "frames")),
+        FigureEntry("shape_bias", "shape-bias", needs=("category_bias", "shape_bias", "category_name")),
         FigureEntry("corruption", "corruption", needs=("type_accuracy", "accuracy", "corruption_name")),
         FigureEntry("corruption_severity", "corruption", needs=("severity_accuracy", "severity")),
         FigureEntry("corruption_heat", "corruption", needs=("accuracy", "nll", "ece", "corruption_name", "severity")),

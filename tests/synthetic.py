@@ -347,6 +347,27 @@ def noise(network: Network) -> tuple[Plan, Measure]:
     return plan, measure
 
 
+def shape_bias(network: Network) -> tuple[Plan, Measure]:
+    names, each = np.array(["bear", "car", "cat", "dog", "elephant"]), ("category",)
+    plan = Plan(
+        over={"batch": np.arange(8)},
+        axes={"category": np.arange(5)},
+        labels={"category_name": (Quantity("category", dims=each), names)},
+        quantities=quantities(each, "pictures", "by_shape", "by_texture"),
+        summaries={
+            **quantities(each, "category_bias", "category_bias_se"),
+            **quantities((), "shape_bias", "shape_bias_se", "shape_accuracy", "texture_accuracy"),
+        },
+        facts={"source": "made up", "left_out": 0},
+    )
+
+    def measure(unit: Unit) -> Values:
+        shape = np.round(8 + 4 * np.sin(np.arange(5)) / network.width)
+        return {"pictures": np.full(5, 20), "by_shape": shape, "by_texture": 16 - shape}
+
+    return plan, measure
+
+
 def perturbation(network: Network) -> tuple[Plan, Measure]:
     names, scores = np.array(["translate", "rotate", "gaussian_noise"]), ("consistency", "cross_entropy", "accuracy")
     frames, each = np.array([8, 16, 16]), ("perturbation",)
@@ -571,6 +592,7 @@ MADE_UP: Mapping[str, Callable[[Network], tuple[Plan, Measure]]] = {
     "corruption": corruption,
     "attack": attack,
     "perturbation": perturbation,
+    "shape-bias": shape_bias,
     "probe-linear": probe_linear,
     "similarity": similarity,
     "attention": attention,

@@ -89,6 +89,7 @@ CASES = {
     "perturbation": Case(
         "perturbation", {"perturbations": "translate", "source": "generated"}, per_unit=3, split="test"
     ),
+    "shape-bias": Case("shape-bias", {}, once=4, split="test"),
     "attack": Case("attack", {"eps": "2/255", "steps": 2}, rtol=0.1),
     "corruption": Case("corruption", {"corruptions": "brightness", "severities": "3"}, per_unit=8, split="test"),
     "stream": Case("stream", {"tau": "1", "timed": 0}, per_unit=4, split="test"),

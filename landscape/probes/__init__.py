@@ -69,6 +69,9 @@ PROBES: dict[str, ProbeEntry] = {
         "perturbation", "Perturbation", "Consistency of the predictions on slowly changing images: CIFAR-P."
     ),
     "attack": ProbeEntry("attack", "Attack", "Accuracy under adversarial changes of the pixels: FGSM and PGD."),
+    "shape-bias": ProbeEntry(
+        "shape_bias", "ShapeBias", "Decisions for the shape against the texture of cue-conflict pictures."
+    ),
     "corruption": ProbeEntry(
         "corruption",
         "Corruption",

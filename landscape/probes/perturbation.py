@@ -26,7 +26,7 @@ from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
-ALL = "all"
+ALL, WHAT = "all", "sequences"
 SCORES = {
     "consistency": ("share of neighbouring frames with the same prediction", "1"),
     "cross_entropy": ("cross-entropy of neighbouring frames, - sum_c p(t+1) log p(t)", "nats"),
@@ -150,7 +150,7 @@ class Perturbation(Probe):
 
     def _folder(self, subject: Subject) -> Path | None:
         """The folder of the files; None where sequences are generated."""
-        clean, spec = images_of(subject), subject.spec or Spec()
+        clean, spec = images_of(subject, WHAT), subject.spec or Spec()
         if self.source == GENERATED:
             return None
         if self.source == AUTO:
@@ -187,7 +187,7 @@ class Perturbation(Probe):
 
     def _sequence(self, subject: Subject, name: str, first: int, count: int, rows: np.ndarray | None) -> Tensor:
         """Sequences of consecutive samples, (count, frames, 3, H, W) uint8."""
-        clean, folder = images_of(subject), self._folder(subject)
+        clean, folder = images_of(subject, WHAT), self._folder(subject)
         if folder is None or rows is None:
             return perturbations.generated(clean.inputs[first : first + count].cpu(), name, self.seed, first=first)
         array = perturbations.opened(folder, name, images_in_split(subject))
@@ -200,7 +200,7 @@ class Perturbation(Probe):
 def _along(subject: Subject, batch: int, sequence: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Agreement and cross-entropy of neighbouring frames (frames - 1, N), correctness (frames, N), on the CPU."""
     inputs, targets = subject.batch(batch)
-    clean = images_of(subject)
+    clean = images_of(subject, WHAT)
     with subject.evaluating():
         logarithms = torch.stack(
             [
@@ -226,7 +226,7 @@ def rows_of(subject: Subject) -> np.ndarray:
     Raises:
         ValueError: the samples are others than the first ones of the test split's fixed order.
     """
-    spec, clean = subject.spec or Spec(), images_of(subject)
+    spec, clean = subject.spec or Spec(), images_of(subject, WHAT)
     whole = cifar.load(clean.name, root=spec.data_root, split="test")
     rows = subset(whole.targets.numpy(), None)[: len(subject)]
     if not np.array_equal(whole.targets.numpy()[rows], clean.targets.cpu().numpy()):
@@ -238,4 +238,4 @@ def rows_of(subject: Subject) -> np.ndarray:
 def images_in_split(subject: Subject) -> int:
     """Number of images of the whole test split."""
     spec = subject.spec or Spec()
-    return len(cifar.load(images_of(subject).name, root=spec.data_root, split="test"))
+    return len(cifar.load(images_of(subject, WHAT).name, root=spec.data_root, split="test"))

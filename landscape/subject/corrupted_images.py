@@ -99,7 +99,7 @@ def source_of(subject: Subject, wanted: str, names: Sequence[str], seed: int) ->
     return Source(folder, there, f"corruptions of {folder.name}", _fingerprint(folder, names))
 
 
-def images_of(subject: Subject) -> Images:
+def images_of(subject: Subject, what: str = "corruptions") -> Images:
     """The subject's samples, which must be images of 8 bits per channel.
 
     Raises:
@@ -109,7 +109,7 @@ def images_of(subject: Subject) -> Images:
     if clean is None or clean.inputs.dtype != torch.uint8 or clean.inputs.ndim != 4 or clean.inputs.shape[1] != 3:
         got = f"{tuple(clean.inputs.shape)} {clean.inputs.dtype}" if clean is not None else "mini-batches of a callable"
         raise ValueError(
-            f"corruptions need images (N, 3, H, W) of uint8, got {got}; measure it on --data cifar10 or an image folder"
+            f"{what} need images (N, 3, H, W) of uint8, got {got}; measure it on --data cifar10 or an image folder"
         )
     return clean
 
