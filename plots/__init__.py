@@ -41,6 +41,8 @@ FIGURES: Mapping[str, FigureEntry] = {
         FigureEntry("attention", "attention", needs=("distance", "mutual_information", "depth")),
         FigureEntry("attention_diversity", "attention", needs=("token_cosine", "head_cosine", "depth_cosine", "depth")),
         FigureEntry("attention_spectrum", "attention", needs=("image_singular_value", "token_singular_value", "depth")),
+        FigureEntry("attention_maps", "attention-maps", needs=("attention", "picture", "place", "depth")),
+        FigureEntry("tokens", "tokens", needs=("position", "divergence", "depth")),
         FigureEntry(
             "lesion",
             "lesion",

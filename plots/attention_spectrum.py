@@ -57,17 +57,15 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     legend = [look.legend_handle() for look in looks] if len(looks) > 1 else []
     figure = style.page(results, looks, height=3.4, width=width, legend=legend)
     grid = figure.subplots(2, columns, sharey="row", squeeze=False)
-    for ax, (quantity, what) in zip(grid[:, -1], PANELS.items(), strict=True):
+    for ax, quantity in zip(grid[:, -1], PANELS, strict=True):
         rank = common_rank(results, quantity)
         for data, look in zip(results, looks, strict=True):
             draw_over_depth(data, ax, quantity, rank, look=look)
-        ax.set_title(f"rank {rank} of {what}", fontsize=style.SMALL, loc="right")
+        ax.set_title(f"rank {rank}", fontsize=style.SMALL)
     for column, (data, look) in enumerate(zip(results, looks, strict=True)):
         for ax, (quantity, what) in zip(grid[:, column], PANELS.items(), strict=True):
             draw(data, ax, quantity=quantity)
-            if column:
-                ax.set_ylabel("")
-            ax.set_title(what, fontsize=style.SMALL, loc="right")
-        grid[0, column].set_title(style.fitted(look.label, width / columns / 2, 7), loc="left", fontsize=7)
+            ax.set_ylabel("" if column else f"{what}\nln σ / σ\u2081")
+        grid[0, column].set_title(style.fitted(look.label, width / columns, 7), fontsize=7)
     depth.color_bar(figure, grid, aspect=40)
     return figure

@@ -14,7 +14,7 @@ from landscape.plots.appearance import Look
 from landscape.plots.mosaic import mosaic
 
 MEANING = (
-    "What the networks were given: the frequencies that each band passes (white, zero frequency in the centre), the "
+    "What the networks were given: the frequencies that each band passes (bright, zero frequency in the centre), the "
     "noise of that band alone around grey, and images with it. Noise and masks are the same for all networks on the "
     "same data, so one result is shown."
 )
@@ -25,7 +25,7 @@ def draw(data: xr.Dataset, ax: Axes) -> Axes:
     """Draw a column per band: mask, noise on the first image, and the first images with it; empty bands stay white."""
     bands, images = data["band"].values, data["image"].values[:ROWS]
     noisy = data["noisy_image"].transpose("band", "picture", "channel", "row", "column").values
-    rows: list[list[np.ndarray | None]] = [[None, *(_grey(mask) for mask in data["mask"].values)]]
+    rows: list[list[np.ndarray | None]] = [[None, *(_coloured(mask) for mask in data["mask"].values)]]
     rows.append([None, *(np.clip(0.5 + one[0] - images[0], 0, 1).transpose(1, 2, 0) for one in noisy)])
     for k, image in enumerate(images):
         rows.append([image.transpose(1, 2, 0), *(one[k].transpose(1, 2, 0) for one in noisy)])
@@ -47,5 +47,5 @@ def select(results: Sequence[xr.Dataset]) -> list[int]:
     return [0] if results else []
 
 
-def _grey(mask: np.ndarray) -> np.ndarray:
-    return np.repeat(np.asarray(mask, dtype=float)[:, :, None], 3, axis=2)
+def _coloured(mask: np.ndarray) -> np.ndarray:
+    return np.where(np.asarray(mask)[:, :, None] == 1, (1.0, 0.75, 0.1), (0.1, 0.1, 0.15))

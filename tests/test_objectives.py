@@ -165,6 +165,7 @@ def test_an_encoder_learns_and_is_measured_without_a_classifier(source: str, tmp
     options = {"data": source, "out": None, "quiet": True, "samples": 24}
     probed = landscape.measure("probe-linear", final, train_samples=36, **options)
     assert probed["accuracy"].values.max() > 0.6
+    assert np.isnan(probed.attrs["intact_accuracy"])  # the classifier is not trained
     measured = landscape.features(final, probes=("fourier", "variance", "similarity", "attention"), **options)
     assert all(np.isfinite(measured["attention"]["distance"].values).ravel())
     with pytest.raises(ValueError, match=rf"trained without labels \({objective}\) and has no classifier; measure it"):

@@ -59,6 +59,10 @@ PROBES: dict[str, ProbeEntry] = {
     "ensemble": ProbeEntry(
         "ensemble", "Ensemble", "Averaged probabilities of several networks: calibration, uncertainty, diversity."
     ),
+    "attention-maps": ProbeEntry(
+        "attention_maps", "AttentionPictures", "Where chosen positions of the first images attend, for pictures."
+    ),
+    "tokens": ProbeEntry("tokens", "Tokens", "Tokens of the first images in the plane, by t-SNE."),
     "lesion": ProbeEntry("lesion", "Lesion", "Accuracy and loss when one unit is removed, for every unit."),
     "noise": ProbeEntry("noise", "Noise", "Accuracy under noise of one band of frequencies, for every band."),
     "stream": ProbeEntry("stream", "Stream", "Predictions averaged over neighbouring frames of a stream, against tau."),

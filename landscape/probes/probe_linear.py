@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from landscape.checkpoints.key_matching import is_head
 from landscape.data.sampling import shuffled
 from landscape.discovery.layer import Layer
 from landscape.layers import logistic
@@ -101,7 +102,7 @@ class ProbeLinear(Probe):
             },
             about={"layer": Quantity("layer")},
             facts={
-                "intact_accuracy": right.mean().item(),
+                "intact_accuracy": right.mean().item() if _has_classifier(subject) else np.nan,
                 "fitted_on": f"{len(train)} samples, {round(HELD_OUT * 100)} % of them held out to choose the penalty",
             },
         )
@@ -152,6 +153,11 @@ class ProbeLinear(Probe):
             **convergence,
         }
         return values, hits
+
+
+def _has_classifier(subject: Subject) -> bool:
+    """Whether the checkpoint holds the network's classifier; that of an encoder is as initialised."""
+    return subject.checkpoint is None or not any(map(is_head, subject.checkpoint.missing))
 
 
 @once_per_weights

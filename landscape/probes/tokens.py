@@ -1,0 +1,121 @@
+"""Embed the tokens of some images in the plane by t-SNE (Park et al. 2023, arXiv 2305.00729, Fig. 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from landscape.discovery.layer import Layer
+from landscape.layers.forward_hooks import feature_hooks
+from landscape.layers.layer_patterns import LayerPatterns, expand
+from landscape.layers.pictures import first_inputs
+from landscape.layers.selection import layer_labels, spatial_layers
+from landscape.options import at_least, parse_numbers, require
+from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.subject.subject import Subject
+from landscape.subject.weights_cache import once_per_weights
+
+
+@dataclass(frozen=True)
+class Tokens(Probe):
+    """Coordinates of every token of the first images in one t-SNE per layer (van der Maaten & Hinton 2008).
+
+    Tokens are the positions of a layer's map, without prefix. The start is their first two principal components, so
+    that equal tokens give equal coordinates; t-SNE is scikit-learn's (Barnes-Hut), on the CPU.
+    """
+
+    name: ClassVar[str] = "tokens"
+    logits: ClassVar[bool] = False
+    smallest: ClassVar[Mapping[str, Any]] = {"images": 2, "perplexity": 2.0, "depths": "1"}
+
+    layers: LayerPatterns = ()
+    images: Annotated[int, "number of images, the first of the data"] = 18
+    perplexity: Annotated[float, "effective number of neighbours of a token"] = 20.0
+    depths: Annotated[str, "normalised depths whose nearest layers are embedded; with --layers, all of those are"] = (
+        "0,0.5,1"
+    )
+    seed: Annotated[int, "seed of t-SNE"] = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", expand(self.layers))
+        object.__setattr__(self, "depths", str(self.depths))  # Python callers may pass a number
+        at_least("images", self.images, 1)
+        require(0 < self.perplexity < np.inf, "perplexity", self.perplexity, "above 0, such as 20")
+        inside = all(0 <= depth <= 1 for depth in parse_numbers("depths", self.depths))
+        require(inside, "depths", self.depths, "numbers from 0 to 1")
+
+    def plan(self, subject: Subject) -> Plan:
+        layers = self._layers(subject)
+        counts = np.array([layer.grid[0] * layer.grid[1] for layer in layers])
+        few = counts * self.images <= self.perplexity
+        if few.any():
+            first = layers[int(few.argmax())]
+            raise ValueError(
+                f"{self.images} images have {int(counts[few][0]) * self.images} tokens at {first.name}, t-SNE needs "
+                f"more than its perplexity of {self.perplexity:g}; lower --perplexity, or raise --images"
+            )
+        _tsne()
+        return Plan(
+            over={"layer": np.arange(len(layers))},
+            axes={"image": np.arange(self.images), "token": np.arange(counts.max()), "coordinate": np.arange(2)},
+            labels=layer_labels(layers, "layer"),
+            quantities={
+                "position": Quantity("t-SNE coordinates of a token", dims=("image", "token", "coordinate")),
+                "divergence": Quantity("Kullback-Leibler divergence of the embedding", "nats"),
+            },
+            about={"layer": Quantity("layer"), "image": Quantity("image"), "token": Quantity("token, row by row")},
+        )
+
+    def measure(self, subject: Subject, unit: Unit) -> Values:
+        (i,) = unit.index
+        layer = self._layers(subject)[i]
+        tokens = _tokens(subject, self.layers, self.images)[layer.name]  # (image, token, channel)
+        embedding = _tsne()(perplexity=self.perplexity, init="pca", random_state=self.seed % 2**32)
+        placed = embedding.fit_transform(tokens.reshape(-1, tokens.shape[-1])).reshape(*tokens.shape[:2], 2)
+        widest = max(layer.grid[0] * layer.grid[1] for layer in self._layers(subject))
+        position = np.full((self.images, widest, 2), np.nan)
+        position[:, : placed.shape[1]] = placed
+        return {"position": position, "divergence": float(embedding.kl_divergence_)}
+
+    def _layers(self, subject: Subject) -> list[Layer]:
+        found = spatial_layers(subject, self.layers)
+        if self.layers:
+            return found
+        depths = np.array([layer.depth for layer in found])
+        wanted = {int(np.abs(depths - depth).argmin()) for depth in parse_numbers("depths", self.depths)}
+        return [found[i] for i in sorted(wanted)]
+
+
+def _tsne() -> Any:
+    """scikit-learn's t-SNE.
+
+    Raises:
+        ValueError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.manifold import TSNE
+    except ImportError as error:
+        raise ValueError(
+            "tokens needs scikit-learn for t-SNE, which is not installed; run: pip install 'landscape-probes[tsne]'"
+        ) from error
+    return TSNE
+
+
+@once_per_weights
+def _tokens(subject: Subject, patterns: tuple[str, ...], images: int) -> dict[str, np.ndarray]:
+    """The tokens of the first images at every layer, (image, token, channel), by the layer's name."""
+    layers = spatial_layers(subject, patterns)
+    found: dict[str, np.ndarray] = {}
+
+    def receive(position: int, tensor: Tensor) -> None:
+        maps = layers[position].maps(tensor.detach())
+        found[layers[position].name] = maps.flatten(2).transpose(1, 2).cpu().float().numpy()
+
+    with torch.no_grad(), subject.evaluating(), feature_hooks(subject.model, layers, receive):
+        subject.outputs(first_inputs(subject, images))
+    return found

@@ -1,0 +1,71 @@
+"""Draw where chosen positions of an image attend, layer by layer (Park et al. 2023, Fig. 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xarray as xr
+
+from landscape.plots import style
+from landscape.plots.appearance import Look
+from landscape.plots.headlines import Numbers
+from landscape.plots.mosaic import mosaic
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MEANING = (
+    "Where the position marked by a cross attends, mean over heads, each map scaled to its own largest weight: maps "
+    "that do not change with the query show that all positions attend alike. A few images and positions illustrate "
+    "what the attention distance and the mutual information measure over many."
+)
+COLUMNS, IMAGES = 6, 2  # layers and images shown at most
+COLORS = "inferno"
+
+
+def draw(data: xr.Dataset, ax: Axes) -> Axes:
+    """Draw a row per image and query: the image, then the maps of layers from the first to the last."""
+    from matplotlib import colormaps
+
+    layers = np.unique(np.linspace(0, len(data["layer"]) - 1, COLUMNS).round().astype(int))
+    attention = data["attention"].transpose("image", "query", "layer", "row", "column").values[:IMAGES]
+    rows, places = [], []
+    for k, queries in enumerate(attention):
+        for maps, place in zip(queries, data["place"].values, strict=True):
+            picture = data["picture"].transpose("image", "pixel_row", "pixel_column", "channel").values[k]
+            cells: list[np.ndarray | None] = [picture]
+            for one in maps[layers]:
+                known = one[np.isfinite(one).any(axis=1)][:, np.isfinite(one).any(axis=0)]
+                cells.append(colormaps[COLORS](known / known.max())[..., :3] if known.size else None)
+            rows.append(cells)
+            places.append(place)
+    names = [f"depth {depth:.2f}" for depth in data["depth"].values[layers]]
+    mosaic(ax, rows, ["image", *names], [""] * len(rows))
+    for i, (y, x) in enumerate(places):
+        for j in range(len(layers) + 1):
+            ax.plot(j + 0.03 + 0.94 * x, i + 0.03 + 0.94 * y, "+", color="w" if j else "r", markersize=4)
+    return ax
+
+
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """The networks one below the other."""
+    rows = [min(IMAGES, len(data["image"])) * len(data["query"]) for data in results]
+    height = sum(rows) * style.PAGE / (COLUMNS + 1) + 0.3 * len(rows)
+    figure = style.page(results, looks, height=height, note="The first of these samples. Cross: the query.")
+    grid = figure.subplots(len(results), 1, squeeze=False, gridspec_kw={"height_ratios": rows})
+    for data, look, ax in zip(results, looks, grid[:, 0], strict=True):
+        draw(data, ax)
+        ax.set_title(style.fitted(look.label, style.PAGE, style.SMALL + 1), fontsize=style.SMALL + 1)
+    return figure
+
+
+def headline(data: xr.Dataset) -> Numbers:
+    """The largest attention weight of a query, mean over images, at the first and the last layer."""
+    values = data["attention"].values if "attention" in data else np.empty(0)
+    if not np.isfinite(values).any():
+        return {}
+    largest = data["attention"].max(("row", "column")).mean(("image", "query"))
+    return {"largest weight first": largest.values[0].item(), "last": largest.values[-1].item()}

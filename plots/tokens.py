@@ -1,0 +1,60 @@
+"""Draw the tokens of some images in the plane of t-SNE, coloured by image (Park et al. 2023, Fig. 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xarray as xr
+
+from landscape.plots import style
+from landscape.plots.appearance import Look
+from landscape.plots.headlines import Numbers
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MEANING = (
+    "Every point is a token, its colour the image: tokens that lie by image are told apart by where they come from, "
+    "mixed colours by what they show themselves. t-SNE keeps neighbours and not distances, so sizes of groups and gaps "
+    "between them mean nothing."
+)
+
+
+def draw(data: xr.Dataset, ax: Axes, *, layer: int = -1) -> Axes:
+    """Draw the tokens of one layer, by default of the last."""
+    from matplotlib import colormaps
+
+    position = data["position"].transpose("layer", "image", "token", "coordinate").values[layer]
+    for k, tokens in enumerate(position):
+        x, y = tokens[np.isfinite(tokens).all(axis=1)].T
+        ax.scatter(x, y, s=2.5, color=colormaps["tab20"](k % 20), linewidths=0, alpha=0.8)
+    ax.set(xticks=[], yticks=[])
+    ax.set_title(f"depth {float(data['depth'].values[layer]):.2f}", fontsize=style.SMALL, loc="right")
+    return ax
+
+
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """A row per network, a column per layer."""
+    columns = max(len(data["layer"]) for data in results)
+    side = style.PAGE / max(columns, 3)
+    note = f"Colours: the first {len(results[0]['image'])} of these samples."
+    figure = style.page(results, looks, height=len(results) * (side + 0.15), note=note)
+    grid = figure.subplots(len(results), columns, squeeze=False)
+    for data, look, row in zip(results, looks, grid, strict=True):
+        for layer, ax in enumerate(row):
+            if layer < len(data["layer"]):
+                draw(data, ax, layer=layer)
+            else:
+                ax.remove()
+        row[0].set_ylabel(style.fitted(look.label, side, style.SMALL), fontsize=style.SMALL)
+    return figure
+
+
+def headline(data: xr.Dataset) -> Numbers:
+    """The divergence of the last embedding that is finished, with its layer."""
+    values = data["divergence"].values if "divergence" in data else np.empty(0)
+    done = np.flatnonzero(np.isfinite(values))
+    return {"divergence": values[done[-1]].item(), "at": str(data["name"].values[done[-1]])} if len(done) else {}
