@@ -13,6 +13,7 @@ from analytic import random_batch, rebatched, state
 from command_line import Command
 from torch import Tensor, nn
 from torch.func import functional_call
+from zoo import ZOO
 
 import landscape
 from landscape import models
@@ -268,3 +269,19 @@ def test_the_study_of_a_checkpoint_is_one_command(
     code, _, err = command("smoothing", "--sizes", "0,2")
     assert code == 2
     assert "--sizes must be at least 1, got 0" in err
+
+
+@pytest.mark.slow  # imports torchvision and transformers
+@pytest.mark.parametrize(
+    ("name", "stages"), [("torchvision convnext", 2), ("torchvision swin", 2), ("transformers resnet", 2)]
+)
+def test_stages_of_other_libraries_end_in_a_layer_each(name: str, stages: int) -> None:
+    build, size = ZOO[name]
+    model, example = build().eval(), torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0))
+    before = [(layer.name, layer.stage) for layer in discover(model, example)]
+    weights = list(model.state_dict())
+    assert len(insert(model, SAME, example)) == stages
+    after = discover(model, example)
+    assert [layer.stage for layer in after if layer.kind == "smoothing"] == list(range(1, stages + 1))
+    assert [(layer.name, layer.stage) for layer in after if layer.kind != "smoothing"] == before
+    assert list(model.state_dict()) == weights

@@ -30,6 +30,7 @@ from landscape.discovery.residual_blocks import (
     lies_between,
     residuals,
     tap_of,
+    viewed,
 )
 from landscape.discovery.sequential import is_whole_stream, segments
 from landscape.discovery.token_grid import TokenGrid, layout_of, smaller, starts_linear, window_of
@@ -153,12 +154,12 @@ def _layers_between(flow: Flow, start: Node, end: Node, *, first: bool, followin
         if pool is not None:
             layers.append(_branchless(flow, pool.writes[0], "subsample", linear, flow.calls[pool.call].module))
     elif not blocks and inside and _shrinks(flow, start, end, linear):
-        heavy = next((o for o in inside if o.name in HEAVY or o.name in POOLING), inside[-1])
+        heavy = next((o for o in inside if o.name in HEAVY | POOLING and not o.blurs), inside[-1])
         inner = [c for c in flow.enclosing(heavy.call) if lies_between(flow, flow.calls[c], start, end)]
         name = flow.calls[inner[-1] if inner else heavy.call].module
         layers.append(_branchless(flow, end, "subsample", linear, name))
     if not first:
-        layers += _blurs(flow, start, end)
+        layers = [*_blurs(flow, start, end), *layers]
     for block in blocks:
         call = flow.calls[block]
         operations = flow.operations[call.start : call.stop]
@@ -174,11 +175,13 @@ def _blurs(flow: Flow, start: Node, end: Node) -> list[Layer]:
     for operation in (flow.operations[i] for i in flow.between(start, end)):
         node = operation.writes[0]
         if operation.blurs and is_whole_stream(flow, node):
-            tap = _tap_at(flow, node)
+            seen = viewed(flow, node)
+            at = next((n for n in seen if _tap_at(flow, n) is not None), node)
+            tap = _tap_at(flow, at)
             inner = [c for c in flow.enclosing(operation.call) if lies_between(flow, flow.calls[c], start, end)]
             if tap is not None:
                 name = flow.calls[inner[-1] if inner else operation.call].module or tap.module
-                layers.append(layer_at(flow, node, tap, "smoothing", name, linear=False))
+                layers.append(layer_at(flow, at, tap, "smoothing", name, linear=at != node))
     return layers
 
 

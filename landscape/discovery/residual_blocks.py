@@ -163,11 +163,7 @@ def tap_of(flow: Flow, residual: Residual, call: int) -> tuple[Tap, Node, bool]:
     last = not any(operation.name in HEAVY | ADDITIONS for operation in later)
     if last and block.module and block.writes and flow.shapes[block.writes[0]] == flow.shapes[residual.sum]:
         return Tap(block.module, "output", block.number), residual.sum, True
-    views = [residual.sum]
-    for operation in flow.operations[residual.position + 1 :]:
-        if operation.name in VIEWS and operation.reads == (views[-1],):
-            views.append(operation.writes[0])
-    for node in views:
+    for node in viewed(flow, residual.sum):
         reading = (Tap(call.module, "input", call.number) for call in flow.calls if call.reads[:1] == (node,))
         returning = (Tap(call.module, "output", call.number) for call in flow.calls if call.writes[:1] == (node,))
         if (tap := next(chain(reading, returning), None)) is not None:
@@ -176,3 +172,12 @@ def tap_of(flow: Flow, residual: Residual, call: int) -> tuple[Tap, Node, bool]:
         f"no module reads or returns the sum after {block.module or 'the model'}; name layers with "
         "--layers REGEX[:KIND]"
     )
+
+
+def viewed(flow: Flow, node: Node) -> list[Node]:
+    """A tensor, and the views that are made of it one after the other."""
+    views = [node]
+    for operation in flow.operations[flow.maker[node] + 1 :]:
+        if operation.name in VIEWS and operation.reads == (views[-1],):
+            views.append(operation.writes[0])
+    return views

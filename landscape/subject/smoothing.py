@@ -9,9 +9,8 @@ from __future__ import annotations
 import copy
 import logging
 import re
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -89,9 +88,22 @@ def insert(
         ValueError: the network has no stages, a stage already ends in such a block, no module returns the end of a
             stage, a named module returns no map, or the network does not accept the maps that result.
     """
-    flow = record(model, few(example), forward)
-    modules = dict(model.named_modules())
-    places = _named(flow, modules, options.at) if options.at else _stage_ends(model, flow, example, forward)
+    modules, replaceable = dict(model.named_modules()), set()
+
+    def note(name: str, module: nn.Module, args: object, output: object) -> None:
+        if _first_tensor(output) is not None:
+            replaceable.add(name)
+
+    handles = [module.register_forward_hook(partial(note, name)) for name, module in modules.items()]
+    try:
+        flow = record(model, few(example), forward)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if options.at:
+        places = _named(flow, {name: modules[name] for name in modules if name in replaceable}, options.at)
+    else:
+        places = _stage_ends(model, flow, replaceable, example, forward)
     for layer in places:
         if options.padding == "grow" and layer.layout == "tokens":
             name = layer.tap.module
@@ -111,7 +123,7 @@ def insert(
     return names
 
 
-def _stage_ends(model: nn.Module, flow: Flow, example: Nested, forward: Forward) -> list[Layer]:
+def _stage_ends(model: nn.Module, flow: Flow, replaceable: set[str], example: Nested, forward: Forward) -> list[Layer]:
     """The last layer with a map of every stage, with the module that returns it."""
     layers = [layer for layer in discover(model, example, forward) if layer.spatial]
     ends = list({layer.stage: layer for layer in layers if layer.stage > 0}.values())
@@ -126,17 +138,17 @@ def _stage_ends(model: nn.Module, flow: Flow, example: Nested, forward: Forward)
                 f"stage {layer.stage} already ends in a smoothing block ({layer.name}); drop --smooth, or name other "
                 "modules with --smooth-at REGEX"
             )
-    return [replace(layer, tap=Tap(_returning(flow, layer), "output")) for layer in ends]
+    return [replace(layer, tap=Tap(_returning(flow, layer, replaceable), "output")) for layer in ends]
 
 
-def _returning(flow: Flow, layer: Layer) -> str:
+def _returning(flow: Flow, layer: Layer, replaceable: set[str]) -> str:
     """The outermost module that returns a layer's tensor before anything else reads it, and is called once."""
     tap, calls = layer.tap, flow.calls
     at = next(call for call in calls if (call.module, call.number) == (tap.module, tap.call))
     node = at.writes[0] if tap.side == "output" else at.reads[0]
     times = [call.module for call in calls]
     for call in calls:
-        if call.module and call.writes[:1] == (node,) and times.count(call.module) == 1:
+        if call.module in replaceable and call.writes[:1] == (node,) and times.count(call.module) == 1 and call.module:
             inside = flow.operations[flow.maker[node] + 1 : call.stop]
             if not any(node in operation.reads for operation in inside):
                 return call.module
@@ -216,10 +228,14 @@ def _with_smoothing(kind: type[nn.Module]) -> type[nn.Module]:
 
 def _smoothed_first(block: nn.Module, returned: Any) -> Any:
     """What a module returned, its first tensor smoothed."""
-    if isinstance(returned, Tensor):
-        return block(returned)
-    if isinstance(returned, Sequence) and returned and isinstance(returned[0], Tensor):
-        return type(returned)([block(returned[0]), *returned[1:]])  # type: ignore[call-arg]
-    raise ValueError(
-        f"the module returns a {type(returned).__name__}, expected a tensor; name another with --smooth-at"
-    )
+    first = _first_tensor(returned)
+    if first is None:
+        raise ValueError(f"the module returns a {type(returned).__name__}, expected a tensor; name another")
+    return block(first) if first is returned else type(returned)([block(first), *returned[1:]])
+
+
+def _first_tensor(returned: object) -> Tensor | None:
+    """The tensor that a module returned, or the first entry of its tuple or list; None if it is something else."""
+    if isinstance(returned, tuple | list) and returned and not hasattr(returned, "_fields"):
+        returned = returned[0]
+    return returned if isinstance(returned, Tensor) else None
