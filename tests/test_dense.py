@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor, nn
 
+from landscape import data
 from landscape.api import measure
 from landscape.subject.evaluation import metrics_of
 from landscape.subject.loading import load
@@ -208,3 +211,53 @@ def test_dictionaries_and_tensors_of_logits_are_the_same_model() -> None:
     named, plain = (load(segmenter(named=named), data=samples()) for named in (True, False))
     assert metrics_of(named) == metrics_of(plain)
     assert np.isfinite(cast(float, metrics_of(plain)["ece_se"]))
+
+
+def folder_of(root: Path, count: int = 5, *, without: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    """Pictures 8 to 12 of 10 x 8 pixels, as palette masks; one of them has none."""
+    generator = np.random.default_rng(0)
+    pixels = generator.integers(0, 256, (count, 8, 10, 3), dtype=np.uint8)
+    masks = generator.integers(0, 4, (count, 8, 10), dtype=np.uint8)
+    for part in ("images", "masks"):
+        (root / part).mkdir(parents=True)
+    for i in range(count):
+        Image.fromarray(pixels[i]).save(root / "images" / f"frame{8 + i}.png")
+        mask = Image.fromarray(masks[i]).convert("P")
+        mask.putdata(masks[i].flatten().tolist())
+        if i != without:
+            mask.save(root / "masks" / f"frame{8 + i}.png")
+    masks[without] = 255
+    return pixels, masks
+
+
+def test_folders_of_pictures_and_masks_are_read_as_they_are(tmp_path: Path) -> None:
+    pixels, masks = folder_of(tmp_path)
+    ordered = data.load(str(tmp_path), ordered=True)
+    np.testing.assert_array_equal(ordered.inputs.numpy(), pixels.transpose(0, 3, 1, 2))
+    np.testing.assert_array_equal(ordered.targets.numpy(), masks)
+    every = data.load(str(tmp_path))
+    assert len(every) == 4  # the picture without a mask is for streams only
+    np.save(tmp_path / "labels.npy", np.arange(5))
+    for file in (tmp_path / "masks").iterdir():
+        file.unlink()
+    (tmp_path / "masks").rmdir()
+    labelled = data.load(str(tmp_path), ordered=True)
+    assert (labelled.targets.tolist(), labelled.classes) == ([0, 1, 2, 3, 4], 5)
+
+
+def test_folders_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    folder_of(tmp_path / "a")
+    Image.new("L", (9, 8)).save(tmp_path / "a" / "masks" / "frame8.png")
+    with pytest.raises(ValueError, match=r"frame8.png is 9 x 8, its picture 10 x 8"):
+        data.load(str(tmp_path / "a"))
+    Image.new("RGB", (10, 8)).save(tmp_path / "a" / "masks" / "frame8.png")
+    with pytest.raises(ValueError, match="a picture of mode RGB, expected one class number per pixel"):
+        data.load(str(tmp_path / "a"))
+    Image.new("RGB", (10, 9)).save(tmp_path / "a" / "images" / "frame9.png")
+    with pytest.raises(ValueError, match=r"frame9.png is 10 x 9, frame8.png 10 x 8; make all of one size"):
+        data.load(str(tmp_path / "a"), ordered=True)
+    folder_of(tmp_path / "b")
+    (tmp_path / "b" / "masks").rename(tmp_path / "b" / "gone")
+    np.save(tmp_path / "b" / "labels.npy", np.arange(4))
+    with pytest.raises(ValueError, match=r"labels.npy holds int64 \(4,\) for 5 pictures; expected class numbers"):
+        data.load(str(tmp_path / "b"))

@@ -12,7 +12,17 @@ from typing import Any, get_args
 import torch
 
 from landscape.checkpoints.user_code import refuse_file_alone
-from landscape.data import cifar, cifar_c, digits, image_folder, numpy_files, parquet, tokens, torch_dataset
+from landscape.data import (
+    cifar,
+    cifar_c,
+    digits,
+    image_folder,
+    mask_folder,
+    numpy_files,
+    parquet,
+    tokens,
+    torch_dataset,
+)
 from landscape.data.augment import Augmentation
 from landscape.data.batch_layout import BatchLayout
 from landscape.data.dataset import Batches, BatchList, Images, resized
@@ -29,7 +39,7 @@ NAMED: Mapping[str, Callable[..., Images]] = {  # called with `root` and `split`
 }
 NAMES = tuple(NAMED)
 FORMS = (
-    "a folder of class folders, FILE.parquet or a folder of them, FILE.npz, X.npy,Y.npy, "
+    "a folder of class folders or of images/ and masks/, FILE.parquet or a folder of them, FILE.npz, X.npy,Y.npy, "
     "file.py:callable, module:callable, or a token file .npy"
 )
 
@@ -132,6 +142,8 @@ def _load(request: Request, root: Path | None, split: Split) -> Images | BatchLi
         return _sized(images, image_size, resize) if images.mean else images
     if path.suffix == ".parquet" or (path.is_dir() and parquet.files_in(path)):
         return parquet.load(name, split=split, samples=samples, image_size=image_size, resize=resize)
+    if path.is_dir() and mask_folder.folder_of_split(path, split):
+        return mask_folder.load(name, split=split, samples=samples, ordered=request.ordered)
     if path.is_dir():
         return image_folder.load(
             name, split=split, samples=samples, image_size=image_size, resize=resize, ordered=request.ordered

@@ -7,13 +7,14 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from landscape import data as datasets
 from landscape.checkpoints.checkpoint import Checkpoint
-from landscape.data import tokens, torch_dataset
+from landscape.data import mask_folder, tokens, torch_dataset
 from landscape.data.augment import Augmentation
 from landscape.data.batch_layout import BatchLayout
 from landscape.data.dataset import BatchList, Images
@@ -187,6 +188,8 @@ def _with_provider(spec: Spec, stored: Checkpoint | None) -> Spec:
     own = of_provider(spec, stored)
     if own is None:
         return spec
+    if spec.data and mask_folder.folder_of_split(Path(spec.data).expanduser(), spec.split):  # which is never resized
+        return replace(spec, mean=spec.mean or own.mean, std=spec.std or own.std)
     crop = "squash" if spec.data in datasets.NAMES else str(own.resize.crop)
     return replace(
         spec,
