@@ -43,7 +43,7 @@ def load(name: str, *, split: Split, samples: Samples, ordered: bool = False) ->
     """
     place = folder_of_split(Path(name).expanduser(), split)
     assert place is not None
-    pictures, masks = _parts(place)
+    pictures, masks = _parts(place) or ([], [])
     if not pictures:
         raise FileNotFoundError(f"{place} holds no pictures; expected {place}/{PICTURES[0]}/*.png (or jpg, webp, bmp)")
     own = place == Path(name).expanduser()
@@ -71,13 +71,13 @@ def load(name: str, *, split: Split, samples: Samples, ordered: bool = False) ->
     )  # fmt: skip
 
 
-def _parts(place: Path) -> tuple[list[Path], list[Path]] | tuple[()]:
-    """The pictures and the masks of a folder, () if it is of another form; labels.npy stands for no masks."""
+def _parts(place: Path) -> tuple[list[Path], list[Path]] | None:
+    """The pictures and the masks of a folder, None if it is of another form; labels.npy stands for no masks."""
     folders = {part: place / part for part in (*PICTURES, *MASKS) if (place / part).is_dir()}
     pictures = next((folders[part] for part in PICTURES if part in folders), None)
     masks = next((folders[part] for part in MASKS if part in folders), None)
     if pictures is None or (masks is None and not (place / LABELS).is_file()):
-        return ()
+        return None
     return _sorted(pictures.iterdir()), _sorted(masks.iterdir()) if masks else []
 
 
@@ -95,7 +95,7 @@ def _labels(path: Path, count: int) -> np.ndarray:
         raise ValueError(
             f"{path} holds {labels.dtype} {labels.shape} for {count} pictures; expected class numbers ({count},)"
         )
-    return labels.astype(np.int64)
+    return np.asarray(labels, np.int64)
 
 
 def _decoded(name: str, files: list[Path]) -> torch.Tensor:
