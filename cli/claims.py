@@ -1,7 +1,8 @@
 """The papers' claims: the networks and measurements that decide each, and the number whose sign does.
 
 Sources: "How Do Vision Transformers Work?" (Park & Kim, ICLR 2022, arXiv 2202.06709; below HowViT, with the number of
-its question) and "Blurs Behave Like Ensembles" (Park & Kim, ICML 2022, arXiv 2105.12639; below Blurs).
+its question), "Blurs Behave Like Ensembles" (Park & Kim, ICML 2022, arXiv 2105.12639; below Blurs) and "What Do
+Self-Supervised Vision Transformers Learn?" (Park et al., ICLR 2023, arXiv 2305.00729; below SelfViT).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Network:
     model_args: Mapping[str, Any] = field(default_factory=dict)
     images: float = 1.0  # its share of the training images that the others see
     epochs: float = 1.0  # factor on the epochs of the others
+    objective: Literal["classification", "simclr", "mim"] = "classification"
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,9 @@ NETWORKS: Mapping[str, Network] = {
     "global": Network("localvit_ti", {**LOCAL, "neighbourhood": None}, epochs=0.625),
     "dropout": Network("resnet_demo", {"mc_dropout": 0.3}, epochs=0.625),
     "smoothing": Network("resnet_demo", {"mc_dropout": 0.3, "smoothing": True}, epochs=0.625),
+    # Encoders that are trained without labels.
+    "contrastive": Network("vit_demo", objective="simclr"),
+    "masked": Network("vit_demo", objective="mim"),
 }
 MEASUREMENTS: Mapping[str, Measurement] = {
     "surface": Measurement("surface", {"resolution": "13", "samples": 256}),
@@ -83,6 +88,10 @@ MEASUREMENTS: Mapping[str, Measurement] = {
     "noise": Measurement("noise", {"samples": 1024}),
     "accuracy": Measurement("metrics"),
     "ensemble": Measurement("evaluate", {"samples": 2048, "passes": 16}),
+    "dropout fourier": Measurement("fourier", {"samples": 512, "mc_dropout": 8}),
+    "fourier without dropout": Measurement("fourier", {"samples": 512, "model_arg": {"mc_dropout": 0}}),
+    "uncertainty": Measurement("uncertainty", {"samples": 512, "mc_dropout": 8}),
+    "attention": Measurement("attention", {"samples": 512}),
 }
 
 
@@ -131,6 +140,33 @@ def _sharpness(data: xr.Dataset, kinds: Sequence[str]) -> float:
 def _spread(data: xr.Dataset, kinds: Sequence[str]) -> float:
     with np.errstate(divide="ignore"):  # a layer without a map has NaN and does not count
         return mean_step(np.log(data["variance"].values), data, kinds)
+
+
+def at_stage_ends(data: xr.Dataset, values: np.ndarray) -> float:
+    """Mean over stages of the value at the last layer of each that has one."""
+    stage, finite = data["stage"].values, np.isfinite(values)
+    ends = [values[(stage == one) & finite][-1] for one in np.unique(stage[finite]) if one >= 0]
+    return float(np.mean(ends)) if ends else math.nan
+
+
+def _relative_uncertainty(data: xr.Dataset) -> float:
+    """ln(model uncertainty / root mean square of the map), averaged over the ends of the stages."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return at_stage_ends(data, np.log(data["model_uncertainty"].values / data["rms"].values))
+
+
+def _high_frequency(data: xr.Dataset) -> float:
+    return at_stage_ends(data, data["high_frequency"].values)
+
+
+def last_layer(data: xr.Dataset, name: str) -> float:
+    """Mean over heads, if there are any, at the last layer."""
+    return float(data[name].isel(layer=-1).mean())
+
+
+def mean_distance(data: xr.Dataset) -> float:
+    """Attention distance averaged over heads and layers, pixels."""
+    return float(data["distance"].mean())
 
 
 def first_against_rest(data: xr.Dataset) -> float:
@@ -211,4 +247,25 @@ CLAIMS: tuple[Claim, ...] = (
     Claim("smoothing", "Spatial smoothing improves MC dropout", "Blurs",
           "NLL of 16 averaged passes, with smoothing - without, nats", "figure only", -1,
           *_difference("smoothing", "dropout", "ensemble", lambda data: scalar(data, "loss"))),
+    Claim("dropout-frequencies", "MC dropout adds high frequencies to feature maps", "Blurs",
+          "DeltaLogA at the highest frequency at the ends of stages, 8 dropout masks - none, nats", "figure only", 1,
+          (("dropout", "dropout fourier"), ("dropout", "fourier without dropout")),
+          lambda results: _high_frequency(results["dropout", "dropout fourier"])
+          - _high_frequency(results["dropout", "fourier without dropout"])),
+    Claim("smoothing-frequencies", "... and spatial smoothing removes them", "Blurs",
+          "the same with dropout masks, with smoothing - without, nats", "figure only", -1,
+          *_difference("smoothing", "dropout", "dropout fourier", _high_frequency)),
+    Claim("uncertainty", "Spatial smoothing lowers the uncertainty of feature maps", "Blurs",
+          "ln(standard deviation over masks / root mean square) at the ends of stages, with smoothing - without",
+          "figure only", -1, *_difference("smoothing", "dropout", "uncertainty", _relative_uncertainty)),
+    Claim("global-attention", "Contrastive encoders attend globally", "SelfViT, question 1",
+          "attention distance, contrastive - masked-image encoder, pixels", "figure only", 1,
+          *_difference("contrastive", "masked", "attention", mean_distance)),
+    Claim("collapse", "... and their attention is less diverse at the end", "SelfViT, question 1",
+          "normalised mutual information of the last layer, contrastive - masked-image encoder", "figure only", -1,
+          *_difference("contrastive", "masked", "attention", lambda data: last_layer(data, "mutual_information"))),
+    Claim("masked-frequencies", "Masked-image encoders use high frequencies", "SelfViT, question 2",
+          "DeltaLogA at the highest frequency of the last layer, masked-image - contrastive encoder, nats",
+          "figure only", 1,
+          *_difference("masked", "contrastive", "fourier", lambda data: last_layer(data, "high_frequency"))),
 )  # fmt: skip

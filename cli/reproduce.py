@@ -95,8 +95,11 @@ def _train(
 ) -> Path:  # fmt: skip
     """Train one network, unless it is trained; return its run folder."""
     share = float(f"{fraction * network.images:.6g}")  # 0.2 x 0.2 is 0.04
+    overrides: dict[str, Any] = {"epochs": max(1, round(epochs * network.epochs))}
+    if network.objective != "classification":
+        overrides["objective"] = network.objective
     return run_training(
-        network.model, data, {"epochs": max(1, round(epochs * network.epochs))}, recipe="demo",
+        network.model, data, overrides, recipe="demo",
         out=out / "checkpoints" / f"{name}-s{seed}", data_root=data_root, model_args=network.model_args,
         fraction=share, seed=seed, device=device, quiet=quiet,
     ).parent  # fmt: skip
@@ -151,12 +154,15 @@ def _protocol(
     ]
     for name, network in networks.items():
         runs = [read_checkpoint(out / "checkpoints" / f"{name}-s{seed}" / "final.pt") for seed in range(seeds)]
-        mean, standard_error = mean_and_standard_error(np.array([run.metrics["accuracy"] for run in runs]))
+        accuracies = np.array([run.metrics.get("accuracy", np.nan) for run in runs])
+        mean, standard_error = mean_and_standard_error(accuracies)
         error = f" ± {standard_error:.4f}" if seeds > 1 else ""
+        accuracy = f"{mean:.4f}{error}" if np.isfinite(mean) else "no labels"
         size = sum(tensor.numel() for key, tensor in runs[0].state_dict.items() if not key.endswith(BUFFERS))
         arguments = "".join(f" {key}={value}" for key, value in network.model_args.items())
+        arguments += f" objective={network.objective}" if network.objective != "classification" else ""
         lines.append(
             f"| {name} | {network.model}{arguments} | {size:,} | {fraction * network.images:g} | {runs[0].epoch:g} "
-            f"| {mean:.4f}{error} |"
+            f"| {accuracy} |"
         )
     return "\n".join(lines) + "\n"

@@ -18,6 +18,7 @@ from landscape.cli.claims import (
     Claim,
     Measurement,
     Results,
+    at_stage_ends,
     first_against_rest,
     mean_step,
 )
@@ -44,6 +45,34 @@ def units(kinds: list[str], stages: list[int], drops: list[float]) -> xr.Dataset
 
 def claim(claimed: int = 1) -> Claim:
     return Claim("made-up", "A is above B", "nobody", "A - B", "none", claimed, (), lambda _: 0.0)  # type: ignore[arg-type]
+
+
+def test_the_value_at_stage_ends_is_that_of_the_last_layer_with_one() -> None:
+    data = xr.Dataset({"stage": ("layer", np.array([-1, 0, 0, 1, 1, 2]))})
+    assert at_stage_ends(data, np.array([9.0, 1.0, 2.0, 5.0, math.nan, math.nan])) == (2.0 + 5.0) / 2
+    assert math.isnan(at_stage_ends(data, np.full(6, math.nan)))
+
+
+def test_uncertainty_is_compared_in_units_of_the_map() -> None:
+    """A map scaled by a constant, and its standard deviation with it, counts as before."""
+
+    def one(scale: float, deviation: float) -> xr.Dataset:
+        values = {"model_uncertainty": [1.0, deviation * scale], "rms": [1.0, 2.0 * scale]}
+        arrays = {name: ("layer", np.array(v)) for name, v in values.items()}
+        return xr.Dataset({"stage": ("layer", np.array([0, 1])), **arrays})
+
+    made = results(("smoothing", "uncertainty", one(10.0, 0.5)), ("dropout", "uncertainty", one(1.0, 1.0)))
+    assert BY_NAME["uncertainty"].compute(made) == pytest.approx(math.log(0.5) / 2)
+
+
+def test_encoders_are_compared_at_their_last_layer_and_over_all() -> None:
+    def one(values: list[list[float]]) -> xr.Dataset:
+        return xr.Dataset({name: (("layer", "head"), np.array(values)) for name in ("distance", "mutual_information")})
+
+    contrastive, masked = one([[1.0, 3.0], [0.0, 0.2]]), one([[0.5, 0.5], [0.4, 0.6]])
+    made = results(("contrastive", "attention", contrastive), ("masked", "attention", masked))
+    assert BY_NAME["global-attention"].compute(made) == pytest.approx(4.2 / 4 - 0.5)
+    assert BY_NAME["collapse"].compute(made) == pytest.approx(0.1 - 0.5)
 
 
 def test_every_claim_needs_known_networks_and_measurements() -> None:
