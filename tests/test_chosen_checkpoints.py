@@ -171,6 +171,21 @@ def test_two_checkpoints_of_one_architecture_are_the_ends_of_a_line(command: Com
     assert (code, labels("line")) == (0, ["SGD, lr=1 to Adam"])
 
 
+def test_several_checkpoints_are_the_members_of_one_ensemble(command: Command) -> None:
+    files = seeds("runs")
+    code, said = command("ensemble", "runs", "--draws", "20")
+    assert code == 0
+    assert "ensemble: 3 checkpoints are its members" in said
+    ((_, data),) = reader.find("results.h5", "ensemble")
+    assert [Path(file).stem for file in files] == [str(name).rpartition("-")[2] for name in data["name"].values]
+    assert data.attrs["label"].endswith(" + 2")
+    code, said = command("ensemble", files[0])
+    assert code == 1
+    assert "an ensemble has at least 2 members, got 1" in said
+    code, said = command("ensemble", files[0], "--members", f"{files[1]},{files[2]}", "--draws", "20")
+    assert "already measured" in said  # the same members, however they are named
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
