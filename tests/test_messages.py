@@ -45,6 +45,11 @@ from landscape.probes import PROBES
         (("noise", "--eps", "0"), 2, "above 0, got 0"),
         (("noise", "--bands", "0.5,2"), 2, "from 0 to 1"),
         (("probe-linear", "--pool", "cls"), 1, "use --pool mean"),
+        (("corruption", "--severities", "6"), 2, "--severities must be 1 to 5"),
+        (("corruption", "--corruptions", "gausian_noise"), 2, "did you mean gaussian_noise"),
+        (("perturbation", "--perturbations", "rotat"), 2, "did you mean rotate?"),
+        (("attack", "--eps", "2"), 2, "--eps must be from 0 to 1"),
+        (("shape-bias", "--cues", "checkpoints"), 2, "cat1-elephant2.png"),
         (("probe-linear", "--split", "train"), 2, "drop it"),
         (("probe-linear", "--train-samples", "few"), 2, "10%"),
         (("hessian", "--top", "0"), 2, "at least 1"),
@@ -89,6 +94,7 @@ def test_bad_input_ends_in_one_line(
     command: Command, tmp_path: Path, words: tuple[str, ...], code: int, said: str
 ) -> None:
     probes = ("surface", "line", "hessian", "fourier", "trajectory", "lesion", "noise", "probe-linear")
+    probes += ("corruption", "perturbation", "attack", "shape-bias")
     needs_out = words[0] in probes
     given = [words[0], *(["--out", str(tmp_path / "r.h5"), "--quiet"] if needs_out else []), *words[1:]]
     found, out, err = command(*given)

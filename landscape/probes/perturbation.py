@@ -212,7 +212,9 @@ def _along(subject: Subject, batch: int, sequence: Tensor) -> tuple[Tensor, Tens
         same = (predicted[1:] == predicted[:-1]).double()
         terms = torch.where(probabilities[1:] > 0, probabilities[1:] * logarithms[:-1], 0.0)
         right = (predicted == targets).double()
-        return same.cpu(), -terms.sum(dim=2).cpu(), right.cpu()
+    steps, frames = len(same), len(right)
+    found = torch.cat([same, -terms.sum(dim=2), right]).cpu()  # one transfer
+    return found[:steps], found[steps : 2 * steps], found[2 * steps : 2 * steps + frames]
 
 
 def _normalised(subject: Subject, clean: Images, frame: Tensor) -> Tensor:
