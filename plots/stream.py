@@ -24,6 +24,7 @@ PANELS = {
     "mean_iou": "mean IoU",
     "ece": "expected calibration error",
     "consistency": "consistency",
+    "boundary_accuracy": "accuracy near boundaries",
 }
 
 

@@ -33,7 +33,10 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
     x = frames["frame"].values
     for row, (i, color, width) in enumerate(((0, "0.55", 0.7), (best(data), look.color, 1.2))):
         p = np.exp(-frames["frame_nll"].isel(tau=i).values)
-        ax.plot(x, p, color=color, linewidth=width)
+        for clip in range(int(x[-1]) // length + 1 if len(x) and length else 1):  # lines pass frames without a label
+            there = np.isfinite(p) & ((x // length == clip) if length else True)
+            marker = "." if there.sum() == 1 else ""
+            ax.plot(x[there], p[there], color=color, linewidth=width, marker=marker)
         wrong = x[frames["frame_accuracy"].isel(tau=i).values < 0.5]
         ax.plot(wrong, np.full(len(wrong), -0.12 + 0.06 * row), "|", color=color, markersize=4, markeredgewidth=0.8)
     ax.set(

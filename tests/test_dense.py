@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from foreign import torchvision_models
 from PIL import Image
 from torch import Tensor, nn
 
@@ -261,3 +262,18 @@ def test_folders_that_do_not_fit_are_named(tmp_path: Path) -> None:
     np.save(tmp_path / "b" / "labels.npy", np.arange(4))
     with pytest.raises(ValueError, match=r"labels.npy holds int64 \(4,\) for 5 pictures; expected class numbers"):
         data.load(str(tmp_path / "b"))
+
+
+@pytest.mark.slow
+def test_a_segmentation_network_of_torchvision_is_measured() -> None:
+    torch.manual_seed(0)
+    make = torchvision_models().segmentation.lraspp_mobilenet_v3_large
+    model = make(weights=None, weights_backbone=None, num_classes=CLASSES).eval()
+    inputs, targets = torch.randn(3, 3, 64, 64), torch.randint(CLASSES, (3, 64, 64))
+    targets[0, :9] = 255
+    subject = load(model, data=(inputs, targets), batch_size=3)
+    wanted = losses_by_hand(model, inputs, targets).detach()
+    found = measure("line", subject, out=None, resolution=3, quiet=True).sel(t=0)
+    assert found.loss.values.item() == pytest.approx(wanted.mean().item(), rel=1e-5)
+    for probe, options in (("noise", {"bands": "0.5"}), ("fourier", {}), ("variance", {})):
+        assert (measure(probe, subject, out=None, quiet=True, **options).done == 1).all()
