@@ -88,7 +88,7 @@ def attending(folder: Path) -> Path:
 
 def fitting(name: str, folder: Path) -> subject.Subject:
     """The network that a probe is tried on."""
-    return loaded(attending(folder) if name == "attention" else folder)
+    return loaded(attending(folder) if name.startswith("attention") else folder)
 
 
 def loaded(folder: Path, **options: Any) -> subject.Subject:
@@ -318,7 +318,7 @@ def test_the_digest_does_not_depend_on_files_label_or_unused_options(
     changed = digest(small(name), loaded(folder, batch_size=16))
     assert (changed != reference[name]) == (name in ("hessian", "trace", "similarity", "attention", "ensemble"))
     changed = digest(small(name), loaded(folder, weight_decay=0.1))
-    assert (changed != reference[name]) == (name in ("hessian", "trace", "density"))
+    assert (changed != reference[name]) == (name in ("hessian", "trace", "density", "surface", "convexity"))
 
 
 @pytest.mark.parametrize("name", PROBES)

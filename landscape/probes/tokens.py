@@ -31,7 +31,7 @@ class Tokens(Probe):
 
     name: ClassVar[str] = "tokens"
     logits: ClassVar[bool] = False
-    smallest: ClassVar[Mapping[str, Any]] = {"images": 2, "perplexity": 2.0, "depths": "1"}
+    smallest: ClassVar[Mapping[str, Any]] = {"images": 2, "perplexity": 2.0, "depths": "0,1"}
 
     layers: LayerPatterns = ()
     images: Annotated[int, "number of images, the first of the data"] = 18
