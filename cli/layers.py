@@ -74,7 +74,7 @@ with_options(
     layers,
     {
         "checkpoint": CHECKPOINT,
-        **loading_options({}, without=("weight_decay",)),
+        **loading_options({}, without=("weight_decay", "mc_dropout")),
         "layers": option(
             list[str], "REGEX[:KIND[:ROWSxCOLUMNS[+PREFIX]]] or file.toml: modules to take as layers", [], DATA
         ),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from types import FunctionType
@@ -31,6 +32,7 @@ DROPOUTS = ELEMENTS | CHANNELS | ALPHA | ALPHA_CHANNELS
 ATTENTIONS = {F.scaled_dot_product_attention, F.multi_head_attention_forward}
 SATURATED = -1.7580993408473766  # what alpha dropout sets an element to: the limit of SELU
 ATTENTION_SIGNATURE = inspect.signature(F.multi_head_attention_forward)
+_hooking = threading.Lock()  # torch counts hooks without one, and two with one number would replace each other
 _active: ContextVar[FrozenMasks | None] = ContextVar("masks", default=None)
 
 
@@ -227,7 +229,8 @@ def frozen_masks(model: Callable[..., Any], masks: FrozenMasks) -> Iterator[None
         return masks.stochastic_depth(output, depth_rate(module)) if own else None
 
     modules = model.modules() if isinstance(model, nn.Module) else ()
-    handles = [module.register_forward_hook(hook) for module in modules if depth_rate(module)]
+    with _hooking:
+        handles = [module.register_forward_hook(hook) for module in modules if depth_rate(module)]
     mask_token, depth_token = _active.set(masks), stochastic_depth.set(masks.stochastic_depth)
     try:
         with masks:
@@ -235,8 +238,9 @@ def frozen_masks(model: Callable[..., Any], masks: FrozenMasks) -> Iterator[None
     finally:
         _active.reset(mask_token)
         stochastic_depth.reset(depth_token)
-        for handle in handles:
-            handle.remove()
+        with _hooking:
+            for handle in handles:
+                handle.remove()
 
 
 class _Listener(FrozenMasks):
