@@ -65,11 +65,11 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 
 def headline(data: xr.Dataset) -> Numbers:
-    """NLL, accuracy and ECE of one member and of all, with the members' mean disagreement."""
+    """NLL, accuracy, ECE and temperature of one member and of all, with the members' mean disagreement."""
     if not np.isfinite(data["nll"].values).any():
         return {}
     found: Numbers = {"members": str(int(data["size"].values[-1]))}
-    for name in ("nll", "accuracy", "ece"):
+    for name in ("nll", "accuracy", "ece", "temperature"):
         values = data[name].values
         found[name] = f"{values[0]:.4g} to {values[-1]:.4g}"
     return {**found, "disagreement": float(data["mean_disagreement"]), "epistemic entropy": _last(data)}

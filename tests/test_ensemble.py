@@ -19,6 +19,7 @@ from landscape.checkpoints.checkpoint import write_checkpoint
 from landscape.options import OptionError
 from landscape.predictions.running_sums import RunningSums, orders_of, sizes_of
 from landscape.predictions.scores import sample_scores, summary
+from landscape.predictions.temperature import TemperatureFit, in_fit
 from landscape.probes import ensemble
 from landscape.probes.ensemble import Ensemble
 from landscape.results.calibration import METRICS
@@ -138,6 +139,25 @@ def test_the_numbers_do_not_depend_on_how_many_mini_batches_fit_into_memory(monk
     for name in wanted:
         if name != "facts":
             np.testing.assert_array_equal(found[name], wanted[name], err_msg=name)
+
+
+def test_the_temperature_of_every_size_is_that_of_its_mean_probabilities() -> None:
+    members = networks(3)
+    subject = subject_of(members)
+    found = run_probe(probe_of(3), subject)
+    chosen = np.concatenate([in_fit(subject, 0, i) for i in range(3)])
+    targets = torch.cat([y for _, y in subject.batches])  # type: ignore[misc]
+    probabilities = torch.stack([z.softmax(1) for z in logits_of(members, subject)])
+    for k, size in enumerate([1, 2, 3]):
+        mean = probabilities[:size].mean(0).log()
+        fit = TemperatureFit()
+        fit.add(mean[chosen], targets[chosen])
+        temperature = fit.fitted()
+        assert found["temperature"][k] == pytest.approx(temperature.value, rel=1e-9)
+        held = sample_scores(mean[~chosen], targets[~chosen]).nll.mean()
+        scaled = sample_scores(mean[~chosen] / temperature.value, targets[~chosen]).nll.mean()
+        assert found["held_nll"][k] == pytest.approx(held, rel=1e-5)
+        assert found["scaled_nll"][k] == pytest.approx(scaled, rel=1e-5)
 
 
 def test_masks_of_every_network_are_members() -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from landscape.predictions.scores import SampleScores, score_rows
+from landscape.predictions.temperature import TemperatureFit
 
 SIZES = (1, 2, 3, 5, 10, 20, 50)
 
@@ -40,8 +41,11 @@ class RunningSums:
     Memory: (subsets + 3) x samples x classes, in double precision.
     """
 
-    def __init__(self, orders: np.ndarray, sizes: Sequence[int], targets: Tensor) -> None:
+    def __init__(
+        self, orders: np.ndarray, sizes: Sequence[int], targets: Tensor, in_fit: np.ndarray | None = None
+    ) -> None:
         self._sizes, self._targets, self._members = sizes, targets, orders.shape[1]
+        self._in_fit = np.zeros(len(targets), dtype=bool) if in_fit is None else in_fit
         self.subsets = subsets_of(orders, sizes)
         distinct = {subset for row in self.subsets for subset in row if len(subset) > 1}
         self._place = {subset: i for i, subset in enumerate(sorted(distinct, key=sorted))}
@@ -51,6 +55,12 @@ class RunningSums:
         self.predicted: list[Tensor] = []  # class of every sample, by member
         self.predictive_entropy: list[np.ndarray] = []  # of the ensembles of the first order, by size
         self.aleatoric_entropy: list[np.ndarray] = []
+        self.temperature_sums: list[np.ndarray] = []  # of the samples of the fit and of the others, (2, MOMENTS, STEPS)
+
+    @property
+    def held_out(self) -> int:
+        """Number of samples that no temperature is fitted on."""
+        return int((~self._in_fit).sum())
 
     @property
     def classes(self) -> int:
@@ -81,6 +91,13 @@ class RunningSums:
             mean = self._first - math.log(self._added)
             self.predictive_entropy.append(-_expectation(mean.exp(), mean).cpu().numpy())
             self.aleatoric_entropy.append(-(self._own / self._added).cpu().numpy())
+            self.temperature_sums.append(np.stack([self._temperature(mean, half) for half in (True, False)]))
+
+    def _temperature(self, logarithms: Tensor, half: bool) -> np.ndarray:
+        fit, rows = TemperatureFit(), np.flatnonzero(self._in_fit == half).tolist()
+        if rows:
+            fit.add(logarithms[rows], self._targets[rows])
+        return fit.sums
 
     def scores(self, subset: frozenset[int]) -> SampleScores:
         """Scores of the mean probabilities of some members, once all are added."""

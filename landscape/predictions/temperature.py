@@ -15,7 +15,12 @@ import torch
 from scipy.interpolate import CubicHermiteSpline
 from torch import Tensor
 
+from landscape.probe import derived_seed
+from landscape.subject.sample_statistics import first_row
+from landscape.subject.subject import Subject
+
 LOWEST, HIGHEST, STEPS = 0.05, 20.0, 65  # temperatures; a step of 10 %, between which a cubic is exact to 1e-6
+MOMENTS = 4
 INVERSE = np.geomspace(1 / HIGHEST, 1 / LOWEST, STEPS)
 LEAST = -1e6  # of a logit below the largest: -inf, the log of 0, would give 0 * inf
 _log = logging.getLogger(__name__)
@@ -30,10 +35,10 @@ class Temperature:
 
 
 class TemperatureFit:
-    """Sums over the samples seen so far."""
+    """Sums over the samples seen so far, (MOMENTS, STEPS): NLL, its slope, the slope's square, curvature, over 1/T."""
 
-    def __init__(self) -> None:
-        self._slope, self._square, self._curvature = np.zeros((3, STEPS))
+    def __init__(self, sums: np.ndarray | None = None) -> None:
+        self.sums = np.zeros((MOMENTS, STEPS)) if sums is None else sums
 
     def add(self, logits: Tensor, targets: Tensor) -> None:
         """Take the logits (N, C) and classes (N,), or soft targets (N, C), of some samples."""
@@ -43,32 +48,48 @@ class TemperatureFit:
         weight = 1.0 if shares is None else shares.sum(dim=1)
         sums = []
         for inverse in INVERSE.tolist():
-            p = (inverse * finite).softmax(dim=1)
+            logarithms = (inverse * finite).log_softmax(dim=1)
+            p = logarithms.exp()
             mean = (p * finite).sum(dim=1)
             slope = weight * mean - own
             curvature = weight * (p * (finite - mean[:, None]).square()).sum(dim=1)
-            sums.append(torch.stack([slope.sum(), slope.square().sum(), curvature.sum()]))
-        slopes, squares, curvatures = torch.stack(sums, dim=1).cpu().numpy()
-        self._slope += slopes
-        self._square += squares
-        self._curvature += curvatures
+            normaliser = (inverse * finite[:, 0] - logarithms[:, 0]) * weight
+            nll = normaliser - inverse * own
+            sums.append(torch.stack([nll.sum(), slope.sum(), slope.square().sum(), curvature.sum()]))
+        self.sums = self.sums + torch.stack(sums, dim=1).cpu().numpy()
 
-    def fitted(self) -> Temperature:
-        """The temperature of the lowest negative log likelihood; its error is of the sandwich form."""
-        if not self._curvature.any() or self._slope[0] >= 0 or self._slope[-1] <= 0:
-            flat = not self._curvature.any()
-            value = 1.0 if flat else HIGHEST if self._slope[0] >= 0 else LOWEST
-            _log.warning(
-                "note: the temperature is %g, %s", value,
-                "as none changes the probabilities" if flat
-                else "an end of its range: the likelihood rises up to it",
+    def fitted(self, *, quiet: bool = False) -> Temperature:
+        """The temperature of the lowest negative log likelihood; its error is of the sandwich form.
+
+        Where the likelihood has no maximum it is an end of the range, which is logged unless `quiet`.
+        """
+        _, slopes, squares, curvatures = self.sums
+        if not curvatures.any() or slopes[0] >= 0 or slopes[-1] <= 0:
+            flat = not curvatures.any()
+            value = 1.0 if flat else HIGHEST if slopes[0] >= 0 else LOWEST
+            _log.log(
+                logging.DEBUG if quiet else logging.WARNING, "note: the temperature is %g, %s", value,
+                "as none changes the probabilities" if flat else "an end of its range: the likelihood rises up to it",
             )  # fmt: skip
             return Temperature(value, math.nan)
-        at = int(np.argmax(self._slope > 0))
+        at = int(np.argmax(slopes > 0))
         ends = slice(at - 1, at + 1)
         logarithms = np.log(INVERSE[ends])
-        spline = CubicHermiteSpline(logarithms, self._slope[ends], self._curvature[ends] * INVERSE[ends])
+        spline = CubicHermiteSpline(logarithms, slopes[ends], curvatures[ends] * INVERSE[ends])
         (root, *_) = spline.roots(extrapolate=False)
-        square, curvature = (np.interp(root, logarithms, sums[ends]) for sums in (self._square, self._curvature))
+        square, curvature = (np.interp(root, logarithms, sums[ends]) for sums in (squares, curvatures))
         inverse = math.exp(root)
         return Temperature(1 / inverse, float(np.sqrt(square) / curvature / inverse**2))
+
+    def nll(self, temperature: float) -> float:
+        """The sum over samples of the negative log likelihood at a temperature."""
+        spline = CubicHermiteSpline(np.log(INVERSE), self.sums[0], self.sums[1] * INVERSE)
+        return float(spline(-math.log(temperature)))
+
+
+def in_fit(subject: Subject, seed: int, i: int) -> np.ndarray:
+    """Which samples of mini-batch i a temperature is fitted on: a random half of all, whatever the batch size."""
+    start, n = first_row(subject, i), len(subject)
+    chosen = np.zeros(n, dtype=bool)
+    chosen[np.random.default_rng(derived_seed(seed, "half")).permutation(n)[: n // 2]] = True
+    return chosen[start : start + subject.samples(i)]

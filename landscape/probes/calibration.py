@@ -12,11 +12,10 @@ from torch import Tensor
 from landscape.options import at_least
 from landscape.predictions.classifier import logits_and_targets, refuse_other_than_classifier
 from landscape.predictions.scores import score_rows
-from landscape.predictions.temperature import Temperature, TemperatureFit
-from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed
+from landscape.predictions.temperature import Temperature, TemperatureFit, in_fit
+from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.results import calibration as statistics
 from landscape.results.calibration import METRIC_NAMES, SampleScores
-from landscape.subject.sample_statistics import first_row
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
@@ -110,7 +109,7 @@ class Calibration(Probe):
             logits, targets = fit.logits[i] if fit.logits else logits_and_targets(subject, i)
             scores = score_rows(logits, targets).cpu().numpy()
             scaled = score_rows(logits / fit.temperature.value, targets).cpu().numpy()
-            scaled[:, _in_fit(subject, self.seed, i)] = np.nan
+            scaled[:, in_fit(subject, self.seed, i)] = np.nan
             values = {f"sample_{name}": scores[k] for k, name in enumerate(SCORES)}
             values |= {f"sample_scaled_{name}": scaled[SCORES.index(name)] for name in SCALED}
             padding = (0, rows - len(targets))  # the last mini-batch may have fewer samples
@@ -186,18 +185,10 @@ def _fit(subject: Subject, seed: int) -> _Fit:
     keeps = True
     for i in range(len(subject.batches)):
         logits, targets = logits_and_targets(subject, i)
-        half = np.flatnonzero(_in_fit(subject, seed, i)).tolist()
+        half = np.flatnonzero(in_fit(subject, seed, i)).tolist()
         if half:
             fit.add(logits[half], targets[half])
         keeps = keeps and logits.shape[1] * len(subject) <= KEPT
         if keeps:
             kept.append((logits, targets))
     return _Fit(fit.fitted(), tuple(kept))
-
-
-def _in_fit(subject: Subject, seed: int, i: int) -> np.ndarray:
-    """Which samples of mini-batch i the temperature is fitted on: a random half of all, whatever the batch size."""
-    start, n = first_row(subject, i), len(subject)
-    chosen = np.zeros(n, dtype=bool)
-    chosen[np.random.default_rng(derived_seed(seed, "half")).permutation(n)[: n // 2]] = True
-    return chosen[start : start + subject.samples(i)]

@@ -16,10 +16,11 @@ from landscape.options import OptionError, at_least
 from landscape.predictions.classifier import logits_and_targets, refuse_other_than_classifier
 from landscape.predictions.member_networks import MemberNetwork, member_networks, parse_snapshots
 from landscape.predictions.running_sums import RunningSums, orders_of, sizes_of
+from landscape.predictions.temperature import INVERSE, MOMENTS, TemperatureFit, in_fit
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.results import calibration as statistics
+from landscape.results import ensemble_summary
 from landscape.results.calibration import METRIC_NAMES, SampleScores
-from landscape.results.statistics import mean_and_standard_error
 from landscape.subject.subject import Subject
 
 MEMORY = 2**28  # bytes of the running sums and kernels of the mini-batches that a member predicts at a time
@@ -90,10 +91,12 @@ class Ensemble(Probe):
                 "size": np.array(sizes), "row": np.arange(rows), "order": np.arange(self.orders), "member": numbers,
                 "other": numbers, "statistic": np.arange(statistics.COLUMNS),
                 "bin": (np.arange(statistics.BINS) + 0.5) / statistics.BINS,
+                "half": np.arange(2), "moment": np.arange(MOMENTS), "step": 1 / INVERSE,
             },
             labels={"name": (Quantity("member", dims=("member",)), np.array(names))},
             quantities={
                 "samples": Quantity("samples in the mini-batch"),
+                "held_out": Quantity("samples in it that no temperature is fitted on"),
                 **{f"sample_{name}": Quantity(f"{name}, first order", dims=per_sample) for name in SCORES},
                 "sample_predictive": Quantity(ENTROPIES["predictive"], "nats", per_sample),
                 "sample_aleatoric": Quantity(ENTROPIES["aleatoric"], "nats", per_sample),
@@ -101,6 +104,10 @@ class Ensemble(Probe):
                 "order_sums": Quantity("sums behind the metrics", dims=("order", "size", *statistic)),
                 "member_sums": Quantity("sums behind a member's own metrics", dims=("member", *statistic)),
                 "differing": Quantity("samples on which two members' classes differ", dims=pair),
+                "temperature_sums": Quantity(
+                    "sums behind the temperature: samples of the fit, and the others",
+                    dims=("size", "half", "moment", "step"),
+                ),
                 "hsic": Quantity("unbiased HSIC of two members", "feature^4", pair),
             },
             summaries=_summaries(),
@@ -108,7 +115,8 @@ class Ensemble(Probe):
                 "batch": Quantity("mini-batch"), "size": Quantity("members averaged"), "order": Quantity("order"),
                 "row": Quantity("sample in the mini-batch"), "member": Quantity("member"),
                 "other": Quantity("other member"), "statistic": Quantity("column of the sums"),
-                "bin": Quantity("centre of the bin of confidence"),
+                "bin": Quantity("centre of the bin of confidence"), "half": Quantity("half of the samples"),
+                "moment": Quantity("NLL, its slope, the slope's square, curvature"), "step": Quantity("temperature"),
             },
             facts={"data_sha256": subject.data_sha256},
         )  # fmt: skip
@@ -133,7 +141,7 @@ class Ensemble(Probe):
         for name in METRIC_NAMES:
             mean = metrics[name].mean(axis=0)
             shift = mean - metrics[name][0]
-            found |= {name: mean, f"{name}_spread": _spread(metrics[name])}
+            found |= {name: mean, f"{name}_spread": ensemble_summary.spread(metrics[name])}
             found[f"{name}_se"] = np.array([one[name].error for one in intervals])
             low = np.array([one[name].low for one in intervals]) + shift
             found[f"{name}_low"] = low if name == "ece_signed" else np.maximum(low, 0.0)
@@ -142,7 +150,8 @@ class Ensemble(Probe):
         found |= {f"member_{name}": own[name] for name in METRIC_NAMES}
         diagram = statistics.bins(data["order_sums"][done].sum(axis=0)[0])
         found |= {f"bin_{name}": values for name, values in diagram.items()}
-        return {**found, **_uncertainty(data, done), **_diversity(data, done)}
+        found |= _scaled(data, done)
+        return {**found, **ensemble_summary.uncertainty(data, done), **ensemble_summary.diversity(data, done)}
 
     def estimate(self, subject: Subject, units: int, workers: int = 1) -> str:
         """How many forward passes the units take."""
@@ -171,7 +180,7 @@ class Ensemble(Probe):
         orders, sizes = orders_of(len(names), self.orders, self.seed), sizes_of(len(names))
         batches = [unit.index[0] for unit in units]
         targets = {i: subject.batch(i)[1] for i in batches}
-        sums = {i: RunningSums(orders, sizes, targets[i]) for i in batches}
+        sums = {i: RunningSums(orders, sizes, targets[i], in_fit(subject, self.seed, i)) for i in batches}
         kernels: dict[int, list[Tensor]] = {i: [] for i in batches}
         for member in self._each_member(subject):
             for i in batches:
@@ -220,11 +229,23 @@ def _values(sums: RunningSums, kernels: Tensor, rows: int) -> dict[str, Any]:
     return {
         **padded,
         "samples": samples,
+        "held_out": sums.held_out,
         "order_sums": np.stack([[totals[subset] for subset in row] for row in sums.subsets]),
         "member_sums": np.stack([_total(scores) for scores in sums.member_scores]),
         "differing": differing.sum(dim=2).cpu().numpy(),
+        "temperature_sums": np.stack(sums.temperature_sums),
         "hsic": hsic(kernels, kernels).cpu().numpy(),
     }
+
+
+def _scaled(data: Mapping[str, np.ndarray], done: np.ndarray) -> dict[str, np.ndarray]:
+    """Temperature of every size, and the NLL of the other half of the samples before and after scaling."""
+    rows, n = [], float(data["held_out"][done].sum()) or np.nan
+    for fitted, other in data["temperature_sums"][done].sum(axis=0):
+        temperature, left = TemperatureFit(fitted).fitted(quiet=True), TemperatureFit(other)
+        rows.append([temperature.value, temperature.error, left.nll(1.0) / n, left.nll(temperature.value) / n])
+    names = ("temperature", "temperature_se", "held_nll", "scaled_nll")
+    return dict(zip(names, np.array(rows).T, strict=True))
 
 
 def _total(scores: SampleScores) -> np.ndarray:
@@ -276,6 +297,10 @@ def _summaries() -> dict[str, Quantity]:
         found[f"member_{name}"] = Quantity(f"{about}, of a member by itself", units, ("member",))
     for name in ("count", "confidence", "accuracy"):
         found[f"bin_{name}"] = Quantity(f"{name} in the bin of confidence, first order", dims=("size", "bin"))
+    found["temperature"] = Quantity("temperature fitted on half of the samples, first order", dims=size)
+    found["temperature_se"] = Quantity("its standard error", dims=size)
+    found["held_nll"] = Quantity("negative log likelihood of the other half", "nats", size)
+    found["scaled_nll"] = Quantity("the same after temperature scaling", "nats", size)
     for name, about in ENTROPIES.items():
         found[f"{name}_entropy"] = Quantity(about, "nats", size)
         found[f"{name}_entropy_se"] = Quantity("its standard error over samples", "nats", size)
@@ -285,45 +310,4 @@ def _summaries() -> dict[str, Quantity]:
         found[f"mean_{name}"] = Quantity(f"{name}, mean over pairs of members", units)
         found[f"mean_{name}_se"] = Quantity("its standard error over samples", units)
     found["mean_cka"] = Quantity("centred kernel alignment, mean over pairs of members")
-    return found
-
-
-def _spread(values: np.ndarray) -> np.ndarray:
-    """Standard deviation over orders, (order, size) to (size,); NaN for a single order."""
-    if len(values) < 2:
-        return np.full(values.shape[1], np.nan)
-    with np.errstate(invalid="ignore"):
-        spread: np.ndarray = values.std(axis=0, ddof=1)
-    return spread
-
-
-def _uncertainty(data: Mapping[str, np.ndarray], done: np.ndarray) -> dict[str, np.ndarray]:
-    """Mean entropies per size with their standard errors."""
-    predictive, aleatoric = (
-        np.moveaxis(data[f"sample_{name}"][done], 1, 0).reshape(len(data["size"]), -1)
-        for name in ("predictive", "aleatoric")
-    )
-    shown = ~np.isnan(predictive).all(axis=0)
-    found = {}
-    entropies = {"predictive": predictive, "aleatoric": aleatoric, "epistemic": predictive - aleatoric}
-    for name, values in entropies.items():
-        pairs = np.array([mean_and_standard_error(row) for row in values[:, shown]])
-        found[f"{name}_entropy"], found[f"{name}_entropy_se"] = pairs.T
-    return found
-
-
-def _diversity(data: Mapping[str, np.ndarray], done: np.ndarray) -> dict[str, Any]:
-    """Disagreement, divergence and alignment of the members."""
-    samples = data["samples"][done]
-    found: dict[str, Any] = {"disagreement": data["differing"][done].sum(axis=0) / samples.sum()}
-    aligned = data["hsic"][done][samples >= LEAST_SAMPLES].sum(axis=0)
-    own = np.diag(aligned)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        scale = np.sqrt(np.abs(own[:, None] * own))
-        found["cka"] = np.where((own[:, None] > 0) & (own > 0), aligned / scale, np.nan)
-    pairs = ~np.eye(len(own), dtype=bool)
-    found["mean_cka"] = found["cka"][pairs].mean()
-    for name in ("disagreement", "divergence"):
-        values = data[f"sample_{name}"][done]
-        found[f"mean_{name}"], found[f"mean_{name}_se"] = mean_and_standard_error(values[~np.isnan(values)])
     return found
