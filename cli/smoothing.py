@@ -62,11 +62,11 @@ def _members(checkpoint: Path | None, values: dict[str, Any], counts: list[int],
         ValueError: the network has no stages, or draws random numbers that no mask freezes.
     """
     from landscape.subject.checks import refuse_stochastic, variation
-    from landscape.subject.members import rates_of
+    from landscape.subject.members import calls_of
 
     subject = load(checkpoint, values, quiet=quiet)
     stochastic = bool(variation(subject))
-    if not any(rates_of(subject)[0]):
+    if not any(call.rate for call in calls_of(subject)):
         refuse_stochastic(subject)
         say("note: the network has no dropout, so that there is no ensemble of it", quiet=quiet)
         return [0]

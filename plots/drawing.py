@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
@@ -104,6 +104,13 @@ def draw_run(folder: Path, out: Path, formats: Sequence[str] = ("png",)) -> list
     if not lines:
         raise ValueError(f"{file} holds no finished epoch yet; wait for the first")
     return _save("curves", lambda: curves.page(run, folder.resolve().name), out, formats)
+
+
+def draw_build_up(rows: Sequence[Mapping[str, Any]], out: Path | str, formats: Sequence[str] = ("png",)) -> list[Path]:
+    """Draw accuracy and loss of networks by their number of self-attentions; return the files, `build_up.*`."""
+    from landscape.plots import build_up
+
+    return _save("build_up", partial(build_up.page, rows), Path(out), formats)
 
 
 def left_out(path: Path | str) -> list[str]:
