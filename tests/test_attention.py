@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from analytic import run_probe
+from analytic import attention_net, run_probe
 from foreign import Encoder
 from torch import Tensor, nn
 
@@ -341,3 +341,21 @@ def test_without_spectra_of_tokens_everything_else_is_measured() -> None:
 def test_a_network_without_attention_is_an_error() -> None:
     with pytest.raises(ValueError, match="no self-attention was found"):
         Attention().plan(_subject(models.build("resnet_demo", classes=3, image_size=8), 8, 8))
+
+
+def test_centred_singular_values_are_those_of_the_covariance() -> None:
+    subject = attention_net(sizes=(12,))
+    kept: list[torch.Tensor] = []
+    subject.model.get_submodule("blocks.0.norm2").register_forward_pre_hook(lambda module, args: kept.append(args[0]))
+    with torch.no_grad():
+        subject.model(subject.batch(0)[0])
+    tokens = kept[0][:, 1:].numpy()  # the stream after the self-attention, without the class token
+    found = run_probe(Attention(spectra_images=12, centred=True), subject)
+    means = np.linalg.eigvalsh(np.cov(tokens.mean(axis=1).T))[::-1]
+    np.testing.assert_allclose(found["image_singular_value"][0], np.log(means / means[0]) / 2, rtol=1e-6)
+    each = [np.linalg.eigvalsh(np.cov(image.T))[::-1][:3] for image in tokens]  # four tokens leave three
+    wanted = np.mean([np.log(values / values[0]) / 2 for values in each], axis=0)
+    np.testing.assert_allclose(found["token_singular_value"][0, :3], wanted, rtol=1e-6)
+    plain = run_probe(Attention(spectra_images=12), subject)
+    assert np.abs(plain["image_singular_value"] - found["image_singular_value"]).max() > 0.1
+    assert "centred" not in Attention().identity(subject)

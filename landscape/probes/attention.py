@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -40,8 +40,9 @@ class Attention(Probe):
     Prefix tokens are removed from the maps and the rows renormalised; maps of windows count per window. Tokens are
     those of the residual stream after the self-attention, without prefix. Mutual information 0 means that all
     queries attend alike (attention collapse). Singular values are those of each image's tokens (token, channel), for
-    the first `spectra_images` of every mini-batch, and of each mini-batch's token means (image, channel), without
-    centring: ln(sigma_k / sigma_0), which is then averaged. One forward pass per mini-batch.
+    the first `spectra_images` of every mini-batch, and of each mini-batch's token means (image, channel):
+    ln(sigma_k / sigma_0), which is then averaged. `centred` subtracts the mean token, or image, before: its values are
+    half the logarithms of the eigenvalues of the covariance. One forward pass per mini-batch.
     """
 
     name: ClassVar[str] = "attention"
@@ -52,9 +53,15 @@ class Attention(Probe):
     layers: LayerPatterns = ()
     spectra_images: Annotated[int, "images per mini-batch whose tokens' singular values are computed"] = 4
 
+    centred: Annotated[bool, "singular values after subtracting the mean token, or image, as of a covariance"] = False
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", expand(self.layers))
         at_least("spectra_images", self.spectra_images, 0)
+
+    def identity(self, subject: Subject) -> dict[str, Any]:
+        """The parameters, without `centred` where it is off."""
+        return {name: value for name, value in asdict(self).items() if name != "centred" or value}
 
     def plan(self, subject: Subject) -> Plan:
         layers = attention_layers(subject, self.layers)
@@ -135,9 +142,9 @@ class Attention(Probe):
                 layer_sums["depth_cosine"][:, position] = _sums(metrics.depth_cosine(tokens, last))
             previous["tokens"] = tokens.clone()  # the network may work in place
             if self.spectra_images:
-                some = metrics.singular_values(tokens[: self.spectra_images])
+                some = self._spectra(tokens[: self.spectra_images])
                 token_values[position, : some.shape[1]] = some.sum(dim=0)
-            ranks = metrics.singular_values(tokens.mean(dim=1, dtype=torch.float64))
+            ranks = self._spectra(tokens.mean(dim=1, dtype=torch.float64))
             image_values[position, : len(ranks)] = ranks
 
         def values() -> Values:
@@ -172,6 +179,11 @@ class Attention(Probe):
             "token_singular_value": np.broadcast_to(tokens, sums.shape[done.ndim :]),
             "image_singular_value": images.mean(axis=0) if len(images) else np.full(images.shape[1:], np.nan),
         }
+
+    def _spectra(self, matrices: Tensor) -> Tensor:
+        """ln(sigma_k / sigma_0) of matrices (..., sample, channel), (..., rank) float64."""
+        centre = matrices.mean(dim=-2, keepdim=True, dtype=torch.float64) if self.centred else 0.0
+        return metrics.singular_values(matrices - centre)
 
     def _shape(self, subject: Subject) -> dict[str, int]:
         """Lengths of the padded axes."""
