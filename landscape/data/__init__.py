@@ -67,8 +67,8 @@ def load_batches(
 
     Args:
         name: `digits`, `cifar10`, `cifar100`, `cifar10-c:CORRUPTION:SEVERITY`, a folder of class folders, of
-            pictures and masks, of parquet shards or of a pair of `.npy` files, `FILE.parquet`, `FILE.npz`, `X.npy,Y.npy`,
-            `file.py:callable`, `module:callable`, or a token file `.npy`.
+            pictures and masks, of parquet shards or of a pair of `.npy` files, `FILE.parquet`, `FILE.npz`,
+            `X.npy,Y.npy`, `file.py:callable`, `module:callable`, or a token file `.npy`.
         root: the folder that holds the CIFAR folders; else `$LANDSCAPE_DATA`, else `./data`.
         split: "train" or "test"; a callable with a parameter `split` gets it. Sources without these parts give the
             same samples for both, and say so (`Images.one_part`).
