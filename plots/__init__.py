@@ -60,8 +60,10 @@ FIGURES: Mapping[str, FigureEntry] = {
         FigureEntry("perturbation", "perturbation", needs=("consistency", "cross_entropy", "perturbation_name")),
         FigureEntry("perturbation_frames", "perturbation", needs=("consistency_at", "accuracy_at", "frames")),
         FigureEntry("shape_bias", "shape-bias", needs=("category_bias", "shape_bias", "category_name")),
-        FigureEntry("corruption", "corruption", needs=("type_accuracy", "accuracy", "corruption_name")),
-        FigureEntry("corruption_severity", "corruption", needs=("severity_accuracy", "severity")),
+        FigureEntry(
+            "corruption", "corruption", needs=("type_accuracy", "accuracy", "corruption_name"), instead="accuracy"
+        ),
+        FigureEntry("corruption_severity", "corruption", needs=("severity_accuracy", "severity"), instead="accuracy"),
         FigureEntry("corruption_heat", "corruption", needs=("accuracy", "nll", "ece", "corruption_name", "severity")),
         FigureEntry("noise_pictures", "noise", needs=("noisy_image", "image", "mask", "band")),
         FigureEntry("stream", "stream", needs=("nll", "nll_change_low", "ece", "tau", "name")),

@@ -36,8 +36,9 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, metric: str = 
     clean = float(data.attrs.get(f"clean_{metric}", np.nan))
     if np.isfinite(clean):
         ax.plot(clean, len(names) + shift, color=look.color, marker="v", linestyle="none", markersize=3.5)
-    ax.set_yticks([*range(len(names)), len(names)], [*names, "clean"])
-    ax.set(xlabel=METRICS[metric], ylim=(len(names) + 0.6, -0.6))
+    rows = rows_of(data)
+    ax.set_yticks(range(len(rows)), rows)
+    ax.set(xlabel=METRICS[metric], ylim=(len(rows) - 0.4, -0.6))
     ax.grid(axis="y", color="0.9", linewidth=0.5)
     ax.set_axisbelow(True)
     return ax
@@ -47,7 +48,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel per score, every network in each."""
     rows = max(len(data["corruption_name"]) for data in results) + 1
     legend = [look.legend_handle() for look in looks]
-    same = len({tuple(short_names(data)) for data in results}) == 1
+    same = len({tuple(rows_of(data)) for data in results}) == 1
     panels = [list(range(len(results)))] if same else [[i] for i in range(len(results))]
     height = len(panels) * (0.125 * max(rows, 6) * (1 + 0.15 * len(panels[0])) + 0.5)
     figure = style.page(results, looks, height=height, legend=legend, note=NOTE)
@@ -58,6 +59,12 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
                 shift = 0.5 * (turn - (len(panel) - 1) / 2) / max(len(panel), 2)
                 draw(results[i], ax, look=looks[i], metric=metric, shift=shift)
     return figure
+
+
+def rows_of(data: xr.Dataset) -> list[str]:
+    """The rows of the figure: the corruptions, and the clean images where their score is known."""
+    known = np.isfinite(float(data.attrs.get("clean_accuracy", np.nan)))
+    return [*short_names(data), *(["clean"] if known else [])]
 
 
 def short_names(data: xr.Dataset) -> list[str]:
