@@ -40,12 +40,14 @@ def page(rows: Sequence[Mapping[str, Any]]) -> Figure:
     seeds = sorted({int(row["seed"]) for row in rows})
     about = f"{rows[0]['model']}, {rows[0]['data']}"
     _, color, marker = FAMILIES["AlterNet"]
-    legend = [Line2D([], [], color=color, marker=marker, label="mean over seeds")]
+    legend = [Line2D([], [], color=color, marker=marker, label="mean over seeds" if len(seeds) > 1 else "one seed")]
     if (str(rows[0]["model"]), str(rows[0]["data"])) in PUBLISHED:
         legend.append(Line2D([], [], color="0.5", linestyle=":", marker="x", label="published"))
+    many = f"{len(seeds)} seeds. Dots: networks; error bars: standard error over seeds"
+    one = "one seed, so that there are no errors"
     text = (
-        f"{escaped(about)}; {len(rows)} networks, {len(seeds)} seeds. Dots: networks; error bars: standard error over "
-        "seeds. Self-attentions replace convolutions from the end of the last stage backward."
+        f"{escaped(about)}; {len(rows)} networks, {many if len(seeds) > 1 else one}. Self-attentions replace "
+        "convolutions from the end of the last stage backward."
     )
     figure = style.page([], [], height=2.3, legend=legend, caption=text)
     for ax, name in zip(figure.subplots(1, 2), LABELS, strict=True):
