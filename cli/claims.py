@@ -88,6 +88,7 @@ MEASUREMENTS: Mapping[str, Measurement] = {
     "noise": Measurement("noise", {"samples": 1024}),
     "accuracy": Measurement("metrics"),
     "ensemble": Measurement("evaluate", {"samples": 2048, "passes": 16}),
+    "ensemble sizes": Measurement("ensemble", {"samples": 2048, "mc_dropout": 20}),
     "dropout fourier": Measurement("fourier", {"samples": 512, "mc_dropout": 8}),
     "fourier without dropout": Measurement("fourier", {"samples": 512, "model_arg": {"mc_dropout": 0}}),
     "uncertainty": Measurement("uncertainty", {"samples": 512, "mc_dropout": 8}),
@@ -108,6 +109,12 @@ def _difference(one: str, other: str, measurement: str, value: Value) -> Decidin
 
 def _log_ratio(one: str, other: str, measurement: str, name: str) -> Deciding:
     return _difference(one, other, measurement, lambda data: math.log(scalar(data, name)))
+
+
+def _largest_difference(one: str, other: str, name: str) -> Deciding:
+    """The largest difference of two networks' ensembles of one size: negative if that of every size is."""
+    needs = ((one, "ensemble sizes"), (other, "ensemble sizes"))
+    return needs, lambda results: float((results[needs[0]][name] - results[needs[1]][name]).max())
 
 
 def scalar(data: xr.Dataset, name: str) -> float:
@@ -247,6 +254,12 @@ CLAIMS: tuple[Claim, ...] = (
     Claim("smoothing", "Spatial smoothing improves MC dropout", "Blurs",
           "NLL of 16 averaged passes, with smoothing - without, nats", "figure only", -1,
           *_difference("smoothing", "dropout", "ensemble", lambda data: scalar(data, "loss"))),
+    Claim("smoothing-sizes", "... at every number of averaged dropout masks", "Blurs",
+          "largest over 1, 2, 3, 5, 10, 20 masks of NLL with smoothing - without, nats", "figure only", -1,
+          *_largest_difference("smoothing", "dropout", "nll")),
+    Claim("smoothing-calibration", "... and so does its calibration", "Blurs",
+          "largest over 1, 2, 3, 5, 10, 20 masks of ECE with smoothing - without", "figure only", -1,
+          *_largest_difference("smoothing", "dropout", "ece")),
     Claim("dropout-frequencies", "MC dropout adds high frequencies to feature maps", "Blurs",
           "DeltaLogA at the highest frequency at the ends of stages, 8 dropout masks - none, nats", "figure only", 1,
           (("dropout", "dropout fourier"), ("dropout", "fourier without dropout")),

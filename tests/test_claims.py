@@ -65,6 +65,16 @@ def test_uncertainty_is_compared_in_units_of_the_map() -> None:
     assert BY_NAME["uncertainty"].compute(made) == pytest.approx(math.log(0.5) / 2)
 
 
+def test_smoothing_must_be_better_at_every_ensemble_size() -> None:
+    def one(nll: list[float]) -> xr.Dataset:
+        return xr.Dataset({"nll": ("size", np.array(nll))}, {"size": [1, 2, 20]})
+
+    made = results(
+        ("smoothing", "ensemble sizes", one([1.0, 0.7, 0.6])), ("dropout", "ensemble sizes", one([1.5, 0.9, 0.5]))
+    )
+    assert BY_NAME["smoothing-sizes"].compute(made) == pytest.approx(0.1)
+
+
 def test_encoders_are_compared_at_their_last_layer_and_over_all() -> None:
     def one(values: list[list[float]]) -> xr.Dataset:
         return xr.Dataset({name: (("layer", "head"), np.array(values)) for name in ("distance", "mutual_information")})
