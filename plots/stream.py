@@ -51,7 +51,12 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     from matplotlib.lines import Line2D
 
     shown = [name for name in PANELS if any(name in data for data in results)]
-    kinds = list(dict.fromkeys(str(name) for data in results for name in data["name"].values))
+    # a style belongs to the position of a prediction, whose number of passes may differ between networks
+    most = max(data.sizes["prediction"] for data in results)
+    kinds = [
+        " or ".join(dict.fromkeys(str(name) for data in results for name in data["name"].values[i : i + 1]))
+        for i in range(most)
+    ]
     legend = [look.legend_handle() for look in looks]
     legend += [
         Line2D([], [], color="0.3", linestyle=line, label=kind) for kind, line in zip(kinds, LINES, strict=False)

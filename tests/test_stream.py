@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from landscape.api import measure
 from landscape.cli.main import exit_code
 from landscape.options import OptionError
+from landscape.plots.appearance import looks
+from landscape.plots.stream import page
 from landscape.predictions.frames import frame_scores, near_boundary
 from landscape.predictions.scores import bootstrap, sample_scores, summary
 from landscape.predictions.temporal import RingBuffer, frame_weights, smoothed, throughput
@@ -116,6 +118,15 @@ def test_mc_dropout_averages_its_members_and_one_pass_per_frame_draws_a_mask_for
         for j, tau in enumerate((0, 2)):
             logs = (by_hand(p, tau, 2, 0) if tau else p).log()
             assert found.nll[i, j].item() == pytest.approx(summary(sample_scores(logs, targets))["nll"])
+
+
+def test_the_legend_names_the_line_style_that_is_drawn_also_for_other_numbers_of_passes() -> None:
+    results = [stream(subject_of(0.3, mc_dropout=passes, label=str(passes)), tau="1,2") for passes in (4, 2)]
+    figure = page(results, looks(results))
+    legend = {entry.get_label(): entry.get_linestyle() for entry in figure.legends[0].legend_handles}
+    drawn = [line.get_linestyle() for line in figure.axes[0].lines if line.get_marker() != "None"]
+    several, one = (legend[name] for name in ("MC dropout, 4 passes or MC dropout, 2 passes", "MC dropout, 1 pass"))
+    assert drawn == 2 * [legend["deterministic"], several, one]
 
 
 def test_intervals_resample_blocks_of_frames() -> None:
