@@ -131,9 +131,11 @@ def test_errors_relative_to_itself_are_one_and_to_a_csv_as_defined(root: Path, t
 PUBLISHED = "{},{},2.67,0.0,0.9,0.4952,0.77,0.0,0.8,0.34,0.59,1.0,0.43,0.76,0.73,0.24\n"
 
 
-def test_a_published_table_of_corruptions_is_read_and_imported(tmp_path: Path) -> None:
+@pytest.mark.parametrize("last", ["", ",-0.11"])  # without and with the signed ECE, as in the file of CIFAR-10
+def test_a_published_table_of_corruptions_is_read_and_imported(tmp_path: Path, last: str) -> None:
     path, out = tmp_path / "cifar100_alexnet_dnn_corrupted.csv", tmp_path / "r.h5"
-    path.write_text("".join(PUBLISHED.format(s, name) for s in (1, 2) for name in ("zoom_blur", "fog")))
+    line = PUBLISHED.replace("\n", f"{last}\n")
+    path.write_text("".join(line.format(s, name) for s in (1, 2) for name in ("zoom_blur", "fog")))
     table = corruption_csv.read(path)
     assert (table.names, table.severities) == (("zoom_blur", "fog"), (1, 2))
     assert {name: float(values[1, 0]) for name, values in table.scores.items()} == {

@@ -1,4 +1,4 @@
-"""Read scores under corruptions from the CSV of the spatial-smoothing repository, or from one with a header."""
+"""Read scores under corruptions from the CSVs of spatial-smoothing and how-do-vits-work, or from one with a header."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 METRICS = ("accuracy", "nll", "ece")
-# columns of the files named *_corrupted.csv, without a header
+# columns of the files named *_corrupted.csv, without a header; some lack the last
 PUBLISHED = (
     "severity", "corruption", "nll", "cutoff1", "cutoff2", "accuracy", "accuracy_90", "unc", "unc_90", "iou", "iou_90",
-    "freq", "freq_90", "top5", "brier", "ece",
+    "freq", "freq_90", "top5", "brier", "ece", "ece_signed",
 )  # fmt: skip
 MOST_ROWS = 10_000
 
@@ -31,11 +31,11 @@ def is_table(path: Path) -> bool:
     with path.open(newline="", encoding="utf-8", errors="replace") as stream:
         row = [part.strip() for part in next(csv.reader(stream), [])]
     named = "corruption" in row and "severity" in row
-    return named or (len(row) == len(PUBLISHED) and row[0].isdigit() and not _is_number(row[1]))
+    return named or (len(row) in (len(PUBLISHED) - 1, len(PUBLISHED)) and row[0].isdigit() and not _is_number(row[1]))
 
 
 def read(path: Path) -> CorruptionTable:
-    """The table of a CSV, as published (16 columns), or with a header of corruption, severity and any of the metrics.
+    """The table of a CSV, as published (16 or 17 columns), or with a header of corruption, severity and some metrics.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -47,10 +47,10 @@ def read(path: Path) -> CorruptionTable:
         rows = [(number, [part.strip() for part in row]) for number, row in enumerate(csv.reader(stream), 1) if row]
     if not rows or len(rows) > MOST_ROWS or not is_table(path):
         raise ValueError(
-            f"{path} is no table of corruptions; expected the {len(PUBLISHED)} columns of a *_corrupted.csv, or a "
-            "header with corruption, severity and any of accuracy, nll, ece"
+            f"{path} is no table of corruptions; expected the {len(PUBLISHED) - 1} or {len(PUBLISHED)} columns of a "
+            "*_corrupted.csv, or a header with corruption, severity and any of accuracy, nll, ece"
         )
-    header = PUBLISHED if rows[0][1][0].isdigit() else tuple(rows.pop(0)[1])
+    header = PUBLISHED[: len(rows[0][1])] if rows[0][1][0].isdigit() else tuple(rows.pop(0)[1])
     found: dict[tuple[str, int], dict[str, float]] = {}
     for number, row in rows:
         if len(row) != len(header):
