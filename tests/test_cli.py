@@ -344,7 +344,8 @@ def test_every_documented_field_of_spec_is_an_option_with_the_default_of_the_pro
         name for name, hint in get_type_hints(Spec, include_extras=True).items() if hasattr(hint, "__metadata__")
     }
     assert {"data", "samples", "batch_size", "mean", "seed"} <= documented
-    assert documented == set(loading_options({})) == set(Spec.__dataclass_fields__) - {"checkpoint", "logits"}
+    of_the_command = {"checkpoint", "logits", "ordered"}
+    assert documented == set(loading_options({})) == set(Spec.__dataclass_fields__) - of_the_command
     for probe, batch_size, split in (("hessian", 16, "train"), ("fourier", 128, "test")):
         text = " ".join(command(probe, "--help")[1].replace("│", " ").split())
         assert all(f"--{name.replace('_', '-')} " in text for name in documented)

@@ -80,7 +80,11 @@ CASES = {
     "density": Case("density", {"vectors": 2, "steps": 3}, rtol=1e-3, simulated=1e-6, per_unit=8),
     "fourier": Case("fourier", {"spectrum": "full"}, per_unit=4, simulated=1e-6),
     "variance": Case("variance", {}),
+    "uncertainty": Case("uncertainty", {"reach": 2}, "resnet_demo", per_unit=14),
     "similarity": Case("similarity", {}, per_unit=3),
+    "attention-maps": Case("attention-maps", {}, per_unit=8),
+    "tokens": Case("tokens", {"images": 2, "perplexity": 5.0}, per_unit=8, only=("label",)),  # t-SNE amplifies rounding
+    "convexity": Case("convexity", {"resolution": "3"}, rtol=2e-2, simulated=2e-2, per_unit=40, once=20),
     "attention": Case("attention", {"spectra_images": 1}, per_unit=8, simulated=1e-12),
     "lesion": Case("lesion", {}, once=8),  # whether the common prefix may run once is checked per removed unit
     "lesion, recalibrated": Case("lesion", {"bn": "recalibrate:2"}, "resnet_demo"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -298,7 +299,8 @@ def test_a_run_that_lost_its_file_resumes_from_its_journal(folder: Path, tmp_pat
 
 @pytest.fixture(scope="module")
 def reference(folder: Path) -> dict[str, str]:
-    return {name: digest(small(name), loaded(folder)) for name in PROBES}
+    makes_images = importlib.util.find_spec("imagecorruptions") is not None  # without it that probe's tests are skipped
+    return {name: digest(small(name), loaded(folder)) for name in PROBES if name != "corruption" or makes_images}
 
 
 @pytest.mark.parametrize("name", PROBES)
@@ -316,7 +318,9 @@ def test_the_digest_does_not_depend_on_files_label_or_unused_options(
         == (reference[name])
     )
     changed = digest(small(name), loaded(folder, batch_size=16))
-    assert (changed != reference[name]) == (name in ("hessian", "trace", "similarity", "attention", "ensemble"))
+    assert (changed != reference[name]) == (
+        name in ("hessian", "trace", "similarity", "attention", "ensemble", "uncertainty")
+    )
     changed = digest(small(name), loaded(folder, weight_decay=0.1))
     assert (changed != reference[name]) == (name in ("hessian", "trace", "density", "surface", "convexity"))
 

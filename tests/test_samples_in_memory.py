@@ -214,7 +214,6 @@ def test_a_tuple_that_may_or_may_not_hold_an_optional_input_is_refused() -> None
 @pytest.mark.parametrize(
     ("model", "data", "message"),
     [
-        (nn.Conv2d(3, 2, 1), (drawn(4, 3, 5, 5), torch.zeros(4, 5, 5).long()), "--loss file.py:function"),
         (nn.Conv2d(3, 2, 1), (drawn(4, 5, 5, 3), torch.zeros(4).long()), r"lie as \(N, H, W, C\): return each as"),
     ],
 )
