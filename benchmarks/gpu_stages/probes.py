@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from typing import Any
@@ -29,6 +30,11 @@ network in double precision stands in for it, and quantities that depend on the 
 judged."""
 NETWORKS = ("resnet_demo", "vit_demo", "alternet_demo")
 SMALL_NETWORKS = ("alternet_demo",)  # it has convolutions and attention
+WITHOUT = {  # probes that a network has nothing for
+    "resnet_demo": ("attention", "attention-maps"),
+    "alternet_demo": ("attention-maps",),  # its attention stays in windows
+}
+NEEDS = {"corruption": "imagecorruptions", "tokens": "sklearn"}  # packages that a machine may lack
 TOLERANCE, OF_SPECTRA, OF_ACCURACY = 1e-3, 1e-2, 0.05
 SPECTRA = ("eigenvalue", "ape", "ape_low", "ape_high", "trace", "trace_se", "batch_trace", "batch_trace_se")
 SEARCH = {
@@ -47,12 +53,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def steps(settings: Settings) -> Sequence[Step]:
-    return [
-        Step((network, probe), partial(compared, network, probe, settings))
-        for network in (SMALL_NETWORKS if settings.small else NETWORKS)
-        for probe in PROBES
-        if probe != "attention" or network != "resnet_demo"
-    ]
+    networks = SMALL_NETWORKS if settings.small else NETWORKS
+    probes = [probe for probe in PROBES if probe not in NEEDS or importlib.util.find_spec(NEEDS[probe])]
+    pairs = [(network, probe) for network in networks for probe in probes if probe not in WITHOUT.get(network, ())]
+    if settings.small:
+        pairs.append(("vit_demo", "attention-maps"))
+    return [Step(pair, partial(compared, *pair, settings)) for pair in pairs]
 
 
 def compared(network: str, probe: str, settings: Settings) -> Row:
@@ -66,6 +72,9 @@ def compared(network: str, probe: str, settings: Settings) -> Row:
     found: list[xr.Dataset] = []
 
     def measure(model: nn.Module) -> None:
+        if probe == "ensemble":
+            options.pop("snapshots", None)
+            options["members"] = [_neighbour(cpu).to(next(model.parameters()))]
         found.append(landscape.measure(probe, model, data="digits", out=None, quiet=True, **options))
 
     took = []
@@ -91,6 +100,15 @@ def _network(name: str, settings: Settings) -> nn.Module:
     model = build(name, 16, small=settings.small)
     train(model, 16, updates=2 if settings.small else 60, batch_size=16)
     return model
+
+
+def _neighbour(model: nn.Module) -> nn.Module:
+    """A network close by, another member of an ensemble."""
+    other, generator = copy.deepcopy(model), torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter += 0.01 * torch.randn(parameter.shape, generator=generator)
+    return other
 
 
 def _snapshots(name: str, settings: Settings) -> list[str]:
