@@ -36,7 +36,10 @@ WITHOUT = {  # probes that a network has nothing for
 }
 NEEDS = {"corruption": "imagecorruptions", "tokens": "sklearn"}  # packages that a machine may lack
 TOLERANCE, OF_SPECTRA, OF_ACCURACY = 1e-3, 1e-2, 0.05
-SPECTRA = ("eigenvalue", "ape", "ape_low", "ape_high", "trace", "trace_se", "batch_trace", "batch_trace_se")
+SPECTRA = (
+    "smallest", "largest", "ratio", "eigenvalue", "ape", "ape_low", "ape_high", "trace", "trace_se", "batch_trace",
+    "batch_trace_se",
+)  # fmt: skip
 SEARCH = {
     "hessian": (
         "hvp", "residual", "error", "converged", "largest", "smallest", "largest_residual", "smallest_residual",
@@ -44,6 +47,8 @@ SEARCH = {
     ),
     "trace": ("hvp",),
     "density": ("hvp", "nodes", "weights"),
+    "convexity": ("converged", "smallest_residual", "largest_residual", "matvecs", "ratio_bound"),
+    "tokens": ("position", "divergence"),  # t-SNE amplifies rounding
 }  # fmt: skip
 DRAWN = ("density",)  # its random vectors are others in double precision
 OPTIONS: dict[str, dict[str, Any]] = {
