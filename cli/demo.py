@@ -26,6 +26,7 @@ EPOCHS = 12  # of the 25 of the recipe
 COARSE: Mapping[str, Mapping[str, Any]] = {
     "surface": {"resolution": "15"},
     "line": {"resolution": 15},
+    "convexity": {"resolution": "5"},
     "trace": {"vectors": 12},
     "density": {"vectors": 2, "steps": 20},
     "corruption": {"severities": "1,3,5"},
@@ -34,6 +35,7 @@ COARSE: Mapping[str, Mapping[str, Any]] = {
 SAMPLES: Mapping[str, str] = {
     "surface": "256",
     "line": "256",
+    "convexity": "32",
     "hessian": "256",
     "trace": "128",
     "density": "64",
