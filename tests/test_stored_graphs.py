@@ -22,6 +22,7 @@ from landscape.curvature.compiled_library import callable_graph
 from landscape.curvature.compiler import beside, compile_to
 from landscape.curvature.hvp_backends import Hvp, curvature
 from landscape.curvature.vectors import random_unit
+from landscape.data import user_cache
 from landscape.subject.subject import Subject
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # by torch's forward mode
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning") 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(stored_graphs.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(user_cache.VARIABLE, str(tmp_path / "cache"))
     return tmp_path / "cache" / "compiled"
 
 
@@ -199,14 +200,14 @@ def test_without_a_writable_folder_nothing_is_kept_and_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv(stored_graphs.VARIABLE, str(tmp_path / "file"))
+    monkeypatch.setenv(user_cache.VARIABLE, str(tmp_path / "file"))
     with caplog.at_level(logging.INFO, logger="landscape"):
         for _ in range(2):
             assert stored_graphs.folder() is None
             stored_graphs.write_notes("key", {})
             assert stored_graphs.read_notes("key") == {}
     assert caplog.text.count("compiled graphs are not kept for later runs") == 1
-    monkeypatch.setenv(stored_graphs.VARIABLE, "")
+    monkeypatch.setenv(user_cache.VARIABLE, "")
     assert stored_graphs.folder() is None
 
 

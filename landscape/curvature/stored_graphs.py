@@ -7,7 +7,6 @@ it; an entry that cannot be read is made again.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import logging
@@ -26,8 +25,8 @@ from landscape.curvature import matrix_products
 from landscape.curvature.compiled_library import callable_graph
 from landscape.curvature.compiler import beside, compile_to
 from landscape.curvature.interpreted_graph import InterpretedGraph
+from landscape.data import user_cache
 
-VARIABLE = "LANDSCAPE_CACHE"  # another folder; empty: nothing is kept
 MOST_BYTES, MOST_ENTRIES = 2 * 2**30, 200  # the entries used last stay
 UNFINISHED, ABANDONED = "unfinished-", 86_400.0  # start of names; age in seconds at which nobody works on it any more
 CALLS = os.cpu_count() or 1  # runs of one graph at the same time, each in a thread of the caller's
@@ -37,37 +36,8 @@ log = logging.getLogger(__name__)
 
 
 def folder() -> Path | None:
-    """Where compiled graphs are kept, made for the user alone; None if nothing is kept."""
-    named = os.environ.get(VARIABLE)
-    if named == "":
-        return None
-    home = Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "landscape"
-    try:
-        path = home.expanduser() / "compiled"
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _is_safe(path):
-            raise PermissionError(f"{path} belongs to, or can be written by, another user")
-        if not os.access(path, os.W_OK):
-            raise PermissionError(f"{path} is read-only")
-    except (OSError, RuntimeError) as error:  # expanduser without a home
-        _say_once(f"compiled graphs are not kept for later runs: {error}")
-        return None
-    return path
-
-
-@functools.cache
-def _say_once(text: str) -> None:
-    log.info("%s", text)
-
-
-def _is_safe(path: Path) -> bool:
-    """Whether a file or folder is the user's own and writable by nobody else."""
-    try:
-        found = path.lstat()
-    except OSError:
-        return False
-    own = not hasattr(os, "getuid") or found.st_uid == os.getuid()
-    return own and not path.is_symlink() and not found.st_mode & 0o022
+    """Where graphs are kept; None if nothing is kept."""
+    return user_cache.folder("compiled", "compiled graphs")
 
 
 def read_notes(key: str) -> dict[str, Any]:
@@ -83,7 +53,7 @@ def write_notes(key: str, notes: Mapping[str, Any]) -> None:
 
 def _read(name: str) -> dict[str, Any]:
     path = folder()
-    if path is None or not _is_safe(path / name):
+    if path is None or not user_cache.is_own(path / name):
         return {}
     try:
         content = json.loads((path / name).read_text())
@@ -143,7 +113,7 @@ def load(key: str) -> tuple[Function, Function, dict[str, Any]] | None:
         return None
     entry = path / key
     try:
-        if not all(map(_is_safe, (entry, *entry.iterdir()))):
+        if not all(map(user_cache.is_own, (entry, *entry.iterdir()))):
             return None
         about = json.loads((entry / "about.json").read_text())
         if [_sha256(entry, name) for name in NAMES] != about["sha256"]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.data import corruptions
+from landscape.data import corruptions, user_cache
 from landscape.data.memory import format_bytes
 
 MOST_BYTES = 4 * 2**30  # of all kept corruptions; more are made again each time
@@ -24,17 +24,8 @@ _log = logging.getLogger(__name__)
 
 
 def folder() -> Path | None:
-    """Where corruptions are kept, beside compiled graphs; None if nothing is kept (`LANDSCAPE_CACHE` is empty)."""
-    named = os.environ.get("LANDSCAPE_CACHE")
-    if named == "":
-        return None
-    home = Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "landscape"
-    try:
-        path = home.expanduser() / "corruptions"
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # read-only, or expanduser without a home
-        return None
-    return path
+    """Where corruptions are kept; None if nothing is kept."""
+    return user_cache.folder("corruptions", "generated corruptions")
 
 
 def images(clean: Tensor, name: str, severity: int, seed: int) -> Tensor:

@@ -1,0 +1,48 @@
+"""The user's cache folder, for what takes long to make and is used by later runs too."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from pathlib import Path
+
+VARIABLE = "LANDSCAPE_CACHE"  # another folder; empty: nothing is kept
+log = logging.getLogger(__name__)
+
+
+def folder(name: str, what: str) -> Path | None:
+    """A part of the cache folder, made for the user alone; None, which is logged once, if it cannot be used.
+
+    It counts only if it belongs to the user and nobody else can write it. `what` it holds is named in the message.
+    """
+    named = os.environ.get(VARIABLE)
+    if named == "":
+        return None
+    home = Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "landscape"
+    try:
+        path = home.expanduser() / name
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not is_own(path):
+            raise PermissionError(f"{path} belongs to, or can be written by, another user")
+        if not os.access(path, os.W_OK):
+            raise PermissionError(f"{path} is read-only")
+    except (OSError, RuntimeError) as error:  # expanduser without a home
+        _say_once(f"{what} are not kept for later runs: {error}")
+        return None
+    return path
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    log.info("%s", text)
+
+
+def is_own(path: Path) -> bool:
+    """Whether a file or folder is the user's own and writable by nobody else."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    own = not hasattr(os, "getuid") or found.st_uid == os.getuid()
+    return own and not path.is_symlink() and not found.st_mode & 0o022
