@@ -42,7 +42,7 @@ def reproduce(
 ) -> None:
     """Train small networks of each family and test the papers' claims on them: holds, fails, or cannot tell.
 
-    Takes about two hours on a CPU with three seeds. Finished steps are kept and not repeated.
+    Takes more than two hours on a CPU with three seeds. Finished steps are kept and not repeated.
     """
     from landscape.cli.claims import CLAIMS, MEASUREMENTS, NETWORKS
     from landscape.cli.findings import findings, markdown_table

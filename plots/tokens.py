@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MEANING = (
-    "Every point is a token, its colour the image: tokens that lie by image are told apart by where they come from, "
-    "mixed colours by what they show themselves. t-SNE keeps neighbours and not distances, so sizes of groups and gaps "
-    "between them mean nothing."
+    "Every point is a token, its colour the image. Groups of one colour mean that tokens encode which image they belong "
+    "to, mixed colours that they encode their own content. t-SNE keeps neighbours and not distances, so sizes of "
+    "groups and gaps between them mean nothing."
 )
 
 

@@ -568,7 +568,7 @@ def attention(network: Network) -> tuple[Plan, Measure]:
 
 
 def ensemble(network: Network) -> tuple[Plan, Measure]:
-    """Measured, of a tiny network with a second one beside it."""
+    """Results measured on two tiny networks."""
     subject = attention_net()
     other = copy.deepcopy(subject.model)
     with torch.no_grad():

@@ -48,7 +48,7 @@ def networks(count: int, **options: float) -> list[Net]:
 
 
 def subject_of(members: list[Net], *, samples: int = 50, size: int = 20) -> Subject:
-    """The first network, with the others beside it under their numbers."""
+    """A subject of the first network, with the other members by number."""
     generator = torch.Generator().manual_seed(0)
     x = 2 * torch.randn(samples, 6, generator=generator, dtype=torch.float64)
     y = torch.randint(4, (samples,), generator=generator)

@@ -117,7 +117,7 @@ def test_the_mean_over_many_members_approaches_the_expectation(rate: float) -> N
 
 
 class Attending(nn.Module):
-    """timm's way: the rate is told to the fused attention in training mode only."""
+    """As in timm: the fused attention gets the dropout rate in training mode only."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()

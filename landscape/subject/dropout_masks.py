@@ -274,9 +274,9 @@ def dropout_calls(
 ) -> list[DropoutCall]:
     """The dropout calls of `run`, a forward pass in evaluation mode.
 
-    Attention is told the rate by its module, 0 in evaluation; what it would be told in training is found by a second
-    pass in which the modules that call dropout themselves, and only these, are in training mode. `run_fewer` is a pass
-    of fewer samples, which shows along which dimension they lie.
+    An attention module passes its dropout rate to the attention function, and passes 0 in evaluation mode. A second
+    pass finds the rate of training mode: in it, only modules that call dropout themselves are in training mode.
+    `run_fewer` is a pass with fewer samples, which shows the dimension of the samples.
     """
     plain, training, fewer = _Listener(), _Listener(), _Listener()
     handles = [module.register_forward_pre_hook(lambda m, _: plain.running.append(m)) for module in model.modules()]
