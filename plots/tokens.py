@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MEANING = (
-    "Every point is a token, its colour the image. Groups of one colour mean that tokens encode the image they are of, "
+    "Every point is a token, its colour the image: groups of one colour mean that tokens encode the image they are of, "
     "mixed colours that they encode their own content. t-SNE keeps neighbours and not distances, so sizes of "
     "groups and gaps between them mean nothing."
 )
