@@ -32,23 +32,23 @@ COARSE: Mapping[str, Mapping[str, Any]] = {
     "corruption": {"severities": "1,3,5"},
     "attack": {"eps": "1/255,4/255,16/255", "steps": 10},
 }
-SAMPLES: Mapping[str, str] = {
-    "surface": "256",
-    "line": "256",
-    "convexity": "32",
-    "hessian": "256",
-    "trace": "128",
-    "density": "64",
-    "corruption": "128",
-    "attack": "128",
-    "perturbation": "64",
+SAMPLES: Mapping[str, int] = {
+    "surface": 256,
+    "line": 256,
+    "convexity": 16,
+    "hessian": 256,
+    "trace": 128,
+    "density": 64,
+    "corruption": 128,
+    "attack": 128,
+    "perturbation": 64,
 }
 
 
 def demo(
     out: Annotated[Path, Option(help="folder for checkpoints, results, figures and report")] = Path("."),
     epochs: Annotated[int | None, Option(help="epochs per model")] = None,
-    samples: Annotated[str, Option(help="samples per probe")] = "512",
+    samples: Annotated[int, Option(help="samples per probe, at most")] = 512,
     device: Annotated[str, Option(help="auto, cpu, cuda or cuda:1")] = "auto",
     quiet: Quiet = False,
     debug: Debug = False,
@@ -75,9 +75,10 @@ def demo(
         if name in PROBES and probe_class(name).ordered:
             continue  # the demo's data are no frames of a stream
         began = time.monotonic()
-        loading = {"samples": SAMPLES.get(name, samples), "device": device, "seed": 0}
-        measure_all(name, checkpoints, COARSE.get(name, {}), loading, out=results, quiet=True)
-        say(f"{name}: {len(checkpoints)} networks in {format_duration(time.monotonic() - began)}", quiet=quiet)
+        loading = {"samples": str(min(samples, SAMPLES.get(name, samples))), "device": device, "seed": 0}
+        measured = measure_all(name, checkpoints, COARSE.get(name, {}), loading, out=results, quiet=True)
+        results_of = f"{measured} result{'s' if measured > 1 else ''}"
+        say(f"{name}: {results_of} in {format_duration(time.monotonic() - began)}", quiet=quiet)
     figures = draw(results, out / "figures", ("png",), quiet=True)
     page = report.report(results, out / "report.html", figures)
     typer.echo(text_table(report.summary_table(results)))

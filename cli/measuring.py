@@ -23,6 +23,7 @@ from landscape.cli.command_options import (
 from landscape.cli.loading import load
 from landscape.cli.process_setup import importing, worker_pool
 from landscape.options import at_least, format_duration
+from landscape.probe import NotApplicable
 from landscape.probes import FEATURES, probe_class
 from landscape.progress import Advice, Progress, say
 
@@ -76,14 +77,16 @@ def measure_all(
     label: Sequence[str] = (),
     overwrite: bool = False,
     quiet: bool = False,
-) -> None:
-    """Measure one checkpoint after the other into one file, by one probe or "features".
+) -> int:
+    """Measure one checkpoint after the other into one file, by one probe or "features"; the number of those measured.
 
     Parameters of the probe, and fields of `Spec` (`loading`), override the preset: give only those that the user
-    chose. The checkpoint None is the newest; labels come from the paths if none is given.
+    chose. The checkpoint None is the newest; labels come from the paths if none is given. Of several checkpoints,
+    those to which the probe does not apply are left out with a note.
 
     Raises:
         OptionError: an option has an invalid value.
+        NotApplicable: the probe applies to none of the checkpoints.
         FileNotFoundError, ValueError, OSError: as `landscape.measure`.
     """
     from landscape import api
@@ -96,6 +99,7 @@ def measure_all(
     reading = {name: loading[name] for name in ("weights", "trust_pickle") if name in loading}
     chosen = chosen_checkpoints(command, checkpoints, parameters, reading, label, quiet=quiet)
     runs, spec = _configured(command, preset, chosen.parameters, loading)
+    refused: list[NotApplicable] = []
     with sharing_images() if len(chosen.paths) > 1 else contextlib.nullcontext():
         for path, name in zip(chosen.paths, chosen.labels, strict=True):
             values = {**api.loading_defaults(probes_of(command)[0]), **spec}
@@ -103,17 +107,16 @@ def measure_all(
             _note_unusual_layers(runs[0], subject, quiet=quiet)
             if len(runs) > 1:
                 say(f"{command}: {len(runs)} runs, each reported separately, with its share of any budget", quiet=quiet)
-            for probes in runs:
-                _measure(
-                    command,
-                    probes,
-                    subject,
-                    out,
-                    label=name if label else "",
-                    workers=workers,
-                    overwrite=overwrite,
-                    quiet=quiet,
-                )
+            how: Any = {"label": name if label else "", "workers": workers, "overwrite": overwrite, "quiet": quiet}
+            try:
+                for probes in runs:
+                    _measure(command, probes, subject, out, **how)
+            except NotApplicable as error:
+                refused.append(error)
+                if len(refused) == len(chosen.paths):
+                    raise
+                say(f"note: {name} is left out: {error}", quiet=quiet)
+    return len(chosen.paths) - len(refused)
 
 
 def _configured(

@@ -87,6 +87,10 @@ class Stage:
     derived: Mapping[str, np.ndarray]  # with nothing left to measure: quantities of every unit, for those not done
 
 
+class NotApplicable(ValueError):
+    """The network has nothing of what the probe measures, such as self-attention."""
+
+
 class Probe(Protocol):
     """What every probe offers. Probes keep no state, open no files and never print.
 

@@ -17,7 +17,7 @@ from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks, transfe
 from landscape.layers.layer_patterns import LayerPatterns, expand
 from landscape.layers.selection import image_size, layer_labels, layers_of
 from landscape.options import at_least
-from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values
 from landscape.results.statistics import mean_over_batches
 from landscape.subject.subject import Subject
 
@@ -199,11 +199,11 @@ def attention_layers(subject: Subject, patterns: tuple[str, ...]) -> list[Layer]
     """The layers whose branch contains self-attention.
 
     Raises:
-        ValueError: there is none.
+        NotApplicable: there is none.
     """
     layers = [layer for layer in layers_of(subject, patterns) if layer.attention is not None]
     if not layers:
-        raise ValueError(
+        raise NotApplicable(
             "no self-attention was found in this network; if it has any, name its modules, for example "
             "--layers 'attn:msa'"
         )

@@ -18,7 +18,7 @@ from landscape.layers.layer_patterns import LayerPatterns, expand
 from landscape.layers.pictures import colours, first_inputs
 from landscape.layers.selection import layer_labels
 from landscape.options import at_least, parse_numbers, require
-from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values
 from landscape.probes.attention import attention_layers
 from landscape.subject.sample_statistics import first_row
 from landscape.subject.subject import Subject
@@ -121,12 +121,12 @@ class AttentionPictures(Probe):
         """The self-attentions over all positions of the image.
 
         Raises:
-            ValueError: there is none.
+            NotApplicable: there is none.
         """
         found = attention_layers(subject, self.layers)
         whole = [layer for layer in found if layer.spatial and layer.attention and layer.attention.grid == layer.grid]
         if not whole:
-            raise ValueError(
+            raise NotApplicable(
                 f"none of the {len(found)} self-attentions covers the whole image, which attention-maps draws; "
                 "measure this network with attention"
             )
