@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from landscape.models.blocks import stochastic_depth
 from landscape.probe import derived_seed
+from landscape.subject.recurrent_layers import RECURRENT, RecurrentCall, order_of, rows_of_packed
 
 ELEMENTS = {F.dropout, torch.dropout, torch.dropout_}
 CHANNELS = {F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout, torch.feature_dropout_}
@@ -47,8 +48,8 @@ class DropoutCall(NamedTuple):
 class FrozenMasks(TorchFunctionMode):
     """The masks of one forward pass: every dropout that it calls is on, with its mask; a context manager.
 
-    Covers the functions and modules of `torch.nn` on tensors, dropout inside attention, and stochastic depth of the
-    bundled networks, timm, torchvision and transformers, of which every sample has its own.
+    Covers the functions and modules of `torch.nn` on tensors, dropout inside attention and between recurrent layers,
+    and stochastic depth of the bundled networks, timm, torchvision and transformers, of which every sample has its own.
 
     Args:
         seed: of the masks.
@@ -60,6 +61,7 @@ class FrozenMasks(TorchFunctionMode):
         super().__init__()
         self._seed, self._positions, self._known = seed, positions, known
         self.calls: list[float] = []  # rate of every call of the pass so far
+        self.order: Tensor | None = torch.zeros(0)  # `order_of` the inputs of the recurrent module that runs
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -71,6 +73,9 @@ class FrozenMasks(TorchFunctionMode):
             return self._attention(*args, **options)
         if function is F.multi_head_attention_forward:
             return self._multi_head_attention(*args, **options)
+        if function in RECURRENT:
+            call = RecurrentCall.of(function, *args)
+            return self._recurrent(call) if call.rate and call.layers > 1 else function(*args)
         return function(*args, **options)
 
     def stochastic_depth(self, branch: Tensor, rate: float) -> Tensor:
@@ -139,6 +144,22 @@ class FrozenMasks(TorchFunctionMode):
                 return F.multi_head_attention_forward(**given)
             own = {**vars(F), "dropout": dropout, "scaled_dot_product_attention": attention}
             return FunctionType(F.multi_head_attention_forward.__code__, own)(**given | {"training": True})
+
+    def _recurrent(self, call: RecurrentCall) -> tuple[Tensor, ...]:
+        """Stacked recurrent layers with dropout between them, of the same masks for padded and packed sequences."""
+
+        def between(x: Tensor) -> Tensor:
+            rate, number = self._next(call.rate, x)
+            if not rate:
+                return x
+            with torch._C.DisableTorchFunction():
+                if not call.sizes:
+                    return self._dropped(x, rate, number)
+                sequences, steps = int(call.sizes[0][0]), len(call.sizes[0])
+                mask = self._kept(x.new_empty(()).expand(sequences, steps, x.shape[1]), rate, number, None)
+                return _scaled(x, rows_of_packed(mask, call.sizes[0], self.order), rate)
+
+        return call.layer_by_layer(between)
 
     def _next(self, rate: float, x: Tensor) -> tuple[float, int]:
         """Rate and number of the next call, on a tensor."""
@@ -228,9 +249,14 @@ def frozen_masks(model: Callable[..., Any], masks: FrozenMasks) -> Iterator[None
         own = _active.get() is masks  # another thread may have hooks on the same model
         return masks.stochastic_depth(output, depth_rate(module)) if own else None
 
-    modules = model.modules() if isinstance(model, nn.Module) else ()
+    def see_order(module: nn.Module, args: Any) -> None:
+        if _active.get() is masks:
+            masks.order = order_of(args[0]) if args else None
+
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
     with _hooking:
         handles = [module.register_forward_hook(hook) for module in modules if depth_rate(module)]
+        handles += [module.register_forward_pre_hook(see_order) for module in modules if isinstance(module, nn.RNNBase)]
     mask_token, depth_token = _active.set(masks), stochastic_depth.set(masks.stochastic_depth)
     try:
         with masks:
