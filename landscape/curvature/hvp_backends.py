@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from landscape.curvature import pattern_cache, stored_hessian
 from landscape.curvature.batched_basis import GROWTH
+from landscape.curvature.chunked_cross_entropy import tokens_at_once
 from landscape.curvature.hessian_product import out_of_memory
 from landscape.curvature.hvp_candidates import Candidates
 from landscape.curvature.hvp_forecast import PlannedProducts
@@ -62,7 +63,8 @@ def curvature(
     it is predicted to be the fastest for all that is planned, measures it, and takes the best. With `batched` False
     several mini-batches at once are no candidate. Fixing the activation pattern (`kinks` double) costs a forward pass
     in double precision per mini-batch; where every product passes over all of them, their patterns are kept if they fit
-    into memory, else they are not fixed.
+    into memory, else they are not fixed. `auto` takes double backward for a language model whose logits are computed
+    in chunks, because a recorded graph holds them all.
 
     Raises:
         ValueError: the backend does not work with this model, or the model is in training mode.
@@ -72,6 +74,9 @@ def curvature(
     if fixed and planned.prepared > planned.batches:
         fixed = _patterns_fit(subject, planned.batches)
     if operator != "hessian" or hvp == "kept":
+        return Curvature(subject, parameters, "kept", operator, fixed)
+    if hvp == "auto" and (chunk := tokens_at_once(subject)):
+        log.info("Hessian products: kept, with the cross-entropy over %d tokens at a time", chunk)
         return Curvature(subject, parameters, "kept", operator, fixed)
     if hvp == "auto":
         return _candidates(subject, parameters, fixed, batched).best(planned)

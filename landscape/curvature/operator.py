@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from landscape.curvature.chunked_cross_entropy import chunked_cross_entropy, chunked_head, returning_hidden_states
 from landscape.curvature.double_precision import double_of
 from landscape.curvature.gauss_newton import fisher_product, gauss_newton_product
 from landscape.curvature.hessian_product import Product, differentiable_attention, hessian_product, with_layer_name
@@ -120,7 +121,16 @@ class Curvature:
                 return subject.outputs(inputs)
 
         if self.operator == "hessian":
-            return hessian_product(lambda: subject.losses(outputs(), targets).mean(), parameters, shift=shift)
+            head = chunked_head(subject, targets)
+
+            def losses() -> Tensor:
+                if head is None:
+                    return subject.losses(outputs(), targets)
+                with returning_hidden_states(head):
+                    hidden = outputs()
+                return chunked_cross_entropy(hidden, head.weight, head.bias, targets)
+
+            return hessian_product(lambda: losses().mean(), parameters, shift=shift)
         if self.operator == "ggn":
             with differentiable_attention():  # one forward pass at a time
                 require_tensor_outputs(subject)
