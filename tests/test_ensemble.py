@@ -248,6 +248,16 @@ def test_members_are_snapshots_of_the_run_without_the_initial_weights(run: Path)
         landscape.measure("ensemble", subject, out=None, quiet=True, snapshots="last:9", **SMALL)
 
 
+def test_one_average_is_no_ensemble_and_the_message_says_what_to_type(run: Path) -> None:
+    subject = landscape.load(run / "final.pt", **FEW)
+    message = (
+        r"--snapshots last:4 --swa 2 averages 4 snapshots into one network \(batch norm from 2 mini-batches\).*"
+        "leave --swa out to take the snapshots as members, give several runs"
+    )
+    with pytest.raises(ValueError, match=message):
+        landscape.measure("ensemble", subject, out=None, quiet=True, snapshots="last:4", swa=2, **SMALL)
+
+
 def test_an_average_has_the_mean_weights_and_fresh_batch_norm_statistics(run: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()

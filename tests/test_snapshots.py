@@ -119,6 +119,35 @@ def test_what_is_no_snapshot_is_left_out(tmp_path: Path) -> None:
     assert names(tmp_path) == ["init.pt", "final.pt"]
 
 
+@pytest.mark.parametrize("extra", ["same epoch", "other architecture", "no epoch", "no weights"])
+def test_files_beside_those_of_the_trainer_are_left_out(
+    tmp_path: Path, extra: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, epoch in {"init": 0.0, "epoch_001": 1.0, "epoch_002": 2.0, "final": 3.0}.items():
+        ours(tmp_path / f"{name}.pt", epoch=epoch)
+    if extra == "same epoch":
+        ours(tmp_path / "init-with-statistics.pt", epoch=0.0, seed=7)
+    elif extra == "other architecture":
+        torch.save(state(1, width=5), tmp_path / "teacher.pt")
+    elif extra == "no epoch":
+        foreign(tmp_path / "mine.pt", 8)
+    else:
+        torch.save([1, 2], tmp_path / "notes.pt")
+    with caplog.at_level("INFO"):
+        assert names(tmp_path) == ["init.pt", "epoch_001.pt", "epoch_002.pt", "final.pt"]
+    (left_out,) = {path.name for path in tmp_path.iterdir()} - set(names(tmp_path))
+    assert f"the run is the files with the trainer's names, without {left_out}" in caplog.text
+
+
+def test_a_damaged_file_of_the_trainer_is_not_left_out(tmp_path: Path) -> None:
+    for name, epoch in {"init": 0.0, "epoch_001": 1.0, "final": 3.0}.items():
+        ours(tmp_path / f"{name}.pt", epoch=epoch)
+    torch.save([1, 2], tmp_path / "epoch_002.pt")
+    torch.save([1, 2], tmp_path / "notes.pt")
+    with pytest.raises(ValueError, match=r"epoch_002\.pt"):
+        snapshots.of_run(tmp_path)
+
+
 def test_a_run_that_went_nowhere_is_refused(tmp_path: Path) -> None:
     ours(tmp_path / "init.pt", epoch=0, seed=1)
     ours(tmp_path / "final.pt", epoch=5, seed=1)

@@ -14,6 +14,7 @@ FINAL_EMA = "final_ema.pt"  # their moving average, a separate checkpoint
 DECODER = "final_decoder.pt"  # those of a masked-image encoder with its decoder, likewise
 # Endings of checkpoint files, the longer ones first; `.t7` is torch.save's by the convention of older PyTorch code.
 SUFFIXES = (".pth.tar", ".pt.tar", ".pt", ".pth", ".t7", ".ckpt", ".safetensors")
+OF_TRAINER = re.compile(r"init|warmup|epoch_\d+|final")  # what it calls the snapshots of a run
 NUMBER = r"\d+(?:\.\d+)?"
 # Words in front of a snapshot's number, and words that replace it.
 PROGRESS = re.compile(

@@ -15,6 +15,7 @@ from landscape.checkpoints import raw_files
 from landscape.checkpoints.checkpoint import Checkpoint, read_checkpoint, state_dict_sha256
 from landscape.checkpoints.containers import Weights
 from landscape.checkpoints.file_names import (
+    OF_TRAINER,
     SUFFIXES,
     NamePlace,
     bare_numbers,
@@ -98,8 +99,9 @@ def of_run(run: Path | Sequence[Path], *, weights: Weights = "raw", trust_pickle
 
     Args:
         run: the run's folder, whose files must be recognisable as one run: of one architecture, with different epochs
-            that they store or that their names say. Or the files in order; those in alphabetical order, as a shell
-            lists them, are ordered by epoch or by the numbers in their names where all have one.
+            that they store or that their names say. Where they are not, the run is the files with the trainer's names
+            (init, warmup, epoch_010, final), if there are several. Or the files in order; those in alphabetical order,
+            as a shell lists them, are ordered by epoch or by the numbers in their names where all have one.
         weights: as for `read_checkpoint`, of every file.
         trust_pickle: as for `read_checkpoint`.
 
@@ -108,8 +110,26 @@ def of_run(run: Path | Sequence[Path], *, weights: Weights = "raw", trust_pickle
         ValueError: the files of a folder are not recognisable as one run (`NotOneRun`), have different architectures,
             or are fewer than two different snapshots.
     """
-    files = checkpoints_in(run) if isinstance(run, Path) else without_companions(run)
-    where = run if isinstance(run, Path) else Path(files[0].parent if files else "")
+    if not isinstance(run, Path):
+        files = without_companions(run)
+        return _snapshots(run, files, Path(files[0].parent if files else ""), weights, trust_pickle)
+    files = checkpoints_in(run)
+    try:
+        return _snapshots(run, files, run, weights, trust_pickle)
+    except ValueError:
+        own = [file for file in files if OF_TRAINER.fullmatch(stem_of(file))]
+        if not 2 <= len(own) < len(files):
+            raise
+        found = _snapshots(run, own, run, weights, trust_pickle)
+        others = ", ".join(file.name for file in files if file not in own)
+        _log.info("%s: the run is the files with the trainer's names, without %s", run, others)
+        return found
+
+
+def _snapshots(
+    run: Path | Sequence[Path], files: Sequence[Path], where: Path, weights: Weights, trust_pickle: bool
+) -> list[Snapshot]:
+    """`of_run` for these files of a run."""
     places = [NamePlace(stage="final") if file == run else place_of(file) for file in files]
     named = not isinstance(run, Path)
     if not named:

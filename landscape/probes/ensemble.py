@@ -76,6 +76,13 @@ class Ensemble(Probe):
     def plan(self, subject: Subject) -> Plan:
         refuse_other_than_classifier(subject, "ensemble")
         names = self._names(subject)
+        if len(names) < 2 and self.swa:
+            kind, count = parse_snapshots(self.snapshots)
+            raise ValueError(
+                f"--snapshots {kind}:{count} --swa {self.swa} averages {count} snapshots into one network (batch norm "
+                f"from {self.swa} mini-batches), and an ensemble has at least 2 members; leave --swa out to take the "
+                "snapshots as members, give several runs, or --mc-dropout 10"
+            )
         if len(names) < 2:
             raise ValueError(
                 f"an ensemble has at least 2 members, got 1 ({subject.label}); give several checkpoints, "
