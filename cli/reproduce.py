@@ -121,7 +121,25 @@ def _measure(
     name = label if measurement.snapshot == "final.pt" else f"{label}-{checkpoint.stem}"
     if measurement.probe == "evaluate":
         return _evaluate(checkpoint, results, name, **options)
+    if moving := options.pop("moving", ""):
+        options |= _moving_images(checkpoint, moving, **options)
     return api.measure(measurement.probe, checkpoint, out=results, label=name, **options)
+
+
+def _moving_images(
+    checkpoint: Path, perturbation: str, *, samples: int, data_root: Path | None, device: str, **_: Any
+) -> dict[str, Any]:
+    """The test images of a checkpoint as clips of slowly changing frames, as options of `stream`."""
+    from landscape.data import perturbations
+    from landscape.subject import loading
+    from landscape.subject.corrupted_images import images_of
+
+    still = images_of(loading.load(checkpoint, samples=samples, data_root=data_root, device=device), "moving images")
+    frames = perturbations.generated(still.inputs.cpu(), perturbation, seed=0)
+    clip_length = frames.shape[1]
+    targets = still.targets.cpu().repeat_interleave(clip_length)
+    moved = still.normalised(frames.flatten(0, 1))
+    return {"data": (moved, targets), "samples": "all", "data_root": None, "clip_length": clip_length}
 
 
 def _evaluate(checkpoint: Path, out: Path, label: str, *, passes: int, **options: Any) -> xr.Dataset:

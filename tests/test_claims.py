@@ -85,6 +85,16 @@ def test_encoders_are_compared_at_their_last_layer_and_over_all() -> None:
     assert BY_NAME["collapse"].compute(made) == pytest.approx(0.1 - 0.5)
 
 
+def test_temporal_smoothing_is_the_change_from_no_smoothing_of_the_deterministic_pass() -> None:
+    scores = np.array([[[0.5, 0.4, 0.3]], [[0.9, 0.8, 0.1]]])[:, 0]  # (prediction, tau)
+    data = xr.Dataset({"nll": (("prediction", "tau"), scores), "ece": (("prediction", "tau"), 2 * scores)})
+    data.attrs |= {"frames_per_second_deterministic": 200.0, "frames_per_second_smoothed": 190.0}
+    made = results(("resnet", "stream", data))
+    assert BY_NAME["temporal"].compute(made) == pytest.approx(-0.2)
+    assert BY_NAME["temporal-calibration"].compute(made) == pytest.approx(-0.4)
+    assert BY_NAME["temporal-throughput"].compute(made) == pytest.approx(0.05)
+
+
 def test_every_claim_needs_known_networks_and_measurements() -> None:
     assert len(BY_NAME) == len(CLAIMS)
     for one in CLAIMS:
@@ -184,20 +194,25 @@ def test_the_table_has_a_row_per_claim_with_its_verdict() -> None:
     assert text.endswith("\n\nIn all: 1 holds, 1 cannot tell.\n")
 
 
+CHECKED = ("rhythm", "alternet", "temporal")
+
+
 @pytest.mark.slow
 def test_claims_are_reproduced_from_training_to_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(NETWORKS, "alternet", NETWORKS["preresnet"])  # type: ignore[index]  # the cheapest twin
-    command = ["reproduce", "--data", "digits", "--claim", "alternet", "--claim", "rhythm", "--seeds", "2"]
+    command = ["reproduce", "--data", "digits", "--seeds", "2", *(f"--claim={name}" for name in CHECKED)]
     command += ["--epochs", "1", "--fraction", "0.05", "--out", str(tmp_path)]
     assert exit_code(command) == 0
     first, said = capsys.readouterr()
     assert "preresnet, seed 1: accuracy in" in said
-    assert (tmp_path / "CLAIMS-rhythm+alternet.md").read_text() == first
+    assert (tmp_path / f"CLAIMS-{'+'.join(CHECKED)}.md").read_text() == first
     assert not (tmp_path / "CLAIMS.md").exists()  # that of all claims
     assert "| 0 ± 0 | 0, 0 | **cannot tell** |" in first  # equal networks from equal seeds
     assert "AlterNet is above the CNN" in first
+    (row,) = [line for line in first.splitlines() if "Temporal smoothing of a stream" in line]
+    assert row.count("-0.") + row.count("0.") >= 3  # a mean and two seeds
     assert "In all: " in first
     assert exit_code(command) == 0  # again: from what is there
     second, said = capsys.readouterr()
