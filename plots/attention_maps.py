@@ -54,7 +54,9 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """The networks one below the other."""
     rows = [min(IMAGES, len(data["image"])) * len(data["query"]) for data in results]
     height = sum(rows) * style.PAGE / (COLUMNS + 1) + 0.3 * len(rows)
-    figure = style.page(results, looks, height=height, note="The first of these samples. Cross: the query.")
+    shown = max(min(IMAGES, len(data["image"])) for data in results)
+    note = f"Drawn: the first {shown} of them. Cross: the query."
+    figure = style.page(results, looks, height=height, note=note)
     grid = figure.subplots(len(results), 1, squeeze=False, gridspec_kw={"height_ratios": rows})
     for data, look, ax in zip(results, looks, grid[:, 0], strict=True):
         draw(data, ax)

@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
-from landscape.plots.appearance import Look, escaped, parameters_of
+from landscape.plots import differences, style
+from landscape.plots.appearance import Look, parameters_of
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers
 from landscape.results import calibration as statistics
+from landscape.results.paired import comparable
+from landscape.results.statistics import QUANTILE
 
 MEANING = (
     "How often a prediction of some confidence is right: below the diagonal the network is overconfident, above it "
@@ -22,9 +24,7 @@ MEANING = (
     "of any use."
 )
 NOTE = "Bars: 95 % intervals (Wilson, of the accuracy per bin)."
-QUANTILE = 1.96
 COMPARED = {"nll": "NLL (nats)", "accuracy": "accuracy", "brier": "Brier score", "ece": "ECE"}
-LONGEST = 24  # characters of the label of a row
 COLUMNS = 3  # networks side by side
 
 
@@ -62,18 +62,15 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     columns = min(COLUMNS, max(2, len(results)))
     rows = -(-len(results) // columns)
     side = style.PAGE / columns
-    below = 0.55 + 0.17 * (len(compared) - 1) if compared else 0.0
+    below = differences.height(len(compared))
     note = f"{NOTE} Open markers, dotted: after temperature scaling, on the half of the samples it was not fitted on."
     if compared:
-        reference = looks[compared[0]].label
         resamples = ", ".join(sorted({str(parameters_of(results[i]).get("draws", 1000)) for i in compared}))
-        note += (
-            f" Below: paired differences from {reference} on the same samples, 95 % intervals ({resamples} resamples)."
-        )
-    figure = style.page(results, looks, height=1.35 * side * rows + below + 0.3, note=note)
+        note += f" {differences.note(looks[compared[0]].label, how=f'{resamples} resamples')}"
+    figure = style.page(results, looks, height=1.35 * side * rows + (below or 0.3), note=note)
     above: Any = figure
     if compared:
-        parts: Any = figure.subfigures(2, 1, height_ratios=[1.35 * side * rows, below + 0.3])
+        parts: Any = figure.subfigures(2, 1, height_ratios=[1.35 * side * rows, below])
         above, under = parts
     grid = above.subplots(2 * rows, columns, height_ratios=[1, 0.3] * rows, sharex=True, squeeze=False)
     highest = 0.0
@@ -94,7 +91,13 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         grid[2 * (k // columns) + 1, k % columns].set_ylim(0, highest)
         grid[2 * (k // columns) + 1, k % columns].tick_params(labelbottom=True)
     if compared:
-        _differences(under.subplots(1, len(COMPARED), sharey=True), results, looks, compared)
+        first, *others = compared
+        differences.draw(
+            under.subplots(1, len(COMPARED), sharey=True),
+            COMPARED,
+            [paired(results[i], results[first]) for i in others],
+            [looks[i] for i in others],
+        )
     return figure
 
 
@@ -123,29 +126,16 @@ def words(data: xr.Dataset) -> str:
     return "\n".join(lines)
 
 
-def comparable(results: Sequence[xr.Dataset]) -> list[int]:
-    """Positions of finished results on the same samples, the first such set; empty where there is none."""
-    finished = [i for i, data in enumerate(results) if (data["done"] == 1).all()]
-    for i in finished:
-        same = [j for j in finished if j >= i and _samples(results[j]) == _samples(results[i])]
-        if len(same) > 1:
-            return same
-    return []
-
-
 def against(data: xr.Dataset, others: Sequence[xr.Dataset]) -> Numbers:
     """Paired differences from the first of other results on the same samples, with their 95 % intervals."""
     found = comparable([*others, data])
     if not found or found[-1] != len(others):
         return {}
-    differences = paired(data, others[found[0]])
-    label = str(others[found[0]].attrs.get("label", ""))
-    words = (
-        f"{name} {value:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}]"
-        for name, (value, interval) in differences.items()
-        if name in ("nll", "accuracy", "ece") and np.isfinite(value)
+    reference = others[found[0]]
+    changes = paired(data, reference)
+    return differences.words(
+        str(reference.attrs.get("label", "")), {name: changes[name] for name in ("nll", "accuracy", "ece")}
     )
-    return {f"against {label}": ", ".join(words)}
 
 
 def paired(data: xr.Dataset, other: xr.Dataset) -> dict[str, tuple[float, statistics.Interval]]:
@@ -169,35 +159,3 @@ def headline(data: xr.Dataset) -> Numbers:
         before, after = (float(data.get(f"{half}_{name}", np.nan)) for half in ("held", "scaled"))
         found |= {f"held-out {name}": f"{before:.4g} scaled {after:.4g}"} if np.isfinite(after) else {}
     return found
-
-
-def shortened(label: str) -> str:
-    """A label of a row: the end of a long one, which tells snapshots apart."""
-    return label if len(label) <= LONGEST else f"…{label[-LONGEST:]}"
-
-
-def _samples(data: xr.Dataset) -> tuple[str, int]:
-    return str(data.attrs.get("data_sha256", "")), int(data.attrs.get("samples", 0))
-
-
-def _differences(
-    axes: Sequence[Axes], results: Sequence[xr.Dataset], looks: Sequence[Look], compared: Sequence[int]
-) -> None:
-    """One row per network: its difference from the first, for each of four numbers."""
-    first, *others = compared
-    for row, i in enumerate(others):
-        differences = paired(results[i], results[first])
-        for ax, name in zip(axes, COMPARED, strict=True):
-            value, interval = differences[name]
-            if np.isfinite(value):
-                ends = np.array([[max(value - interval.low, 0.0)], [max(interval.high - value, 0.0)]])
-                ax.errorbar([value], [row], xerr=np.nan_to_num(ends), color=looks[i].color, marker=looks[i].marker)
-    for ax, label in zip(axes, COMPARED.values(), strict=True):
-        ax.axvline(0.0, color="0.5", linewidth=0.6, zorder=0)
-        ax.set_xlabel(f"difference in {label}", fontsize=style.SMALL)
-        ax.locator_params(axis="x", nbins=4)
-        ax.tick_params(axis="x", labelsize=style.SMALL)
-        ax.margins(x=0.15)
-        ax.set_ylim(len(others) - 0.5, -0.5)
-    names = [escaped(shortened(str(results[i].attrs.get("label", "")))) for i in others]
-    axes[0].set_yticks(range(len(others)), names, fontsize=style.SMALL)

@@ -10,8 +10,9 @@ import xarray as xr
 from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
-from landscape.plots.corruption import METRICS, QUANTILE
+from landscape.plots.corruption import METRICS
 from landscape.plots.figure import Axes, Figure
+from landscape.results.statistics import score_interval
 
 MEANING = (
     "Scores on the test images over the severity of corruptions, mean over all corruptions, with bands of 95 % over "
@@ -27,8 +28,9 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, metric: str = 
     shown = np.isfinite(data[f"severity_{metric}"].values)
     severity = data["severity"].values[shown]
     value = data[f"severity_{metric}"].values[shown]
-    half = QUANTILE * data[f"severity_{metric}_se"].fillna(0.0).values[shown]
-    ax.fill_between(severity, value - half, value + half, color=look.color, alpha=0.18, linewidth=0)
+    error = data[f"severity_{metric}_se"].values[shown]
+    low, high = score_interval(metric, value, error, data.attrs.get("samples", np.nan))
+    ax.fill_between(severity, low, high, color=look.color, alpha=0.18, linewidth=0)
     clean = float(data.attrs.get(f"clean_{metric}", np.nan))
     start = ([0], [clean]) if np.isfinite(clean) else ([], [])
     x, y = np.r_[start[0], severity], np.r_[start[1], value]

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from landscape.plots import style
 from landscape.plots.appearance import Look, escaped
-from landscape.plots.calibration import shortened
+from landscape.plots.differences import shortened
 
 MEANING = (
     "The share of samples on which two members predict different classes, and how similar the inputs of their "

@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import LINES, Look
+from landscape.plots.appearance import LINES, Look, escaped
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers
@@ -51,19 +51,17 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     from matplotlib.lines import Line2D
 
     shown = [name for name in PANELS if any(name in data for data in results)]
-    # a style belongs to the position of a prediction, whose number of passes may differ between networks
-    most = max(data.sizes["prediction"] for data in results)
-    kinds = [
-        " or ".join(dict.fromkeys(str(name) for data in results for name in data["name"].values[i : i + 1]))
-        for i in range(most)
-    ]
     legend = [look.legend_handle() for look in looks]
+    for handle in legend:
+        handle.set_linestyle("none")  # colours and markers are of networks, line styles of predictions
+    kinds = kinds_of(results)
     legend += [
         Line2D([], [], color="0.3", linestyle=line, label=kind) for kind, line in zip(kinds, LINES, strict=False)
     ]
+    styles = "; ".join(f"{style.LINE_WORDS[line]}: {kind}" for kind, line in zip(kinds, LINES, strict=False))
     note = (
-        "Thin lines: without smoothing. Bands: 95 % intervals of the paired change by smoothing, from resampled "
-        f"blocks of frames. {window(results[0])}"
+        f"Line styles are predictions ({escaped(styles)}); thin lines are without smoothing over time. Bands: 95 % "
+        f"intervals of the paired change by smoothing, from resampled blocks of frames. {window(results[0])}"
     )
     columns = 2 if len(shown) in (2, 4) else 3
     rows = -(-len(shown) // columns)
@@ -76,6 +74,16 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
             if score in data:
                 draw(data, ax, look=look, score=score)
     return figure
+
+
+def kinds_of(results: Sequence[xr.Dataset]) -> list[str]:
+    """What each line style is, by the position of the prediction: the number of passes may differ between networks."""
+    most = max(data.sizes["prediction"] for data in results)
+    found = []
+    for i in range(most):
+        names = dict.fromkeys(str(name) for data in results for name in data["name"].values[i : i + 1])
+        found.append(" or ".join("one deterministic pass" if name == "deterministic" else name for name in names))
+    return found
 
 
 def window(data: xr.Dataset) -> str:

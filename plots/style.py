@@ -29,6 +29,7 @@ RC: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "landscape",  # equal figures are equal files
 }  # fmt: skip
+LINE_WORDS = {"-": "solid", "--": "dashed", "-.": "dash-dotted", ":": "dotted"}
 SMALL = 6  # pt, of captions
 LINE = 1.35 * SMALL / 72  # inches per line of a caption
 LEGEND_LINE = 0.135  # inches per row of a legend

@@ -40,7 +40,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """A row per network, a column per layer."""
     columns = max(len(data["layer"]) for data in results)
     side = style.PAGE / max(columns, 3)
-    note = f"Colours: the first {len(results[0]['image'])} of these samples."
+    note = "Colours: images."
     figure = style.page(results, looks, height=len(results) * (side + 0.15), note=note)
     grid = figure.subplots(len(results), columns, squeeze=False)
     for data, look, row in zip(results, looks, grid, strict=True):

@@ -8,13 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from analytic import batches_of, convolution_net, run_probe
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import landscape
 from landscape.data.dataset import Batches, Images
 from landscape.options import OptionError
+from landscape.plots import appearance
+from landscape.plots import attack as figure
 from landscape.probes.attack import Attack, fgsm, parse_pixels, pgd
+from landscape.results.paired import mean_difference
 from landscape.subject.losses import cross_entropy
 from landscape.subject.members import with_members
 from landscape.subject.subject import Subject
@@ -180,3 +185,48 @@ def test_inputs_that_are_no_pixels_are_refused() -> None:
     loaded = landscape.load(linear(), data=(torch.rand(6, 3, 6, 6), torch.arange(6) % 3), loss=of_model)
     with pytest.raises(ValueError, match="needs a loss per sample"):
         run_probe(Attack(), loaded)
+
+
+def attacked(seed: int, batch_size: int, **options: Any) -> xr.Dataset:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(108, 3)).eval()
+    subject = on_pictures(model, batch_size=batch_size)
+    options = {"eps": "1/255,8/255", "methods": "fgsm", **options}
+    found: xr.Dataset = landscape.measure("attack", subject, out=None, label=f"net {seed}", quiet=True, **options)
+    return found
+
+
+def test_networks_on_the_same_samples_are_compared_sample_by_sample() -> None:
+    results = [attacked(1, 4), attacked(2, 3), attacked(3, 4, eps="8/255")]  # mini-batches of other sizes
+    assert figure.compared_in(results) == [0, 1, 2]
+    eps = results[0]["eps"].values
+    rows = [figure.samples_of(data, "fgsm", eps, "accuracy") for data in results[:2]]
+    assert rows[0].shape == (2, 9)
+    np.testing.assert_allclose(rows[1].mean(axis=1), results[1]["accuracy"][0])
+    mean, (low, high) = mean_difference(rows[1], rows[0], shares=True)
+    np.testing.assert_allclose(mean, (results[1]["accuracy"] - results[0]["accuracy"])[0])
+    assert ((low <= mean) & (mean <= high) & (low >= -1) & (high <= 1)).all()
+    (words,) = figure.against(results[2], results[:2]).values()
+    assert str(words).startswith("FGSM at 8/255 accuracy ")
+    page = figure.page(results, appearance.looks(results))
+    below = page.axes[1]
+    assert below.get_ylabel() == "difference in accuracy"
+    assert below.lines[0].get_ydata().tolist() == mean.tolist()
+    assert len(below.lines[2].get_xdata()) == 1  # the third network shares one eps
+
+
+def test_other_samples_are_not_compared() -> None:
+    one = attacked(1, 4)
+    assert figure.compared_in([one, one.assign_attrs(data_sha256="other")]) == []
+    assert figure.against(one, [one.drop_vars("sample_accuracy")]) == {}
+
+
+def test_bands_stay_in_the_range_of_an_accuracy_and_begin_with_that_of_the_clean_images() -> None:
+    data = attacked(1, 4)
+    data = data.assign(accuracy=data["accuracy"] * 0 + 1.0, accuracy_se=data["accuracy_se"] * 0)
+    data.attrs["intact_accuracy"] = 1.0
+    ax = figure.draw(data, Figure().subplots())
+    heights = ax.collections[0].get_paths()[0].vertices
+    assert heights[:, 1].max() == 1.0
+    at_zero = heights[heights[:, 0] == 0.0, 1]
+    assert at_zero.min() == pytest.approx(9 / (9 + 1.96**2))  # Wilson's, of nine images without an error

@@ -26,6 +26,7 @@ from landscape.probes import calibration
 from landscape.probes.calibration import Calibration
 from landscape.results import group as groups
 from landscape.results import reader
+from landscape.results.paired import comparable
 from landscape.run import run
 from landscape.subject.losses import mse
 from landscape.subject.subject import Subject
@@ -213,7 +214,7 @@ def test_the_diagram_is_the_stored_one_and_differences_stand_below(study: Path) 
     np.testing.assert_array_equal(line.get_xdata(), results[0]["bin_confidence"].values[shown])
     np.testing.assert_array_equal(line.get_ydata(), results[0]["bin_accuracy"].values[shown])
     assert sum(bar.get_height() for bar in axes[1].containers[-1]) == pytest.approx(1.0)
-    assert {results[i].attrs["label"] for i in figure.comparable(results)} == {"one", "two"}
+    assert {results[i].attrs["label"] for i in comparable(results)} == {"one", "two"}
     looks = [figure.look_of(data) for data in results]
     page = FIGURES["calibration"].module.page(results, looks)
     assert [ax.get_xlabel() for ax in page.axes[-4:]] == [

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from cifar_files import write_test_images
 
 from landscape.checkpoints.user_code import spec_sha256
 from landscape.data import load
@@ -22,9 +22,7 @@ CLASSES = np.random.default_rng(1).integers(10, size=20)
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """CIFAR-10's test images, and two corruptions of them that add the severity, or twice that."""
-    (tmp_path / "cifar-10-batches-py").mkdir()
-    batch = {b"data": CLEAN, b"labels": CLASSES.tolist()}
-    (tmp_path / "cifar-10-batches-py/test_batch").write_bytes(pickle.dumps(batch, protocol=2))
+    write_test_images(tmp_path, CLEAN.reshape(20, 3, 32, 32).transpose(0, 2, 3, 1), CLASSES)
     for place, classes in (("CIFAR-10-C", CLASSES), ("CIFAR-100-C", CLASSES + 90)):
         (tmp_path / place).mkdir()
         clean = CLEAN.reshape(20, 3, 32, 32).transpose(0, 2, 3, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,15 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cifar_files import write_test_images
 from PIL import Image
 
 import landscape
 from landscape.data import corruption_cache, corruptions
 from landscape.exchange import corruption_csv, importing
 from landscape.options import OptionError
+from landscape.plots import appearance
+from landscape.plots import corruption as figure
 from landscape.probes.corruption import Corruption
 from landscape.results import reader
-from landscape.results.corruption_summary import reduced
+from landscape.results.corruption_summary import paired_difference, reduced
+from landscape.results.paired import comparable
 from landscape.results.statistics import mean_and_standard_error
 from landscape.run import reduce_of
 from landscape.subject.loading import load
@@ -37,10 +40,7 @@ library = pytest.mark.skipif(
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """CIFAR-10's test images, and two corruptions of them that add multiples of the severity."""
-    (tmp_path / "cifar-10-batches-py").mkdir()
-    rows = CLEAN.transpose(0, 3, 1, 2).reshape(40, -1)
-    batch = {b"data": rows, b"labels": CLASSES.tolist()}
-    (tmp_path / "cifar-10-batches-py/test_batch").write_bytes(pickle.dumps(batch, protocol=2))
+    write_test_images(tmp_path, CLEAN, CLASSES)
     (tmp_path / "CIFAR-10-C").mkdir()
     for i, name in enumerate(("fog", "snow"), start=4):
         np.save(tmp_path / f"CIFAR-10-C/{name}.npy", np.concatenate([CLEAN + np.uint8(i * s) for s in range(1, 6)]))
@@ -126,6 +126,31 @@ def test_errors_relative_to_itself_are_one_and_to_a_csv_as_defined(root: Path, t
     np.testing.assert_allclose(against["relative_accuracy"], error)
     assert float(against["mce"]) == pytest.approx(error.mean())
     assert np.isnan(against["mcnll"])  # the baseline says no NLL
+
+
+def test_networks_on_the_same_images_are_compared_image_by_image(root: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r.h5"
+    for label in ("one", "two", "three"):
+        subject = subject_on(root)
+        with torch.no_grad():
+            list(subject.model.parameters())[-2].mul_(1.0 if label == "one" else 1.2)
+        chosen = FEW if label != "three" else {**FEW, "severities": "1"}
+        landscape.measure("corruption", subject, out=out, label=label, quiet=True, **chosen)
+    results = [reader.find(out, probe="corruption", label=label)[0][1] for label in ("one", "two", "three")]
+    assert comparable(results, figure.images_of) == [0, 1]  # the third has other severities
+    found = paired_difference(results[1], results[0])
+    cells = []
+    for data in results[:2]:  # 40 images in 100 blocks: one each
+        assert data["block_samples"].values.sum() == 40
+        cells.append(data["nll_block"].values.mean(axis=(0, 1)))
+    expected, error = mean_and_standard_error((cells[1] - cells[0])[:40])
+    assert found["nll"][0] == pytest.approx(expected)
+    assert found["nll"][1].error == pytest.approx(error)
+    assert found["nll"][1].error < float(results[1]["mean_nll_se"])  # what is hard for both cancels
+    assert list(figure.against(results[1], results[:1])) == ["against one"]
+    assert figure.against(results[2], results[:2]) == {}
+    labels = [ax.get_xlabel() for ax in figure.page(results, appearance.looks(results)).axes]
+    assert labels[-3:] == ["difference in mean accuracy", "difference in mean NLL (nats)", "difference in mean ECE"]
 
 
 PUBLISHED = "{},{},2.67,0.0,0.9,0.4952,0.77,0.0,0.8,0.34,0.59,1.0,0.43,0.76,0.73,0.24\n"

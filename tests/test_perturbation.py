@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from cifar_files import write_test_images
 from torch import Tensor, nn
 
 import landscape
@@ -31,10 +31,7 @@ def images(side: int = 32) -> Tensor:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """CIFAR-10's test images, and sequences of four frames of each."""
-    (tmp_path / "cifar-10-batches-py").mkdir()
-    rows = CLEAN.transpose(0, 3, 1, 2).reshape(12, -1)
-    batch = {b"data": rows, b"labels": CLASSES.tolist()}
-    (tmp_path / "cifar-10-batches-py/test_batch").write_bytes(pickle.dumps(batch, protocol=2))
+    write_test_images(tmp_path, CLEAN, CLASSES)
     (tmp_path / "CIFAR-10-P").mkdir()
     np.save(tmp_path / "CIFAR-10-P/tilt.npy", np.stack([np.roll(CLEAN, 9 * t, axis=2) for t in range(4)], axis=1))
     return tmp_path

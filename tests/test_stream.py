@@ -126,7 +126,10 @@ def test_the_legend_names_the_line_style_that_is_drawn_also_for_other_numbers_of
     legend = {entry.get_label(): entry.get_linestyle() for entry in figure.legends[0].legend_handles}
     drawn = [line.get_linestyle() for line in figure.axes[0].lines if line.get_marker() != "None"]
     several, one = (legend[name] for name in ("MC dropout, 4 passes or MC dropout, 2 passes", "MC dropout, 1 pass"))
-    assert drawn == 2 * [legend["deterministic"], several, one]
+    caption = " ".join(figure.texts[0].get_text().split())
+    assert "solid: one deterministic pass; dashed: MC dropout, 4 passes or MC dropout, 2 passes; dash-dotted" in caption
+    assert legend["4"] == legend["2"] == "None"  # markers and colours are of networks
+    assert drawn == 2 * [legend["one deterministic pass"], several, one]
 
 
 def test_intervals_resample_blocks_of_frames() -> None:

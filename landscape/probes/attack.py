@@ -77,15 +77,18 @@ class Attack(Probe):
         refuse_other_than_pixels(subject)
         loss, right = intact_per_sample(subject)
         methods, per_method = parse_choices("methods", self.methods, METHODS), ("method",)
-        after = ("method", "eps")
+        after, rows = ("method", "eps"), max(map(subject.samples, range(len(subject.batches))))
         return Plan(
             over={
                 "batch": np.arange(len(subject.batches)),
                 "method": np.arange(len(methods)),
                 "eps": np.array(parse_pixels("eps", self.eps)),
             },
+            axes={"row": np.arange(rows)},
             labels={"method_name": (Quantity("attack", dims=per_method), np.array(methods))},
             quantities={
+                "sample_accuracy": subject.meaning.of_accuracy("accuracy of the sample under attack", ("row",)),
+                "sample_loss": Quantity("loss of the sample under attack", subject.meaning.units, ("row",)),
                 **sample_statistics.quantities(subject.meaning),
                 "accuracy_sum": subject.meaning.of_accuracy("sum over samples of the accuracy under attack"),
                 "accuracy_square_sum": subject.meaning.of_accuracy("sum over samples of its square"),
@@ -106,10 +109,13 @@ class Attack(Probe):
                 "batch": Quantity("mini-batch"),
                 "method": Quantity("attack"),
                 "eps": Quantity("largest change of a pixel in [0, 1]"),
+                "row": Quantity("sample in the mini-batch"),
             },
             facts={
                 "intact_loss": loss.mean().item(),
+                "intact_loss_se": sample_statistics.mean_and_standard_error(loss)[1],
                 "intact_accuracy": right.mean().item(),
+                "data_sha256": subject.data_sha256,
                 "protocol": f"{protocol(subject)}, {self._in_words()}",
             },
         )
@@ -121,6 +127,7 @@ class Attack(Probe):
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Sizes and methods of one mini-batch share its pixels and random starts."""
         methods, current = parse_choices("methods", self.methods, METHODS), -1
+        most = max(map(subject.samples, range(len(subject.batches))))
         for unit in units:
             batch, method, _ = unit.index
             if batch != current:
@@ -156,6 +163,8 @@ class Attack(Probe):
                 "accuracy_square_sum": right.square().sum().item(),
                 "loss_sum": loss.sum().item(),
                 "loss_square_sum": loss.square().sum().item(),
+                "sample_accuracy": _padded(right, most),
+                "sample_loss": _padded(loss, most),
             }
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
@@ -185,6 +194,11 @@ class Attack(Probe):
         size = f"steps of {self.step_size}" if self.step_size else f"steps of {STEP:g} eps / {self.steps}"
         pgd_words = f", PGD of {self.steps} {size}, {start}" if "pgd" in self.methods else ""
         return f"attacks on pixels in [0, 1]{pgd_words}"
+
+
+def _padded(values: Tensor, rows: int) -> np.ndarray:
+    """Values of the samples of a mini-batch, with NaN for those that it lacks to the largest one."""
+    return np.pad(values.double().numpy(), (0, rows - len(values)), constant_values=np.nan)
 
 
 def fgsm(losses: Losses, pixels: Tensor, eps: float) -> Tensor:

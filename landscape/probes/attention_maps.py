@@ -20,6 +20,7 @@ from landscape.layers.selection import layer_labels
 from landscape.options import at_least, parse_numbers, require
 from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values
 from landscape.probes.attention import attention_layers
+from landscape.subject.identity import protocol
 from landscape.subject.sample_statistics import first_row
 from landscape.subject.subject import Subject
 
@@ -71,6 +72,7 @@ class AttentionPictures(Probe):
                 "attention": Quantity("attention of a query, mean over heads", dims=("layer", "query", "row", "column"))
             },
             about={"image": Quantity("image"), "layer": Quantity("self-attention"), "query": Quantity("query")},
+            facts={"protocol": protocol(subject, samples=self.images)},
         )  # fmt: skip
 
     def measure(self, subject: Subject, unit: Unit) -> Values:

@@ -17,6 +17,7 @@ from landscape.layers.pictures import first_inputs
 from landscape.layers.selection import layer_labels, spatial_layers
 from landscape.options import at_least, parse_numbers, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.subject.identity import protocol
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
@@ -69,6 +70,7 @@ class Tokens(Probe):
                 "divergence": Quantity("Kullback-Leibler divergence of the embedding", "nats"),
             },
             about={"layer": Quantity("layer"), "image": Quantity("image"), "token": Quantity("token, row by row")},
+            facts={"protocol": protocol(subject, samples=self.images)},
         )
 
     def measure(self, subject: Subject, unit: Unit) -> Values:

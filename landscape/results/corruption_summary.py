@@ -7,10 +7,16 @@ summary is a weighted sum of scores per image, so that its error follows from th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from landscape.probe import Quantity, Values
+from landscape.results.calibration import Interval
+from landscape.results.statistics import QUANTILE
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 BLOCKS = 100
 METRICS: Mapping[str, tuple[str, str, str]] = {  # long name, units, name of the mean relative to a baseline
@@ -88,6 +94,22 @@ def reduced(data: Mapping[str, np.ndarray]) -> Values:
     return found
 
 
+def paired_difference(data: xr.Dataset, other: xr.Dataset) -> dict[str, tuple[float, Interval]]:
+    """Mean scores over corruptions and severities of a result minus those of another one on the same images.
+
+    Intervals are 1.96 standard errors over blocks of samples, which both have in common. The error of the ECE is that
+    of its calibration gaps, whose signs per bin are taken as given.
+    """
+    found = {}
+    for name in METRICS:
+        value = float(data[f"mean_{name}"]) - float(other[f"mean_{name}"])
+        sums, others = (one[f"{name}_block"].values.mean(axis=(0, 1)) for one in (data, other))
+        counts = data["block_samples"].values
+        error = float(_error_over_blocks((sums - others)[None] / counts, counts)[0])
+        found[name] = value, Interval(error, value - QUANTILE * error, value + QUANTILE * error)
+    return found
+
+
 def _weighted(data: Mapping[str, np.ndarray], name: str, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Sums of scores over cells with weights (k, corruption, severity), and their standard errors, (k,) each."""
     known = np.where(data["done"] == 1, data[name], np.nan)
@@ -98,10 +120,16 @@ def _weighted(data: Mapping[str, np.ndarray], name: str, weights: np.ndarray) ->
     counts, sums = data["block_samples"], data[f"{name}_block"]
     with np.errstate(invalid="ignore", divide="ignore"):
         parts = np.where((weights != 0)[..., None], weights[..., None] * sums, 0.0).sum(axis=(1, 2)) / counts
+    return value, _error_over_blocks(parts, counts)
+
+
+def _error_over_blocks(parts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Standard errors of means over samples, from the means (k, block) of blocks of `counts` samples, (k,)."""
+    with np.errstate(invalid="ignore", divide="ignore"):
         total = counts.sum()
         mean = (parts * counts).sum(axis=1, keepdims=True) / total
         spread = (counts * (parts - mean) ** 2).sum(axis=1) / (len(counts) - 1)
-        return value, np.sqrt(spread / total)
+        return np.asarray(np.sqrt(spread / total))
 
 
 def _scalar(values: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import Any
 
 from landscape.checkpoints.checkpoint import state_dict_sha256
 from landscape.checkpoints.user_code import spec_sha256
-from landscape.data.dataset import Batches, BatchList
+from landscape.data.dataset import Batches, BatchList, Images
 from landscape.models import providers
 from landscape.subject.code_identity import object_sha256
 from landscape.subject.losses import MEANINGS, cross_entropy
@@ -91,15 +91,15 @@ def origin(subject: Subject) -> str:
     return providers.origin(subject.spec.model) if subject.spec else providers.AS_BUILT
 
 
-def protocol(subject: Subject) -> str:
-    """The measurement protocol that stands beside every number, in one line."""
+def protocol(subject: Subject, *, samples: int | None = None) -> str:
+    """The measurement protocol that stands beside every number, in one line; of the first `samples` only."""
     spec, images = subject.spec or Spec(), subject.images
     augmented = isinstance(subject.batches, Batches) and subject.batches.augmentation is not None
     source = subject.batches if isinstance(subject.batches, BatchList) else images
     drawn = source is not None and source.drawn
     parts = [
         _data_in_words(subject, spec),
-        f"{len(subject)} samples" if images is None or not images.sequences else images.sequences,
+        _samples_in_words(len(subject) if samples is None else samples, images),
         f"batch size {subject.batch_size}",
         "augmented once" if augmented else "random transforms drawn once" if drawn else "no augmentation",
         _smoothing_in_words(subject),
@@ -123,6 +123,12 @@ def _smoothing_in_words(subject: Subject) -> str:
     kind = next(iter(blocks.values()), "")
     other = "" if kind == str(SmoothingOptions()) else f" ({kind.replace(',', ' ')})"
     return f"smoothing at {len(blocks)} place{'s' * (len(blocks) > 1)}{other}" if blocks else ""
+
+
+def _samples_in_words(count: int, images: Images | None) -> str:
+    if images is not None and images.sequences:
+        return images.sequences
+    return f"{count} sample{'s' * (count != 1)}"
 
 
 def _data_in_words(subject: Subject, spec: Spec) -> str:

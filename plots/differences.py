@@ -1,0 +1,59 @@
+"""Draw paired differences of networks on the same samples: a row per network, a panel per score."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from landscape.plots import style
+from landscape.plots.appearance import Look
+from landscape.plots.figure import Axes
+from landscape.plots.headlines import Numbers
+from landscape.results.calibration import Interval
+
+LONGEST = 24  # characters of the label of a row
+Differences = Mapping[str, tuple[float, Interval]]  # by score: value and interval
+
+
+def height(count: int) -> float:
+    """Inches for the differences of so many networks from the first of them; 0 for none."""
+    return 0.85 + 0.17 * (count - 1) if count > 1 else 0.0
+
+
+def note(reference: str, *, how: str = "") -> str:
+    """What the rows show, for the caption."""
+    return f"Below: paired differences from {reference} on the same samples, 95 % intervals{how and f' ({how})'}."
+
+
+def draw(axes: Sequence[Axes], labels: Mapping[str, str], found: Sequence[Differences], looks: Sequence[Look]) -> None:
+    """Draw a row per network, with its differences in each of the scores that `labels` names for the axes."""
+    for row, (differences, look) in enumerate(zip(found, looks, strict=True)):
+        for ax, name in zip(axes, labels, strict=True):
+            value, interval = differences[name]
+            if np.isfinite(value):
+                ends = np.array([[max(value - interval.low, 0.0)], [max(interval.high - value, 0.0)]])
+                ax.errorbar([value], [row], xerr=np.nan_to_num(ends), color=look.color, marker=look.marker)
+    for ax, label in zip(axes, labels.values(), strict=True):
+        ax.axvline(0.0, color="0.5", linewidth=0.6, zorder=0)
+        ax.set_xlabel(f"difference in {label}", fontsize=style.SMALL)
+        ax.locator_params(axis="x", nbins=4)
+        ax.tick_params(axis="x", labelsize=style.SMALL)
+        ax.margins(x=0.15)
+        ax.set_ylim(len(found) - 0.5, -0.5)
+    axes[0].set_yticks(range(len(found)), [shortened(look.label) for look in looks], fontsize=style.SMALL)
+
+
+def words(reference: str, differences: Differences) -> Numbers:
+    """Differences from a network as a headline."""
+    said = (
+        f"{name} {value:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}]"
+        for name, (value, interval) in differences.items()
+        if np.isfinite(value)
+    )
+    return {f"against {reference}": ", ".join(said)}
+
+
+def shortened(label: str) -> str:
+    """A label of a row: the end of a long one, which tells snapshots apart."""
+    return label if len(label) <= LONGEST else f"…{label[-LONGEST:]}"

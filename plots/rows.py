@@ -1,0 +1,80 @@
+"""Lay out a value per named row: the rows below each other, and the networks that have them side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import xarray as xr
+
+from landscape.plots import style
+from landscape.plots.appearance import Look, escaped
+from landscape.plots.figure import Axes, Figure
+from landscape.results.statistics import Ends
+
+ROW, MOST = 0.13, 40  # inches of a row of one network; rows that are named, and have that height, at most
+
+
+class Draws(Protocol):
+    """Draws one result in one column, moved down by a share of a row."""
+
+    def __call__(self, data: xr.Dataset, ax: Axes, column: str, /, *, look: Look, shift: float) -> Any: ...
+
+
+def names(data: xr.Dataset, label: str) -> list[str]:
+    """Names that a result stores, for an axis."""
+    return [escaped(str(name).replace("_", " ")) for name in data[label].values]
+
+
+def draw(
+    ax: Axes, rows: Sequence[str], value: np.ndarray, ends: Ends, *, look: Look, shift: float = 0.0, size: float = 3.5
+) -> Axes:
+    """Draw the values of the first rows as points with intervals, below each other; the other rows stay empty."""
+    low, high = ends
+    bars = np.nan_to_num(np.stack([value - low, high - value])).clip(min=0.0)
+    ax.errorbar(
+        value, np.arange(len(value)) + shift, xerr=bars, color=look.color, marker=look.marker, linestyle="none",
+        label=look.label, elinewidth=0.8, markersize=size,
+    )  # fmt: skip
+    step = max(1, -(-len(rows) // MOST))
+    ax.set_yticks(range(0, len(rows), step), rows[::step])
+    ax.set_ylim(len(rows) - 0.4, -0.6)
+    ax.grid(axis="y", color="0.9", linewidth=0.5)
+    ax.set_axisbelow(True)
+    return ax
+
+
+def page(
+    results: Sequence[xr.Dataset],
+    looks: Sequence[Look],
+    columns: Sequence[str],
+    draw: Draws,
+    rows: Callable[[xr.Dataset], Sequence[str]],
+    *,
+    note: str,
+    below: float = 0.0,
+) -> tuple[Figure, Any]:
+    """A panel per column; results with other rows get panels of their own below.
+
+    `below` inches stay free under the panels, as the second figure that is returned (None without them).
+    """
+    kinds = list(dict.fromkeys(tuple(rows(data)) for data in results))
+    panels = [[i for i, data in enumerate(results) if tuple(rows(data)) == kind] for kind in kinds]
+    heights = [
+        ROW * min(max(len(kind), 5), MOST) * (1 + 0.2 * (len(panel) - 1)) + 0.5
+        for kind, panel in zip(kinds, panels, strict=True)
+    ]
+    legend = [look.legend_handle() for look in looks]
+    for handle in legend:
+        handle.set_linestyle("none")  # the points have no lines
+    figure = style.page(results, looks, height=sum(heights) + below, legend=legend, note=note)
+    parts: Any = figure.subfigures(2, 1, height_ratios=[sum(heights), below]) if below else (figure, None)
+    above, under = parts
+    grid = above.subplots(len(panels), len(columns), squeeze=False, sharey="row", height_ratios=heights)
+    for axes, panel in zip(grid, panels, strict=True):
+        for ax, column in zip(axes, columns, strict=True):
+            for turn, i in enumerate(panel):
+                shift = 0.5 * (turn - (len(panel) - 1) / 2) / max(len(panel), 2)
+                draw(results[i], ax, column, look=looks[i], shift=shift)
+    return figure, under
