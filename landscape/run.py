@@ -34,8 +34,9 @@ from landscape.probe import (
 from landscape.probes import PROBES, probe_class
 from landscape.results import group as groups
 from landscape.results.in_memory import MemoryWriter
+from landscape.results.orphans import merge_orphans
 from landscape.results.run_key import Arrays, Outcome, Reduce, RunKey, readable_label, versions
-from landscape.results.writer import Writer, discard, merge_orphans
+from landscape.results.writer import Writer, discard
 from landscape.subject.checks import refuse_stochastic
 from landscape.subject.identity import attributes as attributes_of
 from landscape.subject.identity import identity, protocol, weights_sha256

@@ -18,6 +18,7 @@ from landscape.options import OptionError
 from landscape.plots import FIGURES, style
 from landscape.plots.appearance import looks
 from landscape.results import reader
+from landscape.results.replacing import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -135,5 +136,6 @@ def _save(name: str, page: Callable[[], Figure], folder: Path, formats: Sequence
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a label in any script is welcome
         figure = page()
         for path, extension in zip(paths, formats, strict=True):
-            figure.savefig(path, format=extension, metadata=_METADATA[extension])
+            with replacing(path) as stream:
+                figure.savefig(stream, format=extension, metadata=_METADATA[extension])
     return paths

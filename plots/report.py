@@ -13,6 +13,7 @@ import xarray as xr
 from landscape.plots import FIGURES, headlines
 from landscape.plots.surface import HEIGHT_RADIUS
 from landscape.results import reader
+from landscape.results.replacing import replacing
 
 Cell = str | int | float
 Row = dict[str, Cell]
@@ -69,7 +70,8 @@ def report(path: Path | str, out: Path | str, figures: Sequence[Path]) -> Path:
         "</body>\n</html>\n",
     ]
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text("\n".join(page), encoding="utf-8")
+    with replacing(out) as stream:
+        stream.write("\n".join(page).encode())
     return out
 
 

@@ -128,6 +128,15 @@ except OSError as error:
 
 
 @pytest.mark.slow
+def test_a_checkpoint_has_the_permissions_of_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        write_checkpoint(tmp_path / "a.pt", **contents())
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a.pt").stat().st_mode & 0o777 == 0o600
+
+
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     path = saved(tmp_path / "final.pt", {"weights": torch.ones(3)})
     before = path.read_bytes()

@@ -23,8 +23,9 @@ from landscape.data import cifar
 from landscape.probe import Plan, Quantity
 from landscape.results import reader
 from landscape.results.journal import Journal, Record
+from landscape.results.orphans import merge_orphans
 from landscape.results.run_key import RunKey
-from landscape.results.writer import Writer, merge_orphans
+from landscape.results.writer import Writer
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 MODEL = """import torch
@@ -305,16 +306,23 @@ FAR = {"over": ["a", "b"], "quantities": LOSS, "probe": "variance", "label": "..
         ({"key": FAR, "attributes": {}}, {f"axis:{name}": np.zeros(10**6, np.uint8) for name in "ab"}),
     ],
 )
-def test_a_journal_that_makes_no_sense_is_named(
-    data: dict[str, object], arrays: dict[str, np.ndarray], tmp_path: Path
+def test_a_journal_that_makes_no_sense_is_kept_under_another_name(
+    data: dict[str, object], arrays: dict[str, np.ndarray], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = stored(tmp_path / "r.h5")
-    kept = path.read_bytes()
-    with Journal(tmp_path / "r.h5.journal-feed") as journal:
+    with h5py.File(path) as file:
+        held = [*file, *file["variance"]]
+    with Journal(tmp_path / "r.h5.journal-feedfeed00") as journal:
+        journal.append(Record({"index": [0]}, {"loss": np.float64(1)}))
         journal.append(Record(data, arrays))
-    with pytest.raises(ValueError, match=r"r.h5.journal-feed is not a readable journal .*; move it away"):
-        merge_orphans(path, reduce_of=lambda probe, parameters: None)
-    assert path.read_bytes() == kept
+    content = (tmp_path / "r.h5.journal-feedfeed00").read_bytes()
+    merge_orphans(path, reduce_of=lambda probe, parameters: None)
+    assert "none of its units can be merged" in caplog.text
+    assert "kept as r.h5.unreadable-feedfeed00" in caplog.text
+    assert (tmp_path / "r.h5.unreadable-feedfeed00").read_bytes() == content
+    with h5py.File(path) as file:
+        assert [*file, *file["variance"]] == held
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["r.h5", "r.h5.unreadable-feedfeed00"]
 
 
 LABELS = [

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from landscape.results.journal import MAGIC, Busy, Journal, Record
+from landscape.results.journal import MAGIC, Busy, Journal, Record, records_of
 
 HOLD = """
 import sys, time
@@ -117,7 +117,7 @@ def test_zeros_behind_the_records_are_cut(tmp_path: Path, zeros: int) -> None:
     assert_are_first_records(read(path), 2)
 
 
-def test_a_flipped_bit_anywhere_in_a_record_ends_the_journal_before_it(tmp_path: Path) -> None:
+def test_a_flipped_bit_anywhere_in_a_record_costs_that_record_alone_and_is_said(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     sizes = write(path, 3)
     whole = path.read_bytes()
@@ -125,7 +125,75 @@ def test_a_flipped_bit_anywhere_in_a_record_ends_the_journal_before_it(tmp_path:
         damaged = bytearray(whole)
         damaged[position] ^= 1 << (position % 8)
         path.write_bytes(damaged)
+        with Journal(path) as journal:
+            assert [entry.data["index"][0] for entry in journal.records()] == [0, 2]
+            assert journal.unreadable.startswith("about 1 of 3 records cannot be read")
+            with pytest.raises(ValueError, match="must be set aside"):
+                journal.append(record(3))
+        assert path.read_bytes() == damaged
+
+
+NO_JOURNALS = {
+    "text": b"remember the milk\n" * 10,
+    "newer": b"landscape journal 2\n" + bytes(range(100)),
+    "random": np.random.default_rng(0).bytes(300),
+    "zeros": bytes(4096),
+}
+
+
+@pytest.mark.parametrize("kind", NO_JOURNALS)
+def test_what_is_no_journal_is_left_as_it_is_until_it_is_set_aside(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "r.h5.journal-0"
+    for kept in ("r.h5.unreadable-0", "r.h5.unreadable-0-2"):
+        path.write_bytes(NO_JOURNALS[kind])
+        with Journal(path) as journal:
+            assert list(journal.records()) == []
+            assert f"its {len(NO_JOURNALS[kind]):,} bytes are no journal" in journal.unreadable
+            assert path.read_bytes() == NO_JOURNALS[kind]
+            assert journal.set_aside() == tmp_path / kept
+            journal.append(record(0))
+        assert (tmp_path / kept).read_bytes() == NO_JOURNALS[kind]
         assert_are_first_records(read(path), 1)
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "folder", "pipe"])
+def test_a_link_a_folder_or_a_pipe_with_the_name_of_a_journal_is_refused(tmp_path: Path, kind: str) -> None:
+    path, target = tmp_path / "journal", tmp_path / "precious"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(target)
+    if kind == "link":
+        target.write_text("precious")
+    with pytest.raises(OSError, match="is not a file of this program, whose name it has; move it away"):
+        Journal(path)
+    with pytest.raises(OSError, match="journal"):
+        records_of(path)
+    assert (target.read_text() if kind == "link" else target.exists()) == ("precious" if kind == "link" else False)
+
+
+def test_a_journal_is_read_while_its_writer_holds_it(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with Journal(path) as journal:
+        for number in range(2):
+            journal.append(record(number))
+        before = path.read_bytes()
+        assert_are_first_records(records_of(path), 2)
+        path.write_bytes(before + b"torn")
+        assert_are_first_records(records_of(path), 2)
+    assert path.read_bytes() == before + b"torn"
+
+
+def test_synced_records_are_flushed_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: flushed.append(os.fstat(handle).st_size))
+    with Journal(tmp_path / "journal", sync=True) as journal:
+        journal.append(record(0))
+        journal.append(record(1))
+    assert flushed == sorted(set(flushed))
+    assert len(flushed) == 3  # its head, and each record
 
 
 def test_clear_forgets_records_and_keeps_the_lock(tmp_path: Path) -> None:

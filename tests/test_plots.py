@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
@@ -614,6 +616,39 @@ def test_the_summary_table_holds_the_stored_numbers(study: Path) -> None:
     assert row["height"] == result_of(study, "surface")["height"].sel(radius=0.5).item()
     assert (row["high freq. first"], row["high freq. last"]) == (fourier[0].item(), fourier[-1].item())
     assert row["worst unit"] == "stages.0.0.stem"
+
+
+FULL = """
+import json, resource, sys
+from pathlib import Path
+from landscape.cli.main import exit_code
+study, folder = Path(sys.argv[1]), Path(sys.argv[2])
+commands = [["plot", "--out", "figures"], ["report", "--out", "page.html"], ["export", "--out", "exported", "--format",
+             "tomgoldstein,csv,vtp"]]
+def run():
+    return [exit_code([word, str(study), *(str(folder / w) if i == 1 else w for i, w in enumerate(rest))])
+            for word, *rest in commands]
+def content():
+    return {str(file): file.read_bytes().hex() for file in folder.rglob("*") if file.is_file()}
+codes, before = run(), content()
+resource.setrlimit(resource.RLIMIT_FSIZE, (300, resource.RLIM_INFINITY))
+print("---")
+again = run()
+print(json.dumps([codes, again, len(before), content() == before]))
+"""
+
+
+@pytest.mark.slow
+def test_a_full_disk_leaves_the_figures_pages_and_files_that_were_there(tmp_path: Path) -> None:
+    study = synthetic.write(tmp_path / "study.h5", synthetic.NETWORKS[:1], probes=["surface"])
+    command = [sys.executable, "-c", FULL, str(study), str(tmp_path / "out")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    codes, again, files, unchanged = json.loads(ended.stdout.splitlines()[-1])
+    assert (codes, again, unchanged) == ([0] * 3, [1] * 3, True)
+    assert files > 5
+    said = [line for line in ended.stderr.splitlines() if line.startswith("landscape: ")]
+    assert [("File too large" in line or "cannot" in line) for line in said] == [True] * 3
 
 
 def test_a_report_into_a_folder_is_rejected(study: Path, tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,6 +18,7 @@ from landscape.checkpoints.file_names import FINAL, FINAL_EMA, model_hint, place
 from landscape.checkpoints.key_matching import is_head
 from landscape.checkpoints.safe_load import Program
 from landscape.results.declared_size import EXPANSION, SLACK, refuse_oversized
+from landscape.results.replacing import replacing
 from landscape.results.run_key import versions
 
 ENTRIES: Mapping[str, Callable[[Any], Any]] = {  # of a checkpoint of this project, beside the weights
@@ -114,20 +113,13 @@ def write_checkpoint(
 def save_atomically(content: object, path: Path) -> None:
     """`torch.save` to a temporary file in the same folder, then replace; a full disk leaves the old file intact."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        with os.fdopen(handle, "wb") as stream:
+        with replacing(path) as stream:
             torch.save(content, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
     except OSError as error:
         raise OSError(f"cannot write {path}: {error.strerror}; free some space, then run again") from error
     except RuntimeError as error:  # raised by torch when its zip writer cannot write
         raise OSError(f"cannot write {path}: the disk is full; free some space, then run again") from error
-    finally:
-        Path(temporary).unlink(missing_ok=True)
 
 
 def read_checkpoint(path: Path | str, *, weights: Weights = "raw", trust_pickle: bool = False) -> Checkpoint:

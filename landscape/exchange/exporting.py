@@ -89,6 +89,7 @@ def _writer(write: Callable[[Path, T], None], what: T) -> Callable[[Path], None]
 
 def _write_atomically(target: Path, write: Callable[[Path], None]) -> Path:
     partial_file = target.with_name(f".{target.name}.partial")
+    partial_file.unlink(missing_ok=True)  # perhaps a link
     try:
         write(partial_file)
         os.replace(partial_file, target)

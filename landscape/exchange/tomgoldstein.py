@@ -10,7 +10,9 @@ state dict; the same under `ydirection`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import io
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import h5py
@@ -68,9 +70,18 @@ def read_surface(path: Path) -> list[Grid]:
     return grids
 
 
+@contextlib.contextmanager
+def _written(path: Path) -> Iterator[h5py.File]:
+    """A file made in memory: HDF5 does not report that the disk is full when it closes one."""
+    content = io.BytesIO()
+    with h5py.File(content, "w") as file:
+        yield file
+    path.write_bytes(content.getbuffer())
+
+
 def write_surface(path: Path, grid: Grid, *, split: str = "train") -> None:
     """Write a surface in that tool's layout; arrays of unequal sides are (ny, nx), which its figures can draw."""
-    with h5py.File(path, "w") as file:
+    with _written(path) as file:
         file["dir_file"] = str(grid.facts.get("dir_file", ""))
         for axis, values in grid.axes.items():
             file[AXES[axis]] = values
@@ -102,7 +113,7 @@ def read_trajectory(path: Path) -> ProjectedTrajectory:
 
 def write_trajectory(path: Path, trajectory: ProjectedTrajectory) -> None:
     """Write a trajectory in that tool's layout, in the units of the surface's axes."""
-    with h5py.File(path, "w") as file:
+    with _written(path) as file:
         for name, values in zip(PROJECTIONS, trajectory.positions, strict=True):
             file[name] = values
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -45,12 +45,21 @@ def open_or_create(file: h5py.File, key: RunKey) -> h5py.Group:
     return group
 
 
-def merge(group: h5py.Group, records: Iterator[Record], reduce_of: ReduceOf) -> None:
-    """Store the units of a journal, then recompute the summaries from everything finished."""
+def merge(group: h5py.Group, records: Iterable[Record], reduce_of: ReduceOf, *, known: Arrays | None = None) -> int:
+    """Store the units of a journal, then recompute the summaries from everything finished.
+
+    Finished units among the `known` arrays that the group does not hold any more are stored again; returns how many.
+    """
     fresh = [record for record in records if "index" in record.data]
-    if not fresh:
-        return
-    stored = {name: group[name][()] for name in [*fresh[0].arrays, "done"]}
+    stored = {"done": group["done"][()]}
+    lost = np.zeros_like(stored["done"], bool) if known is None else (known["done"] == 1) & (stored["done"] != 1)
+    if not fresh and not lost.any():
+        return 0
+    names = fresh[0].arrays if fresh else known or {}
+    stored |= {name: group[name][()] for name in names}
+    if known is not None and lost.any():
+        for name in stored:
+            stored[name][lost] = known[name][lost]
     for record in fresh:
         index = tuple(record.data["index"])
         for name, value in record.arrays.items():
@@ -58,12 +67,18 @@ def merge(group: h5py.Group, records: Iterator[Record], reduce_of: ReduceOf) -> 
         stored["done"][index] = 1
     for name, values in stored.items():
         group[name][...] = values
+    summarise(group, reduce_of)
+    return int(lost.sum())
+
+
+def summarise(group: h5py.Group, reduce_of: ReduceOf) -> None:
+    """Compute the summaries from everything finished, and note when the last unit was."""
     reduce = reduce_of(group.attrs["probe"], json.loads(group.attrs.get("parameters", "{}")))
     if reduce is not None:
         for name, value in reduce(arrays(group)).items():
             if name in group:  # an imported surface has fewer summaries than a measured one
                 group[name][...] = value
-    if stored["done"].all():
+    if group["done"][()].all():
         group.attrs["finished"] = _now()
 
 

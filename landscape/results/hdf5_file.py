@@ -89,7 +89,7 @@ def check(path: Path, *, writable: bool = False) -> None:
     if path.is_dir():
         give = f"--out {path / 'results.h5'}" if writable else "the results file in it"
         raise ValueError(f"{path} is a folder, expected an HDF5 results file; give {give}")
-    if _accepted.get(path.absolute()) == _signature(path):
+    if _accepted.get(path.absolute(), ()) == state_of(path):
         _require_permission(path, writable)
         return
     if not h5py.is_hdf5(path):
@@ -113,11 +113,15 @@ def check(path: Path, *, writable: bool = False) -> None:
 
 def accept(path: Path) -> None:
     """Skip the checks of a file's content, which take long where it holds many results, until it changes."""
-    _accepted[path.absolute()] = _signature(path)
+    _accepted[path.absolute()] = state_of(path)
 
 
-def _signature(path: Path) -> tuple[int, ...]:
-    status = path.stat()
+def state_of(path: Path) -> tuple[int, ...]:
+    """What changes whenever somebody writes or replaces the file; empty if there is none."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return ()
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 

@@ -6,13 +6,7 @@ The HDF5 file is never written in place. A copy is extended and replaces it, so 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import glob
-import io
-import math
-import os
-import struct
-from collections.abc import Iterator
+import logging
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -20,15 +14,20 @@ from typing import TYPE_CHECKING, Self
 import h5py
 import numpy as np
 
-from landscape.probe import Plan, Unit, Values
+from landscape.probe import Unit, Values
 from landscape.results import group as groups
+from landscape.results import orphans
 from landscape.results.group import read_group
-from landscape.results.hdf5_file import FORMAT, accept, check
+from landscape.results.hdf5_file import check
 from landscape.results.journal import Busy, Journal, Record
-from landscape.results.run_key import Arrays, ReduceOf, RunKey, from_header, to_header
+from landscape.results.replacing import behind_link
+from landscape.results.run_key import Arrays, ReduceOf, RunKey, to_header
+from landscape.results.updating import locked, update
 
 if TYPE_CHECKING:
     import xarray as xr
+
+_log = logging.getLogger(__name__)
 
 
 class Writer:
@@ -42,12 +41,21 @@ class Writer:
         PermissionError: it is read-only.
     """
 
-    def __init__(self, path: Path, key: RunKey, *, reduce_of: ReduceOf = lambda probe, parameters: None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        key: RunKey,
+        *,
+        reduce_of: ReduceOf = lambda probe, parameters: None,
+        sync: bool = False,
+    ) -> None:
+        self.path = path = behind_link(path)
         check(path, writable=True)
-        self.path, self.key, self._reduce_of = path, key, reduce_of
+        self.key, self._reduce_of = key, reduce_of
+        self._known: Arrays | None = None  # as the file held them when this writer last merged
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(path):
-            self._journal = _journal(path, key)
+        with locked(path):
+            self._journal = _journal(path, key, sync=sync)
         try:
             self.merge()  # what a killed run had finished; also fails early on a file that cannot be written
         except BaseException:
@@ -77,19 +85,51 @@ class Writer:
         self._journal.append(record_of(self.key, unit, values))
 
     def merge(self) -> None:
-        """Move everything finished so far from the journal into the file, with summaries."""
-        with _lock(self.path), contextlib.ExitStack() as orphans:
-            with _replacement(self.path) as file:
-                group = groups.open_or_create(file, self.key)
-                self.group = group.name.strip("/")
-                groups.merge(group, self._journal.records(), self._reduce_of)
-                adopted = [orphans.enter_context(journal) for journal in _orphans(self.path)]
-                for journal in adopted:
-                    _adopt(file, journal, self._reduce_of)
-            for journal in adopted:  # only now are their units safe in the file
-                journal.remove()
-        self._journal.clear()
-        self._journal.append(to_header(self.key))
+        """Move everything finished so far from the journal into the file, with summaries.
+
+        Finished units that the file has lost since the last merge, because somebody deleted or replaced it, are written
+        again; where a file that is no results file took its place, they are kept in the journal.
+        """
+        with locked(self.path), contextlib.ExitStack() as stack:
+            found = [stack.enter_context(journal) for journal in orphans.orphans(self.path)]
+
+            def change(file: h5py.File) -> tuple[int, list[str]]:
+                return self._merge_into(file), [orphans.adopt(file, journal, self._reduce_of) for journal in found]
+
+            try:
+                again, reasons = update(self.path, change)
+            except ValueError as error:
+                if self._known is None:
+                    raise
+                self._keep_known(self._known)
+                raise ValueError(f"{error}; what was measured is kept in {self._journal.path.name}") from error
+            orphans.remove(found, reasons)
+        if again:
+            _log.warning("warning: %s was deleted or replaced; its %d units are written again", self.path, again)
+        if self._journal.unreadable:
+            orphans.set_aside(self._journal)
+        if self._known is None:
+            self._journal.clear()
+            self._journal.append(to_header(self.key))
+        else:
+            self._journal.clear(keep=1)
+        self._known = self._merged
+
+    def _merge_into(self, file: h5py.File) -> int:
+        """Merge what is finished into a copy of the file; returns how many units of earlier merges it had lost."""
+        group = groups.open_or_create(file, self.key)
+        self.group = group.name.strip("/")
+        again = groups.merge(group, self._journal.records(), self._reduce_of, known=self._known)
+        self._merged = {name: group[name][()] for name in (*self.key.plan.quantities, "done") if name in group}
+        return again
+
+    def _keep_known(self, known: Arrays) -> None:
+        """Put what was merged back into the journal: the file is no results file any more."""
+        held = {tuple(record.data["index"]) for record in self._journal.records() if "index" in record.data}
+        for index in map(tuple, np.argwhere(known["done"] == 1).tolist()):
+            if index not in held:
+                values = {name: array[index] for name, array in known.items() if name != "done"}
+                self._journal.append(Record({"index": list(index)}, values))
 
     def __enter__(self) -> Self:
         return self
@@ -124,117 +164,37 @@ def discard(path: Path, key: RunKey) -> None:
         Busy: another process is measuring it.
         ValueError, PermissionError: as `check`.
     """
+    path = behind_link(path)
     check(path, writable=True)
     if not path.parent.exists():
         return
-    with _lock(path), _journal(path, key) as journal:
+
+    def without(file: h5py.File) -> None:
+        if (name := groups.name_with_digest(file, key.probe, key.digest)) is not None:
+            del file[name]
+
+    with locked(path), _journal(path, key) as journal:
         if path.exists():
-            with _replacement(path) as file:
-                if (name := groups.name_with_digest(file, key.probe, key.digest)) is not None:
-                    del file[name]
+            update(path, without)
         journal.remove()
 
 
-def merge_orphans(path: Path, *, reduce_of: ReduceOf) -> None:
-    """Merge the journals of killed processes, so that the file says how far each result got."""
-    check(path, writable=True)
-    if not any(path.parent.glob(_journals(path))):
-        return
-    with _lock(path), contextlib.ExitStack() as orphans:
-        adopted = [orphans.enter_context(journal) for journal in _orphans(path)]
-        if adopted:
-            with _replacement(path) as file:
-                for journal in adopted:
-                    _adopt(file, journal, reduce_of)
-        for journal in adopted:
-            journal.remove()
-
-
-@contextlib.contextmanager
-def _replacement(path: Path) -> Iterator[h5py.File]:
-    """A writable copy of the file that replaces it if the block succeeds; call it under the file's lock."""
-    check(path, writable=True)
-    # In memory: HDF5 cannot close a file on a full disk, and complains on stderr from its destructor.
-    content = io.BytesIO(path.read_bytes() if path.exists() else b"")
-    with h5py.File(content, "r+" if path.exists() else "w") as file:
-        file.attrs["format"] = FORMAT
-        yield file
-    temporary = path.with_name(f".{path.name}.merging")  # one name: what a kill leaves behind, the next merge replaces
+def _journal(path: Path, key: RunKey, *, sync: bool = False) -> Journal:
+    """The journal of a result; what another result left under its name is set aside."""
     try:
-        with temporary.open("wb") as stream:
-            stream.write(content.getbuffer())
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.chmod(path.stat().st_mode & 0o777 if path.exists() else 0o644)
-        temporary.replace(path)
-        accept(path)
-    except OSError as error:
-        raise OSError(f"cannot write {path}: {error.strerror}; what was finished is kept in its journal") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Mutual exclusion of merges, by a lock file that is removed afterwards.
-
-    While it is held, a locked journal belongs to a living writer, never to a merge that is adopting it.
-    """
-    name = path.with_name(f"{path.name}.lock")
-    while True:
-        handle = os.open(name, os.O_RDWR | os.O_CREAT, 0o644)
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(handle), os.stat(name)):
-                break
-        os.close(handle)
-    try:
-        yield
-    finally:
-        name.unlink(missing_ok=True)
-        os.close(handle)
-
-
-def _journal(path: Path, key: RunKey) -> Journal:
-    try:
-        return Journal(path.with_name(f"{path.name}.journal-{key.digest}"))
+        journal = Journal(path.with_name(f"{path.name}.journal-{key.digest}"), sync=sync)
     except Busy:
         raise Busy(
             f"this result ({key.probe}, {key.label}) is being measured into {path} by another process; "
             "wait for it, or give another --out"
         ) from None
-
-
-def _journals(path: Path) -> str:
-    return f"{glob.escape(path.name)}.journal-*"
-
-
-def _orphans(path: Path) -> Iterator[Journal]:
-    """Journals beside the file whose writers are gone, locked; those of living writers are skipped."""
-    for name in sorted(path.parent.glob(_journals(path))):
-        with contextlib.suppress(Busy):
-            yield Journal(name)
-
-
-def _adopt(file: h5py.File, journal: Journal, reduce_of: ReduceOf) -> None:
-    records = journal.records()
     try:
-        header = next(records, None)
-        if header is not None:
-            key = from_header(header)
-            _check_size(key.plan)
-            groups.merge(groups.open_or_create(file, key), records, reduce_of)
-    except (LookupError, TypeError, ValueError, RuntimeError, MemoryError, struct.error) as error:
-        raise ValueError(
-            f"{journal.path} is not a readable journal ({type(error).__name__}: {error}); move it away"
-        ) from error
-
-
-def _check_size(plan: Plan) -> None:
-    """Reject a journal whose arrays would not fit into memory."""
-    dims = [(*plan.over, *quantity.dims) for quantity in plan.quantities.values()]
-    dims += [quantity.dims for quantity in plan.summaries.values()]
-    sizes = [math.prod(len(plan.axis(name)) for name in names) for names in dims]
-    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    if 8 * sum(sizes) > room:
-        raise ValueError(f"it declares {8 * sum(sizes):,} bytes, more than half of this machine's memory")
+        records = list(journal.records())
+        if any("key" in record.data for record in records):
+            own = orphans.key_of(records)
+            if (own.probe, own.digest) != (key.probe, key.digest):
+                raise ValueError(f"they belong to {own.probe} {own.digest}")
+        orphans.require_fitting(records, key.plan)
+    except orphans.UNREADABLE as error:
+        orphans.set_aside(journal, str(error))
+    return journal

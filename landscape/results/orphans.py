@@ -1,0 +1,130 @@
+"""Merge the journals that killed processes left beside a results file, and keep those that cannot be read."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import h5py
+
+from landscape.probe import Plan
+from landscape.results import group as groups
+from landscape.results.hdf5_file import check
+from landscape.results.journal import Busy, Journal, NotAJournal, Record
+from landscape.results.replacing import behind_link
+from landscape.results.run_key import ReduceOf, RunKey, from_header
+from landscape.results.updating import locked, update
+
+DIGEST = re.compile(r"[0-9a-f]{10}")
+UNREADABLE = (LookupError, TypeError, ValueError, RuntimeError, MemoryError, OverflowError, struct.error)
+_log = logging.getLogger(__name__)
+
+
+def merge_orphans(path: Path, *, reduce_of: ReduceOf) -> None:
+    """Merge the journals of killed processes, so that the file says how far each result got."""
+    path = behind_link(path)
+    check(path, writable=True)
+    if not journals(path):
+        return
+    with locked(path), contextlib.ExitStack() as stack:
+        found = [stack.enter_context(journal) for journal in orphans(path)]
+        if found:
+            remove(found, update(path, lambda file: [adopt(file, journal, reduce_of) for journal in found]))
+
+
+def journals(path: Path) -> list[Path]:
+    """The journals beside a results file: other files whose names begin alike are not ours."""
+    start = f"{path.name}.journal-"
+    beside = path.parent.iterdir() if path.parent.is_dir() else ()
+    return sorted(f for f in beside if f.name.startswith(start) and DIGEST.fullmatch(f.name[len(start) :]))
+
+
+def orphans(path: Path) -> Iterator[Journal]:
+    """Journals beside the file whose writers are gone, locked; those of living writers are skipped."""
+    for name in journals(path):
+        with contextlib.suppress(Busy, NotAJournal):
+            yield Journal(name)
+
+
+def adopt(file: h5py.File, journal: Journal, reduce_of: ReduceOf) -> str:
+    """Merge a journal by its own header; returns why it could not be read, "" where it could."""
+    probe, stored = "", set[str]()
+    try:
+        records = list(journal.records())
+        if not any("index" in record.data for record in records):
+            return ""
+        key = key_of(records)
+        require_fitting(records, key.plan)
+        probe, stored = key.probe, set(file.get(key.probe, ()))
+        groups.merge(groups.open_or_create(file, key), records, reduce_of)
+    except UNREADABLE as error:
+        for name in set(file[probe]) - stored if probe and probe in file else ():
+            del file[probe][name]  # a group that was created only in part
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+    return ""
+
+
+def remove(orphans: Sequence[Journal], reasons: Sequence[str]) -> None:
+    """Remove journals whose units are safe in the file now; what could not be read is kept under another name."""
+    for journal, reason in zip(orphans, reasons, strict=True):
+        if journal.unreadable or reason:
+            set_aside(journal, reason)
+        journal.remove()
+
+
+def set_aside(journal: Journal, reason: str = "") -> None:
+    """Keep a journal that cannot be read, or only in part, under another name, and say so."""
+    why = f"none of its units can be merged ({reason})" if reason else journal.unreadable
+    kept = journal.set_aside()
+    _log.warning("warning: %s: %s; the whole file is kept as %s", journal.path, why, kept.name)
+
+
+def key_of(records: Sequence[Record]) -> RunKey:
+    """The key in a journal's header.
+
+    Raises:
+        ValueError: there is none, or it makes no sense.
+    """
+    header = next((record for record in records if "key" in record.data), None)
+    if header is None:
+        raise ValueError("its header is lost")
+    key = from_header(header)
+    if not (re.fullmatch(r"[\w-]+", key.probe) and DIGEST.fullmatch(key.digest)):
+        raise ValueError(f"it belongs to no result, but to {key.probe!r} {key.digest!r}")
+    _check_size(key.plan)
+    return key
+
+
+def require_fitting(records: Sequence[Record], plan: Plan) -> None:
+    """Reject units that are not those of a plan.
+
+    Raises:
+        ValueError: names the first one.
+    """
+    wanted = {
+        name: (quantity.dtype, tuple(len(plan.axis(dim)) for dim in quantity.dims))
+        for name, quantity in plan.quantities.items()
+    }
+    for record in records:
+        if "index" in record.data:
+            index = tuple(record.data["index"])
+            fits = len(index) == len(plan.shape) and all(0 <= i < n for i, n in zip(index, plan.shape, strict=True))
+            found = {name: (array.dtype.name, array.shape) for name, array in record.arrays.items()}
+            if not fits or found != wanted:
+                raise ValueError(f"its unit {index} does not belong to its plan")
+
+
+def _check_size(plan: Plan) -> None:
+    """Reject a journal whose arrays would not fit into memory."""
+    dims = [(*plan.over, *quantity.dims) for quantity in plan.quantities.values()]
+    dims += [quantity.dims for quantity in plan.summaries.values()]
+    sizes = [math.prod(len(plan.axis(name)) for name in names) for names in dims]
+    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    if 8 * sum(sizes) > room:
+        raise ValueError(f"it declares {8 * sum(sizes):,} bytes, more than half of this machine's memory")

@@ -1,0 +1,56 @@
+"""Write a file so that a kill or a full disk leaves the old one, never a part: to a temporary file that replaces it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+_CREATED = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def behind_link(path: Path) -> Path:
+    """The file itself, where the path is a symbolic link of the user's own; files beside it lie in its folder too.
+
+    Raises:
+        PermissionError: the link belongs to another user, who could lead the write anywhere.
+    """
+    if not path.is_symlink():
+        return path
+    if os.lstat(path).st_uid not in (os.geteuid(), 0):
+        raise PermissionError(f"{path} is a symbolic link of another user; give the file that it leads to")
+    return Path(os.path.realpath(path))
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, temporary: str = "") -> Iterator[BinaryIO]:
+    """A stream; what is written to it replaces the file when the block ends without an error, as it is on the disk.
+
+    A new file has the permissions of the user's umask, a replaced one those that it had. `temporary` is the name of the
+    file in between where only one process writes at a time: what a kill leaves behind, the next one replaces.
+
+    Raises:
+        OSError: the folder cannot be written, or the disk is full.
+    """
+    path = behind_link(path)
+    between = path.with_name(temporary or f".{path.name[:200]}.{secrets.token_hex(4)}")
+    if temporary:
+        between.unlink(missing_ok=True)
+    handle = os.open(between, _CREATED, 0o666)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            with contextlib.suppress(FileNotFoundError):
+                os.fchmod(handle, path.stat().st_mode & 0o777)
+            yield stream
+            stream.flush()
+            os.fsync(handle)
+        os.replace(between, path)
+    except OSError as error:
+        if error.filename is None and error.strerror:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+    finally:
+        between.unlink(missing_ok=True)
