@@ -36,11 +36,13 @@ def option(kind: Any, help: str, default: Any, panel: str, *flags: str) -> Optio
 
 RUN: Mapping[str, Option] = {
     "preset": option(str, "settings of a paper: park2022", "", GENERAL),
-    "workers": option(int, "number of processes that measure in parallel", 1, GENERAL),
+    "workers": option(int, "number of processes that measure in parallel, with CUDA one per device", 1, GENERAL),
+    "scheduler": option(str, "measure on the workers of a dask scheduler: tcp://HOST:8786 or its file", "", GENERAL),
     "label": option(list[str], "name in the results file, one per checkpoint; repeatable", [], OUTPUT),
     "out": option(Path, "results file", Path("results.h5"), OUTPUT),
     "overwrite": option(bool, "measure again what the file already holds", False, OUTPUT),
     "quiet": option(bool, QUIET, False, OUTPUT),
+    "log": option(Path | None, "append what happens to this file, as JSON lines", None, OUTPUT),
     "debug": option(bool, DEBUG, False, OUTPUT),
 }
 

@@ -21,7 +21,8 @@ from landscape.cli.command_options import (
     with_options,
 )
 from landscape.cli.loading import load
-from landscape.cli.process_setup import importing, worker_pool
+from landscape.cli.process_setup import executor_of, importing
+from landscape.event_log import event_log, record
 from landscape.options import at_least, format_duration
 from landscape.probe import NotApplicable
 from landscape.probes import FEATURES, probe_class
@@ -74,6 +75,8 @@ def measure_all(
     out: Path,
     preset: str = "",
     workers: int = 1,
+    scheduler: str = "",
+    log: Path | None = None,
     label: Sequence[str] = (),
     overwrite: bool = False,
     quiet: bool = False,
@@ -95,22 +98,26 @@ def measure_all(
 
     at_least("workers", workers, 1)
     _configured(command, preset, parameters, loading)  # raises for invalid options, before any file is read
-    hdf5_file.check(out, writable=True)
-    reading = {name: loading[name] for name in ("weights", "trust_pickle") if name in loading}
-    chosen = chosen_checkpoints(command, checkpoints, parameters, reading, label, quiet=quiet)
-    runs, spec = _configured(command, preset, chosen.parameters, loading)
-    refused: list[NotApplicable] = []
-    with sharing_images() if len(chosen.paths) > 1 else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(event_log(log, command=command, out=out))
+        hdf5_file.check(out, writable=True)
+        executor = stack.enter_context(executor_of(workers, scheduler))
+        reading = {name: loading[name] for name in ("weights", "trust_pickle") if name in loading}
+        chosen = chosen_checkpoints(command, checkpoints, parameters, reading, label, quiet=quiet)
+        runs, spec = _configured(command, preset, chosen.parameters, loading)
+        refused: list[NotApplicable] = []
+        if len(chosen.paths) > 1:
+            stack.enter_context(sharing_images())
         for path, name in zip(chosen.paths, chosen.labels, strict=True):
             values = {**api.loading_defaults(probes_of(command)[0]), **spec}
             subject = load(path, values, label=name, quiet=quiet)
             _note_unusual_layers(runs[0], subject, quiet=quiet)
             if len(runs) > 1:
                 say(f"{command}: {len(runs)} runs, each reported separately, with its share of any budget", quiet=quiet)
-            how: Any = {"label": name if label else "", "workers": workers, "overwrite": overwrite, "quiet": quiet}
+            how: dict[str, Any] = {"label": name if label else "", "executor": executor, "overwrite": overwrite}
             try:
                 for probes in runs:
-                    _measure(command, probes, subject, out, **how)
+                    _measure(command, probes, subject, out, how, quiet=quiet)
             except NotApplicable as error:
                 refused.append(error)
                 if len(refused) == len(chosen.paths):
@@ -147,42 +154,27 @@ def _note_unusual_layers(probes: Sequence[Any], subject: Subject, *, quiet: bool
 
 
 def _measure(
-    command: str,
-    probes: list[Any],
-    subject: Subject,
-    out: Path,
-    *,
-    label: str,
-    workers: int,
-    overwrite: bool,
-    quiet: bool,
+    command: str, probes: list[Any], subject: Subject, out: Path, how: Mapping[str, Any], *, quiet: bool
 ) -> None:
-    """Measure one probe, or several from shared forward passes, and print their headlines; `label` is the user's."""
+    """Measure one probe, or several from shared forward passes, and print their headlines; `how`: options of `run`."""
     from landscape.plots import headlines
     from landscape.run import run
     from landscape.shared_pass import applicable, run_shared_pass
 
     start = time.monotonic()
     outcomes: list[Outcome]
-    with worker_pool(workers) as executor:
+    if command == "features":
+        probes, reasons = applicable(probes, subject)
+        for name, reason in reasons.items():
+            say(f"note: {name} is left out: {reason}", quiet=quiet)
+    with Progress(f"{command} {subject.label}", quiet=quiet, advice=Advice.of(probes, subject)) as report:
         if command == "features":
-            probes, reasons = applicable(probes, subject)
-            for name, reason in reasons.items():
-                say(f"note: {name} is left out: {reason}", quiet=quiet)
-        with Progress(f"{command} {subject.label}", quiet=quiet, advice=Advice.of(probes, subject)) as report:
-            how: Any = {
-                "label": label,
-                "executor": executor,
-                "workers": workers,
-                "overwrite": overwrite,
-                "report": report,
-            }
-            if command == "features":
-                outcomes = run_shared_pass(probes, subject, out, **how)
-            else:
-                outcomes = [run(probe, subject, out, **how) for probe in probes]
+            outcomes = run_shared_pass(probes, subject, out, report=report, **how)
+        else:
+            outcomes = [run(probe, subject, out, report=report, **how) for probe in probes]
     took = format_duration(time.monotonic() - start)
     for outcome in outcomes:
+        record("result", group=outcome.group, units=outcome.units, measured=outcome.measured, out=out)
         place, headline = f"{outcome.group} in {out}", headlines.headline(out, outcome.group)
         if outcome.measured == 0:
             say(f"already measured: {place}; --overwrite measures again. {headline}", quiet=quiet)

@@ -1,4 +1,4 @@
-"""Everything the command line sets for the whole process: memory allocation, OpenMP, threads and worker processes.
+"""Everything the command line sets for the whole process: memory allocation, OpenMP, threads and what measures.
 
 Nothing here happens when the library is imported. What the user has set in the environment is left alone.
 """
@@ -10,11 +10,13 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from landscape.options import OptionError, at_least
+
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
+    from landscape.executors.executor import Executor
 
 # Environment variable, number for `mallopt`, value: blocks up to the first size come from the heap, and its free end is
 # kept up to the second.
@@ -67,26 +69,28 @@ def importing() -> Iterator[None]:
         gc.enable()
 
 
-def worker_pool(workers: int) -> AbstractContextManager[Executor | None]:
-    """Processes that share the threads of this one; None for a single worker, which is this process."""
-    if workers == 1:
-        return nullcontext()
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor
+@contextmanager
+def executor_of(workers: int, scheduler: str) -> Iterator[Executor]:
+    """What measures: this process, so many others that share its threads, or the workers of a dask scheduler.
 
-    from landscape.subject.threads import thread_limit
+    Raises:
+        OptionError: both are given.
+        ImportError, OSError: there is no such scheduler.
+    """
+    from landscape.executors.executor import IN_PROCESS
 
-    threads = max(1, thread_limit() // workers)
-    context = multiprocessing.get_context("spawn")  # a forked child would inherit torch's threads and CUDA's state
-    settings = threads, multiprocessing.get_start_method()
-    return ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=settings)
+    at_least("workers", workers, 1)
+    if scheduler and workers > 1:
+        raise OptionError(f"--workers {workers} starts workers of its own, --scheduler has others; give one of them")
+    if scheduler:
+        from landscape.executors.dask_cluster import DaskCluster
 
+        with DaskCluster(scheduler) as cluster:
+            yield cluster
+    elif workers > 1:
+        from landscape.executors.local_processes import Processes
 
-def _start_worker(threads: int, start_method: str) -> None:
-    """Set the threads of a worker, and let a DataLoader in it start its own workers as in the main process."""
-    import multiprocessing
-
-    import torch
-
-    torch.set_num_threads(threads)
-    multiprocessing.set_start_method(start_method, force=True)  # spawned ones cannot import a user's file
+        with Processes(workers) as processes:
+            yield processes
+    else:
+        yield IN_PROCESS

@@ -219,6 +219,8 @@ class Listener(Protocol):
 
     def products(self, made: int, per_unit: int) -> None: ...  # Hessian products of mini-batches, see `report_products`
 
+    def workers(self, count: int) -> None: ...  # that measure, whenever one is started or dies
+
 
 _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
@@ -243,6 +245,12 @@ def report_products(made: int = 0, *, per_unit: int = 0) -> None:
     """Say that products were made, or, before a sweep of units, how many are expected in each."""
     if (listener := _listener.get()) is not None:
         listener.products(made, per_unit)
+
+
+def report_workers(count: int) -> None:
+    """Say how many workers measure."""
+    if (listener := _listener.get()) is not None:
+        listener.workers(count)
 
 
 def sweep(probe: Any, subject: Any, units: Sequence[Unit]) -> Iterator[Values]:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Self
 
+from landscape.event_log import record
 from landscape.options import format_duration
 from landscape.probe import Estimates, Stages, listening
 
 LINE_SECONDS = 30.0  # between lines
+RECORD_SECONDS = 1.0  # between entries of the log
 DRAWN_SECONDS = 0.2  # between updates of the products within a unit
 SEVERAL = 8  # finished units, after which the others are expected to take as many products as these, on average
 UNIT_SECONDS = 2.0  # of a first unit, after which its products give the forecast
@@ -64,8 +68,8 @@ class Progress:
     A forecast is printed once, from the first units or, where a unit takes long, from its first Hessian products; such
     a unit also shows how many products are made. No run is timed for it beforehand.
 
-    The bar appears `after` so many seconds. Where there is none, a line is printed about twice a minute, unless `lines`
-    is false, which also leaves out forecasts of less than half a minute.
+    The bar appears `after` so many seconds. Where there is none, a line is printed twice a minute, also while no unit
+    is finished, unless `lines` is false, which also leaves out forecasts of less than half a minute.
     """
 
     def __init__(
@@ -83,14 +87,20 @@ class Progress:
         self._bar: Any = None
         self._task: Any = None
         self._listening = contextlib.ExitStack()
+        self._workers = 0  # other processes that measure
+        self._recorded = -RECORD_SECONDS
+        self._left = threading.Event()
 
     def __enter__(self) -> Self:
         self._listening.enter_context(listening(self))
         if not self._after:
             self._show()
+        context = contextvars.copy_context()
+        threading.Thread(target=context.run, args=(self._print_lines,), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._left.set()
         self._listening.close()
         if self._bar is not None:
             self._bar.stop()
@@ -100,6 +110,11 @@ class Progress:
         self._finished, self._total = finished, total
         self._first = self._began = None
         self._products = self._earlier = 0
+
+    def workers(self, count: int) -> None:
+        """So many other processes measure now."""
+        self._workers = count
+        record("workers", what=self._what, workers=count)
 
     def products(self, made: int, per_unit: int) -> None:
         """Hessian products were made; or a sweep begins, in every unit of which so many are expected."""
@@ -128,17 +143,51 @@ class Progress:
         self._earlier, self._products = self._earlier + self._products, 0
         if self._bar is None and self._after and now - self._entered >= self._after and finished < total:
             self._show()
-        rate = (finished - self._first) / max(now - self._start, 1e-9)
+        rate, _ = self._speed(now)
         seconds = (total - self._first + 1) / rate if rate else 0.0
         timed = self._began is None and now - self._start >= TIMED_SECONDS and seconds > SHORT_SECONDS
         if self._forecast_due and timed:
             self._forecast(seconds, total - self._first + 1)
         if self._bar is not None:
-            self._bar.update(self._task, completed=finished, total=total, rate=f"{rate:.3g}/s" if rate else "")
-        elif self._lines and not self._quiet and now - self._printed >= LINE_SECONDS:
-            self._printed = now
-            speed = f", {rate:.3g}/s, about {format_duration((total - finished) / rate)} left" if rate else ""
-            say(f"{self._what} {finished}/{total}, {100 * finished / total:.0f} %{speed}")
+            shown = (f"{rate:.3g}/s" if rate else "") + self._workers_in_words
+            self._bar.update(self._task, completed=finished, total=total, rate=shown)
+        else:
+            self._print_line(now)
+        if now - self._recorded >= RECORD_SECONDS or finished == total:
+            self._record(now)
+
+    def _print_lines(self) -> None:
+        """Print a line twice a minute also while units take long."""
+        while not self._left.wait(LINE_SECONDS):
+            now = time.monotonic()
+            if self._total:
+                self._record(now)
+            if self._bar is None and self._total:
+                self._print_line(now)
+
+    def _print_line(self, now: float) -> None:
+        if not self._lines or self._quiet or now - self._printed < LINE_SECONDS:
+            return
+        self._printed = now
+        rate, left = self._speed(now)
+        speed = f", {rate:.3g}/s, about {format_duration(left)} left" if rate else ""
+        done = f"{self._finished}/{self._total}, {100 * self._finished / self._total:.0f} %"
+        say(f"{self._what} {done}{speed}{self._workers_in_words}")
+
+    def _record(self, now: float) -> None:
+        self._recorded = now
+        rate, left = self._speed(now)
+        counts: dict[str, Any] = {"finished": self._finished, "total": self._total, "workers": self._workers or 1}
+        record("progress", what=self._what, **counts, rate=rate or None, seconds_left=left if rate else None)
+
+    def _speed(self, now: float) -> tuple[float, float]:
+        """Units per second since the clock started, and the seconds that are left; 0 for both while unknown."""
+        rate = (self._finished - (self._first or 0)) / max(now - self._start, 1e-9) if self._first is not None else 0.0
+        return rate, (self._total - self._finished) / rate if rate else 0.0
+
+    @property
+    def _workers_in_words(self) -> str:
+        return f", {self._workers} worker{'s' * (self._workers != 1)}" if self._workers else ""
 
     def _forecast(self, seconds: float, units: int) -> None:
         self._forecast_due = False
@@ -189,7 +238,8 @@ def is_main_process() -> bool:
 
 
 def say(text: str, *, quiet: bool = False) -> None:
-    """Print one line for the user on stderr."""
+    """Print one line for the user on stderr, and put it into the log if there is one."""
+    record("message", text=text)
     if not quiet and is_main_process():
         print(text, file=sys.stderr, flush=True)
 

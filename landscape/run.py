@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import Executor, Future, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from landscape.executors.executor import IN_PROCESS, Executor
 from landscape.probe import (
     Autotunes,
     Estimates,
-    Identifies,
     Plan,
     Probe,
     Reduces,
     Stages,
-    Sweeps,
     Unit,
     Values,
     report_units,
-    sweep,
 )
 from landscape.probes import PROBES, probe_class
 from landscape.results import group as groups
@@ -39,10 +33,9 @@ from landscape.results.run_key import Arrays, Outcome, Reduce, RunKey, readable_
 from landscape.results.writer import Writer, discard
 from landscape.subject.checks import refuse_stochastic
 from landscape.subject.identity import attributes as attributes_of
-from landscape.subject.identity import identity, protocol, weights_sha256
-from landscape.subject.loading import load_spec
+from landscape.subject.identity import digest as digest
+from landscape.subject.identity import protocol, weights_sha256
 from landscape.subject.precision import exact_arithmetic
-from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
 from landscape.subject.threads import suitable_threads
 
@@ -60,14 +53,13 @@ def run(
     path: Path | None,
     *,
     label: str = "",
-    executor: Executor | None = None,
-    workers: int = 1,
+    executor: Executor = IN_PROCESS,
     overwrite: bool = False,
     report: Report | None = None,
 ) -> Outcome:
     """Measure what is not yet in the file, which is created if absent; without a file (None) measure all.
 
-    An executor measures chunks of units, `workers` of them at once; the subject must then be loadable from its spec.
+    An executor other than this process needs a subject that its workers can load from its spec.
     `overwrite` discards a stored result first; `label` is the readable name of the result, also of one that is stored
     already, by default the subject's.
 
@@ -84,15 +76,18 @@ def run(
     def results(writers: Sequence[AnyWriter], pending: Sequence[Sequence[Unit]]) -> Generator[UnitResult]:
         if isinstance(probe, Estimates) and pending[0] and _log.isEnabledFor(logging.INFO):
             _log.info(
-                "%s: %d units, %s", probe.name, len(pending[0]), probe.estimate(subject, len(pending[0]), workers)
+                "%s: %d units, %s",
+                probe.name,
+                len(pending[0]),
+                probe.estimate(subject, len(pending[0]), executor.workers),
             )
         arrays = writers[0].arrays()
-        measure = partial(measure_units, probe, subject, executor=executor, workers=workers)
+        measure = partial(executor.measure, probe, subject)
         with contextlib.closing(_by_stages(probe, key.plan, arrays, pending[0], measure)) as finished:
             for unit, values in finished:
                 yield unit, {probe.name: values}
 
-    here = None if executor else subject
+    here = subject if executor.here else None
     (outcome,) = run_loop(path, [key], results, here=here, overwrite=overwrite, report=report)
     return outcome
 
@@ -173,14 +168,6 @@ def run_key(
     )  # fmt: skip
 
 
-def digest(probe: Probe, subject: Subject, weights: str | None = None) -> str:
-    """SHA-256, shortened, of all that can change the numbers; `weights` is the digest of the weights if known."""
-    about = identity(subject, probe.uses, weights)  # first: hashing discards values cached for other weights
-    parameters = probe.identity(subject) if isinstance(probe, Identifies) else asdict(probe)  # type: ignore[call-overload]
-    content = {"probe": probe.name, "parameters": parameters, **about}
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:10]
-
-
 def reduce_of(name: str, parameters: Mapping[str, Any]) -> Reduce | None:
     """The `reduce` of a stored group's probe; None where it has none or the probe is unknown."""
     if name not in PROBES:
@@ -249,43 +236,3 @@ def _by_stages(
     else:
         for unit in rest:
             yield unit, {name: step.derived[name][unit.index] for name in plan.quantities}
-
-
-def measure_units(
-    probe: Probe | Sweeps, subject: Subject, units: Sequence[Unit], executor: Executor | None, workers: int
-) -> Generator[tuple[Unit, Values]]:
-    """Units with their values, in-line in order, or as an executor finishes them."""
-    if executor is None:
-        yield from zip(units, sweep(probe, subject, units), strict=True)
-        return
-    if subject.spec is None or not subject.reloadable:
-        raise ValueError(
-            "workers load the subject by themselves and cannot load a model, data or a loss made in Python; "
-            "give a checkpoint with --model file.py:callable, or use one worker"
-        )
-    size = max(1, math.ceil(len(units) / (4 * workers)))
-    chunks = [list(units[i : i + size]) for i in range(0, len(units), size)]
-    tasks: dict[Future[list[Values]], list[Unit]] = {}
-    try:
-        for chunk in chunks:  # raises here already if a worker of the pool has died
-            tasks[executor.submit(_measure, probe, subject.spec, chunk)] = chunk
-        for task in as_completed(tasks):
-            yield from zip(tasks[task], task.result(), strict=True)
-    except BrokenProcessPool:
-        raise RuntimeError("a worker died (out of memory?); run again to resume, with fewer workers") from None
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-_loaded = threading.local()  # one subject per worker thread: probes write to the model's weights in place
-_loading = threading.Lock()  # a fresh model draws from torch's global generator
-
-
-@exact_arithmetic()  # a worker process has settings of its own
-def _measure(probe: Probe | Sweeps, spec: Spec, units: list[Unit]) -> list[Values]:
-    if getattr(_loaded, "spec", None) != spec:
-        with _loading:
-            _loaded.subject, _loaded.spec = load_spec(spec), spec
-    with suitable_threads(_loaded.subject):
-        return list(sweep(probe, _loaded.subject, units))

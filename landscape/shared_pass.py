@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from landscape.executors.executor import IN_PROCESS, Executor
 from landscape.layers.forward_hooks import run_with_hooks
 from landscape.options import OptionError
 from landscape.probe import Probe, SharesPass, Unit, Values
 from landscape.results.run_key import Outcome
-from landscape.run import AnyWriter, Report, UnitResult, measure_units, run_key, run_loop, with_stored_batch_size
+from landscape.run import AnyWriter, Report, UnitResult, run_key, run_loop, with_stored_batch_size
 from landscape.subject.identity import weights_sha256
 from landscape.subject.precision import exact_arithmetic
 from landscape.subject.subject import Subject
@@ -65,8 +65,7 @@ def run_shared_pass(
     path: Path | None,
     *,
     label: str = "",
-    executor: Executor | None = None,
-    workers: int = 1,
+    executor: Executor = IN_PROCESS,
     overwrite: bool = False,
     report: Report | None = None,
 ) -> list[Outcome]:
@@ -82,8 +81,8 @@ def run_shared_pass(
     outcomes: dict[str, Outcome] = {}
     for own, several in by_batch_size.values():
         keys = [run_key(probe, own, label, weights=weights) for probe in several]
-        results = partial(_results, several, own, executor, workers)
-        here = None if executor else own
+        results = partial(_results, several, own, executor)
+        here = own if executor.here else None
         filled = run_loop(path, keys, results, here=here, overwrite=overwrite, report=report)
         outcomes |= {probe.name: outcome for probe, outcome in zip(several, filled, strict=True)}
     return [outcomes[probe.name] for probe in probes]
@@ -92,8 +91,7 @@ def run_shared_pass(
 def _results(
     probes: Sequence[SharedPassProbe],
     subject: Subject,
-    executor: Executor | None,
-    workers: int,
+    executor: Executor,
     writers: Sequence[AnyWriter],
     pending: Sequence[Sequence[Unit]],
 ) -> Generator[UnitResult]:
@@ -106,5 +104,5 @@ def _results(
     for _, (unit, several) in sorted(lacking.items()):
         passes.setdefault(tuple(probe.name for probe in several), (several, []))[1].append(unit)
     for several, units in passes.values():
-        with contextlib.closing(measure_units(_OnePass(tuple(several)), subject, units, executor, workers)) as finished:
+        with contextlib.closing(executor.measure(_OnePass(tuple(several)), subject, units)) as finished:
             yield from finished

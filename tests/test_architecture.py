@@ -24,6 +24,7 @@ ORDER = (
     ("curvature", "predictions"),
     ("layers", "weight_space"),
     ("probes", "training"),
+    ("executors", "event_log"),
     ("run",),
     ("shared_pass", "progress"),
     ("api",),

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import functools
 import gc
-import multiprocessing
 import os
 import subprocess
 import sys
 
 import pytest
 
-from landscape.cli.process_setup import MALLOC, WAITING, importing, worker_pool
-from landscape.subject import threads
+from landscape.cli.process_setup import MALLOC, WAITING, executor_of, importing
+from landscape.options import OptionError
 
 ALLOCATE = """
 import resource, sys, torch
@@ -79,22 +78,9 @@ def test_the_openmp_library_of_torch_is_told_not_to_spin() -> None:
     assert "GOMP_SPINCOUNT = '0'" in run.stderr
 
 
-def test_workers_share_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "thread_limit", lambda: 6)
-    with worker_pool(4) as pool:
-        assert pool is not None
-        assert pool._initargs[0] == 1  # type: ignore[attr-defined]
-    with worker_pool(2) as pool:
-        assert pool is not None
-        assert pool._initargs[0] == 3  # type: ignore[attr-defined]
-
-
-@pytest.mark.slow
-def test_a_data_loader_in_a_worker_starts_its_own_workers_like_the_main_process() -> None:
-    with worker_pool(2) as pool:
-        assert pool is not None
-        method = pool.submit(eval, "__import__('multiprocessing').get_start_method()").result()
-    assert method == multiprocessing.get_start_method()
+def test_workers_of_its_own_exclude_those_of_a_scheduler() -> None:
+    with pytest.raises(OptionError, match="--workers 2 starts workers of its own"), executor_of(2, "tcp://[::1]:1"):
+        pass
 
 
 @pytest.mark.slow

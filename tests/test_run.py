@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from multiprocessing import get_context
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +22,11 @@ from torch import nn
 from landscape import models
 from landscape.checkpoints.checkpoint import state_dict_sha256, write_checkpoint
 from landscape.checkpoints.raw_files import file_sha256
+from landscape.executors.executor import Executor
+from landscape.executors.local_processes import Processes
+from landscape.executors.work import measure_chunk, work_of
 from landscape.plots import report
-from landscape.probe import Plan, Probe, Quantity
+from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.probes import PROBES, probe_class
 from landscape.results import group as groups
 from landscape.results import reader
@@ -59,11 +60,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+class Threads:
+    """Chunks as a worker of dask with two threads measures them."""
+
+    here, workers = False, 2
+
+    def __init__(self) -> None:
+        self.pool = ThreadPoolExecutor(2, initializer=torch.set_num_threads, initargs=(1,))
+
+    def measure(self, probe: Any, subject: subject.Subject, units: Sequence[Unit]) -> Generator[tuple[Unit, Values]]:
+        work, size = work_of(probe, subject), max(1, len(units) // 8)
+        chunks = [units[i : i + size] for i in range(0, len(units), size)]
+        for chunk, found in zip(chunks, self.pool.map(lambda chunk: measure_chunk(work, chunk), chunks), strict=True):
+            yield from ((unit, values) for unit, (_, values) in zip(chunk, found, strict=True))
+
+
 @pytest.fixture(scope="module")
 def executors() -> Iterator[Mapping[str, Executor]]:
-    options: dict[str, Any] = {"initializer": torch.set_num_threads, "initargs": (1,)}
-    with ThreadPoolExecutor(2) as threads, ProcessPoolExecutor(2, mp_context=get_context("spawn"), **options) as others:
-        yield {"threads": threads, "processes": others}
+    threads = Threads()
+    with threads.pool, Processes(2) as processes:
+        yield {"threads": threads, "processes": processes}
 
 
 def save(path: Path, *, seed: int, **changed: Any) -> Path:
@@ -147,7 +163,7 @@ def test_threads_equal_processes_equal_in_line(
     probe = small(name)
     here, there = tmp_path / "here.h5", tmp_path / "there.h5"
     in_line = run(probe, fitting(name, folder), here)
-    spread = run(probe, fitting(name, folder), there, executor=executors[kind], workers=2)
+    spread = run(probe, fitting(name, folder), there, executor=executors[kind])
     assert spread == in_line
     assert_same(stored_result(there, spread), stored_result(here, in_line))
 
@@ -186,7 +202,7 @@ def test_a_line_to_another_checkpoint_is_the_same_by_any_way(
     assert_same(stored_result(path, run(probe, loaded(folder), path)), whole)
     for kind, executor in executors.items():
         there = tmp_path / f"{kind}.h5"
-        assert_same(stored_result(there, run(probe, loaded(folder), there, executor=executor, workers=2)), whole)
+        assert_same(stored_result(there, run(probe, loaded(folder), there, executor=executor)), whole)
     assert np.isfinite(whole["barrier"]).all()
 
 
@@ -209,7 +225,7 @@ def test_fresh_models_are_the_same_in_threads(tmp_path: Path, executors: Mapping
     options: dict[str, Any] = {"model": "vit_demo", "data": "digits", "samples": 16, "batch_size": 2}
     probe, path = small("variance"), tmp_path / "results.h5"
     whole = stored_result(tmp_path / "whole.h5", run(probe, loading.load(**options), tmp_path / "whole.h5"))
-    outcome = run(probe, loading.load(**options), path, executor=executors["threads"], workers=2)
+    outcome = run(probe, loading.load(**options), path, executor=executors["threads"])
     assert_same(stored_result(path, outcome), whole)
 
 
@@ -218,7 +234,7 @@ def test_threads_share_no_switch_of_the_attention_kernels(tmp_path: Path, execut
     probe, path = small("hessian", top=1, batches=8, max_products=2), tmp_path / "results.h5"
     here, there = (loading.load(**options, batch_size=2) for _ in range(2))
     whole = stored_result(tmp_path / "whole.h5", run(probe, here, tmp_path / "whole.h5"))
-    outcome = run(probe, there, path, executor=executors["threads"], workers=2)
+    outcome = run(probe, there, path, executor=executors["threads"])
     assert_same(stored_result(path, outcome), whole)
     assert torch.backends.cuda.flash_sdp_enabled()
 
@@ -511,7 +527,7 @@ def test_a_preview_spread_over_workers_has_the_content_of_one_in_line(
     kind: str, previewed: Arrays, folder: Path, tmp_path: Path, executors: Mapping[str, Executor]
 ) -> None:
     path = tmp_path / "results.h5"
-    assert_same(stored_result(path, run(preview(), few(folder), path, executor=executors[kind], workers=2)), previewed)
+    assert_same(stored_result(path, run(preview(), few(folder), path, executor=executors[kind])), previewed)
 
 
 @pytest.mark.slow
@@ -548,17 +564,7 @@ def test_workers_refuse_a_module_made_in_python(tmp_path: Path, executors: Mappi
     with pytest.raises(
         ValueError, match=r"cannot load a model, data or a loss made in Python; .*--model file.py:callable"
     ):
-        run(small("surface"), made, tmp_path / "results.h5", executor=executors["threads"], workers=2)
-
-
-@pytest.mark.parametrize("long_dead", [False, True])
-def test_a_worker_that_dies_is_one_line(folder: Path, tmp_path: Path, long_dead: bool) -> None:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        death = pool.submit(os._exit, 9)
-        if long_dead:
-            death.exception()
-        with pytest.raises(RuntimeError, match=r"a worker died \(out of memory\?\); run again to resume"):
-            run(small("variance"), loaded(folder), tmp_path / "results.h5", executor=pool)
+        run(small("surface"), made, tmp_path / "results.h5", executor=executors["threads"])
 
 
 def test_a_journal_of_an_unknown_probe_is_adopted_without_its_summaries(folder: Path, tmp_path: Path) -> None:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from analytic import same_state, state
-from test_run import assert_same, save, stop_after
+from test_run import Threads, assert_same, save, stop_after
 from torch import nn
 
 import landscape
 from landscape import models
 from landscape.api import configure_shared_pass, features
+from landscape.executors.executor import Executor
+from landscape.executors.local_processes import Processes
 from landscape.layers.forward_hooks import run_with_hooks
 from landscape.options import OptionError
 from landscape.probes import FEATURES
@@ -48,9 +48,9 @@ def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def executors() -> Iterator[Mapping[str, Executor]]:
-    options: dict[str, Any] = {"initializer": torch.set_num_threads, "initargs": (1,)}
-    with ThreadPoolExecutor(2) as threads, ProcessPoolExecutor(2, mp_context=get_context("spawn"), **options) as others:
-        yield {"threads": threads, "processes": others}
+    threads = Threads()
+    with threads.pool, Processes(2) as processes:
+        yield {"threads": threads, "processes": processes}
 
 
 def probes(**options: Any) -> list[SharedPassProbe]:
@@ -99,7 +99,7 @@ def test_threads_equal_processes_equal_in_line(
     kind: str, vit: Path, alone: list[Arrays], tmp_path: Path, executors: Mapping[str, Executor]
 ) -> None:
     path = tmp_path / "results.h5"
-    outcomes = run_shared_pass(probes(), loaded(vit), path, executor=executors[kind], workers=2)
+    outcomes = run_shared_pass(probes(), loaded(vit), path, executor=executors[kind])
     assert_all_same(results(path, outcomes), alone)
 
 

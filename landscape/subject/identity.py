@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterable
@@ -12,6 +13,7 @@ from landscape.checkpoints.checkpoint import state_dict_sha256
 from landscape.checkpoints.user_code import spec_sha256
 from landscape.data.dataset import Batches, BatchList, Images
 from landscape.models import providers
+from landscape.probe import Identifies, Probe
 from landscape.subject.code_identity import object_sha256
 from landscape.subject.losses import MEANINGS, cross_entropy
 from landscape.subject.smoothing import inserted
@@ -65,6 +67,14 @@ def identity(subject: Subject, uses: Iterable[str], weights: str | None = None) 
         "augmentation": asdict(augmentation) if augmentation else None,
         "spec": {name: fields[name] for name in sorted(used)},
     }
+
+
+def digest(probe: Probe, subject: Subject, weights: str | None = None) -> str:
+    """SHA-256, shortened, of all that can change the numbers; `weights` is the digest of the weights if known."""
+    about = identity(subject, probe.uses, weights)  # first: hashing discards values cached for other weights
+    parameters = probe.identity(subject) if isinstance(probe, Identifies) else asdict(probe)  # type: ignore[call-overload]
+    content = {"probe": probe.name, "parameters": parameters, **about}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:10]
 
 
 def attributes(subject: Subject) -> dict[str, str | int | float]:

@@ -1,0 +1,48 @@
+"""Write what a command does as JSON lines, for programs that watch it (`--log FILE`)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Iterator
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+_file: ContextVar[IO[str] | None] = ContextVar("_file", default=None)
+
+
+@contextlib.contextmanager
+def event_log(path: Path | None, **about: Any) -> Iterator[None]:
+    """Append events to a file while the block runs: `start` with what it is about, and `end` with the error if any.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    if path is None:
+        yield
+        return
+    with path.open("a", encoding="utf-8", buffering=1) as file:
+        token = _file.set(file)
+        try:
+            record("start", **about)
+            try:
+                yield
+            except BaseException as error:
+                record("end", error=" ".join(str(error).split()) or type(error).__name__)
+                raise
+            record("end", error=None)
+        finally:
+            _file.reset(token)
+
+
+def record(event: str, **fields: Any) -> None:
+    """Append one event: a JSON object in a line, with its time (ISO 8601, UTC); nothing where no log is open."""
+    if (file := _file.get()) is None:
+        return
+    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()}
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    with contextlib.suppress(OSError):  # a full disk must not end a measurement
+        file.write(json.dumps({"time": now, "event": event, **finite}, default=str) + "\n")

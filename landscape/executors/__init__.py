@@ -1,0 +1,1 @@
+"""Measure units in this process, in processes of this machine, or on the workers of a dask scheduler."""
