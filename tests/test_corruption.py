@@ -15,6 +15,7 @@ from PIL import Image
 
 import landscape
 from landscape.data import corruption_cache, corruptions
+from landscape.data.sampling import subset
 from landscape.exchange import corruption_csv, importing
 from landscape.options import OptionError
 from landscape.plots import appearance
@@ -24,7 +25,7 @@ from landscape.results import reader
 from landscape.results.corruption_summary import paired_difference, reduced
 from landscape.results.paired import comparable
 from landscape.results.statistics import mean_and_standard_error
-from landscape.run import reduce_of
+from landscape.run import reduce_of, run_key
 from landscape.subject.loading import load
 from landscape.subject.subject import Subject
 
@@ -153,6 +154,25 @@ def test_networks_on_the_same_images_are_compared_image_by_image(root: Path, tmp
     assert labels[-3:] == ["difference in mean accuracy", "difference in mean NLL (nats)", "difference in mean ECE"]
 
 
+def digest(subject: Subject, **options: Any) -> str:
+    return run_key(Corruption(**{**FEW, **options}), subject, "").digest
+
+
+def test_a_replaced_file_of_the_same_size_is_another_source(root: Path) -> None:
+    subject, path = subject_on(root, samples=30), root / "CIFAR-10-C/snow.npy"
+    before, content = digest(subject), np.load(path)
+    used = int(subset(CLASSES.astype(np.int64), 30)[7])
+    content[4 * 40 + used, 5, 6, 1] ^= 1
+    np.save(path, content)
+    assert digest(subject) != before
+    assert digest(subject) == digest(subject_on(root, samples=30))
+    content[4 * 40 + used, 5, 6, 1] ^= 1
+    content[2 * 40 + used] ^= 1  # severity 3, which is not measured
+    content[4 * 40 + int(subset(CLASSES.astype(np.int64), None)[35])] ^= 1  # a sample that is not measured
+    np.save(path, content)
+    assert digest(subject) == before
+
+
 PUBLISHED = "{},{},2.67,0.0,0.9,0.4952,0.77,0.0,0.8,0.34,0.59,1.0,0.43,0.76,0.73,0.24\n"
 
 
@@ -244,6 +264,10 @@ def test_pictures_of_imagenet_c_are_found_in_both_layouts(tmp_path: Path, nested
     there = load(model="resnet_demo", model_arg=arguments, data=str(corrupted / "fog/5"), device="cpu")
     there.model.load_state_dict(subject.model.state_dict())
     assert float(found["nll"][0, 1]) == pytest.approx(landscape.evaluate(there)["loss"], abs=1e-6)
+    chosen = {"corruptions": "fog", "source": str(tmp_path / "ImageNet-C")}
+    before, replaced = digest(subject, **chosen), corrupted / "fog/5/n1/2.png"
+    replaced.write_bytes(replaced.read_bytes() + b"\0")
+    assert digest(subject, **chosen) != before
 
 
 @library

@@ -15,7 +15,8 @@ import landscape
 from landscape.data import perturbations
 from landscape.data.dataset import Batches, Images
 from landscape.options import OptionError
-from landscape.probes.perturbation import Perturbation
+from landscape.probes.perturbation import Perturbation, rows_of
+from landscape.run import run_key
 from landscape.subject.loading import load
 from landscape.subject.members import with_members
 from landscape.subject.subject import Subject
@@ -66,6 +67,18 @@ def test_the_scores_of_files_are_those_of_their_definition(root: Path) -> None:
     assert float(found["accuracy"][0]) == pytest.approx((p.argmax(2) == CLASSES).mean())
     np.testing.assert_allclose(found["accuracy_at"][0], (p.argmax(2) == CLASSES).mean(axis=1))
     assert np.isnan(found["consistency_at"][0, -1])  # the last frame has no next one
+
+
+def test_a_replaced_file_of_the_same_size_is_another_source(root: Path) -> None:
+    subject, path = subject_on(root, samples=9), root / "CIFAR-10-P/tilt.npy"
+    used, before = rows_of(subject), run_key(Perturbation(), subject, "").digest
+    content = np.load(path)
+    content[np.setdiff1d(np.arange(12), used)] ^= 1  # samples that are not measured
+    np.save(path, content)
+    assert run_key(Perturbation(), subject, "").digest == before
+    content[used[4], 2, 3, 4, 0] ^= 1
+    np.save(path, content)
+    assert run_key(Perturbation(), subject, "").digest != before
 
 
 def test_a_network_that_always_answers_the_same_is_consistent(root: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from analytic import run_probe
 from PIL import Image
 from torch import Tensor, nn
 
@@ -16,6 +17,8 @@ import landscape
 from landscape.data import cue_conflict
 from landscape.data.dataset import Batches, Images
 from landscape.options import OptionError
+from landscape.probes.shape_bias import ShapeBias
+from landscape.run import run_key
 from landscape.subject.members import with_members
 from landscape.subject.subject import Subject
 
@@ -75,6 +78,19 @@ def test_decisions_are_counted_by_shape_and_by_texture(tmp_path: Path) -> None:
     assert float(found["texture_accuracy"]) == pytest.approx(2 / 5)
     assert found.attrs["left_out"] == 1
     assert "5 pictures of cues" in found.attrs["protocol"]
+
+
+def test_a_replaced_picture_of_the_same_size_is_another_one(tmp_path: Path) -> None:
+    chosen = mapping(tmp_path / "m.json", {"cat": [0], "dog": [1]})
+    probe, of = ShapeBias(cues=str(tmp_path), mapping=chosen), subject()
+    path, digests, decided = tmp_path / "cat1-dog1.bmp", [], []
+    for red in (0, 255):
+        folder(tmp_path, {path.name: red})
+        digests.append((path.stat().st_size, run_key(probe, of, "").digest))
+        decided.append(run_probe(probe, of)["by_shape"].sum())
+    assert digests[0][0] == digests[1][0]
+    assert digests[0][1] != digests[1][1]
+    assert decided == [0, 1]
 
 
 def test_a_category_has_the_mean_probability_of_its_classes() -> None:

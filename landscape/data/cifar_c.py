@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from landscape.data import cifar
 from landscape.data.dataset import Images
+from landscape.data.file_contents import rows_sha256
 from landscape.data.sampling import Samples, subset
 from landscape.options import OptionError
 
@@ -75,6 +77,22 @@ def load(name: str, *, root: Path | None, split: str, samples: Samples) -> Image
         pixels[position] = images[of_severity][rows[position]].transpose(2, 0, 1)
     inputs, labels_of_rows = torch.from_numpy(pixels), torch.from_numpy(targets[rows])
     return Images(inputs, labels_of_rows, name, release.classes, 32, release.mean, release.std)
+
+
+def content(folder: Path, corruption: str, severities: Sequence[int], samples: Samples) -> list[str]:
+    """Digests of the images and classes of one corruption that `load` reads.
+
+    Raises:
+        FileNotFoundError, ValueError: as `load`.
+    """
+    name = f"{folder.name.lower()}:{corruption}"
+    images, labels = _array(folder, corruption, name), _array(folder, LABELS, name)
+    each = len(images) // SEVERITIES
+    rows = [
+        each * (severity - 1) + subset(np.array(labels[each * (severity - 1) : each * severity], np.int64), samples)
+        for severity in severities
+    ]
+    return [rows_sha256(folder / f"{stem}.npy", np.concatenate(rows)) for stem in (corruption, LABELS)]
 
 
 def _array(folder: Path, stem: str, name: str) -> Any:

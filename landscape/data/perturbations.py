@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from landscape.data import cifar
+from landscape.data.file_contents import rows_sha256
 from landscape.probe import derived_seed
 
 FOLDERS = {"cifar10": "CIFAR-10-P", "cifar100": "CIFAR-100-P"}
@@ -98,3 +99,13 @@ def opened(folder: Path, name: str, images: int) -> Any:
             f"{path} has {len(array)} sequences and the test split {images} images; expected one sequence per image"
         )
     return array
+
+
+def content(folder: Path, name: str, images: int, rows: np.ndarray) -> str:
+    """Digest of the sequences of some images, the rows of a file.
+
+    Raises:
+        FileNotFoundError, ValueError: as `opened`.
+    """
+    opened(folder, name, images)
+    return rows_sha256(folder / f"{name}.npy", rows)

@@ -60,7 +60,8 @@ class Corruption(Probe):
 
     def identity(self, subject: Subject) -> dict[str, Any]:
         """The parameters, with texts parsed, and the content of source and baseline for their paths."""
-        chosen = {"corruptions": self._names, "severities": self._severities, "source": self._source(subject).identity}
+        source = self._source(subject).identity(subject, self._names, self._severities)
+        chosen = {"corruptions": self._names, "severities": self._severities, "source": source}
         against = {name: values.tolist() for name, values in self._baseline().items()}
         return {**asdict(self), **chosen, "baseline": against}
 

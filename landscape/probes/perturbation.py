@@ -60,9 +60,11 @@ class Perturbation(Probe):
         require(bool(self.perturbations), "perturbations", "nothing", "all, or names separated by commas")
 
     def identity(self, subject: Subject) -> dict[str, Any]:
-        """The parameters, with the sequences for their place."""
-        folder = self._folder(subject)
-        files = [[name, (folder / f"{name}.npy").stat().st_size] for name in self._names(subject)] if folder else []
+        """The parameters, with the content of the sequences for their place."""
+        folder, files = self._folder(subject), []
+        if folder is not None:
+            rows, names, count = rows_of(subject), self._names(subject), images_in_split(subject)
+            files = [[name, perturbations.content(folder, name, count, rows)] for name in names]
         return {**asdict(self), "perturbations": self._names(subject), "source": files or GENERATED}
 
     def plan(self, subject: Subject) -> Plan:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from landscape.data import cue_conflict, decoding
 from landscape.data.dataset import Images
+from landscape.data.file_contents import file_sha256
 from landscape.data.preprocessing import Resize, parse_crop
 from landscape.options import OptionError
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
@@ -63,10 +64,8 @@ class ShapeBias(Probe):
     ] = ""
 
     def identity(self, subject: Subject) -> dict[str, Any]:
-        """The parameters, with names and sizes of the pictures and the content of the mapping for their paths."""
-        cues = cue_conflict.listed(Path(self.cues).expanduser()) if self.cues else []
-        files = [[cue.path.name, cue.path.stat().st_size] for cue in cues]
-        return {**asdict(self), "cues": files, "mapping": self._categories(subject)}
+        """The parameters, with names and content of the pictures and the content of the mapping for their paths."""
+        return {**asdict(self), "cues": self._contents, "mapping": self._categories(subject)}
 
     def plan(self, subject: Subject) -> Plan:
         found = self._conflicts(subject)
@@ -143,12 +142,21 @@ class ShapeBias(Probe):
         return cue_conflict.class_names(spec.data or clean.name, classes)
 
     def _conflicts(self, subject: Subject) -> Conflicts:
-        return conflicts(subject, self.cues, tuple((name, *of) for name, of in self._categories(subject).items()))
+        categories = tuple((name, *of) for name, of in self._categories(subject).items())
+        return conflicts(subject, self.cues, categories, self._contents)
+
+    @property
+    def _contents(self) -> tuple[tuple[str, str], ...]:
+        """Name and digest of every picture."""
+        cues = cue_conflict.listed(Path(self.cues).expanduser()) if self.cues else []
+        return tuple((cue.path.name, file_sha256(cue.path)) for cue in cues)
 
 
 @once_per_weights
-def conflicts(subject: Subject, cues: str, categories: tuple[tuple[Any, ...], ...]) -> Conflicts:
-    """The pictures to decide, with their categories.
+def conflicts(
+    subject: Subject, cues: str, categories: tuple[tuple[Any, ...], ...], contents: tuple[tuple[str, str], ...]
+) -> Conflicts:
+    """The pictures to decide, with their categories; `contents` tells them from others of the same names.
 
     Raises:
         OptionError: none of the pictures is of two categories of the model.

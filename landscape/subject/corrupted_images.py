@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from landscape.data import cifar_c, corruption_cache, corruptions, imagenet_c
 from landscape.data.dataset import Batches, Images
+from landscape.data.file_contents import listing_sha256
 from landscape.options import OptionError, did_you_mean
 from landscape.subject.preprocessing import load_images
 from landscape.subject.spec import Spec
@@ -20,7 +20,6 @@ from landscape.subject.subject import Subject
 
 AUTO, GENERATED = "auto", "generated"
 DESIGNED_FOR = 224  # px, the images that the severities of the package were chosen for
-FINGERPRINT = 16  # bytes of this many places of a file tell it from another one
 _log = logging.getLogger(__name__)
 
 
@@ -31,7 +30,20 @@ class Source:
     folder: Path | None  # of files; None: they are made
     names: tuple[str, ...]  # the corruptions that it has
     in_words: str  # for the protocol
-    identity: Any  # what tells it from another source in the digest of a run
+    made: Any = None  # package and seed of those that are made
+
+    def identity(self, subject: Subject, names: Sequence[str], severities: Sequence[int]) -> Any:
+        """What tells these corruptions from others in the digest of a run: of files the content that is read.
+
+        Of ImageNet-C, whose pictures would take minutes to read, the names and sizes of the pictures.
+        """
+        if self.folder is None:
+            return self.made
+        if _is_cifar(self.folder):
+            samples = (subject.spec or Spec()).samples
+            return [[name, *cifar_c.content(self.folder, name, severities, samples)] for name in names]
+        places = [(name, severity) for name in names for severity in severities]
+        return [[*place, listing_sha256(imagenet_c.pictures(self.folder, *place))] for place in places]
 
     def images(self, subject: Subject, name: str, severity: int, seed: int) -> Images:
         """The subject's samples under a corruption, in their order.
@@ -96,7 +108,7 @@ def source_of(subject: Subject, wanted: str, names: Sequence[str], seed: int) ->
         if name not in there:
             hint = did_you_mean(name, there)
             raise OptionError(f"--corruptions {name} is not in {folder}; it has {', '.join(there)}{hint}")
-    return Source(folder, there, f"corruptions of {folder.name}", _fingerprint(folder, names))
+    return Source(folder, there, f"corruptions of {folder.name}")
 
 
 def images_of(subject: Subject, what: str = "corruptions") -> Images:
@@ -122,26 +134,3 @@ def with_images(subject: Subject, images: Images) -> Subject:
 
 def _is_cifar(folder: Path) -> bool:
     return folder.name in {place for place, _ in cifar_c.FOLDERS.values()}
-
-
-def _fingerprint(folder: Path, names: Sequence[str]) -> list[Any]:
-    """Names, sizes and a few bytes of the files, to tell them from others without reading all."""
-    if not _is_cifar(folder):
-        found: list[Any] = []
-        for name in names:
-            files = sorted(path for path in imagenet_c.pictures(folder, name, 1).rglob("*") if path.is_file())
-            found.append([name, len(files), *(path.stat().st_size for path in files[:FINGERPRINT])])
-        return found
-    return [[name, *_bytes_of(folder / f"{name}.npy")] for name in (*names, cifar_c.LABELS)]
-
-
-def _bytes_of(path: Path) -> list[Any]:
-    if not path.is_file():
-        return []
-    size = path.stat().st_size
-    with path.open("rb") as stream:
-        parts = []
-        for place in np.linspace(0, max(0, size - FINGERPRINT), FINGERPRINT).astype(int):
-            stream.seek(place)
-            parts.append(stream.read(FINGERPRINT).hex())
-    return [size, *parts]
