@@ -28,7 +28,7 @@ def _rows_sha256(path: Path, size: int, changed: int, rows: bytes) -> str:
     digest = hashlib.sha256(f"{array.dtype} {array.shape[1:]}".encode())
     chosen = np.frombuffer(rows, np.int64)
     for block in np.split(chosen, np.flatnonzero(np.diff(chosen) != 1) + 1):  # rows that follow each other in the file
-        digest.update(memoryview(array[block[0] : block[-1] + 1]).cast("B"))
+        digest.update(np.ascontiguousarray(array[block[0] : block[-1] + 1]).data)
     return digest.hexdigest()
 
 

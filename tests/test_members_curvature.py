@@ -1,0 +1,138 @@
+"""Curvature and trajectory of the mean prediction of several dropout masks, against its dense Hessian in float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from analytic import run_probe, state
+from torch import Tensor, nn
+
+from landscape.probe import derived_seed
+from landscape.probes.convexity import Convexity
+from landscape.probes.density import Density
+from landscape.probes.hessian import Hessian
+from landscape.probes.trace import Trace
+from landscape.probes.trajectory import Trajectory
+from landscape.subject.dropout_masks import kept
+from landscape.subject.members import with_members
+from landscape.subject.subject import Subject
+from landscape.weight_space.planes import plane_of
+
+MEMBERS, RATE, UNITS, SIZES = 3, 0.4, 4, (7, 4)  # two mini-batches of different sizes
+DECAY = 0.1
+
+
+def subject() -> Subject:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, UNITS), nn.Tanh(), nn.Dropout(RATE), nn.Linear(UNITS, 3)).double().eval()
+    batches = [(torch.randn(size, 3, dtype=torch.float64), torch.arange(size) % 3) for size in SIZES]
+    return with_members(Subject(model, batches, weight_decay=DECAY), MEMBERS)
+
+
+def losses(weights: Tensor, of: Subject, batch: int, *, member: int | None = None) -> Tensor:
+    """- log of the mean over masks of the probability of each label, from the weights as one vector, by hand."""
+    first, hidden, last, out = weights.split([3 * UNITS, UNITS, 3 * UNITS, 3])
+    inputs, targets = of.batches[batch]
+    positions = torch.arange(SIZES[batch]) + (SIZES[0] if batch else 0)
+    units = (inputs @ first.view(UNITS, 3).T + hidden).tanh()
+    found = []
+    for m in range(MEMBERS) if member is None else [member]:
+        mask = kept(derived_seed(derived_seed(0, "dropout", m), 0), positions, UNITS, RATE)
+        found.append((units * mask / (1 - RATE) @ last.view(3, UNITS).T + out).softmax(dim=1))
+    return F.nll_loss(torch.stack(found).mean(dim=0).log(), targets, reduction="none")
+
+
+def weights_of(of: Subject) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in of.parameters.values()])
+
+
+def dense(of: Subject, batches: tuple[int, ...] = (0, 1), weights: Tensor | None = None) -> Tensor:
+    """The Hessian of the mean loss over the samples of some mini-batches, with weight decay."""
+    weights = weights_of(of) if weights is None else weights
+    total = lambda w: torch.cat([losses(w, of, i) for i in batches]).mean()  # noqa: E731
+    return torch.autograd.functional.hessian(total, weights) + DECAY * torch.eye(len(weights)).double()
+
+
+def test_the_loss_by_hand_is_that_of_the_subject() -> None:
+    of = subject()
+    for i in (0, 1):
+        torch.testing.assert_close(losses(weights_of(of), of, i).mean(), of.loss(i))
+    assert not torch.allclose(losses(weights_of(of), of, 0, member=0), losses(weights_of(of), of, 0, member=1))
+
+
+@pytest.mark.parametrize("hvp", ["auto", "kept"])
+def test_the_density_has_the_moments_of_the_dense_hessian(hvp: str) -> None:
+    of, steps = subject(), 31
+    found = run_probe(Density(vectors=2, steps=steps, hvp=hvp), of)
+    values = torch.linalg.eigvalsh(dense(of)).numpy()
+    assert len(values) == steps  # as many nodes as parameters: every node is an eigenvalue
+    np.testing.assert_allclose(found["largest"], values[-1], rtol=1e-8)
+    np.testing.assert_allclose(found["smallest"], values[0], rtol=1e-6, atol=1e-9)
+    real = found["nodes"][np.isfinite(found["nodes"])]
+    assert np.abs(real[:, None] - values).min(axis=1).max() < 1e-7
+    assert abs(found["mean"] - values.mean()) < 5 * found["mean_se"]
+
+
+@pytest.mark.parametrize("method", ["xtrace", "hutchinson", "hutch++"])
+def test_the_trace_is_that_of_the_dense_hessian(method: str) -> None:
+    of = subject()
+    found = run_probe(Trace(vectors=28, method=method), of)
+    for i in (0, 1):
+        error = abs(found["batch_trace"][i] - dense(of, (i,)).trace().item())
+        assert error < 4 * found["batch_trace_se"][i]
+    assert abs(found["trace"] - dense(of).trace().item()) < 4 * found["trace_se"]
+    assert found["trace_se"] < 0.2 * found["trace"]
+
+
+def test_the_eigenvalues_of_hessian_are_those_of_the_dense_one() -> None:
+    of = subject()
+    found = run_probe(Hessian(top=3, tol=1e-8), of)
+    for i in (0, 1):
+        values = torch.linalg.eigvalsh(dense(of, (i,)))
+        by_size = values[values.abs().argsort(descending=True)][:3]
+        np.testing.assert_allclose(np.sort(found["eigenvalue"][i]), np.sort(by_size.numpy()), rtol=1e-6)
+
+
+def test_convexity_has_both_ends_of_the_dense_hessian_at_displaced_weights() -> None:
+    of, probe = subject(), Convexity(resolution="2", range="0.5", tol=1e-8, seed=2)
+    found = run_probe(probe, of)
+    plane = plane_of(of, "random", normalize="filter", ignore=probe.ignore, seed=2)
+    sides = [torch.cat([d.get(name, torch.zeros_like(p)).reshape(-1) for name, p in of.parameters.items()])
+             for d in plane.directions]  # fmt: skip
+    for i, x in enumerate(found["x"]):
+        for j, y in enumerate(found["y"]):
+            there = weights_of(of) + float(x) * sides[0] + float(y) * sides[1]
+            values = torch.linalg.eigvalsh(dense(of, weights=there))
+            assert found["smallest"][i, j] == pytest.approx(values[0].item(), rel=1e-6)
+            assert found["largest"][i, j] == pytest.approx(values[-1].item(), rel=1e-6)
+            expected = torch.cat([losses(there, of, k) for k in (0, 1)]).mean().item()
+            assert found["loss"][i, j] == pytest.approx(expected, rel=1e-10)
+
+
+def test_a_trajectory_has_the_mean_prediction_of_every_snapshot_and_on_its_plane(tmp_path: Path) -> None:
+    of, path = subject(), []
+    end = weights_of(of)
+    for epoch in range(4):
+        path.append(end + 0.3 * (3 - epoch) * torch.randn_like(end))
+        values, own = path[-1].clone(), state(of.model)
+        pieces = values.split([own[name].numel() for name in own])
+        torch.save(
+            {name: piece.view(own[name].shape) for name, piece in zip(own, pieces, strict=True)},
+            tmp_path / f"epoch_{epoch:03}.pt",
+        )
+    found = run_probe(Trajectory(run=str(tmp_path)), of)
+    moved = torch.stack(path) - end
+    _, _, axes = torch.linalg.svd(moved - moved.mean(dim=0), full_matrices=False)
+    for t, weights in enumerate(path):
+        own = torch.cat([losses(weights, of, i) for i in (0, 1)])
+        on_plane = torch.cat([losses(end + axes[:2].T @ (axes[:2] @ moved[t]), of, i) for i in (0, 1)])
+        assert found["loss"][t] == pytest.approx(own.mean().item(), rel=1e-10)
+        assert found["loss_se"][t] == pytest.approx(own.std().item() / 11**0.5, rel=1e-10)
+        assert found["plane_loss"][t] == pytest.approx(on_plane.mean().item(), rel=1e-8)
+        excess = on_plane - own
+        assert found["plane_excess_se"][t] == pytest.approx(excess.std().item() / 11**0.5, rel=1e-6, abs=1e-12)
+    torch.testing.assert_close(weights_of(of), end)
