@@ -38,9 +38,13 @@ RUN: Mapping[str, Option] = {
     "preset": option(str, "settings of a paper: park2022", "", GENERAL),
     "workers": option(int, "number of processes that measure in parallel, with CUDA one per device", 1, GENERAL),
     "scheduler": option(str, "measure on the workers of a dask scheduler: tcp://HOST:8786 or its file", "", GENERAL),
+    "shard": option(
+        str, "measure the I-th of N parts of the units, for landscape merge; I/N, such as 1/8", "", GENERAL
+    ),
     "label": option(list[str], "name in the results file, one per checkpoint; repeatable", [], OUTPUT),
     "out": option(Path, "results file", Path("results.h5"), OUTPUT),
     "overwrite": option(bool, "measure again what the file already holds", False, OUTPUT),
+    "fsync": option(bool, "flush each finished unit to the disk: a power cut loses nothing either", False, OUTPUT),
     "quiet": option(bool, QUIET, False, OUTPUT),
     "log": option(Path | None, "append what happens to this file, as JSON lines", None, OUTPUT),
     "debug": option(bool, DEBUG, False, OUTPUT),

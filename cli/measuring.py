@@ -23,8 +23,8 @@ from landscape.cli.command_options import (
 from landscape.cli.loading import load
 from landscape.cli.process_setup import executor_of, importing
 from landscape.event_log import event_log, record
-from landscape.options import at_least, format_duration
-from landscape.probe import NotApplicable
+from landscape.options import at_least, format_duration, parse_shard
+from landscape.probe import WHOLE, NotApplicable, Shard
 from landscape.probes import FEATURES, probe_class
 from landscape.progress import Advice, Progress, say
 
@@ -77,15 +77,17 @@ def measure_all(
     workers: int = 1,
     scheduler: str = "",
     log: Path | None = None,
+    shard: str = "",
     label: Sequence[str] = (),
     overwrite: bool = False,
+    fsync: bool = False,
     quiet: bool = False,
 ) -> int:
     """Measure one checkpoint after the other into one file, by one probe or "features"; the number of those measured.
 
-    Parameters of the probe, and fields of `Spec` (`loading`), override the preset: give only those that the user
-    chose. The checkpoint None is the newest; labels come from the paths if none is given. Of several checkpoints,
-    those to which the probe does not apply are left out with a note.
+    Parameters of the probe, and fields of `Spec` (`loading`), override the preset: give only those that the user chose.
+    The checkpoint None is the newest; labels come from the paths. Of several, those to which the probe does not apply
+    are left out with a note.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -97,6 +99,7 @@ def measure_all(
     from landscape.subject.preprocessing import sharing_images
 
     at_least("workers", workers, 1)
+    common = {"shard": Shard(*parse_shard("shard", shard)), "fsync": fsync, "overwrite": overwrite}
     _configured(command, preset, parameters, loading)  # raises for invalid options, before any file is read
     with contextlib.ExitStack() as stack:
         stack.enter_context(event_log(log, command=command, out=out))
@@ -106,15 +109,13 @@ def measure_all(
         chosen = chosen_checkpoints(command, checkpoints, parameters, reading, label, quiet=quiet)
         runs, spec = _configured(command, preset, chosen.parameters, loading)
         refused: list[NotApplicable] = []
-        if len(chosen.paths) > 1:
-            stack.enter_context(sharing_images())
+        stack.enter_context(sharing_images() if len(chosen.paths) > 1 else contextlib.nullcontext())
         for path, name in zip(chosen.paths, chosen.labels, strict=True):
-            values = {**api.loading_defaults(probes_of(command)[0]), **spec}
-            subject = load(path, values, label=name, quiet=quiet)
+            subject = load(path, {**api.loading_defaults(probes_of(command)[0]), **spec}, label=name, quiet=quiet)
             _note_unusual_layers(runs[0], subject, quiet=quiet)
-            if len(runs) > 1:
-                say(f"{command}: {len(runs)} runs, each reported separately, with its share of any budget", quiet=quiet)
-            how: dict[str, Any] = {"label": name if label else "", "executor": executor, "overwrite": overwrite}
+            several = f"{command}: {len(runs)} runs, each reported separately, with its share of any budget"
+            say(several, quiet=quiet or len(runs) == 1)
+            how = {**common, "label": name if label else "", "executor": executor}
             try:
                 for probes in runs:
                     _measure(command, probes, subject, out, how, quiet=quiet)
@@ -176,7 +177,11 @@ def _measure(
     for outcome in outcomes:
         record("result", group=outcome.group, units=outcome.units, measured=outcome.measured, out=out)
         place, headline = f"{outcome.group} in {out}", headlines.headline(out, outcome.group)
-        if outcome.measured == 0:
+        if (shard := how["shard"]) != WHOLE:
+            place, headline = f"shard {shard} of {place}", "landscape merge joins the shards."
+        if shard != WHOLE and not outcome.units:
+            say(f"{place}: no units, because there are fewer than {shard.of}. {headline}", quiet=quiet)
+        elif outcome.measured == 0:
             say(f"already measured: {place}; --overwrite measures again. {headline}", quiet=quiet)
         elif kept := outcome.units - outcome.measured:
             said = f"{outcome.units:,} units complete, {outcome.measured:,} measured now in {took}"

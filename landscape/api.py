@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 import xarray as xr
 from torch import nn
 
-from landscape.options import OptionError, alternatives, did_you_mean, invalid, plain_number, require
-from landscape.probe import Probe, Varies
+from landscape.options import OptionError, alternatives, did_you_mean, invalid, parse_shard, plain_number, require
+from landscape.probe import Probe, Shard, Varies
 from landscape.probes import FEATURES, probe_class
 from landscape.progress import Advice, Progress, in_notebook
 from landscape.results import reader
@@ -41,6 +41,7 @@ def measure(
     preset: str = "",
     label: str = "",
     overwrite: bool = False,
+    shard: str = "",
     quiet: bool = False,
     report: Report | None = None,
     **options: Any,
@@ -61,6 +62,7 @@ def measure(
         preset: "park2022" for the paper's convention.
         label: readable name in the file.
         overwrite: measure again what the file already holds.
+        shard: "2/8" measures the second of eight parts of the units, for `landscape merge`; each needs its own file.
         quiet: print neither protocol nor progress.
         report: called with (finished units, all units) after every unit, in place of the progress bar, which appears
             after a second on a terminal or in a notebook.
@@ -72,7 +74,7 @@ def measure(
         OptionError: an option is unknown or out of its range.
         ValueError, OSError: see the message.
     """
-    naming = named(options)
+    naming, part = named(options), Shard(*parse_shard("shard", shard))
     made, loading = configure(probe, {**preset_of(probe, preset), **naming.options})
     loaded = _loaded(subject, probe, loading, label, given=set(options) - set(parameter_defaults(probe)))
     path = Path(out) if out is not None else None
@@ -84,7 +86,8 @@ def measure(
     )  # fmt: skip
     with measuring(loaded), bar as shown:
         for variant in variants(made):
-            outcome = run(variant, loaded, path, label=label, overwrite=overwrite, report=report or shown)
+            how: Any = {"label": label, "overwrite": overwrite, "shard": part}
+            outcome = run(variant, loaded, path, report=report or shown, **how)
     return _result(path, outcome)
 
 

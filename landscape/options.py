@@ -120,6 +120,20 @@ def parse_resolution(name: str, text: str) -> tuple[int, int]:
     return parts[0], parts[-1]
 
 
+def parse_shard(name: str, text: str) -> tuple[int, int]:
+    """Parse `I/N`, the I-th of N shards; (1, 1) if empty.
+
+    Raises:
+        OptionError: it is something else.
+    """
+    if not text:
+        return 1, 1
+    number, _, of = text.partition("/")
+    valid = number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)
+    require(valid, name, text, "I/N, the I-th of N shards, such as 1/8 up to 8/8")
+    return int(number), int(of)
+
+
 def parse_range(name: str, text: str, expected: str = "R or LOW:HIGH", *, whole: str = "") -> tuple[float, float]:
     """Parse `R` as (-R, R), or `LOW:HIGH`; `whole` is the text of the option if this is a part of it.
 

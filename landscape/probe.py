@@ -10,6 +10,7 @@ import contextlib
 import difflib
 import hashlib
 import inspect
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, is_dataclass
@@ -77,6 +78,30 @@ class Plan:
     def axis(self, name: str) -> np.ndarray:
         """Coordinate values of a unit axis or a further axis."""
         return self.over[name] if name in self.over else self.axes[name]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Every `of`-th unit of a plan, from the `number`-th on: the same in every process, whatever is finished."""
+
+    number: int = 1
+    of: int = 1
+
+    def part(self, plan: Plan, units: Sequence[Unit]) -> list[Unit]:
+        """The units that belong to this shard, in order; neighbours, which often cost alike, are in different ones."""
+        positions = [sum(i * n for i, n in zip(unit.index, strides(plan.shape), strict=True)) for unit in units]
+        return [unit for unit, at in zip(units, positions, strict=True) if at % self.of == self.number - 1]
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+
+def strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """How far apart neighbours along each axis are in C order."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+WHOLE = Shard()
 
 
 @dataclass(frozen=True)

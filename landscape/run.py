@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from landscape.executors.executor import IN_PROCESS, Executor
+from landscape.options import OptionError
 from landscape.probe import (
+    WHOLE,
     Autotunes,
     Estimates,
     Plan,
     Probe,
     Reduces,
+    Shard,
     Stages,
     Unit,
     Values,
@@ -56,14 +59,18 @@ def run(
     executor: Executor = IN_PROCESS,
     overwrite: bool = False,
     report: Report | None = None,
+    shard: Shard = WHOLE,
+    fsync: bool = False,
 ) -> Outcome:
     """Measure what is not yet in the file, which is created if absent; without a file (None) measure all.
 
     An executor other than this process needs a subject that its workers can load from its spec.
     `overwrite` discards a stored result first; `label` is the readable name of the result, also of one that is stored
-    already, by default the subject's.
+    already, by default the subject's. A `shard` measures its part of the units alone. With `fsync` each finished unit
+    is flushed to the disk.
 
     Raises:
+        OptionError: the probe cannot be divided into shards.
         Busy: another process is writing the same result into the same file.
         ValueError, OSError: the file cannot be used; see the message.
     """
@@ -72,6 +79,8 @@ def run(
     if not overwrite:
         subject = with_stored_batch_size(probe, subject, path, weights)
     key = run_key(probe, subject, label, choices, weights=weights)
+    if shard != WHOLE:
+        _require_shardable(probe, key)
 
     def results(writers: Sequence[AnyWriter], pending: Sequence[Sequence[Unit]]) -> Generator[UnitResult]:
         if isinstance(probe, Estimates) and pending[0] and _log.isEnabledFor(logging.INFO):
@@ -88,7 +97,7 @@ def run(
                 yield unit, {probe.name: values}
 
     here = subject if executor.here else None
-    (outcome,) = run_loop(path, [key], results, here=here, overwrite=overwrite, report=report)
+    (outcome,) = run_loop(path, [key], results, here=here, overwrite=overwrite, report=report, shard=shard, fsync=fsync)
     return outcome
 
 
@@ -100,6 +109,8 @@ def run_loop(
     here: Subject | None,
     overwrite: bool,
     report: Report | None,
+    shard: Shard = WHOLE,
+    fsync: bool = False,
 ) -> list[Outcome]:
     """The run loop: write what `results` measures of the pending units, and merge it about once a minute.
 
@@ -112,10 +123,10 @@ def run_loop(
     with contextlib.ExitStack() as stack:
         writers: list[AnyWriter] = []
         for key in keys:
-            writers.append(_writer(path, key))
+            writers.append(_writer(path, key, fsync=fsync))
             stack.enter_context(writers[-1])
-        pending = [writer.pending() for writer in writers]
-        total = math.prod(keys[0].plan.shape)
+        pending = [shard.part(writer.key.plan, writer.pending()) for writer in writers]
+        total = len(range(shard.number - 1, math.prod(keys[0].plan.shape), shard.of))
         done = total - len({unit.index for units in pending for unit in units})
         merged = time.monotonic()
         report_units(done, total)
@@ -137,10 +148,27 @@ def run_loop(
         return [Outcome(writer.group, total, len(units), writer.result()) for writer, units in pairs]
 
 
-def _writer(path: Path | None, key: RunKey) -> AnyWriter:
+def _writer(path: Path | None, key: RunKey, *, fsync: bool) -> AnyWriter:
     if path is None:
         return MemoryWriter(key, reduce_of=reduce_of)
-    return Writer(path, key, reduce_of=reduce_of)
+    return Writer(path, key, reduce_of=reduce_of, sync=fsync)
+
+
+def _require_shardable(probe: Probe, key: RunKey) -> None:
+    """Refuse shards of a run whose units, or whose question, follow from what only the whole run knows."""
+    chosen_for = key.attributes.get("chosen_for", key.digest)
+    if chosen_for != key.digest:
+        choices = key.attributes["choices"]
+        raise OptionError(
+            "--shard needs the same question on every machine, and --tune and --budget choose it by the speed of this "
+            f"one; give what they chose here as options instead: {choices}"
+        )
+    with MemoryWriter(key, reduce_of=reduce_of) as empty:
+        if isinstance(probe, Stages) and probe.stage(empty.arrays()) is not None:
+            raise OptionError(
+                f"--shard cannot divide this {probe.name}: it decides by all units so far which one is next; leave out "
+                f"{'--preview' if probe.name == 'surface' else '--tol'}, which asks for that, or --shard"
+            )
 
 
 def run_key(

@@ -7,12 +7,12 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from landscape.executors.executor import IN_PROCESS, Executor
 from landscape.layers.forward_hooks import run_with_hooks
 from landscape.options import OptionError
-from landscape.probe import Probe, SharesPass, Unit, Values
+from landscape.probe import WHOLE, Probe, Shard, SharesPass, Unit, Values
 from landscape.results.run_key import Outcome
 from landscape.run import AnyWriter, Report, UnitResult, run_key, run_loop, with_stored_batch_size
 from landscape.subject.identity import weights_sha256
@@ -68,6 +68,8 @@ def run_shared_pass(
     executor: Executor = IN_PROCESS,
     overwrite: bool = False,
     report: Report | None = None,
+    shard: Shard = WHOLE,
+    fsync: bool = False,
 ) -> list[Outcome]:
     """Measure what is not yet in the file, for several probes; arguments and errors as for `run`.
 
@@ -83,7 +85,8 @@ def run_shared_pass(
         keys = [run_key(probe, own, label, weights=weights) for probe in several]
         results = partial(_results, several, own, executor)
         here = own if executor.here else None
-        filled = run_loop(path, keys, results, here=here, overwrite=overwrite, report=report)
+        kept: Any = {"overwrite": overwrite, "shard": shard, "fsync": fsync}
+        filled = run_loop(path, keys, results, here=here, report=report, **kept)
         outcomes |= {probe.name: outcome for probe, outcome in zip(several, filled, strict=True)}
     return [outcomes[probe.name] for probe in probes]
 

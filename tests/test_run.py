@@ -25,8 +25,9 @@ from landscape.checkpoints.raw_files import file_sha256
 from landscape.executors.executor import Executor
 from landscape.executors.local_processes import Processes
 from landscape.executors.work import measure_chunk, work_of
+from landscape.options import OptionError
 from landscape.plots import report
-from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.probe import Plan, Probe, Quantity, Shard, Unit, Values
 from landscape.probes import PROBES, probe_class
 from landscape.results import group as groups
 from landscape.results import reader
@@ -308,6 +309,40 @@ def test_a_run_that_lost_its_file_resumes_from_its_journal(folder: Path, tmp_pat
     path.unlink()
     outcome = run(probe, loaded(folder, batch_size=32), path)  # one mini-batch, were it not for the journal's four
     assert (outcome.units, outcome.measured) == (4, 1)
+
+
+# --- shards ---
+
+
+def test_shards_divide_the_units_evenly_in_turns_and_independently_of_what_is_done(
+    folder: Path, tmp_path: Path
+) -> None:
+    probe, path = small("surface"), tmp_path / "results.h5"
+    key = run_key(probe, loaded(folder), "")
+    units = list(key.plan.units())
+    parts = [Shard(i, 4).part(key.plan, units) for i in range(1, 5)]
+    assert [unit.index for part in parts for unit in part] == [u.index for i in range(4) for u in units[i::4]]
+    with pytest.raises(KeyboardInterrupt):
+        run(probe, loaded(folder), path, report=stop_after(4))
+    outcome = run(probe, loaded(folder), path, shard=Shard(2, 4))
+    assert (outcome.units, outcome.measured) == (2, 1)  # units 1 and 5, of which the first was done
+    assert stored_result(path, outcome)["done"].ravel().tolist() == [1, 1, 1, 1, 0, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("surface", {"resolution": "21", "preview": True}, "decides by all units so far .* leave out --preview"),
+        ("trace", {"tol": 0.1}, "leave out --tol"),
+        ("surface", {"tune": True}, "--tune and --budget choose it by the speed of this one"),
+    ],
+)
+def test_what_no_shard_can_know_alone_is_refused(
+    name: str, options: dict[str, Any], message: str, folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        run(small(name, **options), loaded(folder), tmp_path / "results.h5", shard=Shard(1, 2))
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- the run key ---
