@@ -15,7 +15,19 @@ import typer
 from typer.core import TyperGroup
 
 from landscape.checkpoints.huggingface_cache import folder_of
-from landscape.cli import build_up, demo, evaluate, figures, import_export, layers, reproduce, show, smoothing, training
+from landscape.cli import (
+    build_up,
+    demo,
+    evaluate,
+    figures,
+    heads,
+    import_export,
+    layers,
+    reproduce,
+    show,
+    smoothing,
+    training,
+)
 from landscape.cli.measuring import command_of
 from landscape.cli.process_setup import set_up_process
 from landscape.options import OptionError
@@ -64,6 +76,7 @@ for _name in MEASURING:
     _add_probe(app, _name, _placeholder)
 _command: Any
 app.command(rich_help_panel=MEASURE)(smoothing.smoothing)
+app.command(rich_help_panel=MEASURE)(heads.heads)
 app.command("build-up", rich_help_panel=TRAIN)(build_up.build_up)
 for _command in (training.train, training.models, demo.demo, reproduce.reproduce):
     app.command(rich_help_panel=TRAIN)(_command)

@@ -41,7 +41,7 @@ def smoothing(
             measure_all(probe, [checkpoint], parameters, {**loading, "mc_dropout": count}, out=out, quiet=True)
     for rows in smoothing_study.tables(out):
         typer.echo(text_table(rows))
-    for path in drawing.draw_smoothing(out, figures):
+    for path in drawing.draw_studies(out, figures, names=("smoothing",)):
         typer.echo(path)
 
 

@@ -71,3 +71,6 @@ FIGURES: Mapping[str, FigureEntry] = {
         FigureEntry("probe_linear", "probe-linear", needs=("accuracy", "accuracy_se", "depth", "kind", "reduces")),
     )
 }
+
+# Figures of several probes together: module by name of the file. Each offers `studies`, `page` of a study and MEANING.
+STUDIES: Mapping[str, str] = {"smoothing": "smoothing_study", "heads": "heads_study"}

@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.options import OptionError
-from landscape.plots import FIGURES, style
+from landscape.plots import FIGURES, STUDIES, style
 from landscape.plots.appearance import looks
 from landscape.results import reader
 from landscape.results.replacing import replacing
@@ -69,19 +70,24 @@ def draw(
             if figure.name == "hessian" and eigenvalues is not None:
                 page.keywords["ranges"] = ((eigenvalues[0], 0.0), (0.0, eigenvalues[1]))
             written += _save(figure.name, page, folder, formats)
-    return written + (draw_smoothing(path, out, formats) if probes is None else [])
+    return written + (draw_studies(path, out, formats) if probes is None else [])
 
 
-def draw_smoothing(path: Path | str, out: Path | str, formats: Sequence[str] = ("png",)) -> list[Path]:
-    """Draw every checkpoint that was scored with and without smoothing blocks; return the files, `smoothing*`."""
-    from landscape.plots import smoothing_study
+def draw_studies(
+    path: Path | str, out: Path | str, formats: Sequence[str] = ("png",), names: Sequence[str] = tuple(STUDIES)
+) -> list[Path]:
+    """Draw figures of several probes together where a file holds what they need; return the files.
 
-    found = smoothing_study.studies(reader.groups(path))
+    They are named like the study, several of one kind with their labels: `smoothing.png`, `smoothing-LABEL.png`.
+    """
     written = []
-    for study in found:
-        label = re.sub(r"[^\w.+-]", "_", study.label)
-        name = f"smoothing-{label}" if len(found) > 1 else "smoothing"
-        written += _save(name, partial(smoothing_study.page, study), Path(out), formats)
+    for name in names:
+        module = import_module(f"landscape.plots.{STUDIES[name]}")
+        found = module.studies(reader.groups(path))
+        for study in found:
+            label = re.sub(r"[^\w.+-]", "_", study.label)
+            file = f"{name}-{label}" if len(found) > 1 else name
+            written += _save(file, partial(module.page, study), Path(out), formats)
     return written
 
 

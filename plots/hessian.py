@@ -100,13 +100,14 @@ def density(values: np.ndarray, at: np.ndarray) -> np.ndarray:
 
 
 def _numbers(data: xr.Dataset) -> str:
-    parts = [f"{name.upper()} {_interval(data, name)}" for name in ("nep", "ape") if name in data]
+    parts = [f"{name.upper()} {with_interval(data, name)}" for name in ("nep", "ape") if name in data]
     found = np.isfinite(data["eigenvalue"].values)
     unsure = int((found & (data["converged"].values == 0)).sum()) if "converged" in data else 0
     return ", ".join(parts + ([f"{unsure} of {found.sum()} not converged"] if unsure else []))
 
 
-def _interval(data: xr.Dataset, name: str) -> str:
+def with_interval(data: xr.Dataset, name: str) -> str:
+    """NEP or APE as text, with its interval where that is known."""
     value, low, high = (float(data[key]) if key in data else np.nan for key in (name, f"{name}_low", f"{name}_high"))
     return f"{value:.3g} [{low:.3g}, {high:.3g}]" if np.isfinite(low + high) else f"{value:.3g}"
 

@@ -6,11 +6,12 @@ import base64
 import html
 import math
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 
 import xarray as xr
 
-from landscape.plots import FIGURES, headlines
+from landscape.plots import FIGURES, STUDIES, headlines
 from landscape.plots.surface import HEIGHT_RADIUS
 from landscape.results import reader
 from landscape.results.replacing import replacing
@@ -122,6 +123,8 @@ def _section(figure: Path, stored: Sequence[tuple[str, xr.Dataset]]) -> str:
         given = ((data.attrs.get("label", ""), data.attrs.get("protocol", "protocol not stored")) for data in results)
         protocols = "<br>".join(html.escape(f"{label}: {protocol}") for label, protocol in given)
         lines += [f"<p>{html.escape(known.module.MEANING)}</p>", f'<p class="protocol">{protocols}</p>']
+    elif (name := figure.stem.partition("-")[0]) in STUDIES:
+        lines.append(f"<p>{html.escape(import_module(f'landscape.plots.{STUDIES[name]}').MEANING)}</p>")
     return "\n".join([*lines, "</section>"])
 
 

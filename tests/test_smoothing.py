@@ -249,7 +249,7 @@ def test_the_study_pairs_networks_by_their_dropout_masks(tmp_path: Path) -> None
         assert row["dropout masks"] == ("3" if masks else "no dropout")
         assert row["NLL"] == f"{without:.3f} → {smooth:.3f}"
         assert row["NLL difference"].startswith(f"{smooth - without:+.3f} [")
-    (picture,) = drawing.draw_smoothing(path, tmp_path)
+    (picture,) = drawing.draw_studies(path, tmp_path)
     assert picture.name == "smoothing.png"
 
 

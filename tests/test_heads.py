@@ -1,0 +1,73 @@
+"""Surfaces and spectra of several networks in one figure: what belongs to which network, and the command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from analytic import random_batch
+from command_line import Command
+from torch import nn
+
+import landscape
+from landscape.plots import drawing, heads_study
+from landscape.results import reader
+
+
+def measured(path: Path, masks: tuple[int, ...], networks: int = 2) -> Path:
+    """Surface and spectrum of tiny networks with dropout, labelled `net0`, `net1`"""
+    inputs, targets = random_batch((3, 8, 8), 16, 4, seed=0)
+    for k in range(networks):
+        torch.manual_seed(k)
+        model = nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Dropout(0.3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 4)
+        ).eval()
+        for count in masks:
+            subject = landscape.load(
+                model, data=(inputs.float(), targets), mc_dropout=count, batch_size=16, label=f"net{k}"
+            )
+            landscape.measure("surface", subject, out=path, quiet=True, resolution="3")
+            landscape.measure("hessian", subject, out=path, quiet=True, batches=1, top=2)
+    return path
+
+
+def test_results_of_one_network_share_a_column_and_have_their_rows(tmp_path: Path) -> None:
+    path = measured(tmp_path / "r.h5", (0, 2))
+    (study,) = heads_study.studies(reader.groups(path))
+    assert [network.label for network in study.networks] == ["net0", "net1"]
+    assert heads_study.Network(["gap-det", "gap-mc"], smoothed=True).label == "gap, smoothing inserted"
+    figure = heads_study.page(study)
+    titles = [ax.get_title() for ax in figure.axes[:4]]
+    assert titles == ["net0\ndeterministic", "net1\ndeterministic", "2 dropout masks", "2 dropout masks"]
+    spectra = figure.axes[4:6]
+    assert [[line.get_linestyle() for line in ax.lines] for ax in spectra] == [["-", "--"], ["-", "--"]]
+    assert all(ax.texts[0].get_text().startswith("APE ") for ax in spectra)
+    (file,) = drawing.draw_studies(path, tmp_path / "figures")
+    assert file.name == "heads.png"
+
+
+def test_a_network_alone_or_without_masks_is_no_study(tmp_path: Path) -> None:
+    assert heads_study.studies(reader.groups(measured(tmp_path / "one.h5", (0, 2), networks=1))) == []
+    assert heads_study.studies(reader.groups(measured(tmp_path / "det.h5", (0,)))) == []
+
+
+@pytest.mark.slow
+def test_networks_are_measured_and_drawn_by_one_command(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        words = ["train", "resnet_demo", "--data", "digits", "--epochs", "0", "--out", name]
+        assert command(*words, *(["--model-arg", "mc_dropout=0.2"] if name == "a" else []))[0] == 0
+    words = ["heads", "a/final.pt", "b/final.pt", "--masks", "2", "--samples", "32", "--batch-size", "16"]
+    code, out, err = command(*words, "--resolution", "3", "--batches", "1")
+    assert code == 0, err
+    assert out.split() == ["figures/heads.png"]
+    assert "b has no dropout" in err
+    (study,) = heads_study.studies(reader.groups(Path("results.h5")))
+    assert [sorted(one.results) for one in study.networks] == [
+        [("hessian", False), ("hessian", True), ("surface", False), ("surface", True)],
+        [("hessian", False), ("surface", False)],
+    ]
+    assert command("heads", "--masks", "0")[0] == 2
