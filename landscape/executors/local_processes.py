@@ -168,12 +168,17 @@ class Processes:
     def _bury(self, worker: _Worker, schedule: Schedule, units: Sequence[Unit]) -> None:
         self._workers.remove(worker)
         worker.end()
+        known = len(schedule.poisoned)
         again = schedule.lost(worker)
         code = worker.process.returncode
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        where = f"at {name_of(units[again[0]])}" if again else "while it loaded the subject" * (not worker.ready)
-        left = f"; {len(again)} of its units are measured again" if again else ""
-        _log.warning("note: worker %d died (%s) %s%s", worker.number, how, where, left)
+        if len(schedule.poisoned) > known:
+            what = f"again at {name_of(units[schedule.poisoned[-1]])}, which is left out"
+        elif again:
+            what = f"at {name_of(units[again[0]])}; {len(again)} of its units are measured again"
+        else:
+            what = "between units" if worker.ready else "while it loaded the subject"
+        _log.warning("note: worker %d died (%s) %s", worker.number, how, what)
         report_workers(len(self._workers))
 
 

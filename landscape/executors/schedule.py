@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 TRIES = 3  # deaths of a worker with the same unit alone, after which the unit is given up
 SETUP_SHARE = 0.1  # of the time of a chunk that may go into its set-up
+HANDLING = 0.01  # seconds of a chunk per worker, so that the one process that takes all results keeps up
 SLOW = 3.0  # times the mean time of a unit, after which an idle worker measures the same unit too
 LATENCY = 0.05  # seconds of work that are not worth a worker of their own
 SLOWEST = 2.0  # seconds before which no unit counts as slow
@@ -37,10 +38,10 @@ class Chunk:
 class Schedule:
     """Distributes units 0 to n - 1 over workers that may come, go and die at any time.
 
-    A chunk takes about `seconds`, and at most half of a worker's share of what is left, so that all end together.
-    With `shared_setup` it is large enough that its set-up, which is measured, takes a tenth of its time at most. When
-    nothing is left, an idle worker takes over what others have not begun, or repeats a unit that takes far longer than
-    the others: units give the same numbers everywhere, and the first result counts.
+    A chunk takes about `seconds`, longer with hundreds of workers, and at most half of a worker's share of what is
+    left, so that all end together. With `shared_setup` it is large enough that its set-up, which is measured, takes a
+    tenth of its time at most. When nothing is left, an idle worker takes over what others have not begun, or repeats a
+    unit that takes far longer than the others: units give the same numbers everywhere, and the first result counts.
     """
 
     def __init__(self, units: int, *, seconds: float, shared_setup: bool = False) -> None:
@@ -128,8 +129,8 @@ class Schedule:
         left, workers = len(self._pending), max(workers, 1)
         share = math.ceil(left / (2 * workers))
         if not self.unit_seconds:  # two tell the set-up from the units
-            return min(2, math.ceil(left / workers)) if self._shared_setup else 1
-        wanted = max(1, int(self._seconds / self.unit_seconds))
+            return min(2, math.ceil(self.units / workers), left) if self._shared_setup else 1
+        wanted = max(1, int(max(self._seconds, HANDLING * workers) / self.unit_seconds))
         if self._shared_setup:
             least = math.ceil(self.setup_seconds / (SETUP_SHARE * self.unit_seconds))
             return min(max(wanted, least), max(share, min(least, math.ceil(left / workers))))

@@ -1,0 +1,308 @@
+"""Local workers: dead ones cost nothing, replaced files enter nowhere, and nothing survives the command."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from test_run import assert_same, loaded, save, small, stored_result
+
+from landscape.executors import local_processes
+from landscape.executors.executor import PoisonUnits
+from landscape.executors.local_processes import Processes, on_devices
+from landscape.executors.work import work_of
+from landscape.probe import listening
+from landscape.results import group as groups
+from landscape.run import digest, run
+from landscape.subject import loading
+
+WITHIN = 2.0  # seconds in which a command and its workers end
+KILLER = """
+import os, signal, sys, torch
+def net(kill=""):
+    if kill == "load" and sys.argv[0] == "-c":
+        os.kill(os.getpid(), signal.SIGKILL)
+    class Net(torch.nn.Sequential):
+        def forward(self, x):
+            if kill and sys.argv[0] == "-c" and len(x) == int(kill):  # in a worker alone
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().forward(x)
+    torch.manual_seed(0)
+    return Net(torch.nn.Flatten(), torch.nn.Linear(768, 10), torch.nn.ReLU(), torch.nn.Linear(10, 10))
+"""
+THREADS = """
+import os, pathlib, sys, torch
+class Net(torch.nn.Sequential):
+    def forward(self, x):
+        if sys.argv[0] == "-c":
+            pathlib.Path(os.environ["SEEN"]).write_text(str(torch.get_num_threads()))
+        return super().forward(x)
+def net():
+    return Net(torch.nn.Flatten(), torch.nn.Linear(768, 10))
+"""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "run").mkdir()
+    save(tmp_path / "run" / "final.pt", seed=0)
+    return tmp_path / "run"
+
+
+def killing(executor: Processes, *at: int) -> Callable[[int, int], None]:
+    """A report that kills a worker after so many units."""
+
+    def report(done: int, total: int) -> None:
+        if done in at:
+            os.kill(executor._workers[done % len(executor._workers)].process.pid, signal.SIGKILL)
+
+    return report
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["surface", "hessian"])
+def test_killed_workers_cost_nothing(name: str, folder: Path, tmp_path: Path) -> None:
+    probe = small(name, **({"resolution": "9"} if name == "surface" else {"top": 1, "batches": 16}))
+    options: dict[str, Any] = {"samples": 64, "batch_size": 8 if name == "surface" else 4}
+    path = tmp_path / "results.h5"
+    whole = stored_result(tmp_path / "one.h5", run(probe, loaded(folder, **options), tmp_path / "one.h5"))
+    with Processes(2) as executor:
+        kills = (5, 20, 21, 60) if name == "surface" else (1, 2, 5)
+        outcome = run(probe, loaded(folder, **options), path, executor=executor, report=killing(executor, *kills))
+        assert executor._started > 2
+    assert outcome.measured == outcome.units
+    assert_same(stored_result(path, outcome), whole)
+
+
+@pytest.mark.slow
+def test_a_unit_that_kills_its_workers_is_named_and_the_others_are_stored(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(KILLER)
+    arguments = {"model": f"{tmp_path}/net.py:net", "model_arg": {"kill": "5"}, "data": "digits", "samples": 37}
+    subject, path, probe = loading.load(**arguments, batch_size=8), tmp_path / "r.h5", small("trace")
+    with Processes(2) as executor, pytest.raises(PoisonUnits) as caught:
+        run(probe, subject, path, executor=executor)
+    assert "killed a worker several times" in str(caught.value)
+    assert "unit 4" in str(caught.value)
+    done = groups.read_group(path, str(groups.stored_group(path, probe.name, digest(probe, subject))))["done"]
+    assert done.reshape(5, -1).all(axis=1).tolist() == [True] * 4 + [False]
+
+
+def replace_checkpoint(folder: Path) -> None:
+    save(folder / "final.pt", seed=1)
+
+
+def replace_data(folder: Path) -> None:
+    arrays = {"x": np.ones((32, 3, 16, 16), np.float32), "y": np.arange(32) % 10}
+    np.savez(folder / "data.npz", **arrays)
+
+
+def replace_code(folder: Path) -> None:
+    (folder / "data.py").write_text((folder / "data.py").read_text() + "\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("replaced", "said"),
+    [
+        (replace_checkpoint, "final.pt has other weights; the file was replaced since the command began"),
+        (replace_data, "has other samples; a file of it was replaced"),
+        (replace_code, "code, or a further file that an option names, was replaced"),
+    ],
+)
+def test_a_file_replaced_while_workers_start_enters_nowhere(
+    replaced: Callable[[Path], None], said: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrays = {"x": np.zeros((32, 3, 16, 16), np.float32), "y": np.arange(32) % 10}
+    np.savez(folder / "data.npz", **arrays)
+    code = "import torch\ndef data(): return torch.zeros(32, 3, 16, 16), torch.arange(32) % 10\n"
+    (folder / "data.py").write_text(code)
+    data = f"{folder}/data.py:data" if replaced is replace_code else str(folder / "data.npz")
+    subject, probe, path = loaded(folder, data=data), small("variance"), tmp_path / "results.h5"
+    key = digest(probe, subject)
+    monkeypatch.setattr(local_processes, "work_of", lambda *given: (work_of(*given), replaced(folder))[0])
+    with Processes(1) as executor, pytest.raises(ValueError, match=said):
+        run(probe, subject, path, executor=executor)
+    group = groups.stored_group(path, probe.name, key)
+    assert group is None or not groups.read_group(path, group)["done"].any()
+
+
+@pytest.mark.slow
+def test_another_version_of_a_library_is_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("landscape.executors.work.versions", lambda: {"torch": "1.0"})
+    with Processes(1) as executor, pytest.raises(ValueError, match=r"has torch .*, expected 1\.0; install the same"):
+        run(small("variance"), loaded(folder), tmp_path / "results.h5", executor=executor)
+
+
+@pytest.mark.slow
+def test_workers_that_die_while_they_load_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_processes, "FAILED_STARTS", 2)
+    (tmp_path / "net.py").write_text(KILLER)
+    arguments = {"model": f"{tmp_path}/net.py:net", "model_arg": {"kill": "load"}, "data": "digits", "samples": 16}
+    subject = loading.load(**arguments, batch_size=16)
+    with Processes(1) as executor, pytest.raises(RuntimeError, match="2 workers in a row died while they loaded"):
+        run(small("trace"), subject, tmp_path / "results.h5", executor=executor)
+
+
+@pytest.mark.slow
+def test_workers_share_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_processes, "thread_limit", lambda: 6)
+    monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
+    (tmp_path / "net.py").write_text(THREADS)
+    subject = loading.load(model=f"{tmp_path}/net.py:net", data="digits", samples=8, batch_size=8)
+    with Processes(2) as executor:
+        subject.model.double()  # other weights than a worker has: it ends after it has loaded
+        with pytest.raises(ValueError, match="other weights"):
+            run(small("trace"), subject, None, executor=executor)
+    assert (tmp_path / "seen").read_text() == "3"
+
+
+def test_with_cuda_every_worker_has_its_own_device(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    work: Any = work_of(small("variance"), loaded(folder))
+    gpu: Any = SimpleNamespace(device=torch.device("cuda"))
+    assert [one.spec.device for one in on_devices(work, gpu, 8)] == ["cuda:0", "cuda:1", "cuda:2"]
+    assert [one.spec.device for one in on_devices(work, gpu, 2)] == ["cuda:0", "cuda:1"]
+    assert on_devices(work, SimpleNamespace(device=torch.device("cpu")), 2) == [work, work]  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_a_listener_hears_how_many_workers_there_are(folder: Path, tmp_path: Path) -> None:
+    counts: list[int] = []
+    listener: Any = SimpleNamespace(units=lambda *_: None, products=lambda *_, **__: None, workers=counts.append)
+    with Processes(2) as executor, listening(listener):
+        run(small("variance"), loaded(folder), tmp_path / "results.h5", executor=executor)
+    assert counts == [1, 2]
+
+
+# --- the command ---
+
+
+@pytest.fixture
+def surface(folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """A command that measures a long surface with two workers, from the folder of its checkpoint."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*words: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-P", "-m", "landscape", "surface", "final.pt", "--data", "digits", *words]
+        command += ["--samples", "256", "--workers", "2", "--log", "log.jsonl"]
+        process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def logged(folder: Path, event: str) -> list[dict[str, Any]]:
+    file = folder / "log.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return [line for line in lines if line["event"] == event]
+
+
+def wait_for_units(folder: Path, count: int) -> None:
+    until = time.monotonic() + 60
+    while not any(line["finished"] >= count for line in logged(folder, "progress")):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def workers_of(pid: int) -> set[int]:
+    """The worker processes that a process has started."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            if parent == pid and "worker_process" in (stat.parent / "cmdline").read_text():
+                found.add(int(stat.parent.name))
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+def test_a_killed_command_leaves_no_worker(folder: Path, surface: Callable[..., subprocess.Popen[str]]) -> None:
+    process = surface("--resolution", "99")
+    wait_for_units(folder, 2)
+    workers = workers_of(process.pid)
+    assert len(workers) == 2
+    process.kill()
+    until = time.monotonic() + WITHIN
+    while any(map(alive, workers)):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_command_at_once_and_keeps_what_is_finished(
+    folder: Path, surface: Callable[..., subprocess.Popen[str]], number: signal.Signals, code: int
+) -> None:
+    process = surface("--resolution", "99")
+    wait_for_units(folder, 2)
+    workers, start = workers_of(process.pid), time.monotonic()
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert time.monotonic() - start < WITHIN * 2  # a loaded machine
+    assert process.returncode == code
+    assert "everything finished is kept" in err
+    assert not any(map(alive, workers))
+    with h5py.File(folder / "results.h5") as file:
+        (group,) = file["surface"].values()
+        assert np.sum(group["done"][:]) >= logged(folder, "progress")[-1]["finished"]
+
+
+@pytest.mark.slow
+def test_modules_of_the_working_directory_are_not_imported(
+    folder: Path, surface: Callable[..., subprocess.Popen[str]]
+) -> None:
+    for name in ("signal", "json", "h5py"):
+        (folder / f"{name}.py").write_text(f"open('{folder}/executed', 'w').close()\nraise ImportError('mine')\n")
+    process = surface("--resolution", "3")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert not (folder / "executed").exists()
+    (end,) = logged(folder, "end")
+    assert end["error"] is None
+    (result,) = logged(folder, "result")
+    assert (result["units"], result["measured"]) == (9, 9)
+    assert logged(folder, "workers")[-1]["workers"] == 2
+    assert {line["event"] for line in logged(folder, "message")} == {"message"}
+
+
+def test_the_log_of_a_failed_command_ends_with_its_error(command: Callable[..., Any], tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    code, _, err = command("surface", "nowhere.pt", "--out", tmp_path / "r.h5", "--log", log)
+    assert code == 1
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["start", "end"]
+    assert lines[-1]["error"] in err
+    assert all(line["time"].endswith("+00:00") for line in lines)
