@@ -29,10 +29,10 @@ from landscape.cli import (
     training,
 )
 from landscape.cli.measuring import command_of
-from landscape.cli.process_setup import set_up_process
+from landscape.cli.process_setup import print_errors, prints_errors, set_up_process, under_torchrun
 from landscape.options import OptionError
-from landscape.probes import FEATURES_HELP, PROBES
-from landscape.progress import print_log
+from landscape.probes import FEATURES_HELP, PROBES, probe_class
+from landscape.progress import is_main_process, print_log
 
 INTERRUPTED, TERMINATED = 130, 143  # 128 + the number of the signal, the convention of shells
 MEASURING = {**{name: entry.help for name, entry in PROBES.items()}, "features": FEATURES_HELP}
@@ -120,6 +120,7 @@ def exit_code(arguments: Sequence[str]) -> int:
     usage_error: Any = typer.BadParameter.__base__
     signal.signal(signal.SIGTERM, _terminate)
     try:
+        _refuse_process_group(arguments)
         with print_log(quiet="--quiet" in arguments):
             code = app(list(arguments), standalone_mode=False)
         if code == INTERRUPTED:  # Typer silently turns Ctrl-C into this code
@@ -149,6 +150,21 @@ def exit_code(arguments: Sequence[str]) -> int:
         return _fail(text if known else f"{type(error).__name__}: {text}; --debug shows where", 1)
 
 
+def _refuse_process_group(arguments: Sequence[str]) -> None:
+    """Reject commands that every process which `torchrun` started would run again."""
+    command = next((word for word in arguments if not word.startswith("-")), "")
+    print_errors(not under_torchrun() or command == "train" or is_main_process())
+    if not under_torchrun() or command in ("", "train", "models"):
+        return
+    if command not in MEASURING:
+        raise OptionError(f"{command} is for one process, got {os.environ['WORLD_SIZE']}; start it without torchrun")
+    if command == "features" or not probe_class(command).by_process_group:
+        raise OptionError(
+            f"{command} has no product that processes can share, as hessian --scope dataset, density and trace have; "
+            "start it without torchrun, with --workers N for N processes"
+        )
+
+
 class _Terminated(BaseException):
     """SIGTERM, handled like Ctrl-C: finished units are merged into the results file."""
 
@@ -163,5 +179,6 @@ def _one_line(error: BaseException) -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"landscape: {message or 'failed'}", file=sys.stderr)
+    if prints_errors():
+        print(f"landscape: {message or 'failed'}", file=sys.stderr)
     return code

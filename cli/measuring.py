@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,15 +23,16 @@ from landscape.cli.command_options import (
     with_options,
 )
 from landscape.cli.loading import load
-from landscape.cli.process_setup import executor_of, importing
+from landscape.cli.process_setup import executor_of, importing, sharing_processes
 from landscape.event_log import event_log, record
-from landscape.options import at_least, format_duration, parse_shard
+from landscape.options import OptionError, format_duration, parse_shard
 from landscape.probe import WHOLE, NotApplicable, Shard
 from landscape.probes import FEATURES, probe_class
 from landscape.progress import Advice, Progress, say
 
 if TYPE_CHECKING:
     from landscape.results.run_key import Outcome
+    from landscape.subject.process_group import ProcessGroup
     from landscape.subject.subject import Subject
 
 WHAT = {  # the checkpoints of a command, where these are not simply measured one after the other
@@ -98,33 +101,67 @@ def measure_all(
     from landscape.results import hdf5_file
     from landscape.subject.preprocessing import sharing_images
 
-    at_least("workers", workers, 1)
-    common = {"shard": Shard(*parse_shard("shard", shard)), "fsync": fsync, "overwrite": overwrite}
-    _configured(command, preset, parameters, loading)  # raises for invalid options, before any file is read
+    common: dict[str, Any] = {"shard": Shard(*parse_shard("shard", shard)), "fsync": fsync, "overwrite": overwrite}
+    asked, _ = _configured(command, preset, parameters, loading)  # raises for invalid options, before any file is read
     with contextlib.ExitStack() as stack:
-        stack.enter_context(event_log(log, command=command, out=out))
-        hdf5_file.check(out, writable=True)
-        executor = stack.enter_context(executor_of(workers, scheduler))
+        processes = stack.enter_context(sharing_processes())
+        _refuse_separate_units(asked, workers, scheduler, processes)
+        stack.enter_context(event_log(log if processes.rank == 0 else None, command=command, out=out))
+        processes.on_main_process(lambda: hdf5_file.check(out, writable=True))
+        common["executor"] = stack.enter_context(executor_of(workers, scheduler))
         reading = {name: loading[name] for name in ("weights", "trust_pickle") if name in loading}
-        chosen = chosen_checkpoints(command, checkpoints, parameters, reading, label, quiet=quiet)
+        choose = partial(chosen_checkpoints, command, checkpoints, parameters, reading, label, quiet=quiet)
+        chosen = processes.in_all(choose)
         runs, spec = _configured(command, preset, chosen.parameters, loading)
         refused: list[NotApplicable] = []
         stack.enter_context(sharing_images() if len(chosen.paths) > 1 else contextlib.nullcontext())
         for path, name in zip(chosen.paths, chosen.labels, strict=True):
-            subject = load(path, {**api.loading_defaults(probes_of(command)[0]), **spec}, label=name, quiet=quiet)
-            _note_unusual_layers(runs[0], subject, quiet=quiet)
-            several = f"{command}: {len(runs)} runs, each reported separately, with its share of any budget"
-            say(several, quiet=quiet or len(runs) == 1)
-            how = {**common, "label": name if label else "", "executor": executor}
+            subject = _loaded(
+                path, {**api.loading_defaults(probes_of(command)[0]), **spec}, name, processes, quiet=quiet
+            )
+            _note_unusual_layers(runs, subject, quiet=quiet)
             try:
                 for probes in runs:
-                    _measure(command, probes, subject, out, how, quiet=quiet)
+                    _measure(command, probes, subject, out, {**common, "label": name if label else ""}, quiet=quiet)
             except NotApplicable as error:
                 refused.append(error)
                 if len(refused) == len(chosen.paths):
                     raise
                 say(f"note: {name} is left out: {error}", quiet=quiet)
     return len(chosen.paths) - len(refused)
+
+
+def _refuse_separate_units(
+    runs: Sequence[Sequence[Any]], workers: int, scheduler: str, processes: ProcessGroup
+) -> None:
+    """Reject what the processes of a group cannot share: units of their own, and more processes."""
+    if processes.size == 1:
+        return
+    if workers > 1 or scheduler:
+        other = f"--scheduler {scheduler}" if scheduler else f"--workers {workers}"
+        raise OptionError(
+            f"{other} measures by other processes than torchrun's; leave it out, or start without torchrun"
+        )
+    if any(getattr(probe, "scope", "dataset") != "dataset" for probes in runs for probe in probes):
+        raise OptionError(
+            "hessian --scope batch measures mini-batches one by one; processes of torchrun share the mean over all "
+            "samples: give --scope dataset, or start without torchrun, with --workers N"
+        )
+
+
+def _loaded(
+    path: Path | None, values: Mapping[str, Any], label: str, processes: ProcessGroup, *, quiet: bool
+) -> Subject:
+    """The subject in this process, on the device of this process."""
+    if processes.size == 1:
+        return load(path, dict(values), label=label, quiet=quiet)
+    from landscape.subject.process_group import device_of
+
+    def on_own_device() -> Subject:
+        device = str(device_of(values.get("device", "auto"), processes))
+        return load(path, {**values, "device": device}, label=label, quiet=quiet)
+
+    return replace(processes.in_all(on_own_device), processes=processes)
 
 
 def _configured(
@@ -141,10 +178,13 @@ def _configured(
     return [[variant] for variant in api.variants(probe)], spec
 
 
-def _note_unusual_layers(probes: Sequence[Any], subject: Subject, *, quiet: bool) -> None:
-    """Print how layers were discovered if not in the usual way, unless the user chose them."""
+def _note_unusual_layers(runs: Sequence[Sequence[Any]], subject: Subject, *, quiet: bool) -> None:
+    """Print how many runs there are, and how layers were discovered if not in the usual way or by the user."""
     from landscape.layers.selection import layers_of, remarks
 
+    probes = runs[0]
+    if len(runs) > 1:
+        say(f"{probes[0].name}: {len(runs)} runs, each reported separately, with its share of any budget", quiet=quiet)
     if all(getattr(probe, "layers", None) == () for probe in probes):
         try:
             layers = layers_of(subject, ())
@@ -164,6 +204,7 @@ def _measure(
 
     start = time.monotonic()
     outcomes: list[Outcome]
+    quiet = quiet or subject.processes.rank > 0
     if command == "features":
         probes, reasons = applicable(probes, subject)
         for name, reason in reasons.items():
@@ -174,6 +215,8 @@ def _measure(
         else:
             outcomes = [run(probe, subject, out, report=report, **how) for probe in probes]
     took = format_duration(time.monotonic() - start)
+    if subject.processes.rank > 0:  # the file may lie on another machine
+        return
     for outcome in outcomes:
         record("result", group=outcome.group, units=outcome.units, measured=outcome.measured, out=out)
         place, headline = f"{outcome.group} in {out}", headlines.headline(out, outcome.group)

@@ -17,6 +17,7 @@ from landscape.options import OptionError, at_least
 
 if TYPE_CHECKING:
     from landscape.executors.executor import Executor
+    from landscape.subject.process_group import ProcessGroup
 
 # Environment variable, number for `mallopt`, value: blocks up to the first size come from the heap, and its free end is
 # kept up to the second.
@@ -67,6 +68,40 @@ def importing() -> Iterator[None]:
         gc.freeze()
     finally:
         gc.enable()
+
+
+def under_torchrun() -> bool:
+    """Whether `torchrun` started this process as one of several."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+@contextmanager
+def sharing_processes() -> Iterator[ProcessGroup]:
+    """The processes that `torchrun` started for one command, of which the first to fail prints its error; or this one.
+
+    Whether that is this one is decided before the connection is closed, which the others take for an error of theirs.
+    """
+    from landscape.subject.process_group import first_to_fail, process_group
+
+    with process_group() as processes:
+        try:
+            yield processes
+        except Exception:
+            print_errors(first_to_fail())
+            raise
+
+
+_errors = {"printed": True}
+
+
+def print_errors(printed: bool) -> None:
+    """Decide whether this process prints the error that ends it, which all processes of a group may have."""
+    _errors["printed"] = printed
+
+
+def prints_errors() -> bool:
+    """Whether this process prints the error that ends it."""
+    return _errors["printed"]
 
 
 @contextmanager

@@ -129,6 +129,7 @@ class Probe(Protocol):
     batch_size: ClassVar[int] = 128  # likewise
     logits: ClassVar[bool] = True  # whether the model's outputs matter; False accepts checkpoints without a classifier
     deterministic: ClassVar[bool] = True  # whether two passes of the model must be equal
+    by_process_group: ClassVar[bool] = False  # whether the processes of `torchrun` can share every product
     ordered: ClassVar[bool] = False  # whether the samples keep the order of their source, such as frames of a stream
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"park2022": {}}  # parameters and loading options, by name
     smallest: ClassVar[Mapping[str, Any]] = {}  # parameters for the fastest meaningful run, used by tests

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from landscape.executors.executor import IN_PROCESS, Executor
+from landscape.executors.process_group import Measure, follow, followed, leading, require_equal
 from landscape.options import OptionError
 from landscape.probe import (
     WHOLE,
@@ -81,6 +82,11 @@ def run(
     key = run_key(probe, subject, label, choices, weights=weights)
     if shard != WHOLE:
         _require_shardable(probe, key)
+    if subject.processes.size > 1:
+        require_equal(subject, key.digest)
+        if subject.processes.rank > 0:
+            with suitable_threads(subject):
+                return follow(probe, subject)
 
     def results(writers: Sequence[AnyWriter], pending: Sequence[Sequence[Unit]]) -> Generator[UnitResult]:
         if isinstance(probe, Estimates) and pending[0] and _log.isEnabledFor(logging.INFO):
@@ -91,13 +97,18 @@ def run(
                 probe.estimate(subject, len(pending[0]), executor.workers),
             )
         arrays = writers[0].arrays()
-        measure = partial(executor.measure, probe, subject)
+        measure: Measure = partial(executor.measure, probe, subject)
+        if subject.processes.size > 1:
+            measure = leading(subject.processes, measure)
         with contextlib.closing(_by_stages(probe, key.plan, arrays, pending[0], measure)) as finished:
             for unit, values in finished:
                 yield unit, {probe.name: values}
 
     here = subject if executor.here else None
-    (outcome,) = run_loop(path, [key], results, here=here, overwrite=overwrite, report=report, shard=shard, fsync=fsync)
+    how: dict[str, Any] = {"overwrite": overwrite, "report": report, "shard": shard, "fsync": fsync}
+    with followed(subject.processes) as end:
+        (outcome,) = run_loop(path, [key], results, here=here, **how)
+        end.append(outcome)
     return outcome
 
 
@@ -208,11 +219,16 @@ def with_stored_batch_size(probe: Probe, subject: Subject, path: Path | None, we
     """The subject with the batch size of the half-finished result to resume, where batch size cannot matter."""
     if path is None:
         return subject
-    merge_orphans(path, reduce_of=reduce_of)
-    group = groups.stored_group(path, probe.name, digest(probe, subject, weights))
-    if group is None or "batch_size" in probe.uses:
-        return subject
-    return subject.rebatched(groups.attribute(path, group, "batch_size"))
+    undecided = digest(probe, subject, weights)
+
+    def stored() -> int:
+        merge_orphans(path, reduce_of=reduce_of)
+        group = groups.stored_group(path, probe.name, undecided)
+        if group is None or "batch_size" in probe.uses:
+            return subject.batch_size
+        return int(groups.attribute(path, group, "batch_size"))
+
+    return subject.rebatched(subject.processes.on_main_process(stored))
 
 
 def _resolved(
@@ -221,11 +237,17 @@ def _resolved(
     """Probe and subject with the choices of autotuning, an earlier run's or made now, and attributes to record them."""
     if not isinstance(probe, Autotunes):
         return probe, subject, {}
-    undecided = digest(probe, subject, weights)
-    choices = None if path is None else _stored_choices(probe, path, undecided, overwrite=overwrite)
-    if choices is None:
+    undecided, on_main_process = digest(probe, subject, weights), subject.processes.on_main_process
+
+    def made() -> Mapping[str, Any]:
+        assert isinstance(probe, Autotunes)
+        stored = None if path is None else _stored_choices(probe, path, undecided, overwrite=overwrite)
+        if stored is not None:
+            return stored
         with suitable_threads(subject):
-            choices = probe.autotune(subject)
+            return probe.autotune(subject)
+
+    choices = on_main_process(made)
     if not choices:
         return probe, subject, {}
     probe, subject = probe.resolved(subject, choices)

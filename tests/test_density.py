@@ -22,7 +22,7 @@ from analytic import (
 from matplotlib.figure import Figure
 from scipy.stats import wasserstein_distance
 
-from landscape.curvature.operator import over_all_samples
+from landscape.curvature.sample_means import over_all_samples
 from landscape.options import OptionError
 from landscape.plots import density
 from landscape.probes.density import Density
@@ -245,7 +245,7 @@ def test_the_product_of_one_mini_batch_keeps_its_graph() -> None:
         def fits_batched(self, batches: list[int]) -> bool:
             return False
 
-        def product(self, i: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        def product(self, i: int, part: slice) -> Callable[[torch.Tensor], torch.Tensor]:
             Counting.prepared += 1
             return lambda v: 2 * v
 

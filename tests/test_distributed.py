@@ -20,7 +20,7 @@ from torch import nn
 from landscape.checkpoints.checkpoint import read_checkpoint
 from landscape.data.recipes import recipe
 from landscape.options import OptionError
-from landscape.training.distributed import SINGLE_PROCESS, ProcessGroup, device_of
+from landscape.subject.process_group import SINGLE_PROCESS, ProcessGroup, device_of
 from landscape.training.train import train
 
 SOURCE = """
@@ -210,6 +210,6 @@ def test_a_single_process_works_without_a_group() -> None:
 
 
 def test_several_processes_do_not_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("landscape.training.distributed.device_named", torch.device)
+    monkeypatch.setattr("landscape.subject.process_group.device_named", torch.device)
     with pytest.raises(OptionError, match="--device cuda:1 is one GPU for 2 processes; give cuda"):
         device_of("cuda:1", ProcessGroup(0, 2))

@@ -21,7 +21,7 @@ NAMED = {
     "curvature/hvp_reference.py", "curvature/micro_batches.py",
     "curvature/pattern_cache.py", "curvature/pyhessian_engine.py", "curvature/spectrum.py", "data/memory.py",
     "predictions/temporal.py",
-    "subject/device.py", "subject/graph_replay.py", "subject/precision.py", "training/distributed.py",
+    "subject/device.py", "subject/graph_replay.py", "subject/precision.py", "subject/process_group.py",
     "training/train.py", "training/updates.py", "weight_space/cost_model.py", "weight_space/forward_mode.py",
 }  # fmt: skip
 

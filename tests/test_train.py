@@ -26,8 +26,8 @@ from landscape.options import OptionError
 from landscape.probe import derived_seed
 from landscape.subject.device import device
 from landscape.subject.evaluation import evaluate
+from landscape.subject.process_group import ProcessGroup
 from landscape.training import run_folder
-from landscape.training.distributed import ProcessGroup
 from landscape.training.train import EpochResult, train
 from landscape.training.training_set import balanced_rows, splits
 

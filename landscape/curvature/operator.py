@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from landscape.curvature.chunked_cross_entropy import chunked_cross_entropy, chunked_head, returning_hidden_states
@@ -56,20 +55,26 @@ class Curvature:
         """Whether a mini-batch did not fit into memory as a whole."""
         return self._micro_batching.count > 1
 
-    def product(self, i: int) -> MicroBatchedProduct:
-        """The matrix of mini-batch i, weight decay included.
+    def product(self, i: int, part: slice = WHOLE) -> MicroBatchedProduct:
+        """The matrix of mini-batch i, or of some of its samples, weight decay included.
 
         Raises:
             ValueError: the model has no second derivative; names the layer.
             MemoryError: not even one sample fits.
         """
-        inputs, _ = self.subject.batch(i)
-        samples = self.subject.samples(i) if self.subject.divisible else 1
+        inputs, _ = part_of(self.subject, i, part)
+        rows = range(*part.indices(self.subject.samples(i)))
+        samples = len(rows) if self.subject.divisible else 1
         whole = None
-        if self._traced is not None and not self.batched and self._fits(i):
+        if part == WHOLE and self._traced is not None and not self.batched and self._fits(i):
             whole = partial(self._traced_product, self._traced, i)
+
+        def prepare(inner: slice) -> Product:
+            first = rows.start
+            return self._product(i, part if inner == WHOLE else slice(first + inner.start, first + inner.stop))
+
         return MicroBatchedProduct(
-            partial(self._product, i), samples, self._micro_batching,
+            prepare, samples, self._micro_batching,
             explain=lambda error: with_layer_name(error, self.subject, inputs), whole=whole,
         )  # fmt: skip
 
@@ -90,16 +95,11 @@ class Curvature:
         known = None if self.patterns is None else self.patterns.get(key)
         if known is not None:
             return known
-        inputs, _ = self._part(i, part)
+        inputs, _ = part_of(self.subject, i, part)
         pattern = activation_pattern(self.subject.model, inputs, self.subject.forward, double_of(self.subject))
         if self.patterns is not None:
             self.patterns.put(key, pattern)
         return pattern
-
-    def _part(self, i: int, part: slice) -> tuple[Nested, Nested]:
-        """Some samples of a mini-batch."""
-        inputs, targets = self.subject.batch(i)
-        return (inputs, targets) if part == WHOLE else (rows_of(inputs, part), rows_of(targets, part))
 
     def _fits(self, i: int) -> bool:
         return self._traced is not None and self._traced.suits(*self.subject.batch(i))
@@ -112,7 +112,7 @@ class Curvature:
     def _product(self, i: int, part: slice) -> Product:
         """From a double-backward graph of some samples of a mini-batch."""
         subject, shift = self.subject, self.subject.weight_decay
-        inputs, targets = self._part(i, part)
+        inputs, targets = part_of(self.subject, i, part)
         parameters = list(self.parameters.values())
         pattern = FixedPattern(self.pattern(i, part)) if self.fixed else contextlib.nullcontext()
 
@@ -143,33 +143,7 @@ def cache_of_all(subject: Subject, first: Sequence[Tensor], batches: int) -> Pat
     return PatternCache(every=True, device=place_for(batches * compact_bytes(first), subject.device))
 
 
-def over_all_samples(
-    subject: Subject, curvature: Curvature, *, batches: int | None = None
-) -> Callable[[Tensor], Tensor]:
-    """Products v -> H v for the mean over all samples: mini-batches weigh by their size, weight decay counts once.
-
-    The graph of a single mini-batch is kept. Those of several (the first `batches`, or all) are rebuilt for every
-    product: one more gradient, for the memory of one mini-batch. Activation patterns that are fixed are computed once
-    and kept for all of them, in compact form.
-    """
-    sizes = [subject.samples(i) for i in range(len(subject.batches))][:batches]
-    if len(sizes) == 1:
-        return curvature.product(0)
-    if curvature.fixed and curvature.patterns is None:
-        curvature = replace(curvature, patterns=cache_of_all(subject, curvature.pattern(0), len(sizes)))
-
-    step = max(curvature.batched, 1)
-    groups = [list(range(at, min(at + step, len(sizes)))) for at in range(0, len(sizes), step)]
-
-    def product(vector: Tensor) -> Tensor:
-        total = torch.zeros_like(vector)
-        for group in groups:
-            if curvature.fits_batched(group):
-                shares = torch.tensor([sizes[i] / sum(sizes) for i in group], dtype=vector.dtype, device=vector.device)
-                total += shares @ curvature.batched_product(group)(vector.expand(len(group), -1))
-                continue
-            for i in group:
-                total.add_(curvature.product(i)(vector), alpha=sizes[i] / sum(sizes))
-        return total
-
-    return product
+def part_of(subject: Subject, i: int, part: slice) -> tuple[Nested, Nested]:
+    """Inputs and targets of some samples of a mini-batch."""
+    inputs, targets = subject.batch(i)
+    return (inputs, targets) if part == WHOLE else (rows_of(inputs, part), rows_of(targets, part))

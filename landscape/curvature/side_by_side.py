@@ -54,11 +54,12 @@ def mini_batches_at_once(subject: Subject, count: int, *, vectors: int) -> Itera
 
     With several, torch has one thread per operation in the block, where their products must be prepared. `vectors` of
     the length of the weights are stored for each of them. One at a time are those on an accelerator, in batches that
-    are made when they are asked for, of models that differentiate in their forward pass, and a few of a large network.
+    are made when they are asked for, of models that differentiate in their forward pass, of a group of processes,
+    which make every product together, and a few of a large network.
     """
     limit = min(thread_limit(), count)
     few = limit < thread_limit() and not is_small(subject.samples(0), subject.size)
-    if limit < 2 or few or not _separable(subject):
+    if limit < 2 or few or subject.processes.size > 1 or not _separable(subject):
         yield 1
         return
     limit = max(1, min(limit, int(SHARE * memory.available() / _memory(subject, vectors))))

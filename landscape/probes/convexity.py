@@ -10,7 +10,8 @@ import numpy as np
 
 from landscape import options
 from landscape.curvature.lanczos import Spectrum
-from landscape.curvature.operator import Curvature, over_all_samples
+from landscape.curvature.operator import Curvature
+from landscape.curvature.sample_means import over_all_samples
 from landscape.curvature.spectrum import Request, spectrum
 from landscape.curvature.vectors import random_unit
 from landscape.options import at_least, one_of, regular_expression, require

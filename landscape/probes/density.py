@@ -24,8 +24,8 @@ from landscape.curvature.hvp_backends import (
     without_hvp,
 )
 from landscape.curvature.hvp_forecast import PlannedProducts
-from landscape.curvature.operator import over_all_samples
 from landscape.curvature.parameter_selection import PARAMS_HELP, matching
+from landscape.curvature.sample_means import over_all_samples
 from landscape.curvature.trace_estimators import rounds_for
 from landscape.curvature.vectors import random_unit
 from landscape.options import at_least, one_of, regular_expression, require
@@ -54,6 +54,7 @@ class Density(Probe):
     """
 
     name: ClassVar[str] = "density"
+    by_process_group: ClassVar[bool] = True
     uses: ClassVar[tuple[str, ...]] = ("weight_decay",)
     split: ClassVar[str] = "train"
     smallest: ClassVar[Mapping[str, Any]] = {"vectors": 2, "steps": 3}
@@ -121,14 +122,18 @@ class Density(Probe):
         """One start vector after the other, with products prepared once."""
         parameters = matching(subject.parameters, self.params)
         curved = curvature(subject, parameters, self.hvp, planned=self._planned(subject, len(units)), kinks=self.kinks)
-        report_products(per_unit=len(subject.batches) * self.steps)
+        report_products(per_unit=self._passes(subject) * self.steps)
         product = over_all_samples(subject, curved)
         for unit in units:
             start = random_unit(curved.size, unit.seed(self.seed), device=subject.device, dtype=subject.dtype)
             yield {**self._quadrature(product, start), "hvp": CODES.index(curved.hvp)}
 
     def _planned(self, subject: Subject, vectors: int) -> PlannedProducts:
-        return PlannedProducts(len(subject.batches), vectors * self.steps, rebuilt=True)
+        return PlannedProducts(self._passes(subject), vectors * self.steps, rebuilt=True)
+
+    def _passes(self, subject: Subject) -> int:
+        """Mini-batches that this process passes over for one product."""
+        return -(-len(subject.batches) // subject.processes.size)
 
     def _quadrature(self, product: Callable[[Tensor], Tensor], start: Tensor) -> dict[str, Any]:
         nodes, weights = np.full((2, self.steps), np.nan)

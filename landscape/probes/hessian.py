@@ -9,7 +9,6 @@ from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from landscape.curvature.hvp_backends import (
@@ -24,10 +23,11 @@ from landscape.curvature.hvp_backends import (
 )
 from landscape.curvature.hvp_forecast import PlannedProducts
 from landscape.curvature.lanczos import Spectrum
-from landscape.curvature.operator import Curvature, Operator, cache_of_all, over_all_samples
+from landscape.curvature.operator import Curvature, Operator, cache_of_all
 from landscape.curvature.parameter_selection import PARAMS_HELP, Blocks, matching
 from landscape.curvature.pattern_cache import PatternCache
 from landscape.curvature.pyhessian_engine import power_iteration
+from landscape.curvature.sample_means import mean_loss, over_all_samples
 from landscape.curvature.side_by_side import announce, mini_batches_at_once, side_by_side
 from landscape.curvature.spectrum import VECTOR_RESIDUAL, Request, spectra, spectrum
 from landscape.curvature.stopping import Which
@@ -72,6 +72,7 @@ class Hessian(Probe):
     """
 
     name: ClassVar[str] = "hessian"
+    by_process_group: ClassVar[bool] = True
     uses: ClassVar[tuple[str, ...]] = ("batch_size", "weight_decay")
     split: ClassVar[str] = "train"
     batch_size: ClassVar[int] = 16
@@ -181,7 +182,7 @@ class Hessian(Probe):
             return {}
         count = self._count(subject)
         with self._at_once(subject, count) as at_once:
-            planned = self._planned(count, at_once)
+            planned = self._planned(count if self.scope == "batch" else self._passes(subject), at_once)
             return autotuned(subject, self.params, self.hvp, planned=planned, kinks=self._kinks)
 
     def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Hessian, Subject]:
@@ -198,7 +199,7 @@ class Hessian(Probe):
     ) -> Iterator[Values]:
         blocks = self._blocks(subject)
         hvp = "kept" if self._double_backward else self.hvp
-        passes = len(units) if self.scope == "batch" else self._count(subject)
+        passes = len(units) if self.scope == "batch" else self._passes(subject)
         curved = [
             curvature(
                 subject,
@@ -271,6 +272,10 @@ class Hessian(Probe):
         products = min(10 + 2 * self._request.ranks, self.max_products) * (2 if self.verify else 1)
         return PlannedProducts(batches, products, rebuilt=self.scope == "dataset", at_once=at_once)
 
+    def _passes(self, subject: Subject) -> int:
+        """Mini-batches that this process passes over for one product of all samples."""
+        return -(-self._count(subject) // subject.processes.size)
+
     def _blocks(self, subject: Subject) -> Blocks:
         return Blocks.of(matching(subject.parameters, self.params), per_layer=self.per_layer)
 
@@ -322,12 +327,8 @@ class Hessian(Probe):
         if self.scope == "batch":
             product = curved.product(unit.index[0])
             return product, product.value
-        subject = curved.subject
-        count = self._count(subject)
-        sizes = np.array([subject.samples(i) for i in range(count)])
-        with torch.no_grad():
-            losses = torch.stack([subject.loss(i) for i in range(count)]).double().cpu().numpy()
-        return over_all_samples(subject, curved, batches=count), float(sizes @ losses / sizes.sum())
+        subject, count = curved.subject, self._count(curved.subject)
+        return over_all_samples(subject, curved, batches=count), mean_loss(subject, range(count))
 
     def _values(self, found: Spectrum | None, loss: float, curved: Curvature) -> dict[str, Any]:
         values = spectrum_values(found, self._request, nodes=self._nodes, size=curved.size)

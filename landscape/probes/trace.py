@@ -11,6 +11,7 @@ from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
+from torch import Tensor
 
 from landscape.curvature.hvp_backends import (
     CODES,
@@ -24,9 +25,9 @@ from landscape.curvature.hvp_backends import (
     without_hvp,
 )
 from landscape.curvature.hvp_forecast import PlannedProducts
-from landscape.curvature.micro_batches import MicroBatchedProduct
 from landscape.curvature.operator import Curvature
 from landscape.curvature.parameter_selection import PARAMS_HELP, matching
+from landscape.curvature.sample_means import mean_loss, over_mini_batches
 from landscape.curvature.side_by_side import announce, mini_batches_at_once, side_by_side
 from landscape.curvature.trace_estimators import TraceEstimate, hutch_plus_plus, hutchinson, rounds_for, xtrace
 from landscape.options import at_least, one_of, regular_expression, require
@@ -58,6 +59,7 @@ class Trace(Probe):
     """
 
     name: ClassVar[str] = "trace"
+    by_process_group: ClassVar[bool] = True
     uses: ClassVar[tuple[str, ...]] = ("batch_size", "weight_decay")
     split: ClassVar[str] = "train"
     smallest: ClassVar[Mapping[str, Any]] = {"vectors": 8}
@@ -144,15 +146,24 @@ class Trace(Probe):
 
     def _estimates(self, curved: Curvature, rounds: Sequence[Unit]) -> Iterator[Values]:
         """Those of one mini-batch."""
-        product = curved.product(rounds[0].index[0])
+        product, loss = self._product(curved, rounds[0].index[0])
         for unit in rounds:
-            found = self._estimate(curved, product, unit)
+            found = self._estimate(curved, product, loss, unit)
             yield {OF_A_ROUND + name: value for name, value in found.items()} if self.tol else found
 
-    def _estimate(self, curved: Curvature, product: MicroBatchedProduct, unit: Unit) -> dict[str, float]:
+    def _product(self, curved: Curvature, i: int) -> tuple[Callable[[Tensor], Tensor], float]:
+        """The matrix of a mini-batch, whose samples the processes of a group share, and its loss."""
+        if curved.subject.processes.size > 1:
+            return over_mini_batches(curved.subject, curved, [i]), mean_loss(curved.subject, [i])
+        product = curved.product(i)
+        return product, product.value
+
+    def _estimate(
+        self, curved: Curvature, product: Callable[[Tensor], Tensor], loss: float, unit: Unit
+    ) -> dict[str, float]:
         subject, i = curved.subject, unit.index[0]
         keys = unit.index if self.tol and unit.index[1] else (i,)  # the first round is that of a run without tol
-        values = {"samples": subject.samples(i), "loss": product.value, "hvp": CODES.index(curved.hvp)}
+        values = {"samples": subject.samples(i), "loss": loss, "hvp": CODES.index(curved.hvp)}
         try:
             estimate = METHODS[self.method](
                 product, curved.size, self.vectors,

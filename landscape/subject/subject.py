@@ -29,6 +29,7 @@ from landscape.subject.losses import (
 from landscape.subject.members import MemberForward, positioned, running_alone, without_members
 from landscape.subject.networks_in_memory import Network
 from landscape.subject.outputs import logits_or_none, outputs_of
+from landscape.subject.process_group import SINGLE_PROCESS, ProcessGroup
 from landscape.subject.restoration import evaluation_mode
 from landscape.subject.spec import Spec, Split
 from landscape.subject.weights_cache import WeightsCache
@@ -63,8 +64,8 @@ class Subject:
     no_accuracy: bool = False  # outputs or targets are no classes, for a user's own loss
     mean_only: bool = False  # the loss gives a mean over the mini-batch, so that it has no error over samples
     coupled: bool = False  # that mean is not the mean of a loss per sample, so that it depends on the batch size
-    # values that follow from the weights, see `once_per_weights`
-    cache: WeightsCache = field(default_factory=WeightsCache, init=False, repr=False)
+    processes: ProcessGroup = SINGLE_PROCESS  # that share every product over the samples
+    cache: WeightsCache = field(default_factory=WeightsCache, init=False, repr=False)  # of `once_per_weights`
 
     def __post_init__(self) -> None:
         if not hasattr(self.batches, "__getitem__"):

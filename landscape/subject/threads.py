@@ -54,7 +54,8 @@ def suitable_threads(subject: Subject) -> Iterator[None]:
     """Measure a subject with a suitable number of threads per operation, at most `thread_limit`.
 
     A small network has one, by a fixed rule, so that a resumed measurement has the same last bits; others have the
-    number that makes a forward pass fastest now, and agree to rounding.
+    number that makes a forward pass fastest now, and agree to rounding. In a group of processes, whose vectors have to
+    agree to the last bit, others have as many as there are.
     """
     limit = thread_limit()
     if subject.device.type != "cpu" or limit == torch.get_num_threads() == 1:
@@ -64,7 +65,7 @@ def suitable_threads(subject: Subject) -> Iterator[None]:
     try:
         with intra_op_threads(1):
             small = is_small(subject.samples(0), _parameters(subject.model))
-            threads = 1 if small else _fastest_forward(subject, limit)
+            threads = 1 if small else limit if subject.processes.size > 1 else _fastest_forward(subject, limit)
         note_load(threads)
         with intra_op_threads(threads):
             yield

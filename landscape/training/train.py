@@ -25,12 +25,12 @@ from landscape.checkpoints.file_names import DECODER, FINAL, FINAL_EMA
 from landscape.data.dataset import Batches, Images
 from landscape.data.recipes import Recipe, at_size, validated
 from landscape.options import OptionError, at_least, one_of, require
+from landscape.subject.process_group import ProcessGroup, device_of, process_group
 from landscape.subject.smoothing import insert
 from landscape.subject.smoothing_options import SmoothingOptions, recorded
 from landscape.subject.threads import fixed_threads
 from landscape.training import run_folder
 from landscape.training.determinism import deterministic_algorithms
-from landscape.training.distributed import ProcessGroup, device_of, process_group
 from landscape.training.objectives import MaskedImages, objective_of, refuse_images, refuse_model
 from landscape.training.run_folder import INIT, WARMUP, RunIdentity
 from landscape.training.training_set import requested_size, splits

@@ -16,7 +16,7 @@ from landscape import models
 from landscape.data.dataset import Images
 from landscape.data.recipes import Recipe
 from landscape.probe import derived_seed
-from landscape.training.distributed import SINGLE_PROCESS, ProcessGroup
+from landscape.subject.process_group import SINGLE_PROCESS, ProcessGroup
 from landscape.training.ema import moving_average
 from landscape.training.objectives import Objective, objective_of
 from landscape.training.optimizer import Schedule, build_optimizer

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from landscape.curvature.batched_lanczos import device_lanczos
-from landscape.curvature.operator import Curvature, over_all_samples
+from landscape.curvature.operator import Curvature
+from landscape.curvature.sample_means import over_all_samples
 from landscape.curvature.spectrum import VECTOR_RESIDUAL, memory
 from landscape.curvature.vectors import flat, random_unit, unflat
 from landscape.options import format_duration
