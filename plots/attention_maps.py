@@ -60,7 +60,10 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     grid = figure.subplots(len(results), 1, squeeze=False, gridspec_kw={"height_ratios": rows})
     for data, look, ax in zip(results, looks, grid[:, 0], strict=True):
         draw(data, ax)
-        ax.set_title(style.fitted(look.label, style.PAGE, style.SMALL + 1), fontsize=style.SMALL + 1)
+        ax.set_title(style.fitted(look.label, style.PAGE, style.SMALL + 1), fontsize=style.SMALL + 1, loc="left")
+    widest = max(ax.get_xlim()[1] for ax in grid[:, 0])
+    for ax in grid[:, 0]:
+        ax.set_xlim(0, widest)  # pictures of one size, however many layers a network has
     return figure
 
 

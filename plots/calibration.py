@@ -50,7 +50,9 @@ def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) 
             how = {"fill": False, "linestyle": ":"} if prefix else {"alpha": 0.35}
             axes[1].bar(middle, share, width=width, color=look.color, edgecolor=look.color, linewidth=0.8, **how)
     ax.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
-    ax.text(0.98, 0.03, words(data), transform=ax.transAxes, ha="right", va="bottom", fontsize=style.SMALL)
+    behind = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1.5}
+    where = {"transform": ax.transAxes, "ha": "right", "va": "bottom"}
+    ax.text(0.98, 0.03, words(data), fontsize=style.SMALL, bbox=behind, zorder=4, **where)
     for histogram in axes[1:]:
         histogram.set(xlabel="confidence", ylabel="share", xlim=(0, 1))
     return axes

@@ -23,6 +23,7 @@ MEANING = (
     "and not only those of the plane: near 0 the loss is almost convex there, at 1 as concave as convex. The extreme "
     "eigenvalues say nothing about how many directions are negative, and a ratio may rise because the largest falls."
 )
+RATIOS = (1e-3, 1e3)  # beyond them colours do not change
 
 
 def draw(data: xr.Dataset, ax: Axes, *, norm: Normalize | None = None) -> Axes:
@@ -44,7 +45,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     open_ends = any((data["converged"].values == 0).any() for data in results)
     note = "Crosses: an eigenvalue did not converge; its residual is stored." if open_ends else ""
     figure, axes = plane.page_of_maps(results, looks, partial(draw, norm=norm), note)
-    label = "|λ min| / |λ max| of the Hessian"
+    label = "|λ min| / |λ max|"
     figure.colorbar(ScalarMappable(norm, plane.COLORS), ax=axes, label=label, aspect=30, pad=0.02)
     return figure
 
@@ -64,9 +65,10 @@ def headline(data: xr.Dataset) -> Numbers:
 
 
 def _norm(results: Sequence[xr.Dataset]) -> Normalize:
-    """Colours from 0 to the largest ratio of all results."""
-    from matplotlib.colors import Normalize
+    """Logarithmic colours over the ratios of all results, within `RATIOS`."""
+    from matplotlib.colors import LogNorm
 
     values = np.concatenate([data["ratio"].values.ravel() for data in results])
-    values = values[np.isfinite(values)]
-    return Normalize(0.0, float(values.max()) if values.size and values.max() > 0 else 1.0)
+    values = np.clip(values[np.isfinite(values)], *RATIOS)
+    low, high = (float(values.min()), float(values.max())) if values.size else RATIOS
+    return LogNorm(low, high if high > low else 2 * low, clip=True)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from analytic import attention_net, convolution_net, run_probe
 
 from landscape import models
 from landscape.options import OptionError
+from landscape.plots import attention_maps as figures
+from landscape.plots.appearance import look
 from landscape.probes.attention_maps import AttentionPictures
 from landscape.subject.subject import Subject
 
@@ -47,3 +50,23 @@ def test_options_out_of_range_are_refused() -> None:
             AttentionPictures(queries=queries)
     with pytest.raises(ValueError, match="13 pictures were asked for, the data have 12 samples"):
         AttentionPictures(images=13).plan(attention_net())
+
+
+def test_networks_with_few_layers_get_pictures_as_large_as_those_of_networks_with_many() -> None:
+    def result(depth: int) -> xr.Dataset:
+        return xr.Dataset(
+            {
+                "attention": (("image", "layer", "query", "row", "column"), np.ones((1, depth, 1, 4, 4))),
+                "picture": (("image", "channel", "pixel_row", "pixel_column"), np.zeros((1, 3, 8, 8))),
+                "place": (("query", "coordinate"), np.array([[0.5, 0.5]])),
+                "depth": ("layer", np.linspace(0, 1, depth)),
+                "done": ("image", np.ones(1)),
+            },
+            attrs={"label": f"of {depth} layers", "protocol": "test"},
+        )
+
+    results = [result(6), result(1)]
+    figure = figures.page(results, [look(data) for data in results])
+    figure.draw_without_rendering()
+    many, few = (ax.get_window_extent().width / np.ptp(ax.get_xlim()) for ax in figure.axes)
+    assert few == pytest.approx(many)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from analytic import dense_hessian, quadratic, run_probe, same_state, state, symmetric, tanh_net
 
 from landscape.options import OptionError
+from landscape.plots import convexity as convexity_figure
 from landscape.probes.convexity import Convexity
 from landscape.probes.surface import Surface
 from landscape.weight_space.planes import plane_of
@@ -82,3 +84,18 @@ def test_infinite_curvature_is_a_point_without_a_ratio() -> None:
 def test_values_out_of_range_are_refused(options: dict[str, object], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         Convexity(**options)  # type: ignore[arg-type]
+
+
+def test_colours_are_of_the_logarithm_of_the_ratio_so_that_one_huge_ratio_hides_no_other() -> None:
+    ratio = np.array([[0.01, 0.1], [1.0, 1e5]])
+    data = xr.Dataset(
+        {
+            "ratio": (("x", "y"), ratio),
+            "converged": (("x", "y"), np.ones((2, 2))),
+        },
+        coords={"x": [0.0, 1.0], "y": [0.0, 1.0]},
+        attrs={"plane": "random"},
+    )
+    norm = convexity_figure._norm([data])
+    assert norm(np.array([0.01, 0.1, 1.0])).tolist() == pytest.approx([0.0, 0.2, 0.4])
+    assert norm(1e5) == 1.0
