@@ -26,6 +26,7 @@ from landscape.cli import (
     reproduce,
     show,
     smoothing,
+    sweep,
     training,
 )
 from landscape.cli.measuring import command_of
@@ -77,6 +78,7 @@ for _name in MEASURING:
 _command: Any
 app.command(rich_help_panel=MEASURE)(smoothing.smoothing)
 app.command(rich_help_panel=MEASURE)(heads.heads)
+app.command(rich_help_panel=MEASURE)(sweep.sweep)
 app.command("build-up", rich_help_panel=TRAIN)(build_up.build_up)
 for _command in (training.train, training.models, demo.demo, reproduce.reproduce):
     app.command(rich_help_panel=TRAIN)(_command)

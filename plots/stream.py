@@ -26,6 +26,7 @@ PANELS = {
     "consistency": "consistency",
     "boundary_accuracy": "accuracy near boundaries",
 }
+WAYS = ("deterministic", "smoothed", "mc_dropout")  # of predictions whose time is stored
 
 
 def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, score: str = "nll") -> Axes:
@@ -63,17 +64,49 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         f"Line styles are predictions ({escaped(styles)}); thin lines are without smoothing over time. Bands: 95 % "
         f"intervals of the paired change by smoothing, from resampled blocks of frames. {window(results[0])}"
     )
-    columns = 2 if len(shown) in (2, 4) else 3
-    rows = -(-len(shown) // columns)
+    timed = any(f"seconds_per_frame_{WAYS[0]}" in data.attrs for data in results)
+    if timed:
+        note += " Prediction time: means over single frames, with 95 % intervals."
+    count = len(shown) + timed
+    columns = {2: 2, 4: 2, 7: 4}.get(count, 3)
+    rows = -(-count // columns)
     figure = style.page(results, looks, height=2.1 * rows, legend=legend, note=note)
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for ax in axes[len(shown) :]:
+    for ax in axes[count:]:
         ax.remove()
     for ax, score in zip(axes, shown, strict=False):
         for data, look in zip(results, looks, strict=True):
             if score in data:
                 draw(data, ax, look=look, score=score)
+    if timed:
+        draw_time(results, axes[len(shown)], looks)
     return figure
+
+
+def draw_time(results: Sequence[xr.Dataset], ax: Axes, looks: Sequence[Look]) -> Axes:
+    """Draw the seconds that a prediction takes: of one pass, with smoothing over time, and of all dropout masks."""
+    members = dict.fromkeys(str(data.attrs.get("members", 0)) for data in results if int(data.attrs.get("members", 0)))
+    names = {WAYS[0]: "one pass", WAYS[1]: "one pass,\nsmoothed"}
+    if members:
+        names[WAYS[2]] = f"MC dropout,\n{' or '.join(members)} passes"
+    everything = []
+    for turn, (data, look) in enumerate(zip(results, looks, strict=True)):
+        shift = 0.3 * (turn - (len(results) - 1) / 2) / max(len(results), 2)
+        value, low, high = (
+            np.array([float(data.attrs.get(f"seconds_per_frame_{way}{end}", np.nan)) for way in names])
+            for end in ("", "_low", "_high")
+        )
+        ax.errorbar(
+            np.arange(len(names)) + shift, value, yerr=np.nan_to_num(np.stack([value - low, high - value])).clip(min=0),
+            color=look.color, marker=look.marker, linestyle="none", elinewidth=0.8,
+        )  # fmt: skip
+        everything.append(value)
+    ax.set_xticks(range(len(names)), list(names.values()), fontsize=style.SMALL)
+    ax.set(ylabel="prediction time (s per frame)", xlim=(-0.5, len(names) - 0.5))
+    style.log_if_wide(ax, np.concatenate(everything))
+    if ax.get_yscale() == "linear":
+        ax.set_ylim(bottom=0.0)
+    return ax
 
 
 def kinds_of(results: Sequence[xr.Dataset]) -> list[str]:
@@ -102,7 +135,7 @@ def best(data: xr.Dataset) -> int:
 
 
 def headline(data: xr.Dataset) -> Numbers:
-    """NLL and calibration error without smoothing and at the best tau, and the throughput relative to one pass."""
+    """NLL and calibration error without smoothing and at the best tau, prediction time, and relative throughput."""
     i = best(data)
     one = data.isel(prediction=0)
     found: Numbers = {
@@ -113,7 +146,8 @@ def headline(data: xr.Dataset) -> Numbers:
         "smoothed ece": float(one["ece"][i]),
     }
     one_pass = float(data.attrs.get("frames_per_second_deterministic", np.nan))
-    for way in ("smoothed", "mc_dropout"):
+    found["seconds per frame"] = float(data.attrs.get("seconds_per_frame_deterministic", np.nan))
+    for way in WAYS[1:]:
         rate = float(data.attrs.get(f"frames_per_second_{way}", np.nan))
         found[f"throughput {way.replace('_', ' ')}"] = rate / one_pass
     return found

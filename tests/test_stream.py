@@ -17,9 +17,10 @@ from landscape.cli.main import exit_code
 from landscape.options import OptionError
 from landscape.plots.appearance import looks
 from landscape.plots.stream import page
+from landscape.predictions import timing
 from landscape.predictions.frames import frame_scores, near_boundary
 from landscape.predictions.scores import bootstrap, sample_scores, summary
-from landscape.predictions.temporal import RingBuffer, frame_weights, smoothed, throughput
+from landscape.predictions.temporal import RingBuffer, frame_weights, prediction_time, smoothed
 from landscape.subject.loading import load
 from landscape.subject.subject import Subject
 
@@ -204,11 +205,29 @@ def test_scores_of_a_frame_need_its_labels_only_where_it_has_any() -> None:
     assert found["frame_consistency"] == 1.0
 
 
-def test_the_throughput_counts_a_pass_and_the_mean_behind_it() -> None:
-    rates = throughput(subject_of(0.3, mc_dropout=4), tau=1.0, past=5, look_ahead=0, frames=9)
-    assert set(rates) == {"deterministic", "smoothed", "mc_dropout"}
-    assert rates["smoothed"] < rates["deterministic"]
-    assert stream(subject_of(), tau="1", timed=3).attrs["frames_per_second_smoothed"] > 0
+def test_the_time_counts_a_pass_and_the_mean_behind_it() -> None:
+    seconds = prediction_time(subject_of(0.3, mc_dropout=4), tau=1.0, past=5, look_ahead=0, frames=9)
+    assert {name: len(values) for name, values in seconds.items()} == {
+        "deterministic": 9, "smoothed": 9, "mc_dropout": 9,
+    }  # fmt: skip
+    assert all(one < both for one, both in zip(seconds["deterministic"], seconds["smoothed"], strict=True))
+
+
+def test_the_time_of_a_prediction_is_stored_with_its_interval_and_drawn() -> None:
+    found = stream(subject_of(0.3, mc_dropout=3), tau="1", timed=5)
+    assert found.attrs["frames_per_second_smoothed"] < found.attrs["frames_per_second_deterministic"]
+    for way in ("deterministic", "smoothed", "mc_dropout"):
+        mean, low, high = (found.attrs[f"seconds_per_frame_{way}{end}"] for end in ("", "_low", "_high"))
+        assert 0 < low <= mean <= high
+    *_, ax = page([found], looks([found])).axes
+    ((points, _, _),) = ax.containers
+    assert [label.get_text() for label in ax.get_xticklabels()] == [
+        "one pass",
+        "one pass,\nsmoothed",
+        "MC dropout,\n3 passes",
+    ]
+    assert points.get_ydata()[2] == found.attrs["seconds_per_frame_mc_dropout"]
+    assert timing.facts("t", [2.0, 2.0]) == {"t": 2.0, "t_low": 2.0, "t_high": 2.0}
 
 
 def test_what_is_no_stream_is_refused() -> None:

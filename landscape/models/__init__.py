@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, get_type_hints
@@ -21,7 +22,7 @@ from landscape.models.resnet import SMALL, ResNet
 from landscape.models.swin import Swin
 from landscape.models.vit import ViT
 
-__all__ = ["NAMES", "accepts", "build", "build_up", "summary"]
+__all__ = ["NAMES", "accepts", "arguments_of", "build", "build_up", "summary"]
 
 MODELS: Mapping[str, partial[Any]] = {
     "vit_ti": partial(ViT, dim=192, depth=12, heads=3),
@@ -91,6 +92,23 @@ def accepts(name: str) -> tuple[str, ...]:
         ValueError: there is no such network.
     """
     return tuple(argument for argument in _kinds(name) if argument not in SIZES)
+
+
+def arguments_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """All arguments of a network that was built with some of them: those, its own, and the defaults of its class.
+
+    Raises:
+        ValueError: there is no such network.
+    """
+    kinds = _kinds(name)
+    parameters = inspect.signature(MODELS[name].func.__init__).parameters.values()
+    defaults = {parameter.name: parameter.default for parameter in parameters if parameter.name in accepts(name)}
+    found = {**defaults, **MODELS[name].keywords, **given}
+    return {
+        key: converted(key, value, kinds[key])
+        for key, value in found.items()
+        if key in kinds and value is not inspect.Parameter.empty
+    }
 
 
 def build_up(name: str) -> list[tuple[int, ...]]:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from landscape.data.structure import Nested
+from landscape.predictions.timing import WARM_UP, timed
 from landscape.subject.members import Positioned
 from landscape.subject.subject import Subject
-
-WARM_UP = 3  # frames that are not timed
 
 
 def frame_weights(offsets: Tensor, tau: float) -> Tensor:
@@ -62,8 +59,8 @@ class RingBuffer:
         return mean.view_as(probabilities)
 
 
-def throughput(subject: Subject, *, tau: float, past: int, look_ahead: int, frames: int) -> dict[str, float]:
-    """Frames per second, one frame at a time, from the input to its prediction: medians over frames.
+def prediction_time(subject: Subject, *, tau: float, past: int, look_ahead: int, frames: int) -> dict[str, list[float]]:
+    """Seconds of every frame, one frame at a time, from the input to its prediction.
 
     A smoothed prediction takes the pass and the mean over the ring buffer behind it; both are timed on the same frames,
     so that a busy machine slows them alike.
@@ -73,17 +70,19 @@ def throughput(subject: Subject, *, tau: float, past: int, look_ahead: int, fram
         `mc_dropout`: a pass for each of them and the mean of their probabilities.
     """
     plain, ring = subject.as_is(), RingBuffer(tau, past, look_ahead)
-    seconds: dict[str, list[float]] = {"deterministic": [], "smoothed": [], "mc_dropout": []}
+    seconds: dict[str, list[float]] = {"deterministic": [], "smoothed": []}
+    if subject.members:
+        seconds["mc_dropout"] = []
     with subject.evaluating():
         for t, (inputs, stochastic) in enumerate(_frames(subject, plain, frames + WARM_UP)):
-            probabilities, one = _timed(partial(_probabilities, plain, inputs), subject.device)
-            _, mean = _timed(partial(ring.push, probabilities), subject.device)
+            probabilities, one = timed(partial(_probabilities, plain, inputs), subject.device)
+            _, mean = timed(partial(ring.push, probabilities), subject.device)
             took = {"deterministic": one, "smoothed": one + mean}
             if subject.members:
-                _, took["mc_dropout"] = _timed(partial(_probabilities, subject, stochastic), subject.device)
+                _, took["mc_dropout"] = timed(partial(_probabilities, subject, stochastic), subject.device)
             for name, value in took.items() if t >= WARM_UP else ():
                 seconds[name].append(value)
-    return {name: 1 / statistics.median(took) for name, took in seconds.items() if took}
+    return seconds
 
 
 def _probabilities(subject: Subject, inputs: Nested) -> Tensor:
@@ -98,17 +97,3 @@ def _frames(subject: Subject, plain: Subject, count: int) -> Iterator[tuple[Tens
     for t in range(count):
         one = inputs[t % len(inputs)][None]
         yield one, Positioned(one, torch.tensor([t], device=one.device)) if subject.members else one
-
-
-def _timed(run: Callable[[], Tensor], device: torch.device) -> tuple[Tensor, float]:
-    """What a function returns, and the seconds it took, with the work that it leaves to an accelerator."""
-    _wait(device)
-    start = time.perf_counter()
-    found = run()
-    _wait(device)
-    return found, time.perf_counter() - start
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

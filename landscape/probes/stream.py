@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from landscape.data.dataset import BatchList
 from landscape.options import at_least, parse_numbers, require
-from landscape.predictions import temporal
+from landscape.predictions import temporal, timing
 from landscape.predictions.frames import (
     DENSE,
     PER_FRAME,
@@ -54,7 +55,7 @@ class Stream(Probe):
     clip_length: Annotated[int, "frames per clip, beyond which nothing is averaged; 0: the stream is one clip"] = 0
     boundary: Annotated[int, "pixels at most this far from another class count as its boundary (of masks)"] = 2
     block_length: Annotated[int, "frames per block of the bootstrap; 0: a clip, or else from the number of frames"] = 0
-    timed: Annotated[int, "frames by which the throughput is measured; 0 leaves it out"] = 50
+    timed: Annotated[int, "frames by which prediction time and throughput are measured; 0 leaves them out"] = 50
     seed: Annotated[int, "seed of the bootstrap"] = 0
 
     def __post_init__(self) -> None:
@@ -95,8 +96,9 @@ class Stream(Probe):
             "frames": frames, "blocks": int(blocks.max()) + 1, "block_length": self._block_length(frames),
             "members": subject.members,
         }  # fmt: skip
-        if self.timed:
-            facts |= {f"frames_per_second_{way}": rate for way, rate in _timed(subject, self).items()}
+        for way, seconds in _timed(subject, self).items() if self.timed else ():
+            facts[f"frames_per_second_{way}"] = 1 / median(seconds)
+            facts |= timing.facts(f"seconds_per_frame_{way}", seconds)
         return Plan(
             over={"frame": np.arange(frames)},
             axes=axes,
@@ -259,8 +261,8 @@ class FrameProbabilities:
 
 
 @once_per_weights
-def _timed(subject: Subject, probe: Stream) -> dict[str, float]:
-    return temporal.throughput(
+def _timed(subject: Subject, probe: Stream) -> dict[str, list[float]]:
+    return temporal.prediction_time(
         subject, tau=probe._taus[-1], past=probe.past, look_ahead=probe.look_ahead, frames=probe.timed
     )
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+from landscape import models
 from landscape.checkpoints.checkpoint import state_dict_sha256
 from landscape.checkpoints.user_code import spec_sha256
 from landscape.data.dataset import Batches, BatchList, Images
@@ -93,7 +94,18 @@ def attributes(subject: Subject) -> dict[str, str | int | float]:
         "parameters_total": subject.size,
         "protocol": protocol(subject),
         "smoothing": json.dumps(_smoothing(subject)) if inserted(subject.model) else "",
+        "configuration": json.dumps(_configuration(subject), default=str),
     }
+
+
+def _configuration(subject: Subject) -> dict[str, Any]:
+    """What the network was built and trained with, as its checkpoint says; empty for one of another library."""
+    stored, spec = subject.checkpoint, subject.spec or Spec()
+    if stored is None or not (stored.native and spec.model in ("", stored.model)):
+        return {}
+    arguments = models.arguments_of(stored.model, {**stored.model_args, **spec.model_arg})
+    about = {"trained on": str(stored.data.get("name", "")), "seed": stored.seed}
+    return {"model": stored.model, **stored.recipe, **arguments, **about}
 
 
 def origin(subject: Subject) -> str:

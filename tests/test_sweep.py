@@ -1,0 +1,95 @@
+"""Sweeps of one argument: which networks belong together, the numbers of the figure, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+from command_line import Command
+
+from landscape import models
+from landscape.plots import drawing, sweep_study
+from landscape.results import reader
+
+Stored = list[tuple[str, xr.Dataset]]
+
+
+def results(value: Any, *, seed: int = 0, epoch: float = 9.0, accuracy: float = 0.5, **others: Any) -> Stored:
+    """Calibration on both splits and hessian of one network, as a results file gives them."""
+    configuration = {"model": "vit_demo", "patch": value, "heads": 3, "seed": seed, **others}
+    attributes = {
+        "configuration": json.dumps(configuration), "checkpoint_sha256": json.dumps([configuration, epoch]),
+        "epoch": epoch, "label": f"patch {value}", "model": "vit_demo", "protocol": "made up",
+    }  # fmt: skip
+    found: Stored = []
+    for split in ("test", "train"):
+        numbers = {"accuracy": accuracy, "nll": 1 - accuracy}
+        data = {f"{name}{end}": number + shift for name, number in numbers.items()
+                for end, shift in (("", 0.0), ("_low", -0.1), ("_high", 0.1))}  # fmt: skip
+        found.append(("calibration/x", xr.Dataset(data, attrs={**attributes, "spec": json.dumps({"split": split})})))
+    spectrum = xr.Dataset({"largest": ("batch", [10.0, 30.0]), "nep": 0.2, "nep_low": 0.1, "nep_high": 0.3})
+    return [*found, ("hessian/x", spectrum.assign_attrs(attributes))]
+
+
+def test_networks_that_differ_in_one_argument_are_a_sweep_in_its_order() -> None:
+    stored = [*results(None), *results(8, accuracy=0.4), *results(16), *results(4), *results(4, seed=1, accuracy=0.7)]
+    (study,) = sweep_study.studies(stored)
+    assert (study.argument, study.values, study.label) == ("patch", ["4", "8", "16", "none"], "vit_demo-patch")
+    rows = sweep_study.table(study)
+    assert [(row["patch"], row["seed"], row["accuracy"]) for row in rows[:3]] == [
+        ("4", "0", 0.5), ("4", "1", 0.7), ("8", "0", 0.4),
+    ]  # fmt: skip
+    assert rows[0]["largest eigenvalue"] == 20.0
+    upper, fit, largest, nep = sweep_study.page(study).axes
+    np.testing.assert_allclose(upper.lines[-1].get_ydata(), [0.6, 0.4, 0.5, 0.5])  # means over seeds
+    assert [text.get_text() for text in fit.texts] == ["4", "4", "8", "16", "none"]
+    (points, _, _) = fit.containers[2]
+    assert (points.get_xdata()[0], points.get_ydata()[0]) == pytest.approx((0.6, 0.6))
+    assert [ax.get_ylabel() for ax in (largest, nep)] == ["largest Hessian eigenvalue", "negative eigenvalues (NEP)"]
+
+
+def test_other_networks_and_too_few_values_are_no_sweep() -> None:
+    assert sweep_study.studies([*results(4), *results(8)]) == []
+    assert sweep_study.studies([*results(4), *results(8, heads=6), *results(16, heads=12)]) == []
+    plain = [(name, data.drop_attrs()) for value in (4, 8, 16) for name, data in results(value)]
+    assert sweep_study.studies(plain) == []
+
+
+def test_of_the_snapshots_of_a_run_the_last_one_counts() -> None:
+    stored = [*results(4, epoch=9.0), *results(4, epoch=1.0, accuracy=0.1), *results(8), *results(16)]
+    (study,) = sweep_study.studies(stored)
+    assert [row["accuracy"] for row in sweep_study.table(study)] == [0.5, 0.5, 0.5]
+
+
+def test_a_sweep_without_some_of_its_numbers_is_drawn() -> None:
+    stored = [pair for value in (4, 8, 16) for pair in results(value)[:1]]
+    (study,) = sweep_study.studies(stored)
+    texts = [[text.get_text() for text in ax.texts] for ax in sweep_study.page(study).axes]
+    assert texts == [[], ["not measured"], ["not measured"], ["not measured"]]
+
+
+def test_arguments_that_a_checkpoint_leaves_out_are_those_of_the_network() -> None:
+    found = models.arguments_of("localvit_ti", {"patch": "8", "classes": 10})
+    assert (found["neighbourhood"], found["patch"], found["dim"], found["heads"]) == (3, 8, 192, 3)
+    assert set(found) - {"classes"} <= set(models.accepts("localvit_ti"))
+
+
+@pytest.mark.slow
+def test_networks_are_measured_and_drawn_by_one_command(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for patch in ("1", "2", "4"):
+        words = ["train", "vit_demo", "--data", "digits", "--epochs", "0", "--out", f"p{patch}"]
+        assert command(*words, "--model-arg", f"patch={patch}")[0] == 0
+    words = ["sweep", "p1", "p2", "p4", "--samples", "32", "--batch-size", "16", "--batches", "1", "--quiet"]
+    code, out, err = command(*words)
+    assert code == 0, err
+    assert [line.split()[0] for line in out.splitlines()] == ["patch", "1", "2", "4", "figures/sweep.png"]
+    (study,) = sweep_study.studies(reader.groups(Path("results.h5")))
+    assert all(np.isfinite([row["training NLL"], row["NEP"]]).all() for row in sweep_study.table(study))
+    assert [path.stem for path in drawing.draw_studies(Path("results.h5"), tmp_path / "f")] == ["sweep"]
