@@ -51,8 +51,10 @@ def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) 
             axes[1].bar(middle, share, width=width, color=look.color, edgecolor=look.color, linewidth=0.8, **how)
     ax.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
     behind = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1.5}
-    where = {"transform": ax.transAxes, "ha": "right", "va": "bottom"}
-    ax.text(0.98, 0.03, words(data), fontsize=style.SMALL, bbox=behind, zorder=4, **where)
+    ax.text(
+        0.98, 0.03, words(data), transform=ax.transAxes, ha="right", va="bottom", fontsize=style.SMALL, bbox=behind,
+        zorder=4,
+    )  # fmt: skip
     for histogram in axes[1:]:
         histogram.set(xlabel="confidence", ylabel="share", xlim=(0, 1))
     return axes
