@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ import torch.nn.functional as F
 from analytic import run_probe, state
 from torch import Tensor, nn
 
+from landscape.curvature import stored_hessian
+from landscape.curvature.hvp_backends import curvature
 from landscape.probe import derived_seed
 from landscape.probes.convexity import Convexity
 from landscape.probes.density import Density
@@ -24,6 +28,7 @@ from landscape.weight_space.planes import plane_of
 
 MEMBERS, RATE, UNITS, SIZES = 3, 0.4, 4, (7, 4)  # two mini-batches of different sizes
 DECAY = 0.1
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script.:DeprecationWarning")
 
 
 def subject() -> Subject:
@@ -62,6 +67,73 @@ def test_the_loss_by_hand_is_that_of_the_subject() -> None:
     for i in (0, 1):
         torch.testing.assert_close(losses(weights_of(of), of, i).mean(), of.loss(i))
     assert not torch.allclose(losses(weights_of(of), of, 0, member=0), losses(weights_of(of), of, 0, member=1))
+
+
+class DropPath(nn.Identity):
+    """Stochastic depth as a module, found by its name as that of timm is."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.drop_prob = rate
+
+
+class Rectified(nn.Module):
+    """Kinks, dropout of channels, inside attention and stochastic depth, and a sample of several rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.channels, self.norm = nn.Conv2d(2, 8, 3, padding=1), nn.Dropout2d(0.3), nn.BatchNorm2d(8)
+        self.attention = nn.MultiheadAttention(8, 2, dropout=0.2, batch_first=True)
+        self.depth, self.fc = DropPath(0.4), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.channels(self.norm(self.conv(x)).relu())
+        tokens = maps.flatten(2).transpose(1, 2)
+        return self.fc((tokens + self.depth(self.attention(tokens, tokens, tokens)[0])).mean(dim=1))
+
+
+def rectified(dtype: torch.dtype, batches: int = 16) -> Subject:
+    torch.manual_seed(0)
+    data = [(torch.randn(5, 2, 4, 4), torch.arange(5) % 3) for _ in range(batches)]
+    return with_members(Subject(Rectified().to(dtype).eval(), data), MEMBERS)
+
+
+BACKENDS = ["traced", "traced-channels-last", "together", pytest.param("compiled", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("hvp", BACKENDS)
+def test_recorded_products_have_the_masks_of_each_mini_batch(hvp: Any) -> None:
+    of = rectified(torch.float64)
+    kept_graph, recorded = curvature(of, of.parameters, "kept"), curvature(of, of.parameters, hvp)
+    assert recorded.hvp == hvp
+    vector = torch.randn(kept_graph.size, dtype=torch.float64)
+    batches = range(recorded.batched or 3)
+    expected = torch.stack([kept_graph.product(i)(vector) for i in batches])
+    if recorded.batched:
+        assert recorded.fits_batched(batches)
+        found = recorded.batched_product(batches)(vector.expand(len(batches), -1))
+    else:
+        found = torch.stack([recorded.product(i)(vector) for i in batches])
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_recorded_products_of_masks_take_the_activation_pattern_of_double_precision() -> None:
+    of = rectified(torch.float32, batches=3)
+    products = [curvature(of, of.parameters, hvp, kinks="double") for hvp in ("kept", "traced")]
+    assert all(product.fixed for product in products)
+    vector = torch.randn(products[0].size)
+    for i in range(3):
+        torch.testing.assert_close(*(product.product(i)(vector) for product in products), rtol=1e-3, atol=1e-5)
+
+
+def test_recorded_products_belong_to_the_masks() -> None:
+    """What is kept on disk is found by the seed and number of the masks too."""
+    of = rectified(torch.float64, batches=1)
+    others = [with_members(replace(of, seed=1), MEMBERS), with_members(of, 2), of.as_is()]
+    keys = [stored_hessian.key_of(one, one.parameters, False) for one in (of, *others)]
+    assert all(keys)
+    assert len(set(keys)) == 4
+    assert stored_hessian.key_of(rectified(torch.float64), of.parameters, False) == keys[0]
 
 
 @pytest.mark.parametrize("hvp", ["auto", "kept"])

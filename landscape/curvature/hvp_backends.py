@@ -25,6 +25,7 @@ from landscape.curvature.pattern_cache import compact_bytes
 from landscape.curvature.traced_hessian import TracedHessian, trace
 from landscape.data.memory import available_on
 from landscape.subject.checks import refuse_training
+from landscape.subject.members import unpositioned
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
@@ -200,9 +201,7 @@ def _traced(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, hvp
         ValueError: the model cannot be traced, or its graph not be compiled.
     """
     inputs, targets = subject.batch(0)
-    if subject.members:
-        raise ValueError(f"--hvp {hvp} records one network, --mc-dropout averages {subject.members}; use --hvp kept")
-    if not isinstance(inputs, Tensor) or not isinstance(targets, Tensor):
+    if not isinstance(unpositioned(inputs), Tensor) or not isinstance(targets, Tensor):
         raise ValueError(f"--hvp {hvp} needs one tensor as input and one as target; use --hvp kept")
     expected = reference(subject, parameters, fixed)
     if hvp == "compiled":
@@ -239,7 +238,6 @@ def _interpreted(expected: Reference, hvp: str) -> Curvature:
 @once_per_weights
 def _graph(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, hvp: str, together: int) -> TracedHessian:
     inputs, targets = subject.batch(0)
-    assert isinstance(inputs, Tensor)
     assert isinstance(targets, Tensor)
     return trace(
         subject.model, subject.losses, parameters, inputs, targets, forward=subject.forward,

@@ -23,6 +23,7 @@ from landscape.curvature import stored_graphs
 from landscape.curvature.traced_hessian import TracedHessian, shape_of
 from landscape.subject.code_identity import object_sha256
 from landscape.subject.graph_replay import GraphReplay
+from landscape.subject.members import unpositioned
 from landscape.subject.subject import Subject
 
 CPU = Path("/proc/cpuinfo")
@@ -31,7 +32,7 @@ CPU = Path("/proc/cpuinfo")
 def key_of(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool) -> str:
     """SHA-256 of everything that the compiled products of a subject follow from; empty if that cannot be told."""
     inputs, targets = subject.batch(0)
-    if not isinstance(inputs, Tensor) or not isinstance(targets, Tensor):
+    if not isinstance(unpositioned(inputs), Tensor) or not isinstance(targets, Tensor):
         return ""
     tensors = {**dict(subject.model.named_parameters()), **dict(subject.model.named_buffers())}
     try:
@@ -99,7 +100,6 @@ def load(
         return None
     constants = [tensors[name].detach() for name in names]
     inputs, targets = subject.batch(0)
-    assert isinstance(inputs, Tensor)
     assert isinstance(targets, Tensor)
     return TracedHessian(
         dict(parameters),
@@ -131,7 +131,6 @@ def compile_traced(subject: Subject, traced: TracedHessian, pattern: Sequence[Te
     if found is not None and found[2].get("graph") == graph:
         return traced.with_code(found[0], found[1])
     inputs, targets = subject.batch(0)
-    assert isinstance(inputs, Tensor)
     assert isinstance(targets, Tensor)
     about = {"graph": graph, "constants": _names(subject.model, traced.constants)}
     return traced.compiled(inputs, targets, pattern, key=key, about=about)

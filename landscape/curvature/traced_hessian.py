@@ -34,11 +34,13 @@ from landscape.curvature.vectors import unflat
 from landscape.data.batch_layout import Forward, call_model
 from landscape.probe import report_products
 from landscape.subject.graph_replay import GraphReplay
+from landscape.subject.members import Positioned
 
 log = logging.getLogger(__name__)
 
 Losses = Callable[[Any, Tensor], Tensor]  # (outputs of the forward pass, targets) -> losses per sample (N,)
 Graph = Callable[..., Sequence[Tensor]]
+Inputs = Tensor | Positioned  # with dropout masks, which belong to positions in the data
 Shape = tuple[torch.Size, torch.dtype, torch.Size, torch.dtype]  # of inputs and of targets
 # Derivatives f'(x) g in one operation; as two operations the costly part f'(x) does not depend on the vector.
 SPLITTABLE = [
@@ -63,7 +65,7 @@ class TracedHessian:
     _each: Graph
     _replay: GraphReplay  # of `_each`
 
-    def at(self, inputs: Tensor, targets: Tensor, *, pattern: Sequence[Tensor] = (), shift: float = 0.0) -> Product:
+    def at(self, inputs: Inputs, targets: Tensor, *, pattern: Sequence[Tensor] = (), shift: float = 0.0) -> Product:
         """Run the part that does not depend on the vector; with the activation `pattern` if one was given to `trace`.
 
         Raises:
@@ -73,7 +75,7 @@ class TracedHessian:
             raise ValueError(f"the graph was traced for {self.shape}, got {shape_of(inputs, targets)}")
         weights = self._weights()
         with torch.no_grad():
-            value, *kept = self._once(*self._given(weights, inputs, targets, *pattern))
+            value, *kept = self._once(*self._given(weights, *tensors_of(inputs), targets, *pattern))
         each = self._replay.at(kept)
 
         def products(vector: Tensor) -> Sequence[Tensor]:
@@ -83,22 +85,22 @@ class TracedHessian:
         return Product(value, shift, products)
 
     def at_batches(
-        self, batches: Sequence[tuple[Tensor, Tensor]], *, patterns: Sequence[Sequence[Tensor]] = (), shift: float = 0.0
+        self, batches: Sequence[tuple[Inputs, Tensor]], *, patterns: Sequence[Sequence[Tensor]] = (), shift: float = 0.0
     ) -> BatchedProduct:
         """As `at`, for `batched` mini-batches at once, each with its activation pattern."""
         weights = self._weights()
-        inputs, targets = (torch.stack(tensors) for tensors in zip(*batches, strict=True))
-        pattern = [torch.stack(tensors) for tensors in zip(*patterns, strict=True)]
+        given = [[*tensors_of(inputs), targets] for inputs, targets in batches]
+        stacked = [torch.stack(tensors) for rows in (given, patterns) for tensors in zip(*rows, strict=True)]
         with torch.no_grad():
-            values, *kept = self._once(*self.constants, *weights, inputs, targets, *pattern)
+            values, *kept = self._once(*self.constants, *weights, *stacked)
         return BatchedProduct(values, weights, shift, self._replay.at(kept))
 
-    def suits(self, inputs: Tensor, targets: Tensor) -> bool:
+    def suits(self, inputs: Inputs, targets: Tensor) -> bool:
         """Whether the trace is valid for a mini-batch."""
         return shape_of(inputs, targets) == self.shape
 
     def compiled(
-        self, inputs: Tensor, targets: Tensor, pattern: Sequence[Tensor], *, key: str, about: Mapping[str, Any]
+        self, inputs: Inputs, targets: Tensor, pattern: Sequence[Tensor], *, key: str, about: Mapping[str, Any]
     ) -> TracedHessian:
         """Both graphs as machine code, for tensors laid out as these; it takes 10 to 60 s.
 
@@ -109,12 +111,12 @@ class TracedHessian:
         """
         assert isinstance(self._once, fx.GraphModule)
         assert isinstance(self._each, fx.GraphModule)
-        weights = self._weights()
+        weights, example = self._weights(), [*tensors_of(inputs), targets, *pattern]
         if self.batched:
-            given = [*self.constants, *weights, *(torch.stack([t] * self.batched) for t in (inputs, targets, *pattern))]
+            given = [*self.constants, *weights, *(torch.stack([t] * self.batched) for t in example)]
             vectors = [p.new_zeros(self.batched, *p.shape) for p in weights]
         else:
-            given, vectors = self._given(weights, inputs, targets, *pattern), [torch.zeros_like(p) for p in weights]
+            given, vectors = self._given(weights, *example), [torch.zeros_like(p) for p in weights]
             vectors = unflat(torch.cat([v.reshape(-1) for v in vectors]), weights)
         try:
             once, each = stored_graphs.compiled(key, (self._once, self._each), given, vectors, about)
@@ -198,7 +200,7 @@ def trace(
     model: nn.Module,
     losses: Losses,
     parameters: Mapping[str, Tensor],
-    inputs: Tensor,
+    inputs: Inputs,
     targets: Tensor,
     *,
     forward: Forward = call_model,
@@ -217,8 +219,9 @@ def trace(
     """
     layout = torch.channels_last if channels_last else torch.contiguous_format
     weights = [_laid_out(p, layout) for p in parameters.values()]
-    example = [_laid_out(tensor, layout) for tensor in (inputs, targets, *pattern)]
-    function: Callable[..., list[Tensor]] = _loss_and_product(model, forward, losses, list(parameters))
+    example = [_laid_out(tensor, layout) for tensor in (*tensors_of(inputs), targets, *pattern)]
+    masked = isinstance(inputs, Positioned)
+    function: Callable[..., list[Tensor]] = _loss_and_product(model, forward, losses, list(parameters), masked)
     vectors = unflat(example[0].new_zeros(sum(p.numel() for p in weights), dtype=weights[0].dtype), weights)
     if batched:
         vectors = [p.new_zeros(batched, *p.shape) for p in weights]
@@ -280,23 +283,25 @@ class _Forward(nn.Module):
         self.model, self.run = model, run
         self.training = model.training
 
-    def forward(self, inputs: Tensor) -> Any:
+    def forward(self, inputs: Inputs) -> Any:
         return self.run(self.model, inputs)
 
 
 def _loss_and_product(
-    model: nn.Module, forward: Forward, losses: Losses, names: Sequence[str]
+    model: nn.Module, forward: Forward, losses: Losses, names: Sequence[str], masked: bool
 ) -> Callable[..., list[Tensor]]:
-    """(*weights, inputs, targets, *pattern, *vectors) -> [loss, *H v], with a tensor per parameter."""
+    """(*weights, *inputs, targets, *pattern, *vectors) -> [loss, *H v], with a tensor per parameter."""
     module = _Forward(model, forward)
 
-    def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor, pattern: Sequence[Tensor]) -> Tensor:
+    def loss(weights: dict[str, Tensor], x: Inputs, y: Tensor, pattern: Sequence[Tensor]) -> Tensor:
         with FixedPattern(pattern) if pattern else contextlib.nullcontext():
             returned = functional_call(module, {f"model.{name}": w for name, w in weights.items()}, (x,))
         return losses(returned, y).mean()
 
     def product(*arguments: Tensor) -> list[Tensor]:
-        weights, (x, y, *pattern) = arguments[: len(names)], arguments[len(names) : -len(names)]
+        weights, given = arguments[: len(names)], arguments[len(names) : -len(names)]
+        x = Positioned(given[0], given[1]) if masked else given[0]
+        y, *pattern = given[1 + masked :]
         vector = dict(zip(names, arguments[-len(names) :], strict=True))
 
         def gradient(w: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
@@ -314,9 +319,15 @@ def _decompositions() -> dict[OpOverload, Callable[..., Any]]:
     return {name: f for name, f in get_decompositions(SPLITTABLE).items() if isinstance(name, OpOverload)}
 
 
-def shape_of(inputs: Tensor, targets: Tensor) -> Shape:
+def tensors_of(inputs: Inputs) -> list[Tensor]:
+    """The inputs, and with dropout masks the positions of the samples."""
+    return [inputs] if isinstance(inputs, Tensor) else [inputs.inputs, inputs.positions]
+
+
+def shape_of(inputs: Inputs, targets: Tensor) -> Shape:
     """What a trace is valid for."""
-    return inputs.shape, inputs.dtype, targets.shape, targets.dtype
+    own = tensors_of(inputs)[0]
+    return own.shape, own.dtype, targets.shape, targets.dtype
 
 
 def _laid_out(tensor: Tensor, layout: torch.memory_format) -> Tensor:
