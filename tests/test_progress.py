@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +12,8 @@ import pytest
 from analytic import run_probe, tanh_net
 
 from landscape import progress
-from landscape.probe import Probe, listening, report_products, report_units
+from landscape.event_log import event_log
+from landscape.probe import Probe, listening, report_products, report_units, report_workers
 from landscape.probes.density import Density
 from landscape.probes.hessian import Hessian
 from landscape.probes.trace import Trace
@@ -64,6 +68,23 @@ def test_in_python_a_bar_appears_after_a_second_where_it_can_be_seen(
         report(2, 4)
         assert (report._bar is not None) == shown
         report(4, 4)
+
+
+def test_lines_name_the_workers_and_appear_while_a_unit_takes_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.02)
+    with event_log(tmp_path / "log.jsonl"), Progress("surface"):
+        report_units(3, 9)
+        report_workers(2)
+        until = time.monotonic() + 10
+        while not (said := capsys.readouterr().err) and time.monotonic() < until:
+            time.sleep(0.01)
+    assert said.startswith("surface 3/9, 33 %, 2 workers\n")
+    events = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    (counted, *_) = [event for event in events if event["event"] == "progress"]
+    assert (counted["finished"], counted["total"], counted["workers"], counted["rate"]) == (3, 9, 2, None)
+    assert [events[0]["event"], events[-1]["event"]] == ["start", "end"]
 
 
 # --- forecasts, and products within a unit ---

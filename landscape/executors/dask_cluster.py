@@ -7,6 +7,7 @@ gives the tasks of a lost worker to another one, and workers may join and leave 
 from __future__ import annotations
 
 import logging
+import pickle
 import queue
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -15,9 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from landscape.executors import dask_task
 from landscape.executors.executor import PoisonUnits
 from landscape.executors.schedule import TRIES, Chunk, Schedule
-from landscape.executors.work import Timed, measure_chunk, work_of
+from landscape.executors.work import Timed, work_of
 from landscape.probe import Probe, Sweeps, Unit, Values, report_workers
 from landscape.subject.subject import Subject
 
@@ -83,7 +85,7 @@ class DaskCluster:
         """
         if not units:
             return
-        work = work_of(probe, subject)
+        work = pickle.dumps(work_of(probe, subject))
         schedule = Schedule(len(units), seconds=CHUNK_SECONDS, shared_setup=isinstance(probe, Sweeps))
         finished: queue.SimpleQueue[int] = queue.SimpleQueue()
         tasks: dict[int, tuple[Any, Chunk]] = {}  # by slot, of which there is one per thread of a worker
@@ -92,8 +94,8 @@ class DaskCluster:
                 for threads in self._present():
                     for slot in range(threads):
                         if slot not in tasks and (chunk := schedule.next(slot, threads, time.monotonic())):
-                            of_chunk = [units[number] for number in chunk.units]
-                            task = self._client.submit(measure_chunk, work, of_chunk, pure=False)
+                            of_chunk = pickle.dumps([units[number] for number in chunk.units])
+                            task = self._client.submit(dask_task.measure, work, of_chunk, pure=False)
                             task.add_done_callback(lambda _, slot=slot: finished.put(slot))
                             tasks[slot] = task, chunk
                     for slot in _ready(finished):

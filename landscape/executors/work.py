@@ -101,9 +101,10 @@ _loading = threading.Lock()  # a fresh model draws from torch's global generator
 
 
 def measure_chunk(work: Work, units: Sequence[Unit]) -> list[Timed]:
-    """Units on a subject that this thread keeps for the next chunk: the task of a worker of dask."""
+    """Units on a subject that this thread keeps for the next chunk."""
     if getattr(_loaded, "work", None) != work:
         with _loading:
-            _loaded.work = None
-            _loaded.subject, _loaded.work = loaded(work), work
+            _loaded.work = _loaded.subject = None  # its memory is free before the next is loaded
+            _loaded.subject = loaded(work)
+            _loaded.work = work
     return list(measured(work, _loaded.subject, units))

@@ -1,0 +1,233 @@
+"""What many workers cost: time and bytes per unit of every executor, speed of two local workers, and a simulation.
+
+    python benchmarks/scaling.py [--parts overhead dask bytes writer simulation speed] [--units 2000]
+        [--checkpoint final.pt] [--data cifar10] [--data-root DIR]
+
+`overhead`, `dask`: wall time of a run of units that take no time, into a results file, per unit. `bytes`: what travels.
+`writer`: units per second that one process writes. `simulation`: 10,000 units on 1 to 1,000 workers, see
+`simulated_workers.py`. `speed`: two local workers against one process with one thread, in turns, on a trained network
+(only with `--checkpoint`); from the second unit on, so without loading.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parent
+os.environ["PYTHONPATH"] = str(FOLDER)  # workers import the probe of this file
+PARTS = ("overhead", "dask", "bytes", "writer", "simulation")
+WORKERS = (1, 10, 30, 100, 300, 1000)
+
+
+def progress_of(probe: Any, subject: Any, path: Path | None, executor: Any) -> tuple[float, float]:
+    """Wall time of a run, and the rest of it from its second unit on."""
+    from landscape.run import run
+
+    times: list[float] = []
+    start = time.perf_counter()
+    run(probe, subject, path, executor=executor, report=lambda done, total: times.append(time.perf_counter()))
+    return time.perf_counter() - start, (times[-1] - times[1]) / (len(times) - 2)
+
+
+@contextmanager
+def local_dask(workers: int) -> Iterator[str]:
+    """A scheduler and workers on the loopback interface, as commands; its scheduler file."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = f"{folder}/scheduler.json"
+        common = ("--scheduler-file", file, "--host", "127.0.0.1", "--no-dashboard")
+        dask = [sys.executable, "-m", "dask"]
+        quiet: dict[str, Any] = {"stderr": subprocess.DEVNULL, "cwd": folder}
+        scheduler = subprocess.Popen([*dask, "scheduler", *common, "--port", "0"], **quiet)
+        while not os.path.exists(file):
+            time.sleep(0.1)
+        nannies = subprocess.Popen([*dask, "worker", *common, "--nworkers", str(workers), "--nthreads", "1"], **quiet)
+        try:
+            yield file
+        finally:
+            for process in (nannies, scheduler):
+                process.terminate()
+                process.wait()
+
+
+def small_subject(folder: str) -> Any:
+    """A network of 8,000 parameters that any process can load."""
+    import landscape
+
+    code = "import torch\ndef net():\n    torch.manual_seed(0)\n"
+    code += "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(768, 10))\n"
+    Path(folder, "net.py").write_text(code)
+    return landscape.load(model=f"{folder}/net.py:net", data="digits", samples=16, batch_size=16)
+
+
+def overhead(arguments: argparse.Namespace) -> None:
+    from idle_probe import Idle
+
+    from landscape.executors.executor import IN_PROCESS
+    from landscape.executors.local_processes import Processes
+
+    with tempfile.TemporaryDirectory() as folder, Processes(2) as processes:
+        subject, out = small_subject(folder), Path(folder, "results.h5")
+        for name, executor in (("in this process", IN_PROCESS), ("two local workers", processes)):
+            _, each = progress_of(Idle(units=arguments.units, label=name), subject, out, executor)
+            print(f"| {name} | {each * 1e3:.3f} |", flush=True)
+
+
+def dask(arguments: argparse.Namespace) -> None:
+    from idle_probe import Idle
+
+    from landscape.executors import dask_cluster
+    from landscape.executors.dask_cluster import DaskCluster
+
+    with tempfile.TemporaryDirectory() as folder, local_dask(2) as file, DaskCluster(file) as cluster:
+        subject, out = small_subject(folder), Path(folder, "results.h5")
+        progress_of(Idle(units=4, label="loading"), subject, out, cluster)
+        for seconds in (0.0, 0.01, 0.1):
+            count = arguments.units if seconds < 0.1 else arguments.units // 10
+            probe = Idle(units=count, seconds=seconds, label=f"dask {seconds}")
+            wall, _ = progress_of(probe, subject, out, cluster)
+            each = wall / count - seconds / 2
+            print(f"| dask, two workers, units of {seconds:g} s | {each * 1e3:.3f} |", flush=True)
+        dask_cluster.CHUNK_SECONDS, count = 0.01, arguments.units // 4
+        start = time.process_time()
+        progress_of(Idle(units=count, seconds=0.02, label="chunks of one"), subject, out, cluster)
+        each = (time.process_time() - start) / count
+        print(f"| dask, CPU time of the command per chunk of one unit | {each * 1e3:.3f} |", flush=True)
+
+
+def bytes_(arguments: argparse.Namespace) -> None:
+    from landscape.api import configure
+    from landscape.executors.work import work_of
+
+    with tempfile.TemporaryDirectory() as folder:
+        subject = small_subject(folder)
+        for name in ("surface", "hessian", "trace"):
+            probe, _ = configure(name, {})
+            unit = next(iter(probe.plan(subject).units()))
+            values = dict.fromkeys(probe.plan(subject).quantities, 1.0)
+            sizes = [len(pickle.dumps(thing)) for thing in (work_of(probe, subject), [unit], (1.0, values))]
+            print(f"| {name} | {' | '.join(f'{size:,}' for size in sizes)} |", flush=True)
+
+
+def writer(arguments: argparse.Namespace) -> None:
+    import numpy as np
+
+    from landscape.probe import Plan, Quantity
+    from landscape.results.run_key import RunKey
+    from landscape.results.writer import Writer
+
+    count = 10 * arguments.units
+    for numbers in (1, 1000, 100_000):
+        units = count if numbers < 10_000 else count // 100
+        quantity = Quantity("value", dims=("number",))
+        plan = Plan({"unit": np.arange(units)}, {"value": quantity}, {"number": np.arange(numbers)})
+        with tempfile.TemporaryDirectory() as folder:
+            with Writer(Path(folder, "results.h5"), RunKey("idle", "x", "0" * 10, plan)) as file:
+                pending, values = file.pending(), {"value": np.ones(numbers)}
+                start = time.perf_counter()
+                for unit in pending:
+                    file.write(unit, values)
+                written = time.perf_counter()
+            merged = time.perf_counter()
+        print(
+            f"| {numbers:,} | {units / (written - start):,.0f} | {(merged - written) / units * 1e6:.0f} |", flush=True
+        )
+
+
+def simulation(arguments: argparse.Namespace) -> None:
+    from simulated_workers import Cluster, Simulation
+
+    for unit in (10.0, 1.0, 0.1):
+        for workers in WORKERS:
+            cluster = Cluster(workers, unit)
+            runs = [Simulation(10_000, cluster, seed).run() for seed in range(3)]
+            efficiency = statistics.median(run.efficiency(10_000, cluster) for run in runs)
+            again = statistics.median(run.measured - 10_000 for run in runs)
+            busy, deaths = (
+                statistics.median(values) for values in zip(*((r.busy, r.deaths) for r in runs), strict=True)
+            )
+            print(
+                f"| {unit:g} | {workers:,} | {efficiency:.3f} | {again:.0f} | {deaths:.0f} | {busy:.2f} |", flush=True
+            )
+
+
+@dataclass(frozen=True)
+class Case:
+    """What `speed` measures."""
+
+    probe: str
+    parameters: dict[str, Any]
+    loading: dict[str, Any]
+
+
+CASES = (
+    Case("surface", {"resolution": "9"}, {"samples": 512, "batch_size": 128}),
+    Case("hessian", {"top": 5, "hvp": "traced"}, {"samples": 512, "batch_size": 16}),
+)
+
+
+def speed(arguments: argparse.Namespace) -> None:
+    import torch
+
+    import landscape
+    from landscape.api import configure
+    from landscape.executors.executor import IN_PROCESS
+    from landscape.executors.local_processes import Processes
+
+    for case in CASES:
+        probe, _ = configure(case.probe, case.parameters)
+        data = {"data": arguments.data, "data_root": arguments.data_root, "split": "train"}
+        subject = landscape.load(arguments.checkpoint, **data, **case.loading)
+        ratios = []
+        for _ in range(arguments.repeats):
+            torch.set_num_threads(1)
+            _, one = progress_of(probe, subject, None, IN_PROCESS)
+            torch.set_num_threads(2)
+            with Processes(2) as processes:
+                _, two = progress_of(probe, subject, None, processes)
+            ratios.append(one / two)
+            load = os.getloadavg()[0]
+            print(f"| {case.probe} | {one:.3f} | {two:.3f} | {one / two:.2f}x | {load:.1f} |", flush=True)
+
+
+HEADS = {
+    "overhead": "executor | ms per unit",
+    "dask": "executor | ms per unit",
+    "bytes": "probe | work | unit | result",
+    "writer": "numbers per unit | units per second | microseconds to merge one",
+    "simulation": "seconds of a unit | workers | efficiency | measured again | deaths | one process is busy",
+    "speed": "probe | one process s / unit | two workers s / unit | speed | load",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", default=PARTS, choices=[*PARTS, "speed"])
+    parser.add_argument("--units", type=int, default=2000)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--data", default="")
+    parser.add_argument("--data-root", type=Path)
+    arguments = parser.parse_args()
+    parts = {
+        "overhead": overhead, "dask": dask, "bytes": bytes_, "writer": writer, "simulation": simulation, "speed": speed,
+    }  # fmt: skip
+    for part in arguments.parts:
+        head = HEADS[part]
+        print(f"\n### {part}, load {os.getloadavg()[0]:.1f}\n\n| {head} |\n|{' --- |' * (head.count('|') + 1)}")
+        parts[part](arguments)
+
+
+if __name__ == "__main__":
+    main()
