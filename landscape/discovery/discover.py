@@ -16,10 +16,11 @@ from torch import nn
 
 from landscape.data.batch_layout import Forward, call_model
 from landscape.data.structure import Nested
-from landscape.discovery.graph import ADDITIONS, ATTENTION, HEAVY, POOLING, Flow, Node, few, record
+from landscape.discovery.graph import ADDITIONS, ATTENTION, HEAVY, POOLING, Call, Flow, Node, few, record
 from landscape.discovery.layer import AttentionCall, Branch, Grid, Kind, Layer, Tap
 from landscape.discovery.residual_blocks import (
     Residual,
+    blocks_behind,
     blocks_without_skip,
     branch_end,
     branch_name,
@@ -29,6 +30,7 @@ from landscape.discovery.residual_blocks import (
     leaves,
     lies_between,
     residuals,
+    side_by_side,
     tap_of,
     viewed,
 )
@@ -48,9 +50,18 @@ def discover(model: nn.Module, example: Nested, forward: Forward = call_model) -
     blocks = residuals(flow) or residuals(flow, least=2)
     if not blocks:
         return staged(_sequential_layers(flow))
+    found: list[Layer] = []
+    for network in side_by_side(flow, blocks) or flow.calls[:1]:
+        own = [block for block in blocks if network.start <= block.position < network.stop]
+        found += staged(_network_layers(flow, own, network))
+    return found
+
+
+def _network_layers(flow: Flow, blocks: Sequence[Residual], network: Call) -> list[Layer]:
+    """The layers of a network, which is one call of a module."""
     layers: list[Layer] = []
-    position: Node = 0
-    image = flow.shapes[0]
+    position: Node = network.reads[0] if network.module and network.reads else 0
+    image = flow.shapes[position]
     tokens = TokenGrid((image[2], image[3]) if len(image) == 4 else (0, 0))
     for residual in blocks:
         between = _layers_between(flow, position, residual.fork, first=not layers, following=residual)
@@ -62,8 +73,9 @@ def discover(model: nn.Module, example: Nested, forward: Forward = call_model) -
         position = residual.sum
         if not unknown and layer.spatial:
             tokens = TokenGrid(layer.grid)
-    output = next(iter(flow.calls[0].writes), len(flow.shapes) - 1)
-    return staged([*layers, *_blurs(flow, position, output)])
+    output = next(iter(network.writes), len(flow.shapes) - 1)
+    behind = [_block_without_skip(flow, flow.calls[block]) for block in blocks_behind(flow, position, output)]
+    return [*layers, *behind, *_blurs(flow, position, output)]
 
 
 def _residual_layer(flow: Flow, residual: Residual) -> Layer:
@@ -160,13 +172,14 @@ def _layers_between(flow: Flow, start: Node, end: Node, *, first: bool, followin
         layers.append(_branchless(flow, end, "subsample", linear, name))
     if not first:
         layers = [*_blurs(flow, start, end), *layers]
-    for block in blocks:
-        call = flow.calls[block]
-        operations = flow.operations[call.start : call.stop]
-        last = [operation for operation in operations if operation.weight][-1].name == "linear"
-        layer = _branchless(flow, call.writes[0], kind_of(operations), last, call.module)
-        layers.append(replace(layer, reduces=_shrinks(flow, call.reads[0], call.writes[0], last)))
-    return layers
+    return [*layers, *(_block_without_skip(flow, flow.calls[block]) for block in blocks)]
+
+
+def _block_without_skip(flow: Flow, call: Call) -> Layer:
+    operations = flow.operations[call.start : call.stop]
+    last = [operation for operation in operations if operation.weight][-1].name == "linear"
+    layer = _branchless(flow, call.writes[0], kind_of(operations), last, call.module)
+    return replace(layer, reduces=_shrinks(flow, call.reads[0], call.writes[0], last))
 
 
 def _blurs(flow: Flow, start: Node, end: Node) -> list[Layer]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -27,6 +28,17 @@ Node = int  # one value of a tensor: an in-place operation makes a new node of t
 
 
 @dataclass(frozen=True)
+class Patches:
+    """How `unfold` cuts a map into patches: (rows, columns) each."""
+
+    grid: tuple[int, int]  # of the patches
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+
+
+@dataclass(frozen=True)
 class Operation:
     """One torch function call on values that depend on the input."""
 
@@ -38,6 +50,7 @@ class Operation:
     number: int = 0  # of earlier calls of this function in the pass; counted for attention functions only
     heads: int = 0  # of an attention function, else 0
     blurs: bool = False  # whether it averages each channel over neighbouring positions, with stride 1
+    patches: Patches | None = None  # of an unfolded map
 
 
 @dataclass
@@ -146,7 +159,9 @@ class _Recorder(TorchFunctionMode):
             writes = tuple(self.add(t, ancestors=past, maker=position) for t in tensors)
             weight = _weight(name, args, kwargs)
             blurs = _blurs(name, args, kwargs) and min(tensors[0].shape[-2:]) > 1
-            self.flow.operations.append(Operation(name, reads, writes, self._open[-1], weight, number, heads, blurs))
+            patches = _patches(*args, **kwargs) if func is F.unfold else None
+            call = self._open[-1]
+            self.flow.operations.append(Operation(name, reads, writes, call, weight, number, heads, blurs, patches))
         return result
 
     def enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -177,6 +192,18 @@ def _weight(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[i
         return ()
     weight = kwargs.get("weight", args[1] if len(args) > 1 else None)
     return tuple(weight.shape) if isinstance(weight, Tensor) else ()
+
+
+def _patches(input: Tensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> Patches:
+    kernel, apart, beside, step = (
+        (side, side) if isinstance(side, int) else (side[0], side[1])
+        for side in (kernel_size, dilation, padding, stride)
+    )
+    rows, columns = (
+        (n + 2 * b - a * (k - 1) - 1) // s + 1
+        for n, k, s, b, a in zip(input.shape[-2:], kernel, step, beside, apart, strict=True)
+    )
+    return Patches((rows, columns), kernel, step, beside, apart)
 
 
 def _blurs(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

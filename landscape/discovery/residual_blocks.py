@@ -51,6 +51,26 @@ def residuals(flow: Flow, least: int = 3) -> list[Residual]:
     return [r for r in candidates if r.position not in nested]
 
 
+def side_by_side(flow: Flow, blocks: Sequence[Residual]) -> list[Call]:
+    """Calls of several networks on the same input that all blocks lie in, as of a deep ensemble; none if there is one.
+
+    Their outputs are scores (N, classes) of one shape.
+    """
+    found: dict[tuple[Node, ...], list[Call]] = {}
+    for call in flow.calls[1:]:
+        inside = any(call.start <= block.position < call.stop for block in blocks)
+        scores = len(call.writes) == 1 and len(flow.shapes[call.writes[0]]) == 2
+        if inside and scores and call.reads:
+            found.setdefault((*call.reads, -1, *flow.shapes[call.writes[0]]), []).append(call)
+    for calls in found.values():
+        outer = [call for call in calls if not any(o is not call and o.start <= call.start < o.stop for o in calls)]
+        if len({call.module for call in outer}) > 1 and all(
+            any(call.start <= block.position < call.stop for call in outer) for block in blocks
+        ):
+            return outer
+    return []
+
+
 def kind_of(inside: Sequence[Operation]) -> Kind:
     """The kind of a branch, from its operations."""
     if any(operation.name in ATTENTION for operation in inside):
@@ -103,6 +123,21 @@ def blocks_without_skip(flow: Flow, start: Node, end: Node) -> list[int]:
         if outermost and call.module and _weights(flow, call) > 1 and flow.ancestors[end] >> output & 1:
             visit(position)
     return found
+
+
+def blocks_behind(flow: Flow, start: Node, end: Node) -> list[int]:
+    """`blocks_without_skip` with a convolution of neighbours, before a later weight: the last of a MobileNet-V2.
+
+    What holds the last weight is the head.
+    """
+    inside = flow.between(start, end)
+    last = max((i for i in inside if flow.operations[i].weight), default=-1)
+    blocks = (flow.calls[position] for position in blocks_without_skip(flow, start, end))
+    return [
+        flow.calls.index(call)
+        for call in blocks
+        if call.stop <= last and kind_of(flow.operations[call.start : call.stop]) == "conv"
+    ]
 
 
 def _weights(flow: Flow, call: Call) -> int:

@@ -45,6 +45,9 @@ def _grids(flow: Flow, node: Node, features: int) -> Iterator[Grid]:
     """The grid of a tensor that is a map of tokens with so many features; attention's (head, width) is none."""
     shape, maker = flow.shapes[node], flow.maker[node]
     name = flow.operations[maker].name if maker >= 0 else ""
+    patches = flow.operations[maker].patches if maker >= 0 else None
+    if patches is not None:
+        yield patches.grid
     if len(shape) == 4 and (name.startswith("conv") or name in POOLING):
         yield shape[2], shape[3]
     elif len(shape) == 6 or (len(shape) == 4 and shape[3] == features and min(shape[1:3]) > 1):
@@ -95,6 +98,8 @@ class TokenGrid:
             shape = flow.shapes[operation.writes[0]]
             sides = _sides(shape, grid) if shape[0] == flow.shapes[0][0] else None
             spatial = operation.name.startswith("conv") or operation.name in POOLING
+            if operation.patches is not None and not reordered:
+                grid = operation.patches.grid
             if len(shape) == 4 and spatial and not reordered:
                 grid = (shape[2], shape[3])
             elif len(shape) >= WINDOW_AXES and embedded:

@@ -41,19 +41,22 @@ def select_layers(
     """
     if not patterns:
         try:
-            return discover(model, example, forward)
+            found = discover(model, example, forward)
         except ValueError as error:
             leaves = [name for name, module in model.named_modules() if name and not any(module.children())]
             if "--layers" not in str(error) or not leaves:
                 raise
             shown = ", ".join(leaves[:5]) + (", ..." if len(leaves) > 5 else "")
             raise ValueError(f"{error}; its modules are {shown}") from error
+        return _of_one_network(found)
     flow = record(model, few(example), forward)
     try:
         discovered = {layer.name: layer for layer in discover(model, example, forward)}
     except ValueError:
         discovered = {}
     named = _matching_modules([name for name, _ in model.named_modules() if name], patterns)
+    if any(name in discovered for name in named):  # of the modules that a stream's pattern matches, those that it has
+        named = {name: pattern for name, pattern in named.items() if pattern.kind != STREAM or name in discovered}
     calls = [call for call in flow.calls if call.module in named and call.number == 0 and call.writes]
     if not calls:
         raise ValueError("a forward pass calls none of the modules that --layers names; name others")
@@ -62,6 +65,23 @@ def select_layers(
     _note_branches(layers, discovered)
     others = (replace(layer, reduces=smaller(layer.grid, before.grid)) for before, layer in pairwise(layers))
     return staged([layers[0], *others])
+
+
+def _of_one_network(layers: list[Layer]) -> list[Layer]:
+    """The layers, if they have one depth axis.
+
+    Raises:
+        ValueError: they are those of several networks.
+    """
+    first = [layer.name.split(".") for layer in layers if layer.depth == 0.0]
+    if len(first) > 1:
+        differing = next(i for i, parts in enumerate(zip(*first, strict=False)) if len(set(parts)) > 1)
+        member = ".".join(first[0][: differing + 1])
+        raise ValueError(
+            f"the model holds {len(first)} networks side by side ({member}, ...), whose layers share no depth axis; "
+            f"name those of one of them: --layers '^{re.escape(member)}\\..*:{STREAM}'"
+        )
+    return layers
 
 
 def _matching_modules(names: Sequence[str], patterns: Sequence[str]) -> dict[str, Pattern]:

@@ -1,0 +1,181 @@
+"""Layers of networks that are built as those of the papers' own code are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from landscape.discovery.discover import discover
+from landscape.layers.selection import select_layers
+
+
+class Attention(nn.Module):
+    """Explicit attention with a stream of tokens, as in lucidrains' vit-pytorch."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.to_qkv, self.to_out = heads, nn.Linear(dim, 3 * dim, bias=False), nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(2, (self.heads, -1)).transpose(1, 2) for t in self.to_qkv(x).chunk(3, dim=-1))
+        attention = (torch.einsum("bhid,bhjd->bhij", q, k) * q.shape[-1] ** -0.5).softmax(dim=-1)
+        return self.to_out(torch.einsum("bhij,bhjd->bhid", attention, v).transpose(1, 2).flatten(2))
+
+
+class Transformer(nn.Module):
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.norm1, self.attention, self.norm2 = nn.LayerNorm(dim), Attention(dim, heads), nn.LayerNorm(dim)
+        self.ff = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.attention(self.norm1(x)) + x
+        return self.ff(self.norm2(x)) + x
+
+
+class Unfolded(nn.Module):
+    """Patches cut by unfolding, which may overlap, and a class token."""
+
+    def __init__(self, dim: int, patch: int, stride: int) -> None:
+        super().__init__()
+        self.unfold, self.linear = nn.Unfold(patch, stride=stride), nn.Linear(3 * patch**2, dim)
+        self.token = nn.Parameter(torch.randn(1, 1, dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.linear(self.unfold(x).transpose(1, 2))
+        return torch.cat([self.token.expand(len(x), -1, -1), tokens], dim=1)
+
+
+class Pool(nn.Module):
+    """Between the stages of a PiT: a strided depthwise convolution of the map, a linear layer for the class token."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.token, self.conv = nn.Linear(dim, 2 * dim), nn.Conv2d(dim, 2 * dim, 3, 2, 1, groups=dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        token, tokens = x[:, :1], x[:, 1:]
+        side = int(tokens.shape[1] ** 0.5)
+        maps = self.conv(tokens.transpose(1, 2).unflatten(2, (side, side)))
+        return torch.cat([self.token(token), maps.flatten(2).transpose(1, 2)], dim=1)
+
+
+class First(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, 0]
+
+
+def pit(patch: int, stride: int) -> nn.Module:
+    blocks = [Transformer(8, 2), Pool(8), Transformer(16, 2), Transformer(16, 2)]
+    return nn.Sequential(Unfolded(8, patch, stride), *blocks, First(), nn.LayerNorm(16), nn.Linear(16, 5))
+
+
+@pytest.mark.parametrize(("patch", "stride"), [(4, 4), (5, 3)])
+def test_tokens_of_unfolded_patches_have_a_grid(patch: int, stride: int) -> None:
+    layers = discover(pit(patch, stride), torch.randn(2, 3, 32, 32))
+    side = (32 - patch) // stride + 1
+    half = -(-side // 2)
+    assert [layer.kind for layer in layers] == ["stem", "msa", "mlp", "subsample", "msa", "mlp", "msa", "mlp"]
+    assert [layer.grid for layer in layers] == [(side, side)] * 3 + [(half, half)] * 5
+    assert {layer.prefix for layer in layers} == {1}
+    assert all(layer.attention is None or layer.attention.grid == layer.grid for layer in layers)
+
+
+class Bottleneck(nn.Module):
+    """An inverted residual block, with a skip where its shapes allow one."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.skip, hidden = stride == 1 and before == after, 2 * before
+        self.conv1 = nn.Sequential(nn.Conv2d(before, hidden, 1), nn.BatchNorm2d(hidden), nn.ReLU6())
+        depthwise = nn.Conv2d(hidden, hidden, 3, stride, 1, groups=hidden)
+        self.conv2 = nn.Sequential(depthwise, nn.BatchNorm2d(hidden), nn.ReLU6())
+        self.conv3 = nn.Sequential(nn.Conv2d(hidden, after, 1), nn.BatchNorm2d(after))
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch = self.conv3(self.conv2(self.conv1(x)))
+        return branch + x if self.skip else branch
+
+
+class MobileNet(nn.Module):
+    def __init__(self, last: int = 16) -> None:
+        super().__init__()
+        stem = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU6())
+        blocks = [Bottleneck(8, 8, 1), Bottleneck(8, 12, 2), Bottleneck(12, 12, 1), Bottleneck(12, last, 1)]
+        head = nn.Sequential(nn.Conv2d(last, 32, 1), nn.BatchNorm2d(32), nn.ReLU6())
+        self.features, self.classifier = nn.Sequential(stem, *blocks, head), nn.Linear(32, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.features(x).mean(dim=(2, 3)))
+
+
+def test_the_last_block_of_a_mobilenet_is_a_layer_without_a_skip() -> None:
+    layers = discover(MobileNet(), torch.randn(2, 3, 16, 16))
+    assert [layer.name for layer in layers] == [
+        "features.0.0", "features.1", "features.2", "features.3", "features.4",
+    ]  # fmt: skip
+    assert [layer.kind for layer in layers[1:]] == ["conv"] * 4
+    assert [layer.grid for layer in layers] == [(8, 8)] * 2 + [(4, 4)] * 3
+
+
+def test_the_head_of_a_network_for_pixels_is_no_layer() -> None:
+    class Pixels(MobileNet):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Sequential(nn.Conv2d(32, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 5, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.interpolate(self.head(self.features(x)), x.shape[2:])
+
+    assert [layer.name for layer in discover(Pixels(), torch.randn(2, 3, 16, 16))][-1] == "features.4"
+
+
+class Ensemble(nn.Module):
+    """A deep ensemble: the mean of the probabilities of several networks."""
+
+    def __init__(self, members: int = 3) -> None:
+        super().__init__()
+        self.models = nn.ModuleList(MobileNet(16 + 4 * i) for i in range(members))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([model(x).log_softmax(dim=-1) for model in self.models]).logsumexp(dim=0)
+
+
+def test_networks_side_by_side_have_a_depth_axis_each() -> None:
+    ensemble, images = Ensemble().eval(), torch.randn(2, 3, 16, 16)
+    layers, alone = discover(ensemble, images), discover(MobileNet(), images)
+    assert len(layers) == 3 * len(alone)
+    for i in range(3):
+        own = layers[i * len(alone) : (i + 1) * len(alone)]
+        assert [layer.name for layer in own] == [f"models.{i}.{layer.name}" for layer in alone]
+        for found, expected in zip(own, alone, strict=True):
+            assert (found.stage, found.depth, found.reduces) == (expected.stage, expected.depth, expected.reduces)
+            assert found.grid == expected.grid
+
+
+def test_networks_side_by_side_are_measured_one_at_a_time() -> None:
+    ensemble, images = Ensemble().eval(), torch.randn(2, 3, 16, 16)
+    with pytest.raises(ValueError, match=r"holds 3 networks side by side.*--layers '\^models\\\.0\\\.\.\*:stream'$"):
+        select_layers(ensemble, images, ())
+    one = select_layers(ensemble, images, (r"^models\.1\..*:stream",))
+    assert [layer.name for layer in one] == [f"models.1.{layer.name}" for layer in discover(MobileNet(), images)]
+    assert (one[0].depth, one[-1].depth) == (0.0, 1.0)
+    with pytest.raises(ValueError, match="names no layer of the residual stream"):
+        select_layers(ensemble, images, (r"models\.1\.classifier$:stream",))
+
+
+def test_experts_and_parallel_branches_are_one_network() -> None:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            flat = x.flatten(0, 1)
+            return x + sum(expert(flat) for expert in self.experts).view_as(x)
+
+    model = nn.Sequential(Unfolded(8, 4, 4), Experts(), Transformer(8, 2), First(), nn.Linear(8, 5))
+    assert [layer.kind for layer in discover(model, torch.randn(2, 3, 16, 16))] == ["stem", "mlp", "msa", "mlp"]
+    assert len(select_layers(model, torch.randn(2, 3, 16, 16), ())) == 4
