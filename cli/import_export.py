@@ -25,7 +25,11 @@ def import_(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Import surfaces of loss-landscape (HDF5) or how-do-vits-work (CSV), and *_corrupted.csv, into a results file."""
+    """Import surfaces of loss-landscape (HDF5) or how-do-vits-work (CSV), and tables, into a results file.
+
+    Tables are *_corrupted.csv of spatial-smoothing, or accuracies over the weight of a contrastive objective: a CSV
+    with the columns weight, linear_accuracy, fine_tuning_accuracy and the like.
+    """
     from landscape.exchange import importing
     from landscape.options import OptionError
     from landscape.plots import headlines
@@ -38,7 +42,7 @@ def import_(
         raise OptionError(f"--path belongs to one surface, got {len(files)} files; import them one by one")
     hdf5_file.check(out, writable=True)
     for file in files:
-        if importing.corruptions_in(file) is None:  # all of them, before the first is stored
+        if importing.table_in(file) is None:  # all of them, before the first is stored
             importing.read(file, trajectory=path)
     how: Any = {"weight_decay": weight_decay, "trajectory": path, "reduce_of": reduce_of}
     for file, name in zip(files, label or [""] * len(files), strict=True):

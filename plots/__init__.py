@@ -73,4 +73,10 @@ FIGURES: Mapping[str, FigureEntry] = {
 }
 
 # Figures of several probes together: module by name of the file. Each offers `studies`, `page` of a study and MEANING.
-STUDIES: Mapping[str, str] = {"smoothing": "smoothing_study", "heads": "heads_study", "sweep": "sweep_study"}
+STUDIES: Mapping[str, str] = {
+    "smoothing": "smoothing_study",
+    "heads": "heads_study",
+    "sweep": "sweep_study",
+    "hybrid": "hybrid_study",
+}
+IMPORTED = ("hybrid",)  # kinds of results that no probe measures, and that a study draws

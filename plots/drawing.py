@@ -16,7 +16,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.options import OptionError
-from landscape.plots import FIGURES, STUDIES, style
+from landscape.plots import FIGURES, IMPORTED, STUDIES, style
 from landscape.plots.appearance import looks
 from landscape.results import reader
 from landscape.results.replacing import replacing
@@ -127,7 +127,7 @@ def left_out(path: Path | str) -> list[str]:
 
 def _left_out(stored: Sequence[tuple[str, xr.Dataset]]) -> list[str]:
     def drawn(probe: str, data: xr.Dataset) -> bool:
-        return any(figure.drawable(data) for figure in FIGURES.values() if figure.probe == probe)
+        return probe in IMPORTED or any(figure.drawable(data) for figure in FIGURES.values() if figure.probe == probe)
 
     return [name for name, data in stored if not drawn(name.partition("/")[0], data)]
 

@@ -19,7 +19,7 @@ from landscape.results.calibration import paired_difference, stored_scores
 
 MEANING = (
     "The same weights with and without smoothing blocks: scores against the number of dropout masks whose "
-    "probabilities are averaged, features and curvature. The differences in the table are paired over samples. A "
+    "probabilities are averaged, features and curvature, with differences in the table that are paired over samples. A "
     "network that was not trained with the blocks also pays for features that it does not expect."
 )
 LOOKS = {False: Look("without smoothing", "tab:blue", "D"), True: Look("with smoothing", "tab:green", "o", "--")}

@@ -90,7 +90,7 @@ def page(study: Study) -> Figure:
     shown = [data for run in study.runs for data in run.results.values()]
     note = (
         "Points: training runs, with 95 % intervals over samples (eigenvalues: over mini-batches); lines: means over "
-        f"runs of one value. Numbers in the second panel: {study.argument}."
+        f"runs of one value. Colours and words in the second panel: {study.argument}."
     )
     protocols = dict.fromkeys(str(data.attrs.get("protocol", "")) for data in shown)
     model = study.runs[0].configuration["model"]
@@ -106,16 +106,18 @@ def page(study: Study) -> Figure:
 
 def draw(study: Study, ax: Axes, number: Callable[[Run], Number], label: str) -> Axes:
     """Draw a number of every run over the argument, and the mean over runs of one value as a line."""
-    color, marker = _look(study)
+    marker, colors = _look(study)
     found = [number(run) for run in study.runs]
     places = [study.values.index(study.value(run)) for run in study.runs]
-    for place, (value, low, high) in zip(places, found, strict=True):
-        ax.errorbar([place], [value], yerr=_bars(value, low, high), color=color, marker=marker, elinewidth=0.8)
+    for i, (place, (value, low, high)) in enumerate(zip(places, found, strict=True)):
+        turn, several = places[:i].count(place), places.count(place)  # runs of one value stand side by side
+        at = place + 0.3 * (turn - (several - 1) / 2) / max(several, 2)
+        ax.errorbar([at], [value], yerr=_bars(value, low, high), color=colors[place], marker=marker, elinewidth=0.8)
     means = [
         np.mean([value for at, (value, *_) in zip(places, found, strict=True) if at == place])
         for place in range(len(study.values))
     ]
-    ax.plot(range(len(means)), means, color=color, linewidth=0.9)
+    ax.plot(range(len(means)), means, color="0.6", linewidth=0.9, zorder=0)
     ax.set_xticks(range(len(means)), study.values)
     ax.set(xlabel=study.argument, ylabel=label, xlim=(-0.4, len(means) - 0.6))
     if not np.isfinite([value for value, *_ in found]).any():
@@ -125,15 +127,19 @@ def draw(study: Study, ax: Axes, number: Callable[[Run], Number], label: str) ->
 
 def draw_fit(study: Study, ax: Axes) -> Axes:
     """Draw the error on test data against the NLL on training data, a point per run with its value beside it."""
-    color, marker = _look(study)
+    marker, colors = _look(study)
+    named: set[str] = set()
     for run in study.runs:
+        value = study.value(run)
+        color = colors[study.values.index(value)]
         nll, accurate = training_nll(run), accuracy(run)
         error = tuple(1 - accurate[i] for i in (0, 2, 1))
         ax.errorbar(
             [nll[0]], [error[0]], xerr=_bars(*nll), yerr=_bars(*error), color=color, marker=marker, elinewidth=0.8
         )
-        if np.isfinite(nll[0] + error[0]):
-            ax.annotate(study.value(run), (nll[0], error[0]), xytext=(3, 3), textcoords="offset points", fontsize=7)
+        if np.isfinite(nll[0] + error[0]) and value not in named:
+            ax.annotate(value, (nll[0], error[0]), xytext=(3, 3), textcoords="offset points", fontsize=7, color=color)
+            named.add(value)
     ax.set(xlabel="NLL on training data (nats)", ylabel="error on test data")
     if not any(np.isfinite(training_nll(run)[0]) for run in study.runs):
         style.write_centred(ax, "not measured", fontsize=style.SMALL)
@@ -224,6 +230,10 @@ def _bars(value: float, low: float, high: float) -> np.ndarray:
     return bars
 
 
-def _look(study: Study) -> tuple[Any, str]:
+def _look(study: Study) -> tuple[str, list[Any]]:
+    """The marker of the network, and a colour for every value."""
+    from matplotlib import colormaps
+
     kind = family(next(iter(study.runs[0].results.values())))
-    return FAMILIES[kind][1:] if kind in FAMILIES else OTHERS[0]
+    marker = FAMILIES[kind][2] if kind in FAMILIES else OTHERS[0][1]
+    return marker, [colormaps["viridis"](place) for place in np.linspace(0, 0.85, len(study.values))]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,6 +26,7 @@ from PIL import Image
 from landscape.options import OptionError
 from landscape.plots import (
     FIGURES,
+    STUDIES,
     appearance,
     depth,
     drawing,
@@ -117,6 +119,14 @@ def test_a_figure_returns_the_axes_it_was_given(study: Path, name: str) -> None:
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_says_what_it_means_in_two_sentences(name: str) -> None:
     assert FIGURES[name].module.MEANING.count(". ") == 1
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_figure_of_several_probes_offers_what_drawing_needs(name: str) -> None:
+    module = import_module(f"landscape.plots.{STUDIES[name]}")
+    assert module.MEANING.count(". ") == 1
+    assert module.studies([]) == []
+    assert callable(module.page)
 
 
 @pytest.mark.slow

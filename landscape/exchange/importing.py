@@ -11,9 +11,10 @@ from typing import Any
 import h5py
 import numpy as np
 
-from landscape.exchange import corruption_csv, park2022_csv, tomgoldstein
+from landscape.exchange import corruption_csv, hybrid_csv, park2022_csv, tomgoldstein
 from landscape.exchange.corruption_csv import CorruptionTable
 from landscape.exchange.grid import KNOWN, Grid
+from landscape.exchange.hybrid_csv import HybridTable
 from landscape.probe import Plan, Quantity, Values
 from landscape.results import corruption_summary
 from landscape.results.run_key import Outcome, ReduceOf, RunKey, readable_label, versions
@@ -42,8 +43,8 @@ def import_file(
     """Add the surfaces, or scores, of another tool's file to a results file, made if absent, unless they are there.
 
     Args:
-        path: a surface of tomgoldstein/loss-landscape (HDF5), or a published CSV: of a surface, or of scores under
-            corruptions.
+        path: a surface of tomgoldstein/loss-landscape (HDF5), or a CSV: a published surface, scores under corruptions,
+            or accuracies over the weight of a contrastive objective.
         out: results file.
         label: readable name of the group; default: the file's stem.
         weight_decay: of a CSV's objective.
@@ -53,8 +54,11 @@ def import_file(
     Raises:
         FileNotFoundError, ValueError: there is no such file, or it holds no surface.
     """
-    if (table := corruptions_in(path)) is not None:
-        return [_stored_table(table, path, out, label or path.stem, reduce_of, relabel=bool(label))]
+    if (table := table_in(path)) is not None:
+        given: Any = {"path": path, "out": out, "label": label or path.stem, "reduce_of": reduce_of}
+        if isinstance(table, HybridTable):
+            return [_stored_hybrid(table, **given, relabel=bool(label))]
+        return [_stored_table(table, **given, relabel=bool(label))]
     grids = read(path, weight_decay=weight_decay, trajectory=trajectory)
     named = [f"{label or path.stem}-{grid.name}" if grid.name else label or path.stem for grid in grids]
     return [
@@ -79,15 +83,17 @@ def read(path: Path, *, weight_decay: float = park2022_csv.WEIGHT_DECAY, traject
     return [replace(grid, trajectory=read_in) for grid in found]
 
 
-def corruptions_in(path: Path) -> CorruptionTable | None:
-    """The scores under corruptions of a published CSV; None where the file is something else.
+def table_in(path: Path) -> CorruptionTable | HybridTable | None:
+    """The scores of a CSV under corruptions, or over the weight of an objective; None where the file is no such table.
 
     Raises:
         ValueError: it is such a file and cannot be read.
     """
-    if not path.is_file() or h5py.is_hdf5(path) or not corruption_csv.is_table(path):
+    if not path.is_file() or h5py.is_hdf5(path):
         return None
-    return corruption_csv.read(path)
+    if hybrid_csv.is_table(path):
+        return hybrid_csv.read(path)
+    return corruption_csv.read(path) if corruption_csv.is_table(path) else None
 
 
 def _grids(path: Path, weight_decay: float) -> list[Grid]:
@@ -133,6 +139,27 @@ def _stored_table(
                 written += 1
         group = writer.group
     return Outcome(group, len(names) * len(severities), written)
+
+
+def _stored_hybrid(
+    table: HybridTable, path: Path, out: Path, label: str, reduce_of: ReduceOf, *, relabel: bool
+) -> Outcome:
+    plan = Plan(
+        over={"weight": np.array(table.weights)},
+        quantities={name: Quantity(name.replace("_", " ")) for name in table.scores},
+        about={"weight": Quantity("weight of the contrastive objective, the rest is the masked-image one")},
+        facts={"source": f"imported from {path.name}"},
+    )
+    content = json.dumps([table.weights, {name: values.tolist() for name, values in table.scores.items()}])
+    digest = hashlib.sha256(content.encode()).hexdigest()[:10]
+    key = RunKey("hybrid", readable_label(label), digest, plan, _attributes(path), relabel)
+    written = 0
+    with Writer(out, key, reduce_of=reduce_of) as writer:
+        for unit in writer.pending():
+            writer.write(unit, {name: values[unit.index] for name, values in table.scores.items()})
+            written += 1
+        group = writer.group
+    return Outcome(group, len(table.weights), written)
 
 
 def _attributes(path: Path) -> dict[str, Any]:
