@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from analytic import run_probe
 from torch import Tensor, nn
 
 from landscape.discovery.discover import discover
 from landscape.layers.selection import select_layers
+from landscape.probes.attention import Attention as AttentionProbe
+from landscape.subject.subject import Subject
 
 
 class Attention(nn.Module):
@@ -179,3 +183,62 @@ def test_experts_and_parallel_branches_are_one_network() -> None:
     model = nn.Sequential(Unfolded(8, 4, 4), Experts(), Transformer(8, 2), First(), nn.Linear(8, 5))
     assert [layer.kind for layer in discover(model, torch.randn(2, 3, 16, 16))] == ["stem", "mlp", "msa", "mlp"]
     assert len(select_layers(model, torch.randn(2, 3, 16, 16), ())) == 4
+
+
+class Local(nn.Module):
+    """Convolutional attention: the keys of each query are the unfolded positions around it."""
+
+    def __init__(self, dim: int, heads: int, kernel: int, dilation: int) -> None:
+        super().__init__()
+        self.heads, self.unfold = heads, {"kernel_size": kernel, "dilation": dilation}
+        self.unfold["padding"] = dilation * (kernel - 1) // 2
+        self.to_q, self.to_kv = nn.Conv2d(dim, dim, 1, bias=False), nn.Conv2d(dim, 2 * dim, 1, bias=False)
+        self.to_out = nn.Conv2d(dim, dim, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.to_q(x).flatten(2).unflatten(1, (self.heads, -1)).transpose(2, 3)
+        places = self.unfold["kernel_size"] ** 2
+        k, v = (
+            F.unfold(t, **self.unfold).unflatten(1, (self.heads, -1, places)).permute(0, 1, 4, 3, 2)
+            for t in self.to_kv(x).chunk(2, dim=1)
+        )
+        logits = torch.einsum("bhnwd,bhnwd->bhnw", q[:, :, :, None].expand_as(k), k) * q.shape[-1] ** -0.5
+        self.attention = logits.softmax(dim=-1)
+        out = torch.einsum("bhnw,bhnwd->bhnd", self.attention, v)
+        return self.to_out(out.transpose(2, 3).flatten(1, 2).view_as(x))
+
+
+class LocalTransformer(nn.Module):
+    def __init__(self, *local: int) -> None:
+        super().__init__()
+        self.norm1, self.attention, self.norm2 = nn.GroupNorm(1, 8), Local(8, *local), nn.GroupNorm(1, 8)
+        self.ff = nn.Sequential(nn.Conv2d(8, 16, 1), nn.GELU(), nn.Conv2d(16, 8, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.attention(self.norm1(x)) + x
+        return self.ff(self.norm2(x)) + x
+
+
+@pytest.mark.parametrize(("side", "kernel", "dilation"), [(5, 3, 1), (3, 3, 1), (6, 3, 2), (4, 5, 1)])
+def test_attention_to_unfolded_keys_is_measured_on_the_whole_grid(side: int, kernel: int, dilation: int) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 2, 2), *(LocalTransformer(2, kernel, dilation) for _ in range(2))]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)).double().eval()
+    images = torch.randn(4, 3, 2 * side, 2 * side, dtype=torch.float64)
+    found = run_probe(AttentionProbe(), Subject(model, [(images, torch.arange(4) % 3)]))
+    assert found["rows"].tolist() == found["columns"].tolist() == [side, side]
+    model(images)
+    half = dilation * (kernel - 1) // 2
+    for i, block in enumerate(layers[1:]):
+        whole = torch.zeros(4, 2, side**2, side**2, dtype=torch.float64)
+        for q in range(side**2):
+            for w in range(kernel**2):
+                row, column = q // side + dilation * (w // kernel) - half, q % side + dilation * (w % kernel) - half
+                if 0 <= row < side and 0 <= column < side:
+                    whole[:, :, q, row * side + column] = block.attention.attention[:, :, q, w].detach()
+        whole /= whole.sum(dim=-1, keepdim=True)
+        places = 2.0 * torch.cartesian_prod(torch.arange(side), torch.arange(side)).double()
+        total = (whole * torch.cdist(places, places)).sum(dim=-1).mean(dim=2)
+        information = torch.special.entr(whole).sum(dim=-1).mean(dim=2)
+        np.testing.assert_allclose(found["distance"][i], total.mean(dim=0), rtol=1e-6)
+        np.testing.assert_allclose(found["entropy"][i], information.mean(dim=0), rtol=1e-9)

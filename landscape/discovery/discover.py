@@ -108,13 +108,17 @@ def layer_at(flow: Flow, node: Node, tap: Tap, kind: Kind, name: str, *, linear:
 
 
 def attention_of(flow: Flow, inside: Sequence[int], grid: Grid, prefix: int) -> AttentionCall | None:
-    """The first self-attention among some operations: as many queries as keys."""
+    """The first self-attention among some operations: as many queries as keys, or unfolded keys around each query."""
+    unfolded = [flow.operations[i].patches for i in inside]
+    around = next((p for p in unfolded if p is not None and p.grid == grid and p.stride == (1, 1)), None)
     for operation in (flow.operations[i] for i in inside):
         if operation.name not in ATTENTION:
             continue
         axis = 0 if operation.name == "multi_head_attention_forward" else -2  # of tokens
         shapes = [flow.shapes[node] for node in operation.reads[:2]]
         if operation.name == "softmax":
+            if around is not None and shapes[0][-2:] == (math.prod(grid), math.prod(around.kernel)):
+                return AttentionCall((operation.name, operation.number), operation.heads, grid, 0, around)
             if len(shapes[0]) < 3 or shapes[0][-1] != shapes[0][-2]:
                 continue
         elif shapes[0][axis] != shapes[-1][axis]:

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from landscape.discovery.graph import Key
+from landscape.discovery.graph import Key, Patches
 
 Kind = Literal["stem", "conv", "msa", "mlp", "subsample", "smoothing", "head", "other"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -46,6 +46,7 @@ class AttentionCall:
     heads: int  # attention maps per image or window
     grid: Grid  # (rows, columns) of the positions it mixes: the layer's grid, or one of its windows; (0, 0) if unknown
     prefix: int  # tokens before them
+    patches: Patches | None = None  # of unfolded keys: each query attends to the patch around it
 
 
 @dataclass(frozen=True)

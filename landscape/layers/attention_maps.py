@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from landscape.discovery.graph import ATTENTION, Key
+from landscape.discovery.graph import ATTENTION, Key, Patches
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,26 @@ class AttentionMaps:
 
 
 Receivers = Mapping[Key, Callable[[AttentionMaps], None]]
+
+
+def over_the_grid(maps: AttentionMaps, patches: Patches) -> AttentionMaps:
+    """Maps over the patch around each query, (row, head, query, place in the patch), as maps over all positions.
+
+    Places outside of the grid, which padding adds, are left out, and what remains adds up to one.
+    """
+    (rows, columns), queries = patches.grid, patches.grid[0] * patches.grid[1]
+    places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns))[:, None]  # (query, 1, 2)
+    steps = torch.cartesian_prod(*(torch.arange(side) for side in patches.kernel)) * torch.tensor(patches.dilation)
+    keys = places + steps - torch.tensor(patches.padding)  # (query, place, 2)
+    inside = ((keys >= 0) & (keys < torch.tensor(patches.grid))).all(dim=-1).to(maps.device)
+    index = (keys[..., 0] * columns + keys[..., 1]).to(maps.device) * inside
+
+    def chunk(rows: slice) -> Tensor:
+        local = maps.chunk(rows) * inside
+        whole = local.new_zeros(*local.shape[:-1], queries).scatter_add_(-1, index.expand_as(local), local)
+        return whole / whole.sum(dim=-1, keepdim=True)
+
+    return replace(maps, row_size=maps.row_size // inside.shape[1] * queries, chunk=chunk)
 
 
 def attention_hooks(receive: Receivers, images: int) -> AbstractContextManager[Any]:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from landscape.data.structure import Nested
-from landscape.discovery.graph import Key
+from landscape.discovery.graph import Key, Patches
 from landscape.discovery.layer import Layer, Side, Tap
-from landscape.layers.attention_maps import AttentionMaps, attention_hooks
+from landscape.layers.attention_maps import AttentionMaps, attention_hooks, over_the_grid
 from landscape.probe import Values
 from landscape.subject.subject import Subject
 
@@ -62,7 +62,7 @@ def run_with_hooks(
     for hook, position in hooked:
         attention = hook.layers[position].attention
         if hook.on_attention is not None and attention is not None:
-            receive_maps[attention.key] = partial(hook.on_attention, position)
+            receive_maps[attention.key] = partial(_give_maps, hook.on_attention, position, attention.patches)
     layers = [hook.layers[position] for hook, position in hooked]
     with (
         subject.member(*member) if member else nullcontext(),
@@ -72,6 +72,12 @@ def run_with_hooks(
     ):
         subject.outputs(inputs)
     return [hook.values() for hook in hooks]
+
+
+def _give_maps(
+    receive: Callable[[int, AttentionMaps], None], position: int, patches: Patches | None, maps: AttentionMaps
+) -> None:
+    receive(position, over_the_grid(maps, patches) if patches is not None else maps)
 
 
 def transferred(sums: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
