@@ -211,7 +211,11 @@ def reduce_of(name: str, parameters: Mapping[str, Any]) -> Reduce | None:
     """The `reduce` of a stored group's probe; None where it has none or the probe is unknown."""
     if name not in PROBES:
         return None
-    probe = probe_class(name)(**parameters)
+    try:
+        probe = probe_class(name)(**parameters)
+    except TypeError:
+        _log.warning("note: summaries of a %s of another version are not computed again: it has other options", name)
+        return None
     return probe.reduce if isinstance(probe, Reduces) else None
 
 

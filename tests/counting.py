@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 
 from landscape.probe import Plan, Quantity, Unit, Values
-from landscape.results.run_key import Reduce, RunKey
+from landscape.results import group as groups
+from landscape.results.run_key import Arrays, Reduce, RunKey
 from landscape.results.writer import Writer
 
 
@@ -33,6 +35,30 @@ def values(unit: Unit) -> Values:
     """Numbers that belong to the unit alone."""
     numbers = np.random.default_rng(unit.seed(0)).normal(size=4)
     return {"value": numbers[0], "vector": numbers[1:]}
+
+
+def everything(path: Path) -> dict[str, tuple[dict[str, Any], Arrays]]:
+    with h5py.File(path) as file:
+        stored = {name: (dict(group.attrs), groups.arrays(group)) for name, group in groups.results_in(file)}
+    return stored
+
+
+def assert_same_results(found: Path, wanted: Path) -> None:
+    """The same groups, arrays, axes and attributes, but for the times."""
+    mine, theirs = everything(found), everything(wanted)
+    assert list(mine) == list(theirs)
+    for name, (attributes, arrays) in theirs.items():
+        assert list(mine[name][1]) == list(arrays)
+        for quantity, values in arrays.items():
+            np.testing.assert_array_equal(mine[name][1][quantity], values, err_msg=f"{name} {quantity}")
+        times = ("created", "finished")
+        about = [{k: str(v) for k, v in found.items() if k not in times} for found in (mine[name][0], attributes)]
+        assert about[0] == about[1]
+    from landscape.results import reader
+
+    for (_, a), (_, b) in zip(reader.groups(found), reader.groups(wanted), strict=True):
+        assert {n: v.dims for n, v in a.variables.items()} == {n: v.dims for n, v in b.variables.items()}
+        assert {n: v.attrs for n, v in a.variables.items()} == {n: v.attrs for n, v in b.variables.items()}
 
 
 def reduce_of(probe: str, parameters: Mapping[str, Any]) -> Reduce | None:

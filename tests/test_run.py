@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import counting
 import h5py
 import numpy as np
 import pytest
@@ -31,9 +32,10 @@ from landscape.probe import Plan, Probe, Quantity, Shard, Unit, Values
 from landscape.probes import PROBES, probe_class
 from landscape.results import group as groups
 from landscape.results import reader
+from landscape.results.merging import merge_files
 from landscape.results.run_key import Arrays, Outcome, RunKey, safe_label
 from landscape.results.writer import Writer
-from landscape.run import digest, run, run_key
+from landscape.run import digest, reduce_of, run, run_key
 from landscape.subject import identity, loading, subject
 
 ARGUMENTS = {"blocks": (1, 1), "width": 8}
@@ -327,6 +329,23 @@ def test_shards_divide_the_units_evenly_in_turns_and_independently_of_what_is_do
     outcome = run(probe, loaded(folder), path, shard=Shard(2, 4))
     assert (outcome.units, outcome.measured) == (2, 1)  # units 1 and 5, of which the first was done
     assert stored_result(path, outcome)["done"].ravel().tolist() == [1, 1, 1, 1, 0, 1, 0, 0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROBES)
+def test_merged_shards_are_the_run_in_one_process_to_the_last_bit(name: str, folder: Path, tmp_path: Path) -> None:
+    probe, whole, out = small(name), tmp_path / "whole.h5", tmp_path / "all.h5"
+    shards = [tmp_path / f"{i}.h5" for i in (1, 2, 3)]
+    outcome = run(probe, fitting(name, folder), whole)
+    for number, path in enumerate(shards, start=1):
+        run(probe, fitting(name, folder), path, shard=Shard(number, 3))
+    for path in reversed(shards):
+        merged = merge_files([path], out, reduce_of=reduce_of)
+    assert [(found.group, found.done, found.units) for found in merged] == [(outcome.group, *[outcome.units] * 2)]
+    counting.assert_same_results(out, whole)
+    merge_files([*shards, whole], tmp_path / "again.h5", reduce_of=reduce_of)
+    counting.assert_same_results(tmp_path / "again.h5", whole)
+    assert run(probe, fitting(name, folder), out).measured == 0
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 
 from landscape.probe import Plan, Quantity
-from landscape.results.hdf5_file import array_of, check, hard_links, reading
+from landscape.results.hdf5_file import CONVENTION, array_of, check, hard_links, reading
 from landscape.results.journal import Record
 from landscape.results.run_key import Arrays, ReduceOf, RunKey, fixed_width, safe_label
 
@@ -87,6 +87,60 @@ def arrays(group: h5py.Group) -> Arrays:
     return {name: array_of(group[name]) for name in hard_links(group)}
 
 
+def results_in(file: h5py.File) -> Iterator[tuple[str, h5py.Group]]:
+    """`<probe>/<label>-<digest>` groups, by hard links alone."""
+    for probe in hard_links(file):
+        if isinstance(file[probe], h5py.Group):
+            for name in hard_links(file[probe]):
+                group = file[probe][name]
+                if isinstance(group, h5py.Group) and "probe" in group.attrs:
+                    yield f"{probe}/{name}", group
+
+
+def places(group: h5py.Group) -> dict[int, str]:
+    """Where each array of a group lies in the file: HDF5 searches the whole file for the name of an object."""
+    items = ((name, group[name]) for name in hard_links(group))
+    return {h5py.h5o.get_info(item.id).addr: name for name, item in items if isinstance(item, h5py.Dataset)}
+
+
+def dims(dataset: h5py.Dataset, own: str, places: Mapping[int, str]) -> tuple[str, ...]:
+    """Names of the axes, from the attached scales; an axis without one (in a foreign file) is named after its array."""
+    if dataset.is_scale:
+        return (own,)
+    found = _scales(dataset, places)
+    return tuple(names[0] if names else f"{own}_{i}" for i, names in enumerate(found))
+
+
+def copy(source: h5py.Group, file: h5py.File, name: str) -> h5py.Group:
+    """Copy a result into another file as it is: datasets, attributes and scales, without links to elsewhere."""
+    group = file.create_group(name)
+    _copy_attributes(source, group)
+    where = places(source)
+    items = {key: source[key] for key in where.values()}
+    for key, item in items.items():
+        made = group.create_dataset(key, data=item[()], dtype=item.dtype)
+        if item.is_scale:
+            made.make_scale(key)
+        _copy_attributes(item, made)
+    for key, item in items.items():
+        for axis, names in enumerate([] if item.is_scale else _scales(item, where)):
+            for scale in names:
+                group[key].dims[axis].attach_scale(group[scale])
+    return group
+
+
+def _scales(dataset: h5py.Dataset, places: Mapping[int, str]) -> list[list[str]]:
+    """Names of the scales of every axis that lie in the dataset's own group."""
+    found = [[places.get(h5py.h5o.get_info(scale.id).addr) for scale in axis.values()] for axis in dataset.dims]
+    return [[name for name in names if name] for names in found]
+
+
+def _copy_attributes(source: h5py.Group | h5py.Dataset, into: h5py.Group | h5py.Dataset) -> None:
+    for name in source.attrs:
+        if name not in CONVENTION:
+            into.attrs[name] = source.attrs[name]
+
+
 def stored_group(path: Path, probe: str, digest: str, *, autotuned: bool = False) -> str | None:
     """Name of the group that already holds (part of) a result, whatever its label.
 
@@ -112,6 +166,12 @@ def attribute(path: Path, group: str, name: str) -> Any:
     """One attribute of a stored group."""
     with reading(path) as file:
         return file[group].attrs[name]
+
+
+def attributes(path: Path, group: str) -> dict[str, Any]:
+    """All attributes of a stored group."""
+    with reading(path) as file:
+        return dict(file[group].attrs)
 
 
 def _created(file: h5py.File, key: RunKey) -> h5py.Group:

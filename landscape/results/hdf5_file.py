@@ -15,6 +15,11 @@ FORMAT = 1
 # What HDF5 and its readers raise on damaged bytes.
 DAMAGE = (OSError, RuntimeError, KeyError, TypeError, AttributeError, OverflowError, MemoryError, UnicodeError)
 
+# Attributes that the HDF5 dimension-scale convention and netCDF-4 add to a dataset's own.
+CONVENTION = {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS"} | {
+    "_Netcdf4Dimid", "_Netcdf4Coordinates", "_nc3_strict", "_NCProperties"
+}  # fmt: skip
+
 _accepted: dict[Path, tuple[int, ...]] = {}  # files whose content was checked, as they were then
 
 DEPTH = 3  # probe, result, quantity

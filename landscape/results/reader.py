@@ -7,7 +7,7 @@ sees a complete one. Links to other files are not followed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,8 @@ import numpy as np
 import xarray as xr
 
 from landscape.results import hdf5_file
-from landscape.results.hdf5_file import array_of, hard_links
-
-# Attributes that the HDF5 dimension-scale convention and netCDF-4 add to a dataset's own.
-CONVENTION = {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS"} | {
-    "_Netcdf4Dimid", "_Netcdf4Coordinates", "_nc3_strict", "_NCProperties"
-}  # fmt: skip
+from landscape.results.group import dims, places, results_in
+from landscape.results.hdf5_file import CONVENTION, array_of, hard_links
 
 
 def open(path: Path | str) -> xr.DataTree:
@@ -32,7 +28,7 @@ def open(path: Path | str) -> xr.DataTree:
     """
     path = Path(path)
     with _file(path) as file:
-        nodes = {name: dataset_of(group) for name, group in _groups(file)}
+        nodes = {name: dataset_of(group) for name, group in results_in(file)}
         return xr.DataTree.from_dict({"/": xr.Dataset(attrs=_attributes(file)), **nodes})
 
 
@@ -50,7 +46,7 @@ def find(path: Path | str, probe: str | None = None, label: str | None = None) -
     with _file(Path(path)) as file:
         found = [
             (name, dataset_of(group))
-            for name, group in _groups(file)
+            for name, group in results_in(file)
             if probe in (None, name.partition("/")[0]) and label in (None, group.attrs.get("label"))
         ]
     return sorted(found, key=lambda item: (item[0].partition("/")[0], str(item[1].attrs.get("created", "")), item[0]))
@@ -72,7 +68,7 @@ def result(path: Path | str, group: str) -> xr.Dataset:
         ValueError: the file holds no such group; FileNotFoundError, ValueError: as `open`.
     """
     with _file(Path(path)) as file:
-        if group not in dict(_groups(file)):
+        if group not in dict(results_in(file)):
             raise ValueError(f"{path} holds no group {group}; expected one of those that landscape show lists")
         return dataset_of(file[group])
 
@@ -92,33 +88,14 @@ def _file(path: Path) -> Iterator[h5py.File]:
             raise hdf5_file.damaged(path, error) from error
 
 
-def _groups(file: h5py.File) -> Iterator[tuple[str, h5py.Group]]:
-    """`<probe>/<label>-<digest>` groups, by hard links alone."""
-    for probe in hard_links(file):
-        if isinstance(file[probe], h5py.Group):
-            for name in hard_links(file[probe]):
-                group = file[probe][name]
-                if isinstance(group, h5py.Group) and "probe" in group.attrs:
-                    yield f"{probe}/{name}", group
-
-
 def dataset_of(group: h5py.Group) -> xr.Dataset:
     """A stored result as a labelled dataset in memory."""
     found = {name: item for name in hard_links(group) if isinstance(item := group[name], h5py.Dataset)}
-    # A scale is recognised by its place in the file: HDF5 searches the whole file for the name of an object.
-    names = {h5py.h5o.get_info(item.id).addr: name for name, item in found.items()}
-    variables = {name: (_dims(name, item, names), array_of(item), _attributes(item)) for name, item in found.items()}
+    where = places(group)
+    variables = {name: (dims(item, name, where), array_of(item), _attributes(item)) for name, item in found.items()}
     data = xr.Dataset(variables, attrs=_attributes(group))
     data.encoding["group"] = group.name.strip("/")
     return data
-
-
-def _dims(own: str, dataset: h5py.Dataset, names: Mapping[int, str]) -> tuple[str, ...]:
-    """Names of the axes, from the attached scales; an axis without one (in a foreign file) is named after its array."""
-    if dataset.is_scale:
-        return (own,)
-    scales = [[names.get(h5py.h5o.get_info(scale.id).addr) for scale in axis.values()] for axis in dataset.dims]
-    return tuple((found and found[0]) or f"{own}_{i}" for i, found in enumerate(scales))
 
 
 def _attributes(item: h5py.Group | h5py.Dataset) -> dict[str, Any]:

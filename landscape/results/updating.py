@@ -16,7 +16,7 @@ from typing import TypeVar
 import h5py
 
 from landscape.results.hdf5_file import FORMAT, accept, check, state_of
-from landscape.results.replacing import replacing
+from landscape.results.replacing import behind_link, replacing
 
 T = TypeVar("T")
 ATTEMPTS = 10  # at a change during which programs without the lock replace the file
@@ -54,6 +54,14 @@ def update(path: Path, change: Callable[[h5py.File], T]) -> T:
             raise OSError(f"cannot write {path}: {reason}; what was finished is kept in its journal") from error
         return result
     raise OSError(f"cannot write {path}: other programs keep replacing it; what was finished is kept in its journal")
+
+
+def change_file(path: Path, change: Callable[[h5py.File], T]) -> T:
+    """As `update`, under the file's lock."""
+    path = behind_link(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(path):
+        return update(path, change)
 
 
 class _ReplacedMeanwhileError(Exception):

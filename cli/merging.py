@@ -1,0 +1,44 @@
+"""The command `merge`: join results files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from landscape.cli.command_options import Debug, Quiet
+from landscape.cli.damaged_files import check_not_damaged
+from landscape.cli.process_setup import importing
+from landscape.progress import say
+
+Option = typer.Option
+
+
+def merge(
+    files: Annotated[list[Path], typer.Argument(help="results files, such as those of shards", metavar="FILE")],
+    out: Annotated[Path, Option(help="results file to write, or to add to; may be one of the files")],
+    prefer: Annotated[Path | None, Option(help="where values differ, take those of this file")] = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Join results files: every result of each, and of results to the same question the units of all."""
+    for file in files:
+        check_not_damaged(file)
+    with importing():
+        from landscape.cli.pending import command_for
+        from landscape.results import group as groups
+        from landscape.results.merging import merge_files
+        from landscape.run import reduce_of
+
+    found = merge_files(files, out, reduce_of=reduce_of, prefer=prefer)
+    for result in found:
+        units = f"{result.done:,} of {result.units:,} units from {result.files} file{'s' if result.files > 1 else ''}"
+        say(f"{result.group} in {out}: {units}", quiet=quiet)
+        if result.done < result.units:
+            command = command_for(groups.attributes(out, result.group), out)
+            say(
+                f"  {result.units - result.done:,} units are missing{command and '; finish with: ' + command}",
+                quiet=quiet,
+            )
+    typer.echo(out)

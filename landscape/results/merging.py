@@ -1,0 +1,219 @@
+"""Merge results files, such as the shards of a job array: the union of their results and of the units of each."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from landscape.results import group as groups
+from landscape.results.hdf5_file import DAMAGE, check, damaged, reading
+from landscape.results.orphans import journals, merge_orphans
+from landscape.results.replacing import behind_link
+from landscape.results.run_key import Arrays, ReduceOf
+from landscape.results.updating import change_file
+
+SHOWN = 3  # conflicts in an error message
+_log = logging.getLogger(__name__)
+
+
+class ConflictError(ValueError):
+    """Two files hold different values for one unit."""
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A result of the merged file: its units, how many are finished, and from how many files they come."""
+
+    group: str
+    units: int
+    done: int
+    files: int
+
+
+def merge_files(sources: Sequence[Path], out: Path, *, reduce_of: ReduceOf, prefer: Path | None = None) -> list[Merged]:
+    """Write the union of several results files, in one replacement; `out` may exist, or be one of them.
+
+    Results with the same probe and digest, which ask the same question, become one; units that several files hold must
+    be equal, to the last bit, unless the values of the file `prefer` are to be taken. Journals that killed processes
+    left beside the files are merged first. Results of unknown probes are copied as they are.
+
+    Raises:
+        ConflictError: values differ, or two results of one digest have other axes; nothing is written.
+        FileNotFoundError, ValueError, OSError: a file cannot be used; see the message.
+    """
+    sources, out = list(dict.fromkeys(behind_link(path).absolute() for path in sources)), behind_link(out).absolute()
+    first = None if prefer is None else behind_link(prefer).absolute()
+    if first is not None and first not in (*sources, out):
+        raise ValueError(f"--prefer {prefer} is none of the files to merge ({', '.join(p.name for p in sources)})")
+    for path in dict.fromkeys((*sources, out)):
+        if journals(path):
+            merge_orphans(path, reduce_of=reduce_of)
+            for living in journals(path):
+                _log.warning("note: %s is being measured; its units of the last minute are left out", living.name)
+        check(path, writable=path == out)
+    others = sorted((path for path in sources if path != out), key=lambda path: path != first)
+
+    def change(file: h5py.File) -> list[Merged]:
+        union = _Union(file, out, first, reduce_of)
+        for path in others:
+            try:
+                with reading(path) as content:
+                    for name, group in groups.results_in(content):
+                        union.add(name, group, path)
+            except DAMAGE as error:
+                raise damaged(path, error) from error
+        return union.finish()
+
+    return change_file(out, change)
+
+
+@dataclass
+class _Result:
+    """A result while it is merged: its arrays, and for every unit the number of the file it comes from, or -1."""
+
+    name: str
+    arrays: Arrays
+    origin: np.ndarray
+    files: set[int]
+    axes: list[str]  # names of the arrays that are axes
+    measured: list[str]  # and of those that hold one entry per unit
+    changed: bool = False
+
+
+class _Union:
+    """The results of the files added so far; `finish` stores what changed."""
+
+    def __init__(self, file: h5py.File, out: Path, first: Path | None, reduce_of: ReduceOf) -> None:
+        self._file, self._first, self._reduce_of = file, first, reduce_of
+        self._paths: list[Path] = [out]
+        self._conflicts: list[str] = []
+        self._results: dict[tuple[str, str], _Result] = {}
+        for name, group in groups.results_in(file):
+            self._hold(name, group, 0)
+
+    def add(self, name: str, group: h5py.Group, path: Path) -> None:
+        """Add one result of a file."""
+        if path not in self._paths:
+            self._paths.append(path)
+        number = self._paths.index(path)
+        known = self._results.get(_key(name))
+        if known is None:
+            self._hold(name, groups.copy(group, self._file, name), number)
+        else:
+            self._join(known, groups.arrays(group), number)
+
+    def finish(self) -> list[Merged]:
+        """Store what changed, with summaries; raises ConflictError where values differ."""
+        if self._conflicts:
+            more = f"; {len(self._conflicts) - SHOWN} more results differ" if len(self._conflicts) > SHOWN else ""
+            raise ConflictError(
+                f"{'; '.join(self._conflicts[:SHOWN])}{more}; nothing was written. --prefer FILE takes the values of "
+                "one of the files"
+            )
+        for result in self._results.values():
+            if result.changed:
+                group = self._file[result.name]
+                for name in (*result.measured, "done"):
+                    group[name][...] = result.arrays[name]
+                groups.summarise(group, self._reduce_of)
+        return [
+            Merged(result.name, result.origin.size, int((result.origin >= 0).sum()), len(result.files))
+            for result in sorted(self._results.values(), key=lambda result: result.name)
+        ]
+
+    def _hold(self, name: str, group: h5py.Group, number: int) -> None:
+        arrays = groups.arrays(group)
+        done = arrays["done"] == 1 if "done" in arrays else np.ones((), bool)
+        axes, measured = _roles(group)
+        self._results[_key(name)] = _Result(name, arrays, np.where(done, number, -1), {number}, axes, measured)
+
+    def _join(self, known: _Result, arrays: Arrays, number: int) -> None:
+        if reason := self._mismatch(known, arrays):
+            self._conflicts.append(f"{known.name} in {self._paths[number].name} {reason}")
+            return
+        if "done" not in arrays:
+            return
+        done, measured = arrays["done"] == 1, known.measured
+        known.files |= {number} if done.any() else set()
+        both = done & (known.origin >= 0)
+        differ = {name: _unequal(known.arrays[name], arrays[name], done.ndim) & both for name in measured}
+        if any(mask.any() for mask in differ.values()):  # what is computed from the units may differ
+            computed = self._summaries(known, arrays, measured)
+            differ = {name: mask for name, mask in differ.items() if name not in computed}
+        conflict = np.logical_or.reduce([np.zeros(done.shape, bool), *differ.values()])
+        preferred = self._paths.index(self._first) if self._first in self._paths else None
+        if number != preferred:
+            unresolved = conflict & (known.origin != preferred) if preferred is not None else conflict
+            if unresolved.any():
+                self._conflicts.append(self._described(known, arrays, differ, unresolved, number))
+                return
+            conflict = np.zeros_like(conflict)
+        taken = (done & (known.origin < 0)) | conflict
+        if taken.any():
+            for name in (*measured, "done"):
+                known.arrays[name][taken] = arrays[name][taken]
+            known.origin[taken] = number
+            known.changed = True
+
+    def _mismatch(self, known: _Result, arrays: Arrays) -> str:
+        """Why a result of the same digest cannot be joined: other axes or other quantities; "" if it can."""
+        for name in known.axes:
+            if name in arrays and not np.array_equal(known.arrays[name], arrays[name]):
+                return f"has another axis {name}, so that it is not the same question"
+        lacking = [name for name in (*known.measured, "done") if name not in arrays and name in known.arrays]
+        if lacking:
+            return f"has no {', '.join(lacking)}"
+        shaped = ("done" in arrays) == ("done" in known.arrays)
+        if not shaped or any(arrays[name].shape != known.arrays[name].shape for name in known.measured):
+            return "has arrays of another shape"
+        return ""
+
+    def _summaries(self, known: _Result, arrays: Arrays, measured: Sequence[str]) -> set[str]:
+        """The arrays that are computed from the units of both."""
+        about = self._file[known.name].attrs
+        reduce = self._reduce_of(str(about["probe"]), json.loads(about.get("parameters", "{}")))
+        if reduce is None:
+            return set()
+        joint, fresh = {**known.arrays}, known.origin < 0
+        for name in (*measured, "done"):
+            joint[name] = known.arrays[name].copy()
+            joint[name][fresh] = arrays[name][fresh]
+        return set(reduce(joint))
+
+    def _described(
+        self, known: _Result, arrays: Arrays, differ: Mapping[str, np.ndarray], where: np.ndarray, number: int
+    ) -> str:
+        index = tuple(np.argwhere(where)[0].tolist())
+        name = next(name for name, mask in differ.items() if mask[index])
+        mine, theirs = (np.ravel(values[name][index])[:1] for values in (known.arrays, arrays))
+        files = self._paths[known.origin[index]].name, self._paths[number].name
+        first = f"{name} at {index} is {mine[0]!s} in {files[0]} and {theirs[0]!s} in {files[1]}"
+        return f"{known.name}: {int(where.sum()):,} units differ, {first}"
+
+
+def _key(name: str) -> tuple[str, str]:
+    """Probe and digest in the name of a group."""
+    return name.partition("/")[0], name.rpartition("-")[2]
+
+
+def _roles(group: h5py.Group) -> tuple[list[str], list[str]]:
+    """The axes of a result, and its arrays that hold one entry per unit, without `done`."""
+    where = groups.places(group)
+    dims = {name: groups.dims(group[name], name, where) for name in where.values()}
+    axes = [name for name in dims if dims[name] == (name,)]
+    units = dims.get("done", ())
+    return axes, [n for n in dims if n != "done" and n not in axes and units and dims[n][: len(units)] == units]
+
+
+def _unequal(mine: np.ndarray, theirs: np.ndarray, axes: int) -> np.ndarray:
+    """Where values differ, over the unit axes; NaN equals NaN."""
+    differ = mine != theirs
+    if mine.dtype.kind == "f":
+        differ &= ~(np.isnan(mine) & np.isnan(theirs))
+    return np.asarray(differ.reshape(*differ.shape[:axes], -1).any(axis=-1))

@@ -1,0 +1,189 @@
+"""Merging results files: shards are the whole run again, conflicts are named, and a kill leaves every file intact."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import counting
+import h5py
+import numpy as np
+import pytest
+
+from landscape.probe import Plan, Quantity
+from landscape.results.merging import ConflictError, merge_files
+from landscape.results.run_key import RunKey
+from landscape.results.writer import Writer
+from landscape.run import reduce_of
+
+SHAPE = (4, 3)
+
+
+def key(**options: Any) -> RunKey:
+    return counting.run_key(shape=SHAPE, **options)
+
+
+def part(path: Path, made: RunKey, units: slice, **changed: Any) -> Path:
+    """A file with some of the units of a result, `changed` in one value."""
+    with Writer(path, made, reduce_of=counting.reduce_of) as writer:
+        for unit in list(made.plan.units())[units]:
+            writer.write(unit, {**counting.values(unit), **changed})
+    return path
+
+
+def test_results_are_united_and_units_of_the_same_question_joined(tmp_path: Path) -> None:
+    a, b, out = tmp_path / "a.h5", tmp_path / "b.h5", tmp_path / "all.h5"
+    other = key(digest="a" * 10, label="other")
+    part(a, key(), slice(0, 5))
+    part(a, other, slice(0, 3))
+    part(b, key(), slice(3, 9))  # two units in both, equal
+    found = merge_files([a, b], out, reduce_of=counting.reduce_of)
+    assert [(r.group, r.done, r.units, r.files) for r in found] == [
+        ("counting/other-aaaaaaaaaa", 3, 12, 1), ("counting/toy-0123456789", 9, 12, 2)
+    ]  # fmt: skip
+    counting.assert_same_results(out, part(part(tmp_path / "wanted.h5", other, slice(0, 3)), key(), slice(0, 9)))
+    part(out, key(), slice(9, 12))  # what was missing is measured into the merged file
+    (_, arrays) = counting.everything(out)["counting/toy-0123456789"]
+    assert arrays["done"].all()
+
+
+def test_the_output_may_be_one_of_the_files_and_is_added_to(tmp_path: Path) -> None:
+    a, b = tmp_path / "a.h5", tmp_path / "b.h5"
+    part(a, key(), slice(0, 5))
+    part(b, key(), slice(5, 12))
+    before = b.read_bytes()
+    merge_files([a, b], a, reduce_of=counting.reduce_of)
+    counting.assert_same_results(a, part(tmp_path / "whole.h5", key(), slice(0, 12)))
+    assert b.read_bytes() == before
+    merge_files([a], b, reduce_of=counting.reduce_of)
+    counting.assert_same_results(b, a)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.h5", "b.h5", "whole.h5"]
+
+
+def test_different_values_are_a_conflict_that_names_them_and_writes_nothing(tmp_path: Path) -> None:
+    a, b, c, out = (tmp_path / f"{name}.h5" for name in ("a", "b", "c", "all"))
+    part(a, key(), slice(0, 5))
+    part(b, key(), slice(4, 9), value=7.0)
+    with pytest.raises(ConflictError, match=r"1 units differ, value at \(1, 1\) is .* in a.h5 and 7.0 in b.h5") as said:
+        merge_files([a, b], out, reduce_of=counting.reduce_of)
+    assert "\n" not in str(said.value)
+    assert "--prefer" in str(said.value)
+    assert not out.exists()
+    kept = a.read_bytes()
+    with pytest.raises(ConflictError):
+        merge_files([b], a, reduce_of=counting.reduce_of)
+    assert a.read_bytes() == kept
+    for prefer, value in ((a, counting.values(key().plan.unit((1, 1)))["value"]), (b, 7.0)):
+        for files in ([a, b], [b, a]):
+            out.unlink(missing_ok=True)
+            merge_files(files, out, reduce_of=counting.reduce_of, prefer=prefer)
+            arrays = counting.everything(out)["counting/toy-0123456789"][1]
+            assert arrays["value"][1, 1] == value
+            assert arrays["done"].sum() == 9
+            assert arrays["total"] == pytest.approx(np.nansum(arrays["value"]))
+    part(c, key(), slice(8, 9), value=8.0)  # against b, where the preferred file has nothing
+    with pytest.raises(ConflictError, match=r"7\.0 in b\.h5 and 8\.0 in c\.h5"):
+        merge_files([a, b, c], tmp_path / "new.h5", reduce_of=counting.reduce_of, prefer=a)
+    with pytest.raises(ValueError, match="is none of the files to merge"):
+        merge_files([a, b], out, reduce_of=counting.reduce_of, prefer=c)
+
+
+def test_one_digest_with_other_axes_is_a_conflict(tmp_path: Path) -> None:
+    a, b = tmp_path / "a.h5", tmp_path / "b.h5"
+    part(a, key(), slice(0, 5))
+    part(b, counting.run_key(shape=(2, 3)), slice(0, 5))
+    with pytest.raises(ConflictError, match="another axis x, so that it is not the same question"):
+        merge_files([a, b], tmp_path / "all.h5", reduce_of=counting.reduce_of)
+
+
+def test_journals_of_killed_shards_are_merged_and_one_in_use_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "landscape")
+    a, b, out = tmp_path / "a.h5", tmp_path / "b.h5", tmp_path / "all.h5"
+    writer = Writer(a, key(), reduce_of=counting.reduce_of)
+    for unit in writer.pending()[:5]:
+        writer.write(unit, counting.values(unit))
+    writer._journal.__exit__(None, None, None)  # killed
+    a.unlink()  # and nothing but its journal was copied here
+    with Writer(b, key(), reduce_of=counting.reduce_of) as living:
+        for unit in living.pending()[5:8]:
+            living.write(unit, counting.values(unit))
+        living.merge()
+        living.write(key().plan.unit((3, 0)), counting.values(key().plan.unit((3, 0))))
+        (found,) = merge_files([a, b], out, reduce_of=counting.reduce_of)
+    assert found.done == 8
+    assert "b.h5.journal-0123456789 is being measured" in caplog.text
+
+
+def test_results_of_unknown_probes_and_other_versions_are_copied_as_they_are(tmp_path: Path) -> None:
+    a, out = tmp_path / "a.h5", tmp_path / "all.h5"
+    plan = Plan(over={"i": np.arange(3)}, quantities={"v": Quantity("v")}, summaries={"sum": Quantity("sum of v")})
+    for probe, parameters in (("future", "{}"), ("variance", '{"unheard_of": 1}')):
+        with Writer(a, RunKey(probe, "toy", "f" * 10, plan, {"parameters": parameters, "more": [1, 2]})) as writer:
+            writer.write(plan.unit((1,)), {"v": 2.0})
+    with h5py.File(a, "r+") as file:
+        file["future/toy-ffffffffff"]["unheard of"] = np.arange(4)
+    wanted = counting.everything(a)
+    merge_files([a], out, reduce_of=reduce_of)
+    assert {name: list(arrays) for name, (_, arrays) in counting.everything(out).items()} == {
+        name: list(arrays) for name, (_, arrays) in wanted.items()
+    }
+    with Writer(tmp_path / "b.h5", RunKey("variance", "toy", "f" * 10, plan, {"parameters": parameters})) as writer:
+        writer.write(plan.unit((2,)), {"v": 3.0})
+    merge_files([tmp_path / "b.h5"], out, reduce_of=reduce_of)
+    np.testing.assert_array_equal(counting.everything(out)["variance/toy-ffffffffff"][1]["v"], [np.nan, 2.0, 3.0])
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import counting
+from landscape.results import merging
+left = int(sys.argv[1])
+def dies(name):
+    real = getattr(os, name)
+    def call(*args, **kwargs):
+        global left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args, **kwargs)
+    setattr(os, name, call)
+for name in ("open", "fsync", "fchmod", "replace", "unlink", "ftruncate", "pwrite"):
+    dies(name)
+merging.merge_files([Path(p) for p in sys.argv[3:]], Path(sys.argv[2]), reduce_of=counting.reduce_of)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("into_itself", [False, True])
+def test_a_merge_killed_before_any_of_its_writes_leaves_every_file_intact(tmp_path: Path, into_itself: bool) -> None:
+    a, b, whole = tmp_path / "a.h5", tmp_path / "b.h5", tmp_path / "whole.h5"
+    part(a, key(), slice(0, 5))
+    part(b, key(), slice(5, 12))
+    part(whole, key(), slice(0, 12))
+    out = a if into_itself else tmp_path / "all.h5"
+    environment = {**os.environ, "PYTHONPATH": str(Path(counting.__file__).parent)}
+    kills = 0
+    for moment in range(1, 20):
+        if not into_itself:
+            out.unlink(missing_ok=True)
+        kept = {path: path.read_bytes() for path in (a, b)}
+        command = [sys.executable, "-c", KILLED, str(moment), str(out), str(a), str(b)]
+        ended = subprocess.run(command, capture_output=True, env=environment, check=False)
+        assert b.read_bytes() == kept[b]
+        if out.exists() and out.read_bytes() != kept[a]:
+            counting.assert_same_results(out, whole)
+        if ended.returncode == 0:
+            break
+        assert ended.returncode == -signal.SIGKILL
+        kills += 1
+    assert kills >= 5
+    merge_files([a, b], out, reduce_of=counting.reduce_of)
+    counting.assert_same_results(out, whole)
+    assert {file.name for file in tmp_path.iterdir()} <= {"a.h5", "b.h5", "whole.h5", "all.h5"}
