@@ -87,16 +87,28 @@ def axis_ranges(results: Sequence[xr.Dataset]) -> tuple[Range, Range]:
 
 
 def density(values: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Gaussian kernel density with Silverman's robust bandwidth, 0.9 min(std, IQR / 1.34) n^(-1/5).
+    """Gaussian kernel density, each side of 0 by itself: the areas on both sides are NEP and 1 - NEP.
+
+    Kernels are reflected at 0, since those of many small positive eigenvalues would reach far into the negative ones.
+    """
+    positive = at >= 0 if at.max() > 0 else np.zeros(len(at), dtype=bool)  # 0 ends a range of negative ones
+    found = np.zeros(len(at))
+    for own, there in ((values[values < 0], ~positive), (values[values >= 0], positive)):
+        if own.size and there.any():
+            width = _bandwidth(own) or 0.01 * float(np.abs(at).max())  # a spike that can be seen
+            z = (at[there][:, None] - np.concatenate([own, -own])) / width  # (points, values)
+            found[there] = np.exp(-0.5 * z**2).sum(axis=1) / (values.size * width * np.sqrt(2 * np.pi))
+    return found
+
+
+def _bandwidth(values: np.ndarray) -> float:
+    """Silverman's robust bandwidth, 0.9 min(std, IQR / 1.34) n^(-1/5); a tenth of equal values.
 
     The plain standard deviation would let a few very large eigenvalues smear the many small ones.
     """
     spread = np.quantile(values, 0.75) - np.quantile(values, 0.25)
     deviation = values.std(ddof=1) if values.size > 1 else 0.0
-    width = 0.9 * (min(deviation, spread / 1.34) or deviation) * values.size**-0.2
-    width = width or 0.01 * float(np.abs(at).max())  # equal values: a spike that can be seen
-    z = (at[:, None] - values[None, :]) / width  # (points, values)
-    return np.asarray(np.exp(-0.5 * z**2).mean(axis=1) / (width * np.sqrt(2 * np.pi)))
+    return float(0.9 * (min(deviation, spread / 1.34) or deviation) * values.size**-0.2 or 0.1 * np.abs(values).max())
 
 
 def _numbers(data: xr.Dataset) -> str:

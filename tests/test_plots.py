@@ -306,20 +306,32 @@ def test_fourier_lines_end_at_each_layers_own_highest_frequency(study: Path) -> 
     np.testing.assert_array_equal([line.get_ydata()[-1] for line in ax.lines], data["high_frequency"].values)
 
 
-def test_the_density_is_that_of_scipy_at_the_same_bandwidth() -> None:
+def test_the_density_of_each_side_is_that_of_scipy_at_the_same_bandwidth_reflected_at_0() -> None:
     values = np.random.default_rng(0).normal(size=200)
     at = np.linspace(-3, 3, 50)
-    width = 0.9 * min(values.std(ddof=1), scipy.stats.iqr(values) / 1.34) * 200**-0.2
-    expected = scipy.stats.gaussian_kde(values, bw_method=width / values.std(ddof=1))(at)
-    np.testing.assert_allclose(hessian.density(values, at), expected, rtol=1e-10)
+    for own, there in ((values[values < 0], at < 0), (values[values > 0], at > 0)):
+        width = 0.9 * min(own.std(ddof=1), scipy.stats.iqr(own) / 1.34) * own.size**-0.2
+        kernels = scipy.stats.gaussian_kde(own, bw_method=width / own.std(ddof=1))
+        expected = (kernels(at[there]) + kernels(-at[there])) * own.size / 200
+        np.testing.assert_allclose(hessian.density(values, at)[there], expected, rtol=1e-10)
 
 
-def test_both_panels_of_the_spectrum_show_one_density_of_all_values(study: Path) -> None:
+@pytest.mark.parametrize("negative", [0, 1, 5, 40, 100])
+def test_the_areas_of_the_spectrum_are_the_share_of_negative_eigenvalues_and_the_rest(negative: int) -> None:
+    rng = np.random.default_rng(negative)
+    values = np.concatenate([-rng.exponential(3.0, negative), rng.exponential(200.0, 100 - negative)])
+    for at, share in (
+        (np.linspace(-60, 0, 20_001), negative / 100),
+        (np.linspace(0, 3000, 20_001), 1 - negative / 100),
+    ):
+        assert np.trapezoid(hessian.density(values, at), at) == pytest.approx(share, abs=1e-3)
+
+
+def test_both_panels_of_the_spectrum_show_the_density_of_all_values_on_one_scale(study: Path) -> None:
     data = result_of(study, "hessian")
     left, right = hessian.draw(data, tuple(Figure().subplots(1, 2)), ranges=((-400.0, 0.0), (0.0, 1500.0)))
     area = sum(np.trapezoid(ax.lines[0].get_ydata(), ax.lines[0].get_xdata()) for ax in (left, right))
     assert area == pytest.approx(1.0, abs=0.01)
-    assert left.lines[0].get_ydata()[-1] == pytest.approx(right.lines[0].get_ydata()[0])
     assert (left.get_xlim()[1], right.get_xlim()[0]) == (0, 0)
     assert left.get_ylim() == right.get_ylim()
 
