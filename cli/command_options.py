@@ -41,6 +41,9 @@ RUN: Mapping[str, Option] = {
     "shard": option(
         str, "measure the I-th of N parts of the units, for landscape merge; I/N, such as 1/8", "", GENERAL
     ),
+    "memory": option(
+        str, "most memory for samples, graphs and stored vectors, such as 8GiB; default: what is free", "", GENERAL
+    ),
     "label": option(list[str], "name in the results file, one per checkpoint; repeatable", [], OUTPUT),
     "out": option(Path, "results file", Path("results.h5"), OUTPUT),
     "overwrite": option(bool, "measure again what the file already holds", False, OUTPUT),

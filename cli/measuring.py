@@ -23,9 +23,9 @@ from landscape.cli.command_options import (
     with_options,
 )
 from landscape.cli.loading import load
-from landscape.cli.process_setup import executor_of, importing, sharing_processes
+from landscape.cli.process_setup import executor_of, free_large_blocks, importing, sharing_processes
 from landscape.event_log import event_log, record
-from landscape.options import OptionError, format_duration, parse_shard
+from landscape.options import OptionError, format_duration, parse_bytes, parse_shard
 from landscape.probe import WHOLE, NotApplicable, Shard
 from landscape.probes import FEATURES, probe_class
 from landscape.progress import Advice, Progress, say
@@ -46,14 +46,16 @@ def command_of(name: str) -> Callable[..., None]:
     """The function behind `landscape NAME`, with options made from the dataclasses of its probes and of loading."""
     with importing():
         from landscape.api import loading_defaults
+        from landscape.data.memory import limited_to
 
     own = {key: item for probe in probes_of(name) for key, item in probe_options(probe_class(probe)).items()}
 
     def command(context: typer.Context, checkpoint: list[Path] | None, **options: Any) -> None:
         typed = typed_options(context, options)
         parameters = {key: tuple(v) if isinstance(v, list) else v for key, v in typed.items() if key in own}
-        run = {key: options[key] for key in RUN if key != "debug"}
-        measure_all(name, checkpoint or [None], parameters, loading_values(typed), **run)
+        run = {key: options[key] for key in RUN if key not in ("debug", "memory")}
+        with limited_to(_memory(**{key: options[key] for key in ("memory", "workers", "scheduler")})):
+            measure_all(name, checkpoint or [None], parameters, loading_values(typed), **run)
 
     what = WHAT.get(name, "checkpoints, or folders of them: a run's stands for its last")
     checkpoints = Annotated[
@@ -62,6 +64,13 @@ def command_of(name: str) -> Callable[..., None]:
     loading = loading_options(loading_defaults(probes_of(name)[0]))
     table = {"context": CONTEXT, "checkpoint": (checkpoints, None), **own, **loading, **RUN}
     return with_options(command, table)
+
+
+def _memory(memory: str, workers: int, scheduler: str) -> int | None:
+    """The bytes of `--memory`, which other processes than this one do not know."""
+    if memory and (workers > 1 or scheduler):
+        raise OptionError(f"--memory {memory} limits one process; leave it out with --workers and --scheduler")
+    return parse_bytes("memory", memory)
 
 
 def probes_of(command: str) -> tuple[str, ...]:
@@ -153,15 +162,15 @@ def _loaded(
     path: Path | None, values: Mapping[str, Any], label: str, processes: ProcessGroup, *, quiet: bool
 ) -> Subject:
     """The subject in this process, on the device of this process."""
-    if processes.size == 1:
-        return load(path, dict(values), label=label, quiet=quiet)
     from landscape.subject.process_group import device_of
 
     def on_own_device() -> Subject:
-        device = str(device_of(values.get("device", "auto"), processes))
-        return load(path, {**values, "device": device}, label=label, quiet=quiet)
+        device = {"device": str(device_of(values.get("device", "auto"), processes))} if processes.size > 1 else {}
+        return load(path, {**values, **device}, label=label, quiet=quiet)
 
-    return replace(processes.in_all(on_own_device), processes=processes)
+    subject = processes.in_all(on_own_device)
+    free_large_blocks(subject.size * subject.dtype.itemsize)
+    return replace(subject, processes=processes) if processes.size > 1 else subject
 
 
 def _configured(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # Environment variable, number for `mallopt`, value: blocks up to the first size come from the heap, and its free end is
 # kept up to the second.
 MALLOC = (("MALLOC_MMAP_THRESHOLD_", -3, 2**30), ("MALLOC_TRIM_THRESHOLD_", -1, 2**31 - 1))
+LARGE = 2**26  # bytes of the parameters from which vectors of their size go back to the system, see `free_large_blocks`
 # How threads wait for each other, by the names that libgomp and libomp read when torch is imported.
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
@@ -50,6 +51,19 @@ def keep_freed_memory() -> None:
         os.environ[name] = str(value)  # read by the C library of a process when it starts
         if mallopt is not None:
             mallopt(number, value)
+
+
+def free_large_blocks(parameters: int) -> None:
+    """Let glibc return the vectors of a network with so many bytes of parameters to the system when they are freed.
+
+    Kept ones leave gaps that others do not fit into, which for a network of 124 million parameters is gigabytes; the
+    time of new pages is nothing beside that of its products.
+    """
+    name, number, value = MALLOC[0]
+    if parameters >= LARGE and sys.platform == "linux" and os.environ.get(name) == str(value):
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        if mallopt is not None:
+            mallopt(number, LARGE)
 
 
 @contextmanager

@@ -175,6 +175,20 @@ def parse_count(name: str, value: int | str | None, available: int) -> int:
     return min(count, available)
 
 
+def parse_bytes(name: str, text: str) -> int | None:
+    """Parse an amount of memory such as `8GiB` or `500MB`; None for "".
+
+    Raises:
+        OptionError: it is something else, or 0.
+    """
+    if not text:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMGT])(i?)B?", text)
+    if found is None or not float(found[1]):
+        raise invalid(name, text, "an amount such as 8GiB or 500MB")
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** ("KMGT".index(found[2].upper()) + 1))
+
+
 def parse_assignments(name: str, assignments: Iterable[str]) -> dict[str, str]:
     """Parse words such as `width=32`; dashes in a key become underscores.
 

@@ -262,3 +262,26 @@ class Odd(ProcessGroup):
 def test_vectors_that_differ_between_the_processes_are_an_error() -> None:
     with pytest.raises(RuntimeError, match="the processes computed different vectors"):
         Odd(0, 2).summed(lambda total: None, torch.randn(5))
+
+
+FSDP = """
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+import landscape
+
+dist.init_process_group("gloo", init_method="tcp://127.0.0.1:%s", rank=0, world_size=1)
+model = fully_shard(torch.nn.Linear(4, 3), mesh=init_device_mesh("cpu", (1,)))
+try:
+    landscape.measure("hessian", model, data=(torch.randn(8, 4), torch.arange(8) % 3), out=None)
+except ValueError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_a_sharded_module_is_refused_because_it_has_no_double_backward() -> None:
+    code = [sys.executable, "-c", FSDP.replace("%s", free_port())]
+    done = subprocess.run(code, capture_output=True, text=True, timeout=120, check=False)
+    assert "is sharded by FSDP, which has no double backward" in done.stdout, done.stderr
+    assert done.stdout.count("\n") == 1

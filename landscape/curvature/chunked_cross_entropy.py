@@ -8,7 +8,7 @@ hidden states and the weights of the last layer, and the second derivative follo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -43,6 +43,13 @@ def chunked_head(subject: Subject, targets: Nested) -> nn.Linear | None:
     return head if head is not None and targets.numel() * head.out_features > LOGITS else None
 
 
+def losses_without_logits(head: nn.Linear, outputs: Callable[[], Tensor], targets: Tensor) -> Tensor:
+    """The losses of sequences, (N,), of a model that has this last layer; `outputs` runs it."""
+    with _returning_hidden_states(head):
+        hidden = outputs()
+    return chunked_cross_entropy(hidden, head.weight, head.bias, targets)
+
+
 def tokens_at_once(subject: Subject) -> int:
     """How many tokens have their logits held at once, where that is not all of the first mini-batch; else 0."""
     head = chunked_head(subject, subject.batch(0)[1])
@@ -71,7 +78,7 @@ def _head(subject: Subject) -> nn.Linear | None:
 
 
 @contextlib.contextmanager
-def returning_hidden_states(head: nn.Linear) -> Iterator[None]:
+def _returning_hidden_states(head: nn.Linear) -> Iterator[None]:
     """Let a model return what its last layer is given in place of the logits."""
     head.forward = lambda hidden: hidden  # type: ignore[method-assign, assignment]
     try:

@@ -46,7 +46,12 @@ class HessianProduct(Product):
     gradients. Nothing is written to `.grad`. A call raises ValueError where the model has no second derivative.
     """
 
-    gradient: Tensor  # flat, (n,), without its graph
+    _graph: Sequence[Tensor]  # gradients with their graphs
+
+    @property
+    def gradient(self) -> Tensor:
+        """The gradient, flat, (n,), without its graph."""
+        return flat(self._graph).detach()
 
 
 def hessian_product(
@@ -71,7 +76,7 @@ def hessian_product(
                 materialize_grads=True,
             )  # fmt: skip
 
-    return HessianProduct(value.detach(), shift, products, flat(graph).detach())
+    return HessianProduct(value.detach(), shift, products, graph)
 
 
 def with_graphs(gradients: Sequence[Tensor], sources: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -18,6 +18,7 @@ from landscape.curvature.hvp_candidates import Candidates
 from landscape.curvature.hvp_forecast import PlannedProducts
 from landscape.curvature.hvp_reference import Reference, agrees, reference, require_agreement
 from landscape.curvature.kinks import activation_pattern, check_pattern, has_kinks
+from landscape.curvature.memory_forecast import planned_micro_batches
 from landscape.curvature.micro_batches import MicroBatching
 from landscape.curvature.operator import Curvature, Operator
 from landscape.curvature.parameter_selection import matching
@@ -65,20 +66,27 @@ def curvature(
     several mini-batches at once are no candidate. Fixing the activation pattern (`kinks` double) costs a forward pass
     in double precision per mini-batch; where every product passes over all of them, their patterns are kept if they fit
     into memory, else they are not fixed. `auto` takes double backward for a language model whose logits are computed
-    in chunks, because a recorded graph holds them all.
+    in chunks, because a recorded graph holds them all. Where a mini-batch is predicted to exceed the free memory, or
+    the limit that was given, double backward takes it in parts.
 
     Raises:
-        ValueError: the backend does not work with this model, or the model is in training mode.
+        ValueError: nothing keeps within the limit, the backend does not work with this model, or the model is in
+            training mode.
     """
     refuse_training(subject.model)
     fixed = kinks == "double" and _can_fix_pattern(subject)
     if fixed and planned.prepared > planned.batches:
         fixed = _patterns_fit(subject, planned.batches)
+    parts = planned_micro_batches(subject, parameters, planned.stored * planned.at_once)
+    kept = Curvature(subject, parameters, "kept", operator, fixed, _micro_batching=MicroBatching(parts))
     if operator != "hessian" or hvp == "kept":
-        return Curvature(subject, parameters, "kept", operator, fixed)
+        return kept
     if hvp == "auto" and (chunk := tokens_at_once(subject)):
         log.info("Hessian products: kept, with the cross-entropy over %d tokens at a time", chunk)
-        return Curvature(subject, parameters, "kept", operator, fixed)
+        return kept
+    if hvp == "auto" and parts > 1:
+        log.info("Hessian products: kept, as a mini-batch does not fit into memory as a whole")
+        return kept
     if hvp == "auto":
         return _candidates(subject, parameters, fixed, batched).best(planned)
     return _prepared(subject, parameters, fixed, hvp, planned)

@@ -27,6 +27,7 @@ class PlannedProducts:
     products: int = PRODUCTS  # of each mini-batch, about
     rebuilt: bool = False  # every product passes over all mini-batches, whose graphs are prepared anew for it
     at_once: int = 1  # mini-batches measured at the same time, in threads
+    stored: int = 0  # bytes of the vectors that a search keeps
 
     @property
     def total(self) -> int:

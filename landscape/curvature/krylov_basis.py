@@ -60,7 +60,10 @@ class Basis:
         if self.exact:
             parts = [weights[:, at : at + GROWTH] @ rows for at, rows in self._filled()]
             return functools.reduce(torch.add, parts)
-        return torch.stack([self._combined(row) for row in weights])
+        rows = torch.empty(len(weights), self._size, dtype=self._dtype, device=self._device)
+        for row, own in zip(rows, weights, strict=True):
+            row.copy_(self._combined(own))
+        return rows
 
     def keep(self, coefficients: np.ndarray) -> None:
         """Replace the rows by linear combinations, in place and some columns at a time, without a second basis."""

@@ -64,8 +64,9 @@ class Projection:
         """Add the next Lanczos vector; on breakdown a random unit vector orthogonal to the basis."""
         m = len(self.basis)
         self._matrix[m, :m] = self._matrix[:m, m] = self._coupling
+        following, self._next = self._next, self._next.new_empty(0)  # its memory is free during the next product
         if self.beta > 0.0:
-            self.basis.append(self._next / self.beta)
+            self.basis.append(following.div_(self.beta))
             return
         vector = self.basis.orthogonal(random_unit(start.numel(), seed, device=start.device, dtype=start.dtype))
         self.basis.append(vector.div_(length(vector).to(vector.dtype)))

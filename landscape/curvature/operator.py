@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from landscape.curvature.chunked_cross_entropy import chunked_cross_entropy, chunked_head, returning_hidden_states
+from landscape.curvature.chunked_cross_entropy import chunked_head, losses_without_logits
 from landscape.curvature.double_precision import double_of
 from landscape.curvature.gauss_newton import fisher_product, gauss_newton_product
 from landscape.curvature.hessian_product import Product, differentiable_attention, hessian_product, with_layer_name
@@ -126,9 +126,7 @@ class Curvature:
             def losses() -> Tensor:
                 if head is None:
                     return subject.losses(outputs(), targets)
-                with returning_hidden_states(head):
-                    hidden = outputs()
-                return chunked_cross_entropy(hidden, head.weight, head.bias, targets)
+                return losses_without_logits(head, outputs, targets)
 
             return hessian_product(lambda: losses().mean(), parameters, shift=shift)
         if self.operator == "ggn":

@@ -14,7 +14,7 @@ from landscape.curvature.batched_lanczos import batched_lanczos, device_lanczos
 from landscape.curvature.lanczos import Spectrum
 from landscape.curvature.stopping import Which
 from landscape.curvature.verification import verified
-from landscape.data.memory import available_on
+from landscape.data.memory import available_on, limit
 from landscape.probe import derived_seed
 
 BASIS_BYTES = 2**31  # memory for the vectors of a search
@@ -45,6 +45,11 @@ class Request:
         """When a value counts as converged, in words."""
         parts = {"error": self.tol, "residual": self.tol_residual}
         return " and ".join(f"{name} <= {tol:g} |eigenvalue|" for name, tol in parts.items() if tol is not None)
+
+    def stored(self, size: int, dtype: torch.dtype, device: torch.device) -> int:
+        """Bytes of the vectors that a search keeps at most, each of so many entries."""
+        rows, storage = room(size, dtype, device)
+        return min(max(rows, self.ranks + 10), self.max_products) * size * (storage or dtype).itemsize
 
     def capped(self, size: int) -> Request:
         """The request with `top` limited to the number of rows."""
@@ -96,14 +101,23 @@ def _verified(product: Callable[[Tensor], Tensor], found: Spectrum, request: Req
 
 def memory(start: Tensor) -> tuple[int, torch.dtype | None]:
     """How many vectors a search may keep and in what precision, so that large models fit too."""
-    rows = _basis_bytes(start.device) // (start.numel() * start.element_size())
-    if rows >= MIN_ROWS or start.dtype != torch.float32:
+    return room(start.numel(), start.dtype, start.device)
+
+
+def room(size: int, dtype: torch.dtype, device: torch.device) -> tuple[int, torch.dtype | None]:
+    """As `memory`, for vectors of so many entries."""
+    rows = _basis_bytes(device) // (size * dtype.itemsize)
+    if rows >= MIN_ROWS or dtype != torch.float32:
         return rows, None
     return 2 * rows, torch.float16
 
 
 def _basis_bytes(device: torch.device) -> int:
-    """Memory for the vectors of searches that run at once: on a GPU a quarter of what is free, if that is more."""
+    """Memory for the vectors of searches that run at once: on a GPU a quarter of what is free, if that is more.
+
+    Of a limit that the user gave, a quarter at most.
+    """
     if device.type != "cuda":
-        return BASIS_BYTES
-    return max(BASIS_BYTES, available_on(device) // 4)
+        return min(BASIS_BYTES, (limit() or 4 * BASIS_BYTES) // 4)
+    most = max(BASIS_BYTES, available_on(device) // 4)
+    return most if (given := limit()) is None else min(most, given // 4)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 import torch
@@ -14,6 +17,7 @@ MEMINFO = Path("/proc/meminfo")
 RESIDENT = 0.5  # of a GPU's free memory that samples may take
 
 _log = logging.getLogger(__name__)
+_limit: ContextVar[int | None] = ContextVar("_limit", default=None)
 
 
 class TooLarge(ValueError):
@@ -40,14 +44,30 @@ def available() -> int:
 
     All memory of the machine if the system does not report what is free (macOS).
     """
-    free = [number for number in (_machine(), _container()) if number is not None]
+    free = [number for number in (_machine(), _container(), limit()) if number is not None]
     return min(free) if free else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def limit() -> int | None:
+    """Bytes that the user allows; None without a limit."""
+    return _limit.get()
+
+
+@contextmanager
+def limited_to(count: int | None) -> Iterator[None]:
+    """Count no more than so many bytes as free while the block runs; None sets no limit."""
+    token = _limit.set(count)
+    try:
+        yield
+    finally:
+        _limit.reset(token)
 
 
 def available_on(device: torch.device) -> int:
     """Bytes that can be allocated on a CUDA device: what is free, and what torch keeps for reuse."""
     free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    found = free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return found if (most := limit()) is None else min(found, most)
 
 
 def stays_on_host(name: str, size: int, device: torch.device) -> bool:
@@ -76,6 +96,11 @@ def format_bytes(count: float) -> str:
             return f"{count:.3g} {unit}" if unit != "bytes" else f"{count:.0f} bytes"
         count /= 1000
     return f"{count:,.3g} TB" if count < 1000 else f"{count:,.0f} TB"
+
+
+def binary_bytes(count: float) -> str:
+    """A number of bytes in GiB or MiB, as the option takes it."""
+    return f"{count / 2**30:.3g}GiB" if count >= 2**30 else f"{count / 2**20:.3g}MiB"
 
 
 def _machine() -> int | None:

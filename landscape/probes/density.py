@@ -129,7 +129,9 @@ class Density(Probe):
             yield {**self._quadrature(product, start), "hvp": CODES.index(curved.hvp)}
 
     def _planned(self, subject: Subject, vectors: int) -> PlannedProducts:
-        return PlannedProducts(self._passes(subject), vectors * self.steps, rebuilt=True)
+        size = sum(p.numel() for p in matching(subject.parameters, self.params).values())
+        stored = min(self.steps, size) * size * subject.dtype.itemsize
+        return PlannedProducts(self._passes(subject), vectors * self.steps, rebuilt=True, stored=stored)
 
     def _passes(self, subject: Subject) -> int:
         """Mini-batches that this process passes over for one product."""

@@ -182,7 +182,8 @@ class Hessian(Probe):
             return {}
         count = self._count(subject)
         with self._at_once(subject, count) as at_once:
-            planned = self._planned(count if self.scope == "batch" else self._passes(subject), at_once)
+            passes = count if self.scope == "batch" else self._passes(subject)
+            planned = self._planned(passes, at_once, self._stored(subject))
             return autotuned(subject, self.params, self.hvp, planned=planned, kinks=self._kinks)
 
     def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Hessian, Subject]:
@@ -200,17 +201,9 @@ class Hessian(Probe):
         blocks = self._blocks(subject)
         hvp = "kept" if self._double_backward else self.hvp
         passes = len(units) if self.scope == "batch" else self._passes(subject)
-        curved = [
-            curvature(
-                subject,
-                parameters,
-                hvp,
-                planned=self._planned(passes, at_once),
-                operator=self.operator,
-                kinks=self._kinks,
-            )
-            for parameters in blocks.groups.values()
-        ]
+        planned = self._planned(passes, at_once, self._stored(subject))
+        how: dict[str, Any] = {"planned": planned, "operator": self.operator, "kinks": self._kinks}
+        curved = [curvature(subject, parameters, hvp, **how) for parameters in blocks.groups.values()]
         shared: PatternCache | None = None
         if self.per_layer and self.scope == "dataset" and curved[0].fixed:
             shared = cache_of_all(subject, curved[0].pattern(0), passes)
@@ -267,10 +260,15 @@ class Hessian(Probe):
         independent &= self.operator == "hessian" or subject.losses in MEANINGS
         return mini_batches_at_once(subject, batches if independent else 1, vectors=self._nodes)
 
-    def _planned(self, batches: int, at_once: int = 1) -> PlannedProducts:
+    def _planned(self, batches: int, at_once: int = 1, stored: int = 0) -> PlannedProducts:
         """About as many products as random starts were seen to take on trained networks."""
         products = min(10 + 2 * self._request.ranks, self.max_products) * (2 if self.verify else 1)
-        return PlannedProducts(batches, products, rebuilt=self.scope == "dataset", at_once=at_once)
+        dataset = self.scope == "dataset"
+        return PlannedProducts(batches, products, rebuilt=dataset, at_once=at_once, stored=stored)
+
+    def _stored(self, subject: Subject) -> int:
+        """Bytes of the vectors that a search keeps, of the largest block of parameters."""
+        return self._request.stored(int(self._blocks(subject).sizes.max()), subject.dtype, subject.device)
 
     def _passes(self, subject: Subject) -> int:
         """Mini-batches that this process passes over for one product of all samples."""

@@ -122,7 +122,7 @@ class Trace(Probe):
     def autotune(self, subject: Subject) -> dict[str, str]:
         batches = len(subject.batches)
         with mini_batches_at_once(subject, batches, vectors=STORED * self.vectors) as at_once:
-            planned = PlannedProducts(batches, self.vectors, at_once=at_once)
+            planned = PlannedProducts(batches, self.vectors, at_once=at_once, stored=self._stored(subject))
             return autotuned(subject, self.params, self.hvp, planned=planned, kinks=self.kinks, batched=False)
 
     def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Trace, Subject]:
@@ -137,12 +137,19 @@ class Trace(Probe):
         parameters = matching(subject.parameters, self.params)
         batches = [list(rounds) for _, rounds in groupby(units, lambda unit: unit.index[0])]
         with mini_batches_at_once(subject, len(batches), vectors=STORED * self.vectors) as at_once:
-            planned = PlannedProducts(len(units), self.vectors, at_once=at_once)
+            planned = PlannedProducts(len(units), self.vectors, at_once=at_once, stored=self._stored(subject))
             curved = curvature(subject, parameters, self.hvp, planned=planned, kinks=self.kinks, batched=False)
             announce(subject, at_once)
             report_products(per_unit=self.vectors)
             measured = partial(self._estimates, curved)
             yield from side_by_side(batches, measured, at_once, crowded=lambda: curved.exceeds_memory)
+
+    def _stored(self, subject: Subject) -> int:
+        """Bytes of the vectors that an estimate keeps."""
+        parameters = matching(subject.parameters, self.params).values()
+        return (1 if self.method == "hutchinson" else STORED * self.vectors) * sum(
+            p.numel() * p.element_size() for p in parameters
+        )
 
     def _estimates(self, curved: Curvature, rounds: Sequence[Unit]) -> Iterator[Values]:
         """Those of one mini-batch."""

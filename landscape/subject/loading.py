@@ -34,6 +34,7 @@ from landscape.subject.members import with_members
 from landscape.subject.model_building import architecture_of, build
 from landscape.subject.networks_in_memory import checkpoint_of
 from landscape.subject.preprocessing import DataObject, augmentation_of, described, load_images, of_provider, resolved
+from landscape.subject.process_group import refuse_sharded
 from landscape.subject.restoration import measuring
 from landscape.subject.smoothing import insert, options_of, smoothed
 from landscape.subject.spec import Spec, Split
@@ -273,6 +274,7 @@ def _reading(spec: Spec) -> dict[str, Any]:
 
 def _unwrapped(module: nn.Module) -> nn.Module:
     """The module itself: compiled code has no second derivative, and a replica waits for the others."""
+    refuse_sharded(module)
     replicated = isinstance(module, nn.parallel.DataParallel | nn.parallel.DistributedDataParallel)
     inner = module.module if replicated else module._modules.get("_orig_mod")
     return _unwrapped(inner) if isinstance(inner, nn.Module) else module

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from landscape.options import OptionError
 from landscape.subject.device import device as device_named
@@ -19,6 +19,7 @@ from landscape.subject.device import device as device_named
 T = TypeVar("T")
 HEADER = 3  # numbers behind the entries of a sum: processes that failed, and two powers of the fingerprint
 FINGERPRINTS = 64  # so few that their squares add up exactly in single precision, for up to 4,000 processes
+SHARDED = {"FullyShardedDataParallel", "FSDPModule"}  # classes of modules that FSDP distributes, both versions
 CLAIM = "landscape/error"  # key of the store at which the process that prints an error is the first
 
 
@@ -184,6 +185,18 @@ def device_of(name: str, processes: ProcessGroup) -> torch.device:
     device = device_named(f"cuda:{os.environ['LOCAL_RANK']}")
     torch.cuda.set_device(device)
     return device
+
+
+def refuse_sharded(module: nn.Module) -> None:
+    """Reject modules whose weights FSDP has distributed: pieces cannot be measured, and have no second derivative."""
+    kinds = {kind.__name__ for part in module.modules() for kind in type(part).__mro__}
+    if kinds & SHARDED or any(type(p).__name__ == "DTensor" for p in module.parameters()):
+        raise ValueError(
+            f"the module ({type(module).__name__}) is sharded by FSDP, which has no double backward: a layer's weights "
+            "are freed after its first backward pass, and Hessian products need them in a second one; gather them into "
+            "the plain module (torch.distributed.checkpoint.state_dict.get_model_state_dict with full_state_dict) and "
+            "measure that: processes of torchrun hold all weights each and share the samples"
+        )
 
 
 @contextmanager

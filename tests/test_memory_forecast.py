@@ -1,0 +1,109 @@
+"""The memory that products and stored vectors need: forecast, kept within a limit, refused where nothing helps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from analytic import batches_of, run_probe
+from torch import nn
+
+from landscape.cli.main import exit_code
+from landscape.curvature import memory_forecast
+from landscape.curvature.hvp_backends import curvature
+from landscape.curvature.memory_forecast import MemoryForecast, planned_micro_batches
+from landscape.curvature.spectrum import room
+from landscape.data import memory
+from landscape.data.memory import limited_to
+from landscape.options import OptionError, parse_bytes
+from landscape.probes.hessian import Hessian
+from landscape.subject.subject import Subject
+
+MIB = 2**20
+
+
+@pytest.fixture
+def subject() -> Subject:
+    """Few parameters and large maps: a mini-batch of 16 images saves some MB for its gradient."""
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 8, 3, padding=1), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+    return Subject(nn.Sequential(*layers).eval(), batches_of((3, 32, 32), (16,), 3))
+
+
+def test_parts_are_as_many_as_the_room_needs() -> None:
+    found = MemoryForecast(vectors=10, stored=20, graph=160, samples=16)
+    assert found.micro_batches(190) == 1
+    assert found.micro_batches(110) == 2
+    assert found.micro_batches(31) == 16  # no fewer than one sample each
+    assert found.micro_batches(0) == 16
+    assert (found.total(1), found.total(2), found.total(16)) == (190, 110, 40)
+    assert MemoryForecast(10, 20, 0, 16).micro_batches(100) == 1
+
+
+def test_a_limit_divides_mini_batches_and_leaves_the_eigenvalues(
+    subject: Subject, caplog: pytest.LogCaptureFixture
+) -> None:
+    probe = Hessian(top=2, batches=1)
+    whole = run_probe(probe, subject)
+    with caplog.at_level("INFO"), limited_to(2 * MIB):
+        limited = run_probe(probe, subject)
+    assert "memory: about" in caplog.text
+    assert "a mini-batch in " in caplog.text
+    assert caplog.text.count("memory: about") == 1
+    torch.testing.assert_close(
+        torch.tensor(limited["eigenvalue"]), torch.tensor(whole["eigenvalue"]), rtol=1e-4, atol=1e-6
+    )
+    with limited_to(2 * MIB):
+        assert curvature(subject, subject.parameters, "auto").exceeds_memory
+
+
+def test_a_limit_below_one_sample_is_refused_with_what_it_needs(subject: Subject) -> None:
+    with limited_to(10_000), pytest.raises(ValueError, match=r"--memory .* less than one sample .* give --memory 1GiB"):
+        planned_micro_batches(subject, subject.parameters, 0)
+
+
+def test_the_forecast_counts_what_a_pass_saves(subject: Subject) -> None:
+    """Convolution input and output, and what tanh and pooling keep, of one image each."""
+    maps = 32 * 32 * 4
+    saved = memory_forecast._saved_by_one(subject)
+    assert 3 * maps + 8 * maps <= saved <= 3 * maps + 3 * 8 * maps + 4096
+
+
+def test_a_limit_bounds_free_memory_and_the_stored_vectors() -> None:
+    size, cpu = 10_000_000, torch.device("cpu")
+    assert room(size, torch.float32, cpu) == (2 * (2**31 // (4 * size)), torch.float16)
+    with limited_to(2**31):
+        assert memory.available() <= 2**31
+        assert room(size, torch.float32, cpu) == (2 * (2**29 // (4 * size)), torch.float16)
+    assert memory.limit() is None
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("8GiB", 2**33), ("500MB", 5 * 10**8), ("1.5g", None), ("0GiB", None), ("", 0)]
+)
+def test_amounts_of_memory(text: str, count: int | None) -> None:
+    if count is None:
+        with pytest.raises(OptionError, match="8GiB or 500MB"):
+            parse_bytes("memory", text)
+    else:
+        assert (parse_bytes("memory", text) or 0) == count
+
+
+def test_the_option_reaches_the_measurement_and_is_refused_with_other_processes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "mine.py"
+    source.write_text(
+        "import torch\n"
+        "def model(): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3))\n"
+        "def data(split): return torch.randn(16, 3, 2, 2), torch.arange(16) % 3\n"
+    )
+    words = ["hessian", "--model", f"{source}:model", "--data", f"{source}:data", "--out", str(tmp_path / "r.h5")]
+    words += ["--top", "1", "--batches", "1"]
+    assert exit_code([*words, "--memory", "10k"]) == 1
+    assert "give --memory 1GiB" in capsys.readouterr().err
+    assert exit_code([*words, "--memory", "1GiB"]) == 0
+    assert "memory: about" in capsys.readouterr().err
+    assert exit_code([*words, "--memory", "1GiB", "--workers", "2"]) == 2
+    assert "limits one process" in capsys.readouterr().err
