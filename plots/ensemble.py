@@ -23,6 +23,7 @@ PANELS = {
     "nll": "NLL (nats)", "accuracy": "error", "ece": "ECE", "brier": "Brier score", "ece_signed": "signed ECE",
     "entropy": "entropy (nats)",
 }  # fmt: skip
+SECONDS = "seconds_per_image"
 PARTS = {"predictive": "-", "aleatoric": "--", "epistemic": ":"}
 NOTE = (
     "A member costs one forward pass. Bars: 95 % intervals over samples; bands: one standard deviation over orders of "
@@ -51,28 +52,54 @@ def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) 
 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """Six panels, all ensembles in each."""
-    figure = style.page(results, looks, height=3.7, legend=[look.legend_handle() for look in looks], note=NOTE)
-    axes = tuple(figure.subplots(2, 3).flat)
+    """Six panels, all ensembles in each, and one for the prediction time where it is measured."""
+    timed = [i for i, data in enumerate(results) if f"{SECONDS}_all" in data.attrs]
+    legend = [look.legend_handle() for look in looks]
+    note = f"{NOTE} Prediction time: one image at a time, with 95 % intervals." if timed else NOTE
+    figure = style.page(results, looks, height=3.7, legend=legend, note=note)
+    axes = tuple(figure.subplots(2, 4 if timed else 3).flat)
     for data, look in zip(results, looks, strict=True):
         draw(data, axes, look=look)
     sizes = np.unique(np.concatenate([data["size"].values for data in results]))
+    for i in timed:
+        draw_time(results[i], axes[len(PANELS)], looks[i])
+    for ax in axes[len(PANELS) + 1 :]:
+        ax.remove()
+    axes = axes[: len(PANELS) + bool(timed)]
     for ax in axes:
         _count_axis(ax, sizes)
     axes[4].axhline(0.0, color="0.5", linewidth=0.6, zorder=0)
-    axes[5].set_ylim(bottom=0.0)
+    for ax in axes[5:]:
+        ax.set_ylim(bottom=0.0)
     style.label_outer(axes, same=False)
     return figure
 
 
+def draw_time(data: xr.Dataset, ax: Axes, look: Look) -> Axes:
+    """Draw the seconds that the prediction of an image takes, by one pass and by all members."""
+    value, low, high = (
+        np.array([float(data.attrs[f"{SECONDS}_{way}{end}"]) for way in ("one_pass", "all")])
+        for end in ("", "_low", "_high")
+    )
+    ax.errorbar(
+        [1, data["size"].values[-1]], value, yerr=np.stack([value - low, high - value]).clip(min=0.0),
+        color=look.color, marker=look.marker, linestyle=look.line, elinewidth=0.7,
+    )  # fmt: skip
+    ax.set(xlabel="members", ylabel="prediction time (s per image)")
+    return ax
+
+
 def headline(data: xr.Dataset) -> Numbers:
-    """NLL, accuracy, ECE and temperature of one member and of all, with the members' mean disagreement."""
+    """NLL, accuracy, ECE, temperature and prediction time of one member and of all, and their mean disagreement."""
     if not np.isfinite(data["nll"].values).any():
         return {}
     found: Numbers = {"members": str(int(data["size"].values[-1]))}
     for name in ("nll", "accuracy", "ece", "temperature"):
         values = data[name].values
         found[name] = f"{values[0]:.4g} to {values[-1]:.4g}"
+    if f"{SECONDS}_all" in data.attrs:
+        one, every = (float(data.attrs[f"{SECONDS}_{way}"]) for way in ("one_pass", "all"))
+        found["seconds per image"] = f"{one:.4g} to {every:.4g}"
     return {**found, "disagreement": float(data["mean_disagreement"]), "epistemic entropy": _last(data)}
 
 

@@ -17,6 +17,9 @@ import landscape
 from landscape import models
 from landscape.checkpoints.checkpoint import write_checkpoint
 from landscape.options import OptionError
+from landscape.plots import ensemble as plots
+from landscape.plots.appearance import looks
+from landscape.predictions import timing
 from landscape.predictions.running_sums import RunningSums, orders_of, sizes_of
 from landscape.predictions.scores import sample_scores, summary
 from landscape.predictions.temperature import TemperatureFit, in_fit
@@ -291,3 +294,27 @@ def test_members_trained_on_other_data_are_refused(run: Path, tmp_path: Path) ->
     subject = landscape.load(run / "final.pt", **FEW)
     with pytest.raises(ValueError, match=r"was trained on cifar10 and .* on digits, expected members of one data set"):
         landscape.measure("ensemble", subject, out=None, quiet=True, members=str(other), **SMALL)
+
+
+def test_the_prediction_time_of_all_members_is_stored_and_drawn_if_asked_for() -> None:
+    subject = subject_of(networks(3))
+    found = landscape.measure("ensemble", subject, out=None, quiet=True, members="1,2", draws=20, orders=2, timed=4)
+    for way in ("one_pass", "all"):
+        mean, low, high = (found.attrs[f"seconds_per_image_{way}{end}"] for end in ("", "_low", "_high"))
+        assert 0 < low <= mean <= high
+    figure = plots.page([found], looks([found]))
+    assert [ax.get_ylabel() for ax in figure.axes][-1].replace("\n", " ") == "prediction time (s per image)"
+    np.testing.assert_array_equal(figure.axes[-1].containers[0][0].get_xdata(), [1, 3])
+    plain = found.drop_attrs().assign_attrs(label="0")
+    assert len(plots.page([plain], looks([plain])).axes) == 6
+    probes = [probe_of(3, timed=timed).identity(subject) for timed in (0, 9)]
+    assert probes[0] == probes[1]  # the time is no part of the run key
+
+
+def test_every_member_of_an_ensemble_is_timed() -> None:
+    members = networks(2, rate=0.5)
+    subject = with_members(subject_of(members), 3)
+    assert len(timing.per_image(subject, 5)) == 5
+    before = members[0].passes
+    probe_of(2, timed=2)._times(subject)
+    assert members[0].passes == before  # one sample at a time

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from landscape.data.structure import Nested
-from landscape.predictions.timing import WARM_UP, timed
-from landscape.subject.members import Positioned
+from landscape.predictions.timing import WARM_UP, probabilities, single_inputs, timed
 from landscape.subject.subject import Subject
 
 
@@ -74,26 +71,13 @@ def prediction_time(subject: Subject, *, tau: float, past: int, look_ahead: int,
     if subject.members:
         seconds["mc_dropout"] = []
     with subject.evaluating():
-        for t, (inputs, stochastic) in enumerate(_frames(subject, plain, frames + WARM_UP)):
-            probabilities, one = timed(partial(_probabilities, plain, inputs), subject.device)
-            _, mean = timed(partial(ring.push, probabilities), subject.device)
+        each = (single_inputs(one, frames + WARM_UP) for one in (plain, subject))
+        for t, (inputs, stochastic) in enumerate(zip(*each, strict=True)):
+            predicted, one = timed(partial(probabilities, plain, inputs), subject.device)
+            _, mean = timed(partial(ring.push, predicted), subject.device)
             took = {"deterministic": one, "smoothed": one + mean}
             if subject.members:
-                _, took["mc_dropout"] = timed(partial(_probabilities, subject, stochastic), subject.device)
+                _, took["mc_dropout"] = timed(partial(probabilities, subject, stochastic), subject.device)
             for name, value in took.items() if t >= WARM_UP else ():
                 seconds[name].append(value)
     return seconds
-
-
-def _probabilities(subject: Subject, inputs: Nested) -> Tensor:
-    logits: Tensor = subject.outputs(inputs)
-    return logits.softmax(dim=1)
-
-
-def _frames(subject: Subject, plain: Subject, count: int) -> Iterator[tuple[Tensor, Nested]]:
-    """Inputs of single frames for the network as it is and for its members; the first ones again if there are few."""
-    (inputs, _) = plain.batch(0)
-    assert isinstance(inputs, Tensor)
-    for t in range(count):
-        one = inputs[t % len(inputs)][None]
-        yield one, Positioned(one, torch.tensor([t], device=one.device)) if subject.members else one

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from landscape.data.structure import Nested, common_length, rows_of
+from landscape.subject.members import Positioned
+from landscape.subject.outputs import logits_in
+from landscape.subject.subject import Subject
 
 WARM_UP = 3  # predictions that are not timed
 DRAWS = 1000
@@ -20,6 +26,31 @@ def timed(run: Callable[[], Tensor], device: torch.device) -> tuple[Tensor, floa
     found = run()
     _wait(device)
     return found, time.perf_counter() - start
+
+
+def single_inputs(subject: Subject, count: int) -> Iterator[Nested]:
+    """Inputs of single samples of the first mini-batch, as the subject takes them; from the start if they are few."""
+    inputs, _ = subject.as_is().batch(0)
+    length = common_length(inputs) or 1
+    for t in range(count):
+        row = t % length
+        one = rows_of(inputs, slice(row, row + 1))
+        yield Positioned(one, torch.tensor([t], device=subject.device)) if subject.members else one
+
+
+def probabilities(subject: Subject, inputs: Nested) -> Tensor:
+    """Predicted probabilities."""
+    logits: Tensor = logits_in(subject.outputs(inputs))
+    return logits.softmax(dim=1)
+
+
+def per_image(subject: Subject, images: int) -> list[float]:
+    """Seconds of the predictions of single images."""
+    seconds = []
+    with subject.evaluating():
+        for inputs in single_inputs(subject, images + WARM_UP):
+            seconds.append(timed(partial(probabilities, subject, inputs), subject.device)[1])
+    return seconds[WARM_UP:]
 
 
 def facts(name: str, seconds: Sequence[float]) -> dict[str, float]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from landscape.layers.cka import LEAST_SAMPLES, centred_kernel, hsic
 from landscape.options import OptionError, at_least
+from landscape.predictions import timing
 from landscape.predictions.classifier import logits_and_targets, refuse_other_than_classifier
 from landscape.predictions.member_networks import MemberNetwork, member_networks, parse_snapshots
 from landscape.predictions.running_sums import RunningSums, orders_of, sizes_of
@@ -58,12 +59,14 @@ class Ensemble(Probe):
     ] = 0
     orders: Annotated[int, "orders in which the members join"] = 10
     draws: Annotated[int, "bootstrap resamples behind the intervals"] = 1000
+    timed: Annotated[int, "images by which the time of one pass and of all members is measured; 0: it is not"] = 0
     seed: Annotated[int, "seed of the orders and of the bootstrap"] = 0
 
     def __post_init__(self) -> None:
         at_least("draws", self.draws, 2)
         at_least("orders", self.orders, 1)
         at_least("swa", self.swa, 0)
+        at_least("timed", self.timed, 0)
         parse_snapshots(self.snapshots)
         if self.swa and not self.snapshots:
             raise OptionError(f"--swa {self.swa} averages snapshots of a run; give --snapshots last:5 with it")
@@ -71,7 +74,8 @@ class Ensemble(Probe):
     def identity(self, subject: Subject) -> dict[str, Any]:
         """The parameters, with the digests of the members' weights in place of their paths."""
         members = [network.sha256 for network in self._networks(subject)]
-        return {**asdict(self), "members": members, "snapshots": ""}
+        own = {name: value for name, value in asdict(self).items() if name != "timed"}
+        return {**own, "members": members, "snapshots": ""}
 
     def plan(self, subject: Subject) -> Plan:
         refuse_other_than_classifier(subject, "ensemble")
@@ -125,7 +129,7 @@ class Ensemble(Probe):
                 "bin": Quantity("centre of the bin of confidence"), "half": Quantity("half of the samples"),
                 "moment": Quantity("NLL, its slope, the slope's square, curvature"), "step": Quantity("temperature"),
             },
-            facts={"data_sha256": subject.data_sha256},
+            facts={"data_sha256": subject.data_sha256, **self._times(subject)},
         )  # fmt: skip
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
@@ -207,6 +211,15 @@ class Ensemble(Probe):
             for i in range(max(1, loaded.members)):
                 with loaded.member(i) if loaded.members else contextlib.nullcontext():
                     yield loaded
+
+    def _times(self, subject: Subject) -> dict[str, float]:
+        """Seconds of the prediction of an image: of one pass of the network as it is, and of all members."""
+        if not self.timed:
+            return {}
+        one = timing.per_image(subject.as_is(), self.timed)
+        every = [timing.per_image(member, self.timed) for member in self._each_member(subject)]
+        each = timing.facts("seconds_per_image_one_pass", one)
+        return each | timing.facts("seconds_per_image_all", np.sum(every, axis=0))
 
     def _intervals(self, data: Mapping[str, np.ndarray], size: int) -> dict[str, statistics.Interval]:
         columns = {f"sample_{name}": data[f"sample_{name}"][:, size] for name in SCORES}
