@@ -201,7 +201,7 @@ class FrozenMasks(TorchFunctionMode):
 def kept(seed: int, positions: Tensor, elements: int, rate: float) -> Tensor:
     """Which elements of every sample remain, (N, elements) bool, each with probability 1 - rate."""
     first, second = _keys(seed, positions)
-    counter = positions.new_ones(elements, dtype=torch.int32).cumsum(dim=0, dtype=torch.int32) - 1
+    counter = (positions.new_ones(elements).cumsum(dim=0) - 1).to(torch.int32)  # on their device, also within vmap
     mixed = _mixed(counter.mul(-1640531527), 16, 0x7FEB352D)[None] ^ first[:, None]
     mixed = _mixed(mixed, 15, -2073254261).add_(second[:, None])
     mixed = _mixed(mixed, 16, 0x7FEB352D)
