@@ -29,4 +29,4 @@ def check_not_damaged(file: Path) -> None:
         os._exit(0)
     _, ended = os.waitpid(child, 0)
     if os.WIFSIGNALED(ended):
-        raise ValueError(f"{file} is damaged (HDF5 crashes on it); move it away and measure again")
+        raise ValueError(f"{file} is damaged (HDF5 crashes on it); save what is intact with: landscape repair {file}")

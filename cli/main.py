@@ -85,7 +85,8 @@ for _command in (training.train, training.models, demo.demo, reproduce.reproduce
     app.command(rich_help_panel=TRAIN)(_command)
 for _command in (figures.plot, figures.report, show.show, layers.layers, evaluate.evaluate):
     app.command(rich_help_panel=INSPECT)(_command)
-app.command(rich_help_panel=INSPECT)(merging.merge)
+for _command in (merging.merge, merging.repair):
+    app.command(rich_help_panel=INSPECT)(_command)
 app.command("import", rich_help_panel=INSPECT)(import_export.import_)
 app.command("export", rich_help_panel=INSPECT)(import_export.export)
 

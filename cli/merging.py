@@ -1,4 +1,4 @@
-"""The command `merge`: join results files."""
+"""The commands `merge` and `repair`: join results files, and recover what a damaged one still holds."""
 
 from __future__ import annotations
 
@@ -41,4 +41,25 @@ def merge(
                 f"  {result.units - result.done:,} units are missing{command and '; finish with: ' + command}",
                 quiet=quiet,
             )
+    typer.echo(out)
+
+
+def repair(
+    file: Annotated[Path, typer.Argument(help="damaged results file")],
+    out: Annotated[Path | None, Option(help="new results file; default: FILE.repaired.h5")] = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Write every intact result of a damaged results file into a new one, and say what is gone."""
+    from landscape.results.repair import repair as recover
+
+    out = out or file.with_name(f"{file.stem}.repaired.h5")
+    found = recover(file, out)
+    if not found.gone:
+        say(f"nothing to repair: all {len(found.kept)} results of {file} are intact", quiet=quiet)
+        return
+    for name in found.kept:
+        say(f"{name} in {out}: recovered", quiet=quiet)
+    for lost in found.gone:
+        say(f"gone: {lost}")
     typer.echo(out)

@@ -549,7 +549,7 @@ REFUSED = {
     "no format": (hdf5, r"not a results file of landscape \(no attribute format\)"),
     "format in words": (lambda path: hdf5(path, format="1"), r"no attribute format"),
     "newer format": (lambda path: hdf5(path, format=2), r"format 2, this version reads up to 1; update landscape"),
-    "truncated": (truncated, r"is damaged .*truncated.*; move it away and measure again"),
+    "truncated": (truncated, r"is damaged .*truncated.*; save what is intact with: landscape repair "),
 }
 
 

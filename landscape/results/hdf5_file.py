@@ -138,4 +138,4 @@ def _require_permission(path: Path, writable: bool) -> None:
 def damaged(path: Path, error: BaseException) -> ValueError:
     """The one-line error for a damaged file."""
     reason = " ".join(str(error).split())[:160] or type(error).__name__
-    return ValueError(f"{path} is damaged ({reason}); move it away and measure again")
+    return ValueError(f"{path} is damaged ({reason}); save what is intact with: landscape repair {path}")
