@@ -1,0 +1,184 @@
+"""Files with random damage: a reader of journals, results and checkpoints reads them or says in one line what is wrong.
+
+Each reader gets a third of FUZZ_SECONDS (30 by default) in a process of its own, so that a crash of a library counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+SECONDS = float(os.environ.get("FUZZ_SECONDS", "30"))
+SLOW = 20.0  # seconds for one file, on a busy machine
+INTERESTING = [0, 1, 2**7, 2**8 - 1, 2**15, 2**31 - 1, 2**32 - 1, 2**40, 2**63 - 1, 2**64 - 1]
+
+WORDS = [b"\x80\x04.", b"PK\x03\x04", b"{}", b'"', b"[" * 40, b"\n\x1b[2J", b"cos\nsystem\n", b"(" * 40]
+
+# Damage is a list of (kind, position as a share of the file, bytes).
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(["overwrite", "insert", "delete", "cut", "repeat"]),
+        st.floats(0, 1),
+        st.one_of(
+            st.binary(min_size=1, max_size=12),
+            st.sampled_from(INTERESTING).map(lambda number: struct.pack("<Q", number)),
+            st.sampled_from(
+                [b"\x80\x04.", b"PK\x03\x04", b"{}", b'"', b"[" * 40, b"\n\x1b[2J", b"cos\nsystem\n", b"(" * 40]
+            ),
+        ),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+def damaged(whole: bytes, changes: list[tuple[str, float, bytes]]) -> bytes:
+    content = bytearray(whole)
+    for kind, share, data in changes:
+        at = int(share * len(content))
+        if kind == "overwrite":
+            content[at : at + len(data)] = data
+        elif kind == "insert":
+            content[at:at] = data
+        elif kind == "delete":
+            del content[at : at + 8 * len(data)]
+        elif kind == "cut":
+            del content[at:]
+        else:
+            content[at:at] = content[max(at - 64, 0) : at]
+    return bytes(content)
+
+
+def resealed(content: bytes) -> bytes:
+    """A journal whose first record has the check sum of what it now holds, so that damage inside is read."""
+    from landscape.results.journal import MAGIC
+
+    start = len(MAGIC)
+    if len(content) < start + 8:
+        return content
+    (length,) = struct.unpack("<I", content[start : start + 4])
+    payload = content[start + 8 : start + 8 + length]
+    return content[: start + 4] + struct.pack("<I", zlib.crc32(payload)) + content[start + 8 :]
+
+
+def journal(folder: Path) -> tuple[list[bytes], Callable[[Path], object], str]:
+    from test_hostile import run_key
+
+    from landscape.results.journal import Journal, Record
+    from landscape.results.orphans import merge_orphans
+    from landscape.results.run_key import to_header
+
+    with Journal(folder / "made") as made:
+        made.append(to_header(run_key()))
+        for i in range(3):
+            made.append(Record({"index": [i]}, {"loss": np.float64(i)}))
+    whole = (folder / "made").read_bytes()
+
+    def read(path: Path) -> None:
+        results = path.with_name("r.h5")
+        content = path.read_bytes()
+        for number, variant in enumerate((content, resealed(content))):
+            path.with_name(f"r.h5.journal-feedfeed0{number}").write_bytes(variant)
+        merge_orphans(results, reduce_of=lambda probe, parameters: None)
+        for left in [results, *path.parent.glob("r.h5.*")]:
+            left.unlink(missing_ok=True)
+
+    return [whole], read, "damaged"
+
+
+def results(folder: Path) -> tuple[list[bytes], Callable[[Path], object], str]:
+    from test_hostile import stored
+
+    from landscape.plots import headlines
+    from landscape.results import reader
+
+    whole = stored(folder / "made.h5").read_bytes()
+    with h5py.File(folder / "made.h5") as file:
+        assert "variance" in file
+
+    def read(path: Path) -> None:
+        reader.groups(path)
+        headlines.summary(path)
+
+    return [whole], read, "damaged.h5"
+
+
+def checkpoints(folder: Path) -> tuple[list[bytes], Callable[[Path], object], str]:
+    from landscape.checkpoints.checkpoint import read_checkpoint
+
+    weights = {"layer.weight": torch.randn(5, 5), "layer.bias": torch.randn(5)}
+    made = []
+    for name in ("zip.pt", "legacy.pth", "file.safetensors"):
+        if name == "file.safetensors":
+            save_file(weights, folder / name)
+        else:
+            torch.save({"model": weights, "epoch": 3}, folder / name, _use_new_zipfile_serialization=name == "zip.pt")
+        made.append((folder / name).read_bytes())
+    return made, lambda path: read_checkpoint(path), "damaged.pt"
+
+
+READERS = {"journal": journal, "results": results, "checkpoints": checkpoints}
+
+
+def fuzz(kind: str, folder: Path, seconds: float) -> int:
+    """Damage files until the time is over; how many were tried.
+
+    Raises:
+        Exception: a reader raised something else than a one-line ValueError or OSError, or took too long; the file is
+            left in the folder.
+    """
+    wholes, read, name = READERS[kind](folder)
+    (folder / "in").mkdir()
+    path, tried, number, end = folder / "in" / name, 0, 0, time.monotonic() + seconds
+
+    def attempt(changes: list[tuple[str, float, bytes]], which: int) -> None:
+        nonlocal tried
+        tried += 1
+        path.write_bytes(damaged(wholes[which % len(wholes)], changes))
+        start = time.process_time()
+        said = "read"
+        try:
+            read(path)
+        except UnicodeDecodeError:
+            raise  # a ValueError too, but no sentence
+        except (ValueError, OSError) as error:
+            said = str(error)
+        assert said.strip()
+        assert said.isprintable(), repr(said)
+        assert time.process_time() - start < SLOW
+
+    while time.monotonic() < end:
+        quiet = settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        seed(number)(quiet(given(CHANGES, st.integers(0, 2))(attempt)))()
+        number += 1
+    return tried
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", READERS)
+def test_a_reader_of_damaged_files_reads_or_refuses_them(kind: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-X", "faulthandler", __file__, kind, str(tmp_path), str(SECONDS / len(READERS))]
+    limit = SECONDS + 120
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    assert int(done.stdout.split()[-1]) > 0
+
+
+if __name__ == "__main__":
+    logging.disable(logging.WARNING)  # what the writer says of every journal that it sets aside
+    print(fuzz(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])))
