@@ -24,6 +24,10 @@ PANELS = {
     "entropy": "entropy (nats)",
 }  # fmt: skip
 SECONDS = "seconds_per_image"
+TIMED = (
+    "Prediction time on this machine: one image at a time, with 95 % intervals; that of dropout members includes their "
+    "frozen masks."
+)
 PARTS = {"predictive": "-", "aleatoric": "--", "epistemic": ":"}
 NOTE = (
     "A member costs one forward pass. Bars: 95 % intervals over samples; bands: one standard deviation over orders of "
@@ -55,7 +59,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """Six panels, all ensembles in each, and one for the prediction time where it is measured."""
     timed = [i for i, data in enumerate(results) if f"{SECONDS}_all" in data.attrs]
     legend = [look.legend_handle() for look in looks]
-    note = f"{NOTE} Prediction time: one image at a time, with 95 % intervals." if timed else NOTE
+    note = f"{NOTE} {TIMED}" if timed else NOTE
     figure = style.page(results, looks, height=3.7, legend=legend, note=note)
     axes = tuple(figure.subplots(2, 4 if timed else 3).flat)
     for data, look in zip(results, looks, strict=True):

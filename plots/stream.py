@@ -66,7 +66,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     )
     timed = any(f"seconds_per_frame_{WAYS[0]}" in data.attrs for data in results)
     if timed:
-        note += " Prediction time: means over single frames, with 95 % intervals."
+        note += " Prediction time: means over single frames, with 95 % intervals; MC dropout includes its frozen masks."
     count = len(shown) + timed
     columns = {2: 2, 4: 2, 7: 4}.get(count, 3)
     rows = -(-count // columns)

@@ -33,6 +33,7 @@ def test_layers_are_those_nearest_to_the_depths() -> None:
     subject = attention_net()
     plan = Tokens(images=6, perplexity=2.0, depths="0,0.6").plan(subject)
     assert plan.labels["name"][1].tolist() == ["patch_embedding", "blocks.0.attention"]
+    assert ", 6 samples, " in str(plan.facts["protocol"])  # those that are drawn, of 12
     assert len(Tokens(images=6, perplexity=2.0, layers=("blocks.0",)).plan(subject).over["layer"]) > 1
 
 
