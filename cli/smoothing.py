@@ -36,7 +36,7 @@ def smoothing(
     members = _members(checkpoint, with_blocks, counts, quiet=quiet)
     for probe, parameters, count in _runs(members, batches):
         for name, loading in networks.items():
-            drawn = f", {count} dropout masks" if count else ""
+            drawn = f", {count} dropout mask{'s' if count > 1 else ''}" if count else ""
             say(f"{probe} {name}{drawn}", quiet=quiet)
             measure_all(probe, [checkpoint], parameters, {**loading, "mc_dropout": count}, out=out, quiet=True)
     for rows in smoothing_study.tables(out):
