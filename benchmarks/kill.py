@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import importlib.util
 import json
 import os
 import random
@@ -326,7 +327,11 @@ def main() -> None:
             go(folder, counts[what])
             print(counts[what].line(what), flush=True)
 
-        for name in chosen.probes.split(",") if chosen.kills else ():
+        probes = chosen.probes.split(",") if chosen.kills else []
+        if "corruption" in probes and importlib.util.find_spec("imagecorruptions") is None:
+            print("corruption is left out: the package that makes them is not installed", file=sys.stderr)
+            probes.remove("corruption")
+        for name in probes:
             measure = measuring(made["vit_demo" if name.startswith("attention") else "resnet_demo"], name)
             campaigned(name, lambda f, c, m=measure: campaign(f, m, chosen.kills, moments, c))  # type: ignore[misc]
         if chosen.workers:

@@ -12,19 +12,28 @@ import typer
 from landscape.cli.command_options import OUTPUT, RUN, loading_options, loading_values, option, with_options
 from landscape.cli.damaged_files import check_not_damaged
 from landscape.cli.loading import load
+from landscape.cli.pending import follow as follow_file
+from landscape.cli.pending import show_pending
 from landscape.cli.text_table import printable, text_table
 from landscape.options import OptionError
 
 HASHED = 2**28  # bytes of a checkpoint up to which it is read whole for its digest
 
 
-def show(file: Path, json: bool, **options: Any) -> None:
+def show(file: Path, json: bool, pending: bool, follow: bool, **options: Any) -> None:
     """Show what a checkpoint or a results file holds, without loading it.
 
     With --model, --data or another loading option a checkpoint is loaded too, as `evaluate` and `layers` do.
     """
     from landscape.checkpoints import raw_files
 
+    if pending or follow:
+        if file.is_file() and not _is_hdf5(file):
+            name = "pending" if pending else "follow"
+            raise OptionError(f"--{name} is for results files, and {file} is none; give one, or leave it out")
+        check_not_damaged(file)
+        (show_pending if pending else follow_file)(file, as_json=json)
+        return
     if not file.exists():
         raise FileNotFoundError(f"no file at {file}; give a checkpoint or a results file")
     if file.is_dir() and not raw_files.holds_weights(file):
@@ -115,6 +124,8 @@ with_options(
     {
         "file": (Annotated[Path, typer.Argument(help="checkpoint or results file")], ...),
         **LOADING,
+        "pending": option(bool, "list the unfinished results, and the commands that finish them", False, OUTPUT),
+        "follow": option(bool, "print the progress of every result until all are finished", False, OUTPUT),
         "json": option(bool, "print JSON", False, OUTPUT, "--json"),
         "debug": RUN["debug"],
     },
