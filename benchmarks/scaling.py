@@ -6,7 +6,7 @@
 `overhead`, `dask`: wall time of a run of units that take no time, into a results file, per unit. `bytes`: what travels.
 `writer`: units per second that one process writes. `simulation`: 10,000 units on 1 to 1,000 workers, see
 `simulated_workers.py`. `speed`: two local workers against one process with one thread, in turns, on a trained network
-(only with `--checkpoint`); from the second unit on, so without loading.
+(only with `--checkpoint`), by wall and by CPU time, once all have loaded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,8 +172,8 @@ class Case:
 
 
 CASES = (
-    Case("surface", {"resolution": "9"}, {"samples": 512, "batch_size": 128}),
-    Case("hessian", {"top": 5, "hvp": "traced"}, {"samples": 512, "batch_size": 16}),
+    Case("surface", {"resolution": "9"}, {"samples": 256, "batch_size": 128}),
+    Case("hessian", {"top": 5, "hvp": "traced"}, {"samples": 320, "batch_size": 16}),
 )
 
 
@@ -189,16 +189,41 @@ def speed(arguments: argparse.Namespace) -> None:
         probe, _ = configure(case.probe, case.parameters)
         data = {"data": arguments.data, "data_root": arguments.data_root, "split": "train"}
         subject = landscape.load(arguments.checkpoint, **data, **case.loading)
-        ratios = []
         for _ in range(arguments.repeats):
             torch.set_num_threads(1)
-            _, one = progress_of(probe, subject, None, IN_PROCESS)
+            one, cpu_one = steady(probe, subject, IN_PROCESS, lambda: [os.getpid()])
             torch.set_num_threads(2)
             with Processes(2) as processes:
-                _, two = progress_of(probe, subject, None, processes)
-            ratios.append(one / two)
+                two, cpu_two = steady(probe, subject, processes, processes.ready)
             load = os.getloadavg()[0]
-            print(f"| {case.probe} | {one:.3f} | {two:.3f} | {one / two:.2f}x | {load:.1f} |", flush=True)
+            row = f"{one:.3f} | {two:.3f} | {one / two:.2f}x | {cpu_one:.3f} | {cpu_two:.3f}"
+            row += f" | {2 * cpu_one / cpu_two:.2f}x"
+            print(f"| {case.probe} | {row} | {load:.1f} |", flush=True)
+
+
+def steady(probe: Any, subject: Any, executor: Any, measuring: Callable[[], list[int]]) -> tuple[float, float]:
+    """Wall and CPU seconds per unit once all workers have loaded; `measuring` gives the processes that have."""
+    from landscape.run import run
+
+    marks: list[tuple[int, float, float]] = []
+    seen = 0
+
+    def report(done: int, total: int) -> None:
+        nonlocal seen
+        seen += len(measuring()) == executor.workers
+        if seen > 2 * executor.workers:  # every worker has its set-up behind it
+            marks.append((done, time.perf_counter(), sum(map(cpu_seconds, measuring()))))
+
+    run(probe, subject, None, executor=executor, report=report)
+    marks = marks[: -executor.workers]  # the last ones leave others idle
+    (first, began, used), (last, ended, spent) = marks[0], marks[-1]
+    return (ended - began) / (last - first), (spent - used) / (last - first)
+
+
+def cpu_seconds(process: int) -> float:
+    """CPU time of a process, in the system and outside."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 HEADS = {
@@ -207,7 +232,7 @@ HEADS = {
     "bytes": "probe | work | unit | result",
     "writer": "numbers per unit | units per second | microseconds to merge one",
     "simulation": "seconds of a unit | workers | efficiency | measured again | deaths | one process is busy",
-    "speed": "probe | one process s / unit | two workers s / unit | speed | load",
+    "speed": "probe | one: s / unit | two workers | speed | one: CPU s / unit | two workers | 2 one / two | load",
 }
 
 

@@ -47,6 +47,19 @@ def test_units_of_few_workers_with_a_setup_are_shared_out_at_once() -> None:
     assert [schedule.next(worker, 2, 0.0).units for worker in "ab"] == [[0, 1], [2, 3]]  # type: ignore[union-attr]
 
 
+def test_where_results_come_one_by_one_a_chunk_with_setup_is_a_share_and_what_is_not_begun_moves() -> None:
+    schedule = Schedule(40, seconds=1.0, shared_setup=True, one_by_one=True)
+    assert [len(schedule.next(worker, 2, 0.0).units) for worker in "ab"] == [20, 20]  # type: ignore[union-attr]
+    for unit in range(20):
+        schedule.finished("a", unit, 3.0 if unit == 0 else 1.0, 0.0)
+    schedule.idle("a")
+    taken = schedule.next("a", 2, 0.0)
+    assert taken is not None
+    assert (taken.units, taken.taken_from) == (list(range(30, 40)), "b")
+    assert schedule.lost("b") == list(range(20, 30))
+    assert [worked(schedule, "c", 2), worked(schedule, "c", 2)] == [list(range(21, 30)), [20]]
+
+
 def test_units_of_a_dead_worker_are_measured_again_one_by_one() -> None:
     schedule = Schedule(8, seconds=100.0)
     worked(schedule, "a")

@@ -82,7 +82,8 @@ class Processes:
         if not units:
             return
         works = on_devices(work_of(probe, subject), subject, self.workers)
-        schedule = Schedule(len(units), seconds=CHUNK_SECONDS, shared_setup=isinstance(probe, Sweeps))
+        swept = isinstance(probe, Sweeps)
+        schedule = Schedule(len(units), seconds=CHUNK_SECONDS, shared_setup=swept, one_by_one=True)
         count = min(len(works), len(units))
         failed_starts = 0
         try:
@@ -115,6 +116,10 @@ class Processes:
             for worker in [worker for worker in self._workers if worker.busy]:
                 self._workers.remove(worker)
                 worker.end()
+
+    def ready(self) -> list[int]:
+        """Process numbers of the workers that have loaded the subject."""
+        return [worker.process.pid for worker in self._workers if worker.ready]
 
     def _start_missing(self, count: int) -> None:
         while len(self._workers) < count:

@@ -40,13 +40,14 @@ class Schedule:
 
     A chunk takes about `seconds`, longer with hundreds of workers, and at most half of a worker's share of what is
     left, so that all end together. With `shared_setup` it is large enough that its set-up, which is measured, takes a
-    tenth of its time at most. When nothing is left, an idle worker takes over what others have not begun, or repeats a
-    unit that takes far longer than the others: units give the same numbers everywhere, and the first result counts.
+    tenth of its time at most; with results `one_by_one`, which show what is not begun, it is a worker's whole share.
+    When nothing is left, an idle worker takes over what others have not begun, or repeats a unit that takes far longer
+    than the others: units give the same numbers everywhere, and the first result counts.
     """
 
-    def __init__(self, units: int, *, seconds: float, shared_setup: bool = False) -> None:
+    def __init__(self, units: int, *, seconds: float, shared_setup: bool = False, one_by_one: bool = False) -> None:
         self.units = units
-        self._seconds, self._shared_setup = seconds, shared_setup
+        self._seconds, self._shared_setup, self._one_by_one = seconds, shared_setup, one_by_one
         self._pending = deque(range(units))
         self._alone: deque[int] = deque()  # units that a worker died with: measured last, each as its own chunk
         self._suspects: set[int] = set()
@@ -99,15 +100,15 @@ class Schedule:
     def lost(self, worker: Hashable, deaths: int = 1) -> list[int]:
         """A worker is gone, after so many deaths with its chunk; the units that are measured again.
 
-        Any unit of a chunk may have killed it, so each is measured alone from now on; one that was alone is given up
-        after `TRIES` deaths.
+        The one that was being measured is measured alone from now on, or all, where results do not come one by one; one
+        that was alone is given up after `TRIES` deaths.
         """
         chunk = self._chunks.pop(worker, None)
         if chunk is None or not chunk.units:
             return []
         first, alone = chunk.units[0], len(chunk.units) == 1
         self._deaths[first] = self._deaths.get(first, 0) + (deaths if alone else 1)  # it was being measured
-        self._suspects.update(chunk.units)
+        self._suspects.update(chunk.units[:1] if self._one_by_one else chunk.units)
         if alone and self._deaths[first] >= TRIES and first not in self._done:
             self.poisoned.append(first)
             return []
@@ -128,6 +129,8 @@ class Schedule:
     def _size(self, workers: int) -> int:
         left, workers = len(self._pending), max(workers, 1)
         share = math.ceil(left / (2 * workers))
+        if self._shared_setup and self._one_by_one:
+            return min(math.ceil(self.units / workers), left)
         if not self.unit_seconds:  # two tell the set-up from the units
             return min(2, math.ceil(self.units / workers), left) if self._shared_setup else 1
         wanted = max(1, int(max(self._seconds, HANDLING * workers) / self.unit_seconds))
