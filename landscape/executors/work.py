@@ -24,6 +24,7 @@ from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
 from landscape.subject.threads import suitable_threads
 
+STARTED_IN = os.getcwd()
 Timed = tuple[float, Values]  # seconds that a unit took, and its values
 
 
@@ -72,8 +73,7 @@ def loaded(work: Work) -> Subject:
     if differing := [f"{name} {versions().get(name)}, expected {v}" for name, v in work.versions.items()
                      if versions().get(name) != v]:  # fmt: skip
         raise ValueError(f"{here} has {'; '.join(differing)}; install the same versions on every machine")
-    if os.path.isdir(work.folder):
-        os.chdir(work.folder)
+    os.chdir(work.folder if os.path.exists(os.path.join(work.folder, work.spec.checkpoint or "")) else STARTED_IN)
     subject = load_spec(work.spec)
     again = "was replaced since the command began, or is another one there; nothing of it is stored: run again"
     weights = weights_sha256(subject)
