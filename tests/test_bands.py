@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from landscape.layers.fourier import band_pass, ring, signs
+from landscape.layers.fourier import band_pass, published_ring, ring, signs
 
 SIZES = [(8, 8), (9, 9), (12, 7), (5, 16), (1, 4)]
 
@@ -56,3 +58,24 @@ def test_signs_are_balanced_independent_and_of_their_seed() -> None:
 
 def test_the_stream_of_signs_is_fixed() -> None:
     assert signs((12,), 0).tolist() == [-1, 1, -1, 1, 1, 1, 1, 1, 1, -1, -1, -1]
+
+
+@pytest.mark.parametrize("size", [(8, 8), (12, 12), (9, 9), (8, 12)])
+@pytest.mark.parametrize(("low", "high"), [(0.2, 0.4), (-0.1, 0.1), (0.0, 0.3), (0.7, 1.1)])
+def test_the_published_ring_is_that_of_squares_padded_to_the_centre(
+    size: tuple[int, int], low: float, high: float
+) -> None:
+    """The real part of noise filtered by squares of an even side, which are not symmetric about zero frequency."""
+
+    def square(edge: float) -> Tensor:
+        sides = [max(0, min(int(edge * n / 2 + 1e-9) * 2, n)) for n in size]
+        before = [n // 2 - k // 2 for n, k in zip(size, sides, strict=True)]
+        after = [n - k - b for n, k, b in zip(size, sides, before, strict=True)]
+        return F.pad(torch.ones(sides), (before[1], after[1], before[0], after[0]))
+
+    x = torch.randn(2, 3, *size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    centred = torch.fft.fftshift(torch.fft.fft2(x), dim=(-2, -1)) * (square(high) - square(low))
+    expected = torch.fft.ifft2(torch.fft.ifftshift(centred, dim=(-2, -1))).real
+    mask = published_ring(*size, low, high)
+    torch.testing.assert_close(band_pass(torch.fft.rfft2(x), torch.from_numpy(mask), size), expected)
+    assert set(np.unique(mask)) <= {0.0, 0.5, 1.0}

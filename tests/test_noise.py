@@ -222,3 +222,23 @@ def test_pictures_hold_the_masks_and_the_noise_that_the_network_was_given(tmp_pa
     assert drawing.draw(tmp_path / "r.h5", tmp_path / "figures")[-1].name == "noise_pictures.png"
     with pytest.raises(ValueError, match=r"9 pictures were asked for, the data have 7 samples; ask for fewer"):
         Noise(pictures=9).plan(subject)
+
+
+def test_noise_of_the_published_ring_equals_its_definition_and_is_another_measurement() -> None:
+    shape = (3, 12, 12)
+    subject = _subject(shape)
+    found = _noise(subject, Noise(bands="0.5", ring="park2022"))
+    mask = np.zeros((12, 12))
+    mask[3:9, 3:9] = 1  # 2 floor(12 x 0.6 / 2) = 6 frequencies per side, -3 to 2
+    mask[4:8, 4:8] = 0  # without 2 floor(12 x 0.4 / 2) = 4, -2 to 1
+    for image in range(7):
+        expected = np.fft.ifft2(np.fft.fft2(0.7 * _delta(shape, image)) * np.fft.ifftshift(mask)).real
+        np.testing.assert_allclose(found[0, image], expected, atol=1e-12)
+    equal = _noise(subject, Noise(bands="0.3,0.5", ring="park2022", equal_energy=True))
+    norms = np.sqrt((equal**2).sum(axis=(2, 3, 4)))
+    np.testing.assert_allclose(norms, norms[0, 0])
+    plain, published = (run_key(Noise(ring=ring), subject, "") for ring in ("symmetric", "park2022"))
+    assert plain.digest != published.digest
+    assert "ring" not in Noise().identity(subject)
+    with pytest.raises(OptionError, match="--ring must be"):
+        Noise(ring="round")  # type: ignore[arg-type]

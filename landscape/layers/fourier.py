@@ -111,8 +111,28 @@ def ring(height: int, width: int, low: float, high: float) -> np.ndarray:
     return np.asarray((radius >= low - ROUNDING) & (radius <= high + ROUNDING))
 
 
+def published_ring(height: int, width: int, low: float, high: float) -> np.ndarray:
+    """The ring of Park & Kim's code, (H, W) in the order of the FFT.
+
+    The square of 2 floor(n high / 2) frequencies per side without that of `low`, which has one frequency more on the
+    negative side than on the positive. The code takes the real part of the filtered noise. That is a symmetric filter:
+    half as much (0.5) where only one of two opposite frequencies passes.
+    """
+
+    def square(edge: float) -> np.ndarray:
+        inside = np.zeros((height, width))
+        sides = [(n, min(2 * int(max(edge, 0.0) * n / 2 + ROUNDING), n)) for n in (height, width)]
+        rows, columns = (slice(n // 2 - k // 2, n // 2 - k // 2 + k) for n, k in sides)
+        inside[rows, columns] = 1.0
+        return inside
+
+    passed = np.fft.ifftshift(square(high) - square(low))
+    opposite = np.roll(passed[::-1, ::-1], 1, axis=(0, 1))
+    return (passed + opposite) / 2
+
+
 def band_pass(spectrum: Tensor, mask: Tensor, size: tuple[int, int]) -> Tensor:
-    """Re IFFT2(FFT2(x) M) from `torch.fft.rfft2(x)`, (..., H, W // 2 + 1), for a symmetric mask M, (H, W) bool."""
+    """Re IFFT2(FFT2(x) M) from `torch.fft.rfft2(x)`, (..., H, W // 2 + 1), for a symmetric mask M, (H, W)."""
     filtered: Tensor = torch.fft.irfft2(spectrum * mask[:, : size[1] // 2 + 1], s=size)
     return filtered
 

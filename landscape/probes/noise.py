@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.layers.fourier import band_pass, ring, signs
+from landscape.layers.fourier import band_pass, published_ring, ring, signs
 from landscape.layers.pictures import colours, first_inputs
-from landscape.options import at_least, parse_numbers, require
+from landscape.options import at_least, one_of, parse_numbers, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed
 from landscape.subject import outputs, sample_statistics
 from landscape.subject.members import unpositioned, with_inputs
 from landscape.subject.outputs import intact_per_sample
 from landscape.subject.subject import Subject
 
+Ring = Literal["symmetric", "park2022"]
+RINGS = {"symmetric": ring, "park2022": published_ring}
 FIRST, LAST = 0.0, 1.0  # zero frequency and the highest, in units of pi
 
 
@@ -26,17 +28,22 @@ FIRST, LAST = 0.0, 1.0  # zero frequency and the highest, in units of pi
 class Noise(Probe):
     """Accuracy drop and loss increase under x + Re IFFT2(FFT2(delta) M_f), delta = eps sign(N(0, 1)).
 
-    M_f passes the ring of frequencies within `half_width` of f, by their larger component. delta is drawn once per
-    image, in the normalised input space, and shared by all bands. One pass over the samples per band and one without
-    noise. Standard errors are of the paired differences per sample. A ring that holds no frequency of the images gives
-    NaN and is listed in `empty_bands`.
+    M_f passes the ring of frequencies within `half_width` of f, by their larger component; `ring` park2022 takes the
+    masks of the published code, whose squares hold one frequency less on the positive side than on the negative. delta
+    is drawn once per image, in the normalised input space, and shared by all bands. One pass over the samples per band
+    and one without noise. Standard errors are of the paired differences per sample. A ring that holds no frequency of
+    the images gives NaN and is listed in `empty_bands`.
     """
 
     name: ClassVar[str] = "noise"
     smallest: ClassVar[Mapping[str, Any]] = {"bands": "0.2,0.3,0.7"}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"park2022": {"ring": "park2022"}}
 
     bands: Annotated[str, "centre frequencies of the bands, in units of pi"] = "0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9"
     half_width: Annotated[float, "half the width of a band, in units of pi"] = 0.1
+    ring: Annotated[
+        Ring, "frequencies of a band: symmetric about zero, or those of the published code, which are not"
+    ] = "symmetric"
     eps: Annotated[
         str, "amplitude of the noise per pixel before filtering; several such as 0.3,0.7 give one result each"
     ] = "0.7"
@@ -51,6 +58,7 @@ class Noise(Probe):
             value = getattr(self, name)
             text = value if isinstance(value, str) else ",".join(map(str, np.atleast_1d(value).tolist()))
             object.__setattr__(self, name, text)
+        one_of("ring", self.ring, get_args(Ring))
         at_least("pictures", self.pictures, 0)
         inside = all(FIRST <= centre <= LAST for centre in parse_numbers("bands", self.bands))
         require(inside, "bands", self.bands, "frequencies from 0 to 1, in units of pi")
@@ -62,8 +70,9 @@ class Noise(Probe):
         return [replace(self, eps=str(size)) for size in parse_numbers("eps", self.eps)]
 
     def identity(self, subject: Subject) -> dict[str, Any]:
-        """The parameters, with texts parsed to numbers."""
-        parameters = {name: value for name, value in asdict(self).items() if name != "pictures" or value}
+        """The parameters, with texts parsed to numbers, without pictures and ring where these are the default."""
+        plain = {"pictures": 0, "ring": "symmetric"}
+        parameters = {name: value for name, value in asdict(self).items() if plain.get(name) != value}
         return {**parameters, "bands": parse_numbers("bands", self.bands), "eps": parse_numbers("eps", self.eps)}
 
     def plan(self, subject: Subject) -> Plan:
@@ -101,7 +110,7 @@ class Noise(Probe):
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Bands of one mini-batch share its noise."""
         wanted = self._masks(subject)
-        masks = torch.from_numpy(wanted).to(subject.device)
+        masks = torch.from_numpy(wanted).to(subject.device, subject.dtype)
         norm = self._norm(subject)
         current = -1
         for unit in units:
@@ -151,9 +160,9 @@ class Noise(Probe):
             return {}
         inputs = first_inputs(subject, self.pictures)
         spectrum, norm = torch.fft.rfft2(self._signs_of(range(len(inputs)), inputs)), self._norm(subject)
-        noisy = [inputs + self._filtered(spectrum, torch.from_numpy(mask).to(inputs.device), norm) for mask in masks]
+        noisy = [inputs + self._filtered(spectrum, torch.from_numpy(mask).to(inputs), norm) for mask in masks]
         image, place = ("channel", "row", "column"), ("band", "row", "column")
-        shifted = np.fft.fftshift(masks, axes=(1, 2)).astype(np.uint8)
+        shifted = np.fft.fftshift(masks > 0, axes=(1, 2)).astype(np.uint8)
         return {
             "mask": (Quantity("1 where the band passes, zero frequency in the centre", dims=place), shifted),
             "image": (Quantity("image", dims=("picture", *image)), colours(subject, inputs)),
@@ -186,11 +195,11 @@ class Noise(Probe):
             )
         height, width = inputs.shape[-2:]
         centres = parse_numbers("bands", self.bands)
-        return np.stack([ring(height, width, f - self.half_width, f + self.half_width) for f in centres])
+        return np.stack([RINGS[self.ring](height, width, f - self.half_width, f + self.half_width) for f in centres])
 
     def _norm(self, subject: Subject) -> float:
-        """Root mean square over the bands of the expected norm of an image's noise, E |noise|^2 = eps^2 C |M_f|."""
-        counts = self._masks(subject).sum(axis=(1, 2))
+        """Root mean square over the bands of the expected norm of an image's noise, E |noise|^2 = eps^2 C |M_f|^2."""
+        counts = (self._masks(subject).astype(float) ** 2).sum(axis=(1, 2))
         channels = subject.batches[0][0].shape[1]
         return float(self._size * np.sqrt(channels * counts[counts > 0].mean())) if counts.any() else 0.0
 
