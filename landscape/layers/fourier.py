@@ -128,7 +128,7 @@ def published_ring(height: int, width: int, low: float, high: float) -> np.ndarr
 
     passed = np.fft.ifftshift(square(high) - square(low))
     opposite = np.roll(passed[::-1, ::-1], 1, axis=(0, 1))
-    return (passed + opposite) / 2
+    return np.asarray((passed + opposite) / 2)
 
 
 def band_pass(spectrum: Tensor, mask: Tensor, size: tuple[int, int]) -> Tensor:
