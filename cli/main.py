@@ -32,7 +32,7 @@ from landscape.cli import (
 )
 from landscape.cli.measuring import command_of
 from landscape.cli.process_setup import print_errors, prints_errors, set_up_process, under_torchrun
-from landscape.options import OptionError
+from landscape.options import OptionError, printable
 from landscape.probes import FEATURES_HELP, PROBES, probe_class
 from landscape.progress import is_main_process, print_log
 
@@ -179,7 +179,7 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+    text = printable(" ".join(str(error).split()))
     return text if len(text) <= 600 else f"{text[:600]} ..."
 
 

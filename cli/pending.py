@@ -13,8 +13,7 @@ from typing import Any
 
 import typer
 
-from landscape.cli.text_table import printable
-from landscape.options import format_duration
+from landscape.options import format_duration, printable
 from landscape.subject.spec import Spec
 
 POLL_SECONDS = 2.0  # between two looks at a file that is followed

@@ -14,8 +14,8 @@ from landscape.cli.damaged_files import check_not_damaged
 from landscape.cli.loading import load
 from landscape.cli.pending import follow as follow_file
 from landscape.cli.pending import show_pending
-from landscape.cli.text_table import printable, text_table
-from landscape.options import OptionError
+from landscape.cli.text_table import text_table
+from landscape.options import OptionError, printable
 
 HASHED = 2**28  # bytes of a checkpoint up to which it is read whole for its digest
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from landscape.options import printable
+
 
 def text_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows with common keys as aligned text under a header."""
@@ -14,11 +16,6 @@ def text_table(rows: Sequence[Mapping[str, Any]]) -> str:
     cells = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in cells)
-
-
-def printable(value: Any) -> str:
-    """A value as text that cannot steer a terminal."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))
 
 
 def _cell(value: Any) -> str:

@@ -175,6 +175,11 @@ def parse_count(name: str, value: int | str | None, available: int) -> int:
     return min(count, available)
 
 
+def printable(value: Any) -> str:
+    """A value as text that cannot steer a terminal: names in files are anybody's."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))
+
+
 def parse_bytes(name: str, text: str) -> int | None:
     """Parse an amount of memory such as `8GiB` or `500MB`; None for "".
 

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from typing import Any, Self
 
 from landscape.event_log import record
-from landscape.options import format_duration
+from landscape.options import format_duration, printable
 from landscape.probe import Estimates, Stages, listening
 
 LINE_SECONDS = 30.0  # between lines
@@ -241,7 +241,7 @@ def say(text: str, *, quiet: bool = False) -> None:
     """Print one line for the user on stderr, and put it into the log if there is one."""
     record("message", text=text)
     if not quiet and is_main_process():
-        print(text, file=sys.stderr, flush=True)
+        print("\n".join(map(printable, text.split("\n"))), file=sys.stderr, flush=True)
 
 
 class _Printer(logging.Handler):

@@ -374,3 +374,25 @@ def test_a_batch_of_images_cannot_ask_for_memory(tmp_path: Path) -> None:
     path.write_bytes(b"\x80\x02]r\xff\xff\xff\x7f.")  # an index into a memo of 2**31 entries
     with pytest.raises(ValueError, match="holds a list"):
         cifar.read_batch(path)
+
+
+@pytest.mark.parametrize("words", [["hessian"], ["show"], ["layers"]])
+def test_names_in_a_checkpoint_do_not_reach_the_terminal_as_commands(
+    words: list[str], study: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Key names, and those of classes that a pickle asks for: escape sequences clear the screen or set its title."""
+    wanted = b"\x80\x02cos\x1b[2J\nsys\x1b]0;title\x07tem\n."
+    for name, content in (
+        ("keys.pt", {"\x1b[2J": torch.ones(3), "a\x1b]0;x\x07b": torch.ones(2)}),
+        ("pickle.pt", wanted),
+    ):
+        path = study / name
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            torch.save({"model": content, "epoch": "\x1b[31m"}, path)
+        exit_code([*words, str(path)])
+        shown = "".join(capfd.readouterr())
+        assert shown
+        assert "\x1b" not in shown
+        assert "\x07" not in shown

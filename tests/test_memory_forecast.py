@@ -101,7 +101,7 @@ def test_the_option_reaches_the_measurement_and_is_refused_with_other_processes(
     )
     words = ["hessian", "--model", f"{source}:model", "--data", f"{source}:data", "--out", str(tmp_path / "r.h5")]
     words += ["--top", "1", "--batches", "1"]
-    assert exit_code([*words, "--memory", "5k"]) == 1
+    assert exit_code([*words, "--memory", "2k"]) == 1
     assert "give --memory 1GiB" in capsys.readouterr().err
     assert exit_code([*words, "--memory", "1GiB"]) == 0
     assert "memory: about" in capsys.readouterr().err
