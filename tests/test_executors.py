@@ -222,7 +222,7 @@ def logged(folder: Path, event: str) -> list[dict[str, Any]]:
 
 
 def wait_for_units(folder: Path, count: int) -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + 180
     while not any(line["finished"] >= count for line in logged(folder, "progress")):
         assert time.monotonic() < until
         time.sleep(0.05)
