@@ -111,10 +111,10 @@ def _saved_by_one(subject: Subject) -> int:
     kept: list[Tensor] = []  # so that no storage is freed and its address taken again
 
     def save(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
+        tensor, storage = tensor.detach(), tensor.untyped_storage()  # an operation that holds its output is never freed
         if storage.data_ptr() not in known:
             sizes[storage.data_ptr()] = storage.nbytes()
-            kept.append(tensor.detach())
+            kept.append(tensor)
         return tensor
 
     inputs, targets = subject.batch(0)
