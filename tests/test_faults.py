@@ -1,0 +1,38 @@
+"""The campaigns of `benchmarks/` in short: kills, and faults of machines and users, while commands measure."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+FAULTS = ("foreign_journals", "damaged_file")
+
+
+def ran(script: str, *words: str) -> list[str]:
+    """The table that a script prints."""
+    command = [sys.executable, str(BENCHMARKS / script), *words]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_kills_within_measurements_and_merges_lose_nothing() -> None:
+    counts = ["--kills", "4", "--merges", "6", "--workers", "0", "--trainer", "0"]
+    total = ran("kill.py", *counts, "--probes", "variance,surface")[-1].strip("| ").split(" | ")
+    kills, merging, lost, twice, unreadable, wrong, finished, left = map(int, total[1:])
+    assert kills == 14
+    assert merging >= 6
+    assert finished >= 3
+    assert (lost, twice, unreadable, wrong, left) == (0, 0, 0, 0, 0)
+
+
+@pytest.mark.slow
+def test_faults_of_machines_and_users_end_as_they_should() -> None:
+    rows = ran("faults.py", "--only", ",".join(FAULTS))
+    assert [row.split(" | ")[0].strip("| ") for row in rows] == list(FAULTS)
+    assert all(row.endswith("as it should be |") for row in rows)
