@@ -377,10 +377,10 @@ def test_a_batch_of_images_cannot_ask_for_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["hessian"], ["show"], ["layers"]])
-def test_names_in_a_checkpoint_do_not_reach_the_terminal_as_commands(
+def test_names_of_and_in_files_do_not_reach_the_terminal_as_commands(
     words: list[str], study: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Key names, and those of classes that a pickle asks for: escape sequences clear the screen or set its title."""
+    """Of files, keys, and classes that a pickle asks for: escape sequences clear the screen or set its title."""
     wanted = b"\x80\x02cos\x1b[2J\nsys\x1b]0;title\x07tem\n."
     for name, content in (
         ("keys.pt", {"\x1b[2J": torch.ones(3), "a\x1b]0;x\x07b": torch.ones(2)}),
