@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ T = TypeVar("T")
 HEADER = 3  # numbers behind the entries of a sum: processes that failed, and two powers of the fingerprint
 FINGERPRINTS = 64  # so few that their squares add up exactly in single precision, for up to 4,000 processes
 SHARDED = {"FullyShardedDataParallel", "FSDPModule"}  # classes of modules that FSDP distributes, both versions
+LINGERING = 2.0  # seconds that a process with the store waits for the others
 CLAIM = "landscape/error"  # key of the store at which the process that prints an error is the first
 
 
@@ -164,7 +166,14 @@ def first_to_fail() -> bool:
     if not dist.is_initialized():
         return True
     with contextlib.suppress(Exception):  # whatever a store raises whose process is gone
-        return bool(dist.distributed_c10d._get_default_store().add(CLAIM, 1) == 1)
+        store = dist.distributed_c10d._get_default_store()
+        first = bool(store.add(CLAIM, 1) == 1)
+        # Without torchrun's agent the store ends with the main process, which the others still have to ask.
+        hosted_here = dist.get_rank() == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        end = time.monotonic() + (LINGERING if hosted_here else 0.0)
+        while time.monotonic() < end and store.add(CLAIM, 0) < dist.get_world_size():
+            time.sleep(0.05)
+        return first
     return True
 
 
