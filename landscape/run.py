@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from landscape.executors.executor import IN_PROCESS, Executor
-from landscape.executors.process_group import Measure, follow, followed, leading, require_equal
+from landscape.executors.lockstep import Measure, follow, followed, leading, require_equal
 from landscape.options import OptionError
 from landscape.probe import (
     WHOLE,
