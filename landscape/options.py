@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+MOST_POINTS = 5_000  # along an axis: more would not fit into memory or a lifetime
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -117,6 +118,7 @@ def parse_resolution(name: str, text: str) -> tuple[int, int]:
     """
     parts = _numbers(text, ",", int)
     require(len(parts) in (1, 2), name, text, "N or NX,NY")
+    require(max(parts) <= MOST_POINTS, name, text, f"at most {MOST_POINTS:,} points per axis")
     return parts[0], parts[-1]
 
 

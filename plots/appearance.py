@@ -50,7 +50,8 @@ class Look:
 
 def loss_units(results: Sequence[xr.Dataset]) -> str:
     """Units of the losses of several results, for an axis that they share."""
-    return " / ".join(dict.fromkeys(str(data["loss"].attrs.get("units", "nats")) for data in results if "loss" in data))
+    units = dict.fromkeys(str(data["loss"].attrs.get("units", "nats")) for data in results if "loss" in data)
+    return " / ".join(map(escaped, units))
 
 
 def loss_label(results: Sequence[xr.Dataset], name: str = "loss") -> str:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from landscape.plots import style
-from landscape.plots.appearance import Look, loss_label
+from landscape.plots.appearance import Look, escaped, loss_label
 from landscape.plots.appearance import look as look_of
 
 MEANING = (
@@ -58,4 +58,4 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 
 def _units(data: xr.Dataset) -> str:
-    return str(data["x"].attrs.get("units", "1"))
+    return escaped(str(data["x"].attrs.get("units", "1")))

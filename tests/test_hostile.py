@@ -15,11 +15,14 @@ import hostile
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
 from landscape.checkpoints.checkpoint import read_checkpoint
 from landscape.cli.main import exit_code
 from landscape.data import cifar
+from landscape.data.decoding import opened
+from landscape.exchange.tomgoldstein import read_surface
 from landscape.probe import Plan, Quantity
 from landscape.results import reader
 from landscape.results.journal import Journal, Record
@@ -350,6 +353,8 @@ def test_a_label_is_text_wherever_it_is_shown(label: str, study: Path, capsys: p
         attributes = file["surface/net-0123456789"].attrs
         attributes["label"] = np.void(label.encode()) if "\0" in label else label
         attributes["protocol"] = attributes["model"] = attributes["data"] = label.replace("\0", "")
+        for name in ("loss", "x"):
+            file[f"surface/net-0123456789/{name}"].attrs["units"] = label.replace("\0", "")
     before = everything(study)
     for words in (["show"], ["plot", "--out", "figures"], ["report", "--out", "p.html"], ["export", "--out", "e"]):
         code = exit_code([words[0], str(path), *words[1:]])
@@ -374,6 +379,30 @@ def test_a_batch_of_images_cannot_ask_for_memory(tmp_path: Path) -> None:
     path.write_bytes(b"\x80\x02]r\xff\xff\xff\x7f.")  # an index into a memo of 2**31 entries
     with pytest.raises(ValueError, match="holds a list"):
         cifar.read_batch(path)
+
+
+def test_a_picture_is_of_a_format_of_pictures_whatever_its_name(tmp_path: Path) -> None:
+    """PostScript would start an interpreter."""
+    path = tmp_path / "a.png"
+    Image.new("RGB", (4, 4)).save(path, "EPS")
+    with pytest.raises(ValueError, match=r"a\.png cannot be decoded"):
+        opened(str(path), str(path))
+
+
+def test_an_imported_surface_keeps_its_numbers_in_its_own_file(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(np.ones(3).tobytes())
+    with h5py.File(tmp_path / "surface.h5", "w") as file:
+        file["xcoordinates"] = np.arange(3.0)
+        file.create_dataset("train_loss", (3,), "f8", external=[(str(secret), 0, 24)])
+    with pytest.raises(ValueError, match="keeps the numbers of /train_loss in another file"):
+        read_surface(tmp_path / "surface.h5")
+
+
+@pytest.mark.parametrize("probe", ["surface", "line"])
+def test_a_grid_without_end_is_refused(probe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code([probe, "--model", "resnet_demo", "--data", "noise", "--resolution", "1000000000"]) == 2
+    assert "at most 5,000 points" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["hessian"], ["show"], ["layers"]])

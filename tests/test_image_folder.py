@@ -120,7 +120,7 @@ def test_no_file_is_opened_but_the_chosen(tmp_path: Path, monkeypatch: pytest.Mo
         write_image(tmp_path / f"{'abc'[i % 3]}/{i}.png", size=(90, 70), seed=i)
     opened = []
     before = Image.open
-    monkeypatch.setattr(Image, "open", lambda source: opened.append(source) or before(source))
+    monkeypatch.setattr(Image, "open", lambda source, **how: opened.append(source) or before(source, **how))
     some = load(str(tmp_path), samples=3)
     assert len(set(opened)) == 3
     assert len(opened) == 4  # the size of the first tells that of all

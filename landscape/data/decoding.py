@@ -18,6 +18,7 @@ from PIL import Image
 from landscape.data import memory
 from landscape.data.preprocessing import Resize
 
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 SMALL = 64  # images up to this side keep their size
 DEFAULT_SIZE = 224
 CHUNK = 16  # pictures per task, enough that scheduling costs nothing
@@ -128,9 +129,12 @@ def common_size(sizes: Iterable[tuple[int, int]]) -> int:
 
 
 def opened(source: str | bytes, name: str) -> Image.Image:
-    """A picture of which only the header has been read; ValueError names one that cannot be decoded."""
+    """A picture of which only the header has been read; ValueError names one that cannot be decoded.
+
+    Whatever its name, it is of one of `FORMATS`: others, such as PostScript, would start another program.
+    """
     try:
-        return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
+        return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
     except Exception as error:  # as above
         raise ValueError(_broken(name, error)) from None
 

@@ -19,6 +19,7 @@ import h5py
 import numpy as np
 
 from landscape.exchange.grid import Grid, ProjectedTrajectory, ascending
+from landscape.results.hdf5_file import reject_external
 
 UNFILLED = -1.0
 AXES = {"x": "xcoordinates", "y": "ycoordinates"}
@@ -33,7 +34,7 @@ def read_surface(path: Path) -> list[Grid]:
     Raises:
         ValueError: it holds none, or one whose size differs from its coordinates.
     """
-    with h5py.File(path, "r") as file:
+    with _reading(path) as file:
         splits = [split for split in SPLITS if f"{split}_loss" in file]
         if AXES["x"] not in file or not splits:
             if set(PROJECTIONS) <= set(file):
@@ -71,6 +72,14 @@ def read_surface(path: Path) -> list[Grid]:
 
 
 @contextlib.contextmanager
+def _reading(path: Path) -> Iterator[h5py.File]:
+    """The file open for reading; ValueError for one that refers to other files."""
+    with h5py.File(path, "r") as file:
+        reject_external(file, path, links=True)
+        yield file
+
+
+@contextlib.contextmanager
 def _written(path: Path) -> Iterator[h5py.File]:
     """A file made in memory: HDF5 does not report that the disk is full when it closes one."""
     content = io.BytesIO()
@@ -102,7 +111,7 @@ def read_trajectory(path: Path) -> ProjectedTrajectory:
     wanted = " and ".join(PROJECTIONS)
     if not h5py.is_hdf5(path):
         raise ValueError(f"{path} is not an HDF5 file; give a projection file with {wanted}")
-    with h5py.File(path, "r") as file:
+    with _reading(path) as file:
         if not set(PROJECTIONS) <= set(file):
             raise ValueError(f"{path} holds no {wanted}, got {_contents(file)}; give a projection file")
         x, y = (np.asarray(file[name][()], dtype=float).ravel() for name in PROJECTIONS)
@@ -133,7 +142,7 @@ def read_directions(
             f"{path} is not an HDF5 file; give a direction file with xdirection and ydirection, or, for a plane "
             f"through checkpoints, two of them: --plane {path},OTHER.pt"
         )
-    with h5py.File(path, "r") as file:
+    with _reading(path) as file:
         found = [name for name in ("xdirection", "ydirection") if isinstance(file.get(name), h5py.Group)]
         if "xdirection" not in found:
             raise ValueError(f"{path} holds no xdirection, got {_contents(file)}")

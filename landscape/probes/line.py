@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, get_args
 import numpy as np
 
 from landscape.curvature.vectors import inner
-from landscape.options import OptionError, at_least, one_of, parse_range, regular_expression
+from landscape.options import MOST_POINTS, OptionError, at_least, one_of, parse_range, regular_expression, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.results.statistics import mean_and_standard_error
 from landscape.subject import batchnorm
@@ -71,6 +71,7 @@ class Line(Probe):
 
     def __post_init__(self) -> None:
         at_least("resolution", self.resolution, 2)
+        require(self.resolution <= MOST_POINTS, "resolution", self.resolution, f"at most {MOST_POINTS:,} points")
         at_least("directions", self.directions, 1)
         one_of("normalize", self.normalize, get_args(Normalize))
         regular_expression("ignore", self.ignore)
