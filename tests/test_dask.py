@@ -152,7 +152,9 @@ def test_a_worker_that_has_another_file_enters_nothing(cluster: Cluster, tmp_pat
 
 
 def test_a_unit_that_kills_its_workers_is_named_and_the_others_are_stored(cluster: Cluster, tmp_path: Path) -> None:
-    code = KILLER.replace('sys.argv[0] == "-c"', f"os.getpid() != {os.getpid()}")
+    code = KILLER.replace(
+        '"worker_process" in pathlib.Path("/proc/self/cmdline").read_text()', f"os.getpid() != {os.getpid()}"
+    )
     (tmp_path / "net.py").write_text(code)
     arguments = {"model": f"{tmp_path}/net.py:net", "model_arg": {"kill": "5"}, "data": "digits", "samples": 21}
     subject, path, probe = loading.load(**arguments, batch_size=8), tmp_path / "r.h5", small("trace")

@@ -30,23 +30,25 @@ from landscape.subject import loading
 
 WITHIN = 2.0  # seconds in which a command and its workers end
 KILLER = """
-import os, signal, sys, torch
+import os, pathlib, signal, torch
+def in_worker():
+    return "worker_process" in pathlib.Path("/proc/self/cmdline").read_text()
 def net(kill=""):
-    if kill == "load" and sys.argv[0] == "-c":
+    if kill == "load" and in_worker():
         os.kill(os.getpid(), signal.SIGKILL)
     class Net(torch.nn.Sequential):
         def forward(self, x):
-            if kill and sys.argv[0] == "-c" and len(x) == int(kill):  # in a worker alone
+            if kill and in_worker() and len(x) == int(kill):
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().forward(x)
     torch.manual_seed(0)
     return Net(torch.nn.Flatten(), torch.nn.Linear(768, 10), torch.nn.ReLU(), torch.nn.Linear(10, 10))
 """
 THREADS = """
-import os, pathlib, sys, torch
+import os, pathlib, torch
 class Net(torch.nn.Sequential):
     def forward(self, x):
-        if sys.argv[0] == "-c":
+        if "worker_process" in pathlib.Path("/proc/self/cmdline").read_text():
             pathlib.Path(os.environ["SEEN"]).write_text(str(torch.get_num_threads()))
         return super().forward(x)
 def net():
