@@ -5,7 +5,7 @@ import importlib.util
 import os
 import signal
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.error import URLError
 
@@ -18,6 +18,17 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["LANDSCAPE_CACHE"] = ""  # the user's own compiled graphs stay as they are
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command line does, where more threads are set
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """One thread in this process, as in the workers whose numbers are compared."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from test_executors import KILLER
 from test_run import assert_same, loaded, save, small, stored_result
 
@@ -28,7 +27,7 @@ from landscape.subject import loading
 pytest.importorskip("distributed")
 from landscape.executors.dask_cluster import DaskCluster
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 ROOT = Path(__file__).resolve().parents[1]
 LOCAL = {"PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1", "DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "spawn"}
 
@@ -91,14 +90,6 @@ def children(pid: int) -> list[int]:
         if parent == pid and "resource_tracker" not in command:
             found.append(int(stat.parent.name))
     return found
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,8 @@ from landscape.results import group as groups
 from landscape.run import digest, run
 from landscape.subject import loading
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 WITHIN = 2.0  # seconds in which a command and its workers end
 KILLER = """
 import os, pathlib, signal, torch
@@ -54,14 +56,6 @@ class Net(torch.nn.Sequential):
 def net():
     return Net(torch.nn.Flatten(), torch.nn.Linear(768, 10))
 """
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

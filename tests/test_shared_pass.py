@@ -28,13 +28,7 @@ from landscape.subject import loading
 from landscape.subject.checks import refuse_stochastic
 from landscape.subject.subject import Subject
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
