@@ -151,7 +151,7 @@ def inside_merge(said: str) -> bool:
 
 
 def held(path: Path) -> Units:
-    """The finished units in a results file of one result and in the journals beside it."""
+    """The finished units of a results file with one result, those in the journals beside it included."""
     found: Units = set()
     if path.exists():
         with reading(path) as file:

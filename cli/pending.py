@@ -32,7 +32,7 @@ def show_pending(file: Path, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(rows))
     elif not rows:
-        typer.echo(f"nothing is missing: {len(found)} results are finished")
+        typer.echo(f"nothing is missing; finished results: {len(found)}")
     for row in () if as_json else rows:
         now = ", being measured now" if row["running"] else ""
         units = f"{row['missing']:,} of {row['units']:,} units missing ({row['which']}){now}"

@@ -73,7 +73,7 @@ def test_the_command_for_missing_units_finishes_them(command: Command, tmp_path:
         assert code == 0, err
         assert f"{row['missing']} measured now" in err
     code, said, _ = command("show", out, "--pending")
-    assert (code, said) == (0, "nothing is missing: 2 results are finished\n")
+    assert (code, said) == (0, "nothing is missing; finished results: 2\n")
     code, _, err = command("show", checkpoint, "--pending")
     assert code == 2
     assert "--pending is for results files" in err

@@ -13,7 +13,7 @@ _CREATED = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def behind_link(path: Path) -> Path:
-    """The file itself, where the path is a symbolic link of the user's own; files beside it lie in its folder too.
+    """The file that a path leads to: the target of a symbolic link of the user's own, else the path itself.
 
     Raises:
         PermissionError: the link belongs to another user, who could lead the write anywhere.

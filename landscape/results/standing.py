@@ -41,7 +41,7 @@ class Standing:
 
 
 def standings(path: Path) -> list[Standing]:
-    """Every result in a file and in the journals beside it, by name.
+    """All results of a file and of the journals beside it.
 
     Raises:
         FileNotFoundError, ValueError: there is neither, or the file cannot be read.
