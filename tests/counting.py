@@ -16,6 +16,8 @@ from landscape.results import group as groups
 from landscape.results.run_key import Arrays, Reduce, RunKey
 from landscape.results.writer import Writer
 
+SMALL = (4, 3)  # units along both axes
+
 
 def run_key(*, digest: str = "0123456789", label: str = "toy", shape: tuple[int, int] = (40, 25)) -> RunKey:
     """Units on two axes; per unit a number and a vector, per row a name, of all of them a sum."""
@@ -78,6 +80,52 @@ def measure_pending(
             if count % merge_every == 0:
                 writer.merge()
                 time.sleep(rest)
+
+
+def small(**options: Any) -> RunKey:
+    return run_key(shape=SMALL, **options)
+
+
+def measured(path: Path, key: RunKey) -> Arrays:
+    measure_pending(path, key)
+    return group_of(path, key)
+
+
+def group_of(path: Path, key: RunKey) -> Arrays:
+    name = groups.stored_group(path, key.probe, key.digest)
+    assert name is not None
+    return groups.read_group(path, name)
+
+
+def stopped(path: Path, key: RunKey, after: int) -> None:
+    """A writer that leaves after so many units, as a kill does: nothing merged, its journal unlocked."""
+    writer = Writer(path, key, reduce_of=reduce_of)
+    for unit in writer.pending()[:after]:
+        writer.write(unit, values(unit))
+    writer._journal.__exit__(None, None, None)
+
+
+def expected(key: RunKey) -> Arrays:
+    """The group's numbers, recomputed."""
+    units = list(key.plan.units())
+    rows = [values(unit) for unit in units]
+    shape = key.plan.shape
+    value = np.array([row["value"] for row in rows]).reshape(shape)
+    vector = np.array([row["vector"] for row in rows]).reshape(*shape, 3)
+    return {"value": value, "vector": vector, "total": value.sum(), "done": np.ones(shape, np.uint8)}
+
+
+def assert_complete(path: Path, key: RunKey) -> None:
+    found = group_of(path, key)
+    for name, array in expected(key).items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-12, atol=0, err_msg=name)
+    name = groups.stored_group(path, key.probe, key.digest)
+    assert name is not None
+    assert groups.attribute(path, name, "finished")
+
+
+def leftovers(path: Path) -> list[str]:
+    return sorted(file.name for file in path.parent.iterdir() if file != path)
 
 
 if __name__ == "__main__":
