@@ -26,8 +26,8 @@ def merge(
     for file in files:
         check_not_damaged(file)
     with importing():
-        from landscape.cli.pending import command_for
         from landscape.results import group as groups
+        from landscape.results.command_line import command_for
         from landscape.results.merging import merge_files
         from landscape.run import reduce_of
 

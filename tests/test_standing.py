@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
+import sys
 import threading
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import counting
@@ -13,7 +16,10 @@ import numpy as np
 import pytest
 from command_line import Command
 
+from landscape import api
 from landscape.cli import pending
+from landscape.probes import PROBES, probe_class
+from landscape.results.command_line import command_for
 from landscape.results.standing import standings
 from landscape.results.writer import Writer
 
@@ -102,3 +108,26 @@ def test_a_followed_file_is_printed_until_it_is_finished(
     assert finished[0] < finished[-1] == 12
     assert (np.diff(finished) > 0).all()
     assert rows[-1]["rate"] > 0
+
+
+def test_the_command_of_a_result_is_written_without_torch_and_may_change_options() -> None:
+    stored = {
+        "probe": "surface",
+        "spec": json.dumps({"checkpoint": "a b.pt", "model_arg": {"width": 8}, "samples": "1024", "split": "train"}),
+        "parameters": json.dumps({"resolution": "51", "range": "1", "seed": 2, "orthogonal": True}),
+    }
+    code = (
+        "import json, sys; from landscape.results.command_line import command_for; stored = json.loads(sys.argv[1]); "
+        "print(command_for(stored, 'r.h5', range='0.5', resolution=None)); assert 'torch' not in sys.modules"
+    )
+    found = subprocess.run([sys.executable, "-c", code, json.dumps(stored)], capture_output=True, text=True, check=True)
+    command = "landscape surface 'a b.pt' --range 0.5 --orthogonal --model-arg width=8 --seed 2 --out r.h5\n"
+    assert found.stdout == command
+
+
+@pytest.mark.parametrize("probe", PROBES)
+def test_options_and_defaults_read_from_the_source_are_those_of_the_probe(probe: str) -> None:
+    defaults = {field.name: field.default for field in fields(probe_class(probe))}
+    spec = {"checkpoint": "a.pt", "seed": 0, **api.loading_defaults(probe)}
+    stored = {"probe": probe, "spec": json.dumps(spec), "parameters": json.dumps(defaults)}
+    assert command_for(stored, "r.h5") == f"landscape {probe} a.pt --out r.h5"
