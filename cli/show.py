@@ -44,7 +44,7 @@ def show(file: Path, json: bool, pending: bool, follow: bool, **options: Any) ->
         if given:
             name = given[0].replace("_", "-")
             raise OptionError(f"--{name} loads a checkpoint, and {file} is an HDF5 file of results; leave it out")
-        content: list[dict[str, Any]] | dict[str, Any] = _results(file)
+        content: list[dict[str, Any]] | dict[str, Any] = _results(file, numbers=json)
     else:
         held = {"file": str(file)} if values.get("trust_pickle") else _checkpoint(file)
         content = held | (_loaded(file, values) if given else {})
@@ -71,11 +71,13 @@ def _loaded(file: Path, values: dict[str, Any]) -> dict[str, Any]:
     return {"network": type(subject.model).__name__, "parameters": subject.size, "protocol": protocol(subject)}
 
 
-def _results(file: Path) -> list[dict[str, Any]]:
+def _results(file: Path, *, numbers: bool) -> list[dict[str, Any]]:
+    """A row per result; on request with the numbers of its headline, their errors and units."""
     from landscape.plots import headlines
+    from landscape.plots.measured import as_json
 
     check_not_damaged(file)
-    return headlines.summary(file)
+    return headlines.summary(file, as_json) if numbers else headlines.summary(file)
 
 
 def _checkpoint(file: Path) -> dict[str, Any]:

@@ -58,8 +58,8 @@ def text(found: Numbers) -> str:
     return ", ".join(f"{name} {value}" for name, value in shown.items())
 
 
-def summary(path: Path | str) -> list[dict[str, Any]]:
-    """One row per stored result, in the order of `reader.groups`: what it is, its progress, its headline."""
+def summary(path: Path | str, also: Callable[[xr.Dataset], dict[str, Any]] = lambda data: {}) -> list[dict[str, Any]]:
+    """One row per stored result, in the order of `reader.groups`: what it is, its progress, its headline, and more."""
     stored = reader.groups(path)
     return [
         {
@@ -72,6 +72,7 @@ def summary(path: Path | str) -> list[dict[str, Any]]:
             "data": str(data.attrs.get("data", "")),
             "finished": str(data.attrs.get("finished", "")),
             "headline": text(numbers(data) | compared(name, stored)),
+            **also(data),
         }
         for name, data in stored
     ]

@@ -1,0 +1,257 @@
+"""Headline numbers as numbers: value, standard error, 95 % interval, unit, and which direction is better or flatter.
+
+The names are those of the headline (`headlines.numbers`), which is text where it says more than numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import xarray as xr
+
+from landscape.plots import headlines
+from landscape.results.statistics import QUANTILE, mean_and_standard_error, score_interval
+
+Reading = Literal["", "lower is better", "higher is better", "lower is flatter"]
+At = Mapping[str, int]  # a position on some axes
+LOWER: Reading = "lower is better"
+HIGHER: Reading = "higher is better"
+FLATTER: Reading = "lower is flatter"
+HEIGHT_RADIUS = 0.5  # of the surface's headline
+OVER: Mapping[str, str] = {  # what the errors of a probe are over; of all others over samples
+    "hessian": "mini-batches",
+    "trace": "random vectors",
+    "density": "random vectors",
+}
+# In headlines, but no measurement of the network: errors, positions, settings, and what was not reached.
+OTHER = ("_se", "relative error", "at", "at tau", "not converged", "missed by the first search", "seconds per frame",
+         "hold-out error at most", "deviation at most (standard errors)", "mini-batches not finite")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One headline number of one result; NaN where an error is not known."""
+
+    name: str
+    value: float
+    error: float = np.nan  # standard error
+    low: float = np.nan  # ends of the 95 % interval
+    high: float = np.nan
+    unit: str = ""
+    reading: Reading = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """With JSON's null for what is not known."""
+        row = {"standard_error" if key == "error" else key: value for key, value in asdict(self).items()}
+        return {key: None if isinstance(v, float) and not np.isfinite(v) else v for key, v in row.items()}
+
+
+def measured(data: xr.Dataset) -> list[Measured]:
+    """The headline numbers of a result that are finite; also those without a known error."""
+    own = OF_PROBE.get(str(data.attrs.get("probe", "")))
+    found = {one.name: one for one in own(data)} if own is not None else {}
+    for name, value in headlines.numbers(data).items():
+        if not isinstance(value, str) and name not in found and not name.endswith(OTHER[0]) and name not in OTHER:
+            found[name] = _alone(data, name, float(value))
+    return [one for one in found.values() if np.isfinite(one.value)]
+
+
+def as_json(data: xr.Dataset) -> dict[str, Any]:
+    """The headline numbers of a result as an entry for JSON."""
+    return {"numbers": [one.as_json() for one in measured(data)]}
+
+
+def number(
+    data: xr.Dataset, name: str, quantity: str, reading: Reading = "", at: At | None = None
+) -> Iterator[Measured]:
+    """A stored quantity with its error at a position; nothing where the result lacks the quantity."""
+    if quantity not in data:
+        return
+    here = {} if at is None else dict(at)
+
+    def stored(ending: str) -> float:
+        key = f"{quantity}{ending}"
+        return float(data[key].isel(here).values) if key in data and set(here) <= set(data[key].dims) else np.nan
+
+    value, error, low, high = (stored(ending) for ending in ("", "_se", "_low", "_high"))
+    if np.isnan(low) and np.isfinite(error):
+        low, high = _interval(quantity, value, error, data)
+    elif np.isnan(error) and np.isfinite(low):
+        error = (high - low) / (2 * QUANTILE)
+    unit = str(data[quantity].attrs.get("units", "1"))
+    yield Measured(name, value, error, low, high, "" if unit == "1" else unit, reading)
+
+
+def _interval(quantity: str, value: float, error: float, data: xr.Dataset) -> tuple[float, float]:
+    if quantity.rpartition("_")[2] == "accuracy":
+        low, high = score_interval(quantity, value, error, float(data.attrs.get("samples", np.nan)))
+        return float(low), float(high)
+    return value - QUANTILE * error, value + QUANTILE * error
+
+
+def _alone(data: xr.Dataset, name: str, value: float) -> Measured:
+    """A number of a headline without a stored error."""
+    if name in ("intact accuracy", "clean accuracy"):
+        return _of_share(data, name, value)
+    unit = str(data[name].attrs.get("units", "1")) if name in data and not data[name].ndim else "1"
+    return Measured(name, value, unit="" if unit == "1" else unit)
+
+
+def _of_share(data: xr.Dataset, name: str, value: float) -> Measured:
+    """A share of right classes, whose error follows from the number of samples: std(ddof=1) / sqrt(n) of 0 and 1."""
+    samples = int(data.attrs.get("samples", 0))
+    error = float(np.sqrt(value * (1 - value) / (samples - 1))) if samples > 1 and 0 <= value <= 1 else np.nan
+    return Measured(name, value, error, *_interval("accuracy", value, error, data), reading=HIGHER)
+
+
+def _scalars(rows: Sequence[tuple[str, str, Reading]], data: xr.Dataset) -> Iterator[Measured]:
+    for name, quantity, reading in rows:
+        yield from number(data, name, quantity, reading)
+
+
+def _ends(rows: Sequence[tuple[str, str]], data: xr.Dataset) -> Iterator[Measured]:
+    """Of quantities over layers those of the first and of the last finite one."""
+    for prefix, quantity in rows:
+        at = np.flatnonzero(np.isfinite(data[quantity].values)) if quantity in data else np.array([], dtype=int)
+        for word, place in (("shallowest", 0), ("deepest", -1)) if at.size else ():
+            yield from number(data, f"{prefix}{word}", quantity, at={str(data[quantity].dims[0]): int(at[place])})
+
+
+def _largest_change(axis: str, data: xr.Dataset) -> Iterator[Measured]:
+    quantity = headlines.change(data)
+    if headlines.finite(data, quantity).size:
+        worst = int(np.nanargmax(np.where(np.isfinite(data[quantity].values), data[quantity].values, -np.inf)))
+        word = "drop" if quantity == "accuracy_drop" else "increase"
+        yield from number(data, f"largest {word}", quantity, LOWER, {axis: worst})
+
+
+def _hessian(data: xr.Dataset) -> Iterator[Measured]:
+    """NEP and APE over mini-batches, and the mean of their largest eigenvalues."""
+    if "ape" not in data or data["ape"].ndim:
+        return
+    yield from number(data, "nep", "nep")
+    yield from number(data, "ape", "ape", FLATTER)
+    values = headlines.finite(data, "largest")
+    if values.size:
+        mean, error = mean_and_standard_error(values)
+        low, high = mean - QUANTILE * error, mean + QUANTILE * error
+        unit = str(data["largest"].attrs.get("units", ""))
+        yield Measured("largest eigenvalue", mean, error, low, high, unit, FLATTER)
+
+
+def _surface(data: xr.Dataset) -> Iterator[Measured]:
+    """Loss and accuracy at the centre, and the height."""
+    centre = {axis: np.flatnonzero(np.abs(data[axis].values) < 1e-9) for axis in ("x", "y") if axis in data}
+    if len(centre) == 2 and all(len(places) for places in centre.values()):
+        at = {axis: int(places[0]) for axis, places in centre.items()}
+        yield from number(data, "loss", "loss", LOWER, at)
+        for one in number(data, "accuracy", "accuracy", HIGHER, at):
+            yield _of_share(data, "accuracy", one.value)
+    if "height" in data and HEIGHT_RADIUS in data["radius"].values:
+        at = {"radius": int(np.flatnonzero(data["radius"].values == HEIGHT_RADIUS)[0])}
+        yield from number(data, f"height at {HEIGHT_RADIUS:g}", "height", FLATTER, at)
+
+
+def _ensemble(data: xr.Dataset) -> Iterator[Measured]:
+    """Scores of one member and of all."""
+    readings: Mapping[str, Reading] = {"nll": LOWER, "accuracy": HIGHER, "ece": LOWER, "temperature": ""}
+    for name, reading in readings.items():
+        for words, place in (("one member", 0), ("all members", -1)):
+            yield from number(data, f"{name} of {words}", name, reading, {"size": place})
+    yield from number(data, "disagreement", "mean_disagreement")
+    yield from number(data, "epistemic entropy", "epistemic_entropy", at={"size": -1})
+
+
+def _attention(data: xr.Dataset) -> Iterator[Measured]:
+    """Means over the heads of the first and the last layer; the mean of their errors is an upper bound."""
+    for name, word in (("distance", "distance"), ("mutual_information", "NMI")):
+        rows = data[name].values if name in data else np.empty((0, 0))
+        places = np.flatnonzero(np.isfinite(rows).any(axis=1))
+        errors = data[f"{name}_se"].values if f"{name}_se" in data else np.full(rows.shape, np.nan)
+        unit = str(data[name].attrs.get("units", "1")) if name in data else "1"
+        for key, place in (("shallowest", 0), ("deepest", -1)) if places.size else ():
+            known = np.isfinite(rows[places[place]])
+            value, error = (float(part[places[place]][known].mean()) for part in (rows, errors))
+            low, high = value - QUANTILE * error, value + QUANTILE * error
+            yield Measured(f"{word} {key}", value, error, low, high, "" if unit == "1" else unit)
+
+
+def _attack(data: xr.Dataset) -> Iterator[Measured]:
+    """The accuracy (or loss) under every attack at the largest eps that is finished, by the names of the headline."""
+    from landscape.plots import attack
+
+    quantity = attack.quantity_of(data) if "accuracy" in data else "accuracy"
+    reading: Reading = HIGHER if quantity == "accuracy" else LOWER
+    for i, method in enumerate(attack.names_of(data) if quantity in data else ()):
+        done = np.flatnonzero(np.isfinite(data[quantity].values[i]))
+        if done.size:
+            eps = 255 * float(data["eps"].values[done[-1]])
+            name = f"{attack.NAMES.get(method, method)} at {eps:g}/255"
+            yield from number(data, name, quantity, reading, {"method": i, "eps": int(done[-1])})
+
+
+def _probe_linear(data: xr.Dataset) -> Iterator[Measured]:
+    """Accuracy of the linear probes of the first and the last layer, and the best."""
+    yield from _ends((("", "accuracy"),), data)
+    values = data["accuracy"].values if "accuracy" in data else np.empty(0)
+    if np.isfinite(values).any():
+        yield from number(data, "best", "accuracy", HIGHER, {"layer": int(np.nanargmax(values))})
+
+
+def _similarity(data: xr.Dataset) -> Iterator[Measured]:
+    """Alignment of the first layer with the last."""
+    yield from number(data, "first with last", "cka", at={"layer": 0, "other": -1})
+
+
+def _line(data: xr.Dataset) -> Iterator[Measured]:
+    """The highest barrier between checkpoints."""
+    if headlines.finite(data, "barrier").size:
+        top = int(np.nanargmax(data["barrier"].values))
+        yield from number(data, "barrier", "barrier", LOWER, {str(data["barrier"].dims[0]): top})
+
+
+def _evaluate(data: xr.Dataset) -> Iterator[Measured]:
+    """Scores of the last number of passes."""
+    for name, reading in (("loss", LOWER), ("accuracy", HIGHER)):
+        yield from number(data, name, name, reading, {"passes": -1} if "passes" in data.dims else None)
+
+
+def _stream(data: xr.Dataset) -> Iterator[Measured]:
+    """Scores without smoothing and at the best tau, of one deterministic pass per frame."""
+    from landscape.plots import stream
+
+    best = stream.best(data)
+    for name in ("nll", "ece"):
+        for words, tau in ((name, 0), ("smoothed" if name == "nll" else "smoothed ece", best)):
+            yield from number(data, words, name, LOWER, {"prediction": 0, "tau": tau})
+
+
+OF_PROBE: Mapping[str, Callable[[xr.Dataset], Iterator[Measured]]] = {
+    "attack": _attack,
+    "attention": _attention,
+    "calibration": partial(_scalars, (("nll", "nll", LOWER), ("accuracy", "accuracy", HIGHER), ("ece", "ece", LOWER),
+                                      ("signed ece", "ece_signed", ""), ("temperature", "temperature", ""))),
+    "corruption": partial(_scalars, (("mean accuracy", "mean_accuracy", HIGHER), ("mean nll", "mean_nll", LOWER),
+                                     ("mean ece", "mean_ece", LOWER), ("mCE", "mce", LOWER),
+                                     ("mCNLL", "mcnll", LOWER), ("mCECE", "mcece", LOWER))),
+    "density": partial(_scalars, (("mean", "mean", FLATTER),)),
+    "ensemble": _ensemble,
+    "evaluate": _evaluate,
+    "fourier": partial(_ends, (("", "high_frequency"),)),
+    "hessian": _hessian,
+    "lesion": partial(_largest_change, "unit"),
+    "line": _line,
+    "noise": partial(_largest_change, "band"),
+    "probe-linear": _probe_linear,
+    "shape-bias": partial(_scalars, (("shape bias", "shape_bias", ""),)),
+    "similarity": _similarity,
+    "stream": _stream,
+    "surface": _surface,
+    "trace": partial(_scalars, (("trace", "trace", FLATTER),)),
+    "uncertainty": partial(_ends, (("model ", "model_uncertainty"), ("data ", "data_uncertainty"))),
+    "variance": partial(_ends, (("", "variance"),)),
+}  # fmt: skip
