@@ -13,12 +13,17 @@ from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
 
 MEANING = (
-    "Cosine similarity of the attention of two heads, of two tokens of an image, and of a token with itself one "
-    "self-attention earlier: near 1, the heads attend alike, the tokens are alike, or the layer changes little. A "
-    "large mean feature shared by all tokens raises the similarity of tokens without making them less distinct to the "
-    "network."
+    "Cosine similarity of the attention of two heads, of their outputs, of two tokens of an image, and of a token with "
+    "itself one self-attention earlier: near 1, the heads attend alike or return the same, the tokens are alike, or "
+    "the layer changes little. A large mean feature shared by all tokens raises the similarity of tokens and of "
+    "outputs without making them less distinct to the network."
 )
-LABELS = {"head_cosine": "of two heads", "token_cosine": "of two tokens", "depth_cosine": "of successive layers"}
+LABELS = {
+    "head_cosine": "of the attention of two heads",
+    "head_feature_cosine": "of the outputs of two heads",
+    "token_cosine": "of two tokens",
+    "depth_cosine": "of successive layers",
+}
 
 
 def draw(data: xr.Dataset, ax: Axes, *, quantity: str = "token_cosine", look: Look | None = None) -> Axes:
@@ -35,13 +40,20 @@ def draw(data: xr.Dataset, ax: Axes, *, quantity: str = "token_cosine", look: Lo
 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """Heads, tokens and layers side by side, all networks overlaid."""
+    """Heads, tokens and layers, all networks overlaid; outputs of heads where a result holds them."""
+    shown = [name for name in LABELS if any(name in data and np.isfinite(data[name]).any() for data in results)]
     legend = [look.legend_handle() for look in looks]
     note = "Error bars: standard error over samples."
-    figure = style.page(results, looks, height=2.0, legend=legend, note=note)
-    for ax, quantity in zip(figure.subplots(1, 3), LABELS, strict=True):
+    columns = min(len(shown), 2)
+    rows = -(-len(shown) // columns)
+    figure = style.page(results, looks, height=2.0 * rows, legend=legend, note=note)
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for ax in axes[len(shown) :]:
+        ax.set_visible(False)
+    for ax, quantity in zip(axes, shown, strict=False):
         for data, look in zip(results, looks, strict=True):
-            draw(data, ax, quantity=quantity, look=look)
+            if quantity in data:
+                draw(data, ax, quantity=quantity, look=look)
         low, high = ax.get_ylim()
         ax.set_ylim(min(low, 0.0), max(high, 1.0))
     return figure

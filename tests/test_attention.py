@@ -316,7 +316,7 @@ def test_chunks_of_a_batch_give_the_result_of_the_batch(monkeypatch: pytest.Monk
     monkeypatch.setattr("landscape.layers.attention_maps.maps_from_qk", frugal)
     monkeypatch.setattr(frugal, "__signature__", __import__("inspect").signature(real), raising=False)
     for name, values in run_probe(Attention(), subject).items():
-        if name in ("distance", "mutual_information", "entropy", "head_cosine"):
+        if name in ("distance", "mutual_information", "entropy", "head_cosine", "head_feature_cosine"):
             np.testing.assert_allclose(values, whole[name], rtol=1e-10)
 
 
@@ -336,6 +336,95 @@ def test_without_spectra_of_tokens_everything_else_is_measured() -> None:
     assert np.isfinite(found["distance"]).all()
     with pytest.raises(OptionError, match="--spectra-images must be at least 0, got -1"):
         Attention(spectra_images=-1)
+
+
+class _Mixing(nn.Module):
+    """Self-attention of two heads on 2 x 2 tokens and a class token, computed in one of several ways."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.drop = way, nn.Dropout(0.3)
+        self.module = nn.MultiheadAttention(6, 2, batch_first=True)  # its weights are those of every way
+        self.talk = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.way == "module":
+            mixed: Tensor = self.module(x, x, x, need_weights=False)[0]
+            return mixed
+        joined = F.linear(x, self.module.in_proj_weight, self.module.in_proj_bias)
+        q, k, v = joined.unflatten(2, (3, 2, 3)).permute(2, 0, 3, 1, 4)  # each (image, head, token, 3)
+        if self.way == "fused":
+            out = F.scaled_dot_product_attention(q, k, v)
+        elif self.way == "merged":
+            q, k, v = (t.flatten(0, 1) for t in (q, k, v))
+            out = torch.bmm(self.drop((q @ k.transpose(1, 2) / 3**0.5).softmax(-1)), v).unflatten(0, (-1, 2))
+        else:
+            maps = self.drop((q @ k.transpose(2, 3) / 3**0.5).softmax(-1)).to(q.dtype)
+            if self.way == "talking":  # heads mixed after the softmax
+                maps = self.talk(maps.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+            out = {
+                "einsum": lambda: torch.einsum("bhij,bjhd->bihd", maps, v.transpose(1, 2)).transpose(1, 2),
+                "dots": lambda: torch.einsum("... i j, ... j d -> ... i d", maps, v),
+            }.get(self.way, lambda: maps @ v)()
+        return self.module.out_proj(out.transpose(1, 2).flatten(2))
+
+
+class _Mixed(nn.Module):
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.embed, self.first = nn.Conv2d(3, 6, 4, 4), nn.Parameter(torch.randn(1, 1, 6))
+        self.mixing, self.norm, self.head = _Mixing(way), nn.LayerNorm(6), nn.Linear(6, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.embed(images).flatten(2).transpose(1, 2)
+        x = torch.cat([self.first.expand(len(x), -1, -1), x], dim=1)
+        logits: Tensor = self.head(self.norm(x + self.mixing(x))[:, 0])
+        return logits
+
+
+@pytest.mark.parametrize("way", ["fused", "module", "product", "merged", "einsum", "dots"])
+def test_the_cosine_of_the_outputs_of_heads_is_that_written_out(way: str) -> None:
+    torch.manual_seed(0)
+    model = _Mixed(way)
+    subject = _subject(model, 8, 8)
+    found = run_probe(Attention(), subject)
+    x = model.embed(torch.cat([images for images, _ in subject.batches])).flatten(2).transpose(1, 2)
+    x = torch.cat([model.first.expand(len(x), -1, -1), x], dim=1).detach().numpy()
+    weight, bias = (t.detach().numpy() for t in (model.mixing.module.in_proj_weight, model.mixing.module.in_proj_bias))
+    cosines = []
+    for tokens in x @ weight.T + bias:  # of an image, (token, 18)
+        outputs = []
+        for head in (0, 1):
+            q, k, v = (tokens[:, start + 3 * head : start + 3 * head + 3] for start in (0, 6, 12))
+            logits = np.exp(q @ k.T / 3**0.5)
+            outputs.append((logits / logits.sum(axis=1, keepdims=True) @ v)[1:])  # without that of the class token
+        one, other = (output / np.linalg.norm(output, axis=1, keepdims=True) for output in outputs)
+        cosines.append((one * other).sum(axis=1).mean())
+    np.testing.assert_allclose(found["head_feature_cosine"], [np.mean(cosines)], rtol=1e-9)
+    np.testing.assert_allclose(found["head_feature_cosine_se"], [np.std(cosines, ddof=1) / 6**0.5], rtol=1e-6)
+    assert abs(found["head_feature_cosine"][0] - found["head_cosine"][0]) > 0.1
+
+
+def test_heads_mixed_after_the_softmax_have_no_outputs_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    subject = _subject(_Mixed("talking"), 8, 8)
+    caplog.set_level("INFO")
+    found = run_probe(Attention(), subject)
+    assert np.isnan(found["head_feature_cosine"]).all()
+    assert np.isfinite(found["head_cosine"]).all()
+    assert Attention().plan(subject).facts == {"heads_without_outputs": "mixing"}
+    assert [record.message for record in caplog.records].count(
+        "note: the outputs of single heads cannot be read in mixing: no product of its attention maps with the values "
+        "was found; head_feature_cosine is NaN there"
+    ) == 1
+
+
+def test_an_output_of_zeros_and_a_single_head_have_no_cosine() -> None:
+    outputs = _noise(2, 3, 5, 4)
+    outputs[1, 2] = 0.0
+    pair = torch.cosine_similarity(outputs[1, 0], outputs[1, 1], dim=-1).mean()
+    np.testing.assert_allclose(metrics.head_feature_cosine(outputs)[1], pair / 3)
+    assert metrics.head_feature_cosine(outputs[:, :1]).isnan().all()
 
 
 def test_a_network_without_attention_is_an_error() -> None:

@@ -16,8 +16,9 @@ from torch import nn
 
 from landscape.data.batch_layout import Forward, call_model
 from landscape.data.structure import Nested
-from landscape.discovery.graph import ADDITIONS, ATTENTION, HEAVY, POOLING, Call, Flow, Node, few, record
-from landscape.discovery.layer import AttentionCall, Branch, Grid, Kind, Layer, Tap
+from landscape.discovery.attention import attention_of
+from landscape.discovery.graph import ADDITIONS, HEAVY, POOLING, Call, Flow, Node, few, record
+from landscape.discovery.layer import Branch, Kind, Layer, Tap
 from landscape.discovery.residual_blocks import (
     Residual,
     blocks_behind,
@@ -35,7 +36,7 @@ from landscape.discovery.residual_blocks import (
     viewed,
 )
 from landscape.discovery.sequential import is_whole_stream, segments
-from landscape.discovery.token_grid import TokenGrid, layout_of, smaller, starts_linear, window_of
+from landscape.discovery.token_grid import TokenGrid, layout_of, smaller, starts_linear
 
 
 def discover(model: nn.Module, example: Nested, forward: Forward = call_model) -> list[Layer]:
@@ -105,30 +106,6 @@ def layer_at(flow: Flow, node: Node, tap: Tap, kind: Kind, name: str, *, linear:
     layout, grid, prefix = layout_of(flow, node, linear)
     shape, images = flow.shapes[node][1:], len(flow.shapes[0]) == 4
     return Layer(name, kind, 0, 0.0, False, tap, shape, layout, grid, prefix, of_images=images)
-
-
-def attention_of(flow: Flow, inside: Sequence[int], grid: Grid, prefix: int) -> AttentionCall | None:
-    """The first self-attention among some operations: as many queries as keys, or unfolded keys around each query."""
-    unfolded = [flow.operations[i].patches for i in inside]
-    around = next((p for p in unfolded if p is not None and p.grid == grid and p.stride == (1, 1)), None)
-    for operation in (flow.operations[i] for i in inside):
-        if operation.name not in ATTENTION:
-            continue
-        axis = 0 if operation.name == "multi_head_attention_forward" else -2  # of tokens
-        shapes = [flow.shapes[node] for node in operation.reads[:2]]
-        if operation.name == "softmax":
-            if around is not None and shapes[0][-2:] == (math.prod(grid), math.prod(around.kernel)):
-                return AttentionCall((operation.name, operation.number), operation.heads, grid, 0, around)
-            if len(shapes[0]) < 3 or shapes[0][-1] != shapes[0][-2]:
-                continue
-        elif shapes[0][axis] != shapes[-1][axis]:
-            continue
-        tokens = shapes[0][axis]
-        key = (operation.name, operation.number)
-        if tokens == grid[0] * grid[1] + prefix:
-            return AttentionCall(key, operation.heads, grid, prefix)
-        return AttentionCall(key, operation.heads, window_of(flow, operation.reads[0], tokens), 0)
-    return None
 
 
 def _sequential_layers(flow: Flow) -> list[Layer]:

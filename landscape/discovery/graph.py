@@ -20,9 +20,10 @@ from landscape.data.structure import Nested, tensors_in
 ATTENTION = {"scaled_dot_product_attention", "softmax", "_softmax", "multi_head_attention_forward"}
 ADDITIONS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
 POOLING = {"max_pool2d", "avg_pool2d", "boolean_dispatch", "max_pool2d_with_indices", "fractional_max_pool2d"}
+PRODUCTS = {"matmul", "__matmul__", "bmm", "einsum"}  # of which one mixes the values by an explicit softmax
 VIEWS = {"reshape", "view", "flatten", "permute", "transpose", "contiguous", "unflatten"}
 # Operations with weights, matrix products and attention: a residual branch has at least one.
-HEAVY = ATTENTION | {"conv1d", "conv2d", "conv3d", "linear", "matmul", "__matmul__", "bmm", "einsum", "baddbmm"}
+HEAVY = ATTENTION | PRODUCTS | {"conv1d", "conv2d", "conv3d", "linear", "baddbmm"}
 Key = tuple[str, int]  # name of a torch function, and the number of its call in a pass
 Node = int  # one value of a tensor: an in-place operation makes a new node of the same tensor
 
@@ -47,10 +48,11 @@ class Operation:
     writes: tuple[Node, ...]  # nodes produced
     call: int  # position in `Flow.calls` of the innermost enclosing module call
     weight: tuple[int, ...] = ()  # shape of the weight of a convolution or linear layer, else ()
-    number: int = 0  # of earlier calls of this function in the pass; counted for attention functions only
+    number: int = 0  # of earlier calls of this function in the pass; counted for ATTENTION and PRODUCTS only
     heads: int = 0  # of an attention function, else 0
     blurs: bool = False  # whether it averages each channel over neighbouring positions, with stride 1
     patches: Patches | None = None  # of an unfolded map
+    equation: str = ""  # of an einsum
 
 
 @dataclass
@@ -139,7 +141,7 @@ class _Recorder(TorchFunctionMode):
         self._kept: list[Tensor] = []  # keeps every tensor alive, so that no id is used twice
         self._open: list[int] = [-1]  # calls not yet returned, innermost last
         self._counts: dict[str, int] = {}
-        self._attention: dict[str, int] = {}
+        self._functions: dict[str, int] = {}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -149,8 +151,9 @@ class _Recorder(TorchFunctionMode):
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", str(func))
         number, heads = 0, 0
+        if name in ATTENTION | PRODUCTS:
+            number = self._functions[name] = self._functions.get(name, -1) + 1
         if name in ATTENTION:
-            number = self._attention[name] = self._attention.get(name, -1) + 1
             heads = _heads(name, args, kwargs, self.flow.shapes[0][0])
         tensors = list(tensors_in(result))
         if reads and tensors and name != "__get__":
@@ -160,8 +163,10 @@ class _Recorder(TorchFunctionMode):
             weight = _weight(name, args, kwargs)
             blurs = _blurs(name, args, kwargs) and min(tensors[0].shape[-2:]) > 1
             patches = _patches(*args, **kwargs) if func is F.unfold else None
+            equation = args[0] if name == "einsum" and isinstance(args[0], str) else ""
             call = self._open[-1]
-            self.flow.operations.append(Operation(name, reads, writes, call, weight, number, heads, blurs, patches))
+            operation = Operation(name, reads, writes, call, weight, number, heads, blurs, patches, equation)
+            self.flow.operations.append(operation)
         return result
 
     def enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

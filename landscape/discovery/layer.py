@@ -39,6 +39,14 @@ class Branch:
 
 
 @dataclass(frozen=True)
+class HeadOutputs:
+    """The call that returns what the heads read from the values: the maps times the values."""
+
+    key: Key  # as of `AttentionCall`; `multi_head_attention_forward` returns their projection, and is called again
+    order: tuple[int, ...] = ()  # axes of its result as (..., query, channel); () as they are
+
+
+@dataclass(frozen=True)
 class AttentionCall:
     """The call of an attention function in a layer's branch."""
 
@@ -47,6 +55,7 @@ class AttentionCall:
     grid: Grid  # (rows, columns) of the positions it mixes: the layer's grid, or one of its windows; (0, 0) if unknown
     prefix: int  # tokens before them
     patches: Patches | None = None  # of unfolded keys: each query attends to the patch around it
+    outputs: HeadOutputs | None = None  # None where no call returns them, as where the maps of several heads are mixed
 
 
 @dataclass(frozen=True)

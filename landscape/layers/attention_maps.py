@@ -1,6 +1,7 @@
 """Capture the attention maps of a running model: from an explicit softmax, or recomputed from q and k.
 
-The model's own computation is unchanged; maps exist for a few images at a time.
+The model's own computation is unchanged; maps exist for a few images at a time. The outputs of the heads, which are the
+maps times the values, are what the model computes, before they are projected.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from landscape.discovery.graph import ATTENTION, Key, Patches
+from landscape.discovery.graph import ATTENTION, PRODUCTS, Key, Patches
+from landscape.discovery.layer import HeadOutputs
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class AttentionMaps:
 
 
 Receivers = Mapping[Key, Callable[[AttentionMaps], None]]
+OutputReceivers = Mapping[HeadOutputs, Callable[[Tensor], None]]  # take (row, head, query, channel)
 
 
 def over_the_grid(maps: AttentionMaps, patches: Patches) -> AttentionMaps:
@@ -53,15 +57,21 @@ def over_the_grid(maps: AttentionMaps, patches: Patches) -> AttentionMaps:
     return replace(maps, row_size=maps.row_size // inside.shape[1] * queries, chunk=chunk)
 
 
-def attention_hooks(receive: Receivers, images: int) -> AbstractContextManager[Any]:
-    """Hand the maps of attention calls to their receivers while a model runs in this thread; nothing is kept."""
-    return _Interception(receive, images) if receive else nullcontext()
+def attention_hooks(
+    receive: Receivers, images: int, receive_outputs: OutputReceivers = MappingProxyType({})
+) -> AbstractContextManager[Any]:
+    """Hand the maps of attention calls, and outputs of their heads, to receivers while a model runs in this thread.
+
+    Nothing is kept.
+    """
+    return _Interception(receive, images, receive_outputs) if receive or receive_outputs else nullcontext()
 
 
 class _Interception(TorchFunctionMode):
-    def __init__(self, receive: Receivers, images: int) -> None:
+    def __init__(self, receive: Receivers, images: int, receive_outputs: OutputReceivers) -> None:
         super().__init__()
         self._receive, self._images = receive, images
+        self._receive_outputs = {outputs.key: (outputs, take) for outputs, take in receive_outputs.items()}
         self._counts: dict[str, int] = {}
 
     def __torch_function__(
@@ -70,10 +80,14 @@ class _Interception(TorchFunctionMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if name in ATTENTION:
+        if name in ATTENTION or name in PRODUCTS:
             number = self._counts[name] = self._counts.get(name, -1) + 1
             if (name, number) in self._receive:
                 self._receive[name, number](_maps(name, func, args, kwargs, result, self._images))
+            if (name, number) in self._receive_outputs:
+                outputs, take = self._receive_outputs[name, number]
+                found = _module_outputs(func, args, kwargs) if name == "multi_head_attention_forward" else result
+                take(_by_row(found.permute(outputs.order) if outputs.order else found, self._images))
         return result
 
 
@@ -87,8 +101,13 @@ def _maps(
         return maps_from_qk(**given)
     if name == "multi_head_attention_forward":
         return _maps_of_module(func, args, kwargs)
-    maps = result.reshape(images, -1, *result.shape[-2:]) if result.ndim == 3 else result.flatten(0, -4)
+    maps = _by_row(result, images)
     return AttentionMaps(len(maps), maps[0].numel(), maps.numel(), maps.device, lambda rows: maps[rows])
+
+
+def _by_row(tensor: Tensor, images: int) -> Tensor:
+    """(batch * head, ...) or (..., head, query, any) as (row, head, query, any)."""
+    return tensor.reshape(images, -1, *tensor.shape[-2:]) if tensor.ndim == 3 else tensor.flatten(0, -4)
 
 
 def maps_from_qk(
@@ -141,3 +160,12 @@ def _maps_of_module(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
         return weights
 
     return AttentionMaps(images, heads * queries * keys, given["query"].numel(), given["query"].device, chunk)
+
+
+def _module_outputs(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Outputs of the heads of `nn.MultiheadAttention`: calls its function again with the identity as projection."""
+    given = inspect.signature(F.multi_head_attention_forward).bind(*args, **kwargs).arguments
+    identity = torch.eye(given["embed_dim_to_check"], dtype=given["query"].dtype, device=given["query"].device)
+    joined: Tensor = func(**{**given, "out_proj_weight": identity, "out_proj_bias": None, "need_weights": False})[0]
+    queries, images, width = joined.shape
+    return joined.reshape(queries, images, given["num_heads"], width // given["num_heads"]).permute(1, 2, 0, 3)

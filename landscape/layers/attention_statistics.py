@@ -67,6 +67,21 @@ def head_cosine(maps: Tensor) -> Tensor:
     return (square - heads) / (heads * (heads - 1))
 
 
+def head_feature_cosine(outputs: Tensor) -> Tensor:
+    """Cosine similarity of the outputs (row, head, query, channel) of every two heads, mean over pairs and queries.
+
+    (row,) float64; NaN for one head. The cosine with an output of zeros is 0.
+    """
+    heads = outputs.shape[1]
+    if heads < 2:
+        return torch.full((len(outputs),), torch.nan, dtype=torch.float64, device=outputs.device)
+    units = torch.nn.functional.normalize(outputs, dim=-1)
+    total = units.sum(dim=1, dtype=torch.float64).square().sum(dim=-1)  # (row, query)
+    own = torch.linalg.vector_norm(units, dim=-1, dtype=torch.float64).square().sum(dim=1)
+    mean: Tensor = (total - own).mean(dim=-1) / (heads * (heads - 1))
+    return mean
+
+
 def token_cosine(tokens: Tensor) -> Tensor:
     """Cosine similarity of every two tokens (image, token, channel), mean over pairs, (image,) float64; NaN for one."""
     count = tokens.shape[1]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from landscape.data.structure import Nested
 from landscape.discovery.graph import Key, Patches
-from landscape.discovery.layer import Layer, Side, Tap
+from landscape.discovery.layer import HeadOutputs, Layer, Side, Tap
 from landscape.layers.attention_maps import AttentionMaps, attention_hooks, over_the_grid
 from landscape.probe import Values
 from landscape.subject.subject import Subject
@@ -28,6 +28,7 @@ class FeatureHooks:
     on_features: Callable[[int, Tensor], None]  # must not keep the tensor or a view of it
     values: Callable[[], Values]  # what the probe stores, called after the pass
     on_attention: Callable[[int, AttentionMaps], None] | None = None  # takes the maps of the layer's branch
+    on_heads: Callable[[int, Tensor], None] | None = None  # takes the outputs of its heads, (row, head, query, channel)
 
 
 def units_of(subject: Subject) -> dict[str, np.ndarray]:
@@ -59,16 +60,19 @@ def run_with_hooks(
         hook.on_features(position, tensor.detach())
 
     receive_maps: dict[Key, Callable[[AttentionMaps], None]] = {}
+    receive_outputs: dict[HeadOutputs, Callable[[Tensor], None]] = {}
     for hook, position in hooked:
         attention = hook.layers[position].attention
         if hook.on_attention is not None and attention is not None:
             receive_maps[attention.key] = partial(_give_maps, hook.on_attention, position, attention.patches)
+        if hook.on_heads is not None and attention is not None and attention.outputs is not None:
+            receive_outputs[attention.outputs] = partial(hook.on_heads, position)
     layers = [hook.layers[position] for hook, position in hooked]
     with (
         subject.member(*member) if member else nullcontext(),
         subject.evaluating(),
         feature_hooks(subject.model, layers, receive),
-        attention_hooks(receive_maps, subject.samples(i)),
+        attention_hooks(receive_maps, subject.samples(i), receive_outputs),
     ):
         subject.outputs(inputs)
     return [hook.values() for hook in hooks]

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from landscape.data.batch_layout import Forward, call_model
 from landscape.data.structure import Nested, tensors_in
-from landscape.discovery.discover import attention_of, discover, layer_at, staged
+from landscape.discovery.attention import attention_of
+from landscape.discovery.discover import discover, layer_at, staged
 from landscape.discovery.graph import Call, Flow, few, record
 from landscape.discovery.layer import KINDS, Kind, Layer, Tap
 from landscape.discovery.token_grid import consumer_is_linear, smaller

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar
@@ -20,7 +21,9 @@ from landscape.options import at_least
 from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values
 from landscape.results.statistics import mean_over_batches
 from landscape.subject.subject import Subject
+from landscape.subject.weights_cache import once_per_weights
 
+_log = logging.getLogger(__name__)
 PER_HEAD = {  # quantity: (long name, units)
     "distance": ("attention distance", "pixels"),
     "entropy": ("entropy of the attention of a query", "nats"),
@@ -28,6 +31,7 @@ PER_HEAD = {  # quantity: (long name, units)
 }
 PER_LAYER = {
     "head_cosine": ("cosine similarity of the attention of two heads", "1"),
+    "head_feature_cosine": ("cosine similarity of the outputs of two heads, before their projection", "1"),
     "token_cosine": ("cosine similarity of two tokens", "1"),
     "depth_cosine": ("cosine similarity of a token with itself one self-attention earlier", "1"),
 }
@@ -37,7 +41,8 @@ PER_LAYER = {
 class Attention(Probe):
     """Attention distance, entropy and normalised mutual information per head; cosines and singular values per layer.
 
-    Prefix tokens are removed from the maps and the rows renormalised; maps of windows count per window. Tokens are
+    Prefix tokens are removed from the maps and the rows renormalised; maps of windows count per window. The output of a
+    head is its map times the values, all tokens among them, for the queries that are no prefix tokens. Tokens are
     those of the residual stream after the self-attention, without prefix. Mutual information 0 means that all
     queries attend alike (attention collapse). Singular values are those of each image's tokens (token, channel), for
     the first `spectra_images` of every mini-batch, and of each mini-batch's token means (image, channel):
@@ -101,6 +106,7 @@ class Attention(Probe):
                 "token_singular_value": Quantity("ln(sigma / largest) of an image's tokens", "nats", token),
                 "image_singular_value": Quantity("ln(sigma / largest) of a mini-batch's images", "nats", image),
             },
+            facts=_without_outputs(subject, self.layers),
             about={
                 **over, "layer": Quantity("self-attention"), "head": Quantity("head"),
                 "token_rank": Quantity("rank"), "image_rank": Quantity("rank"),
@@ -131,6 +137,11 @@ class Attention(Probe):
             for name, values in statistics.items():
                 head_sums[name][:, position, : values.shape[1]] = _sums(values)
 
+        def on_heads(position: int, outputs: Tensor) -> None:
+            prefix = layers[position].attention.prefix  # type: ignore[union-attr]
+            alike = metrics.head_feature_cosine(outputs.detach()[:, :, prefix:])
+            layer_sums["head_feature_cosine"][:, position] = _sums(alike.reshape(subject.samples(i), -1).mean(dim=1))
+
         def on_features(position: int, tensor: Tensor) -> None:
             layer = layers[position]
             if not layer.spatial:
@@ -159,7 +170,7 @@ class Attention(Probe):
                 "batch_singular_value": image_mean,
             }
 
-        return FeatureHooks(layers, on_features, values, on_attention)
+        return FeatureHooks(layers, on_features, values, on_attention, on_heads)
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """Means over finished images with standard errors; singular values of images: means over full mini-batches.
@@ -208,6 +219,21 @@ def attention_layers(subject: Subject, patterns: tuple[str, ...]) -> list[Layer]
             "--layers 'attn:msa'"
         )
     return layers
+
+
+@once_per_weights
+def _without_outputs(subject: Subject, patterns: tuple[str, ...]) -> dict[str, str]:
+    """The layers whose heads have no outputs of their own, as an attribute; says so once."""
+    attending = [(layer.name, layer.attention) for layer in attention_layers(subject, patterns)]
+    names = [name for name, attention in attending if attention and attention.heads > 1 and attention.outputs is None]
+    if not names:
+        return {}
+    _log.info(
+        "note: the outputs of single heads cannot be read in %s%s: no product of its attention maps with the values "
+        "was found; head_feature_cosine is NaN there",
+        names[0], f" and {len(names) - 1} more layers" if len(names) > 1 else "",
+    )  # fmt: skip
+    return {"heads_without_outputs": ", ".join(names)}
 
 
 def _statistics(layer: Layer, maps: AttentionMaps, images: int, size: tuple[int, int]) -> dict[str, Tensor]:
