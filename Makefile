@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 # A process per core, at most four: each holds its own copy of the libraries. Neighbours in a file share their fixtures.
 PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test quick lint checkpoints
+.PHONY: demo test quick lint checkpoints docs
 
 demo: $(STAMP)
 	$(BIN)/landscape demo
@@ -22,6 +22,11 @@ quick: $(STAMP)
 # half on two cores, from LANDSCAPE_DATA or ./data.
 checkpoints: $(STAMP)
 	$(BIN)/landscape reproduce --no-measure --out .
+
+# The documentation as pages, docs/_build/index.html, with warnings as errors; needs no network once installed.
+docs: $(STAMP)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

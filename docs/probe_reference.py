@@ -1,0 +1,148 @@
+"""Directive `probe-reference NAME`: what the code itself knows of a probe, so that a page cannot go stale.
+
+It writes the defaults, the options, the figures with their meaning, and all stored numbers with their units.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar, get_type_hints
+
+from docutils import nodes
+from docutils.parsers.rst import Directive
+from sphinx.application import Sphinx
+
+
+class ProbeReference(Directive):
+    """Insert the reference of the probe that the argument names."""
+
+    required_arguments: ClassVar[int] = 1
+
+    def run(self) -> list[nodes.Node]:
+        name = self.arguments[0]
+        return [*_defaults(name), *_options(name), *_figures(name), *_quantities(name)]
+
+
+def _defaults(name: str) -> list[nodes.Node]:
+    from landscape.probes import FEATURES, probe_class
+
+    probe = probe_class(name)
+    text = (
+        f"Unless you ask for others: samples of the {probe.split} split in mini-batches of {probe.batch_size}"
+        f"{', in the order of their source' if probe.ordered else ''}."
+    )
+    if name in FEATURES:
+        text += " One forward pass of landscape features measures it together with " + _words(
+            other for other in FEATURES if other != name
+        )
+        text += "."
+    if probe.by_process_group:
+        text += " torchrun divides its products among several processes."
+    return [nodes.paragraph(text=text)]
+
+
+def _options(name: str) -> list[nodes.Node]:
+    from landscape.probes import probe_class
+
+    probe = probe_class(name)
+    hints = get_type_hints(probe, include_extras=True)
+    rows = []
+    for option in fields(probe):
+        metadata = getattr(hints[option.name], "__metadata__", ())
+        words = next((str(word) for word in metadata if isinstance(word, str)), "")
+        rows.append((f"--{option.name.replace('_', '-')}", _shown(option.default), words))
+    return [nodes.rubric(text="Options"), _table(("option", "default", "what it does"), rows, code=1)] if rows else []
+
+
+def _figures(name: str) -> list[nodes.Node]:
+    from landscape.plots import FIGURES
+
+    found = [figure for figure in FIGURES.values() if figure.probe == name]
+    rows = [(figure.name, import_module(f"landscape.plots.{figure.name}").MEANING) for figure in found]
+    return [nodes.rubric(text="Figures"), _table(("figure", "what it shows, and what not"), rows, code=1)]
+
+
+def _quantities(name: str) -> list[nodes.Node]:
+    plan = _plan(name)
+    labels = {label: quantity for label, (quantity, _) in plan.labels.items()}
+    rows = [
+        (key, quantity.long_name, quantity.units, " × ".join((*axes, *quantity.dims)) or "one number")
+        for group, axes in ((plan.quantities, tuple(plan.over)), (plan.summaries, ()), (labels, ()))
+        for key, quantity in group.items()
+    ]
+    table = _table(("name", "what it is", "unit", "axes"), rows, code=1)
+    if len(rows) <= 16:
+        return [nodes.rubric(text="Stored numbers"), table]
+    opening = nodes.raw("", f"<details><summary>All {len(rows)} stored numbers</summary>", format="html")
+    return [nodes.rubric(text="Stored numbers"), opening, table, nodes.raw("", "</details>", format="html")]
+
+
+@cache
+def _plan(name: str) -> Any:
+    """The plan of a probe for a small network, which knows every number that the probe would store."""
+    import landscape
+    from landscape.probes import probe_class
+
+    probe = probe_class(name)
+    data: dict[str, Any] = {"data": "digits", "split": probe.split, "samples": 32, "batch_size": 16}
+    if probe.ordered:
+        data["ordered"] = True
+    return probe(**probe.smallest).plan(landscape.load(_run() / "final.pt", **data))
+
+
+@cache
+def _run() -> Path:
+    """The folder of a short training run, made once per build."""
+    from landscape.cli.main import exit_code
+
+    folder = Path(tempfile.mkdtemp(prefix="landscape-docs-")) / "run"
+    atexit.register(shutil.rmtree, folder.parent)
+    data = ["--data", "digits", "--fraction", "0.1", "--epochs", "1"]
+    if exit_code(["train", "vit_demo", *data, "--out", str(folder), "--quiet"]):
+        raise RuntimeError("the network of the documentation could not be trained")
+    return folder
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, code: int) -> nodes.table:
+    """A table whose first `code` columns are literal."""
+    group = nodes.tgroup(cols=len(head))
+    group += [nodes.colspec(colwidth=1) for _ in head]
+    group += nodes.thead("", _row([nodes.paragraph(text=word) for word in head]))
+    body = nodes.tbody()
+    for row in rows:
+        cells = [nodes.literal(text=cell) if i < code else nodes.Text(cell) for i, cell in enumerate(row)]
+        body += _row([nodes.paragraph("", "", cell) for cell in cells])
+    group += body
+    return nodes.table("", group, classes=["reference"])
+
+
+def _row(cells: Iterable[nodes.Node]) -> nodes.row:
+    return nodes.row("", *(nodes.entry("", cell) for cell in cells))
+
+
+def _shown(value: object) -> str:
+    if value is None or value == "" or value == ():
+        return "none"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(value)
+
+
+def _words(items: Iterable[str]) -> str:
+    *most, last = items
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Register the directive."""
+    os.environ.setdefault("LANDSCAPE_CACHE", "")
+    app.add_directive("probe-reference", ProbeReference)
+    return {"parallel_read_safe": True}

@@ -1,0 +1,115 @@
+"""What the README and the pages of the documentation show works as shown."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.main import get_command
+
+from landscape.cli.main import app, exit_code
+from landscape.probes import PROBES
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+HEADINGS = ["Definition", "Source", "Units", "Cost", "Error", "What it does not say", "Reference"]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+def files(page: Path) -> dict[str, str]:
+    named = ((re.match(r"# (\w+\.py)", block), block) for block in blocks(page, "python"))
+    return {match[1]: block for match, block in named if match}
+
+
+def shown(page: Path) -> list[str]:
+    """The command lines of a page, without comments."""
+    lines = [line for block in blocks(page, "console") for line in block.splitlines()]
+    return [line.removeprefix("$ ").partition("  #")[0].strip() for line in lines if line.startswith("$ landscape ")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [README, ROOT / "docs" / "python.md"], ids=lambda page: page.stem)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of libraries inside the commands
+def test_the_python_examples_run_one_after_the_other(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert exit_code(["train", "vit_demo", "--data", "digits", "--epochs", "0"]) == 0
+    scope: dict[str, object] = {}
+    for example in blocks(page, "python"):
+        if example not in files(page).values():
+            exec(example, scope)
+    assert "NEP" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [README, ROOT / "docs" / "own-models.md"], ids=lambda page: page.stem)
+def test_your_own_models_are_measured(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scope: dict[str, object] = {}
+    for name, text in files(page).items():
+        (tmp_path / name).write_text(text)
+    exec(files(page)["mine.py"], scope)
+    torch.manual_seed(0)
+    torch.save(scope["model"]().state_dict(), tmp_path / "weights.pt")  # type: ignore[operator]
+    monkeypatch.chdir(tmp_path)
+    lines = [line for line in shown(page) if any(f"{name}:" in line for name in files(page))]
+    assert len(lines) >= 2
+    for line in lines:
+        command = line.split()[1:]
+        assert exit_code([*command, *(["--resolution", "3"] if command[0] == "surface" else [])]) == 0, line
+    assert (tmp_path / "results.h5").exists()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_and_command_that_a_page_names_exists(page: Path) -> None:
+    links = [link for link in re.findall(r"\]\(([\w./-]+)(?:#[\w-]*)?\)", page.read_text()) if "://" not in link]
+    assert [link for link in links if not (page.parent / link).exists()] == []
+    for line in shown(page):
+        for command in re.split(r"&& landscape|&&", re.sub(r"--model \S+", "", line.removeprefix("landscape"))):
+            _assert_known(shlex.split(command))
+
+
+def _assert_known(words: list[str]) -> None:
+    """The command and its options exist."""
+    group: Any = get_command(app)
+    with group.make_context("landscape", ["--help"], resilient_parsing=True) as context:
+        _, found, arguments = group.resolve_command(context, words)
+    options = {option for parameter in found.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    assert [one for one in arguments if one.startswith("--") and one.partition("=")[0] not in options] == []
+
+
+def test_the_readme_names_every_probe_among_the_commands_and_every_command_exists() -> None:
+    helped = subprocess.run([sys.executable, "-m", "landscape", "--help"], capture_output=True, text=True).stdout
+    (listed,) = re.findall(r"`(train models demo reproduce \|[^`]*)`", README.read_text())
+    words = listed.replace("|", " ").split()
+    assert [word for word in words if f" {word} " not in helped] == []
+    assert [name for name in PROBES if name not in words] == []
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_every_probe_has_a_page_with_all_its_parts(name: str) -> None:
+    page = ROOT / "docs" / "probes" / f"{name}.md"
+    assert re.findall(r"(?m)^## (.*)", page.read_text()) == HEADINGS
+    assert any(line.split()[1] in (name, "features") for line in shown(page))
+    assert f"({name}.md)" in (page.parent / "index.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("furo") is None, reason="the documentation needs the extra `docs`")
+def test_the_documentation_builds_without_warnings_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", ROOT / "docs", tmp_path]
+    built = subprocess.run(command, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    loaded = r"<(?:script|img|link)[^>]*(?:src|href)=\"(https?:[^\"]*)\""
+    assert {link for page in tmp_path.rglob("*.html") for link in re.findall(loaded, page.read_text())} == set()
