@@ -170,6 +170,60 @@ def test_networks_side_by_side_are_measured_one_at_a_time() -> None:
         select_layers(ensemble, images, (r"models\.1\.classifier$:stream",))
 
 
+class Vgg(nn.Sequential):
+    """No residual block; a blur as of a smoothing block between its stages."""
+
+    def __init__(self) -> None:
+        stages = (
+            (nn.Conv2d(inputs, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AvgPool2d(3, 1, 1), nn.MaxPool2d(2))
+            for inputs in (3, 8)
+        )
+        super().__init__(*(layer for stage in stages for layer in stage), nn.Flatten(), nn.Linear(128, 5))
+
+
+class Committee(nn.Module):
+    """Members averaged by additions or stacked; or their features joined by one classifier, which is one network."""
+
+    def __init__(self, joined: str, *members: nn.Module) -> None:
+        super().__init__()
+        self.joined, self.members, self.head = joined, nn.ModuleList(members), nn.Linear(10, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = [member(x) for member in self.members]
+        if self.joined == "sum":
+            total: Tensor = sum(found[1:], found[0]) / len(found)
+            return total
+        logits: Tensor = self.head(torch.cat(found, dim=1)) if self.joined == "head" else torch.stack(found).mean(0)
+        return logits
+
+
+@pytest.mark.parametrize("joined", ["sum", "stack"])
+@pytest.mark.parametrize("members", [(Vgg, Vgg, Vgg), (Vgg, MobileNet)])
+def test_networks_without_residual_blocks_side_by_side_have_a_depth_axis_each(
+    joined: str, members: tuple[type[nn.Module], ...]
+) -> None:
+    images = torch.randn(2, 3, 16, 16)
+    ensemble = Committee(joined, *(member() for member in members)).eval()
+    layers = discover(ensemble, images)
+    for i, member in enumerate(members):
+        for expected in discover(member(), images):
+            layer = layers.pop(0)
+            assert layer.name == f"members.{i}.{expected.name}"
+            assert (layer.kind, layer.stage, layer.depth) == (expected.kind, expected.stage, expected.depth)
+            assert (layer.reduces, layer.grid) == (expected.reduces, expected.grid)
+    assert not layers
+    with pytest.raises(ValueError, match=rf"holds {len(members)} networks side by side"):
+        select_layers(ensemble, images, ())
+    one = select_layers(ensemble, images, (r"^members\.0\..*:stream",))
+    assert [layer.depth for layer in one] == [layer.depth for layer in discover(members[0](), images)]
+
+
+def test_branches_that_one_classifier_joins_are_one_network() -> None:
+    layers = select_layers(Committee("head", Vgg(), Vgg()).eval(), torch.randn(2, 3, 16, 16), ())
+    assert [layer.depth for layer in layers] == sorted(layer.depth for layer in layers)
+    assert layers[0].name == "members.0.0"
+
+
 def test_experts_and_parallel_branches_are_one_network() -> None:
     class Experts(nn.Module):
         def __init__(self) -> None:

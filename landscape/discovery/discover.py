@@ -42,20 +42,26 @@ from landscape.discovery.token_grid import TokenGrid, layout_of, smaller, starts
 def discover(model: nn.Module, example: Nested, forward: Forward = call_model) -> list[Layer]:
     """Every layer of a network in order of execution, from one forward pass of an example, such as (N, C, H, W).
 
-    In a network without residual blocks the layers are its convolutions, linear layers and poolings.
+    In a network without residual blocks the layers are its convolutions, linear layers and poolings. Several networks
+    side by side have a depth axis each.
 
     Raises:
         ValueError: no layer was found, or no module reads or returns its tensor; names --layers.
     """
     flow = record(model, few(example), forward)
-    blocks = residuals(flow) or residuals(flow, least=2)
-    if not blocks:
-        return staged(_sequential_layers(flow))
+    blocks, scores = residuals(flow), residuals(flow, least=2)
+    weights = [position for position, operation in enumerate(flow.operations) if operation.weight]
+    networks = side_by_side(flow, [block.position for block in blocks]) or side_by_side(flow, weights)
     found: list[Layer] = []
-    for network in side_by_side(flow, blocks) or flow.calls[:1]:
-        own = [block for block in blocks if network.start <= block.position < network.stop]
-        found += staged(_network_layers(flow, own, network))
+    for network in networks or flow.calls[:1]:
+        own = _inside(network, blocks) or _inside(network, scores)
+        operations = range(network.start, network.stop) if networks else range(len(flow.operations))
+        found += staged(_network_layers(flow, own, network) if own else _sequential_layers(flow, operations))
     return found
+
+
+def _inside(network: Call, blocks: Sequence[Residual]) -> list[Residual]:
+    return [block for block in blocks if network.start <= block.position < network.stop]
 
 
 def _network_layers(flow: Flow, blocks: Sequence[Residual], network: Call) -> list[Layer]:
@@ -65,7 +71,7 @@ def _network_layers(flow: Flow, blocks: Sequence[Residual], network: Call) -> li
     image = flow.shapes[position]
     tokens = TokenGrid((image[2], image[3]) if len(image) == 4 else (0, 0))
     for residual in blocks:
-        between = _layers_between(flow, position, residual.fork, first=not layers, following=residual)
+        between = _layers_between(flow, network, position, residual.fork, first=not layers, following=residual)
         tokens = tokens.after(flow, position, residual.fork)
         unknown = tokens.reordered
         layers += [layer.without_grid() if unknown and layer.layout != "channels first" else layer for layer in between]
@@ -76,7 +82,7 @@ def _network_layers(flow: Flow, blocks: Sequence[Residual], network: Call) -> li
             tokens = TokenGrid(layer.grid)
     output = next(iter(network.writes), len(flow.shapes) - 1)
     behind = [_block_without_skip(flow, flow.calls[block]) for block in blocks_behind(flow, position, output)]
-    return [*layers, *behind, *_blurs(flow, position, output)]
+    return [*layers, *behind, *_blurs(flow, network, position, output)]
 
 
 def _residual_layer(flow: Flow, residual: Residual) -> Layer:
@@ -108,10 +114,10 @@ def layer_at(flow: Flow, node: Node, tap: Tap, kind: Kind, name: str, *, linear:
     return Layer(name, kind, 0, 0.0, False, tap, shape, layout, grid, prefix, of_images=images)
 
 
-def _sequential_layers(flow: Flow) -> list[Layer]:
-    """Layers of a network without residual blocks."""
+def _sequential_layers(flow: Flow, operations: range) -> list[Layer]:
+    """Layers of a network without residual blocks, which consists of some operations."""
     layers: list[Layer] = []
-    for segment in segments(flow):
+    for segment in segments(flow, operations):
         taps = ((_tap_at(flow, node), node) for node in segment.nodes)
         tap, node = next(((tap, node) for tap, node in taps if tap is not None), (None, 0))
         if tap is None:
@@ -130,7 +136,9 @@ def _sequential_layers(flow: Flow) -> list[Layer]:
     return layers
 
 
-def _layers_between(flow: Flow, start: Node, end: Node, *, first: bool, following: Residual) -> list[Layer]:
+def _layers_between(
+    flow: Flow, network: Call, start: Node, end: Node, *, first: bool, following: Residual
+) -> list[Layer]:
     """Layers before a residual block: the stem before the first, pooling, patch merging, blocks without skip."""
     inside = [flow.operations[i] for i in flow.between(start, end)]
     linear = starts_linear([flow.operations[i] for i in following.inside], flow.shapes[following.fork])
@@ -152,7 +160,7 @@ def _layers_between(flow: Flow, start: Node, end: Node, *, first: bool, followin
         name = flow.calls[inner[-1] if inner else heavy.call].module
         layers.append(_branchless(flow, end, "subsample", linear, name))
     if not first:
-        layers = [*_blurs(flow, start, end), *layers]
+        layers = [*_blurs(flow, network, start, end), *layers]
     return [*layers, *(_block_without_skip(flow, flow.calls[block]) for block in blocks)]
 
 
@@ -163,12 +171,12 @@ def _block_without_skip(flow: Flow, call: Call) -> Layer:
     return replace(layer, reduces=_shrinks(flow, call.reads[0], call.writes[0], last))
 
 
-def _blurs(flow: Flow, start: Node, end: Node) -> list[Layer]:
+def _blurs(flow: Flow, network: Call, start: Node, end: Node) -> list[Layer]:
     """Smoothing blocks between two nodes: averages over neighbours with stride 1, of the whole stream."""
     layers = []
     for operation in (flow.operations[i] for i in flow.between(start, end)):
         node = operation.writes[0]
-        if operation.blurs and is_whole_stream(flow, node):
+        if operation.blurs and is_whole_stream(flow, node, network.stop):
             seen = viewed(flow, node)
             at = next((n for n in seen if _tap_at(flow, n) is not None), node)
             tap = _tap_at(flow, at)

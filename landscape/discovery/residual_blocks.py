@@ -51,21 +51,21 @@ def residuals(flow: Flow, least: int = 3) -> list[Residual]:
     return [r for r in candidates if r.position not in nested]
 
 
-def side_by_side(flow: Flow, blocks: Sequence[Residual]) -> list[Call]:
-    """Calls of several networks on the same input that all blocks lie in, as of a deep ensemble; none if there is one.
+def side_by_side(flow: Flow, positions: Sequence[int]) -> list[Call]:
+    """Calls of several networks on the same input that all the operations at `positions` lie in, as of a deep ensemble.
 
-    Their outputs are scores (N, classes) of one shape.
+    None if there is one network. Their outputs are scores (N, classes) of one shape.
     """
     found: dict[tuple[Node, ...], list[Call]] = {}
     for call in flow.calls[1:]:
-        inside = any(call.start <= block.position < call.stop for block in blocks)
+        inside = any(call.start <= position < call.stop for position in positions)
         scores = len(call.writes) == 1 and len(flow.shapes[call.writes[0]]) == 2
         if inside and scores and call.reads:
             found.setdefault((*call.reads, -1, *flow.shapes[call.writes[0]]), []).append(call)
     for calls in found.values():
         outer = [call for call in calls if not any(o is not call and o.start <= call.start < o.stop for o in calls)]
         if len({call.module for call in outer}) > 1 and all(
-            any(call.start <= block.position < call.stop for call in outer) for block in blocks
+            any(call.start <= position < call.stop for call in outer) for position in positions
         ):
             return outer
     return []

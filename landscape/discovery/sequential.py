@@ -23,18 +23,22 @@ class Segment:
     linear: bool  # whether it acts on the last axis of its tensor
 
 
-def segments(flow: Flow) -> list[Segment]:
-    """One segment per weight and reducing pooling, in order of execution, without the classifier at the end."""
+def segments(flow: Flow, own: range) -> list[Segment]:
+    """One segment per weight and reducing pooling of a network, in order of execution, without the final classifier.
+
+    `own` are the positions of its operations: all, or those of one of several networks.
+    """
     readers: dict[Node, list[int]] = {}
     for i, operation in enumerate(flow.operations):
         for node in operation.reads:
             readers.setdefault(node, []).append(i)
-    weights = [i for i, operation in enumerate(flow.operations) if operation.weight]
+    weights = [i for i in own if flow.operations[i].weight]
     found: list[Segment] = []
-    for i, operation in enumerate(flow.operations):
+    for i in own:
+        operation = flow.operations[i]
         classifies = i == weights[-1] and len(weights) > 1 if weights else False
         kind = None if classifies else _kind(flow, operation)
-        if found and operation.blurs and is_whole_stream(flow, operation.writes[0]):
+        if found and operation.blurs and is_whole_stream(flow, operation.writes[0], own.stop):
             kind = "smoothing"
         if kind is None:
             continue
@@ -60,9 +64,9 @@ def _kind(flow: Flow, operation: Operation) -> Kind | None:
     return None
 
 
-def is_whole_stream(flow: Flow, node: Node) -> bool:
-    """Whether all that is computed later depends on this tensor and on none before it."""
-    return all(min(operation.reads) >= node for operation in flow.operations[flow.maker[node] + 1 :])
+def is_whole_stream(flow: Flow, node: Node, stop: int) -> bool:
+    """Whether all later operations before position `stop` depend on this tensor and on none before it."""
+    return all(min(operation.reads) >= node for operation in flow.operations[flow.maker[node] + 1 : stop])
 
 
 def _extent(flow: Flow, first: int, readers: dict[Node, list[int]]) -> list[int]:
