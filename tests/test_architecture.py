@@ -16,7 +16,7 @@ FOLDERS = {"landscape": ROOT / "landscape", "landscape.cli": ROOT / "cli", "land
 ORDER = (
     ("probe", "options"),
     ("results",),
-    ("exchange",),
+    ("exchange", "doctor"),
     ("checkpoints",),
     ("data",),
     ("models", "discovery"),
@@ -35,7 +35,7 @@ ORDER = (
 FLOOR = {part: floor for floor, parts in enumerate(ORDER) for part in parts}
 ONLY = {"options": set(), "probe": {"options"}, "plots": {"probe", "options", "results"}}  # stricter than their floor
 LONGEST_FILE, LONGEST_FUNCTION = 350, 60  # lines
-WITHOUT_TORCH = ("probe", "options", "results", "exchange", "plots")
+WITHOUT_TORCH = ("probe", "options", "results", "exchange", "doctor", "plots")
 LIGHT = [
     "landscape",
     "landscape.probe",
@@ -47,6 +47,7 @@ LIGHT = [
     "landscape.exchange.importing",
     "landscape.exchange.exporting",
     "landscape.subject.spec",
+    "landscape.doctor.rules",
     "landscape.plots",
     "landscape.cli.main",
 ]

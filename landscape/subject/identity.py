@@ -91,11 +91,18 @@ def attributes(subject: Subject) -> dict[str, str | int | float]:
         "device": str(subject.device),
         "batch_size": subject.batch_size,
         "samples": len(subject),
+        "classes": _classes(subject),
         "parameters_total": subject.size,
         "protocol": protocol(subject),
         "smoothing": json.dumps(_smoothing(subject)) if inserted(subject.model) else "",
         "configuration": json.dumps(_configuration(subject), default=str),
     }
+
+
+def _classes(subject: Subject) -> int:
+    """The number of classes of data with one class number per sample; 0 for other targets, or where it is unknown."""
+    images = subject.images
+    return images.classes if images is not None and images.targets.dim() == 1 and not images.counted else 0
 
 
 def _configuration(subject: Subject) -> dict[str, Any]:

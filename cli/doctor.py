@@ -1,0 +1,46 @@
+"""The command `doctor`: what is wrong or suspicious with the numbers of results files, and what to do about it."""
+
+from __future__ import annotations
+
+import json as encoding
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from landscape.cli.command_options import Debug
+from landscape.cli.damaged_files import check_not_damaged
+from landscape.options import printable
+
+FINDINGS = 3  # exit code where something is wrong or suspicious; 1 and 2 are errors of the command itself
+
+
+def doctor(
+    files: Annotated[list[Path] | None, typer.Argument(help="results files, examined together")] = None,
+    json: Annotated[bool, typer.Option("--json", help="print JSON: a list of findings")] = False,
+    debug: Debug = False,
+) -> int:
+    """Say what is wrong or suspicious with stored numbers, and what to do about it.
+
+    The exit code is 0 if nothing or only notes were found, 3 if something is suspicious or wrong.
+    """
+    from landscape.doctor.rules import examine
+
+    files = files or [Path("results.h5")]
+    for file in files:
+        check_not_damaged(file)
+    findings = examine(files)
+    if json:
+        typer.echo(encoding.dumps([asdict(finding) for finding in findings]))
+    for finding in () if json else findings:
+        about = finding.groups[0] + (f" and {len(finding.groups) - 1} more" if len(finding.groups) > 1 else "")
+        typer.echo(printable(f"{finding.severity} ({finding.rule}), {about}: {finding.text}"))
+        typer.echo(f"  {printable(finding.remedy)}")
+    counts = Counter(finding.severity for finding in findings)
+    if not json:
+        said = ", ".join(f"{counts[severity]} {severity}" for severity in ("wrong", "suspicious") if counts[severity])
+        notes = f"{counts['note']} note{'s' * (counts['note'] != 1)}" if counts["note"] else ""
+        typer.echo(", ".join(filter(None, [said or "nothing wrong or suspicious found", notes])))
+    return FINDINGS if counts["wrong"] + counts["suspicious"] else 0

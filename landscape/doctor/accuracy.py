@@ -1,0 +1,124 @@
+"""Rules of accuracies and losses: is the network better than guessing, and do the samples suffice to tell?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from scipy.stats import binom
+from scipy.stats import t as student
+
+from landscape.doctor.finding import Finding, Result, found, more_samples
+from landscape.doctor.grid import Grid
+from landscape.results.statistics import QUANTILE
+
+LEVEL = 0.01  # significance level of the test against guessing, that of the check after loading
+LEAST_ERRORS = QUANTILE**2  # below it, the half-width 1.96 sqrt(errors) of an interval exceeds the number of errors
+SAMPLES_FOR_GUESS = 2  # a single sample decides nothing
+
+
+def at_chance(result: Result) -> Iterator[Finding]:
+    """The accuracy is no better than guessing among the classes: binomial test at 1 %, as after loading a checkpoint.
+
+    An untrained network (epoch 0) is at chance by definition: a note.
+    """
+    accuracy, classes, n = intact_accuracy(result), result.classes, result.samples
+    if not (np.isfinite(accuracy) and classes > 1 and n >= SAMPLES_FOR_GUESS):
+        return
+    hits = round(accuracy * n)
+    p_value = float(binom.sf(hits - 1, n, 1 / classes))
+    if p_value >= LEVEL:
+        untrained = result.attribute("epoch", math.nan) == 0
+        cause = "these are initial weights" if untrained else "check --mean, --std and the class order of the data, and"
+        checkpoint = result.spec.get("checkpoint") or "CHECKPOINT"
+        yield found(
+            "at-chance", "note" if untrained else "wrong", result,
+            f"the accuracy {accuracy:.3f} on {n} samples is no better than guessing among {classes} classes "
+            f"(binomial test, p = {p_value:.2g})",
+            f"{cause}{': expected' if untrained else f' see: landscape evaluate {checkpoint}'}",
+        )  # fmt: skip
+
+
+def loss_at_chance(result: Result) -> Iterator[Finding]:
+    """The mean loss of the mini-batches is not below that of guessing, log K.
+
+    Of results that store no accuracy. The mean over n mini-batches is compared by Student's t at 1 %.
+    """
+    if result.probe not in ("hessian", "trace") or not result.classes or result.spec.get("loss"):
+        return
+    loss = result.values("loss").ravel()
+    loss = loss[np.isfinite(loss)]
+    chance = math.log(result.classes)
+    if not loss.size:
+        return
+    error = float(loss.std(ddof=1) / math.sqrt(len(loss))) if len(loss) > 1 else 0.0
+    margin = student.ppf(1 - LEVEL, len(loss) - 1) * error if len(loss) > 1 else 0.0
+    if loss.mean() + margin >= chance and loss.mean() > chance / 2:
+        untrained = result.attribute("epoch", math.nan) == 0
+        yield found(
+            "at-chance", "note" if untrained else "suspicious", result,
+            f"the mean loss {loss.mean():.3g} is not below that of guessing, log {result.classes} = "
+            f"{chance:.3g}: these are eigenvalues of a network that knows nothing",
+            "these are initial weights: expected" if untrained else
+            f"see accuracy and loss: landscape evaluate {result.spec.get('checkpoint') or 'CHECKPOINT'} --split train",
+        )  # fmt: skip
+
+
+def too_few_samples(results: Sequence[Result]) -> Iterator[Finding]:
+    """Accuracies of several checkpoints that differ, but not by more than their errors, on few errors each.
+
+    Two shares on n samples each are told apart at 95 % where their difference exceeds 1.96 combined standard errors.
+    Where they are not, the samples are too few for any statement if a network made fewer than 1.96^2 errors (or was
+    right as rarely): then even its own error rate is not told apart from zero. Otherwise the networks may be equal, and
+    nothing is said. The number of samples suggested is that at which this difference exceeds its error.
+    """
+    known = [(r, intact_accuracy(r)) for r in results if r.samples and np.isfinite(intact_accuracy(r))]
+    few = [(r, a) for r, a in known if min(a, 1 - a) * r.samples < LEAST_ERRORS]
+    for i, (one, a) in enumerate(few):
+        for other, b in [pair for pair in known if pair not in few[: i + 1]]:
+            if one.label == other.label or a == b or one.attribute("data") != other.attribute("data"):
+                continue
+            error = math.sqrt(a * (1 - a) / one.samples + b * (1 - b) / other.samples)
+            error = max(error, 1 / min(one.samples, other.samples))  # an accuracy of 1 has an error too
+            if abs(a - b) < QUANTILE * error:
+                errors = round(min(a, 1 - a) * one.samples)
+                what = ("error" if a > 0.5 else "right answer") + "s" * (errors != 1)
+                yield found(
+                    "too-few-samples", "suspicious", [one, other],
+                    f"{one.label} {a:.3f} and {other.label} {b:.3f} on {one.samples} samples are not told apart, and "
+                    f"{one.label} has {errors} {what}",
+                    more_samples(one, QUANTILE * error / abs(a - b)),
+                )  # fmt: skip
+                return
+
+
+def few_per_class(result: Result) -> Iterator[Finding]:
+    """Fewer than five samples per class on average: a statement about the classes rests on a handful of each.
+
+    Five is the least expected count at which the usual approximations for shares hold (Cochran 1954).
+    """
+    measured = np.isfinite(intact_accuracy(result)) or result.probe in ("fourier", "variance", "similarity")
+    if measured and result.classes > 1 and 0 < result.samples < 5 * result.classes:
+        yield found(
+            "too-few-samples", "suspicious", result,
+            f"{result.samples} samples of {result.classes} classes are fewer than five per class",
+            more_samples(result, math.sqrt(10 * result.classes / result.samples)),
+        )  # fmt: skip
+
+
+def intact_accuracy(result: Result) -> float:
+    """The accuracy of the unchanged network, wherever a probe stores it; NaN where it does not."""
+    for name in ("intact_accuracy", "clean_accuracy"):
+        if name in result.data.attrs:
+            return float(result.attribute(name))
+    values = result.values("accuracy")
+    if result.probe in ("surface", "line"):
+        grid = Grid.of(result)
+        if grid is None or values.ndim != 2:
+            return math.nan
+        i, j = grid.centre
+        return float(values[i, j] if result.probe == "surface" else values[0, i])
+    if result.probe == "trajectory" and values.size:
+        return float(values[-1])
+    return float(values) if result.probe in ("calibration", "ensemble", "evaluate") and values.shape == () else math.nan

@@ -1,0 +1,135 @@
+"""Rules of figures over layers, units, bands and attacks: panels that are flat or saturated, and what has no error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from scipy.stats import binom, norm
+
+from landscape.doctor.finding import Finding, Result, found, measure_again, more_samples
+
+LEVEL = 0.05  # of a statement about a whole panel, divided by the number of its points (Bonferroni)
+DROPS = {"lesion": "removed unit", "noise": "band", "attack": "attack"}
+
+
+def flat_panel(result: Result) -> Iterator[Finding]:
+    """No point of the panel differs from the intact network by more than its paired error.
+
+    Judged on the loss increase, which moves before the accuracy does, each of m points at 5 % / m (Bonferroni).
+    """
+    rise, error = result.values("loss_increase"), result.values("loss_increase_se")
+    if result.probe not in DROPS or not result.complete or rise.shape != error.shape or not rise.size:
+        return
+    known = np.isfinite(rise) & np.isfinite(error) & (error > 0)
+    if known.any() and (np.abs(rise[known]) < norm.ppf(1 - LEVEL / 2 / known.sum()) * error[known]).all():
+        k = np.unravel_index(int(np.argmax(np.where(known, np.abs(rise), -1))), rise.shape)
+        text = (
+            f"no {DROPS[result.probe]} changes the loss by more than its error on {result.samples} samples (at most "
+            f"{rise[k]:.2g} ± {error[k]:.2g}): the panel is flat"
+        )
+        yield found("flat-panel", "suspicious", result, text, _stronger(result))
+
+
+def _stronger(result: Result) -> str:
+    eps = str(result.parameters.get("eps", ""))
+    if result.probe == "noise" and eps:
+        return measure_again(result, "use a larger --eps", eps=f"{4 * max(map(float, eps.split(','))):.3g}")
+    if result.probe == "attack":
+        return measure_again(result, "use larger --eps", eps="1/255,4/255,8/255,16/255")
+    return more_samples(result, 3.0)
+
+
+def saturated_panel(result: Result) -> Iterator[Finding]:
+    """Every point of the panel is at chance level or below: what differs between the points cannot be seen.
+
+    The accuracy of the changed network at every band or attack is no better than guessing (binomial test, 5 %).
+    """
+    drop, intact = result.values("accuracy_drop"), float(result.attribute("intact_accuracy", np.nan))
+    n, classes = result.samples, result.classes
+    if result.probe not in ("noise", "attack") or not (classes > 1 and n and drop.size and result.complete):
+        return
+    hits = np.round((intact - drop) * n)
+    known = np.isfinite(hits)
+    if known.any() and intact > 2 / classes and (binom.sf(hits[known] - 1, n, 1 / classes) >= LEVEL).all():
+        eps = str(result.parameters.get("eps", ""))
+        smaller = "0.1,0.3" if result.probe == "noise" else "0.25/255,0.5/255,1/255,2/255"
+        yield found(
+            "saturated-panel", "suspicious", result,
+            f"at every {DROPS[result.probe]} (--eps {eps}) the accuracy is at most {(intact - drop[known].min()):.3f}, "
+            f"no better than guessing among {classes} classes: the panel is saturated",
+            measure_again(result, "use a smaller --eps", eps=smaller),
+        )  # fmt: skip
+
+
+def dead_layers(result: Result) -> Iterator[Finding]:
+    """Feature maps that are constant over positions have no variance and no frequency: a layer whose units are dead.
+
+    Constant up to float32 rounding (2^-23) of their mean square. The global pooling and the head have no positions and
+    are not measured.
+    """
+    share = result.values("variance_normalised")
+    if result.probe != "variance" or not share.size:
+        return
+    dead = np.isfinite(share) & (share < 2.0**-23)
+    if dead.any():
+        names = [name for name, is_dead in zip(result.names("name"), dead, strict=True) if is_dead]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        yield found(
+            "dead-layers", "suspicious", result,
+            f"feature maps of {', '.join(names[:3])}{more} are constant over positions",
+            "see the layers with: landscape layers "
+            f"{result.spec.get('checkpoint') or 'CHECKPOINT'}; weights of zeros or dead units do this",
+        )  # fmt: skip
+
+
+def depth_unknown(result: Result) -> Iterator[Finding]:
+    """The largest difference between two layers is within its error: too few samples for a statement over depth.
+
+    Errors of two layers are on the same samples and combined as if independent, which overstates that of a difference
+    of positively correlated values. Judged at 5 % over all pairs (Bonferroni).
+    """
+    name = {"fourier": "high_frequency", "variance": "variance", "uncertainty": "data_uncertainty"}.get(
+        result.probe, ""
+    )
+    value, error = result.values(name), result.values(f"{name}_se")
+    if not name or value.shape != error.shape or len(value) < 2 or not np.isfinite(value).any():
+        return
+    low, high = int(np.nanargmin(value)), int(np.nanargmax(value))
+    pairs = len(value) * (len(value) - 1) / 2
+    needed = norm.ppf(1 - LEVEL / 2 / pairs) * float(np.hypot(error[low], error[high]))
+    if not value[high] - value[low] > needed and result.complete:
+        yield found(
+            "depth-unknown", "suspicious", result,
+            f"layers differ by at most {value[high] - value[low]:.2g}, within the error {needed:.2g} of the difference "
+            f"on {result.samples} samples",
+            more_samples(result, 2.0),
+        )  # fmt: skip
+
+
+def perfect_score(result: Result) -> Iterator[Finding]:
+    """An accuracy of 0 or 1 has a bootstrap interval of width zero: all resamples are the same.
+
+    With 95 % confidence the error rate is below 1 - 0.05^(1 / n) (rule of three, Hanley & Lippman-Hand 1983). A note.
+    """
+    share, low, high = (result.number(f"accuracy{end}") for end in ("", "_low", "_high"))
+    if result.probe == "calibration" and share in (0.0, 1.0) and low == high:
+        limit = 1 - LEVEL ** (1 / result.samples)
+        yield found(
+            "saturated-bootstrap", "note", result,
+            f"the accuracy is {share:g} on {result.samples} samples, and so is its interval; the "
+            f"{'error rate' if share else 'accuracy'} is below {limit:.2g} with 95 % confidence (rule of three)",
+            more_samples(result, 2.0),
+        )  # fmt: skip
+
+
+def same_members(result: Result) -> Iterator[Finding]:
+    """Members that agree on every sample are the same network: their average is no ensemble."""
+    disagreement, divergence = result.values("disagreement"), result.values("divergence")
+    if result.probe == "ensemble" and disagreement.size and result.complete and np.nanmax(np.abs(disagreement)) == 0:
+        if divergence.size and np.nanmax(np.abs(divergence)) > 0:
+            return
+        yield found(
+            "same-members", "wrong", result, "the members agree on every sample: they are the same network",
+            "give networks of different training runs: landscape ensemble A.pt B.pt C.pt",
+        )  # fmt: skip

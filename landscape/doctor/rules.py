@@ -1,0 +1,66 @@
+"""The table of rules, and the examination of results files by all of them. To add one: a function, a row, a test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from landscape.doctor import accuracy, lines, panels, protocols, spectra, surfaces
+from landscape.doctor.finding import SEVERITIES, Finding, Result, Rule, RuleOfSeveral, found
+from landscape.results import reader
+from landscape.results.standing import standings
+
+
+def unfinished(result: Result) -> Iterator[Finding]:
+    """Units are missing: summaries and figures are of the finished ones only."""
+    if result.complete:
+        return
+    total, missing = result.data["done"].size, int((result.data["done"].values != 1).sum())
+    journal = next((s for s in standings(result.file) if s.group == result.group), None)
+    if journal is not None and journal.running:
+        yield found(
+            "unfinished", "note", result, f"{missing:,} of {total:,} units are missing; a process is measuring them",
+            f"follow it with: landscape show {result.file} --follow",
+        )  # fmt: skip
+        return
+    command = result.command()
+    yield found(
+        "unfinished", "suspicious", result, f"{missing:,} of {total:,} units are missing",
+        f"run: {command}" if command else f"see: landscape show {result.file} --pending",
+    )  # fmt: skip
+
+
+OF_ONE: Sequence[Rule] = (
+    unfinished,
+    accuracy.at_chance, accuracy.loss_at_chance, accuracy.few_per_class,
+    surfaces.minimum_at_the_edge, surfaces.minimum_elsewhere, surfaces.too_wide, surfaces.too_narrow, surfaces.no_rise,
+    surfaces.no_centre, surfaces.not_finite, surfaces.clipped, surfaces.rough_preview, surfaces.inexact_pass,
+    lines.frozen_ends, lines.frozen_corners, lines.frozen_path, lines.barrier_unknown, lines.short_path,
+    spectra.unconverged, spectra.without_spectrum, spectra.few_batches, spectra.saturated_bootstrap,
+    spectra.few_vectors, spectra.tolerance_missed, spectra.kinks, spectra.missed_values,
+    panels.flat_panel, panels.saturated_panel, panels.dead_layers, panels.depth_unknown, panels.perfect_score,
+    panels.same_members,
+)  # fmt: skip
+OF_A_PROBE: Sequence[RuleOfSeveral] = (
+    protocols.differing_protocols, protocols.other_samples, accuracy.too_few_samples,
+)  # fmt: skip
+OF_ALL: Sequence[RuleOfSeveral] = (
+    protocols.drawn_anew, protocols.one_label, protocols.same_weights, protocols.losses_disagree, protocols.one_seed,
+    protocols.versions_differ,
+)  # fmt: skip
+
+
+def examine(paths: Sequence[Path | str]) -> list[Finding]:
+    """Everything that the rules find in results files, which are compared as if they were one; the worst first.
+
+    Raises:
+        FileNotFoundError, ValueError: there is no such file, or it is not a results file; see the message.
+    """
+    results = [Result(Path(path), group, data) for path in paths for group, data in reader.groups(path)]
+    by_probe: dict[str, list[Result]] = {}
+    for result in results:
+        by_probe.setdefault(result.probe, []).append(result)
+    findings = [finding for result in results for rule in OF_ONE for finding in rule(result)]
+    findings += [finding for some in by_probe.values() for rule in OF_A_PROBE for finding in rule(some)]
+    findings += [finding for rule in OF_ALL for finding in rule(results)]
+    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))

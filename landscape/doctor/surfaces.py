@@ -1,0 +1,207 @@
+"""Rules of surfaces and lines: does the range show the basin, has it a centre, are its values exact enough?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from scipy.stats import norm
+
+from landscape.doctor.finding import Finding, Result, found, measure_again, more_samples
+from landscape.doctor.grid import Grid
+from landscape.results.surface_summary import CLEAR
+
+FIT = 5  # grid points per axis that the stored curvature is fitted to, see `surface_summary.curvature`
+CENTRED = ("random", "eigen", "")  # kinds of planes around one checkpoint
+WIDTH = 2.0  # a basin is resolved if the suggested range is about this times as wide as it
+
+
+def minimum_at_the_edge(result: Result) -> Iterator[Finding]:
+    """The lowest point lies on the border of the grid and is lower than the centre: the range misses the basin.
+
+    The rise of a point above the centre has a paired standard error (`rise_se`). The lowest of m points is judged at a
+    level of 1 % divided by m (Bonferroni), so that noise alone does this in one of a hundred surfaces.
+    """
+    if (grid := Grid.of(result)) is None:
+        return
+    (i, j), below, clear = grid.lowest
+    if clear and grid.on_border(i, j):
+        size = max(abs(grid.x[i]), abs(grid.y[j]))
+        yield found(
+            "minimum-at-edge", "wrong", result,
+            f"the lowest loss, {grid.loss[i, j]:.4g}, lies on the edge of the grid at ({grid.x[i]:.3g}, "
+            f"{grid.y[j]:.3g}), {below:.3g} below the centre: the range misses the basin",
+            measure_again(result, f"use a range of at least {2 * size:.3g}", range=f"{2 * size:.3g}"),
+        )  # fmt: skip
+
+
+def minimum_elsewhere(result: Result) -> Iterator[Finding]:
+    """A trained network lies at a minimum of its training loss; another point of the plane is clearly lower.
+
+    Reported from two grid cells away, because a minimum next to the centre is within the resolution of the grid, at
+    the level of `minimum_at_the_edge`, and where the difference exceeds the sampling error of the loss itself. Common
+    causes: other preprocessing than in training, weights that are not trained, batch-norm statistics of other weights.
+    """
+    if (grid := Grid.of(result)) is None or result.probe != "surface" or result.spec.get("split") == "test":
+        return
+    (i, j), below, clear = grid.lowest
+    away = max(abs(i - grid.centre[0]), abs(j - grid.centre[1]))
+    if clear and away >= 2 and not grid.on_border(i, j) and below > grid.loss_se:
+        checkpoint = result.spec.get("checkpoint") or "CHECKPOINT"
+        yield found(
+            "minimum-elsewhere", "suspicious", result,
+            f"the loss at ({grid.x[i]:.3g}, {grid.y[j]:.3g}) is {below:.3g} below that of the checkpoint "
+            f"({grid.at_centre:.4g}): it is not at a minimum of this loss on these samples",
+            "check that --mean and --std are those of training; landscape evaluate "
+            f"{checkpoint} --split train shows the accuracy with the checkpoint's own",
+        )  # fmt: skip
+
+
+def too_wide(result: Result) -> Iterator[Finding]:
+    """The points nearest to the centre are already outside the basin: every panel saturates around one grid point.
+
+    Outside means a loss above that of guessing, log K for K classes: there the network knows nothing. A basin is seen,
+    and a curvature can be fitted, if the inner 5 x 5 points lie in it (`surface_summary.curvature`). Suspicious if the
+    majority of the 24 around the centre (of a line, the 4) does not.
+    """
+    if (grid := Grid.of(result)) is None or not result.classes or len(grid.x) < FIT:
+        return
+    chance = math.log(result.classes)
+    near = grid.nearest(FIT)
+    if not grid.at_centre < chance or np.isnan(near).any():
+        return
+    outside, others = int((near >= chance).sum()), near.size - 1
+    if 2 * outside > others:
+        value = f"{WIDTH * grid.basin(chance):.2g}"
+        yield found(
+            "too-wide", "suspicious", result,
+            f"the loss is above that of guessing, log {result.classes} = {chance:.3g}, at {outside} of the {others} "
+            f"grid points around the centre: the range {grid.reach:.3g} is too wide for this grid",
+            measure_again(result, f"use range {value}", range=value),
+        )  # fmt: skip
+
+
+def too_narrow(result: Result) -> Iterator[Finding]:
+    """The loss varies over the whole grid by less than the sampling error of its own level: the surface looks flat.
+
+    Differences between points are known better than the level (the errors are paired), but a rise that is smaller than
+    the error of the loss says nothing about the basin, only about the curvature at its bottom.
+    """
+    if (grid := Grid.of(result)) is None or not result.complete:
+        return
+    finite = grid.loss[np.isfinite(grid.loss)]
+    if not finite.size or not grid.loss_se > 0:
+        return
+    spread = float(finite.max() - finite.min())
+    if spread < grid.loss_se:
+        # The loss rises about quadratically: to where it reaches that of guessing, or to the default range.
+        wanted = math.log(result.classes) - grid.at_centre if result.classes else math.inf
+        widest = max(1.0, 10 * grid.reach)
+        value = f"{min(widest, WIDTH * grid.reach * math.sqrt(max(wanted, 0.0) / max(spread, 1e-12))) or widest:.2g}"
+        yield found(
+            "too-narrow", "suspicious", result,
+            f"the loss varies by {spread:.2g} over the grid, less than its standard error of {grid.loss_se:.2g}: "
+            f"the range {grid.reach:.3g} is too narrow to show the basin",
+            measure_again(result, f"use range {value}", range=value),
+        )  # fmt: skip
+
+
+def no_rise(result: Result) -> Iterator[Finding]:
+    """No height is told apart from zero by two of its standard errors: too few samples for the shape of this surface.
+
+    Two standard errors are the level at which stored minima count as clear (`surface_summary.CLEAR`).
+    """
+    heights, errors = result.values("height"), result.values("height_se")
+    known = np.isfinite(heights) & np.isfinite(errors) & (errors > 0)
+    if result.probe == "surface" and known.any() and (np.abs(heights[known]) < CLEAR * errors[known]).all():
+        last = np.flatnonzero(known)[-1]
+        yield found(
+            "height-unknown", "suspicious", result,
+            f"the height of the loss at radius {result.values('radius')[last]:g} is {heights[last]:.2g} "
+            f"± {errors[last]:.2g} on {result.samples} samples: not told apart from flat",
+            more_samples(result, float(errors[last] / max(abs(heights[last]), 1e-300)) * CLEAR),
+        )  # fmt: skip
+
+
+def no_centre(result: Result) -> Iterator[Finding]:
+    """An even number of points has none at the weights themselves: the lowest point of the figure is not the network's.
+
+    Curvature and heights are then relative to an interpolated value. Planes through checkpoints have no such centre.
+    """
+    if (
+        (grid := Grid.of(result)) is None
+        or result.probe != "surface"
+        or result.attribute("plane", "random") not in CENTRED
+    ):
+        return
+    x, y = np.abs(grid.x).min(), np.abs(grid.y).min()
+    if max(x, y) > 1e-9 * grid.reach:
+        odd = ",".join(str(n + 1 - n % 2) for n in grid.loss.shape)
+        yield found(
+            "no-centre", "suspicious", result,
+            f"the grid of {' x '.join(map(str, grid.loss.shape))} has no point at the checkpoint itself",
+            measure_again(result, "use odd numbers of points", resolution=odd),
+        )  # fmt: skip
+
+
+def not_finite(result: Result) -> Iterator[Finding]:
+    """Losses that are infinite or not numbers leave holes in the figure and are left out of every summary."""
+    loss = result.values("loss")
+    if result.probe not in ("surface", "line", "convexity") or "done" not in result.data or not loss.size:
+        return
+    done = result.data["done"].values == 1
+    holes = int((~np.isfinite(loss[done])).sum())
+    if holes:
+        reach = max((float(np.abs(result.values(axis)).max()) for axis in "xyt" if axis in result.data), default=1.0)
+        yield found(
+            "not-finite", "suspicious", result,
+            f"the loss is not finite at {holes} of {int(done.sum())} points",
+            measure_again(result, "use a smaller range", range=f"{reach / 2:.3g}"),
+        )  # fmt: skip
+
+
+def clipped(result: Result) -> Iterator[Finding]:
+    """`--cap` stopped points that the stored curvature is fitted to, so that it is that of rough values."""
+    cap, grid = result.parameters.get("cap"), Grid.of(result)
+    used = result.values("n")
+    if cap is None or grid is None or used.shape != grid.loss.shape or min(used.shape) < FIT:
+        return
+    near = grid.nearest(FIT, used)
+    cut = int((near < result.samples).sum())
+    if cut:
+        higher = f"{2 * float(np.nanmax(grid.nearest(FIT))):.2g}"
+        yield found(
+            "clipped", "suspicious", result,
+            f"--cap {cap:g} stopped {cut} of the {FIT * FIT} inner points, to which the curvature is fitted, after a "
+            f"part of their samples (as few as {int(near.min())} of {result.samples})",
+            measure_again(result, "use a higher cap or a smaller range", cap=higher),
+        )  # fmt: skip
+
+
+def rough_preview(result: Result) -> Iterator[Finding]:
+    """The measured error of the interpolation exceeds the tolerance that was asked for."""
+    error, tolerance = result.number("hold_out_error"), float(result.parameters.get("tolerance", math.inf))
+    evaluated = result.values("evaluated")
+    if error > tolerance and evaluated.size and (evaluated == 0).any():
+        yield found(
+            "rough-preview", "suspicious", result,
+            f"interpolated points are wrong by up to {error:.0%} at the hold-outs, --tolerance allows {tolerance:.0%}",
+            measure_again(result, "measure every point, without --preview", preview=None),
+        )  # fmt: skip
+
+
+def inexact_pass(result: Result) -> Iterator[Finding]:
+    """A faster execution mode differs from the default one by more than the sampling error at its control points.
+
+    `deviation_95` is in standard errors of the loss; above 1.96 the mode changes the loss more than other samples
+    would in 95 % of the cases.
+    """
+    deviation = result.number("deviation_95")
+    if deviation > norm.ppf(0.975):
+        yield found(
+            "inexact-pass", "suspicious", result,
+            f"--precision {result.parameters.get('precision')} moves the loss by {deviation:.1f} standard errors "
+            "(95th percentile of the control points)",
+            measure_again(result, "use the default precision", precision=None, memory_format=None, compile=None),
+        )  # fmt: skip
