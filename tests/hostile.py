@@ -21,6 +21,12 @@ HUGE = 2**60
 LONG = b"\x8a\x08" + struct.pack("<q", HUGE)  # that number in a pickle
 
 
+def _long(number: int) -> bytes:
+    """That number in a pickle."""
+    raw = number.to_bytes(16, "little")
+    return b"\x8a" + bytes([len(raw)]) + raw
+
+
 class Call:
     """What pickle turns into a call."""
 
@@ -223,6 +229,42 @@ ABSURD: dict[str, Callable[[Path], object]] = {
     "zeros.pt": lambda path: path.write_bytes(bytes(4096)),
     "png.pth": lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(100)),
 }  # fmt: skip
+
+
+DOUBLED = b")" + b"2\x86" * 24  # a tuple of a tuple twice, and so on: 17 million values, and as many again per "2\x86"
+SHARED = b"]q\x00" + b"".join(b"0(" + b"h" + bytes([i]) + b"h" + bytes([i]) + b"lq" + bytes([i + 1]) for i in range(40))
+CALLED = {
+    name: b"\x80\x02c" + name.replace(".", "\n").encode() + b"\n]" + DOUBLED + b"a\x85R."
+    for name in ("builtins.set", "collections.Counter")
+}
+# Pickles of a few bytes that stand for work or memory without end.
+EXPLODING: dict[str, bytes] = {
+    **CALLED,
+    "dict": b"\x80\x02cbuiltins\ndict\n]" + DOUBLED + b"K\x01\x86a\x85R.",
+    "rebuilt": b"\x80\x02ctorch._tensor\n_rebuild_from_type_v2\n(cbuiltins\nset\nN]" + DOUBLED + b"a\x85tR.",
+    "instance": b"(](" + DOUBLED + b"ei__builtin__\nset\n.",
+    "key": b"\x80\x02}" + DOUBLED + b"K\x01s.",
+    "keys": b"\x80\x02}(" + DOUBLED + b"K\x01u.",
+    "pairs": b"(" + DOUBLED + b"K\x01d.",
+    "set": b"\x80\x04\x8f(" + DOUBLED + b"\x90.",
+    "frozen": b"\x80\x04(" + DOUBLED + b"\x91.",
+    "behind-a-name": b"\x80\x02ctorch\nAnyone\n}" + DOUBLED + b"K\x01s.",
+    "values": b"\x80\x02}X\x05\x00\x00\x00epoch" + SHARED + b"s.",
+    "tensor": b"\x80\x02ctorch\nFloatTensor\n" + DOUBLED + b"\x85R.",
+    "shape": b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(NK\x00" + DOUBLED + b")tR.",
+    "number": b"\x80\x02\x8b" + struct.pack("<i", 3000) + b"\x7f" * 3000 + b".",
+    "one-hash": b"\x80\x02}(" + b"".join(_long(i * (2**61 - 1)) + b"N" for i in range(1000)) + b"u.",
+    "tuples": b"\x80\x02}(" + b"".join(b"J" + struct.pack("<i", i) + b"\x85N" for i in range(10_001)) + b"u.",
+    "copies": b"\x80\x02](" + b"N" * 100_000 + b"eq\x00" + b"cbuiltins\nlist\nh\x00\x85R" * 300 + b".",
+    "text": b"\x80\x02X"
+    + struct.pack("<I", 10**6)
+    + b"x" * 10**6
+    + b"q\x00"
+    + b"c_codecs\nencode\nh\x00\x85R" * 30
+    + b".",
+    "zeros": b"\x80\x02cbuiltins\nbytearray\n" + LONG + b"\x85R.",
+    "state": b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(NK\x00))tR}X\x05\x00\x00\x00shapeK\x07sb.",
+}
 
 
 def _docx(path: Path) -> None:

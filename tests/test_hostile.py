@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+import collections
 import html
 import json
+import pickle
 import re
+import struct
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +23,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from landscape.checkpoints import file_formats
 from landscape.checkpoints.checkpoint import read_checkpoint
 from landscape.cli.main import exit_code
 from landscape.data import cifar
@@ -125,6 +131,66 @@ def test_absurd_files_are_refused_within_bounds(study: Path) -> None:
         and not (name == "pointer.pt" and code == 0)  # an array of pointers beside good weights is never made
     ]
     assert wrong == []
+
+
+@pytest.mark.parametrize(("number", "name"), list(enumerate(hostile.EXPLODING)))
+def test_a_pickle_cannot_ask_for_work_without_end(number: int, name: str, tmp_path: Path) -> None:
+    """Containers that are hashed, compared or printed at twice the cost per level, keys of one hash, copies."""
+    path = tmp_path / "a.pt"
+    if number % 2:
+        hostile.zipped(path, hostile.EXPLODING[name])
+    else:
+        start = [pickle.dumps(content, 2) for content in (0x1950A86A20F9469CFC6C, 1001, {})]
+        path.write_bytes(b"".join(start) + hostile.EXPLODING[name])
+    for read in (file_formats.outline_of, read_checkpoint):
+        with pytest.raises(ValueError, match="is not a readable checkpoint") as caught:
+            read(path)
+        assert str(caught.value).isprintable()
+
+
+def test_checkpoints_with_what_resembles_a_bomb_are_read(tmp_path: Path) -> None:
+    """Shared values, tuples as keys, counters, sets, byte arrays, numbers of a generator's state."""
+    shared = [1, 2, 3]
+    content = {
+        "state_dict": {"weight": torch.ones(2, 3)},
+        "hyper": argparse.Namespace(steps=[shared] * 50, seed=2**127),
+        "done": {(i, "x"): collections.Counter(a=i) for i in range(100)},
+        "other": [{1, 2}, bytearray(b"abc"), collections.OrderedDict(a=shared), complex(1, 2), 10**100],
+    }
+    for zipped in (True, False):
+        torch.save(content, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
+        assert read_checkpoint(tmp_path / "a.pt").taken == "state_dict"
+
+
+def test_two_files_of_one_name_in_an_archive_are_refused(tmp_path: Path) -> None:
+    """One reader would take the first, another the second."""
+    with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
+        for name in ("archive/data.pkl", "archive/DATA.pkl"):
+            archive.writestr(name, b"\x80\x02}.")
+    with pytest.raises(ValueError, match="two files of one name"):
+        read_checkpoint(tmp_path / "a.pt")
+
+
+def test_a_turned_bit_in_a_weight_of_an_archive_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    torch.save({"weight": torch.full((64,), 1.25)}, path)
+    whole = path.read_bytes()
+    turned = bytearray(whole)
+    turned[whole.index(struct.pack("<f", 1.25) * 2) + 40] ^= 4
+    path.write_bytes(turned)
+    with pytest.raises(ValueError, match=r"data/0' in it is damaged: Bad CRC-32.*copy it again"):
+        read_checkpoint(path)
+
+
+def test_an_archive_without_check_sums_is_read(tmp_path: Path) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"weight": torch.ones(3)}, tmp_path / "a.pt")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    with zipfile.ZipFile(tmp_path / "a.pt") as archive:
+        assert not any(member.CRC for member in archive.infolist())
+    assert read_checkpoint(tmp_path / "a.pt").state_dict["weight"].sum() == 3
 
 
 # --- damage: cut at every kilobyte, bits turned, noise ---

@@ -60,16 +60,17 @@ def _program(name: str, member: str) -> FileFormat:
     return FileFormat(name, lambda file: file.holds(member), outline.of_program, load, program=True)
 
 
-def _pickled(name: str, detect: Callable[[Evidence], bool], outline_of: Callable[[Path], Outline]) -> FileFormat:
-    return FileFormat(name, detect, outline_of, partial(safe_load.pickled, outline=outline_of))
-
-
 FORMATS = (  # in the order in which they are tried
     FileFormat("safetensors", _is_safetensors, outline.of_safetensors, safe_load.safetensors),
-    _pickled("pickle", lambda file: not file.start.startswith(b"PK"), outline.of_pickles),  # torch before its archives
+    FileFormat(  # of torch before its archives
+        "pickle",
+        lambda file: not file.start.startswith(b"PK"),
+        outline.of_pickles,
+        partial(safe_load.pickled, outline=outline.of_pickles),
+    ),
     _program("TorchScript", r"constants\.pkl|code/.*"),
     _program("torch.export", r"serialized_exported_program\.json|models/.*\.json"),
-    _pickled("zip", lambda file: "data.pkl" in file.names, outline.of_zip),
+    FileFormat("zip", lambda file: "data.pkl" in file.names, outline.of_zip, safe_load.archived),
 )
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from landscape.checkpoints import restricted_unpickler
-from landscape.checkpoints.raw_files import header, members, unreadable
+from landscape.checkpoints.pickle_bounds import BoundError
+from landscape.checkpoints.raw_files import content_of, header, members, unreadable
 from landscape.results.declared_size import refuse_oversized
 
 MAGIC = 0x1950A86A20F9469CFC6C  # of torch's format before 1.6
@@ -25,11 +26,14 @@ ITEM_BYTES = {
 }  # fmt: skip
 # What torch rebuilds without running code of the file: tensors, storages, and names of dtypes and layouts.
 OF_TORCH = re.compile(
-    r"torch\.(_utils\._rebuild_\w+|_tensor\._rebuild_from_type_v2|(storage\.)?\w*Storage|\w*Tensor|Size|device|Generator"
+    r"torch\.(_utils\._rebuild_\w+|_tensor\._rebuild_from_type_v2|(storage\.|cuda\.)?\w*Storage|Size|device|Generator"
+    r"|(cuda\.)?(sparse\.)?\w*Tensor|bits\d+(x\d)?|per_(tensor|channel)_\w+"
     r"|nn\.parameter\.(Parameter|Buffer|Uninitialized\w+)|serialization\._get_layout|bool|strided|sparse_\w+"
-    r"|(u?int|qu?int|b?float|complex)\d+(_e\w+|x\d)?|\w+_format|channels_last(_3d)?|per_(tensor|channel)_affine)"
+    r"|(u?int|qu?int|b?float|complex)\d+(_e\w+|x\d)?|\w+_format|channels_last(_3d)?)"
 )
 NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)+")  # a damaged pickle may name anything
+LONGEST_NAME = 4096  # of a storage, in characters
+MOST_NUMBERS = 2**63  # along an axis of a tensor
 Names = tuple[str, ...]
 
 
@@ -63,6 +67,8 @@ HARMLESS: Mapping[str, Callable[..., Any]] = {
     "collections.OrderedDict": collections.OrderedDict,
     "collections.Counter": collections.Counter,
     "collections.defaultdict": lambda *_: {},
+    **{f"{place}.bytearray": lambda *words: _bytes(*words) for place in ("builtins", "__builtin__")},
+    **{f"{place}.complex": complex for place in ("builtins", "__builtin__")},
     **{f"{place}.{kind.__name__}": kind for place in ("builtins", "__builtin__") for kind in (list, dict, set)},
 }  # fmt: skip
 
@@ -103,8 +109,9 @@ def of_zip(path: Path) -> Outline:
 
     try:
         with zipfile.ZipFile(path) as archive:
-            name = next(info.filename for info in archive.infolist() if info.filename.partition("/")[2] == "data.pkl")
-            raw = archive.read(name)
+            found = next(info for info in archive.infolist() if info.filename.partition("/")[2] == "data.pkl")
+            with content_of(archive, found) as stream:
+                raw = stream.read()
     except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError) as error:
         raise unreadable(path, str(error) or type(error).__name__) from None
     return _read(path, io.BytesIO(raw), storage)
@@ -153,6 +160,8 @@ def _read(path: Path, stream: Any, storage: Callable[[Any], Any]) -> Outline:
     unpickler = restricted_unpickler.Unpickler(stream, {**HARMLESS, **TENSORS}, storage, encoding="utf-8")
     try:
         content = unpickler.load()
+    except BoundError as error:
+        raise unreadable(path, str(error)) from None
     except MemoryError:
         raise unreadable(path, "its pickle needs more memory than there is") from None
     except Exception as error:  # a damaged pickle raises almost anything
@@ -185,8 +194,10 @@ class _Storage:
         word, kind, key, _, numel = pid[:5]
         if restricted_unpickler.text(word) != "storage" or not isinstance(numel, int) or numel < 0:
             raise ValueError("a reference to something other than a storage")
-        name = str(getattr(kind, "named", "")).rpartition(".")[2]
-        return cls(restricted_unpickler.text(key), name.removesuffix("Storage"), numel)
+        name, key = str(getattr(kind, "named", "")).rpartition(".")[2], restricted_unpickler.text(key)
+        if not isinstance(key, str) or len(key) > LONGEST_NAME or numel > MOST_NUMBERS:
+            raise ValueError("a storage without a name or of no size")
+        return cls(key, name.removesuffix("Storage"), numel)
 
 
 DTYPES = {"Double": "float64", "Float": "float32", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
@@ -197,15 +208,30 @@ def _tensor(storage: _Storage, offset: int, size: Any, stride: Any, *rest: Any) 
     kind = getattr(storage, "kind", "")
     named = [r.named for r in rest[2:3] if isinstance(r, type) and issubclass(r, restricted_unpickler.Inert)]
     dtype = named[0].rpartition(".")[2] if named else DTYPES.get(kind, kind.lower())
+    if not isinstance(size, tuple | list) or len(size) > restricted_unpickler.DIMENSIONS:
+        raise ValueError("a tensor without a shape")
     shape = tuple(size)
-    if not all(isinstance(n, int) and n >= 0 for n in shape):
-        raise ValueError(f"a tensor of shape {shape}")
+    if not all(isinstance(n, int) and 0 <= n < MOST_NUMBERS for n in shape):
+        raise ValueError("a tensor whose shape is not of whole numbers")
     return Entry(shape, dtype)
+
+
+def _bytes(word: bytes | str = b"", *_: object) -> bytes:
+    """The bytes that are in the pickle, not as many zeros as a number in it says."""
+    if isinstance(word, bytes | str):
+        return word if isinstance(word, bytes) else word.encode("latin1")
+    raise ValueError(f"bytes of a {type(word).__name__}")
+
+
+def _rebuilt(function: Any, _kind: Any, arguments: Any, *_: object) -> Any:
+    if function in (dict, set, collections.OrderedDict, collections.Counter):
+        raise ValueError("a tensor that is a container")
+    return function(*arguments)
 
 
 TENSORS: Mapping[str, Callable[..., Any]] = {
     **{f"torch._utils._rebuild_tensor{version}": _tensor for version in ("", "_v2", "_v3")},
     **{f"torch._utils._rebuild_parameter{kind}": lambda data=None, *_: data for kind in ("", "_with_state")},
-    "torch._tensor._rebuild_from_type_v2": lambda function, _kind, arguments, *_: function(*arguments),
+    "torch._tensor._rebuild_from_type_v2": _rebuilt,
     "torch.Size": tuple,
 }

@@ -6,9 +6,10 @@ import hashlib
 import json
 import os
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
 
 from landscape.results.declared_size import EXPANSION, refuse_oversized
 
@@ -16,6 +17,7 @@ from landscape.results.declared_size import EXPANSION, refuse_oversized
 IN_FOLDER = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 INDEX = ".index.json"
 MAX_TEXT = 64 * 2**20  # bytes of a config, an index or a header, far more than those of real models
+CHUNK = 2**20  # bytes read at once
 HEADER = 8  # bytes of the length in front of a safetensors header
 
 
@@ -52,7 +54,33 @@ def members(path: Path) -> dict[str, int]:
     compressed = [info.filename for info in listed if info.compress_type != zipfile.ZIP_STORED]
     if compressed and not any("/code/" in f"/{name}" for name in compressed):
         raise unreadable(path, f"{compressed[0]!r} in it is compressed, which torch.save never does; unpack it first")
-    return {info.filename.partition("/")[2]: info.file_size for info in listed}
+    found = {info.filename.partition("/")[2]: info.file_size for info in listed}
+    if len({name.casefold() for name in found}) < len(listed):  # torch does not distinguish case
+        raise unreadable(path, "it holds two files of one name")
+    return found
+
+
+def content_of(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> IO[bytes]:
+    """A file in an archive, open; torch stores no check sum if it is told so."""
+    if not member.CRC:
+        del member.CRC  # zipfile then checks none
+    return archive.open(member)
+
+
+def check_sums(path: Path) -> None:
+    """Compare every file in a zip archive with its check sum, which torch.load does not: 0.3 s per GB.
+
+    Raises:
+        ValueError: one differs.
+    """
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            try:
+                with content_of(archive, member) as stream:
+                    while stream.read(CHUNK):
+                        pass
+            except (zipfile.BadZipFile, zlib.error, OSError, EOFError, NotImplementedError, RuntimeError) as error:
+                raise unreadable(path, f"{member.filename!r} in it is damaged: {error}; copy it again") from None
 
 
 def header(path: Path) -> dict[str, Any]:

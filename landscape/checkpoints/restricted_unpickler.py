@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import math
 import pickle
@@ -10,6 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
+
+from landscape.checkpoints.pickle_bounds import Budget, check_content
+
+DIMENSIONS = 64  # of an array, as numpy's
 
 
 class Dtype:
@@ -63,6 +68,8 @@ class Array:
             ValueError: the number of values differs from the shape, or they are not plain numbers.
         """
         _, shape, dtype, columns_first, raw = self.state
+        if not isinstance(shape, tuple) or len(shape) > DIMENSIONS or not all(type(n) is int for n in shape):
+            raise ValueError("an array whose shape is not a few whole numbers")
         flat: np.ndarray = dtype.decoded(raw)
         if math.prod(shape) != flat.size:
             raise ValueError(f"an array of shape {shape} with {flat.size} values")
@@ -118,6 +125,10 @@ class Unpickler(pickle._Unpickler):
     ) -> None:
         super().__init__(stream, encoding=encoding)
         self._stand_ins, self._persistent = stand_ins, persistent
+        start = stream.tell()
+        self._size = stream.seek(0, io.SEEK_END)
+        stream.seek(start)
+        self.budget = Budget(self._size)
         self.named: dict[str, None] = {}
 
     def find_class(self, module: str, name: str) -> Any:
@@ -136,9 +147,54 @@ class Unpickler(pickle._Unpickler):
         """Refuse names by extension code: the registry belongs to this process."""
         raise pickle.UnpicklingError("it names an object by extension code")
 
-    def _build(self) -> None:
-        if callable(self.stack[-2]):  # type: ignore[attr-defined]
-            raise pickle.UnpicklingError("it sets the state of a function or a class")
-        super().load_build()  # type: ignore[misc]
+    def load(self) -> Any:
+        """The content of the pickle.
 
-    dispatch: ClassVar[dict[int, Callable[..., None]]] = {**pickle._Unpickler.dispatch, pickle.BUILD[0]: _build}
+        Raises:
+            UnpicklingError: it is damaged, or asks for more than it can hold.
+        """
+        content = super().load()
+        check_content(content, self._size)
+        return content
+
+    def _instantiate(self, kind: Any, arguments: Any) -> None:  # of INST and OBJ
+        self.budget.call(kind, arguments)
+        super()._instantiate(kind, arguments)  # type: ignore[misc]
+
+    dispatch: ClassVar[dict[int, Callable[..., None]]] = {**pickle._Unpickler.dispatch}
+
+
+def _build(unpickler: Any) -> None:
+    """Before BUILD: states are those of objects that take one, none of a function, a class or a shape."""
+    instance, state = unpickler.stack[-2:]
+    if callable(instance) or not (hasattr(instance, "__setstate__") or isinstance(instance, dict | argparse.Namespace)):
+        raise pickle.UnpicklingError("it sets the state of a function, a class or a plain value")
+    for part in state if isinstance(state, tuple) else [state]:
+        unpickler.budget.copy(part)
+
+
+def _call(unpickler: Any) -> None:
+    function, arguments = unpickler.stack[-2:]
+    unpickler.budget.call(function, arguments)
+
+
+def _checked(before: Callable[[Any], None], opcode: int) -> Callable[[Any], None]:
+    load = pickle._Unpickler.dispatch[opcode]
+
+    def step(unpickler: Any) -> None:
+        before(unpickler)
+        load(unpickler)
+
+    return step
+
+
+# The stack holds the values since the last mark.
+CHECKS: Mapping[bytes, Callable[[Any], None]] = {
+    pickle.SETITEM: lambda u: u.budget.keys(u.stack[-2:-1]),
+    **dict.fromkeys((pickle.SETITEMS, pickle.DICT), lambda u: u.budget.keys(u.stack[::2])),
+    **dict.fromkeys((pickle.ADDITEMS, pickle.FROZENSET), lambda u: u.budget.keys(u.stack)),
+    **dict.fromkeys((pickle.REDUCE, pickle.NEWOBJ), _call),
+    pickle.NEWOBJ_EX: lambda u: u.budget.call(u.stack[-3], [u.stack[-2], u.stack[-1]]),
+    pickle.BUILD: _build,
+}
+Unpickler.dispatch.update({opcode[0]: _checked(check, opcode[0]) for opcode, check in CHECKS.items()})

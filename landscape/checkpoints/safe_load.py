@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from landscape.checkpoints.outline import HARMLESS, Outline, refusal
-from landscape.checkpoints.raw_files import header, unreadable
+from landscape.checkpoints.outline import HARMLESS, Outline, of_zip, refusal
+from landscape.checkpoints.raw_files import check_sums, header, unreadable
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -59,6 +59,7 @@ def program(path: Path, trust_pickle: bool, *, kind: str) -> Program:
             f"{path} is a {kind} program, and running it may read and write files; refused. If the file is "
             "your own, give --trust-pickle; otherwise save the state_dict() of its model and name that with --model"
         )
+    check_sums(path)
     try:
         if kind == "TorchScript":
             return Program(torch.jit.load(path, map_location="cpu"))  # type: ignore[no-untyped-call]
@@ -83,6 +84,12 @@ def _fixed_batch_size(program: ExportedProgram) -> int:
     return 0
 
 
+def archived(path: Path, trust_pickle: bool) -> Any:
+    """Load a zip archive of torch.save, as `pickled`, once its check sums are right."""
+    check_sums(path)
+    return pickled(path, trust_pickle, outline=of_zip)
+
+
 def pickled(path: Path, trust_pickle: bool, *, outline: Callable[[Path], Outline]) -> Any:
     """Load a file of torch.save: tensors and plain data alone, or whatever it holds if the user trusts it.
 
@@ -95,7 +102,10 @@ def pickled(path: Path, trust_pickle: bool, *, outline: Callable[[Path], Outline
 
     if trust_pickle:
         return _trusted(path)
-    wanted = outline(path).wanted
+    known = outline(path)
+    wanted = known.wanted
+    if known.content is None and wanted:  # what is behind the first of these names was not looked at
+        raise refusal(path, wanted)
     try:
         with _allowing, torch.serialization.safe_globals([(stand_in, name) for name, stand_in in HARMLESS.items()]):
             return torch.load(path, map_location="cpu", weights_only=True)
