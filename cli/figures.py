@@ -18,6 +18,19 @@ def plot(
     file: Annotated[Path, typer.Argument(help="results file, or the folder of a training run")] = Path("results.h5"),
     out: Annotated[Path, Option(help="folder for the figures")] = Path("figures"),
     format: Annotated[str, Option(help="any of png, pdf, svg, separated by commas")] = "png",
+    figure: Annotated[str, Option(help="only these figures, separated by commas; default: all", metavar="NAME")] = "",
+    only: Annotated[
+        list[str], Option(help="only the checkpoint of this label (* stands for anything); repeatable, in this order")
+    ] = [],  # noqa: B006
+    label: Annotated[list[str], Option(help="write NEW instead of a stored label; repeatable", metavar="OLD=NEW")] = [],  # noqa: B006
+    color: Annotated[
+        list[str], Option(help="colour of a checkpoint, a name or #RRGGBB; repeatable", metavar="LABEL=COLOR")
+    ] = [],  # noqa: B006
+    title: Annotated[str, Option(help="title above every figure")] = "",
+    style: Annotated[str, Option(help="screen, paper (300 dots per inch) or dark")] = "screen",
+    columns: Annotated[
+        int, Option(help="width: 1 or 2 columns of a paper (3.25 or 6.75 in); 0: as each figure needs")
+    ] = 0,
     eigenvalues: Annotated[
         str, Option(help="axis range of the Hessian spectra; default: from the data", metavar="LOW:HIGH")
     ] = "",
@@ -25,15 +38,25 @@ def plot(
     debug: Debug = False,
 ) -> None:
     """Draw every figure that the results allow; for the folder of a training run, its loss and accuracy."""
-    from landscape.options import parse_choices
+    from landscape.options import one_of, parse_choices
+    from landscape.plots import drawing
+    from landscape.plots.selection import Selection, colours, pairs
+    from landscape.plots.theme import STYLES, Theme
 
-    formats = parse_choices("format", format, ("png", "pdf", "svg"))
+    formats = parse_choices("format", format, drawing.FORMATS)
+    one_of("style", style, STYLES)
+    one_of("columns", str(columns), ("0", "1", "2"))
+    theme = Theme(style, columns, title)
     if file.is_dir():
-        from landscape.plots import drawing
-
-        paths = drawing.draw_run(file, out, formats)
+        paths = drawing.draw_run(file, out, formats, theme=theme)
     else:
-        paths = draw(file, out, formats, eigenvalues=parse_eigenvalues(eigenvalues), quiet=quiet)
+        check_not_damaged(file)
+        paths = drawing.draw(
+            file, out, formats, eigenvalues=parse_eigenvalues(eigenvalues), theme=theme,
+            figures=tuple(name.strip() for name in figure.split(",") if name.strip()),
+            selection=Selection(tuple(only), pairs("label", label), colours(color)),
+        )  # fmt: skip
+        _say(file, out, paths, quiet=quiet)
     for path in paths:
         typer.echo(path)
 
@@ -69,9 +92,7 @@ def parse_eigenvalues(text: str) -> tuple[float, float] | None:
     return low, high
 
 
-def draw(
-    file: Path, out: Path, formats: tuple[str, ...], *, eigenvalues: tuple[float, float] | None = None, quiet: bool
-) -> list[Path]:
+def draw(file: Path, out: Path, formats: tuple[str, ...], *, quiet: bool) -> list[Path]:
     """Draw every figure of a results file into a folder; return the files written.
 
     Raises:
@@ -80,8 +101,12 @@ def draw(
     from landscape.plots import drawing
 
     check_not_damaged(file)
-    paths = drawing.draw(file, out, formats=formats, eigenvalues=eigenvalues)
+    paths = drawing.draw(file, out, formats=formats)
+    _say(file, out, paths, quiet=quiet)
+    return paths
+
+
+def _say(file: Path, out: Path, paths: list[Path], *, quiet: bool) -> None:
     if not paths:
         raise ValueError(f"{file} holds nothing finished to draw; run a probe first, for example: landscape surface")
     say(f"{len(paths)} figure{'s' if len(paths) > 1 else ''} in {out}", quiet=quiet)
-    return paths

@@ -1,7 +1,7 @@
 """Choose name, colour, marker and line style of each result by the model's family, the same in every figure.
 
-Vision transformers are red circles and residual networks blue diamonds, as in the papers; every other family has a
-colour of the Okabe-Ito palette, which colour-blind readers can distinguish.
+Vision transformers are red circles and residual networks blue diamonds, as in the papers. Up to twelve checkpoints
+differ in hue, marker and dash, so that colour-blind readers and grey prints can tell them apart.
 """
 
 from __future__ import annotations
@@ -14,22 +14,39 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import xarray as xr
 
+from landscape.plots.theme import dark
+
 if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 Color = str | tuple[float, float, float]
-Line = Literal["-", "--", "-.", ":"]
+Named = Literal["-", "--", "-.", ":", " "]
+Line = Named | tuple[float, tuple[float, ...]]
 # family: pattern in its models' names, colour, marker; the first match counts
 FAMILIES: Mapping[str, tuple[str, Color, str]] = {
     "AlterNet": (r"alter", "#009E73", "s"),
-    "Swin": (r"swin", "#E69F00", "^"),
-    "PiT": (r"(?<![a-z])pit(?![a-z])", "#CC79A7", "v"),
+    "Swin": (r"swin", "#B87900", "^"),
+    "PiT": (r"(?<![a-z])pit(?![a-z])", "#C25FB0", "v"),
     "Mixer": (r"mixer", "#000000", "P"),
     "ViT": (r"vit|deit", "tab:red", "o"),
     "ResNet": (r"resne[xt]t?", "tab:blue", "D"),
 }
-OTHERS: Sequence[tuple[Color, str]] = (("#56B4E9", "X"), ("#999933", "p"), ("#882255", "h"), ("#555555", "*"))
-LINES: Sequence[Line] = ("-", "--", "-.", ":")
+# Every other checkpoint takes the next free pair of these and of the families'. On white all have a contrast of 3 : 1.
+OTHERS: Sequence[tuple[Color, str]] = (
+    ("#00108A", "X"), ("#82574E", "p"), ("#7C7BFF", "*"), ("#385107", "h"), ("#6B276A", "<"), ("#4D4D4D", ">"),
+)  # fmt: skip
+PAIRS: Sequence[tuple[Color, str]] = (*OTHERS, *((color, marker) for _, color, marker in FAMILIES.values()))
+ON_DARK: Mapping[Color, Color] = {
+    "tab:red": "#FF6B6B", "tab:blue": "#5FB0F0", "#009E73": "#2FC79A", "#B87900": "#F4C430", "#C25FB0": "#F49AE0",
+    "#000000": "#FFFFFF", "#00108A": "#5470FF", "#82574E": "#D9A08B", "#7C7BFF": "#A98BFF", "#385107": "#86C232",
+    "#6B276A": "#C44FA0", "#4D4D4D": "#8B949E",
+}  # fmt: skip
+LINES: Sequence[Named] = ("-", "--", "-.", ":")
+# The second cue of checkpoints beside the marker: lines without markers are told apart in grey too.
+DASHES: Sequence[Line] = (
+    "-", "--", "-.", ":", (0, (7, 1.5)), (0, (3, 1, 1, 1, 1, 1)), (0, (1.5, 0.8)), (0, (9, 1.5, 3, 1.5)),
+    (0, (5, 1, 1, 1, 1, 1, 1, 1)), (0, (3, 3)), (0, (10, 3)), (0, (1, 2.5)),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -68,26 +85,29 @@ def look(data: xr.Dataset) -> Look:
 def looks(results: Sequence[xr.Dataset], among: Sequence[xr.Dataset] | None = None) -> list[Look]:
     """Distinct looks for several results.
 
-    Colour and marker belong to the checkpoint (its label): the last one of a family has the pure colour, earlier ones
-    are paler. The line style distinguishes results of one checkpoint, or else checkpoints of one family.
+    Colour and marker belong to the checkpoint (its label): the last one of a known family has the family's, every
+    other one the next pair that is free. The dash distinguishes checkpoints too, and results of one checkpoint.
     `among`: all results of a study, so that a checkpoint looks the same in every figure.
     """
-    families: dict[str, list[str]] = {}
+    families: dict[str, str] = {}  # label: family
+    measured: set[str] = set()  # labels of single networks
     for data in results if among is None else among:
-        labels = families.setdefault(family(data), [])
-        if _label(data) not in labels:
-            labels.append(_label(data))
-    unknown = [name for name in families if name not in FAMILIES]
+        families.setdefault(_label(data), family(data))
+        measured |= {_label(data)} if data.attrs.get("probe") != "ensemble" else set()
+    known = [(label, kind) for label, kind in families.items() if kind in FAMILIES]
+    last = {kind: label for label, kind in sorted(known, key=lambda item: item[0] in measured)}
+    taken = [FAMILIES[kind][1:] for kind in last]
+    free = [pair for pair in PAIRS if pair not in taken] or PAIRS
+    others = [label for label, kind in families.items() if last.get(kind) != label]
+    order = list(families)
     found: list[Look] = []
     seen: list[str] = []
     for data, name in zip(results, names(results), strict=True):
-        kind, label = family(data), _label(data)
-        color, marker = FAMILIES[kind][1:] if kind in FAMILIES else OTHERS[unknown.index(kind) % len(OTHERS)]
-        members = families[kind]
-        later = len(members) - 1 - members.index(label)
-        paleness = 0.6 * later / max(len(members) - 1, 1)
-        line = LINES[(later + seen.count(label)) % len(LINES)]
-        found.append(Look(name, paler(color, paleness) if paleness else color, marker, line))
+        label = _label(data)
+        kind = families[label]
+        color, marker = FAMILIES[kind][1:] if label not in others else free[others.index(label) % len(free)]
+        line = DASHES[(order.index(label) + seen.count(label)) % len(DASHES)]
+        found.append(Look(name, ON_DARK[color] if dark() else color, marker, line))
         seen.append(label)
     return found
 
@@ -97,14 +117,6 @@ def family(data: xr.Dataset) -> str:
     model, label = str(data.attrs.get("model", "")), _label(data)
     matching = (name for text in (model, label) for name in FAMILIES if re.search(FAMILIES[name][0], text.lower()))
     return next(matching, model or label)
-
-
-def paler(color: Color, share: float) -> Color:
-    """A colour mixed with white."""
-    from matplotlib.colors import to_rgb
-
-    red, green, blue = ((1 - share) * part + share for part in to_rgb(color))
-    return red, green, blue
 
 
 def names(results: Sequence[xr.Dataset]) -> list[str]:

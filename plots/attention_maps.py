@@ -12,6 +12,7 @@ from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.headlines import Numbers
 from landscape.plots.mosaic import mosaic
+from landscape.plots.theme import page_width
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,14 +54,14 @@ def draw(data: xr.Dataset, ax: Axes) -> Axes:
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """The networks one below the other."""
     rows = [min(IMAGES, len(data["image"])) * len(data["query"]) for data in results]
-    height = sum(rows) * style.PAGE / (COLUMNS + 1) + 0.3 * len(rows)
+    height = sum(rows) * page_width() / (COLUMNS + 1) + 0.3 * len(rows)
     shown = max(min(IMAGES, len(data["image"])) for data in results)
     note = f"Drawn: the first {shown} of them. Cross: the query."
     figure = style.page(results, looks, height=height, note=note)
     grid = figure.subplots(len(results), 1, squeeze=False, gridspec_kw={"height_ratios": rows})
     for data, look, ax in zip(results, looks, grid[:, 0], strict=True):
         draw(data, ax)
-        ax.set_title(style.fitted(look.label, style.PAGE, style.SMALL + 1), fontsize=style.SMALL + 1, loc="left")
+        ax.set_title(style.fitted(look.label, page_width(), style.SMALL + 1), fontsize=style.SMALL + 1, loc="left")
     widest = max(ax.get_xlim()[1] for ax in grid[:, 0])
     for ax in grid[:, 0]:
         ax.set_xlim(0, widest)  # pictures of one size, however many layers a network has

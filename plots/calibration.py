@@ -13,6 +13,7 @@ from landscape.plots.appearance import Look, parameters_of
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers
+from landscape.plots.theme import ground, muted, page_width
 from landscape.results import calibration as statistics
 from landscape.results.paired import comparable
 from landscape.results.statistics import QUANTILE
@@ -35,7 +36,7 @@ def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) 
     """
     look = look or look_of(data)
     ax = axes[0]
-    ax.plot([0, 1], [0, 1], color="0.6", linewidth=0.7, linestyle="--", zorder=0)
+    ax.plot([0, 1], [0, 1], color=muted(), linewidth=0.7, linestyle="--", zorder=0)
     for prefix, alpha, face in (("scaled_", 0.6, "white"), ("", 1.0, look.color)):
         confidence, accuracy, low, high = diagram(data, prefix)
         ax.errorbar(
@@ -50,7 +51,7 @@ def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) 
             how = {"fill": False, "linestyle": ":"} if prefix else {"alpha": 0.35}
             axes[1].bar(middle, share, width=width, color=look.color, edgecolor=look.color, linewidth=0.8, **how)
     ax.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
-    behind = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1.5}
+    behind = {"facecolor": ground(), "alpha": 0.8, "linewidth": 0, "pad": 1.5}
     ax.text(
         0.98, 0.03, words(data), transform=ax.transAxes, ha="right", va="bottom", fontsize=style.SMALL, bbox=behind,
         zorder=4,
@@ -65,7 +66,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     compared = comparable(results)
     columns = min(COLUMNS, max(2, len(results)))
     rows = -(-len(results) // columns)
-    side = style.PAGE / columns
+    side = page_width() / columns
     below = differences.height(len(compared))
     note = f"{NOTE} Open markers, dotted: after temperature scaling, on the half of the samples it was not fitted on."
     if compared:
@@ -85,7 +86,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
                 ax.remove()
             continue
         draw(results[k], axes, look=looks[k])
-        size = style.RC["axes.titlesize"] if columns < 3 else style.SMALL
+        size = style.title_size(columns)
         axes[0].set_title(style.fitted(looks[k].label, side, size), fontsize=size)
         axes[0].set_xlabel("")
         for ax in axes if k % columns else ():

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import looks as looks_of
+from landscape.plots.theme import panel_width
 
 MEANING = (
     "Networks to the left fit their training data better, those further down generalise better: a network that is left "
@@ -49,7 +50,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     for handle in handles:
         handle.set_linestyle("none")
     figure = style.page(
-        both, named, height=2.6, width=style.COLUMN, legend=handles, caption=style.protocol(tested, shown),
+        both, named, height=2.6, width=panel_width(), legend=handles, caption=style.protocol(tested, shown),
         note="NLL: of the train split. Bars: 95 % intervals over samples.",
     )  # fmt: skip
     ax = figure.subplots()

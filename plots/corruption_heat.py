@@ -11,6 +11,7 @@ from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.corruption import METRICS, short_names
 from landscape.plots.figure import Axes, Figure
+from landscape.plots.theme import page_width
 
 MEANING = (
     "The score of every corruption (rows) at every severity (columns), each kind of score on one scale for all "
@@ -47,7 +48,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         limits = limits_of(results, metric)
         for row, (data, look) in enumerate(zip(results, looks, strict=True)):
             ax = draw(data, grid[row, column], metric=metric, limits=limits)
-            title = style.fitted(look.label, 0.75 * style.PAGE / len(METRICS), 8, lines=1)
+            title = style.fitted(look.label, 0.75 * page_width() / len(METRICS), 8, lines=1)
             ax.set_title(f"{title}: {name}" if column == 0 else name, fontsize=7)
             ax.set_xlabel("severity" if row == len(results) - 1 else "")
     return figure

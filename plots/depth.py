@@ -12,6 +12,7 @@ from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
+from landscape.plots.theme import ground
 
 ERRORS = "Error bars: standard error over samples."
 NOTE = f"Bands: self-attention (grey), blocks that reduce the map (blue), smoothing (green, hollow). {ERRORS}"
@@ -40,7 +41,7 @@ def over_depth(data: xr.Dataset, ax: Axes, quantity: str, *, look: Look | None =
     )  # fmt: skip
     smooth = (data["kind"].values == "smoothing")[shown] if "kind" in data else np.zeros_like(values, dtype=bool)
     ax.plot(
-        depth[smooth], values[smooth], color=look.color, marker=look.marker, linestyle="", markerfacecolor="white",
+        depth[smooth], values[smooth], color=look.color, marker=look.marker, linestyle="", markerfacecolor=ground(),
         markersize=3.5 if shown.sum() <= 30 else 2, zorder=5,
     )  # fmt: skip
     ax.set(xlabel="normalised depth", xlim=(-0.03, 1.03))

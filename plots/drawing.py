@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import logging
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -15,16 +16,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
-from landscape.options import OptionError
-from landscape.plots import FIGURES, IMPORTED, STUDIES, style
-from landscape.plots.appearance import looks
+from landscape.options import OptionError, require
+from landscape.plots import FIGURES, IMPORTED, STUDIES
+from landscape.plots.selection import Selection, Stored
+from landscape.plots.theme import SCREEN, Theme, applied
 from landscape.results import reader
 from landscape.results.replacing import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+EVERYTHING = Selection()
 FORMATS = ("png", "pdf", "svg")
+NAMES = (*FIGURES, *STUDIES)
 # No creation date in the files: equal figures are equal files.
 _METADATA: Mapping[str, dict[str, None]] = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
 _log = logging.getLogger(__name__)
@@ -36,15 +40,19 @@ def draw(
     formats: Sequence[str] = ("png",),
     probes: Sequence[str] | None = None,
     *,
+    figures: Sequence[str] = (),
+    selection: Selection = EVERYTHING,
+    theme: Theme = SCREEN,
     eigenvalues: tuple[float, float] | None = None,
 ) -> list[Path]:
     """Draw every figure that the results allow, all results of a probe in one; return the files written.
 
-    Results with nothing finished are left out and logged; `left_out` lists them. `eigenvalues` is the axis range of
-    the max-eigenvalue spectra, such as (-120, 900) in the paper; default: from the data.
+    Results with nothing finished are left out and logged; `left_out` lists them. `figures` are the names of those to
+    draw (default: all). `eigenvalues` is the axis range of the max-eigenvalue spectra, such as (-120, 900) in the
+    paper; default: from the data.
 
     Raises:
-        OptionError: a format or a probe is unknown.
+        OptionError: a format, a probe, a figure or a label is unknown.
         FileNotFoundError, ValueError: there is no results file, or `out` is not a folder.
     """
     for name in formats:
@@ -54,23 +62,29 @@ def draw(
     for name in probes or ():
         if name not in known:
             raise OptionError(f"no figure shows the probe {name}; expected {', '.join(sorted(known))}")
-    stored, folder = reader.by_checkpoint(reader.groups(path)), Path(out)
+    for name in figures:
+        check_name(name)
+    folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file, expected a folder for the figures; give another --out")
-    for group in _left_out(stored):
+    stored = reader.groups(path)
+    everything = selection.of(reader.by_checkpoint(stored))
+    for group in _left_out(everything):
         _log.info("no figure of %s yet", group)
-    everything = [data for _, data in stored]
     written = []
-    for figure in FIGURES.values():
-        if probes is not None and figure.probe not in probes:
-            continue
-        results = figure.selected([data for name, data in stored if name.partition("/")[0] == figure.probe])
-        if results:
-            page = partial(figure.module.page, results, looks(results, among=everything))
-            if figure.name == "hessian" and eigenvalues is not None:
+    with applied(theme):
+        for name, page in _pages(everything, selection, probes, figures):
+            if name == "hessian" and eigenvalues is not None:
                 page.keywords["ranges"] = ((eigenvalues[0], 0.0), (0.0, eigenvalues[1]))
-            written += _save(figure.name, page, folder, formats)
-    return written + (draw_studies(path, out, formats) if probes is None else [])
+            written += _save(name, page, folder, formats)
+        if probes is None:
+            studies = [name for name in STUDIES if name in figures or not figures]
+            written += _save_studies(selection.of(stored), folder, formats, studies)
+    drawn = {file.stem.partition("-")[0] for file in written}
+    for name in figures:
+        if name not in drawn:
+            _log.info("no figure %s: %s", name, _needs(name))
+    return written
 
 
 def draw_studies(
@@ -80,18 +94,44 @@ def draw_studies(
 
     They are named like the study, several of one kind with their labels: `smoothing.png`, `smoothing-LABEL.png`.
     """
+    with applied(SCREEN):
+        return _save_studies(reader.groups(path), Path(out), formats, names)
+
+
+def _pages(
+    stored: Stored, selection: Selection, probes: Sequence[str] | None, figures: Sequence[str]
+) -> Iterator[tuple[str, partial[Figure]]]:
+    """Name and drawing of every figure that the results allow."""
+    everything = [data for _, data in stored]
+    for figure in FIGURES.values():
+        if (probes is not None and figure.probe not in probes) or (figures and figure.name not in figures):
+            continue
+        results = figure.selected([data for name, data in stored if name.partition("/")[0] == figure.probe])
+        if results:
+            yield figure.name, partial(figure.module.page, results, selection.looks(results, everything))
+
+
+def _needs(name: str) -> str:
+    """What a figure needs that the file does not hold, in words."""
+    if name in STUDIES:
+        return f"run landscape {name} first"
+    figure = FIGURES[name]
+    return f"the results hold no finished {', '.join(figure.needs)} of landscape {figure.probe}"
+
+
+def _save_studies(stored: Stored, folder: Path, formats: Sequence[str], names: Sequence[str]) -> list[Path]:
     written = []
     for name in names:
         module = import_module(f"landscape.plots.{STUDIES[name]}")
-        found = module.studies(reader.groups(path))
+        found = module.studies(stored)
         for study in found:
             label = re.sub(r"[^\w.+-]", "_", study.label)
             file = f"{name}-{label}" if len(found) > 1 else name
-            written += _save(file, partial(module.page, study), Path(out), formats)
+            written += _save(file, partial(module.page, study), folder, formats)
     return written
 
 
-def draw_run(folder: Path, out: Path, formats: Sequence[str] = ("png",)) -> list[Path]:
+def draw_run(folder: Path, out: Path, formats: Sequence[str] = ("png",), *, theme: Theme = SCREEN) -> list[Path]:
     """Draw loss and accuracy of a training run from its `metrics.csv`; return the files written, `curves.*`.
 
     Raises:
@@ -110,14 +150,16 @@ def draw_run(folder: Path, out: Path, formats: Sequence[str] = ("png",)) -> list
         raise ValueError(f"{file} is not the table of a training run ({error}); train again, or delete it") from None
     if not lines:
         raise ValueError(f"{file} holds no finished epoch yet; wait for the first")
-    return _save("curves", lambda: curves.page(run, folder.resolve().name), out, formats)
+    with applied(theme):
+        return _save("curves", lambda: curves.page(run, folder.resolve().name), out, formats)
 
 
 def draw_build_up(rows: Sequence[Mapping[str, Any]], out: Path | str, formats: Sequence[str] = ("png",)) -> list[Path]:
     """Draw accuracy and loss of networks by their number of self-attentions; return the files, `build_up.*`."""
     from landscape.plots import build_up
 
-    return _save("build_up", partial(build_up.page, rows), Path(out), formats)
+    with applied(SCREEN):
+        return _save("build_up", partial(build_up.page, rows), Path(out), formats)
 
 
 def left_out(path: Path | str) -> list[str]:
@@ -125,7 +167,13 @@ def left_out(path: Path | str) -> list[str]:
     return _left_out(reader.groups(path))
 
 
-def _left_out(stored: Sequence[tuple[str, xr.Dataset]]) -> list[str]:
+def check_name(name: str) -> None:
+    """Raise an OptionError unless a figure has this name."""
+    near = difflib.get_close_matches(name, NAMES, 5, cutoff=0.4) or NAMES[:5]
+    require(name in NAMES, "figure", name, f"the name of a figure, such as {', '.join(near)}")
+
+
+def _left_out(stored: Stored) -> list[str]:
     def drawn(probe: str, data: xr.Dataset) -> bool:
         return probe in IMPORTED or any(figure.drawable(data) for figure in FIGURES.values() if figure.probe == probe)
 
@@ -134,11 +182,9 @@ def _left_out(stored: Sequence[tuple[str, xr.Dataset]]) -> list[str]:
 
 def _save(name: str, page: Callable[[], Figure], folder: Path, formats: Sequence[str]) -> list[Path]:
     """Draw one figure and write it in every format."""
-    import matplotlib
-
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.{extension}" for extension in formats]
-    with matplotlib.rc_context(style.RC), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a label in any script is welcome
         figure = page()
         for path, extension in zip(paths, formats, strict=True):

@@ -13,6 +13,7 @@ from landscape.plots import hessian, style, surface
 from landscape.plots.appearance import Look, escaped
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.smoothing_study import members_of
+from landscape.plots.theme import page_width
 
 MEANING = (
     "A column per network: contours of the loss as it is and of the mean prediction over dropout masks, on levels that "
@@ -77,7 +78,7 @@ def page(study: Study) -> Figure:
     surfaces = [data for one in networks for (probe, _), data in one.results.items() if probe == "surface"]
     spectra = [data for one in networks for (probe, _), data in one.results.items() if probe == "hessian"]
     kinds = [kind for kind in KINDS if any(("surface", kind) in one.results for one in networks)]
-    side = (style.PAGE - 0.9) / len(networks)
+    side = (page_width() - 0.9) / len(networks)
     shown = [*surfaces, *spectra]
     looks = [Look(str(data.attrs.get("label", ""))) for data in shown]
     note = (

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
+from landscape.plots.theme import PAGE, muted, page_width, panel_width
 
 MEANING = (
     "The largest (to the right) and the smallest (to the left) eigenvalue of each layer's diagonal block of the "
@@ -30,7 +31,7 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
     for (mean, error), alpha in zip(ends, (1.0, 0.45), strict=True):
         ax.barh(rows, mean, xerr=error, height=0.75, color=look.color, alpha=alpha,
                 error_kw={"elinewidth": 0.6, "ecolor": "0.25"})  # fmt: skip
-    ax.axvline(0, color="0.3", linewidth=0.6)
+    ax.axvline(0, color=muted(), linewidth=0.6)
     sizes = np.abs(ends[0][0][np.isfinite(ends[0][0])])
     if sizes.size and sizes.max() > 20 * np.median(sizes) > 0:
         style.asinh(ax, "x", float(np.quantile(sizes, 0.25)) or float(np.median(sizes)))
@@ -44,7 +45,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     layers = max(data.sizes["group"] for data in results)
     columns = min(len(results), 3)
     rows = -(-len(results) // columns)
-    width = style.PAGE if columns > 1 else 0.75 * style.PAGE
+    width = page_width() if columns > 1 else panel_width(0.75 * PAGE)
     figure = style.page(results, looks, height=rows * (0.55 + ROW * layers), width=width)
     axes = figure.subplots(rows, columns, squeeze=False)
     for ax in axes.flat[len(results) :]:

@@ -36,7 +36,7 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """All results in one panel, the rank correlation in the legend."""
     legend = [
-        replace(look, label=f"{look.label}: {_numbers(data)}", line=" ").legend_handle()  # type: ignore[arg-type]
+        replace(look, label=f"{look.label}: {_numbers(data)}", line=" ").legend_handle()
         for data, look in zip(results, looks, strict=True)
     ]
     figure = style.page(results, looks, height=2.3, legend=legend)

@@ -12,6 +12,7 @@ import xarray as xr
 from landscape.plots import style
 from landscape.plots.appearance import LINES, OTHERS, escaped, looks
 from landscape.plots.figure import Axes, Figure
+from landscape.plots.theme import panel_width
 from landscape.results.statistics import share_interval
 
 MEANING = (
@@ -71,7 +72,7 @@ def page(study: Study) -> Figure:
         "encoders trained by reconstruction (mim), at 1 by contrast (simclr), level lines: others."
     )
     figure = style.page(
-        study.measured, shown, height=2.6, width=5.0, legend=legend, caption=caption,
+        study.measured, shown, height=2.6, width=panel_width(5.0), legend=legend, caption=caption,
         note=note if study.measured else "",
     )  # fmt: skip
     ax = figure.subplots()

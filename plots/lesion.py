@@ -13,6 +13,7 @@ from landscape.plots import style
 from landscape.plots.appearance import Look, escaped
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers, change, largest_change
+from landscape.plots.theme import ink, page_width
 
 MEANING = (
     "The accuracy a network loses, and the loss it gains, when one unit is removed from it, without retraining; error "
@@ -44,7 +45,7 @@ def bars(data: xr.Dataset, ax: Axes, quantity: str, label: str) -> Axes:
     colors = [KINDS.get(str(kind), KINDS["other"]) for kind in data["kind"].values]
     ax.bar(unit, height, color=colors, width=0.8, yerr=data[f"{quantity}_se"].fillna(0.0).values, zorder=2,
            error_kw={"elinewidth": 0.6, "ecolor": "0.25"})  # fmt: skip
-    ax.axhline(0.0, color="k", linewidth=0.5)
+    ax.axhline(0.0, color=ink(), linewidth=0.5)
     stage = data["stage"].values
     edges = np.r_[0, np.flatnonzero(np.diff(stage)) + 1, len(stage)]
     for turn, (first, end) in enumerate(pairwise(edges)):
@@ -83,7 +84,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     for data, look, row in zip(results, looks, rows, strict=True):
         axes = [bars(data, next(free), quantity, LABELS[quantity]) for quantity in row]
         name_units(data, axes[-1])
-        axes[0].set_title(style.fitted(look.label, style.PAGE, 8, lines=1), loc="left")
+        axes[0].set_title(style.fitted(look.label, page_width(), 8, lines=1), loc="left")
         drops += axes[: len(row) - 1]
     limits = [ax.get_ylim() for ax in drops]
     for ax in drops:  # one scale for all networks

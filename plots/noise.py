@@ -13,6 +13,7 @@ from landscape.plots.appearance import Look, parameters_of
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers, change, largest_change
+from landscape.plots.theme import ink
 
 MEANING = (
     "The accuracy a network loses when noise of one band of frequencies is added to its inputs: where a curve is high, "
@@ -34,7 +35,7 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
     half = QUANTILE * data[f"{quantity}_se"].fillna(0.0).values[shown]
     ax.fill_between(band, drop - half, drop + half, color=look.color, alpha=0.18, linewidth=0)
     ax.plot(band, drop, color=look.color, marker=look.marker, linestyle=look.line, label=look.label)
-    ax.axhline(0.0, color="k", linewidth=0.5)
+    ax.axhline(0.0, color=ink(), linewidth=0.5)
     ax.set(xlabel="frequency of the noise", ylabel=quantity.replace("_", " "), xlim=(0, 1))
     ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", r"0.25$\pi$", r"0.5$\pi$", r"0.75$\pi$", r"$\pi$"])
     return ax

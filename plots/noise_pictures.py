@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.mosaic import mosaic
+from landscape.plots.theme import page_width
 
 MEANING = (
     "What the networks were given: the frequencies that each band passes (bright, zero frequency in the centre), the "
@@ -36,7 +37,7 @@ def draw(data: xr.Dataset, ax: Axes) -> Axes:
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """The first result."""
     count = len(results[0]["band"]) + 1
-    height = style.PAGE * (2 + min(ROWS, len(results[0]["picture"]))) / count
+    height = page_width() * (2 + min(ROWS, len(results[0]["picture"]))) / count
     figure = style.page(results, looks, height=height)
     draw(results[0], figure.subplots())
     return figure

@@ -15,6 +15,7 @@ from landscape.plots import style
 from landscape.plots.appearance import Look, escaped
 from landscape.plots.plane import annotate, axis_label, complete_cells
 from landscape.plots.surface import add_colour_bar, contour_levels, fill_contours
+from landscape.plots.theme import PAGE, page_width, panel_width
 
 MEANING = (
     "Snapshots of a run projected onto the plane that holds most of its path (or the checkpoints that span a plane), "
@@ -43,7 +44,7 @@ def draw(data: xr.Dataset, ax: Axes, *, levels: np.ndarray | None = None) -> Axe
         annotate(ax, data, float(along[i]), float(across[i]), _name(data, i))
     ax.set(xlim=(x[0], x[-1]), ylim=(y[0], y[-1]))
     for name, label in (("x", ax.set_xlabel), ("y", ax.set_ylabel)):
-        label(style.fitted(axis_label(data, name), 0.35 * style.PAGE, 7), fontsize=7)
+        label(style.fitted(axis_label(data, name), 0.35 * page_width(), 7), fontsize=7)
     return ax
 
 
@@ -53,7 +54,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     note = "A star: the weights through which the plane passes."
     columns = min(len(results), 2)
     rows = math.ceil(len(results) / columns)
-    width = style.PAGE if columns > 1 else 0.7 * style.PAGE
+    width = page_width() if columns > 1 else panel_width(0.7 * PAGE)
     figure = style.page(results, looks, height=2.4 * rows, width=width, note=note)
     grid = figure.subplots(rows, columns, squeeze=False)
     for spare in grid.flat[len(results) :]:

@@ -10,6 +10,7 @@ import xarray as xr
 
 from landscape.plots import style
 from landscape.plots.appearance import Look, escaped
+from landscape.plots.theme import missing, muted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +24,7 @@ NBSP = "\u00a0"  # keeps units on one line where labels are broken
 def draw_cells(ax: Axes, data: xr.Dataset, quantity: str, norm: Normalize) -> np.ma.MaskedArray[Any, Any]:
     """Draw one cell per grid point, grey without a finite value; returns the masked values, (y, x)."""
     shown = np.ma.masked_invalid(data[quantity].transpose("y", "x").values)
-    ax.set_facecolor("0.88")
+    ax.set_facecolor(missing())
     ax.pcolormesh(data["x"].values, data["y"].values, shown, cmap=COLORS, norm=norm, shading="nearest", rasterized=True)
     return shown
 
@@ -36,7 +37,7 @@ def complete_cells(loss: np.ndarray) -> np.ndarray:
 
 def say_too_few_points(ax: Any) -> None:
     """Write on three-dimensional axes why they are empty."""
-    ax.text2D(0.5, 0.5, "too few points yet", transform=ax.transAxes, ha="center", color="0.5")
+    ax.text2D(0.5, 0.5, "too few points yet", transform=ax.transAxes, ha="center", color=muted())
 
 
 def label_axes(data: xr.Dataset, ax: Axes, *, xlim: tuple[float, float], ylim: tuple[float, float]) -> None:

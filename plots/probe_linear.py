@@ -11,6 +11,7 @@ from landscape.plots import depth
 from landscape.plots.appearance import Look, parameters_of
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers, finite, first_and_last
+from landscape.plots.theme import muted
 
 MEANING = (
     "How well a linear classifier tells the classes apart from the frozen features of each layer, fitted on the train "
@@ -28,7 +29,7 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shade: bool = 
         return ax
     intact = float(data.attrs.get("intact_accuracy", np.nan))
     if np.isfinite(intact):
-        ax.axhline(intact, color="0.35", linestyle=":", linewidth=0.9)
+        ax.axhline(intact, color=muted(), linestyle=":", linewidth=0.9)
     return ax
 
 

@@ -40,7 +40,7 @@ def draw(
     step = max(1, -(-len(rows) // MOST))
     ax.set_yticks(range(0, len(rows), step), rows[::step])
     ax.set_ylim(len(rows) - 0.4, -0.6)
-    ax.grid(axis="y", color="0.9", linewidth=0.5)
+    ax.grid(axis="y", linewidth=0.5)
     ax.set_axisbelow(True)
     return ax
 

@@ -15,6 +15,7 @@ from landscape.plots.appearance import Look, escaped, loss_label
 from landscape.plots.plane import axis_label
 from landscape.plots.surface import contour_levels
 from landscape.plots.surface import draw as draw_contours
+from landscape.plots.theme import muted, page_width
 
 MEANING = (
     "The loss along the eigenvectors of the smallest and the largest Hessian eigenvalue, and (dashed) the quadratic "
@@ -63,7 +64,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     legend = [
         Line2D([], [], color=X, label="along x: smallest eigenvalue"),
         Line2D([], [], color=Y, label="along y: largest eigenvalue"),
-        Line2D([], [], color="0.4", linestyle="--", label="quadratic model"),
+        Line2D([], [], color=muted(), linestyle="--", label="quadratic model"),
     ]
     note = "Band: two standard errors of the rise over the checkpoint's loss, paired over samples."
     figure = style.page(results, looks, height=2.9 * len(results), legend=legend, note=note)
@@ -71,7 +72,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     for data, look, axes in zip(results, looks, rows, strict=True):
         draw(data, tuple(axes))
         curvatures = escaped(f"curvature {data.attrs['curvature_x']:.3g} and {data.attrs['curvature_y']:.3g}")
-        axes[0].set_title(style.fitted(look.label, style.COLUMN, style.SMALL), fontsize=style.SMALL)
+        axes[0].set_title(style.fitted(look.label, page_width() / 2, style.SMALL), fontsize=style.SMALL)
         axes[1].set_title(curvatures, fontsize=style.SMALL)
         for set_label, axis in ((axes[0].set_xlabel, "x"), (axes[0].set_ylabel, "y")):
             set_label(style.fitted(axis_label(data, axis), 2.4, style.SMALL), fontsize=style.SMALL)

@@ -12,6 +12,7 @@ from landscape.plots.appearance import LINES, Look, escaped
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers
+from landscape.plots.theme import muted
 
 MEANING = (
     "Scores of predictions that are averaged over neighbouring frames, against how far the average reaches: where the "
@@ -57,7 +58,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         handle.set_linestyle("none")  # colours and markers are of networks, line styles of predictions
     kinds = kinds_of(results)
     legend += [
-        Line2D([], [], color="0.3", linestyle=line, label=kind) for kind, line in zip(kinds, LINES, strict=False)
+        Line2D([], [], color=muted(), linestyle=line, label=kind) for kind, line in zip(kinds, LINES, strict=False)
     ]
     styles = "; ".join(f"{style.LINE_WORDS[line]}: {kind}" for kind, line in zip(kinds, LINES, strict=False))
     note = (

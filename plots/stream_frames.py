@@ -12,6 +12,7 @@ from landscape.plots.appearance import Look, parameters_of
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.stream import best, window
+from landscape.plots.theme import missing
 
 MEANING = (
     "The probability of the true class in every frame: a single pass flickers where the network is unsure, and the "
@@ -28,7 +29,7 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
     look = look or look_of(data)
     length = int(parameters_of(data).get("clip_length", 0))
     for start in range(length, min(MOST, data.sizes["frame"]), length) if length else ():
-        ax.axvline(start - 0.5, color="0.85", linewidth=0.6)
+        ax.axvline(start - 0.5, color=missing(), linewidth=0.6)
     frames = data.isel(prediction=0, frame=slice(MOST))
     x = frames["frame"].values
     for row, (i, color, width) in enumerate(((0, "0.55", 0.7), (best(data), look.color, 1.2))):

@@ -11,6 +11,10 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots.appearance import Look, escaped
+from landscape.plots.theme import COLUMN as COLUMN
+from landscape.plots.theme import PAGE as PAGE
+from landscape.plots.theme import RC as RC
+from landscape.plots.theme import muted, narrow, page_width, panel_width, title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,18 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-COLUMN, PAGE = 3.25, 6.75  # inches: one column of a paper, both columns
-RC: dict[Any, Any] = {
-    "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8,
-    "xtick.labelsize": 7, "ytick.labelsize": 7, "legend.fontsize": 7,
-    "axes.linewidth": 0.6, "xtick.major.width": 0.6, "ytick.major.width": 0.6,
-    "lines.linewidth": 1.2, "lines.markersize": 3.5, "axes.spines.top": False, "axes.spines.right": False,
-    "figure.dpi": 100, "savefig.dpi": 200,
-    "pdf.fonttype": 42, "ps.fonttype": 42,  # TrueType, which publishers ask for
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "landscape",  # equal figures are equal files
-}  # fmt: skip
-LINE_WORDS = {"-": "solid", "--": "dashed", "-.": "dash-dotted", ":": "dotted"}
+LINE_WORDS: dict[str, str] = {"-": "solid", "--": "dashed", "-.": "dash-dotted", ":": "dotted"}
 SMALL = 6  # pt, of captions
 LINE = 1.35 * SMALL / 72  # inches per line of a caption
 LEGEND_LINE = 0.135  # inches per row of a legend
@@ -40,7 +33,7 @@ def page(
     looks: Sequence[Look],
     *,
     height: float,
-    width: float = PAGE,
+    width: float | None = None,
     legend: Sequence[Line2D | Patch] = (),
     note: str = "",
     caption: str = "",
@@ -48,11 +41,13 @@ def page(
     """An empty figure with a legend, the protocol and a note below the space for its axes.
 
     Their size is estimated first, so that nothing overlaps or is cut off. `height` is that of the space for the axes,
-    `width` that of the figure, in inches. The legend has as many columns as fit. A caption replaces the protocol.
+    `width` that of the figure (default: that of the style), in inches. The legend has as many columns as fit. A caption
+    replaces the protocol.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    width = width or page_width()
     # A digit of DejaVu Sans is 0.64 em wide, running text 0.55: the estimate errs on the safe side.
     text = f"{caption or protocol(results, looks)} {note}".strip()
     under = textwrap.wrap(text, int(72 * width / (0.56 * SMALL)))
@@ -61,15 +56,18 @@ def page(
     longest = max(map(len, labels), default=0)
     columns = max(1, min(len(labels), int(72 * width / (0.6 * size * (longest + 8)))))
     rows = math.ceil(len(labels) / columns) + sum(label.count("\n") for label in labels)
+    heading = fitted(escaped(title()), width, RC["font.size"] + 1)
     caption_height = len(under) * LINE + 0.06
     legend_height = rows * LEGEND_LINE + (0.12 if legend else 0.0)
-    total = height + caption_height + legend_height
+    total = height + caption_height + legend_height + (0.19 * (heading.count("\n") + 1) if heading else 0.0)
     figure = Figure(figsize=(width, total), layout="compressed")
     FigureCanvasAgg(figure)
     bottom = (caption_height + legend_height) / total
     figure.get_layout_engine().set(rect=(0.0, bottom, 1.0, 1.0 - bottom))  # type: ignore[union-attr, call-arg]
-    small: dict[str, Any] = {"fontsize": SMALL, "color": "0.3", "linespacing": 1.2}
+    small: dict[str, Any] = {"fontsize": SMALL, "color": muted(), "linespacing": 1.2}
     figure.text(0.5, 0.03 / total, "\n".join(under), ha="center", va="bottom", **small)
+    if heading:
+        figure.suptitle(heading, fontsize=RC["font.size"] + 1)
     if legend:
         figure.legend(
             handles=list(legend), labels=labels, fontsize=size, ncols=columns, loc="lower center",
@@ -96,13 +94,14 @@ def panels(
     The fraction `bar` of the width stays free, for a colour bar.
     """
     n = len(results) + len(also)
-    columns = {1: 1, 2: 2, 3: 3, 4: 2, 5: 3, 6: 3}.get(n, 4)
+    columns = min(n, 2) if narrow() else {1: 1, 2: 2, 3: 3, 4: 2, 5: 3, 6: 3}.get(n, 4)
     rows = math.ceil(n / columns)
-    width = COLUMN if n == 1 else PAGE
-    size = RC["axes.titlesize"] if columns < 3 else SMALL
+    width = panel_width() if n == 1 else page_width()
+    size = title_size(columns)
+    aspect *= 0.5 if width == PAGE and n == 1 else 1.0  # a single panel need not be as high as the page
     titles = [fitted(look.label, (1 - bar) * width / columns, size) for look in looks]
     titles += also
-    lines = max(title.count("\n") + 1 for title in titles)
+    lines = max(text.count("\n") + 1 for text in titles)
     height = rows * (aspect * width / columns + lines * 1.3 * size / 72 + 0.1)
     figure = page(results, looks, height=height, width=width, legend=legend, note=note)
     grid = figure.subplots(
@@ -111,8 +110,8 @@ def panels(
     for ax in grid.flat[n:]:
         ax.remove()
     axes = list(grid.flat[:n])
-    for i, (ax, title) in enumerate(zip(axes, titles, strict=True)):
-        ax.set_title(title, fontsize=size)
+    for i, (ax, text) in enumerate(zip(axes, titles, strict=True)):
+        ax.set_title(text, fontsize=size)
         if share and i + columns >= n:
             ax.tick_params(labelbottom=True)  # the lowest of its column, though perhaps not in the last row
     return figure, axes
@@ -126,11 +125,16 @@ def label_outer(axes: Sequence[Axes], *, same: bool = True) -> None:
         if place is None:
             continue
         columns = place.get_gridspec().ncols
-        size = RC["axes.labelsize"] if columns < 3 else SMALL
-        side = (0.75 if same else 0.55) * PAGE / columns if len(axes) > 1 else COLUMN
+        size = title_size(columns)
+        side = (0.75 if same else 0.55) * page_width() / columns if len(axes) > 1 else COLUMN
         left, low = place.is_first_col() or not same, lowest[place.colspan.start] == i or not same
         ax.set_ylabel(fitted(ax.get_ylabel(), side, size) if left else "", fontsize=size)
         ax.set_xlabel(fitted(ax.get_xlabel(), side, size) if low else "", fontsize=size)
+
+
+def title_size(columns: int) -> float:
+    """Size in pt of titles and labels of panels side by side."""
+    return float(RC["axes.titlesize"]) if page_width() / columns > 2 else SMALL + 1
 
 
 def asinh(ax: Axes, side: str, width: float) -> None:
@@ -153,7 +157,7 @@ def log_if_wide(ax: Axes, values: np.ndarray) -> None:
 
 def write_centred(ax: Axes, text: str, **look: Any) -> None:
     """Write why axes are empty."""
-    ax.text(0.5, 0.5, text, transform=ax.transAxes, ha="center", color="0.5", **look)
+    ax.text(0.5, 0.5, text, transform=ax.transAxes, ha="center", color=muted(), **look)
 
 
 def fitted(text: str, width: float, size: float, lines: int = 3) -> str:

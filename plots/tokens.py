@@ -11,6 +11,7 @@ import xarray as xr
 from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.headlines import Numbers
+from landscape.plots.theme import page_width
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,7 +40,7 @@ def draw(data: xr.Dataset, ax: Axes, *, layer: int = -1) -> Axes:
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """A row per network, a column per layer."""
     columns = max(len(data["layer"]) for data in results)
-    side = style.PAGE / max(columns, 3)
+    side = page_width() / max(columns, 3)
     note = "Colours: images."
     figure = style.page(results, looks, height=len(results) * (side + 0.15), note=note)
     grid = figure.subplots(len(results), columns, squeeze=False)

@@ -10,6 +10,7 @@ import xarray as xr
 from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.figure import Axes, Figure
+from landscape.plots.theme import missing
 
 MEANING = (
     "How the points of a feature map vary with its centre over images, relative to the centre's own variance, for "
@@ -26,7 +27,7 @@ def draw(data: xr.Dataset, ax: Axes, *, layer: int = 0, name: str = "gaussian") 
     values = data[f"{name}_covariance"].values[layer]
     side = data["row"].values.max() + 0.5
     ax.imshow(values, cmap="RdBu_r", vmin=-1, vmax=1, extent=(-side, side, side, -side), interpolation="nearest")
-    ax.set_facecolor("0.9")
+    ax.set_facecolor(missing())
     ax.set(xticks=[], yticks=[])
     return ax
 

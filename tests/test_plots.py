@@ -39,9 +39,11 @@ from landscape.plots import (
     surface_error,
     surface_heat,
     surface_height,
+    theme,
 )
 from landscape.plots import depth as plots_depth
 from landscape.plots.figure import Headlined, checked
+from landscape.plots.selection import Selection
 from landscape.probes import PROBES
 from landscape.results import reader
 
@@ -191,6 +193,40 @@ def test_any_label_can_be_drawn(tmp_path: Path, label: str) -> None:
     assert {FIGURES[figure.stem].probe for figure in drawing.draw(path, tmp_path)} == {"hessian", "variance"}
 
 
+def test_chosen_checkpoints_are_drawn_in_the_order_asked_for_under_their_new_names(study: Path) -> None:
+    selection = Selection(only=("resnet*", VIT), labels={VIT: "ViT $"}, colors={VIT: "#123456"})
+    found = [data for _, data in selection.of(reader.find(study, probe="variance"))]
+    assert [data.attrs["label"] for data in found] == ["resnet50-cifar100", "ViT $"]
+    assert [look.color == "#123456" for look in selection.looks(found, found)] == [False, True]
+    for wrong in (Selection(only=("nobody",)), Selection(labels={"nobody": "x"}), Selection(colors={"nobody": "red"})):
+        with pytest.raises(OptionError, match=f"must be a label of the file, such as .*{VIT}.*, got nobody"):
+            wrong.of(reader.find(study, probe="variance"))
+
+
+def test_only_the_figures_asked_for_are_drawn_and_one_that_cannot_be_is_named(
+    study: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        drawn = drawing.draw(study, tmp_path, figures=("variance", "saddle"))
+    assert [path.name for path in drawn] == ["variance.png"]
+    assert [r.getMessage() for r in caplog.records if "saddle" in r.getMessage()] == [
+        "no figure saddle: the results hold no finished loss, rise_se, done, x, y of landscape surface"
+    ]
+    with pytest.raises(OptionError, match=r"--figure must be .*variance.*, got varience"):
+        drawing.draw(study, tmp_path, figures=("varience",))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("columns", "width"), [(1, 3.25), (2, 6.75)])
+def test_every_figure_is_as_wide_as_the_columns_asked_for(
+    study: Path, tmp_path: Path, columns: int, width: float
+) -> None:
+    page = theme.Theme("paper", columns, "A title with $ and <b>")
+    for path in drawing.draw(study, tmp_path, figures=("surface", "surface_relief", "hessian", "lesion"), theme=page):
+        with Image.open(path) as image:
+            assert image.width == round(300 * width)
+
+
 def test_unknown_formats_and_probes_are_usage_errors(study: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="unknown format gif; expected png, pdf, svg"):
         drawing.draw(study, tmp_path, formats=("gif",))
@@ -222,6 +258,41 @@ def test_eight_checkpoints_of_three_families_look_all_different() -> None:
     found = appearance.looks([xr.Dataset(attrs={"model": model, "label": model}) for model in models])
     assert len({(to_rgb(look.color), look.line) for look in found}) == len(models)
     assert found[-1].color == "tab:red"  # the last of a family is pure
+
+
+def _contrast(color: appearance.Color, ground: str) -> float:
+    """The contrast ratio of WCAG 2.1."""
+
+    def luminance(of: appearance.Color) -> float:
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(of)]
+        return float(np.dot((0.2126, 0.7152, 0.0722), linear))
+
+    low, high = sorted((luminance(color), luminance(ground)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("style_name", theme.STYLES)
+@pytest.mark.parametrize("count", [6, 12])
+@pytest.mark.parametrize("model", ["net.py:net{}", "vit_{}"])
+def test_many_models_differ_in_hue_marker_and_dash_and_stand_out_from_the_page(
+    model: str, count: int, style_name: str
+) -> None:
+    networks = [xr.Dataset(attrs={"model": model.format(i), "label": f"run {i}"}) for i in range(count)]
+    with theme.applied(theme.Theme(style_name)):
+        found, ground = appearance.looks(networks), theme.ground()
+    cues = [(to_rgb(look.color), look.marker, look.line) for look in found]
+    assert [len(set(cue)) for cue in zip(*cues, strict=True)] == [count] * 3
+    assert min(_contrast(look.color, ground) for look in found) >= 3.0
+    colors = itertools.combinations((np.array(to_rgb(look.color)) for look in found), 2)
+    assert min(np.linalg.norm(one - other) for one, other in colors) > 0.2
+
+
+def test_an_ensemble_does_not_take_the_colour_of_its_first_member() -> None:
+    network, ensemble = (
+        xr.Dataset(attrs={"model": "vit_ti", "label": label, "probe": probe})
+        for label, probe in (("vit", "hessian"), ("vit + 2", "ensemble"))
+    )
+    assert [look.color == "tab:red" for look in appearance.looks([network, ensemble])] == [True, False]
 
 
 def test_a_checkpoint_looks_the_same_in_every_figure_of_a_study() -> None:

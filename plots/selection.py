@@ -1,0 +1,98 @@
+"""Choose which results are drawn: checkpoints by label and in an order, under other names and in other colours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+
+import xarray as xr
+
+from landscape.options import invalid, require
+from landscape.plots.appearance import Look, looks
+
+Stored = Sequence[tuple[str, xr.Dataset]]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What to draw of a results file: `only` and `colors` name labels as stored, `*` stands for anything."""
+
+    only: tuple[str, ...] = ()  # labels, in the order in which they are drawn; empty: all
+    labels: Mapping[str, str] = field(default_factory=dict)  # stored label: what is written instead
+    colors: Mapping[str, str] = field(default_factory=dict)  # label, stored or written: colour
+
+    def of(self, stored: Stored) -> list[tuple[str, xr.Dataset]]:
+        """The chosen results under their names.
+
+        Raises:
+            OptionError: no checkpoint has a label that is asked for.
+        """
+        known = list(dict.fromkeys(_label(data) for _, data in stored))
+        for option, patterns in (("only", self.only), ("label", self.labels), ("color", self._unwritten())):
+            for pattern in patterns:
+                if known and not any(_matches(label, pattern) for label in known):
+                    raise invalid(option, pattern, f"a label of the file, such as {', '.join(known[:9])}")
+        found = list(stored)
+        if self.only:
+            chosen = [label for pattern in self.only for label in known if _matches(label, pattern)]
+            order = {label: place for place, label in reversed(list(enumerate(chosen)))}
+            found = [item for item in found if _label(item[1]) in order]
+            found.sort(key=lambda item: order[_label(item[1])])
+        return [(name, self._renamed(data)) for name, data in found]
+
+    def looks(self, results: Sequence[xr.Dataset], among: Sequence[xr.Dataset]) -> list[Look]:
+        """The looks of results, in the colours that are asked for."""
+        written = {self.labels.get(label, label): color for label, color in self.colors.items()}
+        found = looks(results, among=among)
+        chosen = [next((c for label, c in written.items() if _matches(_label(data), label)), "") for data in results]
+        return [replace(look, color=color) if color else look for look, color in zip(found, chosen, strict=True)]
+
+    def _unwritten(self) -> list[str]:
+        return [label for label in self.colors if label not in self.labels.values()]
+
+    def _renamed(self, data: xr.Dataset) -> xr.Dataset:
+        label = _label(data)
+        if label not in self.labels:
+            return data
+        renamed = data.assign_attrs(label=self.labels[label])
+        renamed.encoding = data.encoding
+        return renamed
+
+
+def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
+    """Parse `LABEL=VALUE` texts of an option; the last `=` counts.
+
+    Raises:
+        OptionError: one has no `=`, or nothing beside it.
+    """
+    found = {}
+    for text in given:
+        name, separator, value = text.rpartition("=")
+        if not (separator and name and value):
+            raise invalid(option, repr(text), "LABEL=VALUE, with the label that landscape show lists")
+        found[name] = value
+    return found
+
+
+def colours(given: Sequence[str]) -> dict[str, str]:
+    """Parse `LABEL=COLOR` texts.
+
+    Raises:
+        OptionError: one is no pair, or its colour has no such name.
+    """
+    from matplotlib.colors import is_color_like
+
+    found = pairs("color", given)
+    for color in found.values():
+        require(is_color_like(color), "color", color, "LABEL=COLOR with a colour such as tab:red or #1F77B4")
+    return found
+
+
+def _label(data: xr.Dataset) -> str:
+    return str(data.attrs.get("label", ""))
+
+
+def _matches(label: str, pattern: str) -> bool:
+    return label == pattern or fnmatchcase(label, re.sub(r"([\[\]])", r"[\1]", pattern))
