@@ -1,12 +1,12 @@
 """What many workers cost: time and bytes per unit of every executor, speed of two local workers, and a simulation.
 
-    python benchmarks/scaling.py [--parts overhead dask bytes writer simulation speed] [--units 2000]
+    python benchmarks/scaling.py [--parts overhead dask bytes writer merge simulation speed] [--units 2000]
         [--checkpoint final.pt] [--data cifar10] [--data-root DIR]
 
 `overhead`, `dask`: wall time of a run of units that take no time, into a results file, per unit. `bytes`: what travels.
-`writer`: units per second that one process writes. `simulation`: 10,000 units on 1 to 1,000 workers, see
-`simulated_workers.py`. `speed`: two local workers against one process with one thread, in turns, on a trained network
-(only with `--checkpoint`), by wall and by CPU time, once all have loaded.
+`writer`: units per second that one process writes. `merge`: CPU time of joining 100 shards. `simulation`: 10,000 units
+on 1 to 1,000 workers, see `simulated_workers.py`. `speed`: two local workers against one process with one thread, in
+turns, on a trained network (only with `--checkpoint`), by wall and by CPU time, once all have loaded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
 os.environ["PYTHONPATH"] = str(FOLDER)  # workers import the probe of this file
-PARTS = ("overhead", "dask", "bytes", "writer", "simulation")
+PARTS = ("overhead", "dask", "bytes", "writer", "merge", "simulation")
 WORKERS = (1, 10, 30, 100, 300, 1000)
 
 
@@ -145,6 +145,53 @@ def writer(arguments: argparse.Namespace) -> None:
         )
 
 
+def merge(arguments: argparse.Namespace) -> None:
+    from landscape.results.merging import merge_files
+    from landscape.run import reduce_of
+
+    for results, points in ((20, 5000), (100, 1023)):
+        with tempfile.TemporaryDirectory() as folder:
+            files = shards_of_lines(Path(folder), results, points)
+            merged = Path(folder, "merged.h5")
+            start = time.process_time()
+            found = merge_files(files, merged, reduce_of=reduce_of)
+            spent = time.process_time() - start
+            assert all(result.done == result.units for result in found)
+            once = time.process_time()
+            merge_files(files, merged, reduce_of=reduce_of)
+            again = time.process_time() - once
+        print(f"| {results} | {found[0].units:,} | {len(files)} | {spent:.2f} | {again:.2f} |", flush=True)
+
+
+def shards_of_lines(folder: Path, results: int, points: int, shards: int = 100) -> list[Path]:
+    """Files as the jobs of an array leave them: the same lines, in each file those units of them that it measured."""
+    import h5py
+    import numpy as np
+
+    from landscape.api import configure
+    from landscape.probe import Shard
+    from landscape.results.group import open_or_create
+    from landscape.results.updating import change_file
+    from landscape.run import run_key
+
+    subject, empty = small_subject(str(folder)), folder / "empty.h5"
+    probes = [configure("line", {"resolution": points, "seed": seed})[0] for seed in range(results)]
+    keys = [run_key(probe, subject, f"network {n}") for n, probe in enumerate(probes)]
+    change_file(empty, lambda file: [open_or_create(file, key) for key in keys] and None)
+    files = []
+    for number in range(1, shards + 1):
+        units = [unit.index for unit in Shard(number, shards).part(keys[0].plan, list(keys[0].plan.units()))]
+        files.append(folder / f"part-{number}.h5")
+        files[-1].write_bytes(empty.read_bytes())
+        with h5py.File(files[-1], "r+") as file:
+            for group in file["line"].values():
+                for name in ("done", *keys[0].plan.quantities):
+                    values = group[name][()]
+                    values[tuple(np.transpose(units))] = 1
+                    group[name][...] = values
+    return files
+
+
 def simulation(arguments: argparse.Namespace) -> None:
     from simulated_workers import Cluster, Simulation
 
@@ -230,6 +277,7 @@ HEADS = {
     "overhead": "executor | ms per unit",
     "dask": "executor | ms per unit",
     "bytes": "probe | work | unit | result",
+    "merge": "results | units of each | files | CPU s | CPU s with a complete output",
     "writer": "numbers per unit | units per second | microseconds to merge one",
     "simulation": "seconds of a unit | workers | efficiency | measured again | deaths | one process is busy",
     "speed": "probe | one: s / unit | two workers | speed | one: CPU s / unit | two workers | 2 one / two | load",
@@ -246,7 +294,8 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path)
     arguments = parser.parse_args()
     parts = {
-        "overhead": overhead, "dask": dask, "bytes": bytes_, "writer": writer, "simulation": simulation, "speed": speed,
+        "overhead": overhead, "dask": dask, "bytes": bytes_, "writer": writer, "merge": merge, "simulation": simulation,
+        "speed": speed,
     }  # fmt: skip
     for part in arguments.parts:
         head = HEADS[part]

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
+import signal
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
+
+from landscape.executors.worker_process import picklable
+
+T = TypeVar("T")
 
 
 def check_not_damaged(file: Path) -> None:
@@ -17,7 +25,7 @@ def check_not_damaged(file: Path) -> None:
     Raises:
         ValueError: the child crashed.
     """
-    if not file.is_file() or "torch" in sys.modules or threading.active_count() > 1:
+    if not file.is_file() or not _may_fork():
         return
     from landscape.results import reader
 
@@ -30,3 +38,55 @@ def check_not_damaged(file: Path) -> None:
     _, ended = os.waitpid(child, 0)
     if os.WIFSIGNALED(ended):
         raise ValueError(f"{file} is damaged (HDF5 crashes on it); save what is intact with: landscape repair {file}")
+
+
+def in_child(work: Callable[[], T], files: Sequence[Path]) -> T:
+    """The result of work that reads results files, done in a child process, so that a crash of HDF5 becomes an error.
+
+    For work that reads too many files to read all of them twice. Done in this process where `check_not_damaged` would
+    be skipped.
+
+    Raises:
+        ValueError: the child crashed; names the file.
+        Exception: what the work raised.
+    """
+    if not _may_fork():
+        return work()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reading)
+        with contextlib.suppress(BaseException), open(writing, "wb") as pipe:
+            pipe.write(pickle.dumps(_outcome(work)))
+        sys.stderr.flush()
+        os._exit(0)
+    os.close(writing)
+    ended = None
+    try:
+        with open(reading, "rb") as pipe:
+            content = pipe.read()
+        _, ended = os.waitpid(child, 0)
+    finally:
+        if ended is None:  # this process was interrupted
+            os.kill(child, signal.SIGTERM)
+            os.waitpid(child, 0)
+    if not content:
+        for file in files:
+            check_not_damaged(file)
+        how = signal.Signals(ended).name if (ended := ended & 127) else "exited"
+        raise RuntimeError(f"the process that read the {len(files)} files died ({how}); nothing was written, run again")
+    result, error = pickle.loads(content)  # from the child, over a pipe that nobody else has
+    if error is not None:
+        raise error
+    return result  # type: ignore[no-any-return]
+
+
+def _outcome(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    try:
+        return work(), None
+    except Exception as error:
+        return None, picklable(error)
+
+
+def _may_fork() -> bool:
+    return "torch" not in sys.modules and threading.active_count() == 1

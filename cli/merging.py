@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from landscape.cli.command_options import Debug, Quiet
-from landscape.cli.damaged_files import check_not_damaged
+from landscape.cli.damaged_files import in_child
 from landscape.cli.process_setup import importing
 from landscape.progress import say
 
@@ -23,25 +23,27 @@ def merge(
     debug: Debug = False,
 ) -> None:
     """Join results files: every result of each, and of results to the same question the units of all."""
-    for file in files:
-        check_not_damaged(file)
+    for line in in_child(lambda: _merged(files, out, prefer), files):
+        say(line, quiet=quiet)
+    typer.echo(out)
+
+
+def _merged(files: list[Path], out: Path, prefer: Path | None) -> list[str]:
+    """Merge the files; what to say about every result."""
     with importing():
         from landscape.results import group as groups
         from landscape.results.command_line import command_for
         from landscape.results.merging import merge_files
         from landscape.run import reduce_of
 
-    found = merge_files(files, out, reduce_of=reduce_of, prefer=prefer)
-    for result in found:
+    lines = []
+    for result in merge_files(files, out, reduce_of=reduce_of, prefer=prefer):
         units = f"{result.done:,} of {result.units:,} units from {result.files} file{'s' if result.files > 1 else ''}"
-        say(f"{result.group} in {out}: {units}", quiet=quiet)
-        if result.done < result.units:
+        lines.append(f"{result.group} in {out}: {units}")
+        if missing := result.units - result.done:
             command = command_for(groups.attributes(out, result.group), out)
-            say(
-                f"  {result.units - result.done:,} units are missing{command and '; finish with: ' + command}",
-                quiet=quiet,
-            )
-    typer.echo(out)
+            lines.append(f"  {missing:,} units are missing{command and '; finish with: ' + command}")
+    return lines
 
 
 def repair(

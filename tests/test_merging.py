@@ -139,6 +139,39 @@ def test_results_of_unknown_probes_and_other_versions_are_copied_as_they_are(tmp
     np.testing.assert_array_equal(counting.everything(out)["variance/toy-ffffffffff"][1]["v"], [np.nan, 2.0, 3.0])
 
 
+CRASHING = """
+import os, sys
+from pathlib import Path
+from landscape.cli import damaged_files
+def fails():
+    raise ValueError("nothing fits")
+for work in (os.getpid, fails, os.abort):
+    try:
+        print(damaged_files.in_child(work, [Path(p) for p in sys.argv[1:]]) != os.getpid())
+    except Exception as error:
+        print(type(error).__name__, error)
+def damaged(file):
+    raise ValueError(f"{file.name} is damaged")
+damaged_files.check_not_damaged = damaged
+try:
+    damaged_files.in_child(os.abort, [Path(p) for p in sys.argv[1:]])
+except ValueError as error:
+    print(error)
+assert "torch" not in sys.modules
+"""
+
+
+def test_a_crash_of_hdf5_while_files_are_merged_becomes_an_error(tmp_path: Path) -> None:
+    path = part(tmp_path / "a.h5", key(), slice(0, 5))
+    ended = subprocess.run([sys.executable, "-c", CRASHING, str(path)], capture_output=True, text=True, check=False)
+    assert ended.stdout.splitlines() == [
+        "True",  # another process did the work
+        "ValueError nothing fits",
+        "RuntimeError the process that read the 1 files died (SIGABRT); nothing was written, run again",
+        "a.h5 is damaged",
+    ]
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path

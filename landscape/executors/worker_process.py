@@ -71,7 +71,7 @@ def main(handle: int, threads: int) -> None:
         except ConnectionError:
             os._exit(1)
         except Exception as error:
-            pipe.send(Failed(_picklable(error)))
+            pipe.send(Failed(picklable(error)))
 
 
 def _receive(pipe: Connection, messages: queue.SimpleQueue[bytes], left: set[int]) -> None:
@@ -99,7 +99,7 @@ def _measure(pipe: Connection, work: Any, subject: Any, units: list[tuple[int, A
         results.close()
 
 
-def _picklable(error: Exception) -> Exception:
+def picklable(error: Exception) -> Exception:
     """An error with its traceback as a note, or another one that says the same."""
     error.add_note("".join(traceback.format_exception(error)))
     try:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import h5py
 import numpy as np
@@ -22,8 +24,36 @@ CONVENTION = {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LA
 
 _accepted: dict[Path, tuple[int, ...]] = {}  # files whose content was checked, as they were then
 
+# Types that are read as they are, without asking HDF5 every time how it calls them.
+_IN_MEMORY = {np.dtype(name): h5py.h5t.py_create(np.dtype(name)) for name in ("f8", "f4", "i8", "i4", "u1")}
+
 DEPTH = 3  # probe, result, quantity
 MOST_LINKS = 200_000
+
+
+class Handle(NamedTuple):
+    """A dataset as h5py's low-level interface opens it, in a quarter of the time that its objects take."""
+
+    id: h5py.h5d.DatasetID
+    shape: tuple[int, ...] | None  # None where there is no number at all
+    dtype: np.dtype
+
+    def array(self) -> np.ndarray:
+        """The whole of it; text as Python strings."""
+        if self.dtype not in _IN_MEMORY or not self.shape:
+            return array_of(h5py.Dataset(self.id))
+        found = np.empty(self.shape, self.dtype)
+        if found.size:
+            self.id.read(h5py.h5s.ALL, h5py.h5s.ALL, found, mtype=_IN_MEMORY[self.dtype])
+        return found
+
+
+class Group(NamedTuple):
+    """A group of a file, "" being the root, and its datasets by name."""
+
+    path: str
+    id: h5py.h5g.GroupID
+    datasets: Mapping[str, Handle]
 
 
 def hard_links(group: h5py.Group) -> list[str]:
@@ -46,28 +76,49 @@ def reject_external(file: h5py.File, path: Path, *, links: bool) -> None:
     Raises:
         ValueError: names the first offender.
     """
+    for _ in checked_groups(file, path, links=links):
+        pass
+
+
+def checked_groups(file: h5py.File, path: Path, *, links: bool = False) -> Iterator[Group]:
+    """Every group with its datasets, all of which may be read; the root first, then in alphabetical order.
+
+    Raises:
+        ValueError: as `reject_external`, before the group in question is returned.
+    """
     count, total, size = 0, 0, path.stat().st_size
-    groups: list[tuple[h5py.Group, int]] = [(file, 1)]
-    while groups:
-        group, depth = groups.pop()
-        inside = hard_links(group)
-        if links and len(inside) < len(group):
-            name = next(name for name in group if name not in inside)
-            raise ValueError(
-                f"{path} holds a link instead of data ({group.name.rstrip('/')}/{name}), which may lead to another "
-                "file; give another --out, or remove the link"
-            )
-        for name in inside:
-            item, count = group[name], count + 1
-            if isinstance(item, h5py.Group) and depth < DEPTH:
-                groups.append((item, depth + 1))
-            elif isinstance(item, h5py.Dataset):
-                if item.external or item.is_virtual:
-                    raise ValueError(f"{path} keeps the numbers of {item.name} in another file; refused")
-                total += item.nbytes
+    waiting: list[tuple[str, h5py.h5g.GroupID, int]] = [("", file.id, 1)]
+    while waiting:
+        where, group, depth = waiting.pop()
+        inner: list[tuple[str, h5py.h5g.GroupID, int]] = []
+        datasets: dict[str, Handle] = {}
+        for encoded in list(group):
+            name = encoded.decode("utf-8", "surrogateescape")
+            if group.links.get_info(encoded).type != h5py.h5l.TYPE_HARD:
+                if links:
+                    raise ValueError(
+                        f"{path} holds a link instead of data ({where}/{name}), which may lead to another file; "
+                        "give another --out, or remove the link"
+                    )
+                continue
+            item, count = h5py.h5o.open(group, encoded), count + 1
+            if isinstance(item, h5py.h5g.GroupID) and depth < DEPTH:
+                inner.append((f"{where}/{name}", item, depth + 1))
+            elif isinstance(item, h5py.h5d.DatasetID):
+                if item.get_offset() is None and _elsewhere(item):  # what has a place in the file lies in it
+                    raise ValueError(f"{path} keeps the numbers of {where}/{name} in another file; refused")
+                datasets[name] = dataset = Handle(item, item.shape, item.dtype)
+                total += dataset.dtype.itemsize * (0 if dataset.shape is None else math.prod(dataset.shape))
         refuse_oversized(str(path), "arrays", total, size, expansion=EXPANSION, slack=SLACK)
         if count > MOST_LINKS:
             raise ValueError(f"{path} has more than {MOST_LINKS:,} groups and datasets; refused")
+        yield Group(where, group, datasets)
+        waiting += reversed(inner)
+
+
+def _elsewhere(dataset: h5py.h5d.DatasetID) -> bool:
+    created = dataset.get_create_plist()
+    return bool(created.get_layout() == h5py.h5d.VIRTUAL or created.get_external_count())
 
 
 @contextlib.contextmanager
@@ -81,8 +132,8 @@ def reading(path: Path) -> Iterator[h5py.File]:
         yield file
 
 
-def check(path: Path, *, writable: bool = False) -> None:
-    """Reject a file that cannot be used.
+def check(path: Path, *, writable: bool = False, content: bool = True) -> None:
+    """Reject a file that cannot be used; without `content`, it is left to `checked_groups` whether its arrays can.
 
     Raises:
         FileNotFoundError, ValueError, PermissionError: see the message.
@@ -103,7 +154,8 @@ def check(path: Path, *, writable: bool = False) -> None:
     try:
         with reading(path) as file:
             version = file.attrs.get("format")
-            reject_external(file, path, links=writable)
+            if content:
+                reject_external(file, path, links=writable)
     except DAMAGE as error:
         raise damaged(path, error) from error
     if not isinstance(version, int | np.integer):
@@ -112,7 +164,7 @@ def check(path: Path, *, writable: bool = False) -> None:
     if version > FORMAT:
         raise ValueError(f"{path} has format {version}, this version reads up to {FORMAT}; update landscape")
     _require_permission(path, writable)
-    if writable:
+    if writable and content:
         accept(path)
 
 

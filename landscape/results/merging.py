@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 
 from landscape.results import group as groups
-from landscape.results.hdf5_file import DAMAGE, check, damaged, reading
+from landscape.results.hdf5_file import DAMAGE, Group, Handle, check, checked_groups, damaged, reading
 from landscape.results.orphans import journals, merge_orphans
 from landscape.results.replacing import behind_link
 from landscape.results.run_key import Arrays, ReduceOf
@@ -56,16 +56,17 @@ def merge_files(sources: Sequence[Path], out: Path, *, reduce_of: ReduceOf, pref
             merge_orphans(path, reduce_of=reduce_of)
             for living in journals(path):
                 _log.warning("note: %s is being measured; its units of the last minute are left out", living.name)
-        check(path, writable=path == out)
+        check(path, writable=path == out, content=path == out)  # `checked_groups` checks the others while it reads
     others = sorted((path for path in sources if path != out), key=lambda path: path != first)
 
     def change(file: h5py.File) -> list[Merged]:
-        union = _Union(file, out, first, reduce_of)
-        for path in others:
+        union = _Union(file, [out, *others], first, reduce_of)
+        for number, path in enumerate(others, start=1):
             try:
                 with reading(path) as content:
-                    for name, group in groups.results_in(content):
-                        union.add(name, group, path)
+                    for group in checked_groups(content, path):
+                        if group.path.count("/") == 2 and h5py.h5a.exists(group.id, b"probe"):
+                            union.add(group, number)
             except DAMAGE as error:
                 raise damaged(path, error) from error
         return union.finish()
@@ -89,24 +90,22 @@ class _Result:
 class _Union:
     """The results of the files added so far; `finish` stores what changed."""
 
-    def __init__(self, file: h5py.File, out: Path, first: Path | None, reduce_of: ReduceOf) -> None:
-        self._file, self._first, self._reduce_of = file, first, reduce_of
-        self._paths: list[Path] = [out]
+    def __init__(self, file: h5py.File, paths: Sequence[Path], first: Path | None, reduce_of: ReduceOf) -> None:
+        self._file, self._paths, self._reduce_of = file, paths, reduce_of
+        self._preferred = paths.index(first) if first in paths else None
         self._conflicts: list[str] = []
         self._results: dict[tuple[str, str], _Result] = {}
         for name, group in groups.results_in(file):
             self._hold(name, group, 0)
 
-    def add(self, name: str, group: h5py.Group, path: Path) -> None:
-        """Add one result of a file."""
-        if path not in self._paths:
-            self._paths.append(path)
-        number = self._paths.index(path)
+    def add(self, group: Group, number: int) -> None:
+        """Add one result of a file, which is given by its number."""
+        name = group.path.strip("/")
         known = self._results.get(_key(name))
         if known is None:
-            self._hold(name, groups.copy(group, self._file, name), number)
+            self._hold(name, groups.copy(h5py.Group(group.id), self._file, name), number)
         else:
-            self._join(known, groups.arrays(group), number)
+            self._join(known, group.datasets, number)
 
     def finish(self) -> list[Merged]:
         """Store what changed, with summaries; raises ConflictError where values differ."""
@@ -133,57 +132,56 @@ class _Union:
         axes, measured = _roles(group)
         self._results[_key(name)] = _Result(name, arrays, np.where(done, number, -1), {number}, axes, measured)
 
-    def _join(self, known: _Result, arrays: Arrays, number: int) -> None:
-        if reason := self._mismatch(known, arrays):
+    def _join(self, known: _Result, datasets: Mapping[str, Handle], number: int) -> None:
+        if reason := _mismatch(known, datasets):
             self._conflicts.append(f"{known.name} in {self._paths[number].name} {reason}")
             return
-        if "done" not in arrays:
+        if "done" not in datasets:
             return
-        done, measured = arrays["done"] == 1, known.measured
-        known.files |= {number} if done.any() else set()
-        both = done & (known.origin >= 0)
-        differ = {name: _unequal(known.arrays[name], arrays[name], done.ndim) & both for name in measured}
-        if any(mask.any() for mask in differ.values()):  # what is computed from the units may differ
-            computed = self._summaries(known, arrays, measured)
-            differ = {name: mask for name, mask in differ.items() if name not in computed}
-        conflict = np.logical_or.reduce([np.zeros(done.shape, bool), *differ.values()])
-        preferred = self._paths.index(self._first) if self._first in self._paths else None
-        if number != preferred:
-            unresolved = conflict & (known.origin != preferred) if preferred is not None else conflict
-            if unresolved.any():
-                self._conflicts.append(self._described(known, arrays, differ, unresolved, number))
+        finished = datasets["done"].array()
+        done = finished == 1
+        if not done.any():
+            return
+        known.files.add(number)
+        arrays = {**{name: datasets[name].array() for name in known.measured}, "done": finished}
+        taken, both = done & (known.origin < 0), done & (known.origin >= 0)
+        if both.any():
+            replaced = self._replaced(known, arrays, both, number)
+            if replaced is None:
                 return
-            conflict = np.zeros_like(conflict)
-        taken = (done & (known.origin < 0)) | conflict
+            taken |= replaced
         if taken.any():
-            for name in (*measured, "done"):
-                known.arrays[name][taken] = arrays[name][taken]
-            known.origin[taken] = number
+            units = np.nonzero(taken)
+            for name, values in arrays.items():
+                known.arrays[name][units] = values[units]
+            known.origin[units] = number
             known.changed = True
 
-    def _mismatch(self, known: _Result, arrays: Arrays) -> str:
-        """Why a result of the same digest cannot be joined: other axes or other quantities; "" if it can."""
-        for name in known.axes:
-            if name in arrays and not np.array_equal(known.arrays[name], arrays[name]):
-                return f"has another axis {name}, so that it is not the same question"
-        lacking = [name for name in (*known.measured, "done") if name not in arrays and name in known.arrays]
-        if lacking:
-            return f"has no {', '.join(lacking)}"
-        shaped = ("done" in arrays) == ("done" in known.arrays)
-        if not shaped or any(arrays[name].shape != known.arrays[name].shape for name in known.measured):
-            return "has arrays of another shape"
-        return ""
+    def _replaced(self, known: _Result, arrays: Arrays, both: np.ndarray, number: int) -> np.ndarray | None:
+        """Which of the units that are in both files take the values of this one; None after a conflict."""
+        differ = {name: _unequal(known.arrays[name], arrays[name], both.ndim) & both for name in known.measured}
+        if any(mask.any() for mask in differ.values()):  # what is computed from the units may differ
+            computed = self._summaries(known, arrays)
+            differ = {name: mask for name, mask in differ.items() if name not in computed}
+        conflict: np.ndarray = np.logical_or.reduce([np.zeros(both.shape, bool), *differ.values()])
+        if number == self._preferred:
+            return conflict
+        unresolved = conflict if self._preferred is None else conflict & (known.origin != self._preferred)
+        if unresolved.any():
+            self._conflicts.append(self._described(known, arrays, differ, unresolved, number))
+            return None
+        return np.zeros_like(conflict)
 
-    def _summaries(self, known: _Result, arrays: Arrays, measured: Sequence[str]) -> set[str]:
+    def _summaries(self, known: _Result, arrays: Arrays) -> set[str]:
         """The arrays that are computed from the units of both."""
         about = self._file[known.name].attrs
         reduce = self._reduce_of(str(about["probe"]), json.loads(about.get("parameters", "{}")))
         if reduce is None:
             return set()
         joint, fresh = {**known.arrays}, known.origin < 0
-        for name in (*measured, "done"):
+        for name, values in arrays.items():
             joint[name] = known.arrays[name].copy()
-            joint[name][fresh] = arrays[name][fresh]
+            joint[name][fresh] = values[fresh]
         return set(reduce(joint))
 
     def _described(
@@ -195,6 +193,21 @@ class _Union:
         files = self._paths[known.origin[index]].name, self._paths[number].name
         first = f"{name} at {index} is {mine[0]!s} in {files[0]} and {theirs[0]!s} in {files[1]}"
         return f"{known.name}: {int(where.sum()):,} units differ, {first}"
+
+
+def _mismatch(known: _Result, datasets: Mapping[str, Handle]) -> str:
+    """Why a result of the same digest cannot be joined: other axes or other quantities; "" if it can."""
+    for name in known.axes:
+        if name in datasets and not np.array_equal(known.arrays[name], datasets[name].array()):
+            return f"has another axis {name}, so that it is not the same question"
+    lacking = [name for name in (*known.measured, "done") if name not in datasets and name in known.arrays]
+    if lacking:
+        return f"has no {', '.join(lacking)}"
+    stored = [name for name in (*known.measured, "done") if name in known.arrays]
+    shaped = ("done" in datasets) == ("done" in known.arrays)
+    if not shaped or any(datasets[name].shape != known.arrays[name].shape for name in stored):
+        return "has arrays of another shape"
+    return ""
 
 
 def _key(name: str) -> tuple[str, str]:
