@@ -15,8 +15,6 @@ import argparse
 import os
 import pickle
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -43,22 +41,13 @@ def progress_of(probe: Any, subject: Any, path: Path | None, executor: Any) -> t
 
 @contextmanager
 def local_dask(workers: int) -> Iterator[str]:
-    """A scheduler and workers on the loopback interface, as commands; its scheduler file."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = f"{folder}/scheduler.json"
-        common = ("--scheduler-file", file, "--host", "127.0.0.1", "--no-dashboard")
-        dask = [sys.executable, "-m", "dask"]
-        quiet: dict[str, Any] = {"stderr": subprocess.DEVNULL, "cwd": folder}
-        scheduler = subprocess.Popen([*dask, "scheduler", *common, "--port", "0"], **quiet)
-        while not os.path.exists(file):
-            time.sleep(0.1)
-        nannies = subprocess.Popen([*dask, "worker", *common, "--nworkers", str(workers), "--nthreads", "1"], **quiet)
-        try:
-            yield file
-        finally:
-            for process in (nannies, scheduler):
-                process.terminate()
-                process.wait()
+    """A scheduler and workers on the loopback interface; its scheduler file."""
+    from dask_commands import Cluster
+
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, Cluster(Path(folder)) as cluster:
+        for _ in range(workers):
+            cluster.worker()
+        yield str(cluster.file)
 
 
 def small_subject(folder: str) -> Any:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Sequence
 from itertools import pairwise
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -32,12 +30,20 @@ from landscape.cli import (
     training,
 )
 from landscape.cli.measuring import command_of
-from landscape.cli.process_setup import print_errors, prints_errors, set_up_process, under_torchrun
+from landscape.cli.process_setup import (
+    INTERRUPTED,
+    TERMINATED,
+    Terminated,
+    end_by_signals,
+    print_errors,
+    prints_errors,
+    set_up_process,
+    under_torchrun,
+)
 from landscape.options import OptionError, printable
 from landscape.probes import FEATURES_HELP, PROBES, probe_class
 from landscape.progress import is_main_process, print_log
 
-INTERRUPTED, TERMINATED = 130, 143  # 128 + the number of the signal, the convention of shells
 MEASURING = {**{name: entry.help for name, entry in PROBES.items()}, "features": FEATURES_HELP}
 MEASURE, TRAIN, INSPECT = "Measure", "Train", "Inspect and exchange"
 
@@ -112,6 +118,7 @@ def landscape(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     set_up_process()
+    end_by_signals()
     code = exit_code(sys.argv[1:] if arguments is None else arguments)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
         # In a process group everything is written by now, and threads of a closed connection may abort a normal exit.
@@ -124,7 +131,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def exit_code(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code: 0 done, 1 error, 2 usage error, 130 interrupted, 143 terminated."""
     usage_error: Any = typer.BadParameter.__base__
-    signal.signal(signal.SIGTERM, _terminate)
     try:
         _refuse_process_group(arguments)
         with print_log(quiet="--quiet" in arguments):
@@ -139,7 +145,7 @@ def exit_code(arguments: Sequence[str]) -> int:
         return _fail(f"{error.format_message().strip()} (see: landscape{command} --help)", 2)
     except OptionError as error:
         return _fail(_one_line(error), 2)
-    except _Terminated:
+    except Terminated:
         return _fail("terminated; everything finished is kept, run the same command to resume", TERMINATED)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted; everything finished is kept, run the same command to resume", INTERRUPTED)
@@ -169,14 +175,6 @@ def _refuse_process_group(arguments: Sequence[str]) -> None:
             f"{command} has no product that processes can share, as hessian --scope dataset, density and trace have; "
             "start it without torchrun, with --workers N for N processes"
         )
-
-
-class _Terminated(BaseException):
-    """SIGTERM, handled like Ctrl-C: finished units are merged into the results file."""
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise _Terminated
 
 
 def _one_line(error: BaseException) -> str:

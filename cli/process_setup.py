@@ -8,9 +8,11 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from landscape.options import OptionError, at_least
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from landscape.executors.executor import Executor
     from landscape.subject.process_group import ProcessGroup
 
+INTERRUPTED, TERMINATED = 130, 143  # 128 + the number of the signal, the convention of shells
 # Environment variable, number for `mallopt`, value: blocks up to the first size come from the heap, and its free end is
 # kept up to the second.
 MALLOC = (("MALLOC_MMAP_THRESHOLD_", -3, 2**30), ("MALLOC_TRIM_THRESHOLD_", -1, 2**31 - 1))
@@ -82,6 +85,35 @@ def importing() -> Iterator[None]:
         gc.freeze()
     finally:
         gc.enable()
+
+
+class Terminated(BaseException):
+    """SIGTERM, handled like Ctrl-C: finished units are merged into the results file."""
+
+
+def end_by_signals() -> None:
+    """End the command at Ctrl-C and SIGTERM by an exception, so that it merges what is finished; at a second one now.
+
+    A shell that starts a command in the background lets it ignore Ctrl-C, which stays so.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _end)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    for each in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(each) is _end:
+            signal.signal(each, _end_now)
+    raise KeyboardInterrupt if number == signal.SIGINT else Terminated("terminated")
+
+
+def _end_now(number: int, frame: FrameType | None) -> None:
+    """End without merging: the journal keeps what is finished, as after a kill, and the next run merges it."""
+    shown = b"\x1b[?25h" if os.isatty(2) else b""  # a progress bar hides the cursor
+    with suppress(OSError):
+        os.write(2, shown + b"landscape: ended at once; everything finished is kept, run the same command to resume\n")
+    os._exit(INTERRUPTED if number == signal.SIGINT else TERMINATED)
 
 
 def under_torchrun() -> bool:

@@ -31,7 +31,8 @@ def event_log(path: Path | None, **about: Any) -> Iterator[None]:
             try:
                 yield
             except BaseException as error:
-                record("end", error=" ".join(str(error).split()) or type(error).__name__)
+                name = "interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
+                record("end", error=" ".join(str(error).split()) or name)
                 raise
             record("end", error=None)
         finally:

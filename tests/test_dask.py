@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import re
@@ -27,9 +26,11 @@ from landscape.subject import loading
 pytest.importorskip("distributed")
 from landscape.executors.dask_cluster import DaskCluster
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 ROOT = Path(__file__).resolve().parents[1]
-LOCAL = {"PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1", "DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "spawn"}
+sys.path.append(str(ROOT / "benchmarks"))
+from dask_commands import ENVIRONMENT, Cluster, children  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 CONNECT = """
 import sys
@@ -41,55 +42,6 @@ for address in sys.argv[1:]:
     except OSError as error:
         print(error)
 """
-
-
-class Cluster:
-    """A scheduler and its workers, as commands started by hand, on the loopback interface."""
-
-    def __init__(self, folder: Path, *options: str, **environment: str) -> None:
-        self.folder, self.file, self._options = folder, folder / "scheduler.json", options
-        self._environment = {**os.environ, **LOCAL, **environment}
-        self.processes: list[subprocess.Popen[bytes]] = []
-        self._start("scheduler", "--port", "0", "--scheduler-file", str(self.file), *options)
-        until = time.monotonic() + 60
-        while not self.file.exists() or not self.file.read_text().endswith("}"):
-            assert time.monotonic() < until
-            time.sleep(0.1)
-
-    def worker(self) -> subprocess.Popen[bytes]:
-        """One more worker, under a nanny that starts it again when it dies."""
-        where = ("--scheduler-file", str(self.file), "--local-directory", str(self.folder))
-        return self._start("worker", *where, "--nthreads", "1", *self._options)
-
-    def _start(self, *words: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "dask", *words, "--host", "127.0.0.1", "--no-dashboard"]
-        with (self.folder / "log.txt").open("ab") as log:
-            process = subprocess.Popen(
-                command, env=self._environment, cwd=self.folder, stdout=log, stderr=log, process_group=0
-            )
-        self.processes.append(process)
-        return process
-
-    def stop(self) -> None:
-        for process in self.processes:
-            for group in [*children(process.pid), process.pid]:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(group, signal.SIGKILL)
-            process.wait()
-
-
-def children(pid: int) -> list[int]:
-    """The processes that a process has started, below a nanny the worker."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-            command = (stat.parent / "cmdline").read_text()
-        except OSError:
-            continue
-        if parent == pid and "resource_tracker" not in command:
-            found.append(int(stat.parent.name))
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +167,7 @@ def test_the_recipe_for_slurm_runs_with_jobs_of_this_machine(folder: Path, tmp_p
     )
     local = local.replace("jobs=20", "jobs=2").replace("time.sleep(3600)", "time.sleep(0.2)")
     (tmp_path / "workers.py").write_text(local)
-    jobs = subprocess.Popen([sys.executable, "workers.py"], cwd=tmp_path, env={**os.environ, **LOCAL})
+    jobs = subprocess.Popen([sys.executable, "workers.py"], cwd=tmp_path, env={**os.environ, **ENVIRONMENT})
     try:
         until = time.monotonic() + 60
         while not (tmp_path / "scheduler.json").exists():

@@ -77,7 +77,7 @@ def killing(executor: Processes, *at: int) -> Callable[[int, int], None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["surface", "hessian"])
-def test_killed_workers_cost_nothing(name: str, folder: Path, tmp_path: Path) -> None:
+def test_killed_workers_cost_nothing(name: str, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     probe = small(name, **({"resolution": "9"} if name == "surface" else {"top": 1, "batches": 16}))
     options: dict[str, Any] = {"samples": 64, "batch_size": 8 if name == "surface" else 4}
     path = tmp_path / "results.h5"
@@ -86,6 +86,7 @@ def test_killed_workers_cost_nothing(name: str, folder: Path, tmp_path: Path) ->
         kills = (5, 20, 21, 60) if name == "surface" else (1, 2, 5)
         outcome = run(probe, loaded(folder, **options), path, executor=executor, report=killing(executor, *kills))
         assert executor._started > 2
+    assert "are measured by others" in caplog.text
     assert outcome.measured == outcome.units
     assert_same(stored_result(path, outcome), whole)
 
@@ -270,6 +271,7 @@ def test_a_signal_ends_the_command_at_once_and_keeps_what_is_finished(
     assert time.monotonic() - start < WITHIN * 2  # a loaded machine
     assert process.returncode == code
     assert "everything finished is kept" in err
+    assert logged(folder, "end")[-1]["error"] == ("terminated" if number == signal.SIGTERM else "interrupted")
     assert not any(map(alive, workers))
     with h5py.File(folder / "results.h5") as file:
         (group,) = file["surface"].values()

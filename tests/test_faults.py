@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-FAULTS = ("foreign_journals", "damaged_file", "clock_jumps", "fsync")
+FAULTS = (  # `sigterm` and Ctrl-C, also twice, are in test_executors.py, test_cli.py and test_process_setup.py
+    ("foreign_journals", "damaged_file", "clock_jumps", "fsync"),
+    ("read_only_folder", "torn_journal", "results_deleted"),
+    ("same_question_twice", "polling_reader", "checkpoint_replaced", "two_commands"),
+)
 
 
 def ran(script: str, *words: str) -> list[str]:
@@ -32,7 +36,21 @@ def test_kills_within_measurements_and_merges_lose_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_faults_of_machines_and_users_end_as_they_should() -> None:
-    rows = ran("faults.py", "--only", ",".join(FAULTS))
-    assert [row.split(" | ")[0].strip("| ") for row in rows] == list(FAULTS)
+@pytest.mark.parametrize("executor", ["local", "dask"])
+def test_killed_workers_are_replaced_and_nothing_is_lost_doubled_or_different(executor: str) -> None:
+    if executor == "dask":
+        pytest.importorskip("distributed")
+    counts = {"local": "0", "dask": "0", executor: "2"}
+    total = ran("kill_workers.py", "--local", counts["local"], "--dask", counts["dask"], "--probes", "surface")[-1]
+    kills, _, runs, units, *wrong = map(int, total.strip("| ").split(" | ")[1:])
+    assert kills == 2
+    assert units == 81 * runs
+    assert wrong == [0, 0, 0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("faults", FAULTS, ids=" ".join)
+def test_faults_of_machines_and_users_end_as_they_should(faults: tuple[str, ...]) -> None:
+    rows = ran("faults.py", "--only", ",".join(faults))
+    assert [row.split(" | ")[0].strip("| ") for row in rows] == list(faults)
     assert all(row.endswith("as it should be |") for row in rows)

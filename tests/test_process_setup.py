@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
 
-from landscape.cli.process_setup import MALLOC, WAITING, executor_of, importing
+from landscape.cli.process_setup import MALLOC, WAITING, end_by_signals, executor_of, importing
 from landscape.options import OptionError
 
 ALLOCATE = """
@@ -26,6 +27,17 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(20):
     work()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+ENDING = """
+import time
+from landscape.cli.process_setup import end_by_signals
+end_by_signals()
+try:
+    print("measuring", flush=True)
+    time.sleep(60)
+finally:
+    print("merging", flush=True)
+    time.sleep(60)
 """
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("GLIBC_TUNABLES", *(name for name, _, _ in MALLOC))}
 
@@ -76,6 +88,38 @@ def test_the_openmp_library_of_torch_is_told_not_to_spin() -> None:
     environment = {**clean, "OMP_DISPLAY_ENV": "verbose"}
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert "GOMP_SPINCOUNT = '0'" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "code"),
+    [(signal.SIGINT, signal.SIGINT, 130), (signal.SIGTERM, signal.SIGTERM, 143), (signal.SIGTERM, signal.SIGINT, 130)],
+)
+def test_a_second_signal_ends_a_command_that_is_ending_at_once_and_in_one_line(
+    first: signal.Signals, second: signal.Signals, code: int
+) -> None:
+    hearing = functools.partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    command = [sys.executable, "-c", ENDING]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hearing
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "measuring\n"
+        process.send_signal(first)
+        assert process.stdout.readline() == "merging\n"
+        process.send_signal(second)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert err == "landscape: ended at once; everything finished is kept, run the same command to resume\n"
+
+
+def test_a_command_in_the_background_of_a_shell_ignores_ctrl_c_as_the_shell_wants(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_to: list[int] = []
+    monkeypatch.setattr(signal, "getsignal", lambda n: signal.SIG_IGN if n == signal.SIGINT else signal.SIG_DFL)
+    monkeypatch.setattr(signal, "signal", lambda number, _: set_to.append(number))
+    end_by_signals()
+    assert set_to == [signal.SIGTERM]
 
 
 def test_workers_of_its_own_exclude_those_of_a_scheduler() -> None:

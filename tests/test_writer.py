@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import subprocess
@@ -352,6 +353,29 @@ def test_a_read_only_file_is_refused_for_root_too_and_still_read(path: Path) -> 
     assert_complete(path, small())
     assert path.read_bytes() == before
     assert leftovers(path) == []
+
+
+def test_what_was_finished_outlives_a_folder_that_cannot_be_written_any_more(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, key = os.open, small()
+
+    def refused(name: Any, *arguments: Any, **options: Any) -> int:
+        if str(name).endswith(".lock"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(name))
+        return real(name, *arguments, **options)
+
+    said = r"cannot write .*results\.h5: its folder cannot be written \(Permission denied\); make it writable, or give "
+    with Writer(path, key) as writer:
+        (unit, *_) = writer.pending()
+        writer.write(unit, counting.values(unit))
+        monkeypatch.setattr(os, "open", refused)
+        with pytest.raises(OSError, match=said + r"another --out; what was finished is kept in results\.h5\.journal-"):
+            writer.merge()
+        monkeypatch.undo()
+        assert set(leftovers(path)) == {writer._journal.path.name}
+    with Writer(path, key) as writer:
+        assert unit not in writer.pending()
 
 
 def test_a_missing_file_is_no_error_for_a_writer_and_one_for_a_reader(path: Path) -> None:

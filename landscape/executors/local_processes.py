@@ -180,7 +180,7 @@ class Processes:
         if len(schedule.poisoned) > known:
             what = f"again at {name_of(units[schedule.poisoned[-1]])}, which is left out"
         elif again:
-            what = f"at {name_of(units[again[0]])}; {len(again)} of its units are measured again"
+            what = f"at {name_of(units[again[0]])}; its unfinished units, {len(again)}, are measured by others"
         else:
             what = "between units" if worker.ready else "while it loaded the subject"
         _log.warning("note: worker %d died (%s) %s", worker.number, how, what)

@@ -83,7 +83,8 @@ def locked(path: Path) -> Iterator[None]:
             handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         except OSError as error:
             if not os.path.lexists(name):
-                raise
+                reason = f"its folder cannot be written ({error.strerror})"
+                raise OSError(f"cannot write {path}: {reason}; make it writable, or give another --out") from error
             raise OSError(f"{name} cannot be used as a lock ({error.strerror}); move it away") from error
         fcntl.flock(handle, fcntl.LOCK_EX)
         with contextlib.suppress(FileNotFoundError):

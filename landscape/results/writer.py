@@ -90,7 +90,12 @@ class Writer:
         Finished units that the file has lost since the last merge, because somebody deleted or replaced it, are written
         again; where a file that is no results file took its place, they are kept in the journal.
         """
-        with locked(self.path), contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.path))
+            except OSError as error:
+                kept = f"; what was finished is kept in {self._journal.path.name}" if self._known is not None else ""
+                raise OSError(f"{error}{kept}") from error
             found = [stack.enter_context(journal) for journal in orphans.orphans(self.path)]
 
             def change(file: h5py.File) -> tuple[int, list[str]]:

@@ -1,0 +1,98 @@
+"""Start commands in a folder, wait for units of theirs, and compare the files that they write."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from landscape.results import group as groups
+from landscape.results.hdf5_file import reading
+from landscape.results.journal import NotAJournal, records_of
+from landscape.results.orphans import journals
+
+os.environ["OMP_NUM_THREADS"] = "1"  # sums over other numbers of threads have other last bits
+LANDSCAPE = [sys.executable, "-m", "landscape"]
+SURFACE = ["surface", "final.pt", "--samples", "16", "--out", "results.h5", "--resolution"]
+QUICK, LONG, UNITS = [*SURFACE, "7"], [*SURFACE, "25"], 625  # of the long one
+
+
+def start(words: list[str], folder: Path, **how: Any) -> subprocess.Popen[str]:
+    """A command in a folder."""
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*LANDSCAPE, *words], cwd=folder, **pipes, **how)
+
+
+def ended(process: subprocess.Popen[str], seconds: float = 500) -> tuple[int, str]:
+    """Its exit code and its last line."""
+    _, err = process.communicate(timeout=seconds)
+    return process.returncode, (err.strip().splitlines() or [""])[-1]
+
+
+def content(path: Path) -> dict[str, dict[str, np.ndarray]]:
+    """Every result of a file, by its digest: the label is that of the folder."""
+    with reading(path) as file:
+        return {name.rpartition("-")[2]: groups.arrays(group) for name, group in groups.results_in(file)}
+
+
+def same(mine: Path, theirs: Path) -> bool:
+    """Whether two files hold the same numbers."""
+    a, b = content(mine), content(theirs)
+    return a.keys() == b.keys() and all(
+        np.array_equal(a[name][key], b[name][key], equal_nan=b[name][key].dtype.kind == "f")
+        for name in b
+        for key in b[name]
+    )
+
+
+def done(path: Path) -> int:
+    """Finished units of all results."""
+    return sum(int((arrays["done"] == 1).sum()) for arrays in content(path).values())
+
+
+def whole(folder: Path, words: list[str]) -> Path:
+    """The results of the same command without a fault, measured once for all checks, in a folder beside theirs."""
+    other = folder.parent / f"whole-{words[-1]}"
+    if not other.exists():
+        other.mkdir()
+        shutil.copy(folder / "final.pt", other)
+        code, said = ended(start(words, other))
+        assert code == 0, said
+    return other / "results.h5"
+
+
+def expect(*facts: tuple[bool, str]) -> str:
+    """What is not as it should be."""
+    return "; ".join(text for holds, text in facts if not holds)
+
+
+def held(path: Path) -> int:
+    """Finished units of all results, those in the journals beside the file included."""
+    count = done(path) if path.exists() else 0
+    for journal in journals(path):
+        try:
+            count += sum("index" in record.data for record in records_of(journal))
+        except NotAJournal:  # not begun, or removed by now
+            continue
+    return count
+
+
+def running(words: list[str], folder: Path, units: int, **how: Any) -> subprocess.Popen[str]:
+    """A command in a folder that has finished so many units."""
+    process, until = start(words, folder, **how), time.monotonic() + 200
+    while held(folder / "results.h5") < units:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until, "no units"
+        time.sleep(0.01)
+    return process
+
+
+def beside(folder: Path) -> set[str]:
+    """Files that a command left beside its results: none after a run that has ended by itself."""
+    return {file.name for file in folder.iterdir() if file.name.lstrip(".").startswith("results.h5.")}

@@ -1,0 +1,212 @@
+"""What users and batch systems do while commands measure: signals, the same file several times, files that change."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from fault_checks.commands import (
+    LONG,
+    QUICK,
+    UNITS,
+    beside,
+    content,
+    done,
+    ended,
+    expect,
+    held,
+    running,
+    same,
+    start,
+    whole,
+)
+from landscape.results import reader
+
+GRACE = 20.0  # seconds that a batch system leaves between SIGTERM and SIGKILL; 30 by default under Slurm
+
+
+def sigterm(folder: Path) -> str:
+    """SIGTERM, then SIGKILL: ends within the grace with code 143; what was finished by then is in the file."""
+    wrong = []
+    for words in (LONG, [*LONG, "--workers", "2"]):
+        process = running(words, folder, held(folder / "results.h5") + 100)
+        before, since = held(folder / "results.h5"), time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        try:
+            code, said = ended(process, GRACE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return f"still runs after {time.monotonic() - since:.0f} s"
+        kept = done(folder / "results.h5")
+        wrong += [
+            expect(
+                (code == 143, f"exit code {code}"), ("terminated; everything finished is kept" in said, said),
+                (before <= kept < UNITS, f"{kept} units are kept of {before}"), (not beside(folder), "files are left"),
+            )
+        ]  # fmt: skip
+    again, said = ended(start(LONG, folder))
+    fine = same(folder / "results.h5", whole(folder, LONG))
+    return "; ".join(filter(None, [*wrong, expect((again == 0, said), (fine, "other numbers"))]))
+
+
+def _hearing_ctrl_c() -> None:
+    """As on a terminal: a shell lets the commands that it starts in the background ignore it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def sigint_twice(folder: Path) -> str:
+    """Ctrl-C, and again at once, soon, and later: code 130, no traceback; what was finished is in file or journal."""
+    wrong = []
+    for pause in (0.0, 0.002, 0.01, 0.05, 0.3):
+        process = running(LONG, folder, held(folder / "results.h5") + 50, preexec_fn=_hearing_ctrl_c)
+        before = held(folder / "results.h5")
+        process.send_signal(signal.SIGINT)
+        time.sleep(pause)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=GRACE)
+        kept = held(folder / "results.h5")
+        wrong += [
+            expect(
+                (process.returncode == 130, f"{process.returncode} after {pause} s: {err}"),
+                ("Traceback" not in err and "Exception ignored" not in err, err),
+                (before <= kept < UNITS, f"{kept} units are kept of {before}"),
+            )
+        ]
+    again, said = ended(start(LONG, folder))
+    fine = same(folder / "results.h5", whole(folder, LONG)) and not beside(folder)
+    return "; ".join(filter(None, [*wrong, expect((again == 0, said), (fine, "other numbers, or files are left"))]))
+
+
+def same_question_twice(folder: Path) -> str:
+    """The same command while the first one runs: refused in one line; the first ends, and a third finds all there."""
+    first = running(LONG, folder, 20)
+    code, said = ended(start(LONG, folder))
+    alive = first.poll() is None
+    ends, words = ended(first)
+    third, found = ended(start(LONG, folder))
+    fine = same(folder / "results.h5", whole(folder, LONG)) and not beside(folder)
+    return expect(
+        (alive, "the first ended too early for this check"), (code == 1, f"exit code {code}"),
+        ("is being measured into results.h5 by another process" in said, said), (ends == 0, words),
+        (third == 0 and "already measured" in found, found), (fine, "other numbers, or files are left"),
+    )  # fmt: skip
+
+
+OFTEN = """
+import sys
+from landscape import run
+run.MERGE_SECONDS = 0.0
+from landscape.cli.main import main
+main(sys.argv[1:])
+"""
+
+
+def polling_reader(folder: Path) -> str:
+    """A merge after every unit, and a reader all the time: it always finds a whole file, whose units only grow."""
+    path, counts, errors, words = folder / "results.h5", [0], list[str](), [*LONG[:-1], "11"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", OFTEN, *words], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    over = threading.Event()
+
+    def read() -> None:
+        while not over.is_set():
+            try:
+                if path.exists():
+                    counts.append(done(path))
+                    counts.append(sum(reader.finished_units(found) for _, found in reader.groups(path)))
+            except Exception as error:  # any way in which a file cannot be read
+                errors.append(f"{type(error).__name__}: {error}")
+
+    polling = threading.Thread(target=read)
+    polling.start()
+    code, said = ended(process)
+    over.set()
+    polling.join()
+    return expect(
+        (code == 0, said), (not errors, str(errors[:1])), (counts == sorted(counts), "units were gone in between"),
+        (len(set(counts)) > 10, f"only {len(set(counts))} states were seen"), (done(path) == 121, "not finished"),
+    )  # fmt: skip
+
+
+def checkpoint_replaced(folder: Path) -> str:
+    """Another checkpoint under the same name during a run: only numbers of the first enter, also from later workers."""
+    wanted, other = whole(folder, LONG), folder / "other"
+    words = ["train", "resnet_demo", "--data", "digits", "--epochs", "0", "--seed", "1", "--out", "other"]
+    assert ended(start(words, folder))[0] == 0
+    first = (folder / "final.pt").read_bytes()
+
+    def replace() -> None:
+        shutil.copy(other / "final.pt", folder / "new.pt")
+        (folder / "new.pt").replace(folder / "final.pt")
+
+    process = running(LONG, folder, 20)
+    replace()
+    code, said = ended(process)
+    alone = code == 0 and same(folder / "results.h5", wanted)
+    again, words_of = ended(start(QUICK, folder))
+    results = len(content(folder / "results.h5"))
+    (folder / "final.pt").write_bytes(first)
+    (folder / "results.h5").unlink()
+    process = running([*LONG, "--workers", "2"], folder, 20)
+    replace()
+    workers = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False).stdout
+    subprocess.run(["kill", "-KILL", workers.split()[0]], check=False)
+    late, reason = ended(process)
+    (folder / "final.pt").write_bytes(first)
+    resumed, end = ended(start(LONG, folder))
+    return expect(
+        (alone, f"{code} {said}"), (again == 0 and results == 2, f"{words_of}; {results} results"),
+        (late == 0 or (late == 1 and "has other weights; the file was replaced" in reason), f"{late} {reason}"),
+        (resumed == 0 and same(folder / "results.h5", wanted), f"after that: {end}"),
+    )  # fmt: skip
+
+
+def results_deleted(folder: Path) -> str:
+    """The results file deleted during a run, after merges: said once, all units are in the file at the end."""
+    wanted = whole(folder, LONG)
+    process = subprocess.Popen(
+        [sys.executable, "-c", OFTEN, *LONG], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    until = time.monotonic() + 200
+    while not (folder / "results.h5").exists() or done(folder / "results.h5") < 20:
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    (folder / "results.h5").unlink()
+    _, err = process.communicate(timeout=200)
+    return expect(
+        (process.returncode == 0, err), (err.count("was deleted or replaced; its") == 1, err),
+        (same(folder / "results.h5", wanted), "other numbers"), (not beside(folder), "files are left"),
+    )  # fmt: skip
+
+
+def many(folder: Path, commands: int) -> str:
+    """So many commands with different questions on one results file, at once."""
+    words = [[*QUICK, "--seed", str(seed)] for seed in range(commands)]
+    together = [start(one, folder) for one in words]
+    codes = [ended(process, 400) for process in together]
+    apart = folder / "apart"
+    apart.mkdir()
+    shutil.copy(folder / "final.pt", apart)
+    for one in words:
+        assert ended(start(one, apart))[0] == 0
+    return expect(
+        (all(code == 0 for code, _ in codes), str(codes)), (not beside(folder), "files are left"),
+        (same(folder / "results.h5", apart / "results.h5"), "other numbers"),
+    )  # fmt: skip
+
+
+def two_commands(folder: Path) -> str:
+    """Two commands on one results file at once: both end, and the file is that of one after the other."""
+    return many(folder, 2)
+
+
+def eight_commands(folder: Path) -> str:
+    """Eight commands on one results file at once: all end, and the file is that of one after the other."""
+    return many(folder, 8)
