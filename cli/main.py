@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from landscape.checkpoints.huggingface_cache import folder_of
 from landscape.cli import (
     build_up,
+    compare,
     demo,
     doctor,
     evaluate,
@@ -90,7 +91,9 @@ app.command(rich_help_panel=MEASURE)(sweep.sweep)
 app.command("build-up", rich_help_panel=TRAIN)(build_up.build_up)
 for _command in (training.train, training.models, demo.demo, reproduce.reproduce):
     app.command(rich_help_panel=TRAIN)(_command)
-for _command in (figures.plot, figures.report, show.show, doctor.doctor, layers.layers, evaluate.evaluate):
+for _command in (
+    figures.plot, figures.report, compare.compare, doctor.doctor, show.show, layers.layers, evaluate.evaluate,
+):  # fmt: skip
     app.command(rich_help_panel=INSPECT)(_command)
 for _command in (merging.merge, merging.repair):
     app.command(rich_help_panel=INSPECT)(_command)

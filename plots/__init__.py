@@ -78,5 +78,6 @@ STUDIES: Mapping[str, str] = {
     "heads": "heads_study",
     "sweep": "sweep_study",
     "hybrid": "hybrid_study",
+    "compare": "compare_study",
 }
-IMPORTED = ("hybrid",)  # kinds of results that no probe measures, and that a study draws
+IMPORTED = ("hybrid", "compare")  # kinds of results that no probe measures, and that a study draws

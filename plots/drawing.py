@@ -26,6 +26,8 @@ from landscape.results.replacing import replacing
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from landscape.plots.comparison import Comparison
+
 EVERYTHING = Selection()
 FORMATS = ("png", "pdf", "svg")
 NAMES = (*FIGURES, *STUDIES)
@@ -102,7 +104,7 @@ def _pages(
     stored: Stored, selection: Selection, probes: Sequence[str] | None, figures: Sequence[str]
 ) -> Iterator[tuple[str, partial[Figure]]]:
     """Name and drawing of every figure that the results allow."""
-    everything = [data for _, data in stored]
+    everything = [data for name, data in stored if not name.startswith("compare/")]  # of a network
     for figure in FIGURES.values():
         if (probes is not None and figure.probe not in probes) or (figures and figure.name not in figures):
             continue
@@ -129,6 +131,16 @@ def _save_studies(stored: Stored, folder: Path, formats: Sequence[str], names: S
             file = f"{name}-{label}" if len(found) > 1 else name
             written += _save(file, partial(module.page, study), folder, formats)
     return written
+
+
+def draw_comparison(comparison: Comparison, out: Path | str, formats: Sequence[str] = ("png",)) -> list[Path]:
+    """Draw a comparison that need not be stored; return the files, `compare.*`."""
+    from landscape.plots import compare_study
+    from landscape.plots.comparison_rows import label_of, records
+
+    study = compare_study.Study(label_of(comparison), records(comparison))
+    with applied(SCREEN):
+        return _save("compare", partial(compare_study.page, study), Path(out), formats)
 
 
 def draw_run(folder: Path, out: Path, formats: Sequence[str] = ("png",), *, theme: Theme = SCREEN) -> list[Path]:

@@ -108,6 +108,10 @@ def headline_function(probe: str) -> Callable[[xr.Dataset], Numbers]:
     """The function that gives a probe's headline."""
     if probe == "evaluate":  # which `landscape reproduce` stores, and no figure draws
         return lambda data: {name: data[name].values[-1].item() for name in ("loss", "accuracy") if name in data}
+    if probe == "compare":
+        from landscape.plots import compare_study
+
+        return compare_study.headline
     figure = FIGURES.get(probe.replace("-", "_"))
     if figure is not None and figure.probe == probe and isinstance(module := figure.module, Headlined):
         return module.headline

@@ -82,7 +82,8 @@ def summary_table(path: Path | str) -> list[Row]:
     In the order of the study. Of several results of one probe for one checkpoint the newest counts. Checkpoints with
     the same label get a part of their digests.
     """
-    ordered = reader.by_checkpoint(reader.groups(path))
+    stored = [(name, data) for name, data in reader.groups(path) if not name.startswith("compare/")]  # of a network
+    ordered = reader.by_checkpoint(stored)
     digests: dict[str, set[str]] = {}
     for _, data in ordered:
         digests.setdefault(str(data.attrs.get("label", "")), set()).add(str(data.attrs.get("checkpoint_sha256", "")))

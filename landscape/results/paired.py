@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import xarray as xr
@@ -43,3 +45,67 @@ def mean_difference(values: np.ndarray, other: np.ndarray, *, shares: bool = Fal
             return mean, (np.clip(np.minimum(low, mean), -1, 1), np.clip(np.maximum(high, mean), -1, 1))
         half = QUANTILE * difference.std(axis=-1, ddof=1) / np.sqrt(n) if n > 1 else np.full(mean.shape, np.nan)
     return mean, (mean - half, mean + half)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference of two estimates; NaN where an error is not known."""
+
+    value: float
+    low: float  # ends of the 95 % interval
+    high: float
+    p: float  # two-sided, of no difference
+    method: str  # what the interval and p are by, in words
+
+
+def paired_t(values: np.ndarray, other: np.ndarray, units: str = "samples") -> Difference:
+    """Mean of paired values (n,) minus others, by Student's t of their differences."""
+    from scipy.special import stdtr, stdtrit
+
+    n = len(values)
+    with np.errstate(invalid="ignore"):  # infinite losses of both
+        each = values - other
+        mean, error = float(each.mean()), float(each.std(ddof=1) / math.sqrt(n)) if n > 1 else math.nan
+    method = f"paired t over {n} {units}"
+    if not error > 0:
+        return Difference(mean, math.nan, math.nan, 1.0 if n > 1 and mean == 0 else math.nan, method)
+    half = float(stdtrit(n - 1, 0.975)) * error
+    return Difference(mean, mean - half, mean + half, float(2 * stdtr(n - 1, -abs(mean) / error)), method)
+
+
+def mcnemar(right: np.ndarray, other: np.ndarray) -> Difference:
+    """Share of right answers minus that of another network on the same samples, (n,) zeros and ones each.
+
+    P by the exact test of McNemar (1947) on the samples that one of the two gets right, the interval as in
+    `mean_difference`.
+    """
+    from scipy.special import bdtr
+
+    value, (low, high) = mean_difference(right, other, shares=True)
+    gained, lost = (int(((right - other) == sign).sum()) for sign in (1, -1))
+    p = min(1.0, 2 * float(bdtr(min(gained, lost), gained + lost, 0.5))) if gained + lost else 1.0
+    return Difference(float(value), float(low), float(high), p, f"McNemar over {len(right)} samples")
+
+
+def unpaired(value: float, error: float, other: float, other_error: float) -> Difference:
+    """Difference of two estimates with their standard errors, as if they were independent.
+
+    On common samples, whose noise mostly cancels in the difference, this errs on the side of no difference.
+    """
+    from scipy.special import ndtr
+
+    difference, total = value - other, math.hypot(error, other_error)
+    method = "errors of both, not paired"
+    if not total > 0:
+        return Difference(difference, math.nan, math.nan, 1.0 if difference == 0 else math.nan, "no error is known")
+    half = QUANTILE * total
+    return Difference(
+        difference, difference - half, difference + half, float(2 * ndtr(-abs(difference) / total)), method
+    )
+
+
+def by_error(value: float, error: float, low: float, high: float, method: str) -> Difference:
+    """A difference with its interval and standard error; p as of a normal distribution."""
+    from scipy.special import ndtr
+
+    return Difference(value, low, high, float(2 * ndtr(-abs(value) / error)) if error > 0 else math.nan, method)

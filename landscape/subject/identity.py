@@ -88,6 +88,7 @@ def attributes(subject: Subject) -> dict[str, str | int | float]:
         "epoch": stored.epoch if stored else math.nan,
         "model": spec.model or (stored.model if stored else type(subject.model).__name__),
         "data": subject.data_name,
+        "data_sha256": subject.data_sha256,
         "device": str(subject.device),
         "batch_size": subject.batch_size,
         "samples": len(subject),

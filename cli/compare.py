@@ -1,0 +1,94 @@
+"""The command `compare`: networks, or groups of them over seeds, by headline numbers with errors and verdicts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from landscape.cli.command_options import Debug, Quiet
+from landscape.cli.damaged_files import check_not_damaged
+from landscape.options import OptionError, alternatives
+from landscape.progress import say
+
+if TYPE_CHECKING:
+    from landscape.plots.comparison import Comparison
+
+Option = typer.Option
+SUFFIXES = {".md": "markdown", ".csv": "csv", ".tex": "latex", ".json": "json"}
+
+
+def compare(
+    file: Annotated[list[Path] | None, typer.Argument(help="results files; default: results.h5")] = None,
+    group: Annotated[
+        list[str] | None,
+        Option(
+            help=r"groups over seeds: a regular expression whose match is the part that tells seeds apart, such as "
+            r"'-s\d+$' (or whose capture group names the group), or patterns: sgd=sgd-*,adam=adam-* or "
+            "optimizer=sgd:sgd-*,adam:adam-*"
+        ),
+    ] = None,
+    against: Annotated[
+        str, Option(help="network or group that all others are compared with; default: up to four, every pair")
+    ] = "",
+    format: Annotated[
+        str, Option(help="text, markdown, csv, latex or json; default: by the ending of --out, else text")
+    ] = "",
+    out: Annotated[Path | None, Option(help="write the tables to this file; default: print them")] = None,
+    figures: Annotated[Path | None, Option(help="folder for the figure; landscape plot draws it too")] = None,
+    store: Annotated[bool, Option(help="store the comparison in the (first) results file, for plot and report")] = True,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Compare networks, or groups over seeds: numbers with errors, paired differences, effect sizes and verdicts.
+
+    Reads what probes measured. Numbers of different protocols (split, samples, batch size, parameters) are never
+    compared. A difference is real where p, after Holm's correction, is below 0.05.
+    """
+    from landscape.plots import comparison, comparison_text, drawing
+    from landscape.results import reader
+
+    known = tuple(comparison_text.FORMATS)
+    kind = format or (SUFFIXES.get(out.suffix.lower(), "text") if out else "text")
+    if kind not in known:
+        raise OptionError(f"--format {kind} is unknown; expected {alternatives(known)}")
+    files = file or [Path("results.h5")]
+    stored = []
+    for path in files:
+        check_not_damaged(path)
+        stored += reader.groups(path)
+    found = comparison.compare(stored, group=group or (), against=against, source=", ".join(map(str, files)))
+    text = comparison_text.FORMATS[kind](found)
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        _write(out, text)
+        say(f"compared {len(found.networks)} networks in {out}", quiet=quiet)
+    if store:
+        _store(files[0], found, quiet=quiet)
+    if figures is not None:
+        for path in drawing.draw_comparison(found, figures):
+            say(str(path), quiet=quiet)
+
+
+def _write(out: Path, text: str) -> None:
+    from landscape.results.replacing import replacing
+
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder, expected a file for the tables, such as {out / 'comparison.md'}")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(out) as stream:
+        stream.write(text.encode())
+
+
+def _store(path: Path, found: Comparison, *, quiet: bool) -> None:
+    """Store the comparison; a file that cannot be changed is left as it is, with a note."""
+    from landscape.plots import comparison_rows
+
+    try:
+        group = comparison_rows.store(path, found)
+    except OSError as error:
+        say(f"note: not stored in {path} ({error.strerror or error}); --no-store does not try", quiet=quiet)
+    else:
+        say(f"stored as {group} in {path}; landscape plot {path} draws it", quiet=quiet)

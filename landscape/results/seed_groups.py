@@ -1,0 +1,116 @@
+"""Compare groups of networks that differ in their seeds: means, differences, effect sizes, and many tests at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from landscape.results.paired import Difference
+
+FEWEST = 2  # members of a group that say something about its spread
+CONFIDENCE = 0.95
+NODES = 200  # of the quadrature
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Hedges' g, and the ends of the 95 % interval of the standardised difference of the populations."""
+
+    value: float
+    low: float
+    high: float
+
+
+def t_quantile(df: float) -> float:
+    """Half the width of a 95 % interval in standard errors, by Student's t."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(df, 0.5 + CONFIDENCE / 2)) if df > 0 else math.nan
+
+
+def mean_interval(values: np.ndarray) -> tuple[float, float, float]:
+    """Mean of independent values (n,) and the ends of its 95 % interval by Student's t; NaN for fewer than two."""
+    n = len(values)
+    mean = float(np.mean(values)) if n else math.nan
+    half = t_quantile(n - 1) * float(np.std(values, ddof=1)) / math.sqrt(n) if n >= FEWEST else math.nan
+    return mean, mean - half, mean + half
+
+
+def welch(values: np.ndarray, other: np.ndarray, units: str = "seeds") -> Difference:
+    """Mean of the first minus that of the other, whose spread may differ (Welch 1947); NaN without two of each."""
+    value = float(np.mean(values) - np.mean(other)) if len(values) and len(other) else math.nan
+    if min(len(values), len(other)) < FEWEST:
+        return Difference(value, math.nan, math.nan, math.nan, "")
+    parts = [float(np.var(one, ddof=1)) / len(one) for one in (values, other)]
+    error = math.sqrt(sum(parts))
+    method = f"Welch's t over {units}"
+    if not error > 0:
+        return Difference(value, math.nan, math.nan, 1.0 if value == 0 else math.nan, method)
+    df = sum(parts) ** 2 / sum(part**2 / (len(one) - 1) for part, one in zip(parts, (values, other), strict=True))
+    return _of_t(value, error, df, method)
+
+
+def hedges_g(values: np.ndarray, other: np.ndarray) -> Effect:
+    """Standardised difference of means with the pooled spread, without its bias in small samples (Hedges 1981).
+
+    The interval inverts the noncentral t distribution (Hedges & Olkin 1985, chapter 5): exact for normal groups of one
+    spread. NaN without two of each, or without spread.
+    """
+    from scipy.special import gammaln
+
+    n, m = len(values), len(other)
+    df = n + m - 2
+    if min(n, m) < FEWEST:
+        return Effect(math.nan, math.nan, math.nan)
+    pooled = math.sqrt(((n - 1) * np.var(values, ddof=1) + (m - 1) * np.var(other, ddof=1)) / df)
+    if not pooled > 0:
+        return Effect(math.nan, math.nan, math.nan)
+    d, scale = float(np.mean(values) - np.mean(other)) / pooled, math.sqrt(n * m / (n + m))
+    unbiased = math.exp(gammaln(df / 2) - gammaln((df - 1) / 2)) * math.sqrt(2 / df)
+    low, high = (_noncentrality(d * scale, df, share) / scale for share in (0.5 + CONFIDENCE / 2, 0.5 - CONFIDENCE / 2))
+    return Effect(unbiased * d, low, high)
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """P-values adjusted for their number (Holm 1979); NaN counts as no test."""
+    found = np.array(values, dtype=float)
+    known = np.flatnonzero(~np.isnan(found))
+    order = known[np.argsort(found[known], kind="stable")]
+    steps = found[order] * np.arange(len(order), 0, -1)
+    found[order] = np.minimum(np.maximum.accumulate(steps), 1.0) if len(order) else steps
+    return [float(p) for p in found]
+
+
+def _of_t(value: float, error: float, df: float, method: str) -> Difference:
+    from scipy.special import stdtr
+
+    half = t_quantile(df) * error
+    return Difference(value, value - half, value + half, float(2 * stdtr(df, -abs(value) / error)), method)
+
+
+def _noncentrality(t: float, df: float, share: float) -> float:
+    """The noncentrality at which so large a share of noncentral t lies below t.
+
+    P(T < t) is the mean of Phi(t s - noncentrality) over s = sqrt(chi^2 / df), by Gauss-Legendre quadrature over the
+    quantiles of s: SciPy's own function is NaN for some arguments.
+    """
+    from scipy.optimize import brentq
+    from scipy.special import chdtri, ndtr
+
+    nodes, weights = _quadrature()
+    scale = np.sqrt(chdtri(df, (1 - nodes) / 2) / df)
+
+    def excess(noncentrality: float) -> float:
+        return float(weights @ ndtr(t * scale - noncentrality)) / 2 - share
+
+    reach = 10 + 10 * abs(t)
+    return float(brentq(excess, t - reach, t + reach, xtol=1e-9 * reach))
+
+
+@cache
+def _quadrature() -> tuple[np.ndarray, np.ndarray]:
+    return np.polynomial.legendre.leggauss(NODES)

@@ -1,0 +1,122 @@
+"""Differences of the headline numbers of two results on the same samples, pair by pair, where a probe stores them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import xarray as xr
+
+from landscape.plots.appearance import parameters_of
+from landscape.results import corruption_summary
+from landscape.results.calibration import Interval, SampleScores, paired_difference, stored_scores
+from landscape.results.paired import Difference, by_error, mcnemar, paired_t
+
+Differences = Mapping[str, Difference]  # by the name of the headline number
+
+
+def paired(data: xr.Dataset, other: xr.Dataset) -> Differences:
+    """A result minus another one, for those numbers that are paired; none where the samples are not known to be same.
+
+    Both are finished and of one probe and protocol.
+    """
+    sha256 = data.attrs.get("data_sha256")
+    same = sha256 and sha256 == other.attrs.get("data_sha256")
+    own = OF_PROBE.get(str(data.attrs.get("probe", "")))
+    if own is None or not same or data["done"].shape != other["done"].shape:
+        return {}
+    try:
+        return own(data, other)
+    except (KeyError, ValueError, IndexError):  # a result of another version, which lacks what is paired
+        return {}
+
+
+def _calibration(data: xr.Dataset, other: xr.Dataset) -> Differences:
+    mine, theirs = (stored_scores({str(name): one[name] for name in one.variables}) for one in (data, other))
+    return _scores(mine, theirs, int(parameters_of(data).get("draws", 1000)))
+
+
+def _scores(mine: SampleScores, theirs: SampleScores, draws: int) -> Differences:
+    """Means over samples by Student's t, shares by McNemar's test, and the calibration error by bootstrap."""
+    value, interval = paired_difference(mine, theirs, draws=draws)["ece"]
+    return {
+        "nll": paired_t(mine.nll, theirs.nll),
+        "accuracy": mcnemar(mine.correct, theirs.correct),
+        "ece": _of(value, interval, draws),
+        "signed ece": paired_t(mine.confidence - mine.correct, theirs.confidence - theirs.correct),
+    }
+
+
+def _ensemble(data: xr.Dataset, other: xr.Dataset) -> Differences:
+    """Of the means over all members."""
+    nll, right = ([one[f"sample_{name}"].isel(size=-1).values for one in (data, other)] for name in ("nll", "correct"))
+    there = np.isfinite(right[0]) & np.isfinite(right[1])
+    return {
+        "nll of all members": paired_t(*(part[there] for part in nll)),
+        "accuracy of all members": mcnemar(*(part[there] for part in right)),
+    }
+
+
+def _corruption(data: xr.Dataset, other: xr.Dataset) -> Differences:
+    from landscape.plots.corruption import images_of
+
+    if images_of(data) != images_of(other):
+        return {}
+    found = corruption_summary.paired_difference(data, other)
+    names = {"accuracy": "mean accuracy", "nll": "mean nll", "ece": "mean ece"}
+    blocks = data.sizes["block"]
+    return {
+        names[name]: by_error(
+            value, interval.error, interval.low, interval.high, f"paired over {blocks} blocks of samples"
+        )
+        for name, (value, interval) in found.items()
+    }
+
+
+def _attack(data: xr.Dataset, other: xr.Dataset) -> Differences:
+    from landscape.plots import attack
+
+    quantity, eps = attack.quantity_of(data), data["eps"].values[-1:]
+    if quantity != attack.quantity_of(other) or eps != other["eps"].values[-1:]:
+        return {}
+    found = {}
+    for method in attack.names_of(data):
+        mine, theirs = (attack.samples_of(one, method, eps, quantity)[0] for one in (data, other))
+        name = f"{attack.NAMES.get(method, method)} at {255 * eps[0]:g}/255"
+        found[name] = mcnemar(mine, theirs) if quantity == "accuracy" else paired_t(mine, theirs)
+    return found
+
+
+def _hessian(data: xr.Dataset, other: xr.Dataset) -> Differences:
+    """Over mini-batches, which hold the same samples; NEP and APE linearised around their values."""
+    if data["eigenvalue"].ndim != 2 or data.attrs.get("batch_size") != other.attrs.get("batch_size"):
+        return {}
+    found = {}
+    for name, share in (("nep", True), ("ape", False)):
+        mine, theirs = (_linearised(one, share=share) for one in (data, other))
+        found[name] = paired_t(mine, theirs, "mini-batches")
+    found["largest eigenvalue"] = paired_t(data["largest"].values, other["largest"].values, "mini-batches")
+    return found
+
+
+def _linearised(data: xr.Dataset, *, share: bool) -> np.ndarray:
+    """Values per mini-batch, (batch,), whose mean is NEP (or APE) and whose spread gives the error of that ratio."""
+    values = data["eigenvalue"].transpose("batch", "rank").values
+    counted = np.isfinite(values) if share else values > 0
+    above = (values < 0).sum(axis=1).astype(float) if share else np.where(counted, values, 0.0).sum(axis=1)
+    below = counted.sum(axis=1)
+    ratio = above.sum() / below.sum()
+    return np.asarray(float(data["nep" if share else "ape"]) + (above - ratio * below) / below.mean())
+
+
+def _of(value: float, interval: Interval, draws: int) -> Difference:
+    return by_error(value, interval.error, interval.low, interval.high, f"paired bootstrap of {draws} resamples")
+
+
+OF_PROBE: Mapping[str, Callable[[xr.Dataset, xr.Dataset], Differences]] = {
+    "attack": _attack,
+    "calibration": _calibration,
+    "corruption": _corruption,
+    "ensemble": _ensemble,
+    "hessian": _hessian,
+}

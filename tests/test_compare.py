@@ -1,0 +1,395 @@
+"""Comparisons: what is compared with what, by which protocol, with which verdict, and how it is written."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import synthetic
+import xarray as xr
+
+from landscape.cli.main import exit_code
+from landscape.options import OptionError
+from landscape.plots import comparison_text, drawing
+from landscape.plots.comparison import ALIKE, MISSING, REAL, Comparison, compare, flatness
+from landscape.plots.comparison_rows import interval, plus_minus, records, sections
+from landscape.plots.grouping import groups_of
+from landscape.plots.pairing import paired
+from landscape.plots.protocols import BATCHWISE, DECAYED, SEEDED
+from landscape.probes import PROBES, probe_class
+from landscape.results import reader
+from landscape.results.paired import paired_t
+
+HOSTILE = "a_b $x$ \\input{z} 100% & #1 ~^{} <b>|µ模 ](http://x)"
+Results = list[tuple[str, xr.Dataset]]
+
+
+def result(
+    probe: str,
+    label: str,
+    values: dict[str, Any],
+    *,
+    parameters: dict[str, Any] | None = None,
+    done: int = 1,
+    **about: Any,
+) -> tuple[str, xr.Dataset]:
+    """A stored result of one unit; the rest of its attributes are those of a protocol."""
+    spec = {"split": "test", "batch_size": 128, "weight_decay": 0.0, "loss": "", **about.pop("spec", {})}
+    attributes = {
+        "probe": probe, "label": label, "checkpoint_sha256": label, "data": "digits", "samples": 100,
+        "spec": json.dumps(spec), "parameters": json.dumps(parameters or {}), "created": "2026-01-01",
+        "protocol": f"digits {spec['split']}, 100 samples, batch size {spec['batch_size']}", **about,
+    }  # fmt: skip
+    data = xr.Dataset({"done": ("unit", [done]), **values}, attrs=attributes)
+    return f"{probe}/{label}-{abs(hash((label, json.dumps(spec), str(parameters)))):010d}"[:60], data
+
+
+def trace(label: str, value: float, error: float = 0.1, **about: Any) -> tuple[str, xr.Dataset]:
+    return result("trace", label, {"trace": value, "trace_se": error}, **about)
+
+
+def verdicts(found: Comparison) -> dict[tuple[str, str], str]:
+    return {(c.first, c.second): c.verdict for c in found.contrasts}
+
+
+def test_a_clear_difference_is_real_and_names_the_flatter_network() -> None:
+    (contrast,) = compare([trace("a", 1.0), trace("b", 3.0)]).contrasts
+    assert (contrast.first, contrast.second, contrast.verdict) == ("b", "a", REAL)
+    assert contrast.favours == "a is flatter"
+    (contrast,) = compare([trace("a", 1.0), trace("b", 1.1)]).contrasts
+    assert (contrast.verdict, contrast.favours) == (ALIKE, "")
+
+
+def test_numbers_of_other_protocols_are_never_compared() -> None:
+    found = compare([trace("a", 1.0, spec={"batch_size": 64}), trace("b", 3.0)])
+    assert verdicts(found) == {("b", "a"): "not comparable: protocols differ (batch size 128 against 64)"}
+    assert [len(rows) for words, rows in sections(found)[0].tables] == [1, 1, 1]  # a table of each, and the differences
+    text = comparison_text.as_text(found)
+    assert "[a] digits test, 100 samples, batch size 64" in text
+    assert "[b] digits test, 100 samples, batch size 128 (from a: batch size 128 against 64)" in text
+
+
+def test_the_split_is_part_of_the_protocol_and_an_unused_batch_size_is_not() -> None:
+    values = {"nll": 0.5, "nll_se": 0.01}
+    results = [result("calibration", "a", values), result("calibration", "b", values, spec={"batch_size": 64})]
+    assert verdicts(compare(results)) == {("b", "a"): ALIKE}
+    results[1] = result("calibration", "b", values, spec={"split": "train"})
+    assert verdicts(compare(results)) == {("b", "a"): "not comparable: protocols differ (split train against test)"}
+
+
+def test_parameters_are_part_of_the_protocol_unless_they_only_change_the_error() -> None:
+    one, other = trace("a", 1.0, parameters={"vectors": 8}), trace("b", 3.0, parameters={"vectors": 64})
+    assert verdicts(compare([one, other])) == {("b", "a"): REAL}
+    other = trace("b", 3.0, parameters={"params": "head"})
+    assert "params head against not said" in verdicts(compare([one, other]))["b", "a"]
+
+
+def test_other_samples_under_the_same_name_are_another_protocol() -> None:
+    found = compare([trace("a", 1.0, data_sha256="0"), trace("b", 3.0, data_sha256="1")])
+    assert verdicts(found)["b", "a"] == "not comparable: protocols differ (other samples of the same name)"
+
+
+def test_the_protocol_depends_on_what_the_probes_use() -> None:
+    used = {name: probe_class(name).uses for name in PROBES}
+    for field, table in (("batch_size", BATCHWISE), ("weight_decay", DECAYED), ("seed", SEEDED)):
+        assert {name for name in used if field in used[name]} == {name for name in table if name in used}
+
+
+def test_a_half_finished_result_is_marked_and_not_compared() -> None:
+    found = compare([trace("a", 1.0), trace("b", 3.0, done=0)])
+    assert verdicts(found) == {("b", "a"): "not comparable: b is unfinished (0 of 1 units)"}
+    assert "b (partial: 0 of 1 units)" in comparison_text.as_text(found)
+
+
+def test_every_pair_up_to_four_networks_and_then_all_with_the_first() -> None:
+    four = [trace(name, 1.0) for name in "abcd"]
+    assert len(compare(four).contrasts) == 6
+    assert set(verdicts(compare([*four, trace("e", 1.0)]))) == {(name, "a") for name in "bcde"}
+    assert set(verdicts(compare(four, against="c"))) == {(name, "c") for name in "abd"}
+
+
+def test_p_is_corrected_over_the_rows_of_a_probe() -> None:
+    results = [trace(name, value) for name, value in (("a", 1.0), ("b", 1.3), ("c", 1.0))]
+    first = compare(results[:2]).contrasts[0]
+    assert first.adjusted == pytest.approx(first.difference.p)  # type: ignore[union-attr]
+    assert first.verdict == REAL
+    assert [c.verdict for c in compare(results).contrasts] == [ALIKE] * 3  # 3 x 0.034
+
+
+def hessian(label: str, values: np.ndarray, **about: Any) -> tuple[str, xr.Dataset]:
+    positive = values[values > 0]
+    arrays = {"eigenvalue": (("batch", "rank"), values), "largest": ("batch", values.max(axis=1)),
+              "nep": float((values < 0).mean()), "ape": float(positive.mean()),
+              "done": ("batch", np.ones(len(values)))}  # fmt: skip
+    return result("hessian", label, arrays, **{"data_sha256": "0", "batch_size": 16, **about})
+
+
+def test_spectra_of_the_same_mini_batches_are_compared_pair_by_pair() -> None:
+    rng = np.random.default_rng(0)
+    hard = rng.exponential(10.0, size=(8, 1))  # what makes a mini-batch hard for both
+    values = [hard + 5 + rng.normal(size=(8, 4)), hard + 7 + rng.normal(size=(8, 4))]
+    one, other = (hessian(label, v) for label, v in zip("ab", values, strict=True))
+    by_pairs = paired(other[1], one[1])
+    assert by_pairs["ape"] == paired_t(values[1].mean(axis=1), values[0].mean(axis=1), "mini-batches")  # equal counts
+    assert compare([one, other]).contrasts[1].verdict == REAL
+    assert paired(other[1].assign_attrs(data_sha256="1"), one[1]) == {}
+    assert paired(other[1].assign_attrs(data_sha256=""), one[1].assign_attrs(data_sha256="")) == {}
+
+
+def test_the_share_of_negative_values_is_paired_too_and_keeps_its_value() -> None:
+    rng = np.random.default_rng(1)
+    values = rng.normal(size=(6, 10)), rng.normal(0.3, 1.0, size=(6, 10))
+    one, other = (hessian(label, v)[1] for label, v in zip("ab", values, strict=True))
+    found = paired(one, other)
+    shares = [(v < 0).mean(axis=1) for v in values]
+    assert found["nep"].p == pytest.approx(paired_t(*shares).p)
+    assert found["ape"].value == pytest.approx(float(one["ape"]) - float(other["ape"]))
+
+
+def plane(label: str, height: float, seed: int, loss: float = 0.5) -> tuple[str, xr.Dataset]:
+    values = {"height": ("radius", [height]), "height_se": ("radius", [0.01]), "radius": ("radius", [0.5])}
+    return result("surface", label, values, parameters={"plane": "random", "seed": seed, "directions": 3})
+
+
+def test_heights_on_several_random_planes_have_the_error_over_planes() -> None:
+    heights = {"a": (1.0, 1.4, 0.9), "b": (1.6, 1.1, 1.5)}
+    results = [plane(label, h, seed) for label, values in heights.items() for seed, h in enumerate(values)]
+    found = compare(results)
+    assert found.entries[0].numbers["height at 0.5"].value == pytest.approx(np.mean(heights["a"]))
+    (contrast,) = found.contrasts
+    assert contrast.difference is not None
+    assert contrast.difference.method == "Welch's t over planes"
+    assert contrast.verdict == ALIKE
+    (single,) = compare([results[0], results[3]]).contrasts
+    assert (single.verdict, single.favours) == (REAL, "a is flatter on this plane")
+
+
+def test_the_newest_of_equal_results_counts_and_is_noted() -> None:
+    found = compare([trace("a", 1.0), trace("a", 2.0, created="2026-02-01"), trace("b", 3.0)])
+    assert found.entries[0].numbers["trace"].value == 2.0
+    assert found.notes == ("trace of a is stored several times; the newest counts",)
+
+
+def test_checkpoints_of_one_label_and_changed_networks_have_names_of_their_own() -> None:
+    found = compare([trace("a", 1.0, checkpoint_sha256="1" * 8), trace("a", 3.0, checkpoint_sha256="2" * 8)])
+    assert found.networks == ("a (111111)", "a (222222)")
+    found = compare([trace("a", 1.0), trace("a", 3.0, spec={"mc_dropout": 8})])
+    assert found.networks == ("a", "a (8 dropout masks)")
+
+
+@pytest.mark.parametrize(
+    ("rules", "groups"),
+    [
+        ([r"-s\d+$"], {"sgd": 2, "adam": 1}),
+        ([r"^(\w+)-s\d+$"], {"sgd": 2, "adam": 1}),
+        (["s=sgd-*,a=adam-*"], {"s": 2, "a": 1}),
+        (["s=sgd-*", "a=adam-*"], {"s": 2, "a": 1}),
+        (["optimizer=s:sgd-*,a:adam-*"], {"s": 2, "a": 1}),
+        (["both=sgd-*,both=adam-*"], {"both": 3}),
+    ],
+)
+def test_groups_by_a_regular_expression_or_by_patterns(rules: list[str], groups: dict[str, int]) -> None:
+    found = groups_of({name: name for name in ("sgd-s0", "sgd-s1", "adam-s0", "other")}, rules)
+    assert {name: len(members) for name, members in found.members.items()} == groups
+    assert found.rest == ("other",)
+    assert found.factor == ("optimizer" if rules[0].startswith("optimizer") else "group")
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        (["nothing"], "fits a label such as aaa"),
+        (["("], "missing \\), unterminated subpattern"),
+        (["x=a*,y=aa*"], "into x and y"),
+        (["x=a*,y"], "got x=a\\*,y"),
+        (["a", "b"], "one regular expression"),
+    ],
+)
+def test_unusable_groups_are_usage_errors(rules: list[str], said: str) -> None:
+    labels = {"aaa": "aaa", "a b": "a b"}
+    with pytest.raises(OptionError, match=said):
+        groups_of(labels, rules)
+
+
+@pytest.mark.slow
+def test_a_regular_expression_that_never_ends_is_stopped() -> None:
+    label = "a" * 60 + "!"
+    with pytest.raises(OptionError, match="takes more than 2 s"):
+        groups_of({label: label}, [r"(a|a)*$"])
+
+
+def seeds(group: str, *values: float) -> Results:
+    return [trace(f"{group}-s{i}", value) for i, value in enumerate(values)]
+
+
+def test_groups_over_seeds_are_judged_by_the_spread_of_seeds() -> None:
+    found = compare([*seeds("x", 1.0, 1.1, 0.9), *seeds("y", 3.0, 3.2, 2.9)], group=[r"-s\d$"])
+    (contrast,) = found.contrasts
+    assert (contrast.verdict, contrast.favours, contrast.seeds) == (REAL, "x is flatter", (3, 3))
+    assert contrast.effect is not None
+    assert contrast.effect.low > 1
+    assert [mean.values for mean in found.means] == [(1.0, 1.1, 0.9), (3.0, 3.2, 2.9)]
+    wide = compare([*seeds("x", 1.0, 5.0, 3.0), *seeds("y", 3.0, 6.0, 4.0)], group=[r"-s\d$"])
+    assert wide.contrasts[0].verdict == ALIKE  # although the errors of each are 0.1
+
+
+def test_one_seed_says_that_seeds_are_missing() -> None:
+    for values in ((1.0,), (1.0, 1.1)):
+        (contrast,) = compare([*seeds("x", *values), *seeds("y", 3.0)], group=[r"-s\d$"]).contrasts
+        assert contrast.verdict == f"{MISSING} (1 against {len(values)})"
+        assert contrast.favours == ""
+    text = comparison_text.as_text(compare([*seeds("x", 1.0), *seeds("y", 3.0)], group=[r"-s\d$"]))
+    assert "Where seeds are missing, a difference is about these networks only." in text
+
+
+def test_members_that_were_changed_form_a_group_of_their_own() -> None:
+    dropped = [trace("x-s0", 2.0, spec={"mc_dropout": 8}), trace("x-s1", 2.1, spec={"mc_dropout": 8})]
+    found = compare([*seeds("x", 1.0, 1.1), *dropped], group=[r"-s\d$"])
+    assert found.groups is not None
+    assert sorted(found.groups.members) == ["x (8 dropout masks)", "x (as it is)"]
+
+
+def test_measures_of_flatness_that_disagree_are_said_to() -> None:
+    mean = [result("density", label, {"mean": value, "mean_se": 0.1}) for label, value in (("a", 9.0), ("b", 2.0))]
+    (line,) = flatness(compare([trace("a", 1.0), trace("b", 3.0), *mean]))
+    assert line == "b and a: a is flatter by trace (trace); b is flatter by mean (density); the measures disagree"
+
+
+def test_digits_follow_the_error() -> None:
+    assert plus_minus(0.12345, 0.0123) == "0.123 ± 0.012"
+    assert plus_minus(816.95, 89.4) == "817 ± 89"
+    assert plus_minus(1740.6, 99.9) == "1741 ± 100"
+    assert plus_minus(-0.5, np.nan) == "−0.5"
+    assert interval(0.12345, 0.1, 0.15, sign=True) == "+0.123 [+0.100, +0.150]"
+    assert interval(1e-12, np.nan, np.nan) == "1e-12"
+
+
+def test_every_format_escapes_a_hostile_label() -> None:
+    found = compare([trace(HOSTILE, 1.0), trace("b\x1b[31m", 3.0)])
+    text, markdown, latex = (comparison_text.FORMATS[name](found) for name in ("text", "markdown", "latex"))
+    assert "\x1b" not in text + markdown + latex
+    assert r"\<b\>\|µ模 ]\(http" in markdown
+    assert r"a\_b \$x\$ \textbackslash{}input\{z\} 100\% \& \#1 \textasciitilde{}\textasciicircum{}\{\}" in latex
+    lines = [line for line in latex.splitlines() if line.endswith(r"\\")]
+    cells = [line.replace(r"\&", "").count("&") for line in lines]
+    assert cells == [1, 1, 1, 4, 4]
+    page = found._repr_html_()
+    assert "<b>" not in page
+    assert "&lt;b&gt;" in page
+    rows = list(csv.DictReader(io.StringIO(comparison_text.as_csv(found))))
+    assert {row["network"] for row in rows if row["kind"] == "network"} == {HOSTILE, "b\x1b[31m"}
+    assert json.loads(comparison_text.as_json(found))["networks"][0] == HOSTILE
+
+
+def test_records_hold_every_number_and_difference_once() -> None:
+    rows = records(compare([*seeds("x", 1.0, 1.1, 0.9), *seeds("y", 3.0, 3.2)], group=[r"-s\d$"]))
+    assert [row["kind"] for row in rows] == ["network"] * 5 + ["group"] * 2 + ["difference"]
+    assert len({tuple(row) for row in rows}) == 1
+    last = rows[-1]
+    assert (last["group"], last["against"], last["seeds"], last["verdict"]) == ("y", "x", "2, 3", REAL)
+    assert last["p_holm"] == last["p"]
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    return synthetic.write(tmp_path / "study.h5", synthetic.NETWORKS[:2], probes=("variance", "surface"))
+
+
+def test_the_command_prints_stores_and_draws(study: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert exit_code(["compare", str(study)]) == 0
+    out, err = capsys.readouterr()
+    assert "== surface ==" in out
+    assert "stored as compare/2_networks-" in err
+    ((group, data),) = reader.find(study, "compare")
+    stored = study.read_bytes()
+    assert exit_code(["compare", str(study), "--quiet"]) == 0
+    assert study.read_bytes() == stored  # nothing new, nothing written
+    synthetic.write(study, synthetic.NETWORKS[:2], probes=("similarity",))
+    assert exit_code(["compare", str(study), "--quiet"]) == 0
+    ((other, again),) = reader.find(study, "compare")  # in place of the older one
+    assert group != other
+    assert again.sizes["row"] > data.sizes["row"]
+    (figure,) = drawing.draw_studies(study, tmp_path / "figures", names=("compare",))
+    assert figure.name == "compare.png"
+
+
+def test_out_is_written_by_its_ending(study: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for name, start in (("a.md", "## surface"), ("a.csv", "kind,probe"), ("a.tex", r"\begin{table}"), ("a.json", "{")):
+        assert exit_code(["compare", str(study), "--no-store", "--quiet", "--out", str(tmp_path / name)]) == 0
+        assert (tmp_path / name).read_text().startswith(start)
+    assert capsys.readouterr().out == ""
+    assert reader.find(study, "compare") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--against", "nobody"], 2, "--against nobody is unknown; expected one of "),
+        (["--group", "nothing"], 2, "that fits a label such as "),
+        (["--format", "xml"], 2, "--format xml is unknown; expected text, markdown"),
+        (["--out", "."], 1, "is a folder, expected a file for the tables"),
+    ],
+)
+def test_unusable_options_are_one_line(
+    study: Path, words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(["compare", str(study), "--no-store", *words]) == code
+    err = capsys.readouterr().err.strip()
+    assert said in err
+    assert "\n" not in err
+
+
+def test_an_empty_file_and_one_network_say_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty = tmp_path / "empty.h5"
+    with h5py.File(empty, "w") as file:
+        file.attrs["format"] = 1
+    assert exit_code(["compare", str(empty)]) == 1
+    assert "holds nothing finished to compare; run a probe first" in capsys.readouterr().err
+    one = synthetic.write(tmp_path / "one.h5", synthetic.NETWORKS[:1], probes=("variance",))
+    assert exit_code(["compare", str(one), "--no-store"]) == 0
+    assert "One network: there is nothing to compare it with" in capsys.readouterr().out
+
+
+def test_a_file_that_cannot_be_changed_is_compared_all_the_same(
+    study: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*about: Any) -> str:
+        raise PermissionError(13, "Permission denied", str(study))
+
+    monkeypatch.setattr("landscape.plots.comparison_rows.store", refuse)
+    assert exit_code(["compare", str(study)]) == 0
+    assert f"note: not stored in {study} (Permission denied)" in capsys.readouterr().err
+
+
+def test_several_files_are_compared_as_one(tmp_path: Path) -> None:
+    files = [
+        synthetic.write(tmp_path / f"{i}.h5", synthetic.NETWORKS[i : i + 1], probes=("variance",)) for i in range(2)
+    ]
+    assert exit_code(["compare", *map(str, files), "--no-store", "--out", str(tmp_path / "a.json")]) == 0
+    assert len(json.loads((tmp_path / "a.json").read_text())["networks"]) == 2
+
+
+@pytest.mark.slow
+def test_torch_is_never_imported(study: Path) -> None:
+    script = (
+        f"import sys; from landscape.cli.main import exit_code; "
+        f"assert exit_code(['compare', {str(study)!r}, '--quiet']) == 0; assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_twelve_networks_with_long_names_and_several_protocols_are_drawn(tmp_path: Path) -> None:
+    names = [f"wide_resnet50-cifar100-label_smoothing_{i}-<b>$x$" for i in range(12)]
+    results = [trace(name, float(i), spec={"batch_size": size}) for size in (16, 64) for i, name in enumerate(names)]
+    (figure,) = drawing.draw_comparison(compare(results), tmp_path)
+    assert figure.stat().st_size > 10_000
