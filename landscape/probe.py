@@ -116,6 +116,7 @@ class NotApplicable(ValueError):
     """The network has nothing of what the probe measures, such as self-attention."""
 
 
+@runtime_checkable
 class Probe(Protocol):
     """What every probe offers. Probes keep no state, open no files and never print.
 
@@ -271,6 +272,21 @@ def report_products(made: int = 0, *, per_unit: int = 0) -> None:
     """Say that products were made, or, before a sweep of units, how many are expected in each."""
     if (listener := _listener.get()) is not None:
         listener.products(made, per_unit)
+
+
+MICRO_BATCHES = "micro_batches"  # stands beside the values of a unit whose mini-batches did not fit into memory
+_micro_batches: ContextVar[list[int] | None] = ContextVar("micro_batches", default=None)
+
+
+def report_micro_batches(count: int) -> None:
+    """Say that a mini-batch was computed in so many parts, because it did not fit into memory."""
+    if (found := _micro_batches.get()) is not None:
+        found.append(count)
+
+
+def noting_micro_batches(found: list[int]) -> None:
+    """Append to a list what `report_micro_batches` says from now on in this context, and in threads with a copy."""
+    _micro_batches.set(found)
 
 
 def report_workers(count: int) -> None:

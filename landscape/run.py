@@ -278,8 +278,8 @@ def _by_stages(
     while step is not None and step.indices:
         with contextlib.closing(measure([plan.unit(index) for index in step.indices])) as results:
             for unit, values in results:
-                for name, value in values.items():
-                    arrays[name][unit.index] = value
+                for name in plan.quantities:
+                    arrays[name][unit.index] = values[name]
                 arrays["done"][unit.index] = 1
                 yield unit, values
         step = probe.stage(arrays) if isinstance(probe, Stages) else None

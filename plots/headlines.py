@@ -15,6 +15,7 @@ import xarray as xr
 
 from landscape.plots import FIGURES
 from landscape.plots.figure import Comparing, Headlined
+from landscape.probe import MICRO_BATCHES
 from landscape.results import reader
 
 Numbers = dict[str, float | str]
@@ -71,11 +72,17 @@ def summary(path: Path | str, also: Callable[[xr.Dataset], dict[str, Any]] = lam
             "model": str(data.attrs.get("model", "")),
             "data": str(data.attrs.get("data", "")),
             "finished": str(data.attrs.get("finished", "")),
-            "headline": text(numbers(data) | compared(name, stored)),
+            "headline": text(numbers(data) | compared(name, stored) | divided(data)),
             **also(data),
         }
         for name, data in stored
     ]
+
+
+def divided(data: xr.Dataset) -> Numbers:
+    """Into how many parts mini-batches were divided because they did not fit into memory; empty if they were not."""
+    parts = data.attrs.get(MICRO_BATCHES, 1)
+    return {"mini-batches": f"in {parts} parts (memory)"} if parts != 1 else {}
 
 
 def headline(path: Path | str, group: str) -> str:

@@ -19,10 +19,13 @@ import pytest
 import torch
 from test_run import assert_same, loaded, save, small, stored_result
 
+import landscape
+from landscape.api import configure
 from landscape.executors import local_processes
 from landscape.executors.executor import PoisonUnits
 from landscape.executors.local_processes import Processes, on_devices
-from landscape.executors.work import work_of
+from landscape.executors.work import measure_chunk, work_of
+from landscape.plots import headlines
 from landscape.probe import listening
 from landscape.results import group as groups
 from landscape.run import digest, run
@@ -304,3 +307,72 @@ def test_the_log_of_a_failed_command_ends_with_its_error(command: Callable[..., 
     assert [line["event"] for line in lines] == ["start", "end"]
     assert lines[-1]["error"] in err
     assert all(line["time"].endswith("+00:00") for line in lines)
+
+
+# --- exhausted memory ---
+
+HUNGRY = """
+import os, torch
+from torch import nn
+def net():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, 4), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten(), nn.Linear(64, 64))
+    model.append(nn.Linear(64, 10))
+    model[1].running_mean.normal_(), model[1].running_var.uniform_(0.5, 2)
+    def eat(module, inputs):
+        if len(inputs[0]) > int(os.environ.get("MOST", "1000")):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    model.register_forward_pre_hook(eat)
+    return model
+"""
+EXHAUSTING: dict[str, dict[str, Any]] = {
+    "surface": {"resolution": "3"},
+    "line": {"resolution": 3},
+    "hessian": {"top": 2, "hvp": "kept"},
+    "trace": {"vectors": 4, "hvp": "kept"},
+    "density": {"vectors": 1, "steps": 8, "hvp": "kept"},
+}
+
+
+def hungry(tmp_path: Path) -> Any:
+    (tmp_path / "net.py").write_text(HUNGRY)
+    given: dict[str, Any] = {"samples": 32, "batch_size": 32, "split": "train", "device": "cpu"}
+    return landscape.load(model=f"{tmp_path}/net.py:net", data="digits", **given)
+
+
+@pytest.mark.parametrize("name", EXHAUSTING)
+def test_exhausted_memory_divides_mini_batches_which_is_stored_and_changes_no_number(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    subject, out = hungry(tmp_path), tmp_path / "r.h5"
+    whole = landscape.measure(name, subject, out=None, quiet=True, **EXHAUSTING[name])
+    monkeypatch.setenv("MOST", "10")
+    found = landscape.measure(name, subject, out=out, quiet=True, **EXHAUSTING[name])
+    assert found.attrs["micro_batches"] == 4
+    assert "micro_batches" not in whole.attrs
+    assert found.attrs["batch_size"] == whole.attrs["batch_size"] == 32
+    assert len([said for said in caplog.messages if said.startswith("out of memory: continuing")]) == 2
+    assert dict(found.sizes) == dict(whole.sizes)
+    for quantity, values in whole.data_vars.items():
+        if values.dtype.kind == "O":
+            continue
+        np.testing.assert_allclose(found[quantity], values, rtol=2e-4, atol=1e-6, err_msg=str(quantity))
+    (row,) = headlines.summary(out)
+    assert row["headline"].endswith("mini-batches in 4 parts (memory)")
+
+
+def test_a_unit_that_is_a_mini_batch_is_not_another_one_where_memory_is_exhausted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = hungry(tmp_path)
+    monkeypatch.setenv("MOST", "10")
+    for name in ("variance", "lesion", "calibration"):
+        with pytest.raises(torch.OutOfMemoryError):
+            landscape.measure(name, subject, out=None, quiet=True)
+
+
+def test_workers_say_that_they_divided_mini_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject, (probe, _) = hungry(tmp_path), configure("surface", {"resolution": "3"})
+    work, units = work_of(probe, subject), list(probe.plan(subject).units())
+    monkeypatch.setenv("MOST", "10")
+    assert [values["micro_batches"] for _, values in measure_chunk(work, units)] == [4] * 9

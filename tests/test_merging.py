@@ -139,6 +139,21 @@ def test_results_of_unknown_probes_and_other_versions_are_copied_as_they_are(tmp
     np.testing.assert_array_equal(counting.everything(out)["variance/toy-ffffffffff"][1]["v"], [np.nan, 2.0, 3.0])
 
 
+def test_into_how_many_parts_mini_batches_were_divided_is_kept(tmp_path: Path) -> None:
+    a, b, c, out = (tmp_path / f"{name}.h5" for name in ("a", "b", "c", "all"))
+    part(a, key(), slice(0, 5))
+    part(b, key(), slice(5, 7), micro_batches=4)
+    part(c, key(), slice(7, 9), micro_batches=2)
+    with Writer(c, key(), reduce_of=counting.reduce_of) as writer:
+        unit = key().plan.unit((3, 0))
+        writer.write(unit, counting.values(unit))
+        c.unlink()  # what was merged before is written again
+    merge_files([a, b, c], out, reduce_of=counting.reduce_of)
+    found = [counting.everything(path)["counting/toy-0123456789"] for path in (a, b, c, out)]
+    assert [attributes.get("micro_batches", 1) for attributes, _ in found] == [1, 4, 2, 4]
+    assert found[-1][1]["done"].sum() == 10
+
+
 CRASHING = """
 import os, sys
 from pathlib import Path

@@ -14,10 +14,14 @@ from torch import Tensor
 
 from landscape.curvature.hessian_product import Product, out_of_memory
 from landscape.curvature.side_by_side import proceed
-from landscape.probe import report_products
+from landscape.probe import report_micro_batches, report_products
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+
+
+class SampleTooLargeError(MemoryError):
+    """Not even one sample fits into memory."""
 
 
 @dataclass
@@ -40,7 +44,7 @@ class MicroBatchedProduct:
 
     Raises:
         ValueError: the one that `explain` returns.
-        MemoryError: a single sample does not fit.
+        SampleTooLargeError: a single sample does not fit.
     """
 
     def __init__(
@@ -87,14 +91,12 @@ class MicroBatchedProduct:
         with self._micro_batching.lock:
             if self._micro_batching.count <= count:  # else another mini-batch has split them meanwhile
                 self._split()
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        free_memory()
         return None
 
     def _split(self) -> None:
         if self._micro_batching.count >= self._samples:
-            raise MemoryError(
+            raise SampleTooLargeError(
                 "the curvature of a single sample does not fit into memory (or the mini-batch cannot be split); "
                 "use a smaller model, smaller mini-batches, fewer parameters (--params), or another device"
             )
@@ -109,6 +111,7 @@ class MicroBatchedProduct:
         return [slice(at, min(at + size, self._samples)) for at in range(0, self._samples, size)]
 
     def _by_micro_batches(self, vector: Tensor) -> Tensor:
+        report_micro_batches(self._micro_batching.count)
         total = torch.zeros_like(vector)
         for part in self._slices():
             total.add_(self._prepare(part)(vector), alpha=(part.stop - part.start) / self._samples)
@@ -117,3 +120,10 @@ class MicroBatchedProduct:
     def _mean_value(self) -> float:
         total = self._retried(lambda: sum(self._prepare(p).value * (p.stop - p.start) for p in self._slices()))
         return float(total) / self._samples
+
+
+def free_memory() -> None:
+    """Give back what a computation held that ran out of memory."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

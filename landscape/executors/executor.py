@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Protocol
 
-from landscape.probe import Probe, Sweeps, Unit, Values, sweep
+from landscape.executors.memory_limit import sweep_within_memory
+from landscape.probe import Probe, Sweeps, Unit, Values
 from landscape.subject.subject import Subject
 
 NAMED = 5  # units that an error names
@@ -38,7 +39,7 @@ class InProcess:
 
     def measure(self, probe: Probe | Sweeps, subject: Subject, units: Sequence[Unit]) -> Generator[tuple[Unit, Values]]:
         """Units in order."""
-        yield from zip(units, sweep(probe, subject, units), strict=True)
+        yield from zip(units, sweep_within_memory(probe, subject, units), strict=True)
 
 
 IN_PROCESS = InProcess()

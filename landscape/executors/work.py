@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from landscape.probe import Probe, Sweeps, Unit, Values, sweep
+from landscape.executors.memory_limit import sweep_within_memory
+from landscape.probe import Probe, Sweeps, Unit, Values
 from landscape.results.run_key import versions
 from landscape.subject.identity import digest, weights_sha256
 from landscape.subject.loading import load_spec
@@ -90,7 +91,7 @@ def measured(work: Work, subject: Subject, units: Sequence[Unit]) -> Generator[T
     """Units one after the other, each as soon as it is finished."""
     with exact_arithmetic(), suitable_threads(subject):  # a worker has settings of its own
         start = time.perf_counter()
-        for values in sweep(work.probe, subject, units):
+        for values in sweep_within_memory(work.probe, subject, units):
             now = time.perf_counter()
             yield now - start, values
             start = time.perf_counter()

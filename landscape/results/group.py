@@ -15,7 +15,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from landscape.probe import Plan, Quantity
+from landscape.probe import MICRO_BATCHES, Plan, Quantity
 from landscape.results.hdf5_file import CONVENTION, array_of, check, hard_links, reading
 from landscape.results.journal import Record
 from landscape.results.run_key import Arrays, ReduceOf, RunKey, fixed_width, safe_label
@@ -56,6 +56,7 @@ def merge(group: h5py.Group, records: Iterable[Record], reduce_of: ReduceOf, *, 
     if not fresh and not lost.any():
         return 0
     names = fresh[0].arrays if fresh else known or {}
+    parts = max((int(record.data.get(MICRO_BATCHES, 1)) for record in fresh), default=1)
     stored |= {name: group[name][()] for name in names}
     if known is not None and lost.any():
         for name in stored:
@@ -67,8 +68,17 @@ def merge(group: h5py.Group, records: Iterable[Record], reduce_of: ReduceOf, *, 
         stored["done"][index] = 1
     for name, values in stored.items():
         group[name][...] = values
+    note_micro_batches(group, parts)
     summarise(group, reduce_of)
     return int(lost.sum())
+
+
+def note_micro_batches(group: h5py.Group, count: int) -> int:
+    """Note into how many parts mini-batches were divided for lack of memory; returns the most that is known."""
+    known = int(group.attrs.get(MICRO_BATCHES, 1))
+    if count > known:
+        group.attrs[MICRO_BATCHES] = count
+    return max(count, known)
 
 
 def summarise(group: h5py.Group, reduce_of: ReduceOf) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from landscape.probe import MICRO_BATCHES
 from landscape.results import group as groups
 from landscape.results.hdf5_file import DAMAGE, Group, Handle, check, checked_groups, damaged, reading
 from landscape.results.orphans import journals, merge_orphans
@@ -85,6 +86,7 @@ class _Result:
     axes: list[str]  # names of the arrays that are axes
     measured: list[str]  # and of those that hold one entry per unit
     changed: bool = False
+    micro_batches: int = 1
 
 
 class _Union:
@@ -106,6 +108,8 @@ class _Union:
             self._hold(name, groups.copy(h5py.Group(group.id), self._file, name), number)
         else:
             self._join(known, group.datasets, number)
+            if h5py.h5a.exists(group.id, MICRO_BATCHES.encode()):
+                known.micro_batches = max(known.micro_batches, int(h5py.Group(group.id).attrs[MICRO_BATCHES]))
 
     def finish(self) -> list[Merged]:
         """Store what changed, with summaries; raises ConflictError where values differ."""
@@ -120,6 +124,7 @@ class _Union:
                 group = self._file[result.name]
                 for name in (*result.measured, "done"):
                     group[name][...] = result.arrays[name]
+                groups.note_micro_batches(group, result.micro_batches)
                 groups.summarise(group, self._reduce_of)
         return [
             Merged(result.name, result.origin.size, int((result.origin >= 0).sum()), len(result.files))

@@ -9,12 +9,12 @@ import contextlib
 import logging
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import h5py
 import numpy as np
 
-from landscape.probe import Unit, Values
+from landscape.probe import MICRO_BATCHES, Unit, Values
 from landscape.results import group as groups
 from landscape.results import orphans
 from landscape.results.group import read_group
@@ -52,6 +52,7 @@ class Writer:
         self.path = path = behind_link(path)
         check(path, writable=True)
         self.key, self._reduce_of = key, reduce_of
+        self._micro_batches = 1
         self._known: Arrays | None = None  # as the file held them when this writer last merged
         path.parent.mkdir(parents=True, exist_ok=True)
         with locked(path):
@@ -125,6 +126,7 @@ class Writer:
         group = groups.open_or_create(file, self.key)
         self.group = group.name.strip("/")
         again = groups.merge(group, self._journal.records(), self._reduce_of, known=self._known)
+        self._micro_batches = groups.note_micro_batches(group, self._micro_batches)
         self._merged = {name: group[name][()] for name in (*self.key.plan.quantities, "done") if name in group}
         return again
 
@@ -157,9 +159,12 @@ def record_of(key: RunKey, unit: Unit, values: Values) -> Record:
         ValueError: its values are not those that the plan promises.
     """
     wanted = key.plan.quantities
-    if set(values) != set(wanted):
+    data: dict[str, Any] = {"index": list(unit.index)}
+    if MICRO_BATCHES in values:
+        data[MICRO_BATCHES] = int(values[MICRO_BATCHES])
+    if set(values) - {MICRO_BATCHES} != set(wanted):
         raise ValueError(f"{key.probe} measured {sorted(values)}, its plan promises {sorted(wanted)}")
-    return Record({"index": list(unit.index)}, {name: np.asarray(values[name], wanted[name].dtype) for name in wanted})
+    return Record(data, {name: np.asarray(values[name], wanted[name].dtype) for name in wanted})
 
 
 def discard(path: Path, key: RunKey) -> None:
