@@ -3,10 +3,12 @@
     subject = landscape.load("checkpoints/vit_demo-digits/final.pt")
     spectrum = landscape.measure("hessian", subject, out="results.h5", top=5)
     tree = landscape.open("results.h5")
+    landscape.plots.hessian(tree)
 
-`landscape.probes()` lists what `measure` can measure; with `out=None` it writes no file.
+`landscape.probes()` lists what `measure` can measure; with `out=None` it writes no file. `landscape.plots` holds one
+function per figure.
 
-Importing this package is cheap: torch is imported by `load` and `measure`, not by `open` and `probes`.
+Importing this package is cheap: torch is imported by `load` and `measure`, not by `open`, `plots` and `probes`.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ def __getattr__(name: str) -> Any:
 
     if name == "__version__":
         return metadata.version("landscape-probes")
-    if name == "probes":
-        return import_module("landscape.probes")
+    if name in ("plots", "probes"):
+        return import_module(f"landscape.{name}")
     if name not in _HOME:
         raise AttributeError(f"module landscape has no attribute {name}; it has {', '.join(__all__)}")
     return getattr(import_module(f"landscape.{_HOME[name]}"), name)

@@ -1,8 +1,19 @@
-"""The table of figures, by name. To add one: a module here with its name, a row in this table, and a test."""
+"""The table of figures, by name; every one is a function, `landscape.plots.surface("results.h5")`.
+
+The data of such a call are a results file, results of `landscape.measure`, or what `landscape.open` returns; `ax` are
+your own axes, a figure or a subfigure; see `from_python.figure` for the other arguments. Without `ax` the whole figure
+is returned, with legend and caption.
+
+To add a figure: a module here with its name, a row in this table, and a test.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from importlib import import_module
+from types import ModuleType
+from typing import Any
 
 from landscape.plots.figure import FigureEntry
 
@@ -12,22 +23,25 @@ FIGURES: Mapping[str, FigureEntry] = {
         FigureEntry("surface", "surface", needs=("loss", "done", "x", "y")),
         FigureEntry("surface_heat", "surface", needs=("loss", "done", "x", "y")),
         FigureEntry("surface_error", "surface", needs=("loss_se", "loss", "x", "y")),
-        FigureEntry("surface_relief", "surface", needs=("loss", "x", "y")),
+        FigureEntry("surface_relief", "surface", needs=("loss", "x", "y"), panels=("3d",)),
         FigureEntry("surface_height", "surface", needs=("loss", "height", "radius")),
-        FigureEntry("surface_3d", "surface", needs=("loss", "done", "x", "y")),
-        FigureEntry("objective", "surface", needs=("objective", "done", "x", "y")),
+        FigureEntry("surface_3d", "surface", needs=("loss", "done", "x", "y"), panels=("3d",)),
+        FigureEntry("objective", "surface", needs=("objective", "done", "x", "y"), panels=("3d",)),
         FigureEntry("path", "surface", needs=("loss", "done", "x", "y", "path_x", "path_y")),
-        FigureEntry("saddle", "surface", needs=("loss", "rise_se", "done", "x", "y")),
-        FigureEntry("line", "line", needs=("loss", "loss_se", "accuracy", "done", "t")),
+        FigureEntry("saddle", "surface", needs=("loss", "rise_se", "done", "x", "y"), panels=(None,) * 2),
+        FigureEntry("line", "line", needs=("loss", "loss_se", "accuracy", "done", "t"), panels=(None,) * 2),
         FigureEntry("convexity", "convexity", needs=("ratio", "converged", "x", "y")),
-        FigureEntry("trajectory", "trajectory", needs=("radius", "angle", "pc1", "pc2")),
+        FigureEntry("trajectory", "trajectory", needs=("radius", "angle", "pc1", "pc2"), panels=("polar", None)),
         FigureEntry(
-            "trajectory_loss", "trajectory", needs=("loss", "loss_se", "plane_loss", "plane_loss_se", "off_plane")
+            "trajectory_loss",
+            "trajectory",
+            needs=("loss", "loss_se", "plane_loss", "plane_loss_se", "off_plane"),
+            panels=(None,) * 2,
         ),
-        FigureEntry("hessian", "hessian", needs=("eigenvalue",), lacks=("group",)),
+        FigureEntry("hessian", "hessian", needs=("eigenvalue",), lacks=("group",), panels=(None,) * 2),
         FigureEntry("hessian_density", "hessian", needs=("nodes", "weights"), lacks=("group",)),
         FigureEntry("hessian_loss", "hessian", needs=("eigenvalue", "loss"), lacks=("group",)),
-        FigureEntry("hessian_phases", "hessian", needs=("nep", "ape", "largest"), lacks=("group",)),
+        FigureEntry("hessian_phases", "hessian", needs=("nep", "ape", "largest"), lacks=("group",), panels=(None,) * 3),
         FigureEntry("hessian_layers", "hessian", needs=("largest", "smallest", "name", "group")),
         FigureEntry("trace", "trace", needs=("trace", "trace_se", "batch_trace", "batch_trace_se")),
         FigureEntry("density", "density", needs=("nodes", "weights", "mean", "mean_se", "smallest", "largest")),
@@ -49,10 +63,20 @@ FIGURES: Mapping[str, FigureEntry] = {
             needs=("accuracy_drop", "accuracy_drop_se", "name", "kind", "stage"),
             instead="loss_increase",
         ),
-        FigureEntry("calibration", "calibration", needs=("ece", "bin_count", "bin_accuracy", "scaled_bin_count")),
+        FigureEntry(
+            "calibration",
+            "calibration",
+            needs=("ece", "bin_count", "bin_accuracy", "scaled_bin_count"),
+            panels=(None,) * 2,
+        ),
         FigureEntry("calibration_train", "calibration", needs=("nll", "nll_low", "accuracy", "accuracy_low")),
-        FigureEntry("ensemble", "ensemble", needs=("nll", "nll_low", "ece", "member_nll", "epistemic_entropy")),
-        FigureEntry("ensemble_diversity", "ensemble", needs=("disagreement", "cka", "name")),
+        FigureEntry(
+            "ensemble",
+            "ensemble",
+            needs=("nll", "nll_low", "ece", "member_nll", "epistemic_entropy"),
+            panels=(None,) * 6,
+        ),
+        FigureEntry("ensemble_diversity", "ensemble", needs=("disagreement", "cka", "name"), panels=(None,) * 2),
         FigureEntry("noise", "noise", needs=("accuracy_drop", "accuracy_drop_se", "band"), instead="loss_increase"),
         FigureEntry(
             "attack", "attack", needs=("accuracy", "loss", "accuracy_drop", "eps", "method_name"), instead="loss"
@@ -81,3 +105,35 @@ STUDIES: Mapping[str, str] = {
     "compare": "compare_study",
 }
 IMPORTED = ("hybrid", "compare")  # kinds of results that no probe measures, and that a study draws
+
+
+class _Drawn(ModuleType):
+    """The module of a figure, which can be called to draw it."""
+
+    def __call__(self, data: Any, ax: Any = None, **options: Any) -> Any:
+        """Draw the figure; arguments as of `from_python.figure`."""
+        from landscape.plots.from_python import figure
+
+        return figure(self.__name__.rpartition(".")[2], data, ax, **options)
+
+
+class _Figures(ModuleType):
+    """This package, which makes modules of figures callable when they are imported, and imports them on use."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in FIGURES and type(value) is ModuleType:
+            value.__class__ = _Drawn
+        super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in FIGURES:
+            raise AttributeError(
+                f"module {self.__name__} has no attribute {name}; its figures are {', '.join(FIGURES)}"
+            )
+        return import_module(f"{self.__name__}.{name}")
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *FIGURES})
+
+
+sys.modules[__name__].__class__ = _Figures

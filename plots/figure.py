@@ -95,12 +95,20 @@ class FigureEntry:
     probe: str  # whose results it draws
     needs: tuple[str, ...]  # quantities that a result must hold; the first must have a finite value by now
     lacks: tuple[str, ...] = ()  # axes that a result must not have
+    panels: tuple[str | None, ...] = (None,)  # projections of the axes that `draw` takes
     instead: str = ""  # a quantity that is drawn, and may have the finite value, where the first has none
 
     @property
     def module(self) -> FigureModule:
         """The module, imported and checked."""
         return checked(import_module(f"landscape.plots.{self.name}"))
+
+    def axes_in(self, figure: Any) -> Any:
+        """New axes for `draw` in a figure or subfigure, at most three side by side; several as a tuple."""
+        columns = min(len(self.panels), 3)
+        rows = -(-len(self.panels) // columns)
+        axes = tuple(figure.add_subplot(rows, columns, i + 1, projection=panel) for i, panel in enumerate(self.panels))
+        return axes if len(axes) > 1 else axes[0]
 
     def drawable(self, data: xr.Dataset) -> bool:
         """Whether a result is complete enough to be drawn."""

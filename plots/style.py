@@ -45,7 +45,8 @@ def page(
     replaces the protocol.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+
+    from landscape.plots.notebook import Page
 
     width = width or page_width()
     # A digit of DejaVu Sans is 0.64 em wide, running text 0.55: the estimate errs on the safe side.
@@ -60,7 +61,7 @@ def page(
     caption_height = len(under) * LINE + 0.06
     legend_height = rows * LEGEND_LINE + (0.12 if legend else 0.0)
     total = height + caption_height + legend_height + (0.19 * (heading.count("\n") + 1) if heading else 0.0)
-    figure = Figure(figsize=(width, total), layout="compressed")
+    figure = Page(figsize=(width, total), layout="compressed")
     FigureCanvasAgg(figure)
     bottom = (caption_height + legend_height) / total
     figure.get_layout_engine().set(rect=(0.0, bottom, 1.0, 1.0 - bottom))  # type: ignore[union-attr, call-arg]
