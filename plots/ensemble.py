@@ -98,7 +98,7 @@ def headline(data: xr.Dataset) -> Numbers:
     if not np.isfinite(data["nll"].values).any():
         return {}
     found: Numbers = {"members": str(int(data["size"].values[-1]))}
-    for name in ("nll", "accuracy", "ece", "temperature"):
+    for name in (name for name in ("nll", "accuracy", "ece", "temperature") if name in data):
         values = data[name].values
         found[name] = f"{values[0]:.4g} to {values[-1]:.4g}"
     if f"{SECONDS}_all" in data.attrs:

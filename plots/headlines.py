@@ -14,7 +14,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import FIGURES
-from landscape.plots.figure import Comparing, Headlined
+from landscape.plots.figure import Comparing, Headlined, lacking
 from landscape.probe import MICRO_BATCHES
 from landscape.results import reader
 
@@ -22,8 +22,11 @@ Numbers = dict[str, float | str]
 
 
 def numbers(data: xr.Dataset) -> Numbers:
-    """The few numbers that sum up a result, without those that are not finite."""
-    found = headline_function(str(data.attrs.get("probe", "")))(data)
+    """The few numbers that sum up a result, without those that are not finite; of another version's, what it lacks."""
+    try:
+        found = headline_function(str(data.attrs.get("probe", "")))(data)
+    except KeyError as error:
+        return {"lacks": f"{lacking(error, data)}, which another version did not store"}
     return {name: value for name, value in found.items() if isinstance(value, str) or np.isfinite(value)}
 
 
@@ -103,7 +106,10 @@ def compared(group: str, stored: Sequence[tuple[str, xr.Dataset]]) -> Numbers:
     if group not in alike[1:] or (module := _comparing(probe)) is None:
         return {}
     results = dict(stored)
-    return module.against(results[group], [results[name] for name in alike[: alike.index(group)]])
+    try:
+        return module.against(results[group], [results[name] for name in alike[: alike.index(group)]])
+    except KeyError as error:
+        return {"not compared": f"a result lacks {lacking(error, results[group])}"}
 
 
 def _comparing(probe: str) -> Comparing | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import h5py
 import matplotlib
 import numpy as np
 import pytest
@@ -514,6 +515,48 @@ def test_a_loss_without_accuracy_is_drawn_beside_one_with_it(study: Path, probe:
     assert ax.get_ylabel() == "loss increase"
     drawn = ax.lines[0].get_ydata() if probe == "noise" else [bar.get_height() for bar in ax.containers[-1]]
     np.testing.assert_array_equal(drawn, other["loss_increase"].dropna("band" if probe == "noise" else "unit").values)
+
+
+OLD = {  # probe: a quantity that versions before did not store, and the figures that then leave the result out
+    "attack": ("accuracy_se", {"attack"}),
+    "calibration": ("held_ece", {"calibration"}),
+    "ensemble": ("predictive_entropy", {"ensemble"}),
+    "stream": ("nll_change_high", {"stream"}),
+    "line": ("barrier_se", {"line"}),
+    "shape-bias": ("by_shape", {"shape_bias"}),
+    "attention": ("head_feature_cosine", set[str]()),
+    "trajectory": ("off_plane", {"trajectory"}),
+}
+
+
+@pytest.mark.parametrize("probe", OLD)
+def test_a_result_of_another_version_is_drawn_with_what_it_has_or_left_out_in_one_line(
+    study: Path, probe: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, (lacks, left_out) = tmp_path / "old.h5", OLD[probe]
+    path.write_bytes(study.read_bytes())
+    with h5py.File(path, "r+") as file:
+        first, *others = sorted(file[probe])
+        del file[probe][first][lacks]
+        label = file[probe][first].attrs["label"]
+    written = drawing.draw(path, tmp_path, probes=[probe])
+    assert left_out <= {figure.stem for figure in written} or not others
+    said = [line for line in caplog.messages if line.startswith("note:")]
+    assert said == [
+        f"note: {name} leaves out {label}, which lacks {lacks}; --overwrite measures it again" for name in left_out
+    ]
+    rows = [row for row in headlines.summary(path) if row["probe"] == probe]
+    assert len(rows) == 1 + len(others)
+    assert all(row["headline"] for row in rows)
+
+
+def test_the_headline_of_an_ensemble_of_another_version_has_what_it_holds(study: Path) -> None:
+    data = result_of(study, "ensemble")
+    found, whole = headlines.numbers(data.drop_vars("temperature")), headlines.numbers(data)
+    assert found == {name: value for name, value in whole.items() if name != "temperature"}
+    assert headlines.numbers(data.drop_vars("mean_disagreement")) == {
+        "lacks": "mean_disagreement, which another version did not store"
+    }
 
 
 def test_names_lose_their_common_prefix_and_stay_distinct() -> None:

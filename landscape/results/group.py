@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ from typing import Any
 import h5py
 import numpy as np
 
-from landscape.probe import MICRO_BATCHES, Plan, Quantity
+from landscape.probe import MICRO_BATCHES, Plan, Quantity, Values
 from landscape.results.hdf5_file import CONVENTION, array_of, check, hard_links, reading
 from landscape.results.journal import Record
-from landscape.results.run_key import Arrays, ReduceOf, RunKey, fixed_width, safe_label
+from landscape.results.run_key import Arrays, Reduce, ReduceOf, RunKey, fixed_width, safe_label
 
 AUTOTUNED = ("chosen_for", "choices")  # attributes: the digest before autotuning, and what autotuning chose
 
@@ -85,11 +85,36 @@ def summarise(group: h5py.Group, reduce_of: ReduceOf) -> None:
     """Compute the summaries from everything finished, and note when the last unit was."""
     reduce = reduce_of(group.attrs["probe"], json.loads(group.attrs.get("parameters", "{}")))
     if reduce is not None:
-        for name, value in reduce(arrays(group)).items():
+        for name, value in reduced(reduce, arrays(group), group.name.strip("/")).items():
             if name in group:  # an imported surface has fewer summaries than a measured one
                 group[name][...] = value
     if group["done"][()].all():
         group.attrs["finished"] = _now()
+
+
+def reduced(reduce: Reduce, stored: Arrays, name: str) -> Values:
+    """The summaries of a result; none, with a note, where it lacks what they are computed from: of another version."""
+    try:
+        return reduce(stored)
+    except KeyError as error:
+        if error.args[0] in stored:
+            raise
+        _log.warning("note: summaries of %s are not computed again: it lacks %s, of this version", name, error.args[0])
+        return {}
+
+
+def lacking(stored: Container[str], plan: Plan) -> list[str]:
+    """What a result of another version does not hold of what is measured now, or known before."""
+    return [name for name in (*plan.over, *plan.axes, *plan.labels, *plan.quantities) if name not in stored]
+
+
+def add_summaries(group: h5py.Group, plan: Plan, reduce_of: ReduceOf) -> None:
+    """Compute what this version summarises from the units and another one did not."""
+    missing = [name for name in plan.summaries if name not in group]
+    if missing and not lacking(group, plan):
+        for name in missing:
+            _dataset(group, name, plan.summaries[name], plan.summaries[name].dims, plan)
+        summarise(group, reduce_of)
 
 
 def arrays(group: h5py.Group) -> Arrays:

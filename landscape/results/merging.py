@@ -187,7 +187,7 @@ class _Union:
         for name, values in arrays.items():
             joint[name] = known.arrays[name].copy()
             joint[name][fresh] = values[fresh]
-        return set(reduce(joint))
+        return set(groups.reduced(reduce, joint, known.name))
 
     def _described(
         self, known: _Result, arrays: Arrays, differ: Mapping[str, np.ndarray], where: np.ndarray, number: int
