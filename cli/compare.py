@@ -47,18 +47,15 @@ def compare(
     compared. A difference is real where p, after Holm's correction, is below 0.05.
     """
     from landscape.plots import comparison, comparison_text, drawing
-    from landscape.results import reader
 
     known = tuple(comparison_text.FORMATS)
     kind = format or (SUFFIXES.get(out.suffix.lower(), "text") if out else "text")
     if kind not in known:
         raise OptionError(f"--format {kind} is unknown; expected {alternatives(known)}")
     files = file or [Path("results.h5")]
-    stored = []
     for path in files:
         check_not_damaged(path)
-        stored += reader.groups(path)
-    found = comparison.compare(stored, group=group or (), against=against, source=", ".join(map(str, files)))
+    found = comparison.compare(*files, group=group or (), against=against)
     text = comparison_text.FORMATS[kind](found)
     if out is None:
         typer.echo(text, nl=False)

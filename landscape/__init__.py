@@ -8,7 +8,8 @@
 `landscape.probes()` lists what `measure` can measure; with `out=None` it writes no file. `landscape.plots` holds one
 function per figure.
 
-Importing this package is cheap: torch is imported by `load` and `measure`, not by `open`, `plots` and `probes`.
+Importing this package is cheap: torch is imported by `load` and `measure`, not by `open`, `compare`, `plots` and
+`probes`.
 """
 
 from __future__ import annotations
@@ -18,17 +19,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from landscape import probes
     from landscape.api import evaluate, features, measure
+    from landscape.plots.comparison import compare
     from landscape.results.reader import open
     from landscape.subject.loading import load
     from landscape.subject.subject import Subject
 
     __version__: str
 
-__all__ = ["Subject", "__version__", "evaluate", "features", "load", "measure", "open", "probes"]
+__all__ = ["Subject", "__version__", "compare", "evaluate", "features", "load", "measure", "open", "probes"]
 
 _HOME = {
     "Subject": "subject.subject", "load": "subject.loading", "open": "results.reader",
-    "evaluate": "api", "features": "api", "measure": "api",
+    "compare": "plots.comparison", "evaluate": "api", "features": "api", "measure": "api",
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import xarray as xr
 
 from landscape.plots import style
 from landscape.plots.appearance import escaped
-from landscape.plots.comparison import NAME
+from landscape.plots.compared import NAME
 from landscape.plots.figure import Axes, Figure
 from landscape.results.stored_table import rows_of
 

@@ -5,38 +5,25 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import xarray as xr
 
 from landscape.options import OptionError, did_you_mean
-from landscape.plots.appearance import parameters_of
-from landscape.plots.grouping import Groups, groups_of
-from landscape.plots.measured import FLATTER, HIGHER, Measured, measured
+from landscape.plots.compared import Compared, Entry, compared
+from landscape.plots.grouping import Groups
+from landscape.plots.measured import FLATTER, HIGHER, Measured
 from landscape.plots.pairing import paired
-from landscape.plots.protocols import Protocol, protocol_of, variant_of
+from landscape.plots.protocols import Protocol
 from landscape.results import reader
 from landscape.results.paired import Difference, unpaired
 from landscape.results.seed_groups import FEWEST, Effect, hedges_g, holm, mean_interval, welch
+from landscape.results.statistics import QUANTILE
 
-NAME = "compare"  # of the command, and of its results in a file
-NOT_NETWORKS = (NAME, "hybrid")  # results that are of no checkpoint
 LEVEL = 0.05  # of the tests, after Holm's correction
 PAIRS = 4  # networks or groups up to which every pair is compared; beyond, all with the first
 REAL, ALIKE, NOT, MISSING = "real", "cannot be told apart", "not comparable", "seeds are missing"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """The numbers of one network by one probe and protocol."""
-
-    probe: str
-    network: str
-    protocol: int  # position among the protocols of the probe
-    numbers: Mapping[str, Measured]
-    data: xr.Dataset
-    partial: str  # how much of it is finished, "" if all
-    planes: Mapping[str, tuple[float, ...]]  # values of numbers on several random planes; none on one plane
 
 
 @dataclass(frozen=True)
@@ -76,6 +63,7 @@ class Comparison:
     """Everything that is compared, and what was decided on the way."""
 
     networks: tuple[str, ...]
+    sides: tuple[str, ...]  # what is compared: networks, or groups
     groups: Groups | None
     against: str
     protocols: Mapping[str, Sequence[Protocol]]  # by probe
@@ -90,152 +78,62 @@ class Comparison:
         return as_html(self)
 
 
-def compare(
-    stored: Sequence[tuple[str, xr.Dataset]], *, group: Sequence[str] = (), against: str = "", source: str = "the file"
-) -> Comparison:
-    """Compare the results of one file, or of several.
+def compare(*files: Path | str, group: str | Sequence[str] = (), against: str = "") -> Comparison:
+    r"""Compare the networks of results files, or groups of them over seeds; a table in a notebook.
+
+    `group` is a regular expression whose match is the part of a label that tells seeds apart (`-s\d+$`) or whose
+    capture group names the group, or patterns such as `sgd=sgd-*,adam=adam-*`. `against` is the network or group that
+    all others are compared with; without it up to four are compared pair by pair, more with the first.
 
     Raises:
-        ValueError: nothing finished is stored.
+        FileNotFoundError, ValueError: there is no such file, or nothing finished in it.
         OptionError: a group or the label to compare with is unknown.
     """
-    notes: list[str] = []
-    results = [(name, data) for name, data in reader.by_checkpoint(list(stored)) if not name.startswith(_others())]
-    known = [(name.partition("/")[0], data) for name, data in results if measured(data)]
-    if not known:
-        raise ValueError(
-            f"{source} holds nothing finished to compare; run a probe first, for example: landscape calibration"
-        )
-    if len(known) < len(results):
-        notes.append(f"{len(results) - len(known)} results without a finished number are left out")
-    names = network_names([data for _, data in known])
-    protocols: dict[str, list[Protocol]] = {}
-    sets: dict[tuple[str, str, int], list[xr.Dataset]] = {}
-    for (probe, data), network in zip(known, names, strict=True):
-        position = _position(protocols.setdefault(probe, []), protocol_of(data))
-        sets.setdefault((probe, network, position), []).append(data)
-    entries = [_entry(*key, alike, notes) for key, alike in sets.items()]
-    labels = {name: str(data.attrs.get("label", "")) for (_, data), name in zip(known, names, strict=True)}
-    variants = {name: variant_of(data) for (_, data), name in zip(known, names, strict=True)}
-    groups = _by_variant(groups_of(labels, group), variants) if group else None
-    if groups is not None and groups.rest:
-        notes.append(f"in no group: {', '.join(groups.rest)}")
-    compared = tuple(groups.members) if groups else tuple(labels)
-    against = _known(against, compared, labels) if against else ""
-    order = tuple(sorted(entries, key=lambda one: (one.probe, one.protocol)))
-    made = [c for probe in protocols for c in _of_probe(probe, order, protocols[probe], groups, compared, against)]
-    means = tuple(_means(order, groups)) if groups else ()
-    return Comparison(tuple(labels), groups, against, protocols, order, means, tuple(made), tuple(dict.fromkeys(notes)))
+    stored = [found for path in files for found in reader.groups(path)]
+    rules = (group,) if isinstance(group, str) and group else tuple(group)
+    return compare_results(stored, group=rules, against=against, source=", ".join(map(str, files)))
 
 
-def network_names(results: Sequence[xr.Dataset]) -> list[str]:
-    """Names of networks: the labels, a part of the digest where two checkpoints share one, and what was changed."""
-    about = [(str(d.attrs.get("label", "")), str(d.attrs.get("checkpoint_sha256", "")), variant_of(d)) for d in results]
-    digests: dict[str, set[str]] = {}
-    for label, digest, _ in about:
-        digests.setdefault(label, set()).add(digest)
-    common = len({variant for *_, variant in about}) == 1
-    names = []
-    for label, digest, variant in about:
-        parts = [digest[:6] if len(digests[label] - {""}) > 1 else "", "" if common else variant]
-        words = ", ".join(filter(None, parts))
-        names.append(f"{label} ({words})" if words else label)
-    return names
+def compare_results(
+    stored: Sequence[tuple[str, xr.Dataset]], *, group: Sequence[str] = (), against: str = "", source: str = "the file"
+) -> Comparison:
+    """As `compare`, of results that are read already: their groups and datasets."""
+    found = compared(stored, group, source)
+    sides = tuple(dict.fromkeys(entry.side for entry in found.entries if entry.side))
+    if against and against not in sides:
+        near = did_you_mean(against, sides)
+        raise OptionError(f"--against {against} is unknown; expected one of {', '.join(sides)}{near}")
+    made = tuple(c for probe in found.protocols for c in _of_probe(probe, found, against))
+    means = tuple(_means(found.entries)) if found.groups else ()
+    networks = tuple(dict.fromkeys(entry.network for entry in found.entries))
+    return Comparison(networks, sides, found.groups, against, found.protocols, found.entries, means, made, found.notes)
 
 
-def _others() -> tuple[str, ...]:
-    return tuple(f"{name}/" for name in NOT_NETWORKS)
-
-
-def _entry(probe: str, network: str, position: int, alike: Sequence[xr.Dataset], notes: list[str]) -> Entry:
-    """One network's numbers by one protocol: of one result, or means over several random planes."""
-    by_seed: dict[str, xr.Dataset] = {}
-    for data in sorted(alike, key=lambda data: (not _partial(data), str(data.attrs.get("created", "")))):
-        by_seed[str(parameters_of(data).get("seed", ""))] = data  # the newest of those that are finished counts
-    if len(by_seed) < len(alike):
-        notes.append(f"{probe} of {network} is stored several times; the newest counts")
-    finished = [data for data in by_seed.values() if not _partial(data)]
-    last = (finished or list(by_seed.values()))[-1]
-    numbers = {one.name: one for one in measured(last)}
-    planes: dict[str, tuple[float, ...]] = {}
-    for name, one in numbers.items() if len(finished) > 1 else ():
-        values = tuple(o.value for data in finished for o in measured(data) if o.name == name)
-        if len(set(values)) > 1:  # not the loss at the centre, which all planes share
-            planes[name] = values
-            mean, low, high = mean_interval(np.array(values))
-            error = float(np.std(values, ddof=1) / np.sqrt(len(values)))
-            numbers[name] = replace(one, value=mean, error=error, low=low, high=high)
-    return Entry(probe, network, position, numbers, last, _partial(last), planes)
-
-
-def _partial(data: xr.Dataset) -> str:
-    done, units = reader.finished_units(data), int(data["done"].size) if "done" in data else 0
-    return f"{done} of {units} units" if done < units else ""
-
-
-def _position(known: list[Protocol], protocol: Protocol) -> int:
-    """Where a protocol stands among those of its probe; it is added if it is new."""
-    for i, other in enumerate(known):
-        if other.same(protocol):
-            if not other.samples_sha256:
-                known[i] = replace(other, samples_sha256=protocol.samples_sha256)
-            return i
-    known.append(protocol)
-    return len(known) - 1
-
-
-def _by_variant(groups: Groups, variants: Mapping[str, str]) -> Groups:
-    """Groups whose members were changed in the same way."""
-    members: dict[str, list[str]] = {}
-    for name, networks in groups.members.items():
-        several = len({variants[network] for network in networks}) > 1
-        for network in networks:
-            own = f"{name} ({variants[network] or 'as it is'})" if several else name
-            members.setdefault(own, []).append(network)
-    return replace(groups, members={name: tuple(networks) for name, networks in members.items()})
-
-
-def _known(against: str, compared: Sequence[str], labels: Mapping[str, str]) -> str:
-    by_label = [name for name in compared if labels.get(name) == against]
-    found = [name for name in compared if name == against] or by_label
-    if len(found) != 1:
-        what = "is the label of several networks" if found else "is unknown"
-        near = did_you_mean(against, compared)
-        raise OptionError(f"--against {against} {what}; expected one of {', '.join(found or compared)}{near}")
-    return found[0]
-
-
-def pairs_of(compared: Sequence[str], against: str) -> list[tuple[str, str]]:
+def pairs_of(sides: Sequence[str], against: str) -> list[tuple[str, str]]:
     """Who is compared with whom, (first, second): second is subtracted."""
-    if against or len(compared) > PAIRS:
-        reference = against or compared[0]
-        return [(name, reference) for name in compared if name != reference]
-    return [(later, earlier) for earlier, later in itertools.combinations(compared, 2)]
+    if against or len(sides) > PAIRS:
+        reference = against or sides[0]
+        return [(name, reference) for name in sides if name != reference and reference in sides]
+    return [(later, earlier) for earlier, later in itertools.combinations(sides, 2)]
 
 
-def _of_probe(
-    probe: str, entries: Sequence[Entry], protocols: Sequence[Protocol], groups: Groups | None,
-    compared: Sequence[str], against: str,
-) -> list[Contrast]:  # fmt: skip
+def _of_probe(probe: str, found: Compared, against: str) -> list[Contrast]:
     """All differences by one probe, with p after Holm's correction, and verdicts."""
-    own = [entry for entry in entries if entry.probe == probe]
-    members = groups.members if groups else {name: (name,) for name in compared}
-    found: list[Contrast] = []
-    for first, second in pairs_of(compared, against):
-        sides = [[e for e in own if e.network in members[name]] for name in (first, second)]
+    own = [entry for entry in found.entries if entry.probe == probe and entry.side]
+    contrasts: list[Contrast] = []
+    for first, second in pairs_of(list(dict.fromkeys(entry.side for entry in own)), against):
+        sides = [[e for e in own if e.side == name] for name in (first, second)]
         common = sorted({e.protocol for e in sides[0]} & {e.protocol for e in sides[1]})
         for position in common:
             parts = [[e for e in side if e.protocol == position] for side in sides]
-            found += _contrasts(probe, position, (first, second), parts, groups is not None)
-        if not common and all(sides):
-            one, other = (protocols[side[0].protocol] for side in sides)
+            contrasts += _contrasts(probe, position, (first, second), parts, found.groups is not None)
+        if not common:
+            one, other = (found.protocols[probe][side[0].protocol] for side in sides)
             why = f"{NOT}: protocols differ ({one.against(other)})"
-            found.append(Contrast(probe, None, "", "", first, second, verdict=why))
-    adjusted = holm([c.difference.p if c.difference else np.nan for c in found])
+            contrasts.append(Contrast(probe, None, "", "", first, second, verdict=why))
+    adjusted = holm([c.difference.p if c.difference else np.nan for c in contrasts])
     readings = {name: one.reading for entry in own for name, one in entry.numbers.items()}
-    return [
-        _judged(contrast, p, readings.get(contrast.number, "")) for contrast, p in zip(found, adjusted, strict=True)
-    ]
+    return [_judged(c, p, readings.get(c.number, "")) for c, p in zip(contrasts, adjusted, strict=True)]
 
 
 def _contrasts(
@@ -260,6 +158,8 @@ def _contrasts(
         else:
             verdict = MISSING if grouped else ""
             difference = by_pairs.get(name) or _of_two(name, whole[0][0], whole[1][0])
+            if np.isnan(difference.p):  # no error is known: the values stand in the table
+                continue
             yield replace(base, difference=difference, verdict=verdict)
 
 
@@ -269,7 +169,12 @@ def _of_two(name: str, first: Entry, second: Entry) -> Difference:
     if min(map(len, planes)) >= FEWEST:
         return welch(planes[0], planes[1], "planes")
     one, other = first.numbers[name], second.numbers[name]
-    return unpaired(one.value, one.error, other.value, other.error)
+    return unpaired(one.value, _error(one), other.value, _error(other))
+
+
+def _error(one: Measured) -> float:
+    """The standard error; of a share of 0 or 1, whose samples are all alike, that which its interval implies."""
+    return (one.high - one.low) / (2 * QUANTILE) if one.error == 0 and one.high > one.low else one.error
 
 
 def _judged(contrast: Contrast, adjusted: float, reading: str) -> Contrast:
@@ -291,14 +196,13 @@ def _judged(contrast: Contrast, adjusted: float, reading: str) -> Contrast:
     return replace(contrast, adjusted=adjusted, verdict=verdict, favours=favours)
 
 
-def _means(entries: Iterable[Entry], groups: Groups) -> Iterator[GroupMean]:
+def _means(entries: Iterable[Entry]) -> Iterator[GroupMean]:
     """Every number over the finished members of every group."""
-    group_of = {network: name for name, members in groups.members.items() for network in members}
     found: dict[tuple[str, int, str, str], list[Measured]] = {}
     for entry in entries:
-        if entry.network in group_of and not entry.partial:
+        if entry.side and not entry.partial:
             for name, one in entry.numbers.items():
-                found.setdefault((entry.probe, entry.protocol, group_of[entry.network], name), []).append(one)
+                found.setdefault((entry.probe, entry.protocol, entry.side, name), []).append(one)
     for (probe, position, group, _), members in found.items():
         values = tuple(one.value for one in members)
         yield GroupMean(probe, position, group, members[0], values, *mean_interval(np.array(values)))

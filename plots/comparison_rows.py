@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from landscape.plots.comparison import ALIKE, LEVEL, MISSING, NAME, Comparison, Contrast, flatness
+from landscape.plots.compared import NAME
+from landscape.plots.comparison import ALIKE, LEVEL, MISSING, Comparison, Contrast, flatness
 from landscape.plots.measured import OVER, Measured
 from landscape.results import stored_table
 
@@ -33,7 +34,6 @@ class Section:
 
 def records(comparison: Comparison) -> list[dict[str, Any]]:
     """One row per number of a network, per mean of a group, and per difference; None where something is not known."""
-    group_of = {n: name for name, members in _members(comparison).items() for n in members}
     empty: dict[str, Any] = dict.fromkeys(
         ("kind", "probe", "protocol", "number", "unit", "reading", "network", "group", "against", "seeds", "value",
          "standard_error", "low", "high", "p", "p_holm", "g", "g_low", "g_high", "method", "verdict", "favours",
@@ -43,7 +43,7 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
     for entry in comparison.entries:
         for one in entry.numbers.values():
             own = {"kind": "network", "probe": entry.probe, "protocol": letter(entry.protocol),
-                   "network": entry.network, "group": group_of.get(entry.network), "value": one.value,
+                   "network": entry.network, "group": entry.side if comparison.groups else None, "value": one.value,
                    "standard_error": one.error, "low": one.low, "high": one.high,
                    "partial": entry.partial or None}  # fmt: skip
             rows.append(empty | own | _about(one))
@@ -93,8 +93,7 @@ def store(path: Path, comparison: Comparison) -> str:
 def label_of(comparison: Comparison) -> str:
     """What is compared, in a few words."""
     groups = comparison.groups
-    compared = tuple(groups.members) if groups else comparison.networks
-    label = f"{len(compared)} {'groups' if groups else 'networks'}"
+    label = f"{len(comparison.sides)} {'groups' if groups else 'networks'}"
     label += f" by {groups.factor}" if groups and groups.factor != "group" else ""
     label += f" against {comparison.against}" if comparison.against else ""
     return label
@@ -174,7 +173,7 @@ def _group_rows(comparison: Comparison, probe: str, position: int) -> list[Row]:
     columns = _columns(mean.like for mean in own)
     factor = comparison.groups.factor if comparison.groups else "group"
     rows: dict[str, Row] = {}
-    for name in _members(comparison):
+    for name in comparison.sides:
         for mean in own:
             if mean.group == name:
                 row = rows.setdefault(name, {factor: name, "seeds": "", **dict.fromkeys(columns.values(), "")})
@@ -242,9 +241,9 @@ def _caption(comparison: Comparison, probe: str, contrasts: Sequence[Contrast]) 
 def closing(comparison: Comparison) -> list[str]:
     """What the measures of flatness say, and the notes."""
     lines = [f"Flatness: {line}." for line in flatness(comparison)]
-    compared = len(_members(comparison) or comparison.networks)
-    if compared == 1:
-        lines.append("One network: there is nothing to compare it with; measure another one into the same file.")
+    if len(comparison.sides) == 1:
+        what = "group" if comparison.groups else "network"
+        lines.append(f"One {what}: there is nothing to compare it with; measure another one into the same file.")
     members = [f"{name}: {', '.join(members)}" for name, members in _members(comparison).items()]
     return [*lines, *(["Groups: " + "; ".join(members) + "."] if members else []),
             *(f"Note: {note}." for note in comparison.notes)]  # fmt: skip

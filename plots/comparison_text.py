@@ -13,6 +13,7 @@ from landscape.options import printable
 from landscape.plots.comparison import Comparison, flatness
 from landscape.plots.comparison_rows import MINUS, Row, closing, records, sections
 
+WIDEST = 150  # characters of a line in the terminal, unless its names are longer
 ESCAPES = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", MINUS: "$-$", "±": r"$\pm$",
     "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}",
@@ -26,7 +27,8 @@ def as_text(comparison: Comparison) -> str:
     for section in sections(comparison):
         lines.append(f"== {section.title} ==")
         for words, rows in section.tables:
-            lines += [words, *_aligned(rows), ""]
+            lines.append(words)
+            lines += [line for part in _narrow(rows) for line in (*_aligned(part), "")]
         lines += [section.caption, ""]
     return printable_lines([*lines, *closing(comparison)])
 
@@ -113,6 +115,24 @@ FORMATS: Mapping[str, Callable[[Comparison], str]] = {
 def printable_lines(lines: Iterable[str]) -> str:
     """Lines as text that cannot steer a terminal."""
     return "\n".join(printable(line) for line in lines).rstrip() + "\n"
+
+
+def _narrow(rows: Sequence[Row]) -> list[list[Row]]:
+    """A table as several with the same first column, so that a line of numbers fits a terminal."""
+    if not rows:
+        return []
+    first, *names = rows[0]
+    widths = {name: 2 + max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
+    parts: list[list[str]] = [[]]
+    for name in names:
+        if (
+            parts[-1]
+            and widths[first] + sum(widths[one] for one in [*parts[-1], name]) > WIDEST
+            and "verdict" not in names
+        ):
+            parts.append([])
+        parts[-1].append(name)
+    return [[{name: row[name] for name in (first, *part)} for row in rows] for part in parts]
 
 
 def _aligned(rows: Sequence[Row]) -> list[str]:

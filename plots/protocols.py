@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -42,10 +43,12 @@ class Protocol:
         return ", ".join(words) or "other samples of the same name"
 
 
-def protocol_of(data: xr.Dataset) -> Protocol:
-    """The protocol of a stored result."""
+def protocol_of(data: xr.Dataset, *, changed: bool = True) -> Protocol:
+    """The protocol of a stored result, in words with what was `changed` about the network, or without."""
     probe, spec = str(data.attrs.get("probe", "")), _spec(data)
     words = str(data.attrs.get("protocol", "protocol not stored"))
+    if not changed:
+        words = re.sub(r", (mean of \d+ dropout masks|smoothing at \d+ places?( \([^)]*\))?)", "", words)
     facts: dict[str, Any] = {
         "data": data.attrs.get("data", ""), "split": spec.get("split", ""), "samples": data.attrs.get("samples", ""),
     }  # fmt: skip

@@ -161,7 +161,7 @@ def test_python_has_its_names_and_lists_the_probes(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     names, *table, same = done.stdout.splitlines()
-    for name in ("Subject", "__version__", "evaluate", "features", "load", "measure", "open", "probes"):
+    for name in ("Subject", "__version__", "compare", "evaluate", "features", "load", "measure", "open", "probes"):
         assert f"'{name}'" in names
     assert [row.split()[0] for row in table] == list(PROBES)
     assert re.search(r"^hessian +Extreme Hessian eigenvalues of every mini-batch", done.stdout, re.MULTILINE)
@@ -321,7 +321,7 @@ def test_a_preset_sets_probe_and_loading(final: Path, out: Path) -> None:
 
 def test_the_package_offers_its_names() -> None:
     assert set(landscape.__all__) == {
-        "Subject", "__version__", "evaluate", "features", "load", "measure", "open", "probes",
+        "Subject", "__version__", "compare", "evaluate", "features", "load", "measure", "open", "probes",
     }  # fmt: skip
     with pytest.raises(AttributeError, match="has no attribute close"):
         landscape.close  # noqa: B018

@@ -16,10 +16,12 @@ import pytest
 import synthetic
 import xarray as xr
 
+import landscape
 from landscape.cli.main import exit_code
 from landscape.options import OptionError
 from landscape.plots import comparison_text, drawing
-from landscape.plots.comparison import ALIKE, MISSING, REAL, Comparison, compare, flatness
+from landscape.plots.comparison import ALIKE, MISSING, REAL, Comparison, flatness
+from landscape.plots.comparison import compare_results as compare
 from landscape.plots.comparison_rows import interval, plus_minus, records, sections
 from landscape.plots.grouping import groups_of
 from landscape.plots.pairing import paired
@@ -253,8 +255,52 @@ def test_one_seed_says_that_seeds_are_missing() -> None:
 def test_members_that_were_changed_form_a_group_of_their_own() -> None:
     dropped = [trace("x-s0", 2.0, spec={"mc_dropout": 8}), trace("x-s1", 2.1, spec={"mc_dropout": 8})]
     found = compare([*seeds("x", 1.0, 1.1), *dropped], group=[r"-s\d$"])
-    assert found.groups is not None
-    assert sorted(found.groups.members) == ["x (8 dropout masks)", "x (as it is)"]
+    assert found.sides == ("x", "x (8 dropout masks)")
+    masks = [trace(f"{group}-s0", 2.0, spec={"mc_dropout": 8}) for group in "xy"]
+    assert compare(masks, group=[r"-s\d$"]).sides == ("x", "y")  # all of them were changed: that is the protocol
+    words = "digits test, mean of 8 dropout masks, seed 0"
+    said = [one[1].assign_attrs(protocol=words) for one in (dropped[0], seeds("y", 1.0)[0])]
+    found = compare([("trace/a", said[0]), ("trace/b", said[1])])
+    assert found.protocols["trace"][0].words == "digits test, seed 0"  # of both
+
+
+def test_every_probe_compares_the_groups_that_it_measured() -> None:
+    others = [result("density", f"{name}-s{i}", {"mean": 1.0 + i, "mean_se": 0.1}) for name in "vw" for i in range(2)]
+    results = [*seeds("x", 1.0, 1.1), *seeds("y", 3.0, 3.2), *seeds("z", 3.0, 3.2), *others]
+    found = compare(results, group=[r"-s\d$"])
+    assert len(found.sides) == 5
+    pairs = {"trace": {("y", "x"), ("z", "x"), ("z", "y")}, "density": {("w", "v")}}
+    for probe, known in pairs.items():
+        assert {(c.first, c.second) for c in found.contrasts if c.probe == probe} == known
+
+
+def test_a_share_of_all_has_the_error_of_its_interval() -> None:
+    values: dict[str, Any] = {"accuracy_drop": ("unit", [0.1]), "accuracy_drop_se": ("unit", [0.01])}
+    values["name"] = ("unit", ["conv"])
+    one, other = (result("lesion", n, values, intact_accuracy=a, samples=20) for n, a in (("a", 0.9), ("b", 1.0)))
+    (contrast,) = [c for c in compare([one, other]).contrasts if c.number == "intact accuracy"]
+    assert contrast.difference is not None
+    width = 1.0 - 1 / (1 + 1.96**2 / 20)  # of Wilson's interval, with 0.9 +- 0.069 of the other
+    error = np.hypot(width / (2 * 1.96), np.sqrt(0.9 * 0.1 / 19))
+    assert contrast.difference.high - contrast.difference.value == pytest.approx(1.96 * error)
+
+
+def test_numbers_without_an_error_are_shown_and_not_compared() -> None:
+    values = [{"divergence": ("layer", [0.5 + i]), "name": ("layer", ["last"])} for i in range(2)]
+    found = compare([result("tokens", name, one) for name, one in zip("ab", values, strict=True)])
+    assert found.contrasts == ()
+    assert "divergence" in comparison_text.as_text(found)
+
+
+def test_wide_tables_are_divided_for_the_terminal() -> None:
+    values = {f"{name}_se": 0.1 for name in ("nll", "accuracy", "ece", "ece_signed", "temperature")}
+    values |= {name.removesuffix("_se"): 0.5 for name in values}
+    long = [result("calibration", f"{'long' * 22}-{name}", values) for name in "ab"]
+    lines = comparison_text.as_text(compare(long)).splitlines()
+    tables = [line for line in lines if line.startswith("network")]
+    assert len(tables) == 2
+    assert "temperature" in tables[1]
+    assert max(len(line) for line in lines if line.startswith(("network", "long"))) <= 400
 
 
 def test_measures_of_flatness_that_disagree_are_said_to() -> None:
@@ -375,6 +421,12 @@ def test_several_files_are_compared_as_one(tmp_path: Path) -> None:
     ]
     assert exit_code(["compare", *map(str, files), "--no-store", "--out", str(tmp_path / "a.json")]) == 0
     assert len(json.loads((tmp_path / "a.json").read_text())["networks"]) == 2
+
+
+def test_python_compares_files_too_and_shows_tables_in_a_notebook(study: Path) -> None:
+    found = landscape.compare(study, group="(vit|resnet)")
+    assert set(found.sides) == {"vit", "resnet"}
+    assert "<table>" in found._repr_html_()
 
 
 @pytest.mark.slow

@@ -1,0 +1,157 @@
+"""What is compared: the numbers of every network by probe and protocol, under names that tell networks apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import xarray as xr
+
+from landscape.plots.appearance import parameters_of
+from landscape.plots.grouping import Groups, groups_of
+from landscape.plots.measured import Measured, measured
+from landscape.plots.protocols import Protocol, protocol_of, variant_of
+from landscape.results import reader
+from landscape.results.seed_groups import mean_interval
+
+NAME = "compare"  # of the command, and of its results in a file
+NOT_NETWORKS = (NAME, "hybrid")  # results that are of no checkpoint
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The numbers of one network by one probe and protocol."""
+
+    probe: str
+    network: str
+    side: str  # the group that it belongs to, without groups the network itself; "" in no group
+    protocol: int  # position among the protocols of the probe
+    numbers: Mapping[str, Measured]
+    data: xr.Dataset
+    partial: str  # how much of it is finished, "" if all
+    planes: Mapping[str, tuple[float, ...]]  # values of numbers on several random planes; none on one plane
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Networks by probe and protocol, and what was decided on the way."""
+
+    entries: tuple[Entry, ...]
+    protocols: Mapping[str, Sequence[Protocol]]  # by probe
+    groups: Groups | None
+    notes: tuple[str, ...]
+
+
+def compared(stored: Sequence[tuple[str, xr.Dataset]], rules: Sequence[str], source: str) -> Compared:
+    """The results of networks with finished numbers, in groups where there are rules for them.
+
+    Raises:
+        ValueError: nothing finished is stored.
+        OptionError: no group, or an ambiguous one.
+    """
+    notes: list[str] = []
+    others = tuple(f"{name}/" for name in NOT_NETWORKS)
+    results = [(name, data) for name, data in reader.by_checkpoint(list(stored)) if not name.startswith(others)]
+    probes: dict[str, list[xr.Dataset]] = {}
+    for name, data in results:
+        if measured(data):
+            probes.setdefault(name.partition("/")[0], []).append(data)
+    if not probes:
+        raise ValueError(
+            f"{source} holds nothing finished to compare; run a probe first, for example: landscape calibration"
+        )
+    known = [data for found in probes.values() for data in found]
+    if len(known) < len(results):
+        notes.append(f"{len(results) - len(known)} results without a finished number are left out")
+    labels = {_label(data): _label(data) for data in known}
+    groups = groups_of(labels, rules) if rules else None
+    if groups is not None and groups.rest:
+        notes.append(f"in no group: {', '.join(groups.rest)}")
+    digests = _digests(known)
+    protocols: dict[str, list[Protocol]] = {}
+    entries = []
+    for probe, found in probes.items():
+        sets: dict[tuple[str, str, int], list[xr.Dataset]] = {}
+        same = len({variant_of(data) for data in found}) == 1
+        for data, (network, side) in zip(found, _names(found, digests, groups), strict=True):
+            position = _position(protocols.setdefault(probe, []), protocol_of(data, changed=same))
+            sets.setdefault((network, side, position), []).append(data)
+        entries += [_entry(probe, *key, alike, notes) for key, alike in sets.items()]
+    entries.sort(key=lambda one: (list(probes).index(one.probe), one.protocol))
+    return Compared(tuple(entries), protocols, groups, tuple(dict.fromkeys(notes)))
+
+
+def _names(
+    results: Sequence[xr.Dataset], digests: Mapping[str, set[str]], groups: Groups | None
+) -> list[tuple[str, str]]:
+    """Network and group of the results of one probe.
+
+    The labels, with a part of the digest where two checkpoints share one, and with what was changed about a network
+    where that is not the same of all.
+    """
+    group_of = {label: name for name, members in groups.members.items() for label in members} if groups else {}
+    same = len({variant_of(data) for data in results}) == 1
+    found = []
+    for data in results:
+        label, variant = _label(data), "" if same else variant_of(data)
+        digest = str(data.attrs.get("checkpoint_sha256", ""))[:6] if len(digests[label]) > 1 else ""
+        network = _with(label, digest, variant)
+        side = network if groups is None else _with(group_of[label], variant) if label in group_of else ""
+        found.append((network, side))
+    return found
+
+
+def _with(name: str, *words: str) -> str:
+    said = ", ".join(filter(None, words))
+    return f"{name} ({said})" if said else name
+
+
+def _digests(results: Sequence[xr.Dataset]) -> dict[str, set[str]]:
+    """Digests of the checkpoints that have a label."""
+    found: dict[str, set[str]] = {}
+    for data in results:
+        digest = str(data.attrs.get("checkpoint_sha256", ""))
+        found.setdefault(_label(data), set()).update([digest] if digest else [])
+    return found
+
+
+def _label(data: xr.Dataset) -> str:
+    return str(data.attrs.get("label", ""))
+
+
+def _entry(probe: str, network: str, side: str, position: int, alike: Sequence[xr.Dataset], notes: list[str]) -> Entry:
+    """One network's numbers by one protocol: of one result, or means over several random planes."""
+    by_seed: dict[str, xr.Dataset] = {}
+    for data in sorted(alike, key=lambda data: (not _partial(data), str(data.attrs.get("created", "")))):
+        by_seed[str(parameters_of(data).get("seed", ""))] = data  # the newest of those that are finished counts
+    if len(by_seed) < len(alike):
+        notes.append(f"{probe} of {network} is stored several times; the newest counts")
+    finished = [data for data in by_seed.values() if not _partial(data)]
+    last = (finished or list(by_seed.values()))[-1]
+    numbers = {one.name: one for one in measured(last)}
+    planes: dict[str, tuple[float, ...]] = {}
+    for name, one in numbers.items() if len(finished) > 1 else ():
+        values = tuple(o.value for data in finished for o in measured(data) if o.name == name)
+        if len(set(values)) > 1:  # not the loss at the centre, which all planes share
+            planes[name] = values
+            mean, low, high = mean_interval(np.array(values))
+            error = float(np.std(values, ddof=1) / np.sqrt(len(values)))
+            numbers[name] = replace(one, value=mean, error=error, low=low, high=high)
+    return Entry(probe, network, side, position, numbers, last, _partial(last), planes)
+
+
+def _partial(data: xr.Dataset) -> str:
+    done, units = reader.finished_units(data), int(data["done"].size) if "done" in data else 0
+    return f"{done} of {units} units" if done < units else ""
+
+
+def _position(known: list[Protocol], protocol: Protocol) -> int:
+    """Where a protocol stands among those of its probe; it is added if it is new."""
+    for i, other in enumerate(known):
+        if other.same(protocol):
+            if not other.samples_sha256:
+                known[i] = replace(other, samples_sha256=protocol.samples_sha256)
+            return i
+    known.append(protocol)
+    return len(known) - 1
