@@ -22,6 +22,7 @@ from landscape.plots.figure import lacking
 from landscape.plots.selection import Selection, Stored
 from landscape.plots.theme import SCREEN, Theme, applied
 from landscape.results import reader
+from landscape.results.malformed import readable
 from landscape.results.replacing import replacing
 
 if TYPE_CHECKING:
@@ -72,18 +73,19 @@ def draw(
         raise ValueError(f"{folder} is a file, expected a folder for the figures; give another --out")
     stored = reader.groups(path)
     everything = selection.of(reader.by_checkpoint(stored))
-    for group in _left_out(everything):
-        _log.info("no figure of %s yet", group)
     written = []
-    with applied(theme):
+    with applied(theme), readable(path):
+        for group in _left_out(everything):
+            _log.info("no figure of %s yet", group)
         for name, page in _pages(everything, selection, probes, figures):
             if name == "hessian" and eigenvalues is not None:
                 page.keywords["ranges"] = ((eigenvalues[0], 0.0), (0.0, eigenvalues[1]))
-            try:
-                written += _save(name, page, folder, formats)
-            except KeyError:
-                if (some := _of_complete(name, page)) is not None:
-                    written += _save(name, some, folder, formats)
+            with readable(path, *(str(data.encoding.get("group", name)) for data in page.args[0])):
+                try:
+                    written += _save(name, page, folder, formats)
+                except KeyError:
+                    if (some := _of_complete(name, page)) is not None:
+                        written += _save(name, some, folder, formats)
         if probes is None:
             studies = [name for name in STUDIES if name in figures or not figures]
             written += _save_studies(selection.of(stored), folder, formats, studies)

@@ -17,6 +17,7 @@ from landscape.plots import FIGURES
 from landscape.plots.figure import Comparing, Headlined, lacking
 from landscape.probe import MICRO_BATCHES
 from landscape.results import reader
+from landscape.results.malformed import readable
 
 Numbers = dict[str, float | str]
 
@@ -65,8 +66,11 @@ def text(found: Numbers) -> str:
 def summary(path: Path | str, also: Callable[[xr.Dataset], dict[str, Any]] = lambda data: {}) -> list[dict[str, Any]]:
     """One row per stored result, in the order of `reader.groups`: what it is, its progress, its headline, and more."""
     stored = reader.groups(path)
-    return [
-        {
+    rows = []
+    for name, data in stored:
+        with readable(path, name):
+            headline = text(numbers(data) | compared(name, stored) | divided(data))
+        row = {
             "probe": name.partition("/")[0],
             "label": str(data.attrs.get("label", "")),
             "digest": name.rpartition("-")[2],
@@ -75,11 +79,10 @@ def summary(path: Path | str, also: Callable[[xr.Dataset], dict[str, Any]] = lam
             "model": str(data.attrs.get("model", "")),
             "data": str(data.attrs.get("data", "")),
             "finished": str(data.attrs.get("finished", "")),
-            "headline": text(numbers(data) | compared(name, stored) | divided(data)),
-            **also(data),
+            "headline": headline,
         }
-        for name, data in stored
-    ]
+        rows.append(row | also(data))
+    return rows
 
 
 def divided(data: xr.Dataset) -> Numbers:

@@ -14,6 +14,7 @@ import xarray as xr
 from landscape.plots import FIGURES, STUDIES, headlines
 from landscape.plots.surface import HEIGHT_RADIUS
 from landscape.results import reader
+from landscape.results.malformed import readable
 from landscape.results.replacing import replacing
 
 Cell = str | int | float
@@ -92,7 +93,9 @@ def summary_table(path: Path | str) -> list[Row]:
         label, digest = str(data.attrs.get("label", "")), str(data.attrs.get("checkpoint_sha256", ""))
         several = digest and len(digests[label] - {""}) > 1
         found = results.setdefault(f"{label} ({digest[:6]})" if several else label, {})
-        if headlines.numbers(data):
+        with readable(path, name):
+            numbers = headlines.numbers(data)
+        if numbers:
             found[name.partition("/")[0]] = data
     return [_row(label, found) for label, found in results.items()]
 

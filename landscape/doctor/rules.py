@@ -8,6 +8,7 @@ from pathlib import Path
 from landscape.doctor import accuracy, lines, panels, protocols, spectra, surfaces
 from landscape.doctor.finding import SEVERITIES, Finding, Result, Rule, RuleOfSeveral, found
 from landscape.results import reader
+from landscape.results.malformed import readable
 from landscape.results.standing import standings
 
 
@@ -57,10 +58,14 @@ def examine(paths: Sequence[Path | str]) -> list[Finding]:
         FileNotFoundError, ValueError: there is no such file, or it is not a results file; see the message.
     """
     results = [Result(Path(path), group, data) for path in paths for group, data in reader.groups(path)]
+    with readable(", ".join(map(str, paths))):
+        return sorted(_findings(results), key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def _findings(results: Sequence[Result]) -> list[Finding]:
     by_probe: dict[str, list[Result]] = {}
     for result in results:
         by_probe.setdefault(result.probe, []).append(result)
     findings = [finding for result in results for rule in OF_ONE for finding in rule(result)]
     findings += [finding for some in by_probe.values() for rule in OF_A_PROBE for finding in rule(some)]
-    findings += [finding for rule in OF_ALL for finding in rule(results)]
-    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+    return [*findings, *(finding for rule in OF_ALL for finding in rule(results))]

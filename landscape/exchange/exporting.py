@@ -15,6 +15,7 @@ import xarray as xr
 from landscape.exchange import paraview, park2022_csv, tomgoldstein
 from landscape.exchange.grid import Grid, ProjectedTrajectory, grid_of, line_grids_of, trajectory_of
 from landscape.results import reader
+from landscape.results.malformed import readable
 
 # format -> (suffix, writer)
 WRITERS: Mapping[str, tuple[str, Callable[[Path, Grid], None]]] = {
@@ -43,7 +44,10 @@ def export(path: Path, out: Path, formats: Sequence[str], *, label: str | None =
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file, expected a folder; give another --out")
     found = [(name, data) for name, data in _results(path, label) if reader.finished_units(data)]
-    parts = [(name, part) for name, data in found for kind in formats for part in _parts(name, data, kind)]
+    parts = []
+    for name, data in found:
+        with readable(path, name):
+            parts += [(name, part) for kind in formats for part in _parts(name, data, kind)]
     if not parts:
         labels = sorted({str(data.attrs.get("label", "")) for _, data in _results(path, None)})
         which = f" with the label {label} (labels: {', '.join(labels) or 'none'})" if label else ""
@@ -51,7 +55,11 @@ def export(path: Path, out: Path, formats: Sequence[str], *, label: str | None =
             which = f" that {', '.join(formats)} can hold"
         raise ValueError(f"{path} holds no surface{which} to export; measure one first: landscape surface")
     out.mkdir(parents=True, exist_ok=True)
-    return [_write_atomically(out / f"{name.partition('/')[2]}{suffix}", write) for name, (suffix, write) in parts]
+    written = []
+    for name, (suffix, write) in parts:
+        with readable(path, name):
+            written.append(_write_atomically(out / f"{name.partition('/')[2]}{suffix}", write))
+    return written
 
 
 def _results(path: Path, label: str | None) -> list[tuple[str, xr.Dataset]]:

@@ -14,6 +14,7 @@ import numpy as np
 from landscape.probe import MICRO_BATCHES
 from landscape.results import group as groups
 from landscape.results.hdf5_file import DAMAGE, Group, Handle, check, checked_groups, damaged, reading
+from landscape.results.malformed import readable
 from landscape.results.orphans import journals, merge_orphans
 from landscape.results.replacing import behind_link
 from landscape.results.run_key import Arrays, ReduceOf
@@ -67,7 +68,8 @@ def merge_files(sources: Sequence[Path], out: Path, *, reduce_of: ReduceOf, pref
                 with reading(path) as content:
                     for group in checked_groups(content, path):
                         if group.path.count("/") == 2 and h5py.h5a.exists(group.id, b"probe"):
-                            union.add(group, number)
+                            with readable(path, group.path.strip("/")):
+                                union.add(group, number)
             except DAMAGE as error:
                 raise damaged(path, error) from error
         return union.finish()
@@ -125,7 +127,8 @@ class _Union:
                 for name in (*result.measured, "done"):
                     group[name][...] = result.arrays[name]
                 groups.note_micro_batches(group, result.micro_batches)
-                groups.summarise(group, self._reduce_of)
+                with readable(self._paths[0], result.name):
+                    groups.summarise(group, self._reduce_of)
         return [
             Merged(result.name, result.origin.size, int((result.origin >= 0).sum()), len(result.files))
             for result in sorted(self._results.values(), key=lambda result: result.name)

@@ -18,6 +18,7 @@ import xarray as xr
 from landscape.results import hdf5_file
 from landscape.results.group import dims, places, results_in
 from landscape.results.hdf5_file import CONVENTION, array_of, hard_links
+from landscape.results.malformed import REPAIR, check_array, check_attributes, check_done, readable
 
 
 def open(path: Path | str) -> xr.DataTree:
@@ -28,8 +29,11 @@ def open(path: Path | str) -> xr.DataTree:
     """
     path = Path(path)
     with _file(path) as file:
-        nodes = {name: dataset_of(group) for name, group in results_in(file)}
-        return xr.DataTree.from_dict({"/": xr.Dataset(attrs=_attributes(file)), **nodes})
+        nodes = {}
+        for name, group in results_in(file):
+            with readable(path, name, advice=f"{REPAIR}{path}"):
+                nodes[name] = dataset_of(group)
+        return xr.DataTree.from_dict({"/": xr.Dataset(attrs=attributes_of(file)), **nodes})
 
 
 def groups(path: Path | str) -> list[tuple[str, xr.Dataset]]:
@@ -44,11 +48,11 @@ def groups(path: Path | str) -> list[tuple[str, xr.Dataset]]:
 def find(path: Path | str, probe: str | None = None, label: str | None = None) -> list[tuple[str, xr.Dataset]]:
     """The results of a probe, of a label, or of both, in the order of `groups`; empty if there are none."""
     with _file(Path(path)) as file:
-        found = [
-            (name, dataset_of(group))
-            for name, group in results_in(file)
-            if probe in (None, name.partition("/")[0]) and label in (None, group.attrs.get("label"))
-        ]
+        found = []
+        for name, group in results_in(file):
+            with readable(path, name, advice=f"{REPAIR}{path}"):
+                if probe in (None, name.partition("/")[0]) and label in (None, group.attrs.get("label")):
+                    found.append((name, dataset_of(group)))
     return sorted(found, key=lambda item: (item[0].partition("/")[0], str(item[1].attrs.get("created", "")), item[0]))
 
 
@@ -70,7 +74,8 @@ def result(path: Path | str, group: str) -> xr.Dataset:
     with _file(Path(path)) as file:
         if group not in dict(results_in(file)):
             raise ValueError(f"{path} holds no group {group}; expected one of those that landscape show lists")
-        return dataset_of(file[group])
+        with readable(path, group, advice=f"{REPAIR}{path}"):
+            return dataset_of(file[group])
 
 
 def finished_units(data: xr.Dataset) -> int:
@@ -88,17 +93,27 @@ def _file(path: Path) -> Iterator[h5py.File]:
             raise hdf5_file.damaged(path, error) from error
 
 
-def dataset_of(group: h5py.Group) -> xr.Dataset:
-    """A stored result as a labelled dataset in memory."""
+def dataset_of(group: h5py.Group, probe: str = "") -> xr.Dataset:
+    """A stored result as a labelled dataset in memory; its probe is that of its place if not given.
+
+    Raises:
+        ValueError: an array or an attribute is not as it is written; see the message.
+    """
+    attributes = attributes_of(group)
+    check_attributes(attributes, probe or group.name.strip("/").partition("/")[0])
     found = {name: item for name in hard_links(group) if isinstance(item := group[name], h5py.Dataset)}
     where = places(group)
-    variables = {name: (dims(item, name, where), array_of(item), _attributes(item)) for name, item in found.items()}
-    data = xr.Dataset(variables, attrs=_attributes(group))
+    for name, item in found.items():
+        check_array(name, item)
+    variables = {name: (dims(item, name, where), array_of(item), attributes_of(item)) for name, item in found.items()}
+    data = xr.Dataset(variables, attrs=attributes)
+    if "done" in data:
+        check_done(data["done"].values)
     data.encoding["group"] = group.name.strip("/")
     return data
 
 
-def _attributes(item: h5py.Group | h5py.Dataset) -> dict[str, Any]:
+def attributes_of(item: h5py.Group | h5py.Dataset) -> dict[str, Any]:
     """Own attributes, with values as Python has them."""
     return {name: _python_value(item.attrs[name]) for name in item.attrs if name not in CONVENTION}
 
