@@ -30,14 +30,22 @@ def at_chance(result: Result) -> Iterator[Finding]:
     p_value = float(binom.sf(hits - 1, n, 1 / classes))
     if p_value >= LEVEL:
         untrained = result.attribute("epoch", math.nan) == 0
-        cause = "these are initial weights" if untrained else "check --mean, --std and the class order of the data, and"
-        checkpoint = result.spec.get("checkpoint") or "CHECKPOINT"
         yield found(
             "at-chance", "note" if untrained else "wrong", result,
             f"the accuracy {accuracy:.3f} on {n} samples is no better than guessing among {classes} classes "
             f"(binomial test, p = {p_value:.2g})",
-            f"{cause}{': expected' if untrained else f' see: landscape evaluate {checkpoint}'}",
+            _check_loading(result),
         )  # fmt: skip
+
+
+def _check_loading(result: Result, more: str = "") -> str:
+    """What to look at where a network knows nothing."""
+    if result.attribute("epoch", math.nan) == 0:
+        return "these are initial weights: expected"
+    trained = f"that the weights are trained ({result.attribute('weights_taken') or 'their origin is not stored'})"
+    check = f"check {trained} and that --mean, --std and the class order are those of training"
+    checkpoint = result.spec.get("checkpoint")
+    return f"{check}; run: landscape evaluate {checkpoint}{more}" if checkpoint else check
 
 
 def loss_at_chance(result: Result) -> Iterator[Finding]:
@@ -60,8 +68,7 @@ def loss_at_chance(result: Result) -> Iterator[Finding]:
             "at-chance", "note" if untrained else "suspicious", result,
             f"the mean loss {loss.mean():.3g} is not below that of guessing, log {result.classes} = "
             f"{chance:.3g}: these are eigenvalues of a network that knows nothing",
-            "these are initial weights: expected" if untrained else
-            f"see accuracy and loss: landscape evaluate {result.spec.get('checkpoint') or 'CHECKPOINT'} --split train",
+            _check_loading(result, " --split train"),
         )  # fmt: skip
 
 
@@ -115,7 +122,7 @@ def intact_accuracy(result: Result) -> float:
     values = result.values("accuracy")
     if result.probe in ("surface", "line"):
         grid = Grid.of(result)
-        if grid is None or values.ndim != 2:
+        if grid is None or not grid.has_centre or values.ndim != 2:
             return math.nan
         i, j = grid.centre
         return float(values[i, j] if result.probe == "surface" else values[0, i])

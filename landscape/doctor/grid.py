@@ -49,6 +49,11 @@ class Grid:
         return float(self.loss[self.centre])
 
     @property
+    def has_centre(self) -> bool:
+        """Whether a point lies at the weights themselves."""
+        return bool(max(abs(self.x[self.centre[0]]), abs(self.y[self.centre[1]])) <= 1e-9 * self.reach)
+
+    @property
     def reach(self) -> float:
         """The greatest distance along an axis."""
         return float(max(np.abs(self.x).max(), np.abs(self.y).max()))

@@ -21,13 +21,13 @@ LOADING = (
     "interpolation", "crop", "weights",
 )  # fmt: skip
 PARAMETERS = {
-    "surface": ("normalize", "plane", "range", "bn", "l2_definition", "ignore", "seed"),
-    "line": ("along", "normalize", "range", "bn", "ignore", "seed"),
-    "convexity": ("normalize", "range", "ignore", "seed"),
+    "surface": ("normalize", "plane", "bn", "l2_definition", "ignore"),
+    "line": ("along", "normalize", "bn", "ignore"),
+    "convexity": ("normalize", "ignore"),
     "hessian": ("which", "top", "operator", "params", "per_layer", "kinks"),
     "trace": ("params", "kinks"),
     "density": ("params", "kinks"),
-    "noise": ("bands", "half_width", "eps", "equal_energy", "ring", "seed"),
+    "noise": ("bands", "half_width", "eps", "equal_energy", "ring"),
     "attack": ("methods", "eps", "steps", "step_size", "restarts"),
     "corruption": ("corruptions", "severities", "source"),
     "perturbation": ("perturbations", "source"),
@@ -45,9 +45,12 @@ def protocol(result: Result) -> dict[str, Any]:
     found |= {"samples": result.samples, "data": result.attribute("data")}
     if result.probe in BATCHED:
         found["batch_size"] = int(result.attribute("batch_size", 0))
-    if found.get("plane", "random") not in ("random", None) or found.get("along", "random") not in ("random", None):
-        found.pop("range", None)  # set by the plane's own curvature, run or checkpoints
-        found.pop("plane", None), found.pop("along", None)
+    if {found.get("plane") or "random", found.get("along") or "random"} == {"random"}:
+        axes = [result.values(axis) for axis in "xyt" if axis in result.data]
+        found["range"] = ",".join(f"{axis.min():g}:{axis.max():g}" for axis in axes if axis.size)
+    else:  # the range is set by the plane's own curvature, run or checkpoints, whose paths differ
+        found.pop("plane", None)
+        found.pop("along", None)
     return found
 
 
@@ -157,7 +160,7 @@ def same_weights(results: Sequence[Result]) -> Iterator[Finding]:
     for result in results:
         sha256, spec = result.attribute("checkpoint_sha256"), result.spec
         key = (
-            sha256, result.probe, spec.get("weights"), spec.get("mc_dropout"), str(result.attribute("smoothing")),
+            sha256, result.probe, spec.get("model"), spec.get("mc_dropout"), str(result.attribute("smoothing")),
             str(spec.get("model_arg")), repr(sorted(protocol(result).items(), key=str)),
         )  # fmt: skip
         if not sha256 or result.probe == "ensemble":
@@ -191,18 +194,18 @@ def losses_disagree(results: Sequence[Result]) -> Iterator[Finding]:
         )  # fmt: skip
         other, expected = known.setdefault(key, (result, loss))
         if abs(loss - expected) > COARSE * max(abs(loss), abs(expected)) + 1e-6:
-            names = ("mean", "std", "crop", "interpolation")
+            names = ("model", "mean", "std", "crop", "interpolation")
             differ = [name for name in names if spec.get(name) != other.spec.get(name)]
             bn = {str(r.parameters.get("bn")) for r in (result, other)}
-            why = f"--{' --'.join(differ)} differ" if differ else ""
+            why = f"--{' and --'.join(differ)} differ{'s' * (len(differ) == 1)}" if differ else ""
             why = why or (f"--bn {' and '.join(sorted(bn))}" if len(bn) > 1 else "the data or the code changed")
             if not differ and any("recalibrate" in name for name in bn):
                 continue  # asked for: other batch-norm statistics
             changes = {name: other.spec.get(name) for name in differ}
             yield found(
                 "losses-disagree", "wrong", [other, result],
-                f"{result.label} has the loss {expected:.5g} in {other.probe} and {loss:.5g} in {result.probe} on the "
-                f"same samples: {why}",
+                f"the same checkpoint and samples have the loss {expected:.5g} in {other.group} and {loss:.5g} in "
+                f"{result.group}: {why}",
                 measure_again(result, "measure both in the same way", **changes) + ("" if differ else " --overwrite"),
             )  # fmt: skip
             return
@@ -210,10 +213,9 @@ def losses_disagree(results: Sequence[Result]) -> Iterator[Finding]:
 
 def _own_loss(result: Result) -> float:
     loss = result.values("loss")
-    if result.probe in ("surface", "line") and not result.attribute("path_loss", ""):
+    if result.probe in ("surface", "line"):
         grid = Grid.of(result)
-        exact = grid is not None and abs(grid.x[grid.centre[0]]) + abs(grid.y[grid.centre[1]]) == 0.0
-        return grid.at_centre if grid is not None and exact else math.nan
+        return grid.at_centre if grid is not None and grid.has_centre else math.nan
     return float(loss[-1]) if result.probe == "trajectory" and loss.size else math.nan
 
 

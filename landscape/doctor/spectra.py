@@ -57,7 +57,7 @@ def few_batches(result: Result) -> Iterator[Finding]:
     """The bootstrap intervals of NEP and APE are too short with few mini-batches, see `ENOUGH_BATCHES`."""
     if result.probe != "hessian" or "group" in result.data or result.parameters.get("scope") == "dataset":
         return
-    n = int(np.isfinite(result.values("eigenvalue")).any(axis=1).sum())
+    n = _mini_batches(result)
     if 0 < n < ENOUGH_BATCHES and result.complete:
         coverage = 2 * student.cdf(1.96 * np.sqrt((n - 1) / n), n - 1) - 1 if n > 1 else 0.0
         text = (
@@ -79,7 +79,7 @@ def saturated_bootstrap(result: Result) -> Iterator[Finding]:
     form of the rule of three, Hanley & Lippman-Hand 1983). Values of a mini-batch are not independent: n counts
     mini-batches. A note, because many networks have no negative eigenvalue among the largest.
     """
-    n = int(np.isfinite(result.values("eigenvalue")).any(axis=-1).sum()) if result.probe == "hessian" else 0
+    n = _mini_batches(result)
     share, low, high = (result.number(name) for name in ("nep", "nep_low", "nep_high"))
     if n > 1 and low == high == share and share in (0.0, 1.0):
         limit = 1 - (1 - CONFIDENCE) ** (1 / n)
@@ -149,3 +149,9 @@ def missed_values(result: Result) -> Iterator[Finding]:
             f"a second search found {int(np.nansum(missed))} eigenvalues that the first one had missed",
             measure_again(result, "use a smaller tolerance", tol=float(result.parameters.get("tol", 1e-4)) / 100),
         )  # fmt: skip
+
+
+def _mini_batches(result: Result) -> int:
+    """How many mini-batches have eigenvalues; 0 for results without any."""
+    eigenvalue = result.values("eigenvalue")
+    return int(np.isfinite(eigenvalue).any(axis=-1).sum()) if result.probe == "hessian" and eigenvalue.ndim == 2 else 0

@@ -21,9 +21,12 @@ def minimum_at_the_edge(result: Result) -> Iterator[Finding]:
     """The lowest point lies on the border of the grid and is lower than the centre: the range misses the basin.
 
     The rise of a point above the centre has a paired standard error (`rise_se`). The lowest of m points is judged at a
-    level of 1 % divided by m (Bonferroni), so that noise alone does this in one of a hundred surfaces.
+    level of 1 % divided by m (Bonferroni), so that noise alone does this in one of a hundred surfaces. A checkpoint
+    whose loss is above that of guessing has no basin: see `accuracy.at_chance`.
     """
-    if (grid := Grid.of(result)) is None:
+    if (grid := Grid.of(result)) is None or (
+        grid.has_centre and grid.at_centre >= math.log(result.classes or math.inf)
+    ):
         return
     (i, j), below, clear = grid.lowest
     if clear and grid.on_border(i, j):
@@ -135,8 +138,7 @@ def no_centre(result: Result) -> Iterator[Finding]:
         or result.attribute("plane", "random") not in CENTRED
     ):
         return
-    x, y = np.abs(grid.x).min(), np.abs(grid.y).min()
-    if max(x, y) > 1e-9 * grid.reach:
+    if not grid.has_centre:
         odd = ",".join(str(n + 1 - n % 2) for n in grid.loss.shape)
         yield found(
             "no-centre", "suspicious", result,

@@ -1,0 +1,316 @@
+"""The doctor names each planted fault by its rule, and says nothing of the same result without it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import xarray as xr
+from command_line import Command, one_line
+
+from landscape.doctor import accuracy, lines, panels, protocols, spectra, surfaces
+from landscape.doctor.finding import SEVERITIES, Result, Rule, RuleOfSeveral
+from landscape.doctor.rules import OF_A_PROBE, OF_ALL, OF_ONE
+
+ERROR = 0.01  # standard error of a made-up loss
+
+
+def made(probe: str, arrays: Mapping[str, Any] = {}, *, label: str = "net", **attributes: Any) -> Result:
+    """A stored result of made-up numbers: name -> (dims, values), or a number."""
+    parameters, spec = attributes.pop("parameters", {}), attributes.pop("spec", {})
+    about = {"probe": probe, "label": label, "samples": 1000, "classes": 10, "data": "digits", "epoch": 12.0}
+    about |= {"spec": json.dumps({"checkpoint": f"{label}.pt", "split": "train", "samples": "1000", **spec})}
+    about |= {"parameters": json.dumps(parameters), "checkpoint_sha256": label, **attributes}
+    variables = {name: value if isinstance(value, tuple) else ((), value) for name, value in arrays.items()}
+    return Result(Path("r.h5"), f"{probe}/{label}-0123456789", xr.Dataset(variables, attrs=about))
+
+
+def surface(reach: float = 1.0, *, points: int = 11, at: tuple[float, float] = (0.0, 0.0), **attributes: Any) -> Result:
+    """A round bowl of height 2.2 at radius 0.5, beyond which the loss grows."""
+    x = y = np.linspace(-reach, reach, points)
+    a, b = np.meshgrid(x - at[0], y - at[1], indexing="ij")
+    loss = attributes.pop("loss", 0.05 + 9 * (a**2 + b**2))
+    flat = np.full(loss.shape, ERROR)
+    arrays = {"x": ("x", x), "y": ("y", y), "accuracy": (("x", "y"), np.clip(1 - loss / 10, 0.1, 1))}
+    arrays |= {"loss": (("x", "y"), loss), "loss_se": (("x", "y"), flat), "rise_se": (("x", "y"), flat)}
+    arrays |= {"done": (("x", "y"), np.ones(loss.shape, np.uint8)), **attributes.pop("arrays", {})}
+    return made("surface", arrays, plane="random", **attributes)
+
+
+def line(**arrays: Any) -> Result:
+    t = np.linspace(0, 1, 5)
+    loss = np.array([[0.1, 0.5, 1.0, 0.5, 0.2]])
+    known: dict[str, Any] = {"t": ("t", t), "loss": (("direction", "t"), loss)}
+    known |= {"loss_se": (("direction", "t"), np.full(loss.shape, ERROR)), "name": ("direction", ["towards b"])}
+    own = {name: ("direction", np.array([value])) for name, value in arrays.items()}
+    return made("line", {**known, **own}, statistics="frozen")
+
+
+def hessian(
+    batches: int = 12, *, converged: float = 1.0, values: np.ndarray | None = None, **attributes: Any
+) -> Result:
+    eigenvalue = np.linspace(1.0, 50.0, 2 * batches).reshape(batches, 2) if values is None else values
+    arrays: dict[str, Any] = {"eigenvalue": (("batch", "rank"), eigenvalue), "done": ("batch", np.ones(batches))}
+    arrays |= {"converged": (("batch", "rank"), np.full(eigenvalue.shape, converged))}
+    arrays |= {
+        "residual": (("batch", "rank"), np.full(eigenvalue.shape, 0.1)),
+        "loss": ("batch", np.full(batches, 0.1)),
+    }
+    arrays |= {"nep": 0.2, "nep_low": 0.1, "nep_high": 0.3, **attributes.pop("arrays", {})}
+    parameters = {"max_products": 200, "tol": 1e-4, "kinks": "double", **attributes.pop("parameters", {})}
+    return made("hessian", arrays, batch_size=16, parameters=parameters, **attributes)
+
+
+def drops(probe: str, rise: float, intact: float = 0.9, drop: float = 0.2, **attributes: Any) -> Result:
+    known = {"loss_increase": rise, "loss_increase_se": ERROR, "accuracy_drop": drop}
+    arrays = {name: ("unit", np.full(4, value)) for name, value in known.items()}
+    return made(probe, arrays, intact_accuracy=intact, **attributes)
+
+
+def spread(values: list[float], error: float) -> dict[str, Any]:
+    layer = np.array(values)
+    return {"variance": ("layer", layer), "variance_se": ("layer", np.full(len(layer), error))}
+
+
+def path(worst: float, count: int = 5) -> Result:
+    loss = np.linspace(2.3, 0.1, count)
+    plane = np.where(np.arange(count) == 1, worst, loss)
+    arrays = {"loss": loss, "plane_loss": plane, "plane_excess_se": np.full(count, ERROR), "radius": loss}
+    return made("trajectory", {name: ("snapshot", value) for name, value in arrays.items()})
+
+
+BOWL = surface().values("loss")
+PITS = BOWL.copy()
+PITS[5, 8] = -1.0  # a deeper minimum three cells from the centre
+RAGGED = np.where(BOWL > 15, np.inf, BOWL)
+CASES: dict[str, tuple[Rule, Result, Result, str]] = {  # name -> rule, with the fault, without it, what to do
+    "minimum at the edge": (surfaces.minimum_at_the_edge, surface(0.3, at=(0.3, 0.0)), surface(), "--range 0.6"),
+    "minimum elsewhere": (surfaces.minimum_elsewhere, surface(loss=PITS), surface(at=(0.2, 0.0)), "evaluate net.pt"),
+    "too wide": (surfaces.too_wide, surface(8.0), surface(1.0), "--range 1"),
+    "too narrow": (surfaces.too_narrow, surface(0.005), surface(0.5), "--range"),
+    "height unknown": (
+        surfaces.no_rise,
+        surface(arrays={"radius": ("radius", [0.5]), "height": ("radius", [0.01]), "height_se": ("radius", [0.02])}),
+        surface(arrays={"radius": ("radius", [0.5]), "height": ("radius", [2.0]), "height_se": ("radius", [0.02])}),
+        "--samples",
+    ),
+    "no centre": (surfaces.no_centre, surface(points=10), surface(points=11), "--resolution 11,11"),
+    "not finite": (surfaces.not_finite, surface(loss=RAGGED), surface(), "--range 0.5"),
+    "clipped": (
+        surfaces.clipped,
+        surface(parameters={"cap": 0.3}, arrays={"n": (("x", "y"), np.where(BOWL > 0.3, 100.0, 1000.0))}),
+        surface(parameters={"cap": 4.0}, arrays={"n": (("x", "y"), np.where(BOWL > 4.0, 100.0, 1000.0))}),
+        "--cap",
+    ),
+    "rough preview": (
+        surfaces.rough_preview,
+        surface(parameters={"tolerance": 0.05}, arrays={"hold_out_error": 0.2, "evaluated": (("x", "y"), 0 * BOWL)}),
+        surface(parameters={"tolerance": 0.05}, arrays={"hold_out_error": 0.01, "evaluated": (("x", "y"), 0 * BOWL)}),
+        "landscape surface net.pt",
+    ),
+    "inexact pass": (
+        surfaces.inexact_pass, surface(arrays={"deviation_95": 3.0}), surface(arrays={"deviation_95": 1.0}), "surface"),
+    "frozen end": (
+        lines.frozen_ends, line(end_loss=0.2, end_excess=2.0), line(end_loss=0.2, end_excess=0.001),
+        "--bn recalibrate:8"),
+    "frozen path": (lines.frozen_path, path(9.0), path(2.5), "--bn recalibrate:8"),
+    "barrier": (
+        lines.barrier_unknown, line(barrier=0.01, barrier_se=0.02), line(barrier=0.9, barrier_se=0.02), "samples"),
+    "short path": (lines.short_path, path(1.0, count=3), path(1.0), "--snapshots"),
+    "unconverged": (spectra.unconverged, hessian(converged=0.0), hessian(), "--max-products 800"),
+    "mini-batch without spectrum": (
+        spectra.without_spectrum, hessian(values=np.array([[np.nan] * 2, [1.0, 2.0]]), batches=2), hessian(),
+        "evaluate"),
+    "few mini-batches": (spectra.few_batches, hessian(4), hessian(10), "--samples 320"),
+    "saturated bootstrap": (
+        spectra.saturated_bootstrap, hessian(arrays={"nep": 0.0, "nep_low": 0.0, "nep_high": 0.0}), hessian(), "bound"),
+    "few vectors": (
+        spectra.few_vectors,
+        made("trace", {"trace": 1.0, "trace_se": 0.9, "batch_trace": ("batch", [1.0])}, parameters={"vectors": 12}),
+        made("trace", {"trace": 9.0, "trace_se": 0.9, "batch_trace": ("batch", [9.0])}, parameters={"vectors": 12}),
+        "--vectors 48",
+    ),
+    "one vector": (
+        spectra.few_vectors,
+        made("density", {"mean": 1.0, "mean_se": math.nan}, parameters={"vectors": 1}),
+        made("density", {"mean": 1.0, "mean_se": 0.01}, parameters={"vectors": 4}),
+        "landscape density",
+    ),
+    "tolerance missed": (
+        spectra.tolerance_missed,
+        made("trace", {"within_tol": 0.0}, parameters={"tol": 0.01, "max_vectors": 64}),
+        made("trace", {"within_tol": 1.0}, parameters={"tol": 0.01, "max_vectors": 64}),
+        "--max-vectors 256",
+    ),
+    "kinks": (spectra.kinks, hessian(parameters={"kinks": "single"}), hessian(), "landscape hessian"),
+    "missed eigenvalues": (
+        spectra.missed_values, hessian(arrays={"missed": ("batch", [0.0] * 11 + [1.0])}), hessian(), "--tol 1e-06"),
+    "at chance": (
+        accuracy.at_chance, made("lesion", intact_accuracy=0.11), made("lesion", intact_accuracy=0.2),
+        "evaluate net.pt"),
+    "loss at chance": (
+        accuracy.loss_at_chance, hessian(arrays={"loss": ("batch", np.full(12, 2.4))}), hessian(), "--split train"),
+    "few per class": (
+        accuracy.few_per_class, made("lesion", intact_accuracy=0.9, samples=30), made("lesion", intact_accuracy=0.9),
+        "--samples"),
+    "flat panel": (panels.flat_panel, drops("lesion", 0.001), drops("lesion", 0.2), "--samples"),
+    "flat noise": (
+        panels.flat_panel, drops("noise", 0.0, parameters={"eps": "0.1,0.2"}), drops("noise", 1.0), "--eps 0.8"),
+    "saturated panel": (
+        panels.saturated_panel, drops("attack", 9.0, drop=0.8), drops("attack", 9.0, drop=0.7), "--eps 0.25/255"),
+    "dead layers": (
+        panels.dead_layers,
+        made("variance", {"variance_normalised": ("layer", [0.5, 0.0]), "name": ("layer", ["a", "b"])}),
+        made("variance", {"variance_normalised": ("layer", [0.5, 1e-3]), "name": ("layer", ["a", "b"])}),
+        "landscape layers net.pt",
+    ),
+    "depth unknown": (
+        panels.depth_unknown, made("variance", spread([1.0, 1.1], 0.1)), made("variance", spread([1.0, 3.0], 0.1)),
+        "samples"),
+    "perfect score": (
+        panels.perfect_score,
+        made("calibration", {"accuracy": 1.0, "accuracy_low": 1.0, "accuracy_high": 1.0}),
+        made("calibration", {"accuracy": 0.99, "accuracy_low": 0.98, "accuracy_high": 1.0}),
+        "--samples",
+    ),
+    "same members": (
+        panels.same_members,
+        made("ensemble", {"disagreement": (("member", "other"), np.zeros((2, 2)))}),
+        made("ensemble", {"disagreement": (("member", "other"), np.full((2, 2), 0.1))}),
+        "different training runs",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_fault_is_named_once_and_a_sound_result_is_not(name: str) -> None:
+    rule, faulty, healthy, remedy = CASES[name]
+    (finding,) = rule(faulty)
+    assert finding.severity in SEVERITIES
+    assert finding.groups == (faulty.group,)
+    assert remedy.lstrip("-") in finding.remedy
+    assert "\n" not in finding.text + finding.remedy
+    assert list(rule(healthy)) == []
+
+
+LESION = {"intact_accuracy": 0.9}
+SEVERAL: dict[str, tuple[RuleOfSeveral, list[Result], list[Result]]] = {  # name -> rule, with the fault, without it
+    "two numbers of samples": (
+        protocols.differing_protocols,
+        [made("lesion", label="a"), made("lesion", label="b", samples=500)],
+        # one of them was measured both ways: the others can be compared
+        [made("lesion", label="a"), made("lesion", label="b", samples=500), made("lesion", label="b")],
+    ),
+    "other directions": (
+        protocols.differing_protocols,
+        [surface(label="a", parameters={"normalize": "filter"}), surface(label="b", parameters={"normalize": "layer"})],
+        # more points are not another question
+        [surface(label="a"), surface(label="b", points=15, parameters={"resolution": "15"})],
+    ),
+    "drawn anew": (
+        protocols.drawn_anew,
+        [made("lesion", label=x, protocol="x, random transforms drawn once") for x in "ab"],
+        [made("lesion", label=x, protocol="x, no augmentation") for x in "ab"],
+    ),
+    "augmented with two seeds": (
+        protocols.drawn_anew,
+        [made("lesion", label="a", protocol="augmented once", spec={"seed": 0}, batch_size=8),
+         made("lesion", label="b", protocol="augmented once", spec={"seed": 1}, batch_size=8)],
+        [made("lesion", label=x, protocol="augmented once", spec={"seed": 0}, batch_size=8) for x in "ab"],
+    ),
+    "other samples": (
+        protocols.other_samples,
+        [made("calibration", label=x, data_sha256=x) for x in "ab"],
+        [made("calibration", label=x, data_sha256="one") for x in "ab"],
+    ),
+    "one label": (
+        protocols.one_label,
+        [made("lesion", checkpoint_sha256=x) for x in "ab"],
+        [made("lesion", checkpoint_sha256=x, epoch=float(k)) for k, x in enumerate("ab")],
+    ),
+    "same weights": (
+        protocols.same_weights,
+        [made("lesion", label=x, checkpoint_sha256="one") for x in "ab"],
+        [made("lesion", label=x, checkpoint_sha256="one", spec={"mc_dropout": k}) for k, x in enumerate("ab")],
+    ),
+    "losses disagree": (
+        protocols.losses_disagree, [surface(), surface(loss=BOWL + 0.5, spec={"mean": [0.5], "std": [0.5]})],
+        [surface(), surface(0.5)]),
+    "one seed": (
+        protocols.one_seed,
+        [made("lesion", label=x, configuration=json.dumps({"model": x, "seed": 0})) for x in "ab"],
+        [made("lesion", label=x + s, configuration=json.dumps({"model": x, "seed": s})) for x in "ab" for s in "01"],
+    ),
+    "versions": (
+        protocols.versions_differ,
+        [made("lesion", label=x, versions=x) for x in "ab"], [made("lesion", label=x, versions="1") for x in "ab"]),
+    "too few samples": (
+        accuracy.too_few_samples,
+        [made("lesion", label=x, samples=60, intact_accuracy=1 - k / 60) for k, x in enumerate("ab", 1)],
+        [made("lesion", label=x, samples=600, intact_accuracy=1 - k / 60) for k, x in enumerate("ab", 1)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_a_fault_of_several_results_is_named_once(name: str) -> None:
+    rule, faulty, healthy = SEVERAL[name]
+    (finding,) = rule(faulty)
+    assert len(finding.groups) == 2
+    assert "\n" not in finding.text + finding.remedy
+    assert list(rule(healthy)) == []
+
+
+def test_every_rule_has_a_case() -> None:
+    tested = {case[0] for case in (*CASES.values(), *SEVERAL.values())}
+    elsewhere = {"unfinished", "frozen_corners"}
+    assert {rule.__name__ for rule in (*OF_ONE, *OF_A_PROBE, *OF_ALL) if rule not in tested} == elsewhere
+
+
+def test_no_rule_fails_on_a_result_without_anything() -> None:
+    for probe in ("surface", "line", "hessian", "trajectory", "trace", "calibration", "unknown"):
+        bare = Result(Path("r.h5"), f"{probe}/x-0", xr.Dataset(attrs={"probe": probe, "spec": "[", "parameters": "1"}))
+        assert [finding for rule in OF_ONE for finding in rule(bare)] == []
+        assert [finding for rule in (*OF_A_PROBE, *OF_ALL) for finding in rule([bare, bare])] == []
+
+
+@pytest.mark.slow
+def test_untrained_networks_are_at_chance_and_partial_results_are_resumed(command: Command, tmp_path: Path) -> None:
+    out, run = tmp_path / "r.h5", "checkpoints/resnet_demo-digits"
+    few = ("--resolution", "3", "--samples", "64", "--out", out)
+    assert command("surface", "--model", "preresnet_demo", "--data", "digits", *few)[0] == 0
+    assert command("surface", f"{run}/final.pt", *few, "--shard", "1/2")[0] == 0
+    code, said, _ = command("doctor", out, "--json")
+    rules = {(finding["rule"], finding["severity"]) for finding in json.loads(said)}
+    assert (code, {("at-chance", "wrong"), ("unfinished", "suspicious")} <= rules) == (3, True)
+    code, said, _ = command("doctor", out)
+    assert "4 of 9 units are missing" in said
+    assert f"run: landscape surface {run}/final.pt --resolution 3 --bn frozen --samples 64 --out {out}" in said
+    assert said.splitlines()[-1].startswith("1 wrong, ")
+
+
+def test_initial_weights_are_a_note_and_the_exit_code_is_0(command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "r.h5"
+    assert command("lesion", "checkpoints/resnet_demo-digits/init.pt", "--samples", "64", "--out", out)[0] == 0
+    code, said, _ = command("doctor", out)
+    assert (code, said.splitlines()[-1]) == (0, "nothing wrong or suspicious found, 1 note")
+
+
+def test_files_that_hold_no_results_are_refused_in_one_line(command: Command, tmp_path: Path) -> None:
+    foreign, text = tmp_path / "foreign.h5", tmp_path / "text.h5"
+    with h5py.File(foreign, "w") as file:
+        file["loss"] = 1.0
+    text.write_text("loss 1\n")
+    for path in (tmp_path / "none.h5", text, tmp_path):
+        code, said, err = command("doctor", path)
+        assert (code, said, one_line(err)) == (1, "", True), err
+    (tmp_path / "empty.h5").touch()
+    assert command("doctor", tmp_path / "empty.h5")[0] == 1
+    code, said, err = command("doctor", foreign)
+    assert (code, one_line(err)) == (1, True), (said, err)
