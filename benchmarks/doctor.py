@@ -109,7 +109,8 @@ def faults(s: Study) -> dict[str, Case]:
         "line too narrow": case("too-narrow", ("line", b, "--resolution", 11, *n, "--range", near)),
         "basin outside the range": case("minimum-at-edge no-centre", (*surface, "--range", "0.4:1.4,-0.5:0.5")),
         "no grid point at the centre": case("no-centre", ("surface", b, "--resolution", s.resolution + 1, *n)),
-        "untrained network, surface": case("at-chance", ("surface", "--model", MODELS[s.order[2]], "--data", "digits", *grid, *n)),
+        "untrained network, surface": case(
+            "at-chance", ("surface", "--model", MODELS[s.order[2]], "--data", "digits", *grid, *n)),
         "untrained network, Hessian": case(
             "at-chance", ("hessian", "--model", MODELS[s.order[3]], "--data", "digits", *spectrum, 176)),
         "classes in another order, surface": case("at-chance", (*surface, *own)),
@@ -125,32 +126,39 @@ def faults(s: Study) -> dict[str, Case]:
         "three mini-batches": case("few-batches", ("hessian", b, *spectrum, 16 * 3)),
         "kinks of one side": case("kinks", ("hessian", conv, *spectrum, 176, "--kinks", "single")),
         "one random vector": case("few-vectors", ("density", a, *spectrum, 64, "--vectors", 1, "--steps", 10)),
-        "two random vectors": case("few-vectors", ("density", s.convolutional(), *spectrum, 64, "--vectors", 2, "--steps", 10)),
-        "two numbers of samples": case("differing-protocols", surface, ("surface", b, *grid, "--samples", s.samples // 2)),
+        "two random vectors": case(
+            "few-vectors", ("density", s.convolutional(), *spectrum, 64, "--vectors", 2, "--steps", 10)),
+        "two numbers of samples": case(
+            "differing-protocols", surface, ("surface", b, *grid, "--samples", s.samples // 2)),
         "two batch sizes": case(
             "differing-protocols", ("hessian", a, *spectrum, 176), ("hessian", b, *spectrum, 352, "--batch-size", 32)),
         "train and test": case("differing-protocols", ("lesion", a), ("lesion", b, "--split", "train")),
         "two amplitudes of noise": case("differing-protocols", ("noise", a, "--eps", 0.7), ("noise", b, "--eps", 0.3)),
-        "two normalisations of directions": case("differing-protocols", surface, ("surface", b, *grid, *n, "--normalize", "layer")),
+        "two normalisations of directions": case(
+            "differing-protocols", surface, ("surface", b, *grid, *n, "--normalize", "layer")),
         "one checkpoint, two labels": case(
             "same-weights", ("trace", a, *spectrum, 64, "--label", "ours"),
             ("trace", a, *spectrum, 64, "--vectors", 24, "--label", "theirs")),
-        "two checkpoints, one label": case("one-label", ("lesion", a, "--label", "net"), ("lesion", b, "--label", "net")),
+        "two checkpoints, one label": case(
+            "one-label", ("lesion", a, "--label", "net"), ("lesion", b, "--label", "net")),
         "half of the Hessian": case("unfinished", ("hessian", a, *spectrum, 176, "--shard", "1/2")),
         "a third of the surface": case("unfinished", (*surface, "--shard", "1/3")),
         "batch norm frozen on a line": case(
-            "frozen-statistics", ("line", conv, "--along", s.convolutional("init.pt"), "--bn", "frozen", "--resolution", 5, *n)),
+            "frozen-statistics",
+            ("line", conv, "--along", s.convolutional("init.pt"), "--bn", "frozen", "--resolution", 5, *n)),
         "batch norm frozen on a plane": case(
             "frozen-statistics",
-            ("surface", conv, "--plane", f"{s.convolutional('init.pt')},{s.convolutional('warmup.pt')}", "--bn", "frozen",
-             "--resolution", 5, *n)),
+            ("surface", conv, "--plane", f"{s.convolutional('init.pt')},{s.convolutional('warmup.pt')}",
+             "--bn", "frozen", "--resolution", 5, *n)),
         "a path of three snapshots": case(
-            "short-path", ("trajectory", "--run", ",".join(s.net(0, f) for f in ("init.pt", "warmup.pt", "final.pt")), a, *n)),
+            "short-path",
+            ("trajectory", "--run", ",".join(s.net(0, f) for f in ("init.pt", "warmup.pt", "final.pt")), a, *n)),
         "16 samples, lesion": case("too-few-samples", ("lesion", a, "--samples", 16)),
         "32 samples, two networks": case(
             "too-few-samples", ("calibration", a, "--samples", 32), ("calibration", b, "--samples", 32)),
         "noise too weak": case("flat-panel", ("noise", a, "--eps", 0.0002 / s.strength)),
-        "attack too strong": case("saturated-panel", ("attack", a, "--eps", "120/255,200/255", "--steps", 5, "--samples", 128)),
+        "attack too strong": case(
+            "saturated-panel", ("attack", a, "--eps", "120/255,200/255", "--steps", 5, "--samples", 128)),
         "random transforms in the data": case(
             "drawn-anew", ("lesion", a, "--data", "own.py:noisy"), ("lesion", b, "--data", "own.py:noisy")),
         "augmented with two seeds": case(
@@ -158,7 +166,8 @@ def faults(s: Study) -> dict[str, Case]:
         "cap inside the basin": case("clipped", (*surface, "--cap", 0.2, "--range", 2, "--batch-size", 32)),
         "one network twice": case("same-members same-weights", ("ensemble", a, a, "--samples", 128)),
         "losses that are not finite": case("not-finite", surface, change=_not_finite),
-        "other samples": case("other-samples", ("calibration", a), ("calibration", b), change=_other_samples),
+        "other samples": case(
+            "other-samples", ("calibration", a), ("calibration", s.net(0, seed=2)), change=_other_samples),
         "dead layer": case("dead-layers", ("variance", a), change=_dead),
     }  # fmt: skip
 

@@ -117,10 +117,14 @@ def drawn_anew(results: Sequence[Result]) -> Iterator[Finding]:
 
 
 def other_samples(results: Sequence[Result]) -> Iterator[Finding]:
-    """The same protocol in words, and other samples: the data changed between two results (SHA-256 of the samples)."""
+    """The same protocol in words, and other samples: the data changed between two results (SHA-256 of the samples).
+
+    Only of one architecture: networks of different ones may resize the same samples to sizes of their own.
+    """
     for one, other in combinations(results, 2):
         a, b = (r.attribute("data_sha256") for r in (one, other))
-        if a and b and a != b and protocol(one) == protocol(other):
+        alike = protocol(one) == protocol(other) and one.attribute("model") == other.attribute("model")
+        if a and b and a != b and alike:
             yield found(
                 "other-samples", "wrong", [one, other],
                 f"{one.label} and {other.label} are of different samples, "
