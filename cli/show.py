@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as encoding
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,6 +57,8 @@ def show(file: Path, json: bool, pending: bool, follow: bool, **options: Any) ->
             typer.echo(f"{name:{width}}  {printable(value)}")
     else:
         typer.echo(text_table(content))
+        for line in _in_journals(file, content):
+            typer.echo(printable(line))
 
 
 def _is_hdf5(file: Path) -> bool:
@@ -78,6 +81,19 @@ def _results(file: Path, *, numbers: bool) -> list[dict[str, Any]]:
 
     check_not_damaged(file)
     return headlines.summary(file, as_json) if numbers else headlines.summary(file)
+
+
+def _in_journals(file: Path, rows: list[dict[str, Any]]) -> Iterator[str]:
+    """A line for each result of which more is finished than the file holds, by a run that goes on or was killed."""
+    from landscape.results.standing import standings
+
+    held = {(row["probe"], row["digest"]): row["done"] if row["units"] else math.inf for row in rows}
+    for result in standings(file):
+        probe, _, name = result.group.partition("/")
+        more = result.finished - held.get((probe, name.rpartition("-")[2]), 0)
+        if more > 0:
+            how = "it is being measured now" if result.running else "the next run merges them"
+            yield f"{result.group}: {more:,} more units are finished, in its journal; {how}"
 
 
 def _checkpoint(file: Path) -> dict[str, Any]:

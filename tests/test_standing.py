@@ -12,6 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import counting
+import h5py
 import numpy as np
 import pytest
 from command_line import Command
@@ -54,6 +55,27 @@ def test_a_file_that_is_gone_stands_by_its_journal(tmp_path: Path) -> None:
     (found,) = standings(path)
     assert (found.group, found.finished, found.running) == ("counting/toy-0123456789", 3, False)
     assert found.attributes["epoch"] == 3.0
+
+
+def test_show_counts_what_lies_in_journals(command: Command, tmp_path: Path) -> None:
+    path, said = tmp_path / "results.h5", "counting/toy-0123456789: 3 more units are finished, in its journal; "
+    with Writer(path, KEY) as writer:
+        for unit in writer.pending()[:3]:
+            writer.write(unit, counting.values(unit))
+        assert said in command("show", path)[1]
+        killed = writer._journal.path.read_bytes()
+    journal = tmp_path / "results.h5.journal-0123456789"
+    path.unlink()
+    with Writer(path, KEY):
+        pass
+    journal.write_bytes(killed)
+    assert f"{said}the next run merges them\n" in command("show", path)[1]
+    with Writer(path, KEY):
+        pass
+    assert "more units" not in command("show", path)[1]
+    with h5py.File(path, "a") as file:
+        del file["counting/toy-0123456789/done"]  # as in an imported result, which has no units
+    assert "more units" not in command("show", path)[1]
 
 
 def test_the_command_for_missing_units_finishes_them(command: Command, tmp_path: Path) -> None:
