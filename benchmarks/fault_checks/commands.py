@@ -20,7 +20,8 @@ from landscape.results.orphans import journals
 os.environ["OMP_NUM_THREADS"] = "1"  # sums over other numbers of threads have other last bits
 LANDSCAPE = [sys.executable, "-m", "landscape"]
 SURFACE = ["surface", "final.pt", "--samples", "16", "--out", "results.h5", "--resolution"]
-QUICK, LONG, UNITS = [*SURFACE, "7"], [*SURFACE, "25"], 625  # of the long one
+QUICK, MIDDLE, LONG = [*SURFACE, "7"], [*SURFACE, "11"], [*SURFACE, "25"]  # 49, 121 and 625 units
+UNITS = 625
 
 
 def start(words: list[str], folder: Path, **how: Any) -> subprocess.Popen[str]:

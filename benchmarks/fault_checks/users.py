@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -10,8 +11,11 @@ import threading
 import time
 from pathlib import Path
 
+from dask_commands import children
+
 from fault_checks.commands import (
     LONG,
+    MIDDLE,
     QUICK,
     UNITS,
     beside,
@@ -108,9 +112,9 @@ main(sys.argv[1:])
 
 def polling_reader(folder: Path) -> str:
     """A merge after every unit, and a reader all the time: it always finds a whole file, whose units only grow."""
-    path, counts, errors, words = folder / "results.h5", [0], list[str](), [*LONG[:-1], "11"]
+    path, counts, errors = folder / "results.h5", [0], list[str]()
     process = subprocess.Popen(
-        [sys.executable, "-c", OFTEN, *words], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", OFTEN, *MIDDLE], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     over = threading.Event()
 
@@ -155,8 +159,8 @@ def checkpoint_replaced(folder: Path) -> str:
     (folder / "results.h5").unlink()
     process = running([*LONG, "--workers", "2"], folder, 20)
     replace()
-    workers = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False).stdout
-    subprocess.run(["kill", "-KILL", workers.split()[0]], check=False)
+    for worker in children(process.pid)[:1]:
+        os.kill(worker, signal.SIGKILL)
     late, reason = ended(process)
     (folder / "final.pt").write_bytes(first)
     resumed, end = ended(start(LONG, folder))
@@ -169,9 +173,9 @@ def checkpoint_replaced(folder: Path) -> str:
 
 def results_deleted(folder: Path) -> str:
     """The results file deleted during a run, after merges: said once, all units are in the file at the end."""
-    wanted = whole(folder, LONG)
+    wanted = whole(folder, MIDDLE)
     process = subprocess.Popen(
-        [sys.executable, "-c", OFTEN, *LONG], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", OFTEN, *MIDDLE], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     until = time.monotonic() + 200
     while not (folder / "results.h5").exists() or done(folder / "results.h5") < 20:
