@@ -1,4 +1,4 @@
-"""Draw accuracy, error against training NLL, and Hessian eigenvalues over one argument of trained networks.
+"""Draw accuracy, training NLL, error against it, and Hessian eigenvalues over one argument of trained networks.
 
 Kernel sizes, patch sizes and numbers of heads, as Figures 7a, C.2, C.5 and C.6 of Park & Kim 2022 (arXiv 2202.06709).
 """
@@ -86,21 +86,23 @@ def studies(stored: Iterable[tuple[str, xr.Dataset]]) -> list[Study]:
 
 
 def page(study: Study) -> Figure:
-    """Accuracy, error against training NLL, the largest eigenvalue and the share of negative ones in four panels."""
+    """Accuracy, training NLL and error against it; the largest eigenvalue, NEP and APE, in six panels."""
     shown = [data for run in study.runs for data in run.results.values()]
     note = (
         "Points: training runs, with 95 % intervals over samples (eigenvalues: over mini-batches); lines: means over "
-        f"runs of one value. Colours and words in the second panel: {study.argument}."
+        f"runs of one value. Colours and words in the panel of the error: {study.argument}."
     )
     protocols = dict.fromkeys(str(data.attrs.get("protocol", "")) for data in shown)
     model = study.runs[0].configuration["model"]
     caption = f"{escaped(f'{model} over {study.argument}')}. {escaped('; '.join(protocols))}."
     figure = style.page([], [], height=3.8, caption=caption, note=note)
-    (upper, fit), (largest, nep) = figure.subplots(2, 2)
+    (upper, trained, fit), (largest, nep, ape) = figure.subplots(2, 3)
     draw(study, upper, accuracy, "accuracy on test data")
+    draw(study, trained, training_nll, "training NLL (nats)")
     draw_fit(study, fit)
     draw(study, largest, top_eigenvalue, "largest Hessian eigenvalue")
     draw(study, nep, lambda run: _interval(run, "hessian", "nep"), "negative eigenvalues (NEP)")
+    draw(study, ape, mean_positive, "positive eigenvalues (APE)")
     return figure
 
 
@@ -156,6 +158,7 @@ def table(study: Study) -> list[Row]:
             "training NLL": training_nll(run)[0],
             "largest eigenvalue": top_eigenvalue(run)[0],
             "NEP": _interval(run, "hessian", "nep")[0],
+            "APE": mean_positive(run)[0],
         }
         for run in study.runs
     ]
@@ -179,6 +182,11 @@ def top_eigenvalue(run: Run) -> Number:
     values = data["largest"].values
     mean, error = mean_and_standard_error(values[np.isfinite(values)])
     return mean, mean - QUANTILE * error, mean + QUANTILE * error
+
+
+def mean_positive(run: Run) -> Number:
+    """The mean of the positive eigenvalues."""
+    return _interval(run, "hessian", "ape")
 
 
 def in_words(value: Any) -> str:

@@ -432,6 +432,26 @@ def test_a_network_without_attention_is_an_error() -> None:
         Attention().plan(_subject(models.build("resnet_demo", classes=3, image_size=8), 8, 8))
 
 
+def test_singular_values_of_class_tokens_are_those_of_numpy() -> None:
+    subject = attention_net(sizes=(12,))
+    kept: list[torch.Tensor] = []
+    subject.model.get_submodule("blocks.0.norm2").register_forward_pre_hook(lambda module, args: kept.append(args[0]))
+    with torch.no_grad():
+        subject.model(subject.batch(0)[0])
+    found, mean = (run_probe(Attention(pool=pool), subject) for pool in ("cls", "mean"))  # type: ignore[arg-type]
+    values = np.linalg.svd(kept[0][:, 0].numpy(), compute_uv=False)
+    np.testing.assert_allclose(found["image_singular_value"][0], np.log(values / values[0]), rtol=1e-6, atol=1e-12)
+    assert np.abs(found["image_singular_value"] - mean["image_singular_value"]).max() > 0.1
+    np.testing.assert_array_equal(found["token_singular_value"], mean["token_singular_value"])
+    assert "pool" not in Attention().identity(subject)
+    with pytest.raises(
+        ValueError, match=r"--pool cls needs a class token, blocks\.0\.attention has none; use --pool mean"
+    ):
+        Attention(pool="cls").plan(_subject(_vit(head="gap"), 8, 8))
+    with pytest.raises(OptionError, match="--pool must be mean or cls, got max"):
+        Attention(pool="max")  # type: ignore[arg-type]
+
+
 def test_centred_singular_values_are_those_of_the_covariance() -> None:
     subject = attention_net(sizes=(12,))
     kept: list[torch.Tensor] = []

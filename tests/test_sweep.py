@@ -32,6 +32,7 @@ def results(value: Any, *, seed: int = 0, epoch: float = 9.0, accuracy: float = 
                 for end, shift in (("", 0.0), ("_low", -0.1), ("_high", 0.1))}  # fmt: skip
         found.append(("calibration/x", xr.Dataset(data, attrs={**attributes, "spec": json.dumps({"split": split})})))
     spectrum = xr.Dataset({"largest": ("batch", [10.0, 30.0]), "nep": 0.2, "nep_low": 0.1, "nep_high": 0.3})
+    spectrum = spectrum.assign(ape=5.0, ape_low=4.0, ape_high=7.0)
     return [*found, ("hessian/x", spectrum.assign_attrs(attributes))]
 
 
@@ -43,13 +44,19 @@ def test_networks_that_differ_in_one_argument_are_a_sweep_in_its_order() -> None
     assert [(row["patch"], row["seed"], row["accuracy"]) for row in rows[:3]] == [
         ("4", "0", 0.5), ("4", "1", 0.7), ("8", "0", 0.4),
     ]  # fmt: skip
-    assert rows[0]["largest eigenvalue"] == 20.0
-    upper, fit, largest, nep = sweep_study.page(study).axes
+    assert (rows[0]["largest eigenvalue"], rows[0]["APE"]) == (20.0, 5.0)
+    upper, trained, fit, largest, nep, ape = sweep_study.page(study).axes
+    np.testing.assert_allclose(trained.lines[-1].get_ydata(), [0.4, 0.6, 0.5, 0.5])
+    np.testing.assert_allclose(ape.lines[-1].get_ydata(), 5.0)
+    (ends,) = ape.containers[0][2][0].get_segments()
+    assert ends[:, 1].tolist() == [4.0, 7.0]
     np.testing.assert_allclose(upper.lines[-1].get_ydata(), [0.6, 0.4, 0.5, 0.5])  # means over seeds
     assert [text.get_text() for text in fit.texts] == ["4", "8", "16", "none"]  # once per value
     (points, _, _) = fit.containers[2]
     assert (points.get_xdata()[0], points.get_ydata()[0]) == pytest.approx((0.6, 0.6))
-    assert [ax.get_ylabel() for ax in (largest, nep)] == ["largest Hessian eigenvalue", "negative eigenvalues (NEP)"]
+    assert [ax.get_ylabel() for ax in (largest, nep, ape)] == [
+        "largest Hessian eigenvalue", "negative eigenvalues (NEP)", "positive eigenvalues (APE)",
+    ]  # fmt: skip
 
 
 def test_other_networks_and_too_few_values_are_no_sweep() -> None:
@@ -69,7 +76,7 @@ def test_a_sweep_without_some_of_its_numbers_is_drawn() -> None:
     stored = [pair for value in (4, 8, 16) for pair in results(value)[:1]]
     (study,) = sweep_study.studies(stored)
     texts = [[text.get_text() for text in ax.texts] for ax in sweep_study.page(study).axes]
-    assert texts == [[], ["not measured"], ["not measured"], ["not measured"]]
+    assert texts == [[], *[["not measured"]] * 5]
 
 
 def test_arguments_that_a_checkpoint_leaves_out_are_those_of_the_network() -> None:
@@ -91,5 +98,5 @@ def test_networks_are_measured_and_drawn_by_one_command(
     assert code == 0, err
     assert [line.split()[0] for line in out.splitlines()] == ["patch", "1", "2", "4", "figures/sweep.png"]
     (study,) = sweep_study.studies(reader.groups(Path("results.h5")))
-    assert all(np.isfinite([row["training NLL"], row["NEP"]]).all() for row in sweep_study.table(study))
+    assert all(np.isfinite([row["training NLL"], row["NEP"], row["APE"]]).all() for row in sweep_study.table(study))
     assert [path.stem for path in drawing.draw_studies(Path("results.h5"), tmp_path / "f")] == ["sweep"]

@@ -154,6 +154,17 @@ def spatial_layers(subject: Subject, patterns: tuple[str, ...]) -> list[Layer]:
     return spatial
 
 
+def require_class_token(layers: Sequence[Layer]) -> None:
+    """Reject layers without a class token.
+
+    Raises:
+        ValueError: names the first one.
+    """
+    without = [layer.name for layer in layers if layer.layout != "tokens" or not layer.prefix]
+    if without:
+        raise ValueError(f"--pool cls needs a class token, {without[0]} has none; use --pool mean")
+
+
 def image_size(inputs: Nested) -> tuple[int, int] | None:
     """Height and width of the first image among a model's inputs, None if there is none; any lone tensor is one."""
     images = (tensor for tensor in tensors_in(inputs) if isinstance(inputs, Tensor) or tensor.dim() >= 4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -16,8 +16,8 @@ from landscape.layers import attention_statistics as metrics
 from landscape.layers.attention_maps import AttentionMaps
 from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks, transferred, units_of
 from landscape.layers.layer_patterns import LayerPatterns, expand
-from landscape.layers.selection import image_size, layer_labels, layers_of
-from landscape.options import at_least
+from landscape.layers.selection import image_size, layer_labels, layers_of, require_class_token
+from landscape.options import at_least, one_of
 from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values
 from landscape.results.statistics import mean_over_batches
 from landscape.subject.subject import Subject
@@ -45,7 +45,7 @@ class Attention(Probe):
     head is its map times the values, all tokens among them, for the queries that are no prefix tokens. Tokens are
     those of the residual stream after the self-attention, without prefix. Mutual information 0 means that all
     queries attend alike (attention collapse). Singular values are those of each image's tokens (token, channel), for
-    the first `spectra_images` of every mini-batch, and of each mini-batch's token means (image, channel):
+    the first `spectra_images` of every mini-batch, and of each mini-batch's token means, or class tokens (`pool`):
     ln(sigma_k / sigma_0), which is then averaged. `centred` subtracts the mean token, or image, before: its values are
     half the logarithms of the eigenvalues of the covariance. One forward pass per mini-batch.
     """
@@ -58,18 +58,25 @@ class Attention(Probe):
     layers: LayerPatterns = ()
     spectra_images: Annotated[int, "images per mini-batch whose tokens' singular values are computed"] = 4
 
+    pool: Annotated[Literal["mean", "cls"], "an image in the singular values: mean over tokens, or the class token"] = (
+        "mean"
+    )
     centred: Annotated[bool, "singular values after subtracting the mean token, or image, as of a covariance"] = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", expand(self.layers))
         at_least("spectra_images", self.spectra_images, 0)
+        one_of("pool", self.pool, ("mean", "cls"))
 
     def identity(self, subject: Subject) -> dict[str, Any]:
-        """The parameters, without `centred` where it is off."""
-        return {name: value for name, value in asdict(self).items() if name != "centred" or value}
+        """The parameters, without those of later options where they change nothing."""
+        unused = {"centred": False, "pool": "mean"}
+        return {name: value for name, value in asdict(self).items() if unused.get(name) != value}
 
     def plan(self, subject: Subject) -> Plan:
         layers = attention_layers(subject, self.layers)
+        if self.pool == "cls":
+            require_class_token(layers)
         shape = self._shape(subject)
         over = {"batch": Quantity("mini-batch"), **({"member": Quantity("member")} if subject.members else {})}
         per_head, per_layer = ("layer", "head"), ("layer",)
@@ -155,7 +162,8 @@ class Attention(Probe):
             if self.spectra_images:
                 some = self._spectra(tokens[: self.spectra_images])
                 token_values[position, : some.shape[1]] = some.sum(dim=0)
-            ranks = self._spectra(tokens.mean(dim=1, dtype=torch.float64))
+            images = tensor[:, 0] if self.pool == "cls" else tokens.mean(dim=1, dtype=torch.float64)
+            ranks = self._spectra(images)
             image_values[position, : len(ranks)] = ranks
 
         def values() -> Values:

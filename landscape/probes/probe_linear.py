@@ -20,7 +20,7 @@ from landscape.layers import logistic
 from landscape.layers.forward_hooks import feature_hooks
 from landscape.layers.layer_patterns import LayerPatterns, expand
 from landscape.layers.linear_classifier import fit_with_best_penalty
-from landscape.layers.selection import layer_labels, layers_of
+from landscape.layers.selection import layer_labels, layers_of, require_class_token
 from landscape.options import OptionError, at_least, one_of, parse_count
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.results.statistics import MEMBER_ERROR
@@ -79,9 +79,8 @@ class ProbeLinear(Probe):
                 "--split train would score the training samples; drop it: probe-linear scores the test split"
             )
         layers, train = layers_of(subject, self.layers), training_samples(subject, self.train_samples)
-        without = [layer.name for layer in layers if layer.layout != "tokens" or not layer.prefix]
-        if self.pool == "cls" and without:
-            raise ValueError(f"--pool cls needs a class token, {without[0]} has none; use --pool mean")
+        if self.pool == "cls":
+            require_class_token(layers)
         _, right = intact_per_sample(subject)
         convergence = {
             "gradient": Quantity("largest component of the objective's gradient at the fit", "nats"),
