@@ -16,6 +16,8 @@ from landscape.executors.worker_process import picklable
 
 T = TypeVar("T")
 
+import numpy as np
+
 
 def check_not_damaged(file: Path) -> None:
     """Read a results file in a child process first, so that a crash of HDF5 becomes an error message.
@@ -33,7 +35,10 @@ def check_not_damaged(file: Path) -> None:
     if not child:
         with contextlib.suppress(BaseException):  # the parent will meet the same error and report it
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            reader.groups(file)
+            with reader.streaming(file) as stored:
+                for _, data in stored:
+                    for variable in data.variables.values():
+                        np.asarray(variable[:1] if variable.ndim else variable)
         os._exit(0)
     _, ended = os.waitpid(child, 0)
     if os.WIFSIGNALED(ended):

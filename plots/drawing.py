@@ -71,10 +71,9 @@ def draw(
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file, expected a folder for the figures; give another --out")
-    stored = reader.groups(path)
-    everything = selection.of(reader.by_checkpoint(stored))
     written = []
-    with applied(theme), readable(path):
+    with reader.streaming(path) as stored, applied(theme), readable(path):
+        everything = selection.of(reader.by_checkpoint(stored))
         for group in _left_out(everything):
             _log.info("no figure of %s yet", group)
         for name, page in _pages(everything, selection, probes, figures):

@@ -65,8 +65,16 @@ def text(found: Numbers) -> str:
 
 def summary(path: Path | str, also: Callable[[xr.Dataset], dict[str, Any]] = lambda data: {}) -> list[dict[str, Any]]:
     """One row per stored result, in the order of `reader.groups`: what it is, its progress, its headline, and more."""
-    stored = reader.groups(path)
-    rows = []
+    return rows(path, reader.groups(path), also)
+
+
+def rows(
+    path: Path | str,
+    stored: Sequence[tuple[str, xr.Dataset]],
+    also: Callable[[xr.Dataset], dict[str, Any]] = lambda data: {},
+) -> list[dict[str, Any]]:
+    """The rows of `summary`, of results that were read from a file."""
+    found = []
     for name, data in stored:
         with readable(path, name):
             headline = text(numbers(data) | compared(name, stored) | divided(data))
@@ -81,8 +89,8 @@ def summary(path: Path | str, also: Callable[[xr.Dataset], dict[str, Any]] = lam
             "finished": str(data.attrs.get("finished", "")),
             "headline": headline,
         }
-        rows.append(row | also(data))
-    return rows
+        found.append(row | also(data))
+    return found
 
 
 def divided(data: xr.Dataset) -> Numbers:

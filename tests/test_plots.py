@@ -8,7 +8,6 @@ import json
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from html.parser import HTMLParser
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -36,7 +35,6 @@ from landscape.plots import (
     headlines,
     hessian,
     lesion,
-    report,
     style,
     surface,
     surface_error,
@@ -747,51 +745,6 @@ def test_nothing_on_a_page_overlaps_or_leaves_it(count: int) -> None:
     assert all(box.x0 >= 0 and box.x1 <= page.bbox.x1 for box in boxes)
 
 
-class Page(HTMLParser):
-    """Counts tags and collects text."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.words = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        assert all(not (value or "").startswith(("http", "//", "file")) for _, value in attrs)
-
-    def handle_data(self, data: str) -> None:
-        self.words += data
-
-
-@pytest.mark.slow
-def test_the_report_holds_every_figure_and_needs_no_other_file(study: Path, drawn: list[Path], tmp_path: Path) -> None:
-    page = Page()
-    page.feed(report.report(study, tmp_path / "new" / "report.html", drawn).read_text())
-    assert page.tags.count("img") == len(EVERYDAY)
-    for network in synthetic.NETWORKS:
-        assert network.label in page.words
-    assert "easy to misread" in page.words
-
-
-def test_the_report_escapes_what_the_file_says(tmp_path: Path) -> None:
-    path = synthetic.write(tmp_path / "r.h5", [synthetic.transformer("<script>x&y", depth=1)], probes=("variance",))
-    text = report.report(path, tmp_path / "report.html", drawing.draw(path, tmp_path)).read_text()
-    assert "<script" not in text
-    assert "&lt;script&gt;x&amp;y" in text
-
-
-@pytest.mark.slow
-def test_the_summary_table_holds_the_stored_numbers(study: Path) -> None:
-    rows = {row["checkpoint"]: row for row in report.summary_table(study)}
-    assert list(rows[VIT]) == ["checkpoint", "model", *report.COLUMNS, "worst unit"]
-    row, fourier = rows[VIT], result_of(study, "fourier")["high_frequency"]
-    assert row["accuracy"] == 0.75  # the lesion study's intact network
-    assert row["APE"] == result_of(study, "hessian")["ape"].item()
-    assert row["height"] == result_of(study, "surface")["height"].sel(radius=0.5).item()
-    assert (row["high freq. first"], row["high freq. last"]) == (fourier[0].item(), fourier[-1].item())
-    assert row["worst unit"] == "stages.0.0.stem"
-
-
 FULL = """
 import json, resource, sys
 from pathlib import Path
@@ -823,11 +776,6 @@ def test_a_full_disk_leaves_the_figures_pages_and_files_that_were_there(tmp_path
     assert files > 5
     said = [line for line in ended.stderr.splitlines() if line.startswith("landscape: ")]
     assert [("File too large" in line or "cannot" in line) for line in said] == [True] * 3
-
-
-def test_a_report_into_a_folder_is_rejected(study: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="expected a file for the page"):
-        report.report(study, tmp_path, [])
 
 
 def test_a_heat_map_marks_evaluated_and_capped_points(study: Path) -> None:

@@ -7,18 +7,22 @@ sees a complete one. Links to other files are not followed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 import xarray as xr
+from xarray.backends import BackendArray
+from xarray.core import indexing
 
 from landscape.results import hdf5_file
 from landscape.results.group import dims, places, results_in
 from landscape.results.hdf5_file import CONVENTION, array_of, hard_links
 from landscape.results.malformed import REPAIR, check_array, check_attributes, check_done, readable
+
+LARGE = 2**20  # bytes above which `streaming` leaves an array in the file
 
 
 def open(path: Path | str) -> xr.DataTree:
@@ -48,11 +52,38 @@ def groups(path: Path | str) -> list[tuple[str, xr.Dataset]]:
 def find(path: Path | str, probe: str | None = None, label: str | None = None) -> list[tuple[str, xr.Dataset]]:
     """The results of a probe, of a label, or of both, in the order of `groups`; empty if there are none."""
     with _file(Path(path)) as file:
-        found = []
-        for name, group in results_in(file):
-            with readable(path, name, advice=f"{REPAIR}{path}"):
-                if probe in (None, name.partition("/")[0]) and label in (None, group.attrs.get("label")):
-                    found.append((name, dataset_of(group)))
+        return _ordered(_datasets(Path(path), file, probe, label))
+
+
+@contextlib.contextmanager
+def streaming(path: Path | str) -> Iterator[list[tuple[str, xr.Dataset]]]:
+    """The results as `groups` returns them, but arrays above a megabyte are read when they are used, and not kept.
+
+    They can be used inside the `with` block only. So a file much larger than the memory can be drawn.
+
+    Raises:
+        FileNotFoundError, ValueError: as `open`.
+    """
+    path = Path(path)
+    hdf5_file.check(path)
+    with hdf5_file.reading(path) as file:
+        try:
+            found = _ordered(_datasets(path, file, lazy=True))
+        except hdf5_file.DAMAGE as error:
+            raise hdf5_file.damaged(path, error) from error
+        yield found
+
+
+def _datasets(
+    path: Path, file: h5py.File, probe: str | None = None, label: str | None = None, *, lazy: bool = False
+) -> Iterator[tuple[str, xr.Dataset]]:
+    for name, group in results_in(file):
+        with readable(path, name, advice=f"{REPAIR}{path}"):
+            if probe in (None, name.partition("/")[0]) and label in (None, group.attrs.get("label")):
+                yield name, dataset_of(group, lazy=lazy)
+
+
+def _ordered(found: Iterable[tuple[str, xr.Dataset]]) -> list[tuple[str, xr.Dataset]]:
     return sorted(found, key=lambda item: (item[0].partition("/")[0], str(item[1].attrs.get("created", "")), item[0]))
 
 
@@ -93,8 +124,29 @@ def _file(path: Path) -> Iterator[h5py.File]:
             raise hdf5_file.damaged(path, error) from error
 
 
-def dataset_of(group: h5py.Group, probe: str = "") -> xr.Dataset:
+class _Stored(BackendArray):
+    """An array of an open file, read part by part."""
+
+    def __init__(self, item: h5py.Dataset) -> None:
+        self.item, self.shape, self.dtype = item, item.shape, item.dtype
+
+    def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
+        found = indexing.explicit_indexing_adapter(
+            key, self.shape, indexing.IndexingSupport.OUTER_1VECTOR, lambda part: np.asarray(self.item[part])
+        )
+        return found
+
+
+def _array(item: h5py.Dataset, lazy: bool) -> Any:
+    if lazy and item.nbytes > LARGE and item.dtype.kind in "fiu":
+        return indexing.LazilyIndexedArray(_Stored(item))
+    return array_of(item)
+
+
+def dataset_of(group: h5py.Group, probe: str = "", *, lazy: bool = False) -> xr.Dataset:
     """A stored result as a labelled dataset in memory; its probe is that of its place if not given.
+
+    `lazy` leaves large arrays in the file, which must stay open.
 
     Raises:
         ValueError: an array or an attribute is not as it is written; see the message.
@@ -105,7 +157,9 @@ def dataset_of(group: h5py.Group, probe: str = "") -> xr.Dataset:
     where = places(group)
     for name, item in found.items():
         check_array(name, item)
-    variables = {name: (dims(item, name, where), array_of(item), attributes_of(item)) for name, item in found.items()}
+    variables = {
+        name: (dims(item, name, where), _array(item, lazy), attributes_of(item)) for name, item in found.items()
+    }
     data = xr.Dataset(variables, attrs=attributes)
     if "done" in data:
         check_done(data["done"].values)

@@ -1,0 +1,29 @@
+"""Write one HTML page to explore a study: figures that can be turned and linked, tables, answers, protocols."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from landscape.plots.report.page import document
+from landscape.plots.report.table import summary_table as summary_table
+from landscape.results import reader
+from landscape.results.malformed import readable
+from landscape.results.replacing import replacing
+
+
+def report(path: Path | str, out: Path | str, figures: Sequence[Path]) -> Path:
+    """Write the page: one file that loads nothing from elsewhere; of PNG and SVG figures it shows the SVG.
+
+    Raises:
+        FileNotFoundError, ValueError: there is no results file, or `out` is a folder.
+    """
+    path, out = Path(path), Path(out)
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder, expected a file for the page, such as {out / 'report.html'}")
+    with reader.streaming(path) as stored, readable(path):
+        text = document(stored, path, figures)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(out) as stream:
+        stream.write(text.encode())
+    return out

@@ -1,0 +1,321 @@
+// Charts in SVG: points and lines with errors, spectra, trajectories, layers, and matrices of layers on a canvas.
+
+const MARKS = {
+  conv: "M-4 0L0-4 4 0 0 4z", msa: "M-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0-7 0z", mlp: "M-3-3H3V3H-3z",
+  other: "M-3.5 3L0-4 3.5 3z",
+};
+const mark = (kind) => MARKS[kind] || MARKS.other;
+
+/**
+ * A chart that fits the width of its place. `spec()` returns its series, {name, color, points: [{x, y, error, note,
+ * key, kind}], line, dash, marks, area, faint}, with labels and scales of the axes. Hovering finds the nearest point.
+ */
+function chart(host, title, spec, hover = () => {}) {
+  const svg = draw("svg", { role: "img", tabindex: -1 });
+  const figure = make("figure", { class: "chart" }, make("figcaption", {}, title), svg);
+  host.append(figure);
+  let placed = [];
+  const redraw = () => {
+    const { series, x, y, height = 240 } = spec();
+    const width = Math.max(figure.clientWidth, 220), left = 64, right = 8, top = 8, bottom = 34;
+    svg.replaceChildren();
+    fill(svg, { viewBox: `0 0 ${width} ${height}`, width, height }, []);
+    svg.setAttribute("aria-label", `${title}: ${series.map((s) => s.name).join(", ")}`);
+    const points = series.flatMap((s) => s.points);
+    const good = (v, axis) => ok(v) && (axis.scale !== "log" || v > 0);
+    const range = (axis, key, errors) => {
+      const values = points.flatMap((p) => (errors && p.error ? [p[key], p[key] - p.error, p[key] + p.error] : [p[key]]));
+      const [low, high] = axis.domain || extent(values.filter((v) => good(v, axis)));
+      if (axis.scale === "log") return low > 0 ? [low / 1.15, high * 1.15] : [1e-3, 1];
+      const pad = axis.domain ? 0 : 0.05 * (high - low) || Math.abs(low) * 0.1 || 0.5;
+      return [low - pad, high + pad];
+    };
+    const sx = scale(x.scale || "linear", range(x, "x"), [left, width - right], x.width);
+    const sy = scale(y.scale || "linear", range(y, "y", true), [height - bottom, top], y.width);
+    const grid = draw("g", { class: "grid" });
+    for (const v of sx.ticks(width < 420 ? 4 : 7)) {
+      grid.append(draw("path", { d: `M${sx(v)} ${top}V${height - bottom}` }));
+      grid.append(draw("text", { x: sx(v), y: height - bottom + 13, "text-anchor": "middle" }, text(v)));
+    }
+    for (const v of sy.ticks(5)) {
+      grid.append(draw("path", { d: `M${left} ${sy(v)}H${width - right}` }));
+      grid.append(draw("text", { x: left - 5, y: sy(v) + 4, "text-anchor": "end" }, text(v)));
+    }
+    grid.append(draw("text", { x: (left + width) / 2, y: height - 4, "text-anchor": "middle" }, x.label));
+    grid.append(draw("text", { transform: `translate(10 ${(height - bottom) / 2})rotate(-90)`, "text-anchor": "middle" }, y.label));
+    svg.append(grid);
+    placed = [];
+    for (const s of series) drawSeries(svg, s, sx, sy, good, x, y, placed, height - bottom);
+  };
+  const nearest = (event) => {
+    const box = svg.getBoundingClientRect();
+    let best = null, least = 900;
+    for (const point of placed) {
+      const distance = (point.px - event.clientX + box.left) ** 2 + (point.py - event.clientY + box.top) ** 2;
+      if (distance < least) [best, least] = [point, distance];
+    }
+    return best;
+  };
+  svg.addEventListener("pointermove", (event) => {
+    const found = nearest(event);
+    hover(found);
+    tell(event, ...(found ? [found.series, found.note] : []));
+  });
+  svg.addEventListener("pointerleave", (event) => { tell(event); hover(null); });
+  svg.addEventListener("click", (event) => hover(nearest(event), true));
+  always(redraw);
+  return { redraw, placed: () => placed, figure };
+}
+
+function drawSeries(svg, s, sx, sy, good, x, y, placed, floor) {
+  const color = ink(s.color), group = draw("g", { class: s.faint ? "faint" : "" });
+  const usable = s.points.map((p) => good(p.x, x) && good(p.y, y));
+  let path = "", band = "", back = "", pen = "M";
+  s.points.forEach((p, i) => {
+    if (!usable[i]) { pen = "M"; return; }
+    path += `${pen}${sx(p.x).toFixed(1)} ${sy(p.y).toFixed(1)}`;
+    pen = "L";
+    if (s.area && p.error) {
+      const low = p.y - p.error;
+      band += `${band ? "L" : "M"}${sx(p.x).toFixed(1)} ${sy(p.y + p.error).toFixed(1)}`;
+      back = `L${sx(p.x).toFixed(1)} ${(good(low, y) ? sy(low) : floor).toFixed(1)}${back}`;
+    }
+  });
+  if (band) group.append(draw("path", { d: `${band}${back}z`, fill: color, opacity: 0.18 }));
+  if (s.line !== false) group.append(draw("path", { d: path, fill: "none", stroke: color, "stroke-width": 1.6, "stroke-dasharray": s.dash }));
+  s.points.forEach((p, i) => {
+    if (!usable[i]) return;
+    const px = sx(p.x), py = sy(p.y);
+    if (s.bars) group.append(draw("path", { d: `M${px} ${between(sy(0), 0, floor)}V${py}`, stroke: color, "stroke-width": 3, opacity: 0.5 }));
+    if (p.error && !s.area) {
+      const low = good(p.y - p.error, y) ? sy(p.y - p.error) : floor;
+      group.append(draw("path", { d: `M${px} ${low}V${sy(p.y + p.error)}`, stroke: color }));
+    }
+    let shape = null;
+    if (s.marks !== false) {
+      shape = draw("path", { d: mark(p.kind), transform: `translate(${px} ${py})`, fill: color, class: "mark" });
+      group.append(shape);
+    }
+    placed.push({ px, py, key: p.key, series: s.name, note: p.note ?? `${text(p.x)}: ${text(p.y)}`, shape, index: i });
+  });
+  svg.append(group);
+}
+
+/** Names of the series with their colours; pressing one hides or shows it everywhere in a part. */
+function legend(host, panels, hidden, change) {
+  const list = make("div", { class: "legend" });
+  const seen = new Set();
+  for (const panel of panels) {
+    if (seen.has(panel.name)) continue;
+    seen.add(panel.name);
+    const swatch = make("i");
+    const button = make("button", { type: "button", "aria-pressed": "true", onclick: () => {
+      hidden.has(panel.name) ? hidden.delete(panel.name) : hidden.add(panel.name);
+      button.setAttribute("aria-pressed", String(!hidden.has(panel.name)));
+      change();
+    } }, swatch, panel.name);
+    always(() => { swatch.style.background = ink(panel.color); });
+    list.append(button);
+  }
+  host.append(list);
+}
+
+// --- spectra ---
+
+/** Silverman's robust bandwidth. */
+function bandwidth(values) {
+  const n = values.length, mean = values.reduce((a, b) => a + b, 0) / n;
+  const deviation = n > 1 ? Math.sqrt(values.reduce((a, v) => a + (v - mean) ** 2, 0) / (n - 1)) : 0;
+  const spread = (quantile(values, 0.75) - quantile(values, 0.25)) / 1.34;
+  return 0.9 * (Math.min(deviation, spread) || deviation) * n ** -0.2 || 0.1 * extent(values.map(Math.abs))[1];
+}
+
+/** Kernel density; each side of zero by itself, its kernels reflected, so that the areas are NEP and 1 - NEP. */
+function density(values, low, high, factor, count = 240) {
+  const points = [];
+  for (const side of [values.filter((v) => v < 0), values.filter((v) => v >= 0)]) {
+    if (!side.length) continue;
+    const width = factor * bandwidth(side) || 1, negative = side[0] < 0;
+    const [from, to] = negative ? [low, 0] : [0, high];
+    for (let i = 0; i <= count; i++) {
+      const x = from + ((to - from) * i) / count;
+      let sum = 0;
+      for (const v of side) sum += Math.exp(-0.5 * ((x - v) / width) ** 2) + Math.exp(-0.5 * ((x + v) / width) ** 2);
+      points.push({ x, y: sum / (values.length * width * Math.sqrt(2 * Math.PI)) });
+    }
+    points.push({ x: NaN, y: NaN });
+  }
+  return points;
+}
+
+function spectraPart(host) {
+  const panels = DATA.spectra.map((p) => ({ ...p, v: Array.from(decode(p.values)) }));
+  const nodes = DATA.densities.map((p) => ({ ...p, v: Array.from(decode(p.values)), w: decode(p.weights) }));
+  let factor = 1, logarithmic = true;
+  const hidden = new Set(), charts = [], update = () => charts.forEach((c) => c.redraw());
+  const bar = make("div", { class: "controls" });
+  bar.append(slider("Bandwidth", -2, 2, 0.1, 0, (v) => { factor = 2 ** v; update(); return `× ${text(factor)}`; }).node);
+  bar.append(checkbox("logarithmic density", true, (on) => { logarithmic = on; update(); }));
+  host.append(bar);
+  legend(host, [...panels, ...nodes], hidden, update);
+  const place = make("div", { class: "grid2" });
+  host.append(place);
+  const shown = (all) => all.filter((p) => !hidden.has(p.name));
+  if (panels.length) {
+    const all = panels.flatMap((p) => p.v), negative = all.filter((v) => v < 0);
+    const low = negative.length ? 1.15 * quantile(negative, 0.01) : 0, high = 1.15 * Math.max(quantile(all, 0.99), 0) || -low || 1;
+    charts.push(chart(place, "Max-eigenvalue spectra of mini-batches", () => {
+      const series = shown(panels).map((p) => ({ name: p.name, color: p.color, marks: false, points: density(p.v, low, high, factor) }));
+      const top = extent(series.flatMap((s) => s.points.map((p) => p.y)))[1];
+      const axis = logarithmic ? { scale: "log", domain: [1e-4 * top, top] } : { domain: [0, 1.05 * top] };
+      if (logarithmic) for (const s of series) s.points = s.points.map((p) => (p.y >= 1e-4 * top ? p : { ...p, y: NaN }));
+      return { series, x: { label: "Hessian eigenvalue", domain: [low, high] }, y: { label: "density", ...axis } };
+    }));
+    for (const p of panels.filter((p) => p.unsure || p.missing)) {
+      host.append(make("p", { class: "partial" }, `${p.name}:${p.unsure ? ` ${p.unsure} eigenvalues not converged.` : ""}${lacking(p)}`));
+    }
+  }
+  if (nodes.length) {
+    const [low, high] = extent(nodes.flatMap((p) => p.v)), width = 1e-3 * Math.max(-low, high) || 1;
+    charts.push(chart(place, "Density of all eigenvalues, per unit of the asinh axis", () => {
+      const from = Math.asinh((1.3 * low) / width), to = Math.asinh((1.3 * high) / width), sigma = 0.12 * factor;
+      const series = shown(nodes).map((p) => {
+        const points = [];
+        for (let i = 0; i <= 300; i++) {
+          const at = from + ((to - from) * i) / 300, x = width * Math.sinh(at);
+          let y = 0;
+          p.v.forEach((v, k) => { y += p.w[k] * Math.exp(-0.5 * ((at - Math.asinh(v / width)) / sigma) ** 2); });
+          y /= sigma * Math.sqrt(2 * Math.PI);
+          points.push({ x, y: logarithmic && y < 1e-7 ? NaN : y });
+        }
+        return { name: p.name, color: p.color, marks: false, points };
+      });
+      const axis = logarithmic ? { scale: "log" } : {};
+      return { series, x: { label: "Hessian eigenvalue", scale: "asinh", width, domain: [1.3 * low, 1.3 * high] }, y: { label: "density", ...axis } };
+    }));
+  }
+}
+
+// --- trajectories ---
+
+function trajectoryPart(host) {
+  const runs = DATA.trajectory.map((p) => ({ ...p, ...Object.fromEntries(
+    ["epoch", "pc1", "pc2", "radius", "angle", "loss", "loss_se", "plane_loss", "off_plane", "accuracy"].map((k) => [k, decode(p[k])])) }));
+  const hidden = new Set(), charts = [], said = make("ul", { class: "plain" });
+  const last = extent(runs.flatMap((r) => Array.from(r.epoch)))[1];
+  let epoch = last;
+  const nearest = (run) => run.epoch.reduce((best, e, i) => (Math.abs(e - epoch) < Math.abs(run.epoch[best] - epoch) ? i : best), 0);
+  const mark = () => {
+    for (const c of charts) for (const p of c.placed()) {
+      const run = runs.find((r) => p.series.startsWith(r.name));
+      p.shape?.classList.toggle("on", !!run && p.index === nearest(run));
+    }
+    said.replaceChildren(...runs.filter((r) => !hidden.has(r.name)).map((r) => {
+      const i = nearest(r), say = (k, word) => (r[k] && ok(r[k][i]) ? `, ${word} ${text(r[k][i])}` : "");
+      return make("li", {}, make("b", {}, r.name), `: epoch ${text(r.epoch[i])}${say("loss", "loss")}${say("accuracy", "accuracy")}` +
+        `${say("plane_loss", "loss on the plane")}${say("off_plane", "distance from the plane")}${say("radius", "distance to the end")}.${lacking(r)}`);
+    }));
+  };
+  const update = () => { charts.forEach((c) => c.redraw()); mark(); };
+  const bar = make("div", { class: "controls" });
+  bar.append(slider("Epoch", 0, last, last / 200 || 1, last, (v) => { epoch = v; mark(); return text(v); }).node);
+  host.append(bar);
+  legend(host, runs, hidden, update);
+  const place = make("div", { class: "grid2" });
+  host.append(place, said);
+  const shown = () => runs.filter((r) => !hidden.has(r.name));
+  charts.push(chart(place, "Principal plane of each run, which ends at the origin", () => ({
+    series: shown().map((r) => ({ name: r.name, color: r.color, points: Array.from(r.pc1, (x, i) => ({ x, y: r.pc2[i], note: `epoch ${text(r.epoch[i])}` })) })),
+    x: { label: "first principal coordinate" }, y: { label: "second principal coordinate" },
+  })));
+  if (runs.some((r) => r.loss)) charts.push(chart(place, "Loss: own (solid), on the plane (dashed)", () => ({
+    series: shown().flatMap((r) => ["loss", "plane_loss"].filter((k) => r[k]).map((k) => ({
+      name: k === "loss" ? r.name : `${r.name}, on the plane`, color: r.color, dash: k === "loss" ? null : "5 4",
+      points: Array.from(r[k], (y, i) => ({ x: r.epoch[i], y, error: k === "loss" && r.loss_se ? 1.96 * r.loss_se[i] : 0 })),
+    }))),
+    x: { label: "epoch" }, y: { label: "loss", scale: "log" },
+  })));
+  always(mark);
+}
+
+// --- layers ---
+
+function layersPart(host) {
+  const hidden = new Set(), charts = [], matrices = [];
+  const panels = DATA.layers.flatMap((plot) => plot.series).concat(DATA.similarity);
+  const plots = DATA.layers.filter((plot) => plot.series.length).map((plot) => ({ ...plot, series: plot.series.map((s) => ({
+    ...s, d: decode(s.depth), v: decode(s.values), e: decode(s.errors), h: decode(s.heads) })) }));
+  const said = make("div", { id: "layer-said", "aria-live": "polite" });
+  const key = (panel, layer) => `${panel.who}\n${layer}`;
+  const keys = [...new Set(panels.flatMap((p) => p.layers.map((layer) => key(p, layer))))];
+  let chosen = null, pinned = null;
+  const select = choice("Layer", ["none", ...keys.map((k) => k.replace("\n", ": "))], (i) => { pinned = keys[i - 1] || null; show(pinned); });
+  const show = (to) => {
+    chosen = to;
+    for (const c of charts) for (const p of c.placed()) p.shape?.classList.toggle("on", p.key === to);
+    for (const m of matrices) m(to);
+    const lines = !to ? [] : plots.flatMap((plot) => plot.series.flatMap((s) => s.layers.flatMap((layer, i) => (key(s, layer) === to && ok(s.v[i])
+      ? [make("li", {}, `${plot.title}: ${text(s.v[i])}${plusMinus(s.e?.[i])} ${plot.unit}`)] : []))));
+    said.replaceChildren(...(to ? [make("b", {}, to.replace("\n", ": ")), make("ul", { class: "plain" }, ...lines)] : ["Point at a layer, or choose one: it is marked in every plot."]));
+  };
+  const hover = (found, click) => {
+    if (click && found) { pinned = pinned === found.key ? null : found.key; select.select.value = keys.indexOf(pinned) + 1; }
+    const to = found?.key || pinned;
+    if (to !== chosen) show(to);
+  };
+  const update = () => { charts.forEach((c) => c.redraw()); show(chosen); };
+  host.append(make("div", { class: "controls" }, select.node));
+  legend(host, panels, hidden, update);
+  host.append(said);
+  const place = make("div", { class: "grid2" });
+  host.append(place);
+  for (const plot of plots) {
+    const shown = () => plot.series.filter((s) => !hidden.has(s.name));
+    charts.push(chart(place, plot.title, () => ({
+      series: shown().flatMap((s) => {
+        const heads = s.h ? s.h.length / s.v.length : 0, point = (i) => ({ x: s.d[i], kind: s.kinds[i], key: key(s, s.layers[i]) });
+        const dots = { name: s.name, color: s.color, line: false, faint: true, points: Array.from(s.h || [], (y, i) => {
+          const layer = Math.floor(i / heads);
+          return { ...point(layer), y, note: `${s.layers[layer]}, head ${i % heads}: ${text(y)}` };
+        }) };
+        return [dots, { name: s.name, color: s.color, line: !plot.bars, bars: plot.bars, points: Array.from(s.v, (y, i) => ({
+          ...point(i), y, error: s.e ? 1.96 * s.e[i] : 0, note: `${s.layers[i]} (${s.kinds[i]}): ${text(y)}${plusMinus(s.e?.[i])}` })) }];
+      }),
+      x: { label: "normalised depth", domain: [-0.02, 1.02] }, y: { label: plot.unit, scale: plot.log ? "log" : "linear" },
+    }), hover));
+    for (const s of plot.series.filter((s) => s.missing)) charts.at(-1).figure.append(make("p", { class: "partial" }, `${s.name}:${lacking(s)}`));
+  }
+  for (const panel of DATA.similarity) matrices.push(matrix(place, panel, key, hover));
+  host.append(make("p", { class: "note" }, "Marks: ● self-attention, ■ MLP, ◆ convolution, ▲ other. Bars and ± are 1.96 standard errors over samples."));
+  always(() => show(chosen));
+}
+
+/** Similarity of all pairs of layers as a picture; returns the function that marks a layer in it. */
+function matrix(host, panel, key, hover) {
+  const values = decode(panel.cka), errors = decode(panel.se), rows = panel.layers.length, columns = panel.others.length;
+  const canvas = make("canvas", { role: "img", "aria-label": `Similarity of the layers of ${panel.name}` });
+  host.append(make("figure", { class: "chart" }, make("figcaption", {}, `Similarity (CKA): ${panel.name}.${lacking(panel)}`), canvas));
+  const small = make("canvas", { width: columns, height: rows }), pixels = new ImageData(columns, rows);
+  values.forEach((v, i) => pixels.data.set(ok(v) ? [...viridis(v), 255] : [128, 128, 128, 90], 4 * i));
+  small.getContext("2d").putImageData(pixels, 0, 0);
+  let on = null;
+  const redraw = () => {
+    const side = Math.min(canvas.parentNode.clientWidth, 280), high = (side * rows) / columns, pen = canvas.getContext("2d");
+    [canvas.width, canvas.height] = [side, high];
+    pen.imageSmoothingEnabled = false;
+    pen.drawImage(small, 0, 0, side, high);
+    pen.strokeStyle = "#f22";
+    pen.lineWidth = 2;
+    panel.layers.forEach((layer, i) => { if (key(panel, layer) === on) pen.strokeRect(1, (i * high) / rows, side - 2, high / rows); });
+    panel.others.forEach((layer, i) => { if (key(panel, layer) === on) pen.strokeRect((i * side) / columns, 1, side / columns, high - 2); });
+  };
+  canvas.addEventListener("pointermove", (event) => {
+    const i = between(Math.floor((event.offsetY / canvas.clientHeight) * rows), 0, rows - 1);
+    const j = between(Math.floor((event.offsetX / canvas.clientWidth) * columns), 0, columns - 1), at = i * columns + j;
+    hover({ key: key(panel, panel.layers[i]) });
+    tell(event, `${panel.layers[i]} with ${panel.others[j]}`, `CKA ${text(values[at])}${plusMinus(errors?.[at])}`);
+  });
+  canvas.addEventListener("pointerleave", (event) => { tell(event); hover(null); });
+  always(redraw);
+  return (to) => { on = to; redraw(); };
+}

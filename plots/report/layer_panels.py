@@ -1,0 +1,92 @@
+"""Collect the layer plots of the page: one value per layer and network, or a matrix of pairs of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from landscape.plots.report.arrays import encoded, float32, thinned
+from landscape.plots.report.panels import Drawn, Panel
+
+AXES = ("layer", "unit")  # of layers, and of units that a lesion removes
+MOST_HEADS = 64
+
+
+@dataclass(frozen=True)
+class LayerPlot:
+    """A quantity per layer: of which probe, under which title, in what units."""
+
+    probe: str
+    quantity: str
+    title: str
+    unit: str = ""
+    logarithmic: bool = False
+    bars: bool = False
+
+
+PLOTS: Sequence[LayerPlot] = (
+    LayerPlot("fourier", "high_frequency", "Fourier: log amplitude at the highest frequency", "nats"),
+    LayerPlot("variance", "variance", "Variance of feature maps over positions", "feature²", logarithmic=True),
+    LayerPlot("lesion", "accuracy_drop", "Lesion: accuracy lost without the unit", bars=True),
+    LayerPlot("lesion", "loss_increase", "Lesion: loss gained without the unit", "nats", bars=True),
+    LayerPlot("attention", "distance", "Attention distance, mean and heads", "pixels"),
+    LayerPlot("attention", "mutual_information", "Attention: mutual information of query and key"),
+    LayerPlot("probe-linear", "accuracy", "Linear probe: accuracy of a linear classifier"),
+    LayerPlot("uncertainty", "data_uncertainty", "Uncertainty of feature maps over positions"),
+)
+
+
+def layer_plots(drawn: Sequence[Drawn]) -> list[Panel]:
+    """Every layer plot that some result has a finite value for, with one series per result."""
+    found = []
+    for plot in PLOTS:
+        series = [held for one in drawn if one.data.attrs.get("probe") == plot.probe and (held := _series(one, plot))]
+        if series:
+            about = {"title": plot.title, "unit": plot.unit, "log": plot.logarithmic, "bars": plot.bars}
+            found.append({**about, "probe": plot.probe, "quantity": plot.quantity, "series": series})
+    return found
+
+
+def _series(one: Drawn, plot: LayerPlot) -> Panel | None:
+    data = one.data
+    axis = next((axis for axis in AXES if plot.quantity in data and axis in data[plot.quantity].dims), "")
+    if not axis or not {"name", "kind", "depth"} <= set(data) or not np.isfinite(data[plot.quantity].values).any():
+        return None
+    values = data[plot.quantity].transpose(axis, ...).values
+    errors = data[f"{plot.quantity}_se"].transpose(axis, ...).values if f"{plot.quantity}_se" in data else None
+    held: dict[str, Any] = {
+        "depth": float32(data["depth"].values),
+        "layers": [str(name) for name in data["name"].values],
+        "kinds": [str(kind) for kind in data["kind"].values],
+    }
+    if values.ndim == 2:  # (layer, head)
+        known = np.isfinite(values)
+        mean = np.where(known, values, 0.0).sum(axis=1) / np.where(known.any(axis=1), known.sum(axis=1), np.nan)
+        held |= {"values": float32(mean), "heads": float32(values[:, :MOST_HEADS])}
+    elif values.ndim == 1:
+        held |= {"values": float32(values)} | ({} if errors is None else {"errors": float32(errors)})
+    else:
+        return None
+    return one.head | held
+
+
+def similarities(drawn: Sequence[Drawn]) -> list[Panel]:
+    """Similarity of all pairs of layers, rows the layers, columns the other layers."""
+    found = []
+    for one in drawn:
+        if one.data.attrs.get("probe") != "similarity" or "cka" not in one.data:
+            continue
+        if not {"name", "other_name"} <= set(one.data) or set(one.data["cka"].dims) != {"layer", "other"}:
+            continue
+        data = thinned(one.data, "layer", "other").transpose("layer", "other", ...)
+        values = data["cka"].values
+        if np.isfinite(values).any():
+            held: Panel = {"cka": encoded(values)}
+            held |= {"se": encoded(data["cka_se"].values)} if "cka_se" in data else {}
+            held |= {"layers": [str(name) for name in data["name"].values]}
+            held |= {"others": [str(name) for name in data["other_name"].values]}
+            found.append(one.head | held)
+    return found

@@ -1,0 +1,204 @@
+"""Put the page together: one HTML file with its style, its script and its data, which loads nothing from elsewhere."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import xarray as xr
+
+from landscape.plots import FIGURES, IMPORTED, headlines
+from landscape.plots.appearance import looks
+from landscape.plots.figure import FigureEntry
+from landscape.plots.report import layer_panels, panels, sections
+from landscape.plots.report.findings import findings
+from landscape.plots.report.markup import Html, element, join
+from landscape.plots.report.next_steps import unfinished
+from landscape.plots.report.panels import Drawn
+from landscape.plots.report.protocols import Protocols
+from landscape.plots.report.table import checkpoints, comparison
+from landscape.results import reader
+
+SCRIPTS = ("figures.js", "surface.js", "charts.js", "page.js")
+# Static figures that the page draws by itself, and the part of the page that does.
+LIVE = {
+    "surface": "surface", "surface_heat": "surface", "surface_3d": "surface", "surface_relief": "surface",
+    "path": "surface", "trajectory": "trajectory", "trajectory_loss": "trajectory", "hessian": "spectra",
+    "density": "spectra", "fourier_depth": "layers", "variance": "layers", "lesion": "layers", "attention": "layers",
+    "probe_linear": "layers", "similarity": "layers", "uncertainty": "layers",
+}  # fmt: skip
+TITLES = {
+    "surface": "Loss surface", "trajectory": "Training trajectory", "spectra": "Hessian spectra",
+    "layers": "Layer by layer",
+}  # fmt: skip
+ABOUT = {
+    "surface": ("surface",), "trajectory": ("trajectory",), "spectra": ("hessian", "density"),
+    "layers": ("fourier", "variance", "lesion", "attention", "probe-linear", "similarity", "uncertainty"),
+}  # fmt: skip
+MEANINGS = {
+    "surface": "surface", "trajectory": "trajectory", "hessian": "hessian", "density": "density",
+    "fourier": "fourier_depth", "variance": "variance", "lesion": "lesion", "attention": "attention",
+    "probe-linear": "probe_linear", "similarity": "similarity", "uncertainty": "uncertainty",
+}  # fmt: skip
+Stored = Sequence[tuple[str, xr.Dataset]]
+
+
+def document(stored: Stored, file: Path, figures: Sequence[Path]) -> str:
+    """The whole page of a study."""
+    ordered = reader.by_checkpoint([(name, data) for name, data in stored if not name.startswith("compare/")])
+    named = list(zip(checkpoints(ordered), (data for _, data in ordered), strict=True))
+    data = live_data(ordered)
+    parts = [part for part in TITLES if data.get(part) or (part == "spectra" and data["densities"])]
+    numbered = Protocols()
+    table = comparison(ordered, numbered)
+    static = sections.by_probe(figures, named)
+    drawn = sections.figure_sections(static, numbered, file, LIVE)
+    body = [
+        sections.answers(findings(ordered, file), parts),
+        sections.checkpoint_table(table),
+        *(_live(part, data, [section.probe for section in static]) for part in parts),
+        drawn,
+        sections.protocol_list(numbered),
+        sections.everything(headlines.rows(file, stored), skipped(ordered)),
+    ]
+    return _document(f"Loss landscape: {file.name}", _header(named, file), _contents(parts, static), body, data)
+
+
+def live_data(ordered: Stored) -> dict[str, Any]:
+    """What the script draws, as plain values: text, numbers, and arrays in base64."""
+    results = [data for _, data in ordered]
+    by_name = dict(zip((id(data) for data in results), checkpoints(ordered), strict=True))
+    found: list[Drawn] = []
+    for probe in dict.fromkeys(str(data.attrs.get("probe", "")) for data in results):
+        alike = [data for data in results if data.attrs.get("probe") == probe]
+        for data, look in zip(alike, looks(alike, among=results), strict=True):
+            name = look.label.replace("\\$", "$").strip()
+            found.append(Drawn(data, name, _hexadecimal(look.color), by_name[id(data)]))
+    own = {probe: [one for one in found if one.data.attrs.get("probe") == probe] for probe in panels.PROBES}
+    layers = layer_panels.layer_plots(found)
+    similar = layer_panels.similarities(found)
+    return {
+        "surface": panels.surfaces(own["surface"]),
+        "trajectory": panels.trajectories(own["trajectory"]),
+        "spectra": panels.spectra(own["hessian"]),
+        "densities": panels.densities(own["density"]),
+        "layers": layers or ([{"title": "", "series": []}] if similar else []),
+        "similarity": similar,
+    }
+
+
+def skipped(ordered: Stored) -> list[str]:
+    """Results that no figure shows, each with the reason."""
+    known = {figure.probe for figure in FIGURES.values()}
+    lines = []
+    for group, data in ordered:
+        probe = group.partition("/")[0]
+        main = FIGURES.get(probe.replace("-", "_"))
+        if probe not in known and probe not in IMPORTED:
+            lines.append(f"{group} is skipped: no figure shows the probe {probe}.")
+        elif main is not None and not any(f.drawable(data) for f in (main, *_others(probe))):
+            lines.append(f"{group} is not drawn: no finite value in {main.needs[0]} ({_how_much(data)}).")
+    return lines
+
+
+def _others(probe: str) -> list[FigureEntry]:
+    """Figures that stand for the main one of a probe, as that of layers does for a spectrum."""
+    return [figure for figure in FIGURES.values() if figure.probe == probe and probe != "surface"]
+
+
+def _how_much(data: xr.Dataset) -> str:
+    return f"{unfinished(data):,} units are missing" if unfinished(data) else "all units are finished"
+
+
+def _hexadecimal(color: Any) -> str:
+    from matplotlib.colors import to_hex
+
+    return to_hex(color)
+
+
+def _header(named: Sequence[tuple[str, xr.Dataset]], file: Path) -> Html:
+    lacking = [(who, data) for who, data in named if unfinished(data)]
+    networks = len({who for who, data in named if data.attrs.get("probe") != "ensemble"})
+    text = f"{len(named)} results of {networks} checkpoint{'s' if networks != 1 else ''} in {file.name}."
+    parts = [element("h1", f"Loss landscape: {file.name}"), element("p", text)]
+    if lacking:
+        each = [
+            element(
+                "li", f"{data.attrs.get('probe', '')} of {who}: {unfinished(data):,} of {data['done'].size:,} units"
+            )
+            for who, data in lacking
+        ]
+        summary = element("summary", f"{sections.MARK} {len(lacking)} unfinished: their figures show what is there")
+        parts.append(element("details", summary, element("ul", *each), class_="partial"))
+    button = element("button", "Dark", type="button", id="theme", hidden=True, aria_label="Switch to dark or light")
+    return element("header", *parts, button)
+
+
+def _contents(parts: Sequence[str], static: Sequence[sections.ProbeSection]) -> Html:
+    items = [_link("answers", "What these results say"), _link("checkpoints", "Checkpoints")]
+    items += [_link(part, TITLES[part], live=True) for part in parts]
+    inner = element("ul", *(_link(f"probe-{section.probe}", section.probe) for section in static))
+    items.append(element("li", element("a", "Figures", href="#figures"), inner))
+    items += [_link("protocols", "Protocols"), _link("everything", "Everything in the file")]
+    return element("nav", element("ol", *items), aria_label="Contents")
+
+
+def _link(target: str, text: str, *, live: bool = False) -> Html:
+    return element("li", element("a", text, href=f"#{target}"), class_="live" if live else None, hidden=live)
+
+
+def _live(part: str, data: dict[str, Any], probes: Sequence[str]) -> Html:
+    """The place of a part that the script draws, with links to what its numbers mean."""
+    links = [
+        element("a", f"About {probe}", href=f"#about-{probe}", class_="info", data_about=probe,
+                data_meaning=MEANINGS[probe])
+        for probe in ABOUT[part]
+        if probe in probes
+    ]  # fmt: skip
+    heading = element("h2", TITLES[part])
+    where = element("p", join(links, " "), class_="links")
+    return element("section", heading, element("div", id=f"{part}-view"), where, id=part, class_="live", hidden=True)
+
+
+def _document(title: str, header: Html, contents: Html, body: Sequence[Html], data: dict[str, Any]) -> str:
+    folder = resources.files("landscape.plots.report")
+    style = folder.joinpath("page.css").read_text()
+    script = "\n".join(_without_comments(folder.joinpath(name).read_text()) for name in SCRIPTS)
+    policy = (
+        f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; "
+        "form-action 'none'"
+    )
+    encoded = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    head = [
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=policy),
+        element("meta", name_="viewport", content="width=device-width, initial-scale=1"),
+        element("title", title),
+        f"<style>{style}</style>",
+    ]
+    skip = element("a", "Skip to the results", href="#main", class_="skip")
+    noscript = "<noscript><p>Without JavaScript every figure is a picture, below.</p></noscript>"
+    main = element("main", join(body), id="main")
+    dialog = element("dialog", id="dialog", aria_label="What this means")
+    page = [
+        '<!DOCTYPE html>\n<html lang="en">\n<head>', *head, "</head>\n<body>", skip, header, noscript, contents, main,
+        dialog, f'<script type="application/json" id="data">{encoded}</script>', f"<script>{script}</script>",
+        "</body>\n</html>\n",
+    ]  # fmt: skip
+    return "\n".join(page)
+
+
+def _without_comments(script: str) -> str:
+    """A script without indentation and without lines of comments."""
+    lines = (line.strip() for line in script.splitlines())
+    return "\n".join(line for line in lines if line and not line.startswith(("//", "/**", "*")))
+
+
+def _hash(text: str) -> str:
+    """The name of an inline style or script in the content security policy."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,117 @@
+"""Collect from the stored results what the page draws by itself: surfaces, trajectories, spectra."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from landscape.plots.figure import FigureEntry
+from landscape.plots.report.arrays import encoded, float32, thinned
+from landscape.results import reader
+
+Panel = dict[str, Any]
+MOST_NODES = 4000  # of a spectrum that is drawn
+PROBES = ("surface", "trajectory", "hessian", "density")  # whose panels are here
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A result with its name in legends, its colour, and the name of its checkpoint."""
+
+    data: xr.Dataset
+    name: str
+    color: str
+    checkpoint: str
+
+    @property
+    def head(self) -> Panel:
+        """What every panel says about a result: name, colour, checkpoint, and how much of it is missing."""
+        missing, units = 0, 0
+        if "done" in self.data:
+            units = int(self.data["done"].size)
+            missing = units - reader.finished_units(self.data)
+        found: Panel = {"name": self.name, "color": self.color, "who": self.checkpoint}
+        return found | ({"missing": missing, "units": units} if missing else {})
+
+
+SURFACE = FigureEntry("surface", "surface", needs=("loss", "done", "x", "y"))
+TRAJECTORY = FigureEntry("trajectory", "trajectory", needs=("radius", "angle", "pc1", "pc2"))
+HESSIAN = FigureEntry("hessian", "hessian", needs=("eigenvalue",), lacks=("group",))
+DENSITY = FigureEntry("density", "density", needs=("nodes", "weights"))
+
+
+def surfaces(drawn: Sequence[Drawn]) -> list[Panel]:
+    """Surfaces that have a finite value: loss and error over the grid, rows along y, with the path on their plane."""
+    found = []
+    for one in drawn:
+        if {"x", "y"} - set(one.data.dims) or "loss" not in one.data or "done" not in one.data:
+            continue
+        data = thinned(one.data, "x", "y").transpose("y", "x", ...)
+        if {"x", "y"} != set(data["loss"].dims) or not np.isfinite(data["loss"].values).any():
+            continue
+        done = data["done"].values == 1
+        panel = one.head | {"x": float32(data["x"].values), "y": float32(data["y"].values)}
+        panel |= {"loss": encoded(data["loss"].values, done), "labels": [_axis(data, name) for name in ("x", "y")]}
+        for name, key in (("rise_se", "se"), ("loss_se", "se")):
+            if name in data and key not in panel:
+                panel |= {key: encoded(data[name].values, done), "error": str(data[name].attrs.get("long_name", ""))}
+        panel["unit"] = str(data["loss"].attrs.get("units", ""))
+        panel["lost"] = int((~np.isfinite(one.data["loss"].values) & (one.data["done"].values == 1)).sum())
+        if tuple(data.sizes[a] for a in "xy") != tuple(one.data.sizes[a] for a in "xy"):
+            panel["thinned"] = f"{data.sizes['x']} x {data.sizes['y']} of {one.data.sizes['x']} x {one.data.sizes['y']}"
+        if {"path_x", "path_y"} <= set(data):
+            names = data["path_name"].values if "path_name" in data else range(data["path_x"].size)
+            panel["path"] = {
+                "x": float32(data["path_x"].values), "y": float32(data["path_y"].values),
+                "name": [str(name) for name in names], "joined": data.attrs.get("plane") != "checkpoints",
+            }  # fmt: skip
+        found.append(panel)
+    return found
+
+
+def trajectories(drawn: Sequence[Drawn]) -> list[Panel]:
+    """Training runs: place on the principal plane, radius and angle, own loss and that on the plane, by epoch."""
+    found = []
+    names = ("epoch", "radius", "angle", "pc1", "pc2", "off_plane", "loss", "loss_se", "accuracy", "plane_loss")
+    for one in drawn:
+        if TRAJECTORY.drawable(one.data):
+            held = {name: float32(one.data[name].values) for name in names if name in one.data}
+            held.setdefault("epoch", float32(np.arange(one.data["radius"].size)))
+            found.append(one.head | held)
+    return found
+
+
+def spectra(drawn: Sequence[Drawn]) -> list[Panel]:
+    """Max-eigenvalue spectra: the finite eigenvalues of all mini-batches, and how many did not converge."""
+    found = []
+    for one in drawn:
+        if HESSIAN.drawable(one.data):
+            values = one.data["eigenvalue"].values
+            known = np.isfinite(values)
+            unsure = int((known & (one.data["converged"].values == 0)).sum()) if "converged" in one.data else 0
+            found.append(one.head | {"values": float32(values[known][:MOST_NODES]), "unsure": unsure})
+    return found
+
+
+def densities(drawn: Sequence[Drawn]) -> list[Panel]:
+    """Densities of all eigenvalues: the nodes of the quadrature with their weights, which sum to 1."""
+    found = []
+    for one in drawn:
+        if DENSITY.drawable(one.data):
+            nodes, weights = (one.data[name].values.ravel() for name in ("nodes", "weights"))
+            known = np.isfinite(nodes) & np.isfinite(weights)
+            weight = weights[known] / (weights[known].sum() or 1.0)
+            largest = np.sort(np.argsort(-weight, kind="stable")[:MOST_NODES])
+            held = {"values": float32(nodes[known][largest]), "weights": float32(weight[largest])}
+            found.append(one.head | held)
+    return found
+
+
+def _axis(data: xr.Dataset, name: str) -> str:
+    about = data[name].attrs
+    units = str(about.get("units", "1"))
+    return str(about.get("long_name", name)) + (f" ({units})" if units not in ("1", "") else "")

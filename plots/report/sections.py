@@ -1,0 +1,222 @@
+"""The written parts of the page: answers, the table of checkpoints, figures with their meaning, protocols."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+
+import xarray as xr
+
+from landscape.plots import FIGURES, STUDIES, headlines
+from landscape.plots.report import commands
+from landscape.plots.report.findings import Finding
+from landscape.plots.report.markup import Html, element, escape, join
+from landscape.plots.report.next_steps import unfinished
+from landscape.plots.report.protocols import Protocols
+from landscape.plots.report.table import Estimate, Table
+
+MEDIA = {".png": "image/png", ".svg": "image/svg+xml"}
+MARK = "◐"  # of what is unfinished
+MOST_COMMANDS = 24  # of one probe
+
+
+def copied(command: str) -> Html:
+    """A command with a button that copies it, which the script shows."""
+    button = element("button", "Copy", type="button", class_="copy", hidden=True, aria_label="Copy the command")
+    return element("div", element("pre", element("code", command)), button, class_="command")
+
+
+def answers(found: Sequence[Finding], live: Sequence[str]) -> Html:
+    """The first questions with their answers."""
+    blocks = []
+    for finding in found:
+        sure = {"certain": "certain, as far as the errors say", "mixed": "not certain throughout"}
+        mark = element(
+            "span", sure.get(finding.certainty, finding.certainty), class_="sure", data_sure=finding.certainty
+        )
+        parts: list[object] = [element("h3", finding.question, *((" ", mark) if finding.certainty else ()))]
+        parts.append(element("ul", *(element("li", line) for line in finding.answer)))
+        if finding.command:
+            parts.append(copied(finding.command))
+        if finding.detail:
+            lines = element("ul", *(element("li", line) for line in finding.detail.split("; ")))
+            parts.append(element("details", element("summary", "The numbers behind it"), lines))
+        if finding.section in live:
+            parts.append(
+                element("p", element("a", "See it below", href=f"#{finding.section}"), class_="live", hidden=True)
+            )
+        blocks.append(element("article", *parts))
+    note = (
+        "Intervals are 95 % over samples or mini-batches of one trained network; every comparison stands by itself. "
+        "Another training run, another plane or another protocol may say something else."
+    )
+    return element(
+        "section", element("h2", "What these results say"), *blocks, element("p", note, class_="note"), id="answers"
+    )
+
+
+def checkpoint_table(table: Table) -> Html:
+    """One row per checkpoint, one column per number and protocol, each with a link to what it means."""
+    if not table.columns:
+        return element("section", element("h2", "Checkpoints"), element("p", "Nothing measured yet."), id="checkpoints")
+    heads = [element("th", "checkpoint", scope="col"), element("th", "model", scope="col")]
+    for column in table.columns:
+        parts: list[object] = [element("span", column.number.title, class_="title"), " "]
+        about = {"href": f"#about-{column.number.probe}", "class_": "info", "data_about": column.number.probe}
+        about |= {"data_title": column.number.title, "data_definition": column.number.definition}
+        parts.append(element("a", "?", **about, aria_label=f"What {column.number.title} means"))
+        link = element("a", f"P{column.protocol}", href=f"#protocol-{column.protocol}", title="protocol")
+        parts.append(
+            element("small", f"{column.number.probe}, ", link, f": {column.distinct}" if column.distinct else "")
+        )
+        heads.append(element("th", *parts, scope="col"))
+    rows = []
+    for name, model in table.checkpoints.items():
+        cells = [element("th", name, scope="row"), element("td", model)]
+        cells += [_cell(column.cells.get(name), column.partial.get(name, "")) for column in table.columns]
+        rows.append(element("tr", *cells))
+    body = element("table", element("thead", element("tr", *heads)), element("tbody", join(rows)), class_="sortable")
+    note = (
+        "In brackets: the 95 % interval, over samples or (NEP, APE) mini-batches. A column holds numbers of one "
+        "protocol only; P links to it, ? says what a number means and how it misleads. An empty cell was not measured"
+        + (f", {MARK} is unfinished." if any(column.partial for column in table.columns) else ".")
+    )
+    scroll = element("div", body, class_="scroll", tabindex="0", role="region", aria_label="Table of checkpoints")
+    return element("section", element("h2", "Checkpoints"), scroll, element("p", note, class_="note"), id="checkpoints")
+
+
+def _cell(estimate: Estimate | None, partial: str) -> Html:
+    if estimate is None:
+        return element("td")
+    parts: list[object] = [f"{estimate.value:.4g}"]
+    if math.isfinite(estimate.low + estimate.high):
+        parts.append(element("span", f" [{estimate.low:.3g}, {estimate.high:.3g}]", class_="interval"))
+    if estimate.at:
+        parts.append(element("small", estimate.at))
+    if partial:
+        parts.append(element("small", f"{MARK} {partial}"))
+    return element("td", *parts, data_value=repr(estimate.value))
+
+
+@dataclass
+class ProbeSection:
+    """The static figures of one probe, with the results that they show."""
+
+    probe: str
+    images: list[Path] = field(default_factory=list)
+    results: list[tuple[str, xr.Dataset]] = field(default_factory=list)  # checkpoint, result
+
+
+def by_probe(figures: Sequence[Path], named: Sequence[tuple[str, xr.Dataset]]) -> list[ProbeSection]:
+    """Figures in the order of the table of figures, those of several probes together at the end, as "studies"."""
+    images = {figure.stem: figure for figure in sorted(figures) if figure.suffix in MEDIA}
+    found: dict[str, ProbeSection] = {}
+    for name in [*(name for name in FIGURES if name in images), *(name for name in images if name not in FIGURES)]:
+        probe = FIGURES[name].probe if name in FIGURES else "studies"
+        section = found.setdefault(probe, ProbeSection(probe))
+        section.images.append(images[name])
+        section.results = [(who, data) for who, data in named if data.attrs.get("probe") == probe]
+    return list(found.values())
+
+
+def figure_sections(sections: Sequence[ProbeSection], numbered: Protocols, file: Path, live: Mapping[str, str]) -> Html:
+    """Every static figure with its meaning, and per probe the protocols and the commands."""
+    blocks = []
+    for section in sections:
+        pictures = [_picture(image, section, image.stem in live) for image in section.images]
+        blocks.append(
+            element(
+                "section", element("h3", section.probe), *pictures, _about(section, numbered, file),
+                id=f"probe-{section.probe}",
+            )
+        )  # fmt: skip
+    return element("section", element("h2", "Figures"), join(blocks), id="figures")
+
+
+def _picture(image: Path, section: ProbeSection, live: bool) -> Html:
+    title = image.stem.replace("_", " ")
+    data = base64.b64encode(image.read_bytes()).decode()
+    source = {"src": f"data:{MEDIA[image.suffix]};base64,{data}", "alt": alternative(title, section)}
+    picture = element("img", **source, loading="lazy", decoding="async")
+    meaning, misleads = meaning_of(image.stem)
+    words = [element("p", meaning), element("p", element("b", "How this misleads. "), misleads)] if meaning else []
+    summary = element("summary", title)
+    body = element("figure", picture, element("figcaption", *words, id=f"meaning-{image.stem}"))
+    return element("details", summary, body, class_="picture", open=True, id=f"figure-{image.stem}", data_live=live)
+
+
+def alternative(title: str, section: ProbeSection) -> str:
+    """The text in place of a figure: what it shows, of which checkpoints, and their headline numbers."""
+    if not section.results:
+        return f"Figure: {title}."
+    said = []
+    for who, data in section.results:
+        found = headlines.text(headlines.numbers(data))
+        said.append(f"{who}: {found}" if found else who)
+    return f"Figure: {title}, of {section.probe}. " + "; ".join(said) + "."
+
+
+def meaning_of(figure: str) -> tuple[str, str]:
+    """The two sentences of a figure: what it means, and how it misleads; empty for an unknown one."""
+    study = figure.partition("-")[0]
+    if figure in FIGURES:
+        text = FIGURES[figure].module.MEANING
+    elif study in STUDIES:
+        text = str(import_module(f"landscape.plots.{STUDIES[study]}").MEANING)
+    else:
+        return "", ""
+    first, _, second = text.partition(". ")
+    return f"{first}.", second
+
+
+def _about(section: ProbeSection, numbered: Protocols, file: Path) -> Html:
+    by_protocol: dict[int, list[str]] = {}
+    asked: dict[str, None] = {}
+    partial = []
+    for who, data in section.results:
+        by_protocol.setdefault(numbered.number(data), []).append(who)
+        asked.setdefault(commands.measured(data, file))
+        if lacking := unfinished(data):
+            partial.append(f"{MARK} {who}: {lacking:,} of {data['done'].size:,} units are missing")
+    items = [
+        element("li", element("a", f"P{number}", href=f"#protocol-{number}"), ": ", numbered.text(number),
+                f" ({', '.join(dict.fromkeys(who))})")
+        for number, who in by_protocol.items()
+    ]  # fmt: skip
+    given = [command for command in asked if command]
+    body: list[object] = [element("p", text, class_="partial") for text in partial]
+    body += [element("h4", "Protocol"), element("ul", *items)] if items else []
+    body += [element("h4", "Measured by"), *(copied(command) for command in given[:MOST_COMMANDS])] if given else []
+    body += [element("p", f"and {len(given) - MOST_COMMANDS} more")] if len(given) > MOST_COMMANDS else []
+    body += [element("h4", "Drawn by"), copied(commands.drawn(file))]
+    about = element("div", *body, id=f"about-{section.probe}")
+    return element("details", element("summary", "Protocol and commands"), about, class_="about")
+
+
+def protocol_list(numbered: Protocols) -> Html:
+    """Every protocol once."""
+    items = [
+        element("li", element("b", f"P{i} "), text, " ", element("small", ", ".join(probes)), id=f"protocol-{i}")
+        for i, (text, probes) in enumerate(numbered.texts.items(), start=1)
+    ]
+    return element("section", element("h2", "Protocols"), element("ul", *items, class_="plain"), id="protocols")
+
+
+def everything(rows: Sequence[Mapping[str, object]], skipped: Sequence[str]) -> Html:
+    """All results of the file with their headline numbers, and what the page leaves out."""
+    if not rows:
+        body: Html = element("p", "Nothing measured yet.")
+    else:
+        head = element("tr", *(element("th", name, scope="col") for name in rows[0]))
+        lines = [element("tr", *(element("td", escape(value)) for value in row.values())) for row in rows]
+        table = element("table", element("thead", head), element("tbody", join(lines)))
+        region = {"tabindex": "0", "role": "region", "aria_label": "Table of all results"}
+        body = element("div", table, class_="scroll", **region)
+    left = [element("li", text) for text in skipped]
+    return element(
+        "section", element("h2", "Everything in the file"), element("ul", *left) if left else "", body, id="everything"
+    )

@@ -1,0 +1,448 @@
+"""The report: complete without a network or a script, every label text, numbers with intervals and protocols."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import synthetic
+from PIL import Image
+
+from landscape.cli.main import exit_code
+from landscape.plots import FIGURES, drawing
+from landscape.plots.report import arrays, findings, next_steps, page, report, table
+from landscape.plots.report.commands import measured
+from landscape.results import reader
+
+VIT, RESNET = (network.label for network in synthetic.NETWORKS[:2])
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "$x_1 \\frac{a}{b}$ 100 % & #",
+    "größe-模型-🙂",
+    '"><img src=x onerror=alert(1)>',
+)
+MODULE = ("figures.js", "surface.js", "charts.js")
+LARGEST_MODULE, LARGEST_DATA = 40_000, 300_000  # bytes
+
+
+class Page(HTMLParser):
+    """Elements with their attributes, text outside scripts, and the content of scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[dict[str, str]] = []
+        self.words = ""
+        self.raw: dict[str, list[str]] = {"script": [], "style": []}
+        self._open = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes.append({name: value or "" for name, value in attrs})
+        self._open = tag if tag in self.raw else ""
+
+    def handle_endtag(self, tag: str) -> None:
+        self._open = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._open:
+            self.raw[self._open].append(data)
+        else:
+            self.words += data
+
+    def of(self, tag: str) -> list[dict[str, str]]:
+        return [found for name, found in zip(self.tags, self.attributes, strict=True) if name == tag]
+
+
+def written(path: Path, folder: Path, figures: list[Path] | None = None) -> str:
+    return report(path, folder / "report.html", figures or []).read_text()
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return synthetic.write(tmp_path_factory.mktemp("study") / "results.h5")
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A small picture in place of every figure."""
+    folder = tmp_path_factory.mktemp("pictures")
+    for name in FIGURES:
+        Image.new("RGB", (4, 3)).save(folder / f"{name}.png")
+    return sorted(folder.glob("*.png"))
+
+
+@pytest.fixture(scope="module")
+def text(study: Path, pictures: list[Path], tmp_path_factory: pytest.TempPathFactory) -> str:
+    return written(study, tmp_path_factory.mktemp("page"), pictures)
+
+
+@pytest.fixture(scope="module")
+def shown(text: str) -> Page:
+    return Page(text)
+
+
+def changed(study: Path, to: Path, change: Any) -> Path:
+    """A copy of a study with something changed by `change(file)`."""
+    to.write_bytes(study.read_bytes())
+    with h5py.File(to, "r+") as file:
+        change(file)
+    return to
+
+
+def test_the_page_loads_nothing_and_its_policy_allows_nothing_else(text: str, shown: Page) -> None:
+    for attributes in shown.attributes:
+        for name in ("src", "href", "srcset", "action", "data"):
+            assert attributes.get(name, "#").startswith(("#", "data:image/"))
+    (policy,) = [a["content"] for a in shown.of("meta") if a.get("http-equiv") == "Content-Security-Policy"]
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == "'none'"
+    assert "unsafe" not in policy
+    _, script = shown.raw["script"]  # the first is data
+    (style,) = shown.raw["style"]
+    for name, content in (("script-src", script), ("style-src", style)):
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert rules[name] == f"'sha256-{digest}'"
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", script)
+    assert "innerHTML" not in script
+    assert all(not name.startswith("on") and name != "style" for a in shown.attributes for name in a)
+
+
+def test_the_page_has_contents_a_viewport_and_a_text_for_every_picture(
+    text: str, shown: Page, pictures: list[Path]
+) -> None:
+    ids = [a["id"] for a in shown.attributes if "id" in a]
+    assert len(ids) == len(set(ids))
+    assert {a["href"][1:] for a in shown.of("a")} <= set(ids)
+    assert any(a.get("name") == "viewport" and "width=device-width" in a["content"] for a in shown.of("meta"))
+    assert text.startswith('<!DOCTYPE html>\n<html lang="en">')
+    images = shown.of("img")
+    assert len(images) == len(pictures)
+    height = next(a["alt"] for a in images if "surface height" in a["alt"])
+    assert VIT in height
+    assert re.search(r"height at 0\.5 [\d.]+", height)
+    assert "nav" in shown.tags
+    assert "easy to misread" in shown.words
+    for network in synthetic.NETWORKS:
+        assert network.label in shown.words
+
+
+def test_every_protocol_is_printed_once_and_linked(study: Path, shown: Page) -> None:
+    protocols = {str(data.attrs.get("protocol")) for _, data in reader.groups(study)}
+    items = [a["id"] for a in shown.of("li") if a.get("id", "").startswith("protocol-")]
+    assert len(items) == len(protocols)
+
+
+def test_without_a_script_every_picture_is_open_and_every_live_part_hidden(shown: Page) -> None:
+    assert all("open" in a for a in shown.of("details") if a.get("class") == "picture")
+    live = [a for a in shown.attributes if a.get("class") in ("live", "copy")]
+    assert live
+    assert all("hidden" in a for a in live)
+
+
+@pytest.mark.parametrize("label", HOSTILE)
+def test_a_label_is_text(label: str, tmp_path: Path, pictures: list[Path]) -> None:
+    path = synthetic.write(tmp_path / "r.h5", [synthetic.transformer(label, depth=1)], probes=("variance", "lesion"))
+    found = Page(written(path, tmp_path, [p for p in pictures if p.stem in ("variance", "lesion")]))
+    assert found.tags.count("script") == 2
+    assert found.tags.count("img") == 2
+    assert label in found.words
+    data = json.loads(found.raw["script"][0])
+    assert data["layers"][0]["series"][0]["who"] == label
+    assert "<" not in found.raw["script"][0]
+
+
+def test_the_table_holds_the_stored_numbers_with_their_intervals(study: Path) -> None:
+    columns = {column.number.title: column for column in table.comparison(reader.groups(study)).columns}
+    ((_, hessian),) = reader.find(study, "hessian", VIT)
+    ape = columns["APE"].cells[VIT]
+    assert (ape.value, ape.low, ape.high) == tuple(hessian[name].item() for name in ("ape", "ape_low", "ape_high"))
+    ((_, surface),) = reader.find(study, "surface", VIT)
+    height, error = (surface[name].sel(radius=0.5).item() for name in ("height", "height_se"))
+    assert columns["height"].cells[VIT].low == pytest.approx(height - 1.96 * error)
+    ((_, fourier),) = reader.find(study, "fourier", VIT)
+    assert columns["high freq. last"].cells[VIT].value == fourier["high_frequency"].values[-1]
+    assert columns["largest drop"].cells[VIT].at == "at stages.0.0.stem"
+
+
+def test_numbers_of_different_protocols_are_in_different_columns(study: Path, tmp_path: Path) -> None:
+    def change(file: h5py.File) -> None:
+        group = next(group for name, group in file["fourier"].items() if name.startswith(VIT))
+        group.attrs["protocol"] = "another split, 5 samples"
+        lesion = next(group for name, group in file["lesion"].items() if name.startswith(RESNET))
+        lesion.attrs["parameters"] = json.dumps({"bn": "recalibrate:4"})
+
+    path = changed(study, tmp_path / "r.h5", change)
+    found = table.comparison(reader.groups(path))
+    by_title: dict[str, list[table.Column]] = {}
+    for column in found.columns:
+        by_title.setdefault(column.number.title, []).append(column)
+    first, second = by_title["high freq. last"]
+    assert set(first.cells).isdisjoint(second.cells)
+    assert {"another split", "5 samples"} <= {
+        part for column in (first, second) for part in column.distinct.split(", ")
+    }
+    assert any("bn recalibrate:4" in column.distinct for column in by_title["largest drop"])
+    words = Page(written(path, tmp_path)).words
+    assert "another split, 5 samples" in words
+
+
+def answer(path: Path, question: str) -> findings.Finding:
+    found = findings.findings(reader.groups(path), path)
+    return next(finding for finding in found if question in finding.question)
+
+
+def test_which_network_is_flatter_is_told_only_beyond_the_errors(study: Path, tmp_path: Path) -> None:
+    def heights(file: h5py.File, values: dict[str, float], error: float) -> None:
+        for probe in ("hessian", "trace"):
+            del file[probe]
+        for name, group in file["surface"].items():
+            group["height"][...] = next((v for label, v in values.items() if name.startswith(label)), 9.0)
+            group["height_se"][...] = error
+
+    apart = {VIT: 1.0, RESNET: 2.0}
+    sure = changed(study, tmp_path / "sure.h5", lambda file: heights(file, apart, 0.1))
+    assert answer(sure, "flatter").certainty == "certain"
+    assert answer(sure, "flatter").answer[0].startswith(f"{VIT} is the flattest by height at 0.1")
+    unsure = changed(study, tmp_path / "unsure.h5", lambda file: heights(file, apart, 0.5))
+    assert answer(unsure, "flatter").certainty == "cannot tell"
+    assert answer(unsure, "flatter").answer[0] == "These numbers cannot tell."
+
+
+def test_results_of_different_protocols_are_not_compared(study: Path, tmp_path: Path) -> None:
+    def change(file: h5py.File) -> None:
+        for probe in ("hessian", "trace", "surface"):
+            for i, group in enumerate(file[probe].values()):
+                group.attrs["protocol"] = f"split {i}"
+
+    path = changed(study, tmp_path / "r.h5", change)
+    assert answer(path, "flatter").certainty == "not measured"
+
+
+def test_the_layer_that_filters_and_the_unit_that_matters_are_named_with_their_errors(study: Path) -> None:
+    ((_, lesion),) = reader.find(study, "lesion", VIT)
+    drop = lesion["accuracy_drop"].values
+    said = next(line for line in answer(study, "unit matters").answer if line.startswith(VIT))
+    assert str(lesion["name"].values[int(np.argmax(drop))]) in said
+    assert f"{drop.max():.3g}" in said
+    ((_, fourier),) = reader.find(study, "fourier", VIT)
+    steps = np.diff(fourier["high_frequency"].values)
+    filters = next(line for line in answer(study, "filters").answer if line.startswith(VIT))
+    (layer,) = [i for i, name in enumerate(fourier["name"].values) if f" {name} (" in filters]
+    assert steps[layer - 1] == pytest.approx(steps.min())
+
+
+def test_the_next_command_finishes_what_is_unfinished_first(tmp_path: Path) -> None:
+    spec = json.dumps({"checkpoint": "runs/a b/final.pt", "samples": "64", "split": "train", "batch_size": 128})
+    path = synthetic.write(tmp_path / "r.h5", synthetic.NETWORKS[:1], probes=("surface",), share=0.5)
+    with h5py.File(path, "r+") as file:
+        for group in file["surface"].values():
+            group.attrs["spec"] = spec
+    step = answer(path, "run next")
+    assert step.command.startswith("landscape surface 'runs/a b/final.pt'")
+    assert "units are missing" in step.answer[0]
+    assert "--samples 64" in step.command
+    assert "--batch-size" not in step.command
+    found = Page(written(path, tmp_path))
+    assert "unfinished" in found.words
+    assert json.loads(found.raw["script"][0])["surface"][0]["missing"] > 0
+
+
+def test_the_next_command_measures_what_some_networks_lack(study: Path, tmp_path: Path) -> None:
+    def change(file: h5py.File) -> None:
+        for probe in file:
+            for name, group in file[probe].items():
+                parameters = {"top": 3} if probe == "hessian" else {}
+                group.attrs["parameters"] = json.dumps(parameters)
+                group.attrs["spec"] = json.dumps({"checkpoint": f"{group.attrs['label']}.pt"})
+                if probe == "hessian" and name.startswith(RESNET):
+                    del file[probe][name]
+
+    path = changed(study, tmp_path / "r.h5", change)
+    step = next_steps.next_step([(str(d.attrs["label"]), d) for _, d in reader.groups(path)], path)
+    assert step.command == f"landscape hessian {RESNET}.pt --top 3 --out {path}"
+
+
+def test_a_command_holds_all_that_was_asked_for(study: Path) -> None:
+    ((_, data),) = reader.find(study, "surface", VIT)
+    parameters = {"resolution": "15", "cap": None, "preview": True, "bn": "frozen", "layers": ["a", "b"], "seed": 3}
+    spec = {"checkpoint": "a.pt", "model_arg": {"depth": 2}, "mean": [0.5, 0.25], "augment": False, "seed": 0}
+    data = data.assign_attrs(parameters=json.dumps(parameters), spec=json.dumps(spec))
+    assert measured(data, Path("r.h5")) == (
+        "landscape surface a.pt --resolution 15 --preview --bn frozen --layers a --layers b --model-arg depth=2 "
+        "--mean 0.5,0.25 --seed 3 --out r.h5"
+    )
+
+
+def test_arrays_come_back_as_they_were() -> None:
+    rng = np.random.default_rng(0)
+    for values in (rng.normal(size=(90, 80)), np.exp(rng.normal(scale=4, size=(90, 80))), rng.normal(size=(3, 4))):
+        values[0, 0], values[1, 1] = np.inf, np.nan
+        done = np.ones(values.shape, bool)
+        done[2, 2] = False
+        held = arrays.encoded(values, done)
+        raw = base64.b64decode(held["b"])
+        if held["t"] == "f4":
+            found = np.frombuffer(raw, "<f4").reshape(values.shape).astype(float)
+            missing, lost = np.isnan(found), np.isinf(found)
+        else:
+            codes = np.frombuffer(raw, "<u2").reshape(values.shape)
+            missing, lost = codes == arrays.UNFINISHED, codes == arrays.NOT_FINITE
+            found = held["lo"] + (held["hi"] - held["lo"]) * codes / arrays.TOP
+            found = np.exp(found) if held["log"] else found
+        assert missing[2, 2]
+        assert missing.sum() == 1
+        assert lost[0, 0]
+        assert lost[1, 1]
+        known = np.isfinite(values) & done
+        span = np.ptp(values[known])
+        np.testing.assert_allclose(
+            found[known], values[known], rtol=3e-4, atol=1e-4 * span if not held.get("log") else 0
+        )
+
+
+def test_the_script_and_the_data_are_small(text: str, shown: Page) -> None:
+    folder = Path(page.__file__).parent
+    scripts = {file.name: page._without_comments(file.read_text()) for file in folder.glob("*.js")}
+    assert set(scripts) == set(page.SCRIPTS)
+    assert sum(len(scripts[name].encode()) for name in MODULE) <= LARGEST_MODULE
+    data, script = (len(part.encode()) for part in shown.raw["script"])
+    assert data + script <= LARGEST_DATA
+
+
+def test_a_group_of_an_unknown_probe_is_skipped_with_a_line(study: Path, tmp_path: Path) -> None:
+    def change(file: h5py.File) -> None:
+        file.copy(next(iter(file["variance"].values())), file, "aura/net-0123456789")
+        file["aura/net-0123456789"].attrs["probe"] = "aura"
+
+    words = Page(written(changed(study, tmp_path / "r.h5", change), tmp_path)).words
+    assert "aura/net-0123456789 is skipped: no figure shows the probe aura." in words
+
+
+def surface_file(path: Path, change: Any) -> Path:
+    return changed(
+        synthetic.write(path.with_name("base.h5"), synthetic.NETWORKS[:1], probes=("surface",)), path,
+        lambda file: [change(group) for group in file["surface"].values()],
+    )  # fmt: skip
+
+
+def test_cells_that_are_not_finite_are_counted_and_an_empty_surface_is_left_out(tmp_path: Path) -> None:
+    def infinite(group: h5py.Group) -> None:
+        group["loss"][0, :3] = np.inf
+
+    path = surface_file(tmp_path / "r.h5", infinite)
+    (panel,) = json.loads(Page(written(path, tmp_path)).raw["script"][0])["surface"]
+    assert panel["lost"] == 3
+
+    def nothing(group: h5py.Group) -> None:
+        for name in ("loss", "objective"):
+            group[name][...] = np.nan
+
+    empty = surface_file(tmp_path / "e.h5", nothing)
+    found = Page(written(empty, tmp_path))
+    assert json.loads(found.raw["script"][0])["surface"] == []
+    assert "is not drawn: no finite value in loss (all units are finished)" in found.words
+
+
+def test_a_large_surface_is_thinned_and_unused_arrays_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from landscape.probe import Plan, Quantity
+    from landscape.results.run_key import RunKey
+    from landscape.results.writer import Writer
+
+    axis = np.linspace(-1, 1, 401)
+    named = {name: Quantity(name) for name in ("loss", "loss_se", "l2", "accuracy")}
+    plan = Plan(over={"x": axis, "y": axis}, quantities=named)
+    path = tmp_path / "r.h5"
+    with Writer(path, RunKey("surface", "net", "0123456789", plan, {"parameters": "{}"})):
+        pass
+    with h5py.File(path, "r+") as file:
+        group = file["surface/net-0123456789"]
+        group["loss"][...] = 1 + axis[:, None] ** 2 + 0.5 * axis**2
+        group["done"][...] = 1
+        group["l2"][...] = 7.0
+    read: list[str] = []
+    get = reader._Stored.__getitem__
+    monkeypatch.setattr(
+        reader._Stored, "__getitem__", lambda self, key: (read.append(self.item.name), get(self, key))[1]
+    )
+    (panel,) = json.loads(Page(written(path, tmp_path)).raw["script"][0])["surface"]
+    assert panel["loss"]["n"] == [201, 201]
+    assert panel["thinned"] == "201 x 201 of 401 x 401"
+    assert read
+    assert not any(name.endswith("/l2") for name in read)
+
+
+def test_streamed_results_are_those_in_memory(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "LARGE", 16)
+    with reader.streaming(study) as streamed:
+        for (name, data), (other, expected) in zip(streamed, reader.groups(study), strict=True):
+            assert name == other
+            assert data.identical(expected)
+
+
+def test_many_layers_and_many_checkpoints_are_shown(tmp_path: Path) -> None:
+    networks = [synthetic.transformer(f"net {'n' * 60} {i}", depth=100) for i in range(12)]
+    path = synthetic.write(tmp_path / "r.h5", networks, probes=("variance",))
+    (plot,) = json.loads(Page(written(path, tmp_path)).raw["script"][0])["layers"]
+    assert len(plot["series"]) == 12
+    assert all(len(series["layers"]) == 201 for series in plot["series"])
+
+
+def test_a_file_without_results_makes_a_page_that_says_so(
+    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def empty(file: h5py.File) -> None:
+        for probe in list(file):
+            del file[probe]
+
+    words = Page(written(changed(study, tmp_path / "r.h5", empty), tmp_path)).words
+    assert "Nothing measured yet." in words
+    assert exit_code(["report", str(tmp_path / "r.h5"), "--out", str(tmp_path / "p.html")]) == 1
+    assert "nothing finished to draw" in capsys.readouterr().err
+
+
+def test_a_report_into_a_folder_is_rejected(study: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected a file for the page"):
+        report(study, tmp_path, [])
+
+
+def test_a_page_stays_when_the_new_one_cannot_be_written(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "report.html"
+    out.write_text("before")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        report(study, out, [])
+    assert out.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.slow
+def test_the_command_writes_every_figure_and_never_loads_torch(study: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; from landscape.cli.main import exit_code\n"
+        f"code = exit_code(['report', {str(study)!r}, '--out', {str(tmp_path / 'new' / 'report.html')!r}])\n"
+        "print(code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-2:] == ["0", "False"]
+    found = Page((tmp_path / "new" / "report.html").read_text())
+    assert found.tags.count("img") == len(drawing.draw(study, tmp_path / "figures"))
