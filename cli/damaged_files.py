@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+
 from landscape.executors.worker_process import picklable
 
 T = TypeVar("T")
-
-import numpy as np
 
 
 def check_not_damaged(file: Path) -> None:
