@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from landscape.plots import style
 from landscape.plots.appearance import escaped
 from landscape.plots.compared import NAME
 from landscape.plots.figure import Axes, Figure
+from landscape.plots.measured import OVER
+from landscape.plots.theme import muted, narrow, page_width
 from landscape.results.stored_table import rows_of
 
 MEANING = (
@@ -21,9 +24,9 @@ MEANING = (
     "point per seed, in a panel per number and protocol. Overlapping intervals do not say that two are equal, and "
     "intervals that just miss each other do not say that they differ: landscape compare tests the differences."
 )
-MOST, COLUMNS, LONGEST = 12, 3, 26  # panels, panels side by side, characters of a name
+MOST, COLUMNS, LONGEST = 12, 3, 26  # panels, panels side by side on a page, characters of a name
 ROW = 0.16  # inches
-MEAN, SEED = "#0072B2", "#555555"
+MEAN = "#0072B2"
 Row = dict[str, Any]
 
 
@@ -33,6 +36,7 @@ class Study:
 
     label: str
     rows: Sequence[Row]
+    protocols: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by probe, in words
 
     @property
     def kind(self) -> str:
@@ -46,36 +50,40 @@ class Study:
 
     @property
     def panels(self) -> list[tuple[str, str, str]]:
-        """(probe, protocol, number): those with a better direction first, as many as fit."""
-        found: dict[tuple[str, str, str], bool] = {}
+        """(probe, protocol, number) that two have: flatness first, then what has a better direction, probe by probe."""
+        found: dict[tuple[str, str, str], list[Row]] = {}
         for row in self.rows:
             if row["kind"] == self.kind:
-                key = str(row["probe"]), str(row["protocol"]), str(row["number"])
-                found[key] = found.get(key, False) or bool(row["reading"])
-        judged = [key for key, reading in found.items() if reading]
-        return [*judged, *(key for key in found if key not in judged)][:MOST]
+                found.setdefault((str(row["probe"]), str(row["protocol"]), str(row["number"])), []).append(row)
+        shared = {key: rows for key, rows in found.items() if len(rows) > 1} or found
+        turn: dict[tuple[str, int], int] = {}
+        order = {}
+        for key, rows in shared.items():
+            kind = ("flatter" not in str(rows[0]["reading"])) + (not rows[0]["reading"])
+            turn[key[0], kind] = turn.get((key[0], kind), 0) + 1
+            order[key] = kind, turn[key[0], kind] if kind else 0
+        chosen = sorted(shared, key=order.__getitem__)[:MOST]
+        probes = list(dict.fromkeys(probe for probe, *_ in chosen))
+        return sorted(chosen, key=lambda key: probes.index(key[0]))
 
 
 def studies(stored: Iterable[tuple[str, xr.Dataset]]) -> list[Study]:
     """Every stored comparison."""
     found = [(data, rows_of(data)) for name, data in stored if name.partition("/")[0] == NAME]
-    return [Study(str(data.attrs.get("label", "")), rows) for data, rows in found if rows]
+    return [
+        Study(str(data.attrs.get("label", "")), rows, json.loads(str(data.attrs.get("protocols", "{}"))))
+        for data, rows in found
+        if rows
+    ]
 
 
 def page(study: Study) -> Figure:
     """The panels, with the names at the left of each row of them."""
     panels = study.panels
-    columns = min(COLUMNS, len(panels))
+    columns = min(1 if narrow() else COLUMNS, len(panels))
     lines = math.ceil(len(panels) / columns)
     each = ROW * max(len(study.names), 3) + 0.62
-    words = "Points: seeds; bars: means with 95 % intervals by Student's t." if study.kind == "group" else ""
-    left_out = len({(r["probe"], r["protocol"], r["number"]) for r in study.rows if r["kind"] == study.kind}) - len(
-        panels
-    )
-    more = f" {left_out} more numbers in the table." if left_out else ""
-    note = f"{words or 'Bars: 95 % intervals over samples (hessian: mini-batches).'}{more}"
-    caption = f"{escaped(study.label)}."
-    figure = style.page([], [], height=lines * each, caption=caption, note=note)
+    figure = style.page([], [], height=lines * each, caption=_caption(study, panels), note=_note(study, panels))
     grid = figure.subplots(lines, columns, squeeze=False, sharey=True)
     several = {probe for probe, protocol, _ in panels if protocol != "a"}
     for i, ax in enumerate(grid.flat):
@@ -86,6 +94,29 @@ def page(study: Study) -> Figure:
     return figure
 
 
+def _caption(study: Study, panels: Sequence[tuple[str, str, str]]) -> str:
+    """What is compared, and the protocols of the panels, equal ones once."""
+    said: dict[str, list[str]] = {}
+    for probe, protocol in dict.fromkeys((probe, protocol) for probe, protocol, _ in panels):
+        words = study.protocols.get(probe, ())
+        position = ord(protocol) - ord("a") if len(protocol) == 1 else len(words)
+        if position < len(words):
+            said.setdefault(words[position], []).append(f"{probe} [{protocol}]" if len(words) > 1 else probe)
+    protocols = "; ".join(f"{', '.join(of)}: {words}" for words, of in said.items())
+    return escaped(f"{study.label}. {protocols}.".replace("..", "."))
+
+
+def _note(study: Study, panels: Sequence[tuple[str, str, str]]) -> str:
+    shown = {(row["probe"], row["protocol"], row["number"]) for row in study.rows if row["kind"] == study.kind}
+    more = f" {len(shown) - len(panels)} more numbers in the table." if len(shown) > len(panels) else ""
+    if study.kind == "group":
+        return f"Points: seeds; bars: means with 95 % intervals by Student's t.{more}"
+    own = [f"{probe}: {OVER[probe]}" for probe in dict.fromkeys(probe for probe, *_ in panels) if probe in OVER]
+    crosses = " Crosses: unfinished results." if any(row["partial"] for row in study.rows) else ""
+    others = f" ({'; '.join(own)})" if own else ""
+    return f"Bars: 95 % intervals over samples{others}.{crosses}{more}"
+
+
 def draw(study: Study, ax: Axes, panel: tuple[str, str, str], *, marked: bool = False) -> Axes:
     """Draw one number: a row per network or group; several protocols of a probe are `marked` in the title."""
     probe, protocol, number = panel
@@ -94,7 +125,8 @@ def draw(study: Study, ax: Axes, panel: tuple[str, str, str], *, marked: bool = 
     for at, name in enumerate(study.names):
         seeds = [row["value"] for row in own if row["kind"] == "network" and row["group"] == name]
         if study.kind == "group" and seeds:
-            ax.plot(seeds, np.full(len(seeds), at + 0.22), "o", color=SEED, markersize=2.5, fillstyle="none", mew=0.6)
+            below = np.full(len(seeds), at + 0.22)
+            ax.plot(seeds, below, "o", color=muted(), markersize=2.5, fillstyle="none", markeredgewidth=0.6)
         if name in shown:
             row = shown[name]
             value, low, high = (float(np.nan if row[key] is None else row[key]) for key in ("value", "low", "high"))
@@ -107,10 +139,10 @@ def draw(study: Study, ax: Axes, panel: tuple[str, str, str], *, marked: bool = 
     ax.set_ylim(len(study.names) - 0.4, -0.6)
     ax.tick_params(labelsize=style.SMALL)
     ax.locator_params(axis="x", nbins=5)
-    ax.grid(axis="y", color="0.92", linewidth=0.5)
+    ax.grid(axis="y", linewidth=0.5)
     ax.set_axisbelow(True)
     title = escaped(f"{probe}: {number}{f' [{protocol}]' if marked else ''}")
-    side = style.PAGE / COLUMNS - 0.4
+    side = page_width() / (1 if narrow() else COLUMNS) - 0.4
     ax.set_title(style.fitted(title, side, style.SMALL), fontsize=style.SMALL)
     ax.set_xlabel(
         style.fitted(f"{example.get('reading') or ''}{unit}".strip(), side, style.SMALL), fontsize=style.SMALL

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from landscape.plots.compared import NAME
-from landscape.plots.comparison import ALIKE, LEVEL, MISSING, Comparison, Contrast, flatness
+from landscape.plots.comparison import ALIKE, LEVEL, MISSING, PAIRS, Comparison, Contrast, flatness
 from landscape.plots.measured import OVER, Measured
 from landscape.results import stored_table
 
@@ -77,7 +78,10 @@ def sections(comparison: Comparison) -> list[Section]:
         contrasts = [c for c in comparison.contrasts if c.probe == probe]
         if contrasts:
             several = len(protocols) > 1
-            tables.append(("Differences", [_difference_row(c, comparison, several=several) for c in contrasts]))
+            references = {c.second for c in contrasts}
+            one = references.pop() if len(references) == 1 and len(comparison.sides) > PAIRS else ""
+            rows = [_difference_row(c, comparison, several=several, reference=one) for c in contrasts]
+            tables.append((f"Differences from {one}" if one else "Differences", rows))
         found.append(Section(probe, tables, _caption(comparison, probe, contrasts)))
     return found
 
@@ -86,8 +90,16 @@ def store(path: Path, comparison: Comparison) -> str:
     """Store the records in a results file, in place of an older comparison of the same groups; returns the group."""
     groups = comparison.groups
     definition = {"group": list(groups.rules) if groups else [], "against": comparison.against}
-    about = {"protocol": "", "notes": " ".join(closing(comparison)), "factor": groups.factor if groups else "network"}
+    about = {
+        "protocol": "", "notes": " ".join(closing(comparison)), "factor": groups.factor if groups else "network",
+        "protocols": json.dumps(words_of(comparison)),
+    }  # fmt: skip
     return stored_table.store(path, NAME, label_of(comparison), definition, records(comparison), about)
+
+
+def words_of(comparison: Comparison) -> dict[str, list[str]]:
+    """The protocols of every probe in words."""
+    return {probe: [one.words for one in found] for probe, found in comparison.protocols.items()}
 
 
 def label_of(comparison: Comparison) -> str:
@@ -187,8 +199,9 @@ def _columns(numbers: Iterable[Measured]) -> dict[str, str]:
     return {one.name: f"{one.name} ({one.unit})" if 0 < len(one.unit) < 8 else one.name for one in numbers}
 
 
-def _difference_row(c: Contrast, comparison: Comparison, *, several: bool) -> Row:
-    row = {"difference": f"{c.first} {MINUS} {c.second}", "of": c.number}
+def _difference_row(c: Contrast, comparison: Comparison, *, several: bool, reference: str) -> Row:
+    """One difference; without its `reference` where all rows have the same."""
+    row = {"difference": c.first if reference else f"{c.first} {MINUS} {c.second}", "of": c.number}
     if several:
         row["protocol"] = "" if c.protocol is None else letter(c.protocol)
     d = c.difference
@@ -199,7 +212,12 @@ def _difference_row(c: Contrast, comparison: Comparison, *, several: bool) -> Ro
             interval(effect.value, effect.low, effect.high, sign=True) if effect and math.isfinite(effect.value) else ""
         )
     row["p (Holm)"] = "" if not math.isfinite(c.adjusted) else f"{c.adjusted:.2g}" if c.adjusted >= 1e-4 else "< 0.0001"
-    return row | {"verdict": f"{c.verdict}: {c.favours}" if c.favours else c.verdict}
+    favours = c.favours
+    if reference:  # of the network that the row names
+        favours = favours.removeprefix(f"{c.first} is ")
+        for word, opposite in (("flatter", "sharper"), ("better", "worse")):
+            favours = favours.replace(f"{reference} is {word}", opposite)
+    return row | {"verdict": f"{c.verdict}: {favours}" if favours else c.verdict}
 
 
 def _caption(comparison: Comparison, probe: str, contrasts: Sequence[Contrast]) -> str:

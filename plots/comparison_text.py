@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from landscape.options import printable
 from landscape.plots.comparison import Comparison, flatness
-from landscape.plots.comparison_rows import MINUS, Row, closing, records, sections
+from landscape.plots.comparison_rows import MINUS, Row, closing, records, sections, words_of
 
 WIDEST = 150  # characters of a line in the terminal, unless its names are longer
 ESCAPES = {
@@ -99,7 +99,7 @@ def as_json(comparison: Comparison) -> str:
         "groups": {name: list(members) for name, members in comparison.groups.members.items()}
         if comparison.groups
         else {},
-        "protocols": {probe: [one.words for one in found] for probe, found in comparison.protocols.items()},
+        "protocols": words_of(comparison),
         "records": records(comparison),
         "flatness": flatness(comparison),
         "notes": list(comparison.notes),

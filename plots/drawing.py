@@ -169,9 +169,9 @@ def _of_complete(name: str, page: partial[Figure]) -> partial[Figure] | None:
 def draw_comparison(comparison: Comparison, out: Path | str, formats: Sequence[str] = ("png",)) -> list[Path]:
     """Draw a comparison that need not be stored; return the files, `compare.*`."""
     from landscape.plots import compare_study
-    from landscape.plots.comparison_rows import label_of, records
+    from landscape.plots.comparison_rows import label_of, records, words_of
 
-    study = compare_study.Study(label_of(comparison), records(comparison))
+    study = compare_study.Study(label_of(comparison), records(comparison), words_of(comparison))
     with applied(SCREEN):
         return _save("compare", partial(compare_study.page, study), Path(out), formats)
 

@@ -20,6 +20,8 @@ import landscape
 from landscape.cli.main import exit_code
 from landscape.options import OptionError
 from landscape.plots import comparison_text, drawing
+from landscape.plots.compare_study import Study, page
+from landscape.plots.compare_study import draw as draw_panel
 from landscape.plots.comparison import ALIKE, MISSING, REAL, Comparison, flatness
 from landscape.plots.comparison import compare_results as compare
 from landscape.plots.comparison_rows import interval, plus_minus, records, sections
@@ -116,6 +118,14 @@ def test_every_pair_up_to_four_networks_and_then_all_with_the_first() -> None:
     assert len(compare(four).contrasts) == 6
     assert set(verdicts(compare([*four, trace("e", 1.0)]))) == {(name, "a") for name in "bcde"}
     assert set(verdicts(compare(four, against="c"))) == {(name, "c") for name in "abd"}
+
+
+def test_rows_with_one_reference_name_it_once() -> None:
+    found = compare([trace(name, value) for name, value in zip("abcde", (2.0, 1.0, 3.0, 2.0, 2.0), strict=True)])
+    (_, (words, rows)) = sections(found)[0].tables
+    assert words == "Differences from a"
+    verdicts = [(row["difference"], row["verdict"]) for row in rows]
+    assert verdicts[:3] == [("b", "real: flatter"), ("c", "real: sharper"), ("d", ALIKE)]
 
 
 def test_p_is_corrected_over_the_rows_of_a_probe() -> None:
@@ -445,3 +455,26 @@ def test_twelve_networks_with_long_names_and_several_protocols_are_drawn(tmp_pat
     results = [trace(name, float(i), spec={"batch_size": size}) for size in (16, 64) for i, name in enumerate(names)]
     (figure,) = drawing.draw_comparison(compare(results), tmp_path)
     assert figure.stat().st_size > 10_000
+
+
+def test_the_figure_of_groups_has_a_point_per_seed() -> None:
+    from matplotlib.figure import Figure
+
+    found = compare([*seeds("x", 1.0, 1.1, 0.9), *seeds("y", 3.0, 3.2)], group=[r"-s\d$"])
+    study = Study("2 groups", records(found), {"trace": ["digits test"]})
+    ax = Figure().subplots()
+    assert draw_panel(study, ax, study.panels[0]) is ax
+    points = [line.get_xdata() for line in ax.lines if line.get_fillstyle() == "none"]
+    assert [list(part) for part in points] == [[1.0, 1.1, 0.9], [3.0, 3.2]]
+    assert page(study).texts[0].get_text().startswith("2 groups. trace: digits test.")
+
+
+def test_the_figure_shows_flatness_first_and_numbers_that_two_have() -> None:
+    values = {f"{name}{end}": 0.1 for name in ("nll", "accuracy", "ece") for end in ("", "_se")}
+    many = [result("calibration", name, values) for name in "ab"]
+    many += [result("corruption", name, {f"mean_{key}": value for key, value in values.items()}) for name in "ab"]
+    many += [trace("a", 1.0), trace("b", 3.0), result("density", "a", {"mean": 1.0, "mean_se": 0.1})]
+    study = Study("2 networks", records(compare(many)))
+    assert study.panels[0] == ("trace", "a", "trace")
+    assert len(study.panels) == 7
+    assert not any(probe == "density" for probe, *_ in study.panels)
