@@ -34,6 +34,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "mathml",
+    "sphinx_gallery.gen_gallery",
     "probe_reference",
 ]
 html_math_renderer = "mathml"
@@ -43,7 +44,17 @@ html_theme_options = {"navigation_with_keys": True}
 html_copy_source = False
 html_static_path = ["_static"]
 html_css_files = ["reference.css"]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "examples", "**/sg_execution_times.rst", "sg_execution_times.rst"]
+sphinx_gallery_conf = {
+    "examples_dirs": "examples",
+    "gallery_dirs": "gallery",
+    "image_scrapers": ("figure_scraper.pages", "matplotlib"),
+    "show_memory": False,
+    "download_all_examples": False,
+    "show_signature": False,
+    "capture_repr": (),
+    "min_reported_time": 1e9,
+}
 myst_enable_extensions = ["dollarmath", "deflist"]
 myst_heading_anchors = 3
 autodoc_typehints = "description"
