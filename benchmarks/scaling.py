@@ -135,37 +135,39 @@ def writer(arguments: argparse.Namespace) -> None:
 
 
 def merge(arguments: argparse.Namespace) -> None:
+    from idle_probe import Idle
+
+    from landscape.api import configure
     from landscape.results.merging import merge_files
     from landscape.run import reduce_of
 
-    for results, points in ((20, 5000), (100, 1023)):
+    lines = {n: [configure("line", {"resolution": n, "seed": seed})[0] for seed in range(100)] for n in (1023, 5001)}
+    idle = [Idle(units=1023, label=f"idle {number}") for number in range(100)]
+    for name, probes in (("idle", idle), ("line", lines[5001][:20]), ("line", lines[1023])):
         with tempfile.TemporaryDirectory() as folder:
-            files = shards_of_lines(Path(folder), results, points)
-            merged = Path(folder, "merged.h5")
-            start = time.process_time()
+            files = shards_of(Path(folder), probes)
+            merged, start = Path(folder, "merged.h5"), time.process_time()
             found = merge_files(files, merged, reduce_of=reduce_of)
             spent = time.process_time() - start
             assert all(result.done == result.units for result in found)
-            once = time.process_time()
+            start = time.process_time()
             merge_files(files, merged, reduce_of=reduce_of)
-            again = time.process_time() - once
-        print(f"| {results} | {found[0].units:,} | {len(files)} | {spent:.2f} | {again:.2f} |", flush=True)
+            again = time.process_time() - start
+        print(f"| {len(probes)} {name} | {found[0].units:,} | {spent:.2f} | {again:.2f} |", flush=True)
 
 
-def shards_of_lines(folder: Path, results: int, points: int, shards: int = 100) -> list[Path]:
-    """Files as the jobs of an array leave them: the same lines, in each file those units of them that it measured."""
+def shards_of(folder: Path, probes: list[Any], shards: int = 100) -> list[Path]:
+    """Files as the jobs of an array leave them: the same results in each, with the units that it measured."""
     import h5py
     import numpy as np
 
-    from landscape.api import configure
     from landscape.probe import Shard
     from landscape.results.group import open_or_create
     from landscape.results.updating import change_file
     from landscape.run import run_key
 
     subject, empty = small_subject(str(folder)), folder / "empty.h5"
-    probes = [configure("line", {"resolution": points, "seed": seed})[0] for seed in range(results)]
-    keys = [run_key(probe, subject, f"network {n}") for n, probe in enumerate(probes)]
+    keys = [run_key(probe, subject, f"network {number}") for number, probe in enumerate(probes)]
     change_file(empty, lambda file: [open_or_create(file, key) for key in keys] and None)
     files = []
     for number in range(1, shards + 1):
@@ -173,7 +175,7 @@ def shards_of_lines(folder: Path, results: int, points: int, shards: int = 100) 
         files.append(folder / f"part-{number}.h5")
         files[-1].write_bytes(empty.read_bytes())
         with h5py.File(files[-1], "r+") as file:
-            for group in file["line"].values():
+            for group in file[keys[0].probe].values():
                 for name in ("done", *keys[0].plan.quantities):
                     values = group[name][()]
                     values[tuple(np.transpose(units))] = 1
@@ -266,7 +268,7 @@ HEADS = {
     "overhead": "executor | ms per unit",
     "dask": "executor | ms per unit",
     "bytes": "probe | work | unit | result",
-    "merge": "results | units of each | files | CPU s | CPU s with a complete output",
+    "merge": "results in every file | units of each | CPU s | CPU s where the output has them all",
     "writer": "numbers per unit | units per second | microseconds to merge one",
     "simulation": "seconds of a unit | workers | efficiency | measured again | deaths | one process is busy",
     "speed": "probe | one: s / unit | two workers | speed | one: CPU s / unit | two workers | 2 one / two | load",
