@@ -18,6 +18,9 @@ def plot(
     file: Annotated[Path, typer.Argument(help="results file, or the folder of a training run")] = Path("results.h5"),
     out: Annotated[Path, Option(help="folder for the figures")] = Path("figures"),
     format: Annotated[str, Option(help="any of png, pdf, svg, separated by commas")] = "png",
+    layout: Annotated[
+        str, Option(help="park2022: several networks in the multi-panel figures of that paper, instead of all figures")
+    ] = "",
     figure: Annotated[str, Option(help="only these figures, separated by commas; default: all", metavar="NAME")] = "",
     only: Annotated[
         list[str], Option(help="only the checkpoint of this label (* stands for anything); repeatable, in this order")
@@ -46,15 +49,17 @@ def plot(
     formats = parse_choices("format", format, drawing.FORMATS)
     one_of("style", style, STYLES)
     one_of("columns", str(columns), ("0", "1", "2"))
+    one_of("layout", layout or "park2022", ("park2022",))
     theme = Theme(style, columns, title)
     if file.is_dir():
         paths = drawing.draw_run(file, out, formats, theme=theme)
     else:
         check_not_damaged(file)
-        paths = drawing.draw(
+        chosen = Selection(tuple(only), pairs("label", label), colours(color))
+        paths = drawing.draw_layout(file, out, formats, selection=chosen, theme=theme) if layout else drawing.draw(
             file, out, formats, eigenvalues=parse_eigenvalues(eigenvalues), theme=theme,
             figures=tuple(name.strip() for name in figure.split(",") if name.strip()),
-            selection=Selection(tuple(only), pairs("label", label), colours(color)),
+            selection=chosen,
         )  # fmt: skip
         _say(file, out, paths, quiet=quiet)
     for path in paths:

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from landscape.checkpoints.huggingface_cache import folder_of
 from landscape.cli import (
+    animate,
     build_up,
     compare,
     demo,
@@ -92,7 +93,8 @@ app.command("build-up", rich_help_panel=TRAIN)(build_up.build_up)
 for _command in (training.train, training.models, demo.demo, reproduce.reproduce):
     app.command(rich_help_panel=TRAIN)(_command)
 for _command in (
-    figures.plot, figures.report, compare.compare, doctor.doctor, show.show, layers.layers, evaluate.evaluate,
+    figures.plot, animate.animate, figures.report,
+    compare.compare, doctor.doctor, show.show, layers.layers, evaluate.evaluate,
 ):  # fmt: skip
     app.command(rich_help_panel=INSPECT)(_command)
 for _command in (merging.merge, merging.repair):

@@ -41,6 +41,7 @@ ON_DARK: Mapping[Color, Color] = {
     "#000000": "#FFFFFF", "#00108A": "#5470FF", "#82574E": "#D9A08B", "#7C7BFF": "#A98BFF", "#385107": "#86C232",
     "#6B276A": "#C44FA0", "#4D4D4D": "#8B949E",
 }  # fmt: skip
+TELLING = ("plane", "along", "operator")  # named first among what distinguishes results of one checkpoint
 LINES: Sequence[Named] = ("-", "--", "-.", ":")
 # The second cue of checkpoints beside the marker: lines without markers are told apart in grey too.
 DASHES: Sequence[Line] = (
@@ -152,7 +153,8 @@ def _difference(data: xr.Dataset, alike: Sequence[xr.Dataset]) -> str:
     named: list[str] = []
     pairs = [(one, other) for i, one in enumerate(others) for other in others[:i]]
     while pairs and different:
-        key = max((key for key in different if key != "digest"), key=lambda k: _separated(pairs, k), default="digest")
+        known = [key for key in different if key != "digest"]
+        key = max(known, key=lambda key: (_separated(pairs, key), key in TELLING), default="digest")
         if not _separated(pairs, key):
             if "digest" not in different:
                 break

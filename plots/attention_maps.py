@@ -12,7 +12,7 @@ from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.headlines import Numbers
 from landscape.plots.mosaic import mosaic
-from landscape.plots.theme import page_width
+from landscape.plots.theme import narrow, page_width
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +43,7 @@ def draw(data: xr.Dataset, ax: Axes) -> Axes:
                 cells.append(colormaps[COLORS](known / known.max())[..., :3] if known.size else None)
             rows.append(cells)
             places.append(place)
-    names = [f"depth {depth:.2f}" for depth in data["depth"].values[layers]]
+    names = [f"{depth:.2f}" if narrow() else f"depth {depth:.2f}" for depth in data["depth"].values[layers]]
     mosaic(ax, rows, ["image", *names], [""] * len(rows))
     for i, (y, x) in enumerate(places):
         for j in range(len(layers) + 1):

@@ -13,7 +13,7 @@ from landscape.plots.appearance import Look, parameters_of
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers
-from landscape.plots.theme import ground, muted, page_width
+from landscape.plots.theme import ground, muted, narrow, page_width
 from landscape.results import calibration as statistics
 from landscape.results.paired import comparable
 from landscape.results.statistics import QUANTILE
@@ -37,7 +37,7 @@ def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) 
     look = look or look_of(data)
     ax = axes[0]
     ax.plot([0, 1], [0, 1], color=muted(), linewidth=0.7, linestyle="--", zorder=0)
-    for prefix, alpha, face in (("scaled_", 0.6, "white"), ("", 1.0, look.color)):
+    for prefix, alpha, face in (("scaled_", 0.6, ground()), ("", 1.0, look.color)):
         confidence, accuracy, low, high = diagram(data, prefix)
         ax.errorbar(
             confidence, accuracy, yerr=np.stack([accuracy - low, high - accuracy]), color=look.color, alpha=alpha,
@@ -64,7 +64,7 @@ def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """Diagram above histogram, one column per network; below, networks on the same samples against the first one."""
     compared = comparable(results)
-    columns = min(COLUMNS, max(2, len(results)))
+    columns = 2 if narrow() else min(COLUMNS, max(2, len(results)))
     rows = -(-len(results) // columns)
     side = page_width() / columns
     below = differences.height(len(compared))
@@ -98,7 +98,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     if compared:
         first, *others = compared
         differences.draw(
-            under.subplots(1, len(COMPARED), sharey=True),
+            differences.axes_in(under, len(COMPARED)),
             COMPARED,
             [paired(results[i], results[first]) for i in others],
             [looks[i] for i in others],

@@ -48,7 +48,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         first, *others = compared
         labels = {name: f"mean {label}" for name, label in METRICS.items()}
         found = [corruption_summary.paired_difference(results[i], results[first]) for i in others]
-        differences.draw(under.subplots(1, len(labels), sharey=True), labels, found, [looks[i] for i in others])
+        differences.draw(differences.axes_in(under, len(labels)), labels, found, [looks[i] for i in others])
     return figure
 
 

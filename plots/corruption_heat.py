@@ -31,7 +31,7 @@ def draw(data: xr.Dataset, ax: Axes, *, metric: str = "accuracy", limits: tuple[
             red, green, blue, _ = image.cmap(image.norm(value))
             dark = 0.3 * red + 0.6 * green + 0.1 * blue < 0.5
             text = f"{value:.2f}" if value < 10 else f"{value:.0f}"
-            ax.text(column, row, text, ha="center", va="center", fontsize=5, color="w" if dark else "k")
+            ax.text(column, row, text, ha="center", va="center", fontsize=6, color="w" if dark else "k")
     ax.set_xticks(range(data.sizes["severity"]), [str(s) for s in data["severity"].values])
     ax.set_yticks(range(data.sizes["corruption"]), short_names(data))
     ax.tick_params(length=0, labelsize=6)
@@ -41,15 +41,15 @@ def draw(data: xr.Dataset, ax: Axes, *, metric: str = "accuracy", limits: tuple[
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One row per network, one column per score."""
-    heights = [0.125 * data.sizes["corruption"] + 0.45 for data in results]
+    heights = [0.125 * data.sizes["corruption"] + 0.6 for data in results]
     figure = style.page(results, looks, height=sum(heights))
     grid = figure.subplots(len(results), len(METRICS), squeeze=False, height_ratios=heights, sharey="row")
     for column, (metric, name) in enumerate(METRICS.items()):
         limits = limits_of(results, metric)
         for row, (data, look) in enumerate(zip(results, looks, strict=True)):
             ax = draw(data, grid[row, column], metric=metric, limits=limits)
-            title = style.fitted(look.label, 0.75 * page_width() / len(METRICS), 8, lines=1)
-            ax.set_title(f"{title}: {name}" if column == 0 else name, fontsize=7)
+            title = style.fitted(look.label, 0.8 * page_width() / len(METRICS), 7, lines=2)
+            ax.set_title(f"{title}:\n{name}" if column == 0 else name, fontsize=7)
             ax.set_xlabel("severity" if row == len(results) - 1 else "")
     return figure
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.figure import Axes
 from landscape.plots.headlines import Numbers
+from landscape.plots.theme import narrow
 from landscape.results.calibration import Interval
 
 LONGEST = 24  # characters of the label of a row
@@ -18,7 +20,17 @@ Differences = Mapping[str, tuple[float, Interval]]  # by score: value and interv
 
 def height(count: int) -> float:
     """Inches for the differences of so many networks from the first of them; 0 for none."""
-    return 0.85 + 0.17 * (count - 1) if count > 1 else 0.0
+    rows = 2 if narrow() else 1
+    return rows * (0.85 + 0.17 * (count - 1)) if count > 1 else 0.0
+
+
+def axes_in(figure: Any, scores: int) -> Sequence[Axes]:
+    """Axes for the scores side by side, in two rows of narrow figures."""
+    rows = 2 if narrow() else 1
+    axes = figure.subplots(rows, -(-scores // rows), sharey=True, squeeze=False).ravel()
+    for ax in axes[scores:]:
+        ax.remove()
+    return list(axes[:scores])
 
 
 def note(reference: str, *, how: str = "") -> str:

@@ -21,6 +21,7 @@ from landscape.plots import FIGURES, IMPORTED, STUDIES
 from landscape.plots.figure import lacking
 from landscape.plots.selection import Selection, Stored
 from landscape.plots.theme import SCREEN, Theme, applied
+from landscape.plots.tidy import tidied
 from landscape.results import reader
 from landscape.results.malformed import readable
 from landscape.results.replacing import replacing
@@ -92,6 +93,40 @@ def draw(
     for name in figures:
         if name not in drawn:
             _log.info("no figure %s: %s", name, _needs(name))
+    return written
+
+
+def draw_layout(
+    path: Path | str,
+    out: Path | str,
+    formats: Sequence[str] = ("png",),
+    *,
+    selection: Selection = EVERYTHING,
+    theme: Theme = SCREEN,
+) -> list[Path]:
+    """Draw all networks as the multi-panel figures of Park & Kim 2022, the last result of every checkpoint.
+
+    A part that no result shows is logged, with the command that measures it, and named in the caption.
+
+    Raises:
+        OptionError, FileNotFoundError, ValueError: as `draw`.
+    """
+    from landscape.plots import park2022
+
+    stored = selection.of(reader.by_checkpoint(reader.groups(path)))
+    everything = [data for _, data in stored]
+    written = []
+    with applied(theme):
+        for name, parts in park2022.PAGES.items():
+            found = {}
+            for part in parts:
+                entry = FIGURES[part.figure]
+                results = entry.selected([data for name, data in stored if name.partition("/")[0] == entry.probe])
+                found[part.figure] = park2022.one_each(results, selection.looks(results, everything))
+            for command in park2022.missing(parts, found):
+                _log.info("%s: nothing of %s yet", name, command)
+            if any(found.values()):
+                written += _save(name, partial(park2022.page, parts, found), Path(out), formats)
     return written
 
 
@@ -231,7 +266,7 @@ def _save(name: str, page: Callable[[], Figure], folder: Path, formats: Sequence
     paths = [folder / f"{name}.{extension}" for extension in formats]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a label in any script is welcome
-        figure = page()
+        figure = tidied(page())
         for path, extension in zip(paths, formats, strict=True):
             with replacing(path) as stream:
                 figure.savefig(stream, format=extension, metadata=_METADATA[extension])

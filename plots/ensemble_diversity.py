@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from landscape.plots import style
 from landscape.plots.appearance import Look, escaped
 from landscape.plots.differences import shortened
+from landscape.plots.theme import narrow
 
 MEANING = (
     "The share of samples on which two members predict different classes, and how similar the inputs of their "
@@ -43,8 +44,10 @@ def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One row per ensemble."""
-    figure = style.page(results, looks, height=2.4 * len(results), note="Numbers of members on both axes.")
-    grid = figure.subplots(len(results), 2, squeeze=False)
+    figure = style.page(
+        results, looks, height=(4.2 if narrow() else 2.4) * len(results), note="Numbers of members on both axes."
+    )
+    grid = figure.subplots(*((2 * len(results), 1) if narrow() else (len(results), 2)), squeeze=False).reshape(-1, 2)
     for data, look, axes in zip(results, looks, grid, strict=True):
         draw(data, tuple(axes), look=look)
         axes[0].set_ylabel(style.fitted(look.label, 2.2, style.RC["axes.labelsize"]))

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from landscape.plots import style
 from landscape.plots.appearance import Look
+from landscape.plots.theme import narrow
 
 MEANING = (
     "The whole Fourier spectrum of the feature maps, zero frequency in the middle of each tile and the highest of the "
@@ -38,7 +39,8 @@ def draw(data: xr.Dataset, ax: Axes, *, norm: Normalize | None = None) -> Axes:
         values = row["spectrum"].values[: np.isfinite(sides[1]).sum(), : np.isfinite(sides[0]).sum()]
         x = place * PITCH
         ax.imshow(values, origin="lower", extent=(x + left, x + right, low, high), cmap=MAP, norm=norm)
-        ax.text(x, 1.15, f"{layer} {row['kind'].item()}", ha="center", va="bottom", fontsize=style.SMALL)
+        name = str(layer) if narrow() else f"{layer} {row['kind'].item()}"
+        ax.text(x, 1.15, name, ha="center", va="bottom", fontsize=style.SMALL)
     ax.set(xlim=(-1.15, max(len(layers) - 1, 0) * PITCH + 1.15), ylim=(-1.15, 1.6), aspect="equal")
     ax.axis("off")
     return ax
@@ -46,13 +48,13 @@ def draw(data: xr.Dataset, ax: Axes, *, norm: Normalize | None = None) -> Axes:
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One row of tiles per network, with one scale."""
-    figure = style.page(results, looks, height=HEIGHT * len(results), note=NOTE)
+    figure = style.page(results, looks, height=(0.6 if narrow() else 1.0) * HEIGHT * len(results), note=NOTE)
     axes = figure.subplots(len(results), 1, squeeze=False)[:, 0]
     norm = _scale(results)
     for data, look, ax in zip(results, looks, axes, strict=True):
         draw(data, ax, norm=norm)
         ax.set_xlim(-1.15, (TILES - 1) * PITCH + 1.15)  # tiles of one size in every row
-        ax.set_title(look.label, fontsize=style.RC["axes.titlesize"], loc="left", pad=2)
+        ax.set_title(look.label, fontsize=style.RC["axes.titlesize"], loc="left", pad=8 if narrow() else 2)
     bar = figure.colorbar(ScalarMappable(norm, MAP), ax=list(axes), aspect=12 * len(results), pad=0.01)
     bar.set_label("Δ\u00a0ln\u00a0A", fontsize=style.SMALL)
     return figure

@@ -59,13 +59,22 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look], *, ranges: tuple[
     left, right = figure.subplots(1, 2, sharey=True)
     for data, look in pairs:
         draw(data, (left, right), look=look, ranges=ranges or axis_ranges(results))
-    peaks = [max(float(line.get_ydata().max()) for line in pair) for pair in zip(left.lines, right.lines, strict=True)]
+    even_out((left, right))
+    return figure
+
+
+def even_out(axes: tuple[Axes, Axes]) -> None:
+    """Name the sides; make the density that they share logarithmic where one sharp peak would flatten the others."""
+    left, right = axes
+    peaks = [
+        max(float(np.max(line.get_ydata())) for line in pair) for pair in zip(left.lines, right.lines, strict=True)
+    ]
     if max(peaks) > UNEVEN * min(peaks):
-        left.set_yscale("log")  # shared: on a linear axis one sharp density would flatten the others
+        left.set_yscale("log")
         left.set_ylim(0.03 * min(peaks), 2 * max(peaks))
     left.set_title("negative")
     right.set_title("positive")
-    return figure
+    right.set_ylabel("")
 
 
 def eigenvalues(data: xr.Dataset) -> np.ndarray:

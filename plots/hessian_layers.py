@@ -35,7 +35,7 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
     sizes = np.abs(ends[0][0][np.isfinite(ends[0][0])])
     if sizes.size and sizes.max() > 20 * np.median(sizes) > 0:
         style.asinh(ax, "x", float(np.quantile(sizes, 0.25)) or float(np.median(sizes)))
-    ax.set_yticks(rows, [str(name) for name in data["name"].values], fontsize=5)
+    ax.set_yticks(rows, [str(name) for name in data["name"].values], fontsize=6)
     ax.set(ylim=(len(rows) - 0.4, -0.6), xlabel="Hessian eigenvalue of the layer's block")
     return ax
 

@@ -13,7 +13,7 @@ from landscape.plots import style
 from landscape.plots.appearance import Look, escaped
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers, change, largest_change
-from landscape.plots.theme import ink, page_width
+from landscape.plots.theme import ground, ink, narrow, page_width
 
 MEANING = (
     "The accuracy a network loses, and the loss it gains, when one unit is removed from it, without retraining; error "
@@ -22,9 +22,16 @@ MEANING = (
     "results file records."
 )
 KINDS: Mapping[str, str] = {
-    "conv": "tab:blue", "msa": "tab:red", "mlp": "#E69F00", "subsample": "#56B4E9", "stem": "#009E73",
-    "head": "#CC79A7", "other": "0.5",
+    "conv": "tab:blue", "msa": "tab:red", "mlp": "#B87900", "subsample": "#7C7BFF", "stem": "#009E73",
+    "head": "#C25FB0", "other": "0.5",
 }  # fmt: skip
+HATCHES: Mapping[str, str] = {
+    "msa": "////",
+    "mlp": "....",
+    "subsample": "xxxx",
+    "stem": "----",
+    "head": "++++",
+}  # in grey
 LABELS: Mapping[str, str] = {"accuracy_drop": "accuracy drop", "loss_increase": "loss increase"}
 LONGEST = 22  # characters of a unit's name
 HIGH = 100.0  # nats
@@ -43,7 +50,9 @@ def bars(data: xr.Dataset, ax: Axes, quantity: str, label: str) -> Axes:
     """One bar per unit with its error, every other stage shaded."""
     unit, height = data["unit"].values, data[quantity].where(np.isfinite(data[quantity])).values
     colors = [KINDS.get(str(kind), KINDS["other"]) for kind in data["kind"].values]
-    ax.bar(unit, height, color=colors, width=0.8, yerr=data[f"{quantity}_se"].fillna(0.0).values, zorder=2,
+    hatches = [HATCHES.get(str(kind), "") for kind in data["kind"].values]
+    ax.bar(unit, height, color=colors, hatch=hatches, edgecolor=ground(), linewidth=0, width=0.8, zorder=2,
+           yerr=data[f"{quantity}_se"].fillna(0.0).values,
            error_kw={"elinewidth": 0.6, "ecolor": "0.25"})  # fmt: skip
     ax.axhline(0.0, color=ink(), linewidth=0.5)
     stage = data["stage"].values
@@ -61,7 +70,7 @@ def bars(data: xr.Dataset, ax: Axes, quantity: str, label: str) -> Axes:
 def name_units(data: xr.Dataset, ax: Axes) -> Axes:
     """Name the units below their bars."""
     unit = data["unit"].values
-    step, size = math.ceil(len(unit) / 80), 6 if len(unit) <= 40 else 5
+    step, size = math.ceil(len(unit) / (25 if narrow() else 60)), style.SMALL
     ax.set_xticks(unit[::step], shortened(data["name"].values)[::step], rotation=90, fontsize=size)
     ax.tick_params(axis="x", length=2, pad=1)
     return ax
@@ -76,7 +85,11 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     ratios = [0.95] * sum(map(len, rows))
     heights = [*ratios, *(0.055 * letters for letters in longest)]
     present = {str(kind) if str(kind) in KINDS else "other" for data in results for kind in data["kind"].values}
-    patches = [Patch(color=color, label=kind) for kind, color in KINDS.items() if kind in present]
+    patches = [
+        Patch(facecolor=color, hatch=HATCHES.get(kind, ""), edgecolor=ground(), linewidth=0, label=kind)
+        for kind, color in KINDS.items()
+        if kind in present
+    ]
     note = "Shaded: every other stage. Error bars: standard error over samples."
     figure = style.page(results, looks, height=sum(heights) + 0.2 * len(results), legend=patches, note=note)
     free = iter(figure.subplots(len(ratios), 1, squeeze=False, height_ratios=ratios)[:, 0])

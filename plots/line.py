@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import LINES, Color, Line, Look, escaped, loss_label, names
+from landscape.plots.appearance import DASHES, LINES, Color, Line, Look, escaped, loss_label, names
 from landscape.plots.appearance import look as look_of
 from landscape.plots.headlines import Numbers, finite
 
@@ -127,8 +127,9 @@ def _entries(row: Sequence[tuple[xr.Dataset, Look]]) -> list[list[Look]]:
     for data, look in row:
         curves = []
         for label in _labels(data, [other for other, _ in row]):
-            curves.append(Look(label, look.color, "", LINES[used.get(look.color, 0) % len(LINES)]))
-            used[look.color] = used.get(look.color, 0) + 1
+            place = used.setdefault(look.color, DASHES.index(look.line))
+            curves.append(Look(label, look.color, "", DASHES[place % len(DASHES)]))
+            used[look.color] = place + 1
         entries.append(curves)
     return entries
 

@@ -73,7 +73,7 @@ def annotate(ax: Axes, data: xr.Dataset, x: float, y: float, name: str) -> None:
     right = x > (data["x"].values[0] + data["x"].values[-1]) / 2
     ax.annotate(
         name, (x, y), xytext=(-3 if right else 3, 4), textcoords="offset points", ha="right" if right else "left",
-        fontsize=5.5, color="w", path_effects=[patheffects.withStroke(linewidth=1.5, foreground="k")],
+        fontsize=6, color="w", path_effects=[patheffects.withStroke(linewidth=1.5, foreground="k")],
     )  # fmt: skip
 
 

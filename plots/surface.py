@@ -12,6 +12,7 @@ import xarray as xr
 from landscape.plots import plane
 from landscape.plots.appearance import Look, loss_label
 from landscape.plots.headlines import Numbers
+from landscape.plots.theme import narrow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,6 +26,7 @@ MEANING = (
     "directions."
 )
 HEIGHT_RADIUS = 0.5  # where the height of a surface is quoted
+EDGE = 0.09  # share of the axes beside which no contour is labelled
 MIN_CONTOURS = 3  # that a panel should have
 
 
@@ -34,10 +36,11 @@ def draw(data: xr.Dataset, ax: Axes, *, levels: np.ndarray | None = None) -> Axe
     x, y = data["x"].values, data["y"].values
     loss = fill_contours(data, ax, levels)
     if plane.complete_cells(loss.filled(np.nan)).any():
+        ax.set(xlim=(x[0], x[-1]), ylim=(y[0], y[-1]))
         within = levels[(levels > loss.min()) & (levels < loss.max())]
         if within.size:
             lines = ax.contour(x, y, loss, levels=within, colors="k", linewidths=0.35)
-            ax.clabel(lines, levels=within[::2], fontsize=5, fmt="%.3g", inline_spacing=2)
+            label_contours(ax, lines, within[:: 4 if narrow() else 2])
     rows, columns = np.nonzero((data["done"].transpose("y", "x").values == 1) & np.ma.getmaskarray(loss))
     ax.plot(x[columns], y[rows], ".", color="0.4", markersize=1.5, label="loss not finite")
     plane.mark_checkpoints(data, ax)
@@ -62,6 +65,18 @@ def fill_contours(data: xr.Dataset, ax: Axes, levels: np.ndarray) -> np.ma.Maske
         x, y = data["x"].values, data["y"].values
         ax.contourf(x, y, loss, levels=levels, cmap=plane.COLORS, norm=_norm(levels), extend="both")
     return loss
+
+
+def label_contours(ax: Axes, lines: Any, levels: np.ndarray) -> None:
+    """Label contours inside the axes; a label at the edge would be cut off, and is left out."""
+    from matplotlib import patheffects
+
+    halo: list[Any] = [patheffects.withStroke(linewidth=1.2, foreground="w")]
+    for text in ax.clabel(lines, levels=levels, fontsize=6, fmt="%.3g", inline=False, colors="k"):
+        text.set_path_effects(halo)
+        x, y = ax.transAxes.inverted().transform(ax.transData.transform(text.get_position()))
+        if not (EDGE < x < 1 - EDGE and EDGE < y < 1 - EDGE):
+            text.remove()
 
 
 def add_colour_bar(figure: Figure, axes: Sequence[Axes], results: Sequence[xr.Dataset], levels: np.ndarray) -> None:

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from landscape.plots import plane
 from landscape.plots.appearance import Look, loss_units
+from landscape.plots.theme import dark
 
 MEANING = (
     "The loss surface as a mesh seen from the side, on one vertical scale for all panels: it shows at a "
@@ -32,7 +33,8 @@ def draw(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) 
     x, y = (_thinned(data[name].values) for name in ("x", "y"))
     loss = data["loss"].transpose("y", "x").values[np.ix_(y, x)]
     loss = np.where(np.isfinite(loss) & (loss <= high), loss, np.nan)
-    colors = matplotlib.colormaps["plasma"](Normalize(low, high)(np.nan_to_num(loss, nan=high)))
+    height = Normalize(low, high)(np.nan_to_num(loss, nan=high))
+    colors = matplotlib.colormaps["plasma"](0.3 + 0.7 * height if dark() else height)  # its lower end is dark
     corners = np.meshgrid(data["x"].values[x], data["y"].values[y])
     mesh = ax.plot_surface(*corners, loss, rstride=1, cstride=1, facecolors=colors, shade=False, linewidth=0.5)
     mesh.set_facecolor((0, 0, 0, 0))

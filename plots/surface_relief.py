@@ -22,6 +22,7 @@ MEANING = (
     "small step of the loss."
 )
 COLORS = matplotlib.colormaps[plane.COLORS]
+APART = 0.11  # share of the vertical axis between two labels at least
 SHARE = 0.98  # of the cells that are below the upper end of the vertical axis
 
 
@@ -46,17 +47,26 @@ def draw(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) 
         plane.say_too_few_points(ax)
     ax.set_zlim(floor, top)
     if logarithmic:
-        ticks = round_ticks(low, high)
+        ticks = apart(round_ticks(low, high), top - floor)
         ax.set_zticks(np.log10(ticks), [f"{tick:.3g}" for tick in ticks])
     ax.view_init(elev=28, azim=-60)
     ax.set_box_aspect((1, 1, 0.75), zoom=0.9)
-    ax.tick_params(labelsize=5, pad=-3)
+    ax.tick_params(labelsize=6, pad=-3)
     for axis, values in ((ax.xaxis, data["x"].values), (ax.yaxis, data["y"].values)):
         ticks = np.linspace(values[0], values[-1], 3)
         axis.set_ticks(ticks, [f"{tick:.3g}" for tick in ticks])
     ax.set_xlabel("x", fontsize=6, labelpad=-9)
     ax.set_ylabel("y", fontsize=6, labelpad=-9)
     return ax
+
+
+def apart(ticks: np.ndarray, span: float) -> np.ndarray:
+    """The ticks of a logarithmic axis over `span` decades whose labels do not touch, the decades first."""
+    kept: list[float] = []
+    for tick in sorted(ticks, key=lambda t: (abs(np.log10(t) - round(np.log10(t))) > 1e-9, t)):
+        if all(abs(np.log10(tick / other)) > APART * span for other in kept):
+            kept.append(float(tick))
+    return np.array(sorted(kept))
 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:

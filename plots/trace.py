@@ -67,7 +67,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 def _number(data: xr.Dataset) -> str:
     error = float(data["trace_se"])
-    return f"{float(data['trace']):.4g}" + (f" ± {error:.2g}" if np.isfinite(error) else "")
+    return f"{float(data['trace']):.4g}" + (f" ± {float(f'{error:.2g}'):g}" if np.isfinite(error) else "")
 
 
 def headline(data: xr.Dataset) -> Numbers:

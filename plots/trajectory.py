@@ -30,6 +30,14 @@ def draw(data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look | None = None)
     """Draw the trajectory on polar axes (first) and on its principal plane (second); a star marks the final weights."""
     look = look or look_of(data)
     polar, plane = axes
+    draw_polar(data, polar, look)
+    _path(plane, data["pc1"].values, data["pc2"].values, look)
+    plane.set(xlabel="first principal coordinate", ylabel="second principal coordinate")
+    return axes
+
+
+def draw_polar(data: xr.Dataset, polar: Axes, look: Look) -> Axes:
+    """Draw distance and angle relative to the final weights on polar axes."""
     angle, radius = data["angle"].values, data["radius"].values
     # The final weights have no angle: they lie at the centre. Take the last angle there is.
     known = angle[np.isfinite(angle)]
@@ -38,9 +46,7 @@ def draw(data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look | None = None)
     polar.set_thetamin(0)  # type: ignore[attr-defined]
     polar.set_thetamax(180 if known.size and known.max() > np.pi / 2 else 90)  # type: ignore[attr-defined]
     polar.set_xlabel("distance to the final weights, start = 1", labelpad=15)
-    _path(plane, data["pc1"].values, data["pc2"].values, look)
-    plane.set(xlabel="first principal coordinate", ylabel="second principal coordinate")
-    return axes
+    return polar
 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:

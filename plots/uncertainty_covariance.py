@@ -10,7 +10,7 @@ import xarray as xr
 from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.theme import missing
+from landscape.plots.theme import missing, narrow, page_width
 
 MEANING = (
     "How the points of a feature map vary with its centre over images, relative to the centre's own variance, for "
@@ -37,7 +37,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
-    columns = min(MOST, max(data.sizes["layer"] for data in results))
+    columns = min(MOST // 2 if narrow() else MOST, max(data.sizes["layer"] for data in results))
     size = style.SMALL
     reach = {int(data["row"].values.max()) for data in results}
     note = f"Positions up to {', '.join(map(str, sorted(reach)))} from the centre; grey lies outside of the map."
@@ -49,7 +49,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
             for ax, layer in zip(axes[2 * k + row], chosen, strict=False):
                 draw(data, ax, layer=layer, name=name)
                 kind, module = str(data["kind"].values[layer]), str(data["name"].values[layer])
-                ax.set_title(style.fitted(f"{module} ({kind})", 6.0 / columns, size - 0.5, 2), fontsize=size - 0.5)
+                ax.set_title(style.fitted(f"{module} ({kind})", 0.88 * page_width() / columns, size, 2), fontsize=size)
             for ax in axes[2 * k + row, len(chosen) :]:
                 ax.remove()
             text = f"{look.label}, {INPUTS[name]}" if len(results) > 1 else INPUTS[name]

@@ -29,12 +29,14 @@ from landscape.options import OptionError
 from landscape.plots import (
     FIGURES,
     STUDIES,
+    animation,
     appearance,
     depth,
     drawing,
     headlines,
     hessian,
     lesion,
+    park2022,
     style,
     surface,
     surface_error,
@@ -45,6 +47,7 @@ from landscape.plots import (
 from landscape.plots import depth as plots_depth
 from landscape.plots.figure import Headlined, checked
 from landscape.plots.selection import Selection
+from landscape.plots.tidy import _shown, _touch, tidied
 from landscape.probes import PROBES
 from landscape.results import reader
 
@@ -264,6 +267,84 @@ def test_every_figure_is_as_wide_as_the_columns_asked_for(
             assert image.width == round(300 * width)
 
 
+def test_the_layout_of_the_paper_holds_every_network_and_names_what_is_missing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    probes = ("surface", "hessian", "fourier", "variance", "lesion")
+    path = synthetic.write(tmp_path / "r.h5", synthetic.NETWORKS, probes=probes)
+    with caplog.at_level("INFO"):
+        drawn = drawing.draw_layout(path, tmp_path, theme=theme.Theme(columns=2))
+    assert [file.name for file in drawn] == ["park2022_weights.png", "park2022_features.png"]
+    assert [r.getMessage() for r in caplog.records] == ["park2022_weights: nothing of landscape trajectory yet"]
+    results = [data for name, data in reader.groups(path) if name.startswith("hessian")]
+    parts = park2022.PAGES["park2022_weights"]
+    found = dict.fromkeys((part.figure for part in parts), park2022.one_each(results, appearance.looks(results)))
+    page = park2022.page(parts, {**found, "surface_3d": [], "trajectory": []})
+    texts = " ".join(" ".join(text.get_text().split()) for text in page.texts)
+    assert "Not measured: landscape surface, landscape trajectory." in texts
+    assert [len(ax.lines) for ax in page.axes] == [3, 3]
+    assert [text.get_text() for text in page.legends[0].get_texts()] == [n.label for n in synthetic.NETWORKS]
+
+
+def _snapshot(data: xr.Dataset, epoch: int) -> xr.Dataset:
+    spec = json.dumps({"checkpoint": f"runs/a/epoch_{epoch}.pt"})
+    return data.assign_attrs(epoch=float(epoch), spec=spec).assign(loss=data["loss"] / (1 + epoch))
+
+
+@pytest.mark.slow
+def test_an_animation_shows_the_epochs_in_order_on_common_colours(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = result_of(study, "surface")
+    stored = [("surface/x", _snapshot(data, epoch)) for epoch in (3, 1, 2)]
+    monkeypatch.setattr(reader, "find", lambda *_: stored)
+    epochs = animation.animate("r.h5", tmp_path / "a.gif", selection=Selection(), theme=theme.Theme(), rate=4)
+    assert epochs == [1.0, 2.0, 3.0]
+    with Image.open(tmp_path / "a.gif") as picture:
+        assert (picture.n_frames, picture.info["duration"]) == (3, 250)  # type: ignore[attr-defined]
+        assert picture.width == 675
+    with theme.applied(theme.SCREEN):
+        looks = appearance.looks([one for _, one in stored])
+        frames = list(animation._frames([one for _, one in stored], looks, "surface"))
+    bar = np.s_[:, -90:]  # the colour bar is the same in all frames, the surface is not
+    assert all((frame[bar] == frames[0][bar]).all() for frame in frames)
+    assert not (frames[0] == frames[1]).all()
+
+
+def test_an_animation_that_cannot_be_made_says_why(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"selection": Selection(), "theme": theme.Theme()}
+    with pytest.raises(ValueError, match=r"holds no run with results of surface at two epochs .* RUN/epoch_\*\.pt"):
+        animation.animate(study, tmp_path / "a.gif", **options)
+    with pytest.raises(OptionError, match=r"--out must be a file that ends in \.gif or \.mp4"):
+        animation.animate(study, tmp_path / "a.avi", **options)
+    with pytest.raises(OptionError, match="--figure must be one of surface, surface_3d, hessian, got line"):
+        animation.animate(study, tmp_path / "a.gif", "line", **options)
+    monkeypatch.setattr(animation.shutil, "which", lambda _: None)
+    with pytest.raises(FileNotFoundError, match=r"MP4 needs ffmpeg.* give --out animation\.gif"):
+        animation._write(tmp_path / "a.mp4", [np.zeros((4, 4, 3), np.uint8)], 2.0)
+    assert not (tmp_path / "a.mp4").exists()
+
+
+@pytest.mark.slow
+def test_tick_labels_do_not_touch_and_no_text_is_too_small_at_print_size(study: Path) -> None:
+    for columns in (1, 2):
+        for name in EVERYDAY:
+            with theme.applied(theme.Theme("paper", columns)):
+                page = getattr(landscape.plots, name)(study, columns=columns)
+                tidied(page)
+            for ax in page.axes:
+                for side, axis in enumerate((ax.xaxis, ax.yaxis) if ax.name == "rectilinear" else ()):
+                    labels = _shown(axis)
+                    assert not any(_touch(one, other, side) for one, other in itertools.pairwise(labels)), (
+                        name,
+                        columns,
+                    )
+                sizes = [text.get_fontsize() for text in ax.findobj(matplotlib.text.Text) if text.get_text()]
+                assert min(sizes, default=6.0) >= 6.0, (name, columns)
+
+
 def test_unknown_formats_and_probes_are_usage_errors(study: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="unknown format gif; expected png, pdf, svg"):
         drawing.draw(study, tmp_path, formats=("gif",))
@@ -366,9 +447,9 @@ def test_results_are_distinguished_even_if_the_first_three_differences_do_not_su
     ]
     data = [xr.Dataset(attrs={"label": "vit", "parameters": json.dumps(parameters)}) for parameters in stored]
     assert appearance.names(data) == [
-        "vit (resolution 5, seed 0)",
-        "vit (resolution 5, seed 1)",
-        "vit (resolution 9, seed 0)",
+        "vit (plane random, seed 0)",
+        "vit (plane random, seed 1)",
+        "vit (plane long, seed 0)",
     ]
     others = [{"plane": "/home/me/runs/long/", "preview": False}, {"plane": "random", "preview": False}]
     data = [xr.Dataset(attrs={"label": "vit", "parameters": json.dumps(parameters)}) for parameters in others]

@@ -1,0 +1,55 @@
+"""The command `animate`: the loss surface or the Hessian spectrum of a run over its epochs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from landscape.cli.command_options import Debug, Quiet
+from landscape.cli.damaged_files import check_not_damaged
+from landscape.progress import say
+
+Option = typer.Option
+RESULTS = "results.h5"
+
+
+def animate(
+    file: Annotated[
+        Path, typer.Argument(help="results of several snapshots of a run, or a run folder with its results.h5")
+    ] = Path(RESULTS),
+    out: Annotated[Path, Option(help="animation to write, .gif, or .mp4 where ffmpeg is installed")] = Path(
+        "animation.gif"
+    ),
+    figure: Annotated[str, Option(help="surface, surface_3d or hessian")] = "surface",
+    only: Annotated[
+        list[str], Option(help="only the checkpoint of this label (* stands for anything); repeatable")
+    ] = [],  # noqa: B006
+    rate: Annotated[float, Option(help="epochs per second")] = 2.0,
+    style: Annotated[str, Option(help="screen, paper or dark")] = "screen",
+    columns: Annotated[int, Option(help="width: 1 or 2 columns of a paper (3.25 or 6.75 in); 0: 4.5 in")] = 0,
+    title: Annotated[str, Option(help="title above the figure")] = "",
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Animate the loss surface or the Hessian spectrum of one run over its epochs, on common axes and colours."""
+    from landscape.options import one_of, require
+    from landscape.plots.animation import animate as write
+    from landscape.plots.selection import Selection
+    from landscape.plots.theme import STYLES, Theme
+
+    one_of("style", style, STYLES)
+    one_of("columns", str(columns), ("0", "1", "2"))
+    require(0 < rate <= 50, "rate", rate, "above 0 and at most 50")
+    results = file / RESULTS if file.is_dir() else file
+    if file.is_dir() and not results.exists():
+        raise FileNotFoundError(
+            f"no {RESULTS} in {file}; measure its snapshots first, for example: landscape surface {file}/epoch_*.pt "
+            f"--out {results}"
+        )
+    check_not_damaged(results)
+    selection = Selection(tuple(only))
+    epochs = write(results, out, figure, selection=selection, theme=Theme(style, columns, title), rate=rate)
+    say(f"{len(epochs)} epochs, {epochs[0]:g} to {epochs[-1]:g}", quiet=quiet)
+    typer.echo(out)

@@ -1,0 +1,130 @@
+"""Animate the loss surface or the Hessian spectrum of one run over its epochs, on common axes and colours."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from landscape.options import require
+from landscape.plots import FIGURES, hessian, plane, style, surface, surface_3d
+from landscape.plots.appearance import Look
+from landscape.plots.hessian_phases import epoch, runs
+from landscape.plots.selection import Selection
+from landscape.plots.theme import Theme, applied, panel_width
+from landscape.results import reader
+from landscape.results.replacing import replacing
+
+KINDS = ("surface", "surface_3d", "hessian")
+FORMATS = (".gif", ".mp4")
+DPI = 150
+SHARE = 0.9  # of a mesh's cells that are below the upper end of its vertical axis
+
+
+def animate(
+    path: Path | str, out: Path | str, kind: str = "surface", *, selection: Selection, theme: Theme, rate: float = 2.0
+) -> list[float]:
+    """Write an animation, as GIF or as MP4 by the name of `out`; returns the epochs that it shows.
+
+    Drawn are the results of one run with most snapshots: equal protocol and parameters, checkpoints of one folder.
+    `rate` is the number of frames per second.
+
+    Raises:
+        OptionError: the kind or the format is unknown.
+        ValueError: no run has results at two epochs. FileNotFoundError: MP4 without ffmpeg.
+    """
+    out = Path(out)
+    require(kind in KINDS, "figure", kind, f"one of {', '.join(KINDS)}")
+    require(out.suffix.lower() in FORMATS, "out", out, "a file that ends in .gif or .mp4")
+    probe = FIGURES[kind].probe
+    found = FIGURES[kind].selected([data for _, data in selection.of(reader.find(path, probe))])
+    lines = sorted(runs(found).values(), key=len)
+    if not lines:
+        raise ValueError(
+            f"{path} holds no run with results of {probe} at two epochs or more; measure its snapshots with equal "
+            f"options, for example: landscape {probe} RUN/epoch_*.pt --out {path}"
+        )
+    results = [found[i] for i in lines[-1]]
+    with applied(theme):
+        looks = selection.looks(results, results)
+        _write(out, list(_frames(results, looks, kind)), rate)
+    return [epoch(data) for data in results]
+
+
+def _frames(results: Sequence[xr.Dataset], looks: Sequence[Look], kind: str) -> Iterator[np.ndarray]:
+    """The pictures in the order of the epochs, (height, width, 3) of bytes; the layout is that of the first."""
+    width = panel_width(4.5)
+    spectrum = kind == "hessian"
+    note = "" if spectrum else "One scale for all epochs."
+    figure = style.page(results[:1], looks[-1:], height=2.2 if spectrum else 0.75 * width, width=width, note=note)
+    figure.set_dpi(DPI)
+    panels: tuple[str | None, ...] = FIGURES[kind].panels
+    axes = [figure.add_subplot(1, len(panels), i + 1, projection=panel) for i, panel in enumerate(panels)]
+    levels = None if spectrum else surface.contour_levels(results)
+    if kind == "surface" and levels is not None:
+        surface.add_colour_bar(figure, axes, results, levels)
+    for number, data in enumerate(results):
+        for ax in axes:
+            ax.clear()
+        if spectrum:
+            _draw_spectrum(data, axes, results, looks[-1])
+        elif levels is not None and kind == "surface":
+            surface.draw(data, axes[0], levels=levels)
+        else:
+            surface_3d.draw(data, axes[0], span=plane.vertical_range(results, SHARE))
+        axes[0].set_title(f"epoch {epoch(data):g}", loc="left")
+        if number == 0:
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")
+        figure.canvas.draw()
+        pixels: Any = figure.canvas
+        yield np.asarray(pixels.buffer_rgba())[..., :3].copy()
+
+
+def _draw_spectrum(data: xr.Dataset, axes: Sequence[Any], results: Sequence[xr.Dataset], look: Look) -> None:
+    """The spectrum on the axes of all epochs; the density is logarithmic, since peaks differ by far."""
+    ranges = hessian.axis_ranges(results)
+    hessian.draw(data, (axes[0], axes[1]), look=look, ranges=ranges)
+    sides = [hessian.density(hessian.eigenvalues(one), np.linspace(*side, 400)) for one in results for side in ranges]
+    top = max(float(side.max()) for side in sides)
+    for ax in axes:
+        ax.set_yscale("log")
+        ax.set_ylim(1e-4 * top, 2 * top)
+    axes[1].set_ylabel("")
+    axes[1].tick_params(labelleft=False)
+
+
+def _write(out: Path, frames: Sequence[np.ndarray], rate: float) -> None:
+    """Write the pictures as one file, which replaces an old one when it is complete."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if out.suffix.lower() == ".gif":
+        from PIL import Image
+
+        pictures = [Image.fromarray(frame).quantize(256, dither=Image.Dither.NONE) for frame in frames]
+        with replacing(out) as stream:
+            pictures[0].save(
+                stream, format="GIF", save_all=True, append_images=pictures[1:], duration=1000 / rate, loop=0
+            )
+        return
+    program = shutil.which("ffmpeg")
+    if program is None:
+        raise FileNotFoundError("MP4 needs ffmpeg, which is not installed; install it, or give --out animation.gif")
+    height, width = (side - side % 2 for side in frames[0].shape[:2])  # the usual coding of colours needs even sides
+    raw = b"".join(np.ascontiguousarray(frame[:height, :width]).tobytes() for frame in frames)
+    with tempfile.TemporaryDirectory() as folder:
+        part = Path(folder) / "animation.mp4"
+        command = [program, "-loglevel", "error", "-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}",
+                   "-r", f"{rate:g}", "-i", "-", "-pix_fmt", "yuv420p", str(part)]  # fmt: skip
+        ended = subprocess.run(command, input=raw, capture_output=True, check=False)
+        if ended.returncode:
+            raise ValueError(
+                f"ffmpeg failed ({ended.stderr.decode(errors='replace').strip()}); give --out animation.gif"
+            )
+        with replacing(out) as stream:
+            stream.write(part.read_bytes())

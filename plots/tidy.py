@@ -1,0 +1,90 @@
+"""Make a drawn figure fit its width: labels wrapped to their axes, tick labels that would touch left out."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from landscape.plots.theme import narrow
+
+GAP = 1.5  # pt between neighbouring tick labels at least
+
+
+def tidied(figure: Any) -> Any:
+    """Wrap long labels, lay the figure out once, and hide tick labels that touch; returns the figure.
+
+    The layout is fixed afterwards, so that saving in several formats does not repeat it.
+    """
+    if narrow():
+        for ax in figure.axes:
+            _wrap(ax)
+    figure.draw_without_rendering()
+    plain = [ax for ax in figure.axes if ax.get_visible() and ax.axison and ax.name == "rectilinear"]
+    for ax in plain:
+        for side, axis in enumerate((ax.xaxis, ax.yaxis)):
+            _thin(_shown(axis), side)
+    for row in _rows(plain):
+        for left, right in pairwise(row):
+            ends = [_shown(ax.xaxis) for ax in (left, right)]
+            if all(ends) and _touch(ends[0][-1], ends[1][0], 0):
+                ends[1][0].set_visible(False)
+    figure.set_layout_engine("none")
+    return figure
+
+
+def _wrap(ax: Any) -> None:
+    """Break labels and titles that are longer than the axes; the width is that of the grid's cell."""
+    place = ax.get_subplotspec()
+    if place is None or ax.name == "3d":
+        return
+    cell = place.get_position(ax.figure).width * ax.figure.bbox.width / ax.figure.dpi
+    for text, width in ((ax.xaxis.label, 1.05 * cell), (ax.title, 1.15 * cell), (ax.yaxis.label, 1.6)):
+        words = text.get_text()
+        if words and "\n" not in words and 0.55 * text.get_fontsize() * len(words) / 72 > width:
+            text.set_text(_broken(words, width, text.get_fontsize()))
+
+
+def _broken(text: str, width: float, size: float) -> str:
+    """Text in lines of a width in inches, broken between words only."""
+    return textwrap.fill(text, max(8, int(72 * width / (0.55 * size))), break_long_words=False)
+
+
+def _shown(axis: Any) -> list[Any]:
+    """The labels of the ticks that are drawn, in order."""
+    low, high = sorted(axis.get_view_interval())
+    margin = 1e-6 * (high - low)
+    ticks = [tick for tick in axis.get_major_ticks() if low - margin <= tick.get_loc() <= high + margin]
+    labels = [tick.label1 for tick in ticks if tick.label1.get_visible() and tick.label1.get_text()]
+    side = 0 if axis.axis_name == "x" else 1
+    return sorted(labels, key=lambda label: label.get_window_extent().min[side])
+
+
+def _thin(labels: Sequence[Any], side: int) -> None:
+    """Keep every second, third, ... label, so that none touches the next."""
+    for step in range(1, len(labels) + 1):
+        kept = labels[::step]
+        if not any(_touch(one, other, side) for one, other in pairwise(kept)):
+            break
+    for label in labels:
+        label.set_visible(label in kept)
+
+
+def _touch(one: Any, other: Any, side: int) -> bool:
+    """Whether a label comes too close to the next one, along x (side 0) or y (side 1)."""
+    first, second = one.get_window_extent(), other.get_window_extent()
+    gap = GAP * one.figure.dpi / 72 if side == 0 else 0.0
+    return bool(
+        first.max[side] + gap > second.min[side]
+        and first.min[1 - side] < second.max[1 - side]
+        and second.min[1 - side] < first.max[1 - side]
+    )
+
+
+def _rows(axes: Sequence[Any]) -> list[list[Any]]:
+    """Axes that stand beside each other, from left to right."""
+    rows: dict[int, list[Any]] = {}
+    for ax in axes:
+        rows.setdefault(round(ax.get_window_extent().y0), []).append(ax)
+    return [sorted(row, key=lambda ax: float(ax.get_window_extent().x0)) for row in rows.values()]
