@@ -62,7 +62,7 @@ class Study:
             kind = ("flatter" not in str(rows[0]["reading"])) + (not rows[0]["reading"])
             turn[key[0], kind] = turn.get((key[0], kind), 0) + 1
             order[key] = kind, turn[key[0], kind] if kind else 0
-        chosen = sorted(shared, key=order.__getitem__)[:MOST]
+        chosen = sorted(shared, key=order.__getitem__)[: MOST // 2 if narrow() else MOST]
         probes = list(dict.fromkeys(probe for probe, *_ in chosen))
         return sorted(chosen, key=lambda key: probes.index(key[0]))
 

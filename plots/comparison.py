@@ -14,7 +14,7 @@ from landscape.options import OptionError, did_you_mean
 from landscape.plots.compared import Compared, Entry, compared
 from landscape.plots.grouping import Groups
 from landscape.plots.measured import FLATTER, HIGHER, Measured
-from landscape.plots.pairing import paired
+from landscape.plots.pairing import mini_batches, paired
 from landscape.plots.protocols import Protocol
 from landscape.results import reader
 from landscape.results.paired import Difference, unpaired
@@ -164,10 +164,13 @@ def _contrasts(
 
 
 def _of_two(name: str, first: Entry, second: Entry) -> Difference:
-    """The difference of two networks without pairs: over random planes if both have several, else by their errors."""
+    """The difference of two networks, not paired: over planes or mini-batches where both have several, or by errors."""
     planes = [np.array(entry.planes.get(name, ())) for entry in (first, second)]
     if min(map(len, planes)) >= FEWEST:
         return welch(planes[0], planes[1], "planes")
+    batches = [mini_batches(entry.data).get(name, np.empty(0)) for entry in (first, second)]
+    if min(map(len, batches)) >= FEWEST:
+        return welch(batches[0], batches[1], "mini-batches")
     one, other = first.numbers[name], second.numbers[name]
     return unpaired(one.value, _error(one), other.value, _error(other))
 

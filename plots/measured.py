@@ -6,7 +6,7 @@ The names are those of the headline (`headlines.numbers`), which is text where i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -133,14 +133,31 @@ def _hessian(data: xr.Dataset) -> Iterator[Measured]:
     """NEP and APE over mini-batches, and the mean of their largest eigenvalues."""
     if "ape" not in data or data["ape"].ndim:
         return
-    yield from number(data, "nep", "nep")
-    yield from number(data, "ape", "ape", FLATTER)
+    for one in (*number(data, "nep", "nep"), *number(data, "ape", "ape", FLATTER)):
+        values = linearised(data, share=one.name == "nep")
+        values = values[np.isfinite(values)]
+        # The stored interval is a bootstrap, which is too narrow for few mini-batches.
+        yield replace(one, error=mean_and_standard_error(values)[1]) if len(values) > 1 else one
     values = headlines.finite(data, "largest")
     if values.size:
         mean, error = mean_and_standard_error(values)
         low, high = mean - QUANTILE * error, mean + QUANTILE * error
         unit = str(data["largest"].attrs.get("units", ""))
         yield Measured("largest eigenvalue", mean, error, low, high, unit, FLATTER)
+
+
+def linearised(data: xr.Dataset, *, share: bool) -> np.ndarray:
+    """Values per mini-batch, (batch,), whose mean is NEP (or APE) and whose spread gives the error of that ratio."""
+    if "eigenvalue" not in data or data["eigenvalue"].ndim != 2:
+        return np.empty(0)
+    values = data["eigenvalue"].transpose("batch", "rank").values
+    values = values[np.isfinite(values).any(axis=1)]
+    counted = np.isfinite(values) if share else values > 0
+    above = (values < 0).sum(axis=1).astype(float) if share else np.where(counted, values, 0.0).sum(axis=1)
+    below = counted.sum(axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):  # no positive value at all
+        ratio = above.sum() / below.sum()
+        return np.asarray(float(data["nep" if share else "ape"]) + (above - ratio * below) / below.mean())
 
 
 def _surface(data: xr.Dataset) -> Iterator[Measured]:

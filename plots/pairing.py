@@ -8,6 +8,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots.appearance import parameters_of
+from landscape.plots.measured import linearised
 from landscape.results import corruption_summary
 from landscape.results.calibration import Interval, SampleScores, paired_difference, stored_scores
 from landscape.results.paired import Difference, by_error, mcnemar, paired_t
@@ -29,6 +30,14 @@ def paired(data: xr.Dataset, other: xr.Dataset) -> Differences:
         return own(data, other)
     except (KeyError, ValueError, IndexError):  # a result of another version, which lacks what is paired
         return {}
+
+
+def mini_batches(data: xr.Dataset) -> dict[str, np.ndarray]:
+    """Values per mini-batch, (batch,), of numbers whose errors are over few of them; none of other probes."""
+    if data.attrs.get("probe") != "hessian" or data["eigenvalue"].ndim != 2:
+        return {}
+    ratios = {name: linearised(data, share=share) for name, share in (("nep", True), ("ape", False))}
+    return {**ratios, "largest eigenvalue": data["largest"].values}
 
 
 def _calibration(data: xr.Dataset, other: xr.Dataset) -> Differences:
@@ -91,22 +100,10 @@ def _hessian(data: xr.Dataset, other: xr.Dataset) -> Differences:
     """Over mini-batches, which hold the same samples; NEP and APE linearised around their values."""
     if data["eigenvalue"].ndim != 2 or data.attrs.get("batch_size") != other.attrs.get("batch_size"):
         return {}
-    found = {}
-    for name, share in (("nep", True), ("ape", False)):
-        mine, theirs = (_linearised(one, share=share) for one in (data, other))
-        found[name] = paired_t(mine, theirs, "mini-batches")
-    found["largest eigenvalue"] = paired_t(data["largest"].values, other["largest"].values, "mini-batches")
-    return found
-
-
-def _linearised(data: xr.Dataset, *, share: bool) -> np.ndarray:
-    """Values per mini-batch, (batch,), whose mean is NEP (or APE) and whose spread gives the error of that ratio."""
-    values = data["eigenvalue"].transpose("batch", "rank").values
-    counted = np.isfinite(values) if share else values > 0
-    above = (values < 0).sum(axis=1).astype(float) if share else np.where(counted, values, 0.0).sum(axis=1)
-    below = counted.sum(axis=1)
-    ratio = above.sum() / below.sum()
-    return np.asarray(float(data["nep" if share else "ape"]) + (above - ratio * below) / below.mean())
+    mine, theirs = mini_batches(data), mini_batches(other)
+    if any(len(values) != one.sizes["batch"] for one in (data, other) for values in mini_batches(one).values()):
+        return {}  # a mini-batch whose spectrum is not finite has no pair
+    return {name: paired_t(values, theirs[name], "mini-batches") for name, values in mine.items()}
 
 
 def _of(value: float, interval: Interval, draws: int) -> Difference:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import synthetic
 import xarray as xr
+from scipy import stats
 
 import landscape
 from landscape.cli.main import exit_code
@@ -137,8 +138,8 @@ def test_p_is_corrected_over_the_rows_of_a_probe() -> None:
 
 
 def hessian(label: str, values: np.ndarray, **about: Any) -> tuple[str, xr.Dataset]:
-    positive = values[values > 0]
-    arrays = {"eigenvalue": (("batch", "rank"), values), "largest": ("batch", values.max(axis=1)),
+    positive, known = values[values > 0], np.nan_to_num(values, nan=-np.inf)
+    arrays = {"eigenvalue": (("batch", "rank"), values), "largest": ("batch", known.max(axis=1)),
               "nep": float((values < 0).mean()), "ape": float(positive.mean()),
               "done": ("batch", np.ones(len(values)))}  # fmt: skip
     return result("hessian", label, arrays, **{"data_sha256": "0", "batch_size": 16, **about})
@@ -164,6 +165,20 @@ def test_the_share_of_negative_values_is_paired_too_and_keeps_its_value() -> Non
     shares = [(v < 0).mean(axis=1) for v in values]
     assert found["nep"].p == pytest.approx(paired_t(*shares).p)
     assert found["ape"].value == pytest.approx(float(one["ape"]) - float(other["ape"]))
+
+
+def test_spectra_of_other_mini_batches_are_compared_by_their_spread() -> None:
+    rng = np.random.default_rng(2)
+    values = [rng.exponential(10.0, size=(4, 5)) for _ in range(2)]
+    one, other = (hessian(label, v) for label, v in zip("ab", values, strict=True))
+    unknown = other[0], other[1].assign_attrs(data_sha256="")
+    (contrast,) = [c for c in compare([one, unknown]).contrasts if c.number == "ape"]
+    assert contrast.difference is not None
+    known = stats.ttest_ind(values[1].mean(axis=1), values[0].mean(axis=1), equal_var=False)
+    assert contrast.difference.p == pytest.approx(known.pvalue)  # a normal distribution would be too sure of 4
+    lost = values[0].copy()
+    lost[1] = np.nan
+    assert paired(hessian("c", lost)[1], other[1]) == {}
 
 
 def plane(label: str, height: float, seed: int, loss: float = 0.5) -> tuple[str, xr.Dataset]:
