@@ -78,16 +78,14 @@ class Browser:
         return found
 
     def picture(self, element: str = "") -> np.ndarray:
-        """The window, or one element by its selector, as RGB values."""
-        clip = {}
-        if element:
-            box = "const b = document.querySelector(arguments[0]).getBoundingClientRect();"
-            left, top, width, height = self.run(
-                f"{box} return [b.left + scrollX, b.top + scrollY, b.width, b.height]", element
-            )
-            clip = {"clip": {"x": left, "y": top, "width": width, "height": height, "scale": 1}}
-        shot = self.tool("Page.captureScreenshot", captureBeyondViewport=bool(clip), **clip)["data"]
-        return np.asarray(Image.open(io.BytesIO(base64.b64decode(shot))).convert("RGB"), dtype=float)
+        """The window, or the part of it that shows an element, by its selector, as RGB values."""
+        shot = self.tool("Page.captureScreenshot")["data"]
+        pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(shot))).convert("RGB"), dtype=float)
+        if not element:
+            return pixels
+        box = "const b = document.querySelector(arguments[0]).getBoundingClientRect();"
+        left, top, right, bottom = self.run(f"{box} return [b.left, b.top, b.right, b.bottom].map(Math.round)", element)
+        return pixels[max(top, 0) : bottom, max(left, 0) : right]
 
     def mouse(self, kind: str, x: float, y: float, *, pressed: bool = False) -> None:
         """Move, press or release the mouse at a place in the window."""

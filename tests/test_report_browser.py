@@ -1,0 +1,279 @@
+"""The report in a browser: no error, no request, and everything that turns, sorts, links and adapts does so."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import synthetic
+from browser import MISSING, Browser, browser
+from PIL import Image
+
+from landscape.plots import FIGURES
+from landscape.plots.report import report
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
+HOSTILE = '<script>alert(1)</script>"><img src=x onerror=alert(2)>'
+RENDERERS = ("", "?renderer=2d")  # WebGL2 where there is one, and the other
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report of three networks, with a small picture in place of every figure, and a label that is markup."""
+    folder = tmp_path_factory.mktemp("report")
+    networks = [*synthetic.NETWORKS[:2], synthetic.hybrid(HOSTILE)]
+    study = synthetic.write(folder / "results.h5", networks)
+    for name in FIGURES:
+        Image.new("RGB", (40, 30), "#88aacc").save(folder / f"{name}.png")
+    return report(study, folder / "report.html", sorted(folder.glob("*.png")))
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("profile")) as made:
+        made.tool("Network.enable")
+        yield made
+
+
+@pytest.fixture
+def opened(window: Browser, path: Path) -> Browser:
+    window.tool("Emulation.clearDeviceMetricsOverride")
+    window.tool("Emulation.setEmulatedMedia", media="", features=[{"name": "prefers-color-scheme", "value": "light"}])
+    window.open(path)
+    window.until("return document.documentElement.dataset.ready === 'true'")
+    return window
+
+
+def centre(window: Browser, selector: str) -> tuple[float, float]:
+    """The middle of an element, after scrolling to it."""
+    x, y = window.run(
+        "const node = document.querySelector(arguments[0]);"
+        "node.scrollIntoView({block: 'center', behavior: 'instant'});"
+        "const b = node.getBoundingClientRect(); return [b.left + b.width / 2, b.top + b.height / 2]",
+        selector,
+    )
+    return float(x), float(y)
+
+
+def difference(one: np.ndarray, other: np.ndarray) -> float:
+    """Share of the pixels that differ visibly."""
+    assert one.shape == other.shape
+    return float((np.abs(one - other).max(axis=-1) > 24).mean())
+
+
+def settled(window: Browser) -> None:
+    window.run("return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+@pytest.mark.parametrize("renderer", RENDERERS)
+def test_the_page_opens_without_an_error_and_without_a_request(window: Browser, path: Path, renderer: str) -> None:
+    window.log("browser")
+    window.log("performance")
+    window.open(path.resolve().as_uri() + renderer)
+    window.until("return document.documentElement.dataset.ready === 'true'")
+    assert [entry["message"] for entry in window.log("browser") if entry["level"] == "SEVERE"] == []
+    events = [json.loads(entry["message"])["message"] for entry in window.log("performance")]
+    asked = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    assert [url for url in asked if not url.startswith(("data:", "file:"))] == []
+    assert {url.partition("?")[0] for url in asked if url.startswith("file:")} == {path.resolve().as_uri()}
+    if renderer:
+        assert window.run("return views.surface.renderer()") == "2d"
+
+
+def test_a_policy_blocks_any_other_script(opened: Browser) -> None:
+    opened.run(
+        "const node = document.createElement('script'); node.textContent = 'window.broken = true';"
+        "document.body.append(node)"
+    )
+    assert opened.run("return window.broken") is None
+    opened.log("browser")  # holds the refusal
+
+
+def test_labels_are_text(opened: Browser) -> None:
+    assert opened.run("return document.querySelectorAll('img[src=x]').length + document.scripts.length") == 2
+    assert opened.run(
+        "return document.querySelector('#surface-view select').textContent.includes(arguments[0])", HOSTILE
+    )
+    assert HOSTILE in opened.run("return document.querySelector('#checkpoints tbody').textContent")
+
+
+@pytest.mark.parametrize("renderer", RENDERERS)
+def test_the_surface_turns_by_mouse_and_keys_and_comes_back(window: Browser, path: Path, renderer: str) -> None:
+    window.open(path.resolve().as_uri() + renderer)
+    window.until("return document.documentElement.dataset.ready === 'true'")
+    x, y = centre(window, "canvas.turn")
+    settled(window)
+    before = window.picture("canvas.turn")
+    assert np.ptp(before.reshape(-1, 3), axis=0).min() > 50  # something is drawn
+    window.mouse("mousePressed", x, y, pressed=True)
+    window.mouse("mouseMoved", x + 80, y + 20, pressed=True)
+    window.mouse("mouseReleased", x + 80, y + 20)
+    window.mouse("mouseMoved", 2, 2)
+    settled(window)
+    turned = window.picture("canvas.turn")
+    assert difference(before, turned) > 0.02
+    window.run("document.querySelector('canvas.turn').focus()")
+    window.key("ArrowLeft")
+    window.key("+")
+    settled(window)
+    assert difference(turned, window.picture("canvas.turn")) > 0.01
+    reset = "[...document.querySelectorAll('#surface button')].find((b) => b.textContent.startsWith('Reset'))"
+    window.run(f"{reset}.click()")
+    window.run("document.activeElement.blur()")
+    settled(window)
+    assert difference(before, window.picture("canvas.turn")) < 0.005
+
+
+def test_both_renderers_draw_the_same_surface(window: Browser, path: Path) -> None:
+    pictures = []
+    for renderer in RENDERERS:
+        window.open(path.resolve().as_uri() + renderer)
+        window.until("return document.documentElement.dataset.ready === 'true'")
+        if not renderer and window.run("return views.surface.renderer()") != "webgl2":
+            pytest.skip("no WebGL2 in this browser")
+        centre(window, "canvas.turn")
+        settled(window)
+        pictures.append(window.picture("canvas.turn"))
+    assert difference(*pictures) < 0.05
+
+
+def test_hovering_says_the_loss_with_its_error(opened: Browser) -> None:
+    x, y = centre(opened, "canvas.turn")
+    settled(opened)
+    opened.mouse("mouseMoved", x, y)
+    opened.until("return !document.getElementById('tooltip').hidden")
+    said = opened.run("return document.getElementById('tooltip').textContent")
+    assert "loss" in said
+    assert "±" in said
+
+
+def test_the_cap_and_the_slice_change_what_is_drawn(opened: Browser) -> None:
+    line = "return document.querySelector('#surface svg path[stroke]').getAttribute('d')"
+    before = opened.run(line)
+    slide = (
+        "const input = document.querySelector(`#surface input[aria-label='${arguments[0]}']`);"
+        "input.value = arguments[1];"
+        "input.dispatchEvent(new Event('input')); return views.surface.state[arguments[2]]"
+    )
+    assert opened.run(slide, "Slice: angle", 90, "angle") == pytest.approx(np.pi / 2)
+    assert opened.run(line) != before
+    low, high = (opened.run(slide, "Cap of the loss", value, "cap") for value in (30, 80))
+    assert low < high
+    box: Any = opened.run(
+        "const n = document.querySelectorAll('#surface-view canvas')[1];"
+        "n.scrollIntoView({block: 'center', behavior: 'instant'});"
+        "const b = n.getBoundingClientRect(); return [b.left, b.top, b.width, b.height]"
+    )
+    left, top, width, height = box
+    opened.mouse("mousePressed", left + 0.2 * width, top + 0.8 * height, pressed=True)
+    opened.mouse("mouseMoved", left + 0.8 * width, top + 0.2 * height, pressed=True)
+    opened.mouse("mouseReleased", left + 0.8 * width, top + 0.2 * height)
+    assert opened.run("return views.surface.state.angle") == pytest.approx(np.pi / 4, abs=0.1)
+
+
+def test_the_bandwidth_of_spectra_and_the_epoch_of_trajectories_slide(opened: Browser) -> None:
+    line = "return document.querySelector('#spectra svg path[stroke]').getAttribute('d')"
+    slide = (
+        "const i = document.querySelector(arguments[0]); i.value = arguments[1]; i.dispatchEvent(new Event('input'))"
+    )
+    before = opened.run(line)
+    opened.run(slide, "#spectra input[type=range]", 2)
+    assert opened.run(line) != before
+    opened.run(slide, "#trajectory input[type=range]", 0)
+    assert "epoch 0" in opened.run("return document.querySelector('#trajectory ul').textContent")
+    assert opened.run("return document.querySelectorAll('#trajectory .mark.on').length") > 0
+
+
+def test_a_layer_is_marked_in_every_plot(opened: Browser) -> None:
+    opened.run("const s = document.querySelector('#layers select'); s.value = 2; s.dispatchEvent(new Event('change'))")
+    marked = opened.run(
+        "return [...document.querySelectorAll('#layers .chart')].filter((f) => f.querySelector('.mark.on')).length"
+    )
+    assert marked >= 4
+    assert "Fourier" in opened.run("return document.getElementById('layer-said').textContent")
+    shown = "return document.querySelectorAll('#layers .mark').length"
+    before = opened.run(shown)
+    opened.run("document.querySelector('#layers .legend button').click()")
+    assert opened.run(shown) < before
+
+
+def test_the_table_sorts_by_value_both_ways(opened: Browser) -> None:
+    values = (
+        "const t = document.querySelector('table.sortable'), heads = [...t.tHead.rows[0].cells];"
+        "const at = heads.findIndex((h) => h.textContent.startsWith(arguments[0]));"
+        "heads[at].querySelector('button').click();"
+        "const cells = [...t.tBodies[0].rows].map((r) => r.cells[at].dataset.value ?? r.cells[at].textContent);"
+        "return [heads[at].getAttribute('aria-sort'), cells]"
+    )
+    for direction in ("ascending", "descending"):
+        sort, cells = opened.run(values, "APE")
+        numbers = [float(cell) for cell in cells if cell]
+        assert sort == direction
+        assert numbers == sorted(numbers, reverse=direction == "descending")
+        assert len(set(numbers)) > 1
+
+
+def test_what_a_number_means_is_one_click_away(opened: Browser) -> None:
+    opened.run("document.querySelector('a.info[data-title=APE]').click()")
+    said = opened.run("const d = document.getElementById('dialog'); return d.open && d.textContent")
+    for words in ("mean of the positive eigenvalues", "How this misleads", "batch size 128", "landscape plot"):
+        assert words in said
+    opened.run("document.querySelector('#dialog > button').click()")
+    assert not opened.run("return document.getElementById('dialog').open")
+
+
+def test_a_command_is_copied(opened: Browser) -> None:
+    opened.run("document.querySelector('details.about').open = true; document.querySelector('.about .copy').click()")
+    opened.until("return document.querySelector('.about .copy').textContent === 'Copied'")
+
+
+def test_a_dark_page_is_dark_and_the_button_changes_it(opened: Browser) -> None:
+    light = opened.picture()
+    opened.tool("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    settled(opened)
+    dark = opened.picture()
+    assert np.median(light) > 230
+    assert np.median(dark) < 60
+    opened.run("document.getElementById('theme').click()")
+    settled(opened)
+    assert np.median(opened.picture()) > 230
+
+
+def test_a_phone_needs_no_sideways_scroll(opened: Browser) -> None:
+    opened.tool("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
+    opened.run("location.reload()")
+    opened.until("return document.documentElement.dataset.ready === 'true'")
+    settled(opened)
+    assert opened.run("return document.documentElement.scrollWidth") <= 390
+    assert opened.run("return document.querySelector('canvas.turn').clientWidth") > 300
+
+
+def test_the_printed_page_has_every_figure_and_no_controls(opened: Browser) -> None:
+    opened.run("dispatchEvent(new Event('beforeprint'))")
+    assert opened.run("return document.querySelectorAll('details:not([open])').length") == 0
+    opened.run("dispatchEvent(new Event('afterprint'))")
+    opened.tool("Emulation.setEmulatedMedia", media="print")
+    hidden = "return [...document.querySelectorAll('.controls, nav, #theme')].every((n) => !n.getClientRects().length)"
+    assert opened.run(hidden)
+    assert len(base64.b64decode(opened.tool("Page.printToPDF")["data"])) > 50_000
+
+
+def test_keys_reach_everything(opened: Browser) -> None:
+    opened.run("document.activeElement.blur(); scrollTo(0, 0)")
+    opened.key("Tab")
+    assert opened.run("return document.activeElement.className") == "skip"
+    unreachable = opened.run(
+        "return [...document.querySelectorAll('button, a[href], input, select, summary')]"
+        ".filter((n) => n.tabIndex < 0).length"
+    )
+    assert unreachable == 0
+    unnamed = opened.run(
+        "return [...document.querySelectorAll('canvas[role], svg[role], img')].filter((n) => "
+        "!(n.getAttribute('aria-label') || n.alt)).length"
+    )
+    assert unnamed == 0
