@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 import landscape
 from landscape.curvature.hvp_backends import curvature
 from landscape.options import OptionError
+from landscape.probe import derived_seed
 from landscape.probes import PROBES, probe_class
 from landscape.probes.fourier import Fourier
 from landscape.probes.line import Line
@@ -213,6 +215,96 @@ def test_a_model_without_dropout_is_refused() -> None:
         stochastic(3, NoDropout())
     with pytest.raises(ValueError, match="--mc-dropout must be at least 0, got -1"):
         landscape.load(NoDropout(), data=batches(), mc_dropout=-1)
+
+
+class DropBlock2d(nn.Module):
+    """As torchvision and timm have it: their names for the rate differ."""
+
+    def __init__(self, name: str, rate: float) -> None:
+        super().__init__()
+        setattr(self, name, rate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class Scripted(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x, 0.3, self.training)
+
+
+def scripted(module: nn.Module) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        part: nn.Module = torch.jit.script(module)
+    return part
+
+
+class Parts(nn.Sequential):
+    """A part between two layers, and dropout that can be frozen."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__(nn.Conv2d(2, 4, 3), part, nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, 3))
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        (DropBlock2d("p", 0.1), r"^1 is a DropBlock2d, which scales its blocks by the whole mini-batch.*--mc-dropout$"),
+        (DropBlock2d("drop_prob", 0.1), "^1 is a DropBlock2d"),
+        (scripted(Scripted()), r"^1 is TorchScript and holds dropout, which stays off there.*--mc-dropout$"),
+        (nn.Sequential(scripted(Scripted())), r"^1\.0 is TorchScript"),
+    ],
+)
+def test_parts_whose_dropout_would_stay_off_are_refused_by_name(part: nn.Module, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        stochastic(2, Parts(part))
+
+
+def test_scripted_parts_have_no_layers_and_are_named() -> None:
+    with pytest.raises(
+        ValueError, match=r"the modules of a TorchScript program \(1\) cannot be hooked; save the state"
+    ):
+        Variance().plan(Subject(Parts(scripted(nn.Softplus())).double().eval(), batches()))
+
+
+@pytest.mark.parametrize("part", [nn.RReLU(), DropBlock2d("p", 0.0), scripted(nn.Softplus())])
+def test_parts_that_draw_nothing_in_evaluation_stay_as_they_are_beside_frozen_masks(
+    part: nn.Module, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Written out: the part as in evaluation (RReLU with its mean slope), then one mask per member and sample."""
+    caplog.set_level("INFO")
+    subject = stochastic(3, Parts(part), batches=batches(5))
+    conv, _, _, _, last = subject.model
+    (x, targets), whole = subject.batches[0], []
+    for member in range(3):
+        features = conv(x)
+        features = {
+            "RReLU": lambda x: torch.where(x > 0, x, x * (1 / 8 + 1 / 3) / 2),
+            "DropBlock2d": lambda x: x,
+        }.get(type(part).__name__, F.softplus)(features)
+        masks = FrozenMasks(derived_seed(0, "dropout", member), torch.arange(5))
+        keep = kept(derived_seed(masks._seed, 0), torch.arange(5), 16, 0.5)
+        whole.append(last(features.flatten(1) * keep * 2).softmax(dim=1))
+    expected = F.nll_loss(torch.stack(whole).mean(dim=0).log(), targets, reduction="none")
+    torch.testing.assert_close(per_sample(subject)[0], expected, rtol=1e-9, atol=0.0, check_dtype=False)
+    notes = [line for line in caplog.messages if "RReLU" in line]
+    only_masks = "note: 1 (RReLU) keep their mean slope; --mc-dropout draws dropout masks only"
+    assert notes == ([only_masks] if isinstance(part, nn.RReLU) else [])
+
+
+def test_dropout_that_cannot_be_frozen_per_sample_is_refused_with_the_name_of_its_module() -> None:
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop, self.fc = nn.Dropout(0.5), nn.Linear(32, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.drop(x.flatten()[: 3 * len(x) - 1, None])  # rows of packed sequences
+            return self.fc(x.flatten(1))
+
+    with pytest.raises(ValueError, match=r"^dropout of drop acts on \(17, 1\), expected rows for the 6 samples"):
+        per_sample(stochastic(2, Packed()))
 
 
 def test_members_belong_to_the_result() -> None:

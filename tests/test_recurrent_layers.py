@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from landscape.curvature.hvp_backends import curvature
 from landscape.probe import derived_seed
-from landscape.subject.dropout_masks import FrozenMasks, frozen_masks, kept
+from landscape.subject.dropout_masks import DropoutCall, FrozenMasks, frozen_masks, kept
 from landscape.subject.members import calls_of, with_members
 from landscape.subject.outputs import per_sample
 from landscape.subject.subject import Subject
@@ -129,6 +129,14 @@ def test_packed_sequences_whose_order_is_unknown_are_refused() -> None:
     packed = pack_padded_sequence(sequences(), LENGTHS, batch_first=True, enforce_sorted=False)
     with pytest.raises(ValueError, match="packed sequences of unknown order"), FrozenMasks(3, torch.arange(SAMPLES)):
         model(packed)
+
+
+def test_the_message_on_packed_sequences_of_unknown_order_names_the_module() -> None:
+    known = [DropoutCall(RATE, RATE, False, "encoder.rnn")]
+    packed = pack_padded_sequence(sequences(), LENGTHS, batch_first=True, enforce_sorted=False)
+    said = "dropout between the recurrent layers of encoder.rnn acts on packed sequences of unknown order"
+    with pytest.raises(ValueError, match=said), FrozenMasks(3, torch.arange(SAMPLES), known):
+        stack("gru")(packed)
 
 
 def test_a_single_recurrent_layer_has_no_dropout() -> None:

@@ -100,15 +100,16 @@ def record(model: nn.Module, inputs: Nested, forward: Forward = call_model) -> F
     """Run the model once, in eval mode and without gradients, and record the pass; `forward` calls it.
 
     Tensors are followed by identity through Python, so every module works that computes with torch functions; compiled
-    and scripted parts appear as single operations.
+    parts appear as single operations.
 
     Raises:
-        ValueError: the model is a TorchScript program.
+        ValueError: the model, or a part of it, is a TorchScript program.
     """
-    if isinstance(model, torch.jit.ScriptModule):
+    scripts = (name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule))
+    if (script := next(scripts, None)) is not None:
         raise ValueError(
-            "the modules of a TorchScript program cannot be hooked; save the state_dict() of its model and name the "
-            "model with --model"
+            f"the modules of a TorchScript program{f' ({script})' if script else ''} cannot be hooked; save the "
+            "state_dict() of its model and name the model with --model"
         )
     recorder = _Recorder()
     handles = []

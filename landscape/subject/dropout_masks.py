@@ -43,6 +43,7 @@ class DropoutCall(NamedTuple):
     told: float  # the rate that it is given in evaluation mode, which may be 0
     rate: float  # the rate in training mode
     samples_second: bool  # whether the samples lie along the second dimension, else along the first
+    module: str = ""  # that makes it, "" for the model itself
 
 
 class FrozenMasks(TorchFunctionMode):
@@ -157,7 +158,7 @@ class FrozenMasks(TorchFunctionMode):
                     return self._dropped(x, rate, number)
                 sequences, steps = int(call.sizes[0][0]), len(call.sizes[0])
                 mask = self._kept(x.new_empty(()).expand(sequences, steps, x.shape[1]), rate, number, None)
-                return _scaled(x, rows_of_packed(mask, call.sizes[0], self.order), rate)
+                return _scaled(x, rows_of_packed(mask, call.sizes[0], self.order, self._of(number)), rate)
 
         return call.layer_by_layer(between)
 
@@ -167,6 +168,11 @@ class FrozenMasks(TorchFunctionMode):
         known = self._known[number] if number < len(self._known) else None
         self.calls.append(known.rate if known is not None and known.told == rate else float(rate))
         return self.calls[-1], number
+
+    def _of(self, number: int) -> str:
+        """Which module makes a call, in words."""
+        module = self._known[number].module if number < len(self._known) else ""
+        return f" of {module}" if module else ""
 
     def _dropped(self, x: Tensor, rate: float, number: int, dims: int | None = None) -> Tensor:
         return _scaled(x, self._kept(x, rate, number, dims), rate)
@@ -186,8 +192,8 @@ class FrozenMasks(TorchFunctionMode):
         second = x.ndim > 1 and samples == x.shape[1] and known
         if not second and (not x.ndim or not samples or x.shape[0] % samples):
             raise ValueError(
-                f"dropout acts on {tuple(x.shape)}, expected rows for the {samples} samples of the mini-batch: its "
-                "masks cannot be frozen per sample; drop --mc-dropout"
+                f"dropout{self._of(number)} acts on {tuple(x.shape)}, expected rows for the {samples} samples of the "
+                "mini-batch: its masks cannot be frozen per sample; drop --mc-dropout"
             )
         if second:
             shape = (samples, *((x.shape[0],) if dims != 0 else ()), *shape[2:])
@@ -275,14 +281,13 @@ class _Listener(FrozenMasks):
     def __init__(self) -> None:
         super().__init__(0, torch.zeros(0, dtype=torch.int64))
         self.running: list[nn.Module] = []
-        self.callers: dict[nn.Module, None] = {}
         self.shapes: list[torch.Size] = []
+        self.made_by: list[nn.Module | None] = []  # of every call
 
     def _next(self, rate: float, x: Tensor) -> tuple[float, int]:
         super()._next(rate, x)
         self.shapes.append(x.shape)
-        if self.running:
-            self.callers[self.running[-1]] = None
+        self.made_by.append(self.running[-1] if self.running else None)
         return 0.0, len(self.calls) - 1
 
     def leave(self) -> None:
@@ -305,14 +310,15 @@ def dropout_calls(
     `run_fewer` is a pass with fewer samples, which shows the dimension of the samples.
     """
     plain, training, fewer = _Listener(), _Listener(), _Listener()
-    handles = [module.register_forward_pre_hook(lambda m, _: plain.running.append(m)) for module in model.modules()]
-    handles += [module.register_forward_hook(lambda *_: plain.leave()) for module in model.modules()]
+    hookable = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+    handles = [module.register_forward_pre_hook(lambda m, _: plain.running.append(m)) for module in hookable]
+    handles += [module.register_forward_hook(lambda *_: plain.leave()) for module in hookable]
     try:
         plain.hear(model, run)
     finally:
         for handle in handles:
             handle.remove()
-    modes = {module: module.training for module in plain.callers}
+    modes = {module: module.training for module in plain.made_by if module}
     try:
         for module in modes:
             module.training = True
@@ -326,10 +332,12 @@ def dropout_calls(
             fewer.hear(model, run_fewer)
     rates = training.calls if len(training.calls) == len(plain.calls) else plain.calls
     shapes = fewer.shapes if len(fewer.shapes) == len(plain.shapes) else plain.shapes
-    return [
-        DropoutCall(told, told or rate, len(shape) > 1 and shape[0] == small[0] and shape[1] != small[1])
-        for told, rate, shape, small in zip(plain.calls, rates, plain.shapes, shapes, strict=True)
+    names = {module: name for name, module in model.named_modules()}
+    second = [
+        len(s) > 1 and s[0] == small[0] and s[1] != small[1] for s, small in zip(plain.shapes, shapes, strict=True)
     ]
+    found = zip(plain.calls, rates, second, (names.get(module, "") for module in plain.made_by), strict=True)
+    return [DropoutCall(told, told or rate, *rest) for told, rate, *rest in found]
 
 
 def depth_rate(module: nn.Module) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from landscape.checkpoints.user_code import fixed_rng
 from landscape.data.batch_layout import Forward
@@ -23,6 +24,9 @@ from landscape.subject.restoration import evaluation_mode
 
 if TYPE_CHECKING:
     from landscape.subject.subject import Subject
+
+
+_log = logging.getLogger(__name__)
 
 
 class Positioned(NamedTuple):
@@ -111,6 +115,7 @@ def with_members(subject: Subject, members: int) -> Subject:
             f"--mc-dropout averages predicted probabilities, and {name} does not say what these are; give one of "
             "--loss cross-entropy, bce, mse, l1 or huber"
         )
+    _refuse_unfrozen(subject.model)
     calls = calls_of(subject)
     if not any(call.rate for call in calls):
         raise ValueError(
@@ -124,6 +129,33 @@ def with_members(subject: Subject, members: int) -> Subject:
         )
     forward = MemberForward(subject.forward, members, subject.seed, AVERAGES[subject.losses], calls)
     return replace(subject, forward=forward)
+
+
+def _refuse_unfrozen(model: Any) -> None:
+    """Reject modules whose dropout would stay off; say which ones keep the mean of what they draw in training.
+
+    Raises:
+        ValueError: names the first one.
+    """
+    means = []
+    for name, module in model.named_modules() if isinstance(model, nn.Module) else ():
+        kind, where = type(module).__name__, name or "the model"
+        rate = getattr(module, "drop_prob", getattr(module, "p", 1.0))
+        if "DropBlock" in kind and rate:
+            raise ValueError(
+                f"{where} is a {kind}, which scales its blocks by the whole mini-batch: its masks cannot be frozen per "
+                "sample; build the model with a rate of 0 there, or drop --mc-dropout"
+            )
+        if isinstance(module, torch.jit.ScriptModule) and "dropout" in str(getattr(module, "inlined_graph", "")):
+            raise ValueError(
+                f"{where} is TorchScript and holds dropout, which stays off there: its masks cannot be frozen; give "
+                "the module in Python (--model file.py:callable with its state_dict), or drop --mc-dropout"
+            )
+        if isinstance(module, nn.RReLU):
+            means.append(where)
+    if means:
+        more = f" and {len(means) - 1} more" if len(means) > 1 else ""
+        _log.info("note: %s%s (RReLU) keep their mean slope; --mc-dropout draws dropout masks only", means[0], more)
 
 
 def calls_of(subject: Subject) -> list[DropoutCall]:

@@ -56,7 +56,7 @@ def order_of(inputs: Any) -> Tensor | None:
     return inputs.sorted_indices if isinstance(inputs, PackedSequence) else None
 
 
-def rows_of_packed(padded: Tensor, sizes: Tensor, order: Tensor | None) -> Tensor:
+def rows_of_packed(padded: Tensor, sizes: Tensor, order: Tensor | None, of: str = "") -> Tensor:
     """The rows that padded sequences (N, T, C) have when they are packed.
 
     Raises:
@@ -64,8 +64,8 @@ def rows_of_packed(padded: Tensor, sizes: Tensor, order: Tensor | None) -> Tenso
     """
     if order is not None and len(order) != len(padded):
         raise ValueError(
-            "dropout between recurrent layers acts on packed sequences of unknown order, expected a call of nn.LSTM, "
-            "nn.GRU or nn.RNN; give it padded sequences, or drop --mc-dropout"
+            f"dropout between the recurrent layers{of} acts on packed sequences of unknown order, expected a call of "
+            "nn.LSTM, nn.GRU or nn.RNN; give it padded sequences, or drop --mc-dropout"
         )
     reached = torch.arange(len(padded)) < sizes[:, None]
     step, row = (index.to(padded.device) for index in reached.nonzero(as_tuple=True))
