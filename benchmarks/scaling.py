@@ -141,9 +141,9 @@ def merge(arguments: argparse.Namespace) -> None:
     from landscape.results.merging import merge_files
     from landscape.run import reduce_of
 
-    lines = {n: [configure("line", {"resolution": n, "seed": seed})[0] for seed in range(100)] for n in (1023, 5001)}
+    lines = {n: [configure("line", {"resolution": n, "seed": seed})[0] for seed in range(100)] for n in (1023, 5000)}
     idle = [Idle(units=1023, label=f"idle {number}") for number in range(100)]
-    for name, probes in (("idle", idle), ("line", lines[5001][:20]), ("line", lines[1023])):
+    for name, probes in (("idle", idle), ("line", lines[5000][:20]), ("line", lines[1023])):
         with tempfile.TemporaryDirectory() as folder:
             files = shards_of(Path(folder), probes)
             merged, start = Path(folder, "merged.h5"), time.process_time()

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import counting
 import h5py
 import numpy as np
 import pytest
+from test_run import save
 
+from landscape.cli.main import exit_code
 from landscape.probe import Plan, Quantity
 from landscape.results.merging import ConflictError, merge_files
 from landscape.results.run_key import RunKey
@@ -235,3 +239,74 @@ def test_a_merge_killed_before_any_of_its_writes_leaves_every_file_intact(tmp_pa
     merge_files([a, b], out, reduce_of=counting.reduce_of)
     counting.assert_same_results(out, whole)
     assert {file.name for file in tmp_path.iterdir()} <= {"a.h5", "b.h5", "whole.h5", "all.h5"}
+
+
+# --- recipes of docs/clusters.md ---
+
+RECIPES = (Path(__file__).parents[1] / "docs" / "clusters.md").read_text()
+ECHO = '#!/bin/sh\nprintf "%s\\n" "$@" > "$TOLD"\n'
+
+
+def recipe(language: str) -> str:
+    (found,) = re.findall(rf"```{language}\n(.*?)```", RECIPES, re.DOTALL)
+    return str(found).replace("101", "3")  # points along an axis
+
+
+def command_line(*words: str) -> None:
+    assert exit_code([*words, "--quiet"]) == 0
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    save(tmp_path / "final.pt", seed=0)
+    monkeypatch.chdir(tmp_path)
+    command_line("surface", "final.pt", "--resolution", "3", "--out", "whole.h5")
+    return tmp_path
+
+
+def whole_again(folder: Path) -> None:
+    mine, theirs = (counting.everything(folder / name) for name in ("results.h5", "whole.h5"))
+    assert list(mine) == list(theirs)
+    for name, (_, arrays) in theirs.items():
+        assert arrays["done"].all()
+        for quantity, values in arrays.items():
+            np.testing.assert_array_equal(mine[name][1][quantity], values, err_msg=quantity)
+
+
+@pytest.mark.slow
+def test_the_array_script_measures_what_one_command_does(folder: Path) -> None:
+    script = recipe("bash")
+    assert "--array=1-8" in script
+    (folder / "srun").write_text(ECHO)
+    (folder / "srun").chmod(0o755)
+    for task in range(1, 4):
+        told = folder / f"told-{task}"
+        numbers = {"SLURM_ARRAY_TASK_ID": str(task), "SLURM_ARRAY_TASK_COUNT": "3", "TOLD": str(told)}
+        environment = {**os.environ, **numbers, "PATH": f"{folder}:{os.environ['PATH']}"}
+        subprocess.run(["bash", "-c", script], check=True, env=environment)
+        program, *words = told.read_text().splitlines()
+        assert program == "landscape"
+        command_line(*words)
+    (merging,) = re.findall(r"^\$ landscape (merge .*?) +#", RECIPES, re.MULTILINE)
+    pattern, *rest = merging.split()[1:]
+    command_line("merge", *sorted(map(str, Path().glob(pattern))), *rest)
+    whole_again(folder)
+
+
+@pytest.mark.slow
+def test_the_recipe_for_submitit_measures_what_one_command_does(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class AutoExecutor:
+        def __init__(self, folder: str) -> None: ...
+        def update_parameters(self, **parameters: int) -> None: ...
+        def map_array(self, function: Any, shards: list[str]) -> list[Any]:
+            return [SimpleNamespace(result=lambda shard=shard: function(shard)) for shard in shards]
+
+    monkeypatch.setitem(sys.modules, "submitit", SimpleNamespace(AutoExecutor=AutoExecutor))
+    capsys.readouterr()
+    exec(recipe("python"), {})
+    program, *words = capsys.readouterr().out.split()
+    assert program == "landscape"
+    command_line(*words)
+    whole_again(folder)
