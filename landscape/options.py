@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+MATCHING_SECONDS = 5.0  # that matching all names of a network may take; it takes milliseconds
 MOST_POINTS = 5_000  # along an axis: more would not fit into memory or a lifetime
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -65,6 +70,45 @@ def regular_expression(name: str, text: str) -> None:
         re.compile(text)
     except re.error as error:
         raise invalid(name, f"{text} ({error})", "a regular expression") from None
+
+
+def matching(name: str, expression: str, texts: Iterable[str]) -> list[str]:
+    """The texts in which the regular expression of an option is found.
+
+    An expression such as (a+)+$ takes twice as long with every character. `re` heeds signals, so that a timer ends it;
+    only the main thread may set one, elsewhere there is no limit.
+
+    Raises:
+        OptionError: matching took more than `MATCHING_SECONDS`.
+    """
+    found, wanted = [], re.compile(expression)
+    with _time_limit(name, expression):
+        for text in texts:
+            if wanted.search(text):
+                found.append(text)
+    return found
+
+
+@contextlib.contextmanager
+def _time_limit(name: str, expression: str) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        raise invalid(
+            name, expression, f"an expression that is matched in {MATCHING_SECONDS:g} s (no repeats of repeats)"
+        )
+
+    start, handler = time.monotonic(), signal.signal(signal.SIGALRM, end)
+    before = signal.setitimer(signal.ITIMER_REAL, MATCHING_SECONDS)
+    try:
+        yield
+    finally:
+        left = max(before[0] - (time.monotonic() - start), 1e-3) if before[0] else 0.0
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, left, before[1])
 
 
 def alternatives(words: Sequence[str]) -> str:

@@ -221,7 +221,7 @@ def draw_run(folder: Path, out: Path, formats: Sequence[str] = ("png",), *, them
     from landscape.plots import curves
 
     file = folder / "metrics.csv"
-    if not file.exists():
+    if not file.is_file():
         raise FileNotFoundError(f"no metrics.csv in {folder}; give a results file, or a run folder of landscape train")
     try:
         lines = list(csv.DictReader(file.read_text().splitlines()))

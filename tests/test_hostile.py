@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import os
 import pickle
 import re
 import struct
 import subprocess
 import sys
+import time
 import zipfile
+import zlib
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -23,12 +26,15 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from landscape.checkpoints import file_formats
+from landscape import models
+from landscape.checkpoints import file_formats, raw_files
 from landscape.checkpoints.checkpoint import read_checkpoint
 from landscape.cli.main import exit_code
-from landscape.data import cifar
+from landscape.data import cifar, decoding, memory
 from landscape.data.decoding import opened
+from landscape.exchange import park2022_csv
 from landscape.exchange.tomgoldstein import read_surface
+from landscape.models import huggingface
 from landscape.probe import Plan, Quantity
 from landscape.results import reader
 from landscape.results.journal import Journal, Record
@@ -445,7 +451,103 @@ def test_a_label_is_text_wherever_it_is_shown(label: str, study: Path, capsys: p
         assert [name for name in attribute_names(page) if name.startswith("on")] == []
 
 
+def test_pipes_are_refused_before_they_are_read(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a.pt", "a.h5", "a.csv", "model.safetensors.index.json", "config.json"):
+        os.mkfifo(study / name)
+    os.mkfifo(study / "inside" / "metrics.csv")
+    for words in (["show", "a.pt"], ["show", "a.h5"], ["show", "model.safetensors.index.json"], ["import", "a.csv"],
+                  ["import", "a.h5"], ["plot", "inside"]):  # fmt: skip
+        error = refused([words[0], str(study / words[1])], capsys)
+        assert "neither a file nor a folder" in error or "no metrics.csv" in error
+    with pytest.raises(ValueError, match="neither a file nor a folder"):
+        raw_files.json_of(study / "config.json")
+
+
+def bomb(group: h5py.Group) -> None:
+    """A chunk of 4 numbers that inflates to 16 MB."""
+    made = group.create_dataset("far", (4,), "f8", chunks=(4,), compression="gzip")
+    made.id.write_direct_chunk((0,), zlib.compress(bytes(2**24)))
+
+
+def large_chunk(group: h5py.Group) -> None:
+    """One number in a chunk of 1 GiB."""
+    group.create_dataset("far", (1,), "f8", maxshape=(None,), chunks=(2**27,), compression="gzip")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (bomb, "a compressed chunk that is larger than it says; refused"),
+        (large_chunk, "chunks of 1,073,741,824 bytes; refused"),
+        (lambda group: group.attrs.update({f"a{i}": i for i in range(600)}), "expected at most 500; refused"),
+    ],
+)
+def test_a_file_that_would_take_memory_or_time_is_refused(
+    change: Callable[[h5py.Group], object], said: str, study: Path
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        reader.groups(changed(study / "r.h5", change))
+
+
+def test_compressed_results_are_read(study: Path) -> None:
+    def pack(group: h5py.Group) -> None:
+        group.create_dataset("more", data=np.arange(1000.0), compression="gzip", shuffle=True, fletcher32=True)
+        group.create_dataset("other", data=np.arange(1000.0), compression="lzf")
+
+    ((_, data),) = reader.groups(changed(study / "r.h5", pack))
+    assert data["more"].sum() == data["other"].sum() == 499500
+
+
+# --- models ---
+
+
+def test_a_network_of_millions_of_layers_is_not_begun(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="depth must be at most 1,000, got 1000000"):
+        models.build("vit_demo", classes=10, image_size=32, depth=10**6)
+    with pytest.raises(ValueError, match="one whole number per stage"):
+        models.build("resnet_demo", classes=10, image_size=32, blocks=[1] * 10**6)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit", "num_hidden_layers": 10**7}))
+    with pytest.raises(ValueError, match="num_hidden_layers 10,000,000, expected at most 10,000"):
+        huggingface.build(str(tmp_path), {}, classes=None, image_size=None, weights=False)
+
+
 # --- data ---
+
+
+def test_scattered_points_do_not_become_a_grid_of_all_their_coordinates(tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).normal(size=(300, len(park2022_csv.COLUMNS)))
+    np.savetxt(tmp_path / "points.csv", rows, delimiter=",")
+    with pytest.raises(ValueError, match=r"300 points at 300 x 300 coordinates, expected a grid"):
+        park2022_csv.read_surface(tmp_path / "points.csv")
+
+
+def test_large_pictures_are_decoded_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [str(tmp_path / f"{i}.png") for i in range(4 * decoding.CHUNK)]
+    for name in names:
+        Image.new("L", (40, 40)).save(name)
+    monkeypatch.setattr(decoding, "_room", decoding._Room(decoding.PIXEL_BYTES * 40 * 40))
+    now, most, plain = [0], [0], decoding.pixels
+
+    def counted(*arguments: object) -> np.ndarray:
+        now[0] += 1
+        most[0] = max(most[0], now[0])
+        time.sleep(0.001)
+        now[0] -= 1
+        return plain(*arguments)
+
+    monkeypatch.setattr(decoding, "pixels", counted)
+    pictures = [decoding.Picture(i, name, name) for i, name in enumerate(names)]
+    decoding.decoded(pictures, name="x", count=len(names), of=len(names), size=8, threads=4)
+    assert most[0] == 1
+
+
+def test_a_picture_that_no_memory_holds_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.new("L", (400, 300)).save(tmp_path / "a.png")
+    monkeypatch.setattr(decoding, "_room", decoding._Room(0))
+    monkeypatch.setattr(memory, "available", lambda: 500_000)
+    picture = decoding.Picture(0, str(tmp_path / "a.png"), str(tmp_path / "a.png"))
+    with pytest.raises(ValueError, match=r"a\.png has 400 x 300 pixels, which need .* is free; make it smaller"):
+        decoding.decoded([picture], name="x", count=1, of=1, size=8)
 
 
 def test_a_batch_of_images_cannot_ask_for_memory(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -95,3 +97,29 @@ def test_the_error_names_the_option_what_was_expected_and_what_was_got(
 def test_a_bad_regular_expression_is_quoted_with_its_fault() -> None:
     with pytest.raises(OptionError, match=r"--params must be a regular expression, got \( \(missing \)"):
         options.regular_expression("params", "(")
+
+
+def test_an_expression_that_takes_for_ever_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "MATCHING_SECONDS", 0.1)
+    before = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(OptionError, match=r"--layers must be an expression that is matched in 0\.1 s.*got \(a\+\)\+\$"):
+        options.matching("layers", "(a+)+$", ["a" * 40 + "b"])
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0.0
+
+
+def test_expressions_find_names_and_leave_a_timer_of_the_caller_running() -> None:
+    signal.setitimer(signal.ITIMER_REAL, 1000.0)
+    try:
+        assert options.matching("layers", r"blocks(\.\d+)+$", ["stem", "blocks.1", "blocks.1.2"]) == [
+            "blocks.1",
+            "blocks.1.2",
+        ]
+        assert 900.0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 1000.0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+
+def test_expressions_are_matched_in_other_threads_too() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(options.matching, "layers", "a", ["ab", "b"]).result() == ["ab"]

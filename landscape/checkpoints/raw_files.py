@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from landscape.results.declared_size import EXPANSION, refuse_oversized
+from landscape.results.declared_size import EXPANSION, refuse_oversized, refuse_special
 
 # files with the weights in a Hugging Face folder, the safe ones first
 IN_FOLDER = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -122,6 +122,7 @@ def files_of(path: Path) -> list[Path]:
                 f"or a folder with {' or '.join(IN_FOLDER[::2])}"
             )
         return files_of(inside)
+    refuse_special(path)
     if not path.name.endswith(INDEX):
         return [path]
     table = json_of(path).get("weight_map")
@@ -165,6 +166,7 @@ def json_of(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: it is far too large, damaged, or not an object.
     """
+    refuse_special(path)
     if path.stat().st_size > MAX_TEXT:
         raise ValueError(f"{path} has {path.stat().st_size:,} bytes, expected a short JSON file; download it again")
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -11,6 +10,7 @@ from typing import TypeVar
 import numpy as np
 from torch import Tensor
 
+from landscape.options import matching as names_matching
 from landscape.probe import Quantity
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ def matching(parameters: Mapping[str, T], pattern: str) -> dict[str, T]:
     Raises:
         ValueError: none matches, with names close to the expression; or the model has no trainable parameter.
     """
-    found = {name: p for name, p in parameters.items() if re.search(pattern, name)}
+    found = {name: parameters[name] for name in names_matching("params", pattern, parameters)}
     if not parameters:
         raise ValueError("the model has no trainable parameter, all are frozen; set requires_grad on some of them")
     if not found:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import logging
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 
@@ -22,6 +24,7 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 SMALL = 64  # images up to this side keep their size
 DEFAULT_SIZE = 224
 CHUNK = 16  # pictures per task, enough that scheduling costs nothing
+PIXEL_BYTES = 8  # of a pixel as it is stored, as RGB and while it is resized
 REPORT_SECONDS = 30.0
 _log = logging.getLogger(__name__)
 
@@ -33,6 +36,40 @@ class Picture:
     row: int
     source: str | bytes  # path of its file, or the file's bytes
     name: str  # for messages
+
+
+class _Room:
+    """Memory for pictures that are decoded at the same time; one that needs more is decoded alone."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._used, self._changed = most, 0, threading.Condition()
+
+    @contextmanager
+    def taken(self, image: Image.Image, name: str) -> Iterator[None]:
+        """Wait until there is room for the pixels of a picture, as they are stored and as RGB.
+
+        Raises:
+            memory.TooLarge: this machine never has it.
+        """
+        width, height = image.size
+        needed = PIXEL_BYTES * width * height
+        if needed > self._most and needed > memory.available():
+            raise memory.TooLarge(
+                f"{name} has {width:,} x {height:,} pixels, which need {memory.format_bytes(needed)} of memory, and "
+                f"{memory.format_bytes(memory.available())} is free; make it smaller"
+            )
+        with self._changed:
+            self._changed.wait_for(lambda: not self._used or self._used + needed <= self._most)
+            self._used += needed
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._used -= needed
+                self._changed.notify_all()
+
+
+_room = _Room(2**30)
 
 
 def decoded(
@@ -90,8 +127,10 @@ def _in_order(
 def _decode(inputs: np.ndarray, resize: Resize | None, pictures: list[Picture]) -> int:
     for picture in pictures:
         try:
-            with opened(picture.source, picture.name) as image:
+            with opened(picture.source, picture.name) as image, _room.taken(image, picture.name):
                 inputs[picture.row] = pixels(image, inputs.shape[-1], resize)
+        except memory.TooLarge:
+            raise
         except Exception as error:  # decoders raise almost anything
             raise ValueError(_broken(picture.name, error)) from None
     return len(pictures)

@@ -18,6 +18,7 @@ from landscape.data.batch_layout import INPUTS, TARGETS, first_of
 from landscape.data.dataset import Images
 from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Resize
 from landscape.data.sampling import Samples, Split, subset
+from landscape.results.declared_size import refuse_special
 
 SPLITS = {"train": ("train",), "test": ("test", "validation", "valid", "val")}  # the first with labels
 SPLIT_OF = re.compile(r"(train|test|validation|valid|val)(?![a-z])")
@@ -77,6 +78,7 @@ def _opened(path: Path) -> Any:
             "parquet files are read with pyarrow, which is not installed; pip install pyarrow, "
             "or install landscape with its extra [parquet]"
         ) from None
+    refuse_special(path)
     try:
         return ParquetFile(path)
     except FileNotFoundError:

@@ -17,6 +17,7 @@ from landscape.exchange.grid import KNOWN, Grid
 from landscape.exchange.hybrid_csv import HybridTable
 from landscape.probe import Plan, Quantity, Values
 from landscape.results import corruption_summary
+from landscape.results.declared_size import refuse_special
 from landscape.results.run_key import Outcome, ReduceOf, RunKey, readable_label, versions
 from landscape.results.surface_summary import RADII
 from landscape.results.writer import Writer
@@ -75,6 +76,7 @@ def read(path: Path, *, weight_decay: float = park2022_csv.WEIGHT_DECAY, traject
     found = _grids(path, weight_decay)
     if trajectory is None:
         return found
+    refuse_special(trajectory)
     if not trajectory.exists():
         raise FileNotFoundError(f"no file at {trajectory}; give a projection file, with proj_xcoord and proj_ycoord")
     if any("y" not in grid.axes for grid in found):
@@ -101,6 +103,7 @@ def _grids(path: Path, weight_decay: float) -> list[Grid]:
         raise FileNotFoundError(f"no file at {path}; give a surface of another tool (HDF5 or CSV)")
     if path.is_dir():
         raise ValueError(f"{path} is a folder, expected a surface of another tool (HDF5 or CSV)")
+    refuse_special(path)
     if not h5py.is_hdf5(path):
         if path.read_bytes()[:1024].count(0):
             raise ValueError(f"{path} is neither HDF5 nor text; expected a surface of another tool (HDF5 or CSV)")

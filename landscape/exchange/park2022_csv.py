@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from landscape.exchange.grid import Grid, ascending
+from landscape.results.declared_size import EXPANSION
 
 # column -> name in the results file
 COLUMNS = {
@@ -15,6 +16,7 @@ COLUMNS = {
     "acc": "accuracy", "acc-90": "accuracy_90", "unc": "unc", "unc-90": "unc_90", "IoU": "iou", "IoU-90": "iou_90",
     "freq": "freq", "freq-90": "freq_90", "top-5": "top5", "Brier": "brier", "ECE": "ece", "ECSE": "ecse",
 }  # fmt: skip
+SLACK = 10_000  # points of a grid below which it may be nearly empty
 WEIGHT_DECAY = 0.05  # of the published figure, whose height is NLL + weight decay x l2
 
 
@@ -43,6 +45,11 @@ def read_surface(path: Path, *, weight_decay: float = WEIGHT_DECAY) -> Grid:
     axes, places = zip(*(np.unique(table[:, i], return_inverse=True) for i in (0, 1)), strict=True)
     if min(map(len, axes)) < 2 or not np.isfinite(table[:, :2]).all():
         raise ValueError(f"{path} has {len(axes[0])} x {len(axes[1])} points, expected a grid of at least 2 x 2")
+    if len(axes[0]) * len(axes[1]) > EXPANSION * len(rows) + SLACK:
+        raise ValueError(
+            f"{path} has {len(rows):,} points at {len(axes[0]):,} x {len(axes[1]):,} coordinates, expected a "
+            "grid; give a surface whose points share their coordinates"
+        )
     done = np.zeros(tuple(map(len, axes)), bool)
     if len(set(zip(*places, strict=True))) < len(rows):
         raise ValueError(f"{path} has a point twice; expected one line per point of a surface")

@@ -21,6 +21,7 @@ from landscape.discovery.graph import Call, Flow, few, record
 from landscape.discovery.layer import KINDS, Kind, Layer, Tap
 from landscape.discovery.token_grid import consumer_is_linear, smaller
 from landscape.layers.layer_patterns import STREAM, Pattern, expand, parse
+from landscape.options import matching
 from landscape.probe import Quantity
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
@@ -90,12 +91,12 @@ def _matching_modules(names: Sequence[str], patterns: Sequence[str]) -> dict[str
     named: dict[str, Pattern] = {}
     for text in expand(patterns):
         pattern = parse(text)
-        matching = [name for name in names if re.search(pattern.expression, name)]
-        if not matching:
+        found = matching("layers", pattern.expression, names)
+        if not found:
             near = difflib.get_close_matches(pattern.expression, names, 3, 0.3) or names[:3]
             hint = f"; kinds are {', '.join((*KINDS, STREAM))}" if ":" in pattern.expression else ""
             raise ValueError(f"--layers {text} matches no module; similar names are {', '.join(near)}{hint}")
-        named.update(dict.fromkeys(matching, pattern))
+        named.update(dict.fromkeys(found, pattern))
     return named
 
 

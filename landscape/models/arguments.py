@@ -6,6 +6,8 @@ from typing import Any, Literal, get_args, get_origin
 
 from landscape.options import BOOLEANS, OptionError, alternatives
 
+MOST_STAGES = 100
+MOST = dict.fromkeys(("depth", "depths", "blocks", "msa"), 1_000)  # layers: each takes a moment to make
 LEAST = {"msa": 0}  # every other whole number counts something a network cannot do without
 
 
@@ -33,7 +35,7 @@ def converted(name: str, value: object, kind: Any) -> object:
     if get_origin(kind) is tuple:
         words = value.strip("()[] ").rstrip(",").split(",") if isinstance(value, str) else value
         entries = words if isinstance(words, list | tuple) else [words]
-        if not entries:
+        if not 0 < len(entries) <= MOST_STAGES:
             raise _invalid(name, value, "one whole number per stage, such as 2,2,2,2")
         return tuple(whole_number(name, entry) for entry in entries)
     if kind is bool:
@@ -56,6 +58,8 @@ def whole_number(name: str, value: object) -> int:
         number = least - 1
     if number < least:
         raise _invalid(name, value, f"a whole number of at least {least}")
+    if number > MOST.get(name, number):
+        raise _invalid(name, value, f"at most {MOST[name]:,}")
     return number
 
 

@@ -17,6 +17,7 @@ from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Crop, Prep
 from landscape.models.libraries import library
 
 CONTEXTS = ("n_positions", "max_position_embeddings", "max_sequence_length", "n_ctx")
+MOST_LAYERS = 10_000
 SQUASHED_FROM = 384  # ConvNeXt's processor crops images below this size, and squashes larger ones
 
 
@@ -34,6 +35,7 @@ def build(
     """
     folder = folder_of(name)
     content = json_of(folder / "config.json")
+    _check_depth(folder, {**content, **arguments})
     transformers = library("transformers")
     weights = weights and holds_weights(folder)
     given = dict(arguments)
@@ -56,6 +58,15 @@ def build(
             f"({first}); give weights with a classifier"
         )
     return model  # type: ignore[no-any-return]
+
+
+def _check_depth(folder: Path, config: Mapping[str, Any]) -> None:
+    """Refuse a network that would be made layer by layer without end."""
+    for name, value in config.items():
+        if any(word in name for word in ("layer", "depth", "block")):
+            for number in value if isinstance(value, list) else [value]:
+                if isinstance(number, int | float) and number > MOST_LAYERS:
+                    raise ValueError(f"{folder}/config.json has {name} {number:,}, expected at most {MOST_LAYERS:,}")
 
 
 def preprocessing(name: str, image_size: int | None) -> Preprocessing | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -18,7 +17,7 @@ from landscape.discovery.graph import Flow, record
 from landscape.layers.partial_forward import Cache, ResumePoint, advance, resume_point, resumed
 from landscape.layers.selection import layer_labels, layers_of
 from landscape.layers.unit_removal import Group, Removal, pairs, removals, removed, singles, stages
-from landscape.options import OptionError, regular_expression
+from landscape.options import OptionError, matching, regular_expression
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.subject import batchnorm, outputs, sample_statistics
 from landscape.subject.batchnorm import recalibration
@@ -111,7 +110,9 @@ class Lesion(Probe):
                 "with as many input as output channels"
             )
         patterns = self.layers or ("",)
-        selected = [u for u in units if any(re.search(p, name) for p in patterns for name in (u.name, u.layer.name))]
+        names = [name for unit in units for name in (unit.name, unit.layer.name)]
+        matched = {name for pattern in patterns for name in matching("layers", pattern, names)}
+        selected = [unit for unit in units if {unit.name, unit.layer.name} & matched]
         if not selected:
             first = ", ".join(unit.name for unit in units[:5])
             raise ValueError(f"--layers {' '.join(self.layers)} matches no unit; units are {first}, ...")

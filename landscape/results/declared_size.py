@@ -1,6 +1,8 @@
-"""Reject files that declare far more content than they can hold, before memory is reserved for it."""
+"""Reject files that declare far more content than they can hold, before memory is reserved for it, and pipes."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 EXPANSION = 16  # largest allowed ratio of content to its file: shared, compressed or never written values
 SLACK = 2**26  # bytes below which the ratio does not matter
@@ -23,3 +25,13 @@ def refuse_oversized(
     """
     if declared > expansion * held + slack:
         raise ValueError(f"{file} declares {what} of {declared:,} {unit} in a file of {held:,} {unit}; refused")
+
+
+def refuse_special(path: Path) -> None:
+    """Refuse a pipe or a device, on which reading may wait for ever.
+
+    Raises:
+        ValueError: it is one.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise ValueError(f"{path} is neither a file nor a folder; give a regular file")

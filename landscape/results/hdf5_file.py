@@ -11,6 +11,7 @@ from typing import NamedTuple
 import h5py
 import numpy as np
 
+from landscape.results.chunks import expanding
 from landscape.results.declared_size import EXPANSION, SLACK, refuse_oversized
 
 FORMAT = 1
@@ -29,6 +30,7 @@ _IN_MEMORY = {np.dtype(name): h5py.h5t.py_create(np.dtype(name)) for name in ("f
 
 DEPTH = 3  # probe, result, quantity
 MOST_LINKS = 200_000
+MOST_ATTRIBUTES = 500  # of one group or dataset; a result has 30
 
 
 class Handle(NamedTuple):
@@ -87,6 +89,7 @@ def checked_groups(file: h5py.File, path: Path, *, links: bool = False) -> Itera
         ValueError: as `reject_external`, before the group in question is returned.
     """
     count, total, size = 0, 0, path.stat().st_size
+    _check_attributes(path, "the file itself", h5py.h5g.open(file.id, b"/"))
     waiting: list[tuple[str, h5py.h5g.GroupID, int]] = [("", file.id, 1)]
     while waiting:
         where, group, depth = waiting.pop()
@@ -102,11 +105,16 @@ def checked_groups(file: h5py.File, path: Path, *, links: bool = False) -> Itera
                     )
                 continue
             item, count = h5py.h5o.open(group, encoded), count + 1
+            if isinstance(item, h5py.h5g.GroupID | h5py.h5d.DatasetID):
+                _check_attributes(path, f"{where}/{name}", item)
             if isinstance(item, h5py.h5g.GroupID) and depth < DEPTH:
                 inner.append((f"{where}/{name}", item, depth + 1))
             elif isinstance(item, h5py.h5d.DatasetID):
-                if item.get_offset() is None and _elsewhere(item):  # what has a place in the file lies in it
-                    raise ValueError(f"{path} keeps the numbers of {where}/{name} in another file; refused")
+                if item.get_offset() is None:  # what has a place in the file lies in it, in one piece
+                    if _elsewhere(item):
+                        raise ValueError(f"{path} keeps the numbers of {where}/{name} in another file; refused")
+                    if reason := expanding(item):
+                        raise ValueError(f"{path} keeps the numbers of {where}/{name} in {reason}; refused")
                 datasets[name] = dataset = Handle(item, item.shape, item.dtype)
                 total += dataset.dtype.itemsize * (0 if dataset.shape is None else math.prod(dataset.shape))
         refuse_oversized(str(path), "arrays", total, size, expansion=EXPANSION, slack=SLACK)
@@ -114,6 +122,11 @@ def checked_groups(file: h5py.File, path: Path, *, links: bool = False) -> Itera
             raise ValueError(f"{path} has more than {MOST_LINKS:,} groups and datasets; refused")
         yield Group(where, group, datasets)
         waiting += reversed(inner)
+
+
+def _check_attributes(path: Path, name: str, item: h5py.h5g.GroupID | h5py.h5d.DatasetID) -> None:
+    if (count := h5py.h5a.get_num_attrs(item)) > MOST_ATTRIBUTES:
+        raise ValueError(f"{path} has {count:,} attributes of {name}, expected at most {MOST_ATTRIBUTES}; refused")
 
 
 def _elsewhere(dataset: h5py.h5d.DatasetID) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import re
 from dataclasses import replace
 from functools import partial, wraps
 from typing import Any
@@ -23,6 +22,7 @@ from landscape.discovery.graph import Call, Flow, few, record
 from landscape.discovery.layer import Layer, Tap
 from landscape.discovery.token_grid import consumer_is_linear
 from landscape.models.blocks import Smoothing
+from landscape.options import matching
 from landscape.subject.smoothing_options import SmoothingOptions, smoothing_of
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
@@ -159,13 +159,13 @@ def _returning(flow: Flow, layer: Layer, replaceable: set[str]) -> str:
 
 def _named(flow: Flow, modules: dict[str, nn.Module], expression: str) -> list[Layer]:
     """The modules that a regular expression finds, as layers."""
-    matching = [name for name in modules if name and re.search(expression, name)]
-    first: dict[str, Call] = {call.module: call for call in reversed(flow.calls) if call.module in matching}
+    found = matching("smooth_at", expression, filter(None, modules))
+    first: dict[str, Call] = {call.module: call for call in reversed(flow.calls) if call.module in found}
     if not first:
         shown = ", ".join([name for name in modules if name][:5])
         raise ValueError(f"--smooth-at {expression} matches no module of a forward pass; its modules are {shown}, ...")
     layers = []
-    for name in matching:
+    for name in found:
         call = first.get(name)
         if call is None or not call.writes:
             continue

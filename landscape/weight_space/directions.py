@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from landscape.curvature.vectors import inner
+from landscape.options import matching
 from landscape.probe import derived_seed
 
 Normalize = Literal["filter", "layer", "none", "park2022"]
@@ -83,8 +83,9 @@ def random_direction(
     """
     filters = filters if filters and normalize == "filter" else {}
     direction = {}
+    fixed = set(matching("ignore", ignore, weights)) if ignore else set()
     for name, weight in weights.items():
-        if weight.dim() < 2 or (ignore and re.search(ignore, name)):
+        if weight.dim() < 2 or name in fixed:
             continue
         rows = filters[name].rows(weight) if name in filters else weight
         drawn = normalised(standard_normal(rows, seed, axis, name), rows, normalize)
