@@ -6,7 +6,8 @@ Every probe is measured on a small network of digits, each finished unit acknowl
 Half of the kills come at a random moment, half right before a random operation on a file (open, write, sync, rename,
 delete), most of them within a merge of journal and results file. After every kill the results file must be readable,
 every acknowledged unit must be in it or in a journal, and no unit may be measured twice; when a run ends, its numbers
-must be those of a run that was never killed. The same for `landscape merge`, the trainer, and runs with workers.
+must be those of a run that was never killed. The same for `landscape merge`, the trainer, and
+runs with workers, whose command is killed; `kill_workers.py` kills the workers.
 """
 
 from __future__ import annotations

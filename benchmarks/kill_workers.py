@@ -101,21 +101,33 @@ def dask(cluster: Cluster) -> Iterator[Target]:
 
         def kill(moments: random.Random) -> bool | None:
             nannies = [process for process in cluster.processes[1:] if process.poll() is None]
-            nanny = moments.choice(nannies)
-            workers = children(nanny.pid)[:1]
-            if not workers:
+            pairs = [(nanny, worker) for nanny in nannies for worker in children(nanny.pid)[:1]]
+            if not pairs:
                 return None
+            nanny, worker = moments.choice(pairs)
             measuring = any(executor._client.processing().values())
-            if machine := moments.random() < 1 / 3:
+            if moments.random() < 1 / 3:
                 nanny.kill()
                 nanny.wait()
             with contextlib.suppress(ProcessLookupError):
-                os.kill(workers[0], signal.SIGKILL)
-            if machine:
-                cluster.worker()
+                os.kill(worker, signal.SIGKILL)
             return measuring
 
-        yield Target(executor, kill, lambda: True)
+        over = threading.Event()
+        batch_system = threading.Thread(target=replacing, args=(cluster, over))
+        batch_system.start()
+        try:
+            yield Target(executor, kill, lambda: True)
+        finally:
+            over.set()
+            batch_system.join()
+
+
+def replacing(cluster: Cluster, over: threading.Event) -> None:
+    """Start another worker for each whose nanny is gone, also because its worker was killed while it started."""
+    while not over.wait(0.5):
+        for _ in range(2 - sum(process.poll() is None for process in cluster.processes[1:])):
+            cluster.worker()
 
 
 class Killer(threading.Thread):

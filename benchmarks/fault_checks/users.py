@@ -129,9 +129,11 @@ def polling_reader(folder: Path) -> str:
 
     polling = threading.Thread(target=read)
     polling.start()
-    code, said = ended(process)
-    over.set()
-    polling.join()
+    try:
+        code, said = ended(process)
+    finally:
+        over.set()
+        polling.join()
     return expect(
         (code == 0, said), (not errors, str(errors[:1])), (counts == sorted(counts), "units were gone in between"),
         (len(set(counts)) > 10, f"only {len(set(counts))} states were seen"), (done(path) == 121, "not finished"),
