@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from landscape.plots.comparison import Comparison
 
 EVERYTHING = Selection()
+MESH_DPI = 200  # of meshes in PDF and SVG, whatever the style
 FORMATS = ("png", "pdf", "svg")
 NAMES = (*FIGURES, *STUDIES)
 # No creation date in the files: equal figures are equal files.
@@ -262,6 +263,8 @@ def _left_out(stored: Stored) -> list[str]:
 
 def _save(name: str, page: Callable[[], Figure], folder: Path, formats: Sequence[str]) -> list[Path]:
     """Draw one figure and write it in every format."""
+    import matplotlib
+
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.{extension}" for extension in formats]
     with warnings.catch_warnings():
@@ -269,5 +272,6 @@ def _save(name: str, page: Callable[[], Figure], folder: Path, formats: Sequence
         figure = tidied(page())
         for path, extension in zip(paths, formats, strict=True):
             with replacing(path) as stream:
-                figure.savefig(stream, format=extension, metadata=_METADATA[extension])
+                dpi: Any = matplotlib.rcParams["savefig.dpi"] if extension == "png" else MESH_DPI
+                figure.savefig(stream, format=extension, metadata=_METADATA[extension], dpi=dpi)
     return paths

@@ -44,4 +44,5 @@ def _decay(data: xr.Dataset) -> float:
 
 
 def _rise(data: xr.Dataset) -> xr.Dataset:
-    return data.assign(loss=data["objective"] - data["objective"].min())
+    finite = data["objective"].where(np.isfinite(data["objective"]))
+    return data.assign(loss=finite - finite.min())

@@ -22,7 +22,7 @@ RC: dict[Any, Any] = {
 _INK, _GROUND = "0.92", "#16181d"
 STYLES: Mapping[str, dict[Any, Any]] = {
     "screen": {},
-    "paper": {"savefig.dpi": 300},  # which publishers ask for; in PDF and SVG the resolution of meshes
+    "paper": {"savefig.dpi": 300},  # which publishers ask for
     "dark": {
         **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _INK),
         **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), _GROUND),

@@ -55,7 +55,8 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
             text = f"{look.label}, {INPUTS[name]}" if len(results) > 1 else INPUTS[name]
             axes[2 * k + row, 0].set_ylabel(style.fitted(text, HEIGHT, size), fontsize=size)
     bar = ScalarMappable(Normalize(-1, 1), "RdBu_r")
-    figure.colorbar(bar, ax=axes, label="covariance with the centre / its variance", aspect=30, pad=0.01)
+    kept = [ax for ax in axes.flat if ax.figure is not None] or None
+    figure.colorbar(bar, ax=kept, label="covariance with the centre / its variance", aspect=30, pad=0.01)
     return figure
 
 

@@ -158,6 +158,12 @@ def test_a_figure_shows_itself_in_a_notebook_and_keeps_truetype_fonts(study: Pat
     assert b"/Type3" not in saved.getvalue()
 
 
+def test_every_figure_has_a_line_in_the_documentation() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "figures.md").read_text()
+    assert [name for name in FIGURES if f"| `{name}` | " not in page] == []
+    assert [name for name in STUDIES if f"`{name}`" not in page] == []
+
+
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_says_what_it_means_in_two_sentences(name: str) -> None:
     assert FIGURES[name].module.MEANING.count(". ") == 1
