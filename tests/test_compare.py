@@ -27,6 +27,7 @@ from landscape.plots.comparison import ALIKE, MISSING, REAL, Comparison, flatnes
 from landscape.plots.comparison import compare_results as compare
 from landscape.plots.comparison_rows import interval, plus_minus, records, sections
 from landscape.plots.grouping import groups_of
+from landscape.plots.measured import measured
 from landscape.plots.pairing import paired
 from landscape.plots.protocols import BATCHWISE, DECAYED, SEEDED
 from landscape.probes import PROBES, probe_class
@@ -179,6 +180,19 @@ def test_spectra_of_other_mini_batches_are_compared_by_their_spread() -> None:
     lost = values[0].copy()
     lost[1] = np.nan
     assert paired(hessian("c", lost)[1], other[1]) == {}
+
+
+@pytest.mark.slow
+def test_a_paired_difference_is_that_of_the_headline_numbers(tmp_path: Path) -> None:
+    probes = ("calibration", "corruption", "ensemble", "hessian")
+    path = synthetic.write(tmp_path / "study.h5", synthetic.NETWORKS[:2], probes=probes)
+    for probe in probes:
+        one, other = (data.assign_attrs(data_sha256="0") for _, data in reader.find(path, probe))
+        values = [{number.name: number.value for number in measured(data)} for data in (one, other)]
+        found = paired(one, other)
+        assert found, probe
+        for name, difference in found.items():
+            assert difference.value == pytest.approx(values[0][name] - values[1][name], abs=1e-9), (probe, name)
 
 
 def plane(label: str, height: float, seed: int, loss: float = 0.5) -> tuple[str, xr.Dataset]:
