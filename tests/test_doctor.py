@@ -16,7 +16,7 @@ from command_line import Command, one_line
 
 from landscape.doctor import accuracy, lines, panels, protocols, spectra, surfaces
 from landscape.doctor.finding import SEVERITIES, Result, Rule, RuleOfSeveral
-from landscape.doctor.rules import OF_A_PROBE, OF_ALL, OF_ONE
+from landscape.doctor.rules import OF_A_PROBE, OF_ALL, OF_ONE, examine
 
 ERROR = 0.01  # standard error of a made-up loss
 
@@ -314,3 +314,20 @@ def test_files_that_hold_no_results_are_refused_in_one_line(command: Command, tm
     assert command("doctor", tmp_path / "empty.h5")[0] == 1
     code, said, err = command("doctor", foreign)
     assert (code, one_line(err)) == (1, True), (said, err)
+
+
+def test_the_findings_that_the_page_of_pictures_quotes_are_those_of_its_files() -> None:
+    folder = Path(__file__).parents[1] / "docs" / "is-my-plot-right"
+    page = " ".join(folder.with_suffix(".md").read_text().replace("\n> ", " ").split())
+    named = {file.stem: examine([file]) for file in folder.glob("*.h5")}
+    rules = {name: [finding.rule for finding in findings] for name, findings in named.items()}
+    assert rules == {
+        "healthy": [], "too-wide": ["too-wide"], "too-narrow": ["too-narrow"], "wrong-normalisation": ["at-chance"],
+        "train-mode": [],
+    }  # fmt: skip
+    together = examine([folder / "healthy.h5", folder / "train-mode.h5"])
+    for finding in (*(finding for findings in named.values() for finding in findings), *together):
+        assert f"{finding.severity} ({finding.rule}): {finding.text}" in page
+    for name in named:
+        assert f"![]({folder.name}/{name}.png)" in page
+        assert (folder / f"{name}.png").stat().st_size < 40_000
