@@ -188,6 +188,7 @@ def sound(s: Study) -> dict[str, list[Words]]:
             f"lesion and noise {name}": [("lesion", net, "--split", "train"), ("noise", net, "--split", "train")],
             f"trajectory {name}": [("trajectory", net, "--samples", 2 * s.samples)],
             f"calibration {name}": [("calibration", net), ("probe-linear", net)],
+            f"barrier {name}": [("line", net, other, "--resolution", 11, "--samples", 2 * s.samples)],
             f"two seeds {name}": [("variance", net, "--label", "one"), ("variance", other, "--label", "two")],
         }
     return found

@@ -52,6 +52,12 @@ def line(**arrays: Any) -> Result:
     return made("line", {**known, **own}, statistics="frozen")
 
 
+def corners(excess: float) -> Result:
+    arrays = {"path_loss": [0.1, 0.2, 0.3], "path_excess": [0.0, excess, 0.0], "path_name": ["a", "b", "c"]}
+    on_path = {name: ("snapshot", value) for name, value in arrays.items()}
+    return made("surface", on_path, plane="checkpoints", statistics="frozen", parameters={"bn": "frozen"})
+
+
 def hessian(
     batches: int = 12, *, converged: float = 1.0, values: np.ndarray | None = None, **attributes: Any
 ) -> Result:
@@ -117,8 +123,9 @@ CASES: dict[str, tuple[Rule, Result, Result, str]] = {  # name -> rule, with the
     "inexact pass": (
         surfaces.inexact_pass, surface(arrays={"deviation_95": 3.0}), surface(arrays={"deviation_95": 1.0}), "surface"),
     "frozen end": (
-        lines.frozen_ends, line(end_loss=0.2, end_excess=2.0), line(end_loss=0.2, end_excess=0.001),
+        lines.frozen_ends, line(end_loss=0.2, end_excess=0.01), line(end_loss=0.2, end_excess=1e-6),
         "--bn recalibrate:8"),
+    "frozen corner": (lines.frozen_corners, corners(0.5), corners(1e-7), "landscape surface net.pt"),
     "frozen path": (lines.frozen_path, path(9.0), path(2.5), "--bn recalibrate:8"),
     "barrier": (
         lines.barrier_unknown, line(barrier=0.01, barrier_se=0.02), line(barrier=0.9, barrier_se=0.02), "samples"),
@@ -267,10 +274,18 @@ def test_a_fault_of_several_results_is_named_once(name: str) -> None:
     assert list(rule(healthy)) == []
 
 
+def test_the_range_of_a_line_between_checkpoints_is_theirs() -> None:
+    between = line()  # its other end is higher than guessing is for two classes, and so are most of its points
+    between.data.attrs |= {"along": "checkpoints", "classes": 2}
+    between.data["loss"] = between.data["loss"] * 0 + np.array([0.1, 2.0, 3.0, 2.0, 0.01])
+    assert [finding for rule in OF_ONE for finding in rule(between)] == []
+    between.data.attrs["along"] = "random"
+    assert {finding.rule for rule in OF_ONE for finding in rule(between)} == {"too-wide", "minimum-at-edge"}
+
+
 def test_every_rule_has_a_case() -> None:
     tested = {case[0] for case in (*CASES.values(), *SEVERAL.values())}
-    elsewhere = {"unfinished", "frozen_corners"}
-    assert {rule.__name__ for rule in (*OF_ONE, *OF_A_PROBE, *OF_ALL) if rule not in tested} == elsewhere
+    assert {rule.__name__ for rule in (*OF_ONE, *OF_A_PROBE, *OF_ALL) if rule not in tested} == {"unfinished"}
 
 
 def test_no_rule_fails_on_a_result_without_anything() -> None:

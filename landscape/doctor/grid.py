@@ -9,6 +9,7 @@ from scipy.stats import norm
 
 from landscape.doctor.finding import Result
 
+CENTRED = ("random", "eigen")  # kinds of planes and lines around one checkpoint, the others pass through several
 LEVEL = 0.01  # significance level of a minimum that is elsewhere, over all points among which it is searched
 
 
@@ -42,6 +43,12 @@ class Grid:
             return None
         rise = rise if rise.shape == loss.shape else np.full(loss.shape, np.nan)
         return cls(x, y, loss, rise, float(error[centre]) if error.shape == loss.shape else float("nan"), centre)
+
+    @classmethod
+    def around(cls, result: Result) -> Grid | None:
+        """The grid of a surface or line around one checkpoint; others have the range that their checkpoints set."""
+        kind = result.attribute("along" if result.probe == "line" else "plane", "random")
+        return cls.of(result) if kind in CENTRED else None
 
     @property
     def at_centre(self) -> float:

@@ -12,6 +12,7 @@ import numpy as np
 
 from landscape.doctor.finding import Finding, Result, found, measure_again
 from landscape.doctor.grid import Grid
+from landscape.doctor.lines import ROUNDING
 
 T = TypeVar("T", bound=Hashable)
 # What must agree between results that a figure puts side by side: loading options, and parameters of the probes. Those
@@ -35,7 +36,6 @@ PARAMETERS = {
     "lesion": ("bn",),
 }
 BATCHED = ("hessian", "trace")  # whose numbers are of mini-batches, so that the batch size is a part of the protocol
-COARSE = 1e-3  # relative difference of two losses of the same samples: far above float32 rounding of a mean
 
 
 def protocol(result: Result) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def losses_disagree(results: Sequence[Result]) -> Iterator[Finding]:
             str(spec.get("model_arg")), *(spec.get(name) for name in same),
         )  # fmt: skip
         other, expected = known.setdefault(key, (result, loss))
-        if abs(loss - expected) > COARSE * max(abs(loss), abs(expected)) + 1e-6:
+        if abs(loss - expected) > ROUNDING * max(abs(loss), abs(expected)) + 1e-6:
             names = ("model", "mean", "std", "crop", "interpolation")
             differ = [name for name in names if spec.get(name) != other.spec.get(name)]
             bn = {str(r.parameters.get("bn")) for r in (result, other)}

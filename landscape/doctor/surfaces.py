@@ -13,7 +13,6 @@ from landscape.doctor.grid import Grid
 from landscape.results.surface_summary import CLEAR
 
 FIT = 5  # grid points per axis that the stored curvature is fitted to, see `surface_summary.curvature`
-CENTRED = ("random", "eigen", "")  # kinds of planes around one checkpoint
 WIDTH = 2.0  # a basin is resolved if the suggested range is about this times as wide as it
 
 
@@ -24,7 +23,7 @@ def minimum_at_the_edge(result: Result) -> Iterator[Finding]:
     level of 1 % divided by m (Bonferroni), so that noise alone does this in one of a hundred surfaces. A checkpoint
     whose loss is above that of guessing has no basin: see `accuracy.at_chance`.
     """
-    if (grid := Grid.of(result)) is None or (
+    if (grid := Grid.around(result)) is None or (
         grid.has_centre and grid.at_centre >= math.log(result.classes or math.inf)
     ):
         return
@@ -46,7 +45,7 @@ def minimum_elsewhere(result: Result) -> Iterator[Finding]:
     the level of `minimum_at_the_edge`, and where the difference exceeds the sampling error of the loss itself. Common
     causes: other preprocessing than in training, weights that are not trained, batch-norm statistics of other weights.
     """
-    if (grid := Grid.of(result)) is None or result.probe != "surface" or result.spec.get("split") == "test":
+    if (grid := Grid.around(result)) is None or result.probe != "surface" or result.spec.get("split") == "test":
         return
     (i, j), below, clear = grid.lowest
     away = max(abs(i - grid.centre[0]), abs(j - grid.centre[1]))
@@ -68,7 +67,7 @@ def too_wide(result: Result) -> Iterator[Finding]:
     and a curvature can be fitted, if the inner 5 x 5 points lie in it (`surface_summary.curvature`). Suspicious if the
     majority of the 24 around the centre (of a line, the 4) does not.
     """
-    if (grid := Grid.of(result)) is None or not result.classes or len(grid.x) < FIT:
+    if (grid := Grid.around(result)) is None or not result.classes or len(grid.x) < FIT:
         return
     chance = math.log(result.classes)
     near = grid.nearest(FIT)
@@ -91,7 +90,7 @@ def too_narrow(result: Result) -> Iterator[Finding]:
     Differences between points are known better than the level (the errors are paired), but a rise that is smaller than
     the error of the loss says nothing about the basin, only about the curvature at its bottom.
     """
-    if (grid := Grid.of(result)) is None or not result.complete:
+    if (grid := Grid.around(result)) is None or not result.complete:
         return
     finite = grid.loss[np.isfinite(grid.loss)]
     if not finite.size or not grid.loss_se > 0:
@@ -132,11 +131,7 @@ def no_centre(result: Result) -> Iterator[Finding]:
 
     Curvature and heights are then relative to an interpolated value. Planes through checkpoints have no such centre.
     """
-    if (
-        (grid := Grid.of(result)) is None
-        or result.probe != "surface"
-        or result.attribute("plane", "random") not in CENTRED
-    ):
+    if (grid := Grid.around(result)) is None or result.probe != "surface":
         return
     if not grid.has_centre:
         odd = ",".join(str(n + 1 - n % 2) for n in grid.loss.shape)
@@ -165,7 +160,7 @@ def not_finite(result: Result) -> Iterator[Finding]:
 
 def clipped(result: Result) -> Iterator[Finding]:
     """`--cap` stopped points that the stored curvature is fitted to, so that it is that of rough values."""
-    cap, grid = result.parameters.get("cap"), Grid.of(result)
+    cap, grid = result.parameters.get("cap"), Grid.around(result)
     used = result.values("n")
     if cap is None or grid is None or used.shape != grid.loss.shape or min(used.shape) < FIT:
         return
