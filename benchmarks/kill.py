@@ -14,13 +14,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import importlib.util
-import json
-import os
 import random
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -32,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from dying import inside_merge, killed, units_in
 
 from landscape import models
 from landscape import run as run_module
@@ -46,11 +43,9 @@ from landscape.results.hdf5_file import reading
 from landscape.results.journal import NotAJournal, records_of
 from landscape.results.merging import merge_files
 from landscape.results.orphans import journals
-from landscape.results.writer import Writer
 from landscape.run import reduce_of, run
 from landscape.subject.loading import load
 
-OPERATIONS = ("open", "pwrite", "fsync", "fchmod", "replace", "unlink", "ftruncate")
 Units = set[tuple[int, ...]]
 
 
@@ -71,84 +66,6 @@ class Count:
         """A row of the table."""
         numbers = self.kills, self.merging, self.lost, self.twice, self.unreadable, self.wrong, self.finished
         return f"| {what} | {' | '.join(map(str, numbers))} | {sum(self.left.values())} |"
-
-
-def killed(body: Callable[[], None], at: int, after: float) -> tuple[bool, str]:
-    """Run something in a forked process that dies before its operation `at` on files, or `after` so many seconds.
-
-    Returns whether it was killed, and what it said.
-    """
-    reading_end, writing_end = os.pipe()
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            os.setsid()
-            os.close(reading_end)
-            sys.stderr = sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-            _instrument(writing_end, at)
-            body()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        except BaseException as error:
-            os.write(writing_end, f"E {type(error).__name__}: {error}\n".encode())
-        os._exit(code)
-    os.close(writing_end)
-    end = time.monotonic() + after
-    ended = 0
-    while not ended and time.monotonic() < end:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        time.sleep(0.002)
-    if not ended:
-        os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-    with os.fdopen(reading_end) as stream:
-        said = stream.read()
-    if os.WIFEXITED(status) and os.WEXITSTATUS(status):
-        raise SystemExit(f"a run failed by itself: {said.splitlines()[-1:]}")
-    return os.WIFSIGNALED(status), said
-
-
-def _instrument(pipe: int, at: int) -> None:
-    """Acknowledge units on a pipe, mark merges, and die before an operation on files."""
-    left = [at]
-
-    def dying(real: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(real)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            left[0] -= 1
-            if left[0] == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*args, **kwargs)
-
-        return call
-
-    for name in OPERATIONS:
-        setattr(os, name, dying(getattr(os, name)))
-    write, merge = Writer.write, Writer.merge
-
-    def acknowledged(self: Writer, unit: Any, values: Any) -> None:
-        write(self, unit, values)
-        os.write(pipe, f"U {json.dumps(unit.index)}\n".encode())
-
-    def marked(self: Writer) -> None:
-        os.write(pipe, b"M\n")
-        merge(self)
-        os.write(pipe, f"m {at - left[0]}\n".encode())
-
-    Writer.write, Writer.merge = acknowledged, marked  # type: ignore[method-assign]
-
-
-def units_in(said: str) -> list[tuple[int, ...]]:
-    """The acknowledged units."""
-    return [tuple(json.loads(line[2:])) for line in said.splitlines() if line.startswith("U ")]
-
-
-def inside_merge(said: str) -> bool:
-    """Whether the last that was said is that a merge begins."""
-    marks = [line[0] for line in said.splitlines() if line[:1] in "Mm"]
-    return bool(marks) and marks[-1] == "M"
 
 
 def held(path: Path) -> Units:
