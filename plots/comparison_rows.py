@@ -18,6 +18,7 @@ from landscape.results import stored_table
 Row = dict[str, str]
 MINUS = "\N{MINUS SIGN}"
 ALONE = "A difference of two networks is about these two: other seeds may differ as much."
+NAMES = 60  # characters of the names of groups in a label
 SEEDS = (
     "Means over seeds with 95 % intervals by Student's t; differences by Welch's t test, g: Hedges' g with its 95 % "
     "interval. They are about seeds, on these samples."
@@ -107,6 +108,7 @@ def label_of(comparison: Comparison) -> str:
     groups = comparison.groups
     label = f"{len(comparison.sides)} {'groups' if groups else 'networks'}"
     label += f" by {groups.factor}" if groups and groups.factor != "group" else ""
+    label += f" ({', '.join(comparison.sides)[:NAMES]})" if groups else ""  # of which a file may hold several
     label += f" against {comparison.against}" if comparison.against else ""
     return label
 

@@ -406,6 +406,14 @@ def test_the_command_prints_stores_and_draws(study: Path, capsys: pytest.Capture
     assert figure.name == "compare.png"
 
 
+@pytest.mark.slow
+def test_comparisons_of_other_groups_have_figures_of_their_own(study: Path, tmp_path: Path) -> None:
+    for group in ("vit=vit*,other=resnet*", "one=vit*,two=resnet*"):
+        assert exit_code(["compare", str(study), "--quiet", "--group", group, "--out", str(tmp_path / "a.md")]) == 0
+    drawn = drawing.draw_studies(study, tmp_path / "figures", names=("compare",))
+    assert len(set(drawn)) == 2
+
+
 def test_out_is_written_by_its_ending(study: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for name, start in (("a.md", "## surface"), ("a.csv", "kind,probe"), ("a.tex", r"\begin{table}"), ("a.json", "{")):
         assert exit_code(["compare", str(study), "--no-store", "--quiet", "--out", str(tmp_path / name)]) == 0
