@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import time
+import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -27,8 +28,6 @@ SECONDS = float(os.environ.get("FUZZ_SECONDS", "30"))
 SLOW = 20.0  # seconds for one file, on a busy machine
 INTERESTING = [0, 1, 2**7, 2**8 - 1, 2**15, 2**31 - 1, 2**32 - 1, 2**40, 2**63 - 1, 2**64 - 1]
 
-WORDS = [b"\x80\x04.", b"PK\x03\x04", b"{}", b'"', b"[" * 40, b"\n\x1b[2J", b"cos\nsystem\n", b"(" * 40]
-
 # Damage is a list of (kind, position as a share of the file, bytes).
 CHANGES = st.lists(
     st.tuples(
@@ -39,6 +38,10 @@ CHANGES = st.lists(
             st.sampled_from(INTERESTING).map(lambda number: struct.pack("<Q", number)),
             st.sampled_from(
                 [b"\x80\x04.", b"PK\x03\x04", b"{}", b'"', b"[" * 40, b"\n\x1b[2J", b"cos\nsystem\n", b"(" * 40]
+            ),
+            st.sampled_from(  # opcodes that hash, copy, double, name and call
+                [b")" + b"2\x86" * 60, b"s", b"\x90", b"2\x86", b"R", b"b", b"\x81", b"h\x00h\x00\x86q\x00", b"]K\x01a"]
+                + [b"c" + name + b"\n" for name in (b"builtins\nset", b"collections\nCounter", b"builtins\nbytearray")]
             ),
         ),
     ),
@@ -119,6 +122,7 @@ def results(folder: Path) -> tuple[list[bytes], Callable[[Path], object], str]:
 
 
 def checkpoints(folder: Path) -> tuple[list[bytes], Callable[[Path], object], str]:
+    from landscape.checkpoints import file_formats
     from landscape.checkpoints.checkpoint import read_checkpoint
 
     weights = {"layer.weight": torch.randn(5, 5), "layer.bias": torch.randn(5)}
@@ -129,7 +133,22 @@ def checkpoints(folder: Path) -> tuple[list[bytes], Callable[[Path], object], st
         else:
             torch.save({"model": weights, "epoch": 3}, folder / name, _use_new_zipfile_serialization=name == "zip.pt")
         made.append((folder / name).read_bytes())
-    return made, lambda path: read_checkpoint(path), "damaged.pt"
+    with zipfile.ZipFile(folder / "zip.pt") as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    pickled = next(name for name in members if name.endswith("data.pkl"))
+
+    def read(path: Path) -> None:
+        content = path.read_bytes()
+        if not content.startswith(b"\x80\x02}"):
+            read_checkpoint(path)
+            return
+        with zipfile.ZipFile(path, "w") as archive:  # with right check sums, so that damage inside is read
+            for name in members:
+                archive.writestr(name, content if name == pickled else members[name])
+        for reader in (file_formats.outline_of, read_checkpoint):
+            reader(path)
+
+    return [*made, members[pickled]], read, "damaged.pt"
 
 
 READERS = {"journal": journal, "results": results, "checkpoints": checkpoints}
@@ -164,7 +183,7 @@ def fuzz(kind: str, folder: Path, seconds: float) -> int:
 
     while time.monotonic() < end:
         quiet = settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-        seed(number)(quiet(given(CHANGES, st.integers(0, 2))(attempt)))()
+        seed(number)(quiet(given(CHANGES, st.integers(0, 3))(attempt)))()
         number += 1
     return tried
 

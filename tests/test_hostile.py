@@ -188,6 +188,15 @@ def test_a_turned_bit_in_a_weight_of_an_archive_is_found(tmp_path: Path) -> None
         read_checkpoint(path)
 
 
+def test_a_damaged_name_in_an_archive_is_said_in_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    torch.save({"weight": torch.ones(3)}, path)
+    path.write_bytes(path.read_bytes().replace(b"a/data/0", b"\x80/data/0", 1))
+    with pytest.raises(ValueError, match="is not a readable checkpoint") as caught:
+        read_checkpoint(path)
+    assert not isinstance(caught.value, UnicodeDecodeError)
+
+
 def test_an_archive_without_check_sums_is_read(tmp_path: Path) -> None:
     torch.serialization.set_crc32_options(False)
     try:

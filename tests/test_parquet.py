@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import sys
@@ -146,3 +147,15 @@ def test_without_pyarrow_one_line_says_what_to_install(tmp_path: Path, monkeypat
     (tmp_path / "a.parquet").touch()
     with pytest.raises(ValueError, match=r"pip install pyarrow, or install landscape with its extra \[parquet\]"):
         load(str(tmp_path / "a.parquet"))
+
+
+@pytest.mark.parametrize("place", ["../outside.png", "/outside.png", "none.png"])
+def test_pictures_beside_a_shard_are_in_its_folder(place: str, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    (folder := tmp_path / "inside").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "outside.png")
+    place = place.replace("/outside", f"{tmp_path}/outside") if place.startswith("/") else place
+    table = pyarrow.table({"image": [{"bytes": None, "path": place}] * 2, "label": [0, 1]})
+    importlib.import_module("pyarrow.parquet").write_table(table, folder / "a.parquet")
+    with pytest.raises(ValueError, match=r"outside the folder of|there is no file"):
+        load(str(folder / "a.parquet"), split="train")

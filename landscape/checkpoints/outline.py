@@ -16,7 +16,7 @@ from typing import Any
 
 from landscape.checkpoints import restricted_unpickler
 from landscape.checkpoints.pickle_bounds import BoundError
-from landscape.checkpoints.raw_files import content_of, header, members, unreadable
+from landscape.checkpoints.raw_files import DAMAGED_ZIP, content_of, header, members, unreadable
 from landscape.results.declared_size import refuse_oversized
 
 MAGIC = 0x1950A86A20F9469CFC6C  # of torch's format before 1.6
@@ -112,7 +112,7 @@ def of_zip(path: Path) -> Outline:
             found = next(info for info in archive.infolist() if info.filename.partition("/")[2] == "data.pkl")
             with content_of(archive, found) as stream:
                 raw = stream.read()
-    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError) as error:
+    except DAMAGED_ZIP as error:
         raise unreadable(path, str(error) or type(error).__name__) from None
     return _read(path, io.BytesIO(raw), storage)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import struct
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from landscape.results.declared_size import EXPANSION, refuse_oversized, refuse_
 IN_FOLDER = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 INDEX = ".index.json"
 MAX_TEXT = 64 * 2**20  # bytes of a config, an index or a header, far more than those of real models
+# What zipfile raises on damaged bytes.
+DAMAGED_ZIP = (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, RuntimeError, ValueError, OverflowError)
 CHUNK = 2**20  # bytes read at once
 HEADER = 8  # bytes of the length in front of a safetensors header
 
@@ -38,7 +41,7 @@ def members(path: Path) -> dict[str, int]:
     try:
         with zipfile.ZipFile(path) as archive:
             listed = archive.infolist()
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError) as error:
+    except DAMAGED_ZIP as error:
         raise unreadable(path, f"{error}, or truncated") from None
     outside = [info.filename for info in listed if _leads_out(info.filename)]
     if outside:
@@ -79,7 +82,7 @@ def check_sums(path: Path) -> None:
                 with content_of(archive, member) as stream:
                     while stream.read(CHUNK):
                         pass
-            except (zipfile.BadZipFile, zlib.error, OSError, EOFError, NotImplementedError, RuntimeError) as error:
+            except DAMAGED_ZIP as error:
                 raise unreadable(path, f"{member.filename!r} in it is damaged: {error}; copy it again") from None
 
 

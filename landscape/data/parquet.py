@@ -179,5 +179,9 @@ def _encoded(value: Any, shard: Path, name: str) -> bytes | str:
     if content:
         return bytes(content)
     if path:
+        if ".." in Path(path).parts or Path(path).is_absolute():
+            raise ValueError(f"{name} is at {path!r}, outside the folder of {shard}; refused")
+        if not (shard.parent / path).is_file():
+            raise ValueError(f"{name}: there is no file {shard.parent / path}; repair or remove it")
         return str(shard.parent / path)
     raise ValueError(f"{name} holds no picture; repair or remove it")
