@@ -27,6 +27,7 @@ def load(path: Path | None, values: dict[str, Any], *, label: str = "", quiet: b
     Raises:
         FileNotFoundError, ValueError: as `landscape.load`; the model's outputs are not finite.
     """
+    from landscape.executors.memory_limit import with_smaller_mini_batches
     from landscape.models.providers import AS_BUILT
     from landscape.subject import checks, identity, loading, sanity_check
 
@@ -37,7 +38,7 @@ def load(path: Path | None, values: dict[str, Any], *, label: str = "", quiet: b
         source = f"{stored.path} ({stored.taken})" if stored is not None else identity.origin(subject)
         say(f"{subject.label}: {source}, {about}; {reason}", quiet=quiet)
         return subject
-    found = sanity_check.check_sanity(subject)
+    found = with_smaller_mini_batches(subject, sanity_check.check_sanity)
     if stored is not None:
         source = f"{stored.path} ({stored.taken}){_age(stored)}"
         warning = sanity_check.warning(found, initial=stored.initial, own=stored.metrics.get("accuracy"))

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from landscape.executors.executor import IN_PROCESS, Executor
 from landscape.executors.lockstep import Measure, follow, followed, leading, require_equal
+from landscape.executors.memory_limit import with_smaller_mini_batches
 from landscape.options import OptionError
 from landscape.probe import (
     WHOLE,
@@ -94,7 +95,9 @@ def run(
                 "%s: %d units, %s",
                 probe.name,
                 len(pending[0]),
-                probe.estimate(subject, len(pending[0]), executor.workers),
+                with_smaller_mini_batches(
+                    subject, lambda subject: probe.estimate(subject, len(pending[0]), executor.workers)
+                ),
             )
         arrays = writers[0].arrays()
         measure: Measure = partial(executor.measure, probe, subject)

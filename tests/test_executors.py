@@ -21,6 +21,7 @@ from test_run import assert_same, loaded, save, small, stored_result
 
 import landscape
 from landscape.api import configure
+from landscape.cli.main import exit_code
 from landscape.executors import local_processes
 from landscape.executors.executor import PoisonUnits
 from landscape.executors.local_processes import Processes, on_devices
@@ -376,3 +377,16 @@ def test_workers_say_that_they_divided_mini_batches(tmp_path: Path, monkeypatch:
     work, units = work_of(probe, subject), list(probe.plan(subject).units())
     monkeypatch.setenv("MOST", "10")
     assert [values["micro_batches"] for _, values in measure_chunk(work, units)] == [4] * 9
+
+
+@pytest.mark.slow
+def test_a_command_goes_on_where_a_mini_batch_exceeds_memory_from_its_first_pass_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hungry(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MOST", "10")
+    loading_options = ["--model", "net.py:net", "--data", "digits", "--samples", "32", "--device", "cpu"]
+    assert exit_code(["surface", *loading_options, "--resolution", "3", "--out", "r.h5"]) == 0
+    assert exit_code(["show", "r.h5"]) == 0
+    assert "mini-batches in 4 parts (memory)" in capsys.readouterr().out

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextvars import copy_context
+from typing import TypeVar
 
 from landscape.curvature.hessian_product import out_of_memory
 from landscape.curvature.micro_batches import SampleTooLargeError, free_memory
@@ -19,6 +20,7 @@ from landscape.probe import (
 )
 from landscape.subject.subject import Subject
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -40,11 +42,8 @@ def sweep_within_memory(probe: Probe | Sweeps, subject: Subject, units: Sequence
                 done += 1
             return
         except (RuntimeError, MemoryError) as error:
-            smaller = (
-                None
-                if isinstance(error, SampleTooLargeError) or not out_of_memory(error)
-                else halved(probe, subject, units[done])
-            )
+            divisible = out_of_memory(error) and not isinstance(error, SampleTooLargeError)
+            smaller = _halved(subject) if divisible and _halvable(probe, subject, units[done]) else None
             if smaller is None:
                 raise
         subject = smaller
@@ -52,10 +51,27 @@ def sweep_within_memory(probe: Probe | Sweeps, subject: Subject, units: Sequence
         _log.warning("out of memory: continuing with mini-batches of %d, %d before", subject.batch_size, whole)
 
 
-def halved(probe: Probe | Sweeps, subject: Subject, unit: Unit) -> Subject | None:
-    """The subject in mini-batches of half the size; None if that could change a number or a unit, or cannot be."""
-    if not isinstance(probe, Probe) or "batch_size" in probe.uses or "batch" in unit.at or subject.processes.size > 1:
-        return None
+def with_smaller_mini_batches(subject: Subject, work: Callable[[Subject], T]) -> T:
+    """What work gives for a subject, or, where memory runs out, for the same samples in halved mini-batches."""
+    while True:
+        try:
+            return work(subject)
+        except (RuntimeError, MemoryError) as error:
+            smaller = _halved(subject) if out_of_memory(error) else None
+            if smaller is None:
+                raise
+        subject = smaller
+        free_memory()
+
+
+def _halvable(probe: Probe | Sweeps, subject: Subject, unit: Unit) -> bool:
+    """Whether mini-batches of another size leave units and numbers of a probe as they are."""
+    fits = isinstance(probe, Probe) and "batch_size" not in probe.uses and "batch" not in unit.at
+    return fits and subject.processes.size == 1
+
+
+def _halved(subject: Subject) -> Subject | None:
+    """The subject in mini-batches of half the size; None where they cannot be halved."""
     smaller = subject.rebatched(max(min(subject.batch_size, len(subject)) // 2, 1))
     return None if smaller.batch_size == subject.batch_size else smaller
 
