@@ -91,14 +91,7 @@ def run(
 
     def results(writers: Sequence[AnyWriter], pending: Sequence[Sequence[Unit]]) -> Generator[UnitResult]:
         if isinstance(probe, Estimates) and pending[0] and _log.isEnabledFor(logging.INFO):
-            _log.info(
-                "%s: %d units, %s",
-                probe.name,
-                len(pending[0]),
-                with_smaller_mini_batches(
-                    subject, lambda subject: probe.estimate(subject, len(pending[0]), executor.workers)
-                ),
-            )
+            _log.info("%s: %d units, %s", probe.name, len(pending[0]), _estimate(probe, subject, pending[0], executor))
         arrays = writers[0].arrays()
         measure: Measure = partial(executor.measure, probe, subject)
         if subject.processes.size > 1:
@@ -160,6 +153,10 @@ def run_loop(
                 merged = time.monotonic()
         pairs = zip(writers, pending, strict=True)
         return [Outcome(writer.group, total, len(units), writer.result()) for writer, units in pairs]
+
+
+def _estimate(probe: Estimates, subject: Subject, pending: Sequence[Unit], executor: Executor) -> str:
+    return with_smaller_mini_batches(subject, lambda own: probe.estimate(own, len(pending), executor.workers))
 
 
 def _writer(path: Path | None, key: RunKey, *, fsync: bool) -> AnyWriter:
