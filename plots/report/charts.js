@@ -19,8 +19,7 @@ function chart(host, title, spec, hover = () => {}) {
     const { series, x, y, height = 240 } = spec();
     const width = Math.max(figure.clientWidth, 220), left = 64, right = 8, top = 8, bottom = 34;
     svg.replaceChildren();
-    fill(svg, { viewBox: `0 0 ${width} ${height}`, width, height }, []);
-    svg.setAttribute("aria-label", `${title}: ${series.map((s) => s.name).join(", ")}`);
+    fill(svg, { viewBox: `0 0 ${width} ${height}`, width, height, "aria-label": `${title}: ${series.map((s) => s.name).join(", ")}` }, []);
     const points = series.flatMap((s) => s.points);
     const good = (v, axis) => ok(v) && (axis.scale !== "log" || v > 0);
     const range = (axis, key, errors) => {
@@ -177,7 +176,7 @@ function spectraPart(host) {
   }
   if (nodes.length) {
     const [low, high] = extent(nodes.flatMap((p) => p.v)), width = 1e-3 * Math.max(-low, high) || 1;
-    charts.push(chart(place, "Density of all eigenvalues, per unit of the asinh axis", () => {
+    charts.push(chart(place, "Density of all eigenvalues per unit of this axis", () => {
       const from = Math.asinh((1.3 * low) / width), to = Math.asinh((1.3 * high) / width), sigma = 0.12 * factor;
       const series = shown(nodes).map((p) => {
         const points = [];
@@ -224,7 +223,7 @@ function trajectoryPart(host) {
   const place = make("div", { class: "grid2" });
   host.append(place, said);
   const shown = () => runs.filter((r) => !hidden.has(r.name));
-  charts.push(chart(place, "Principal plane of each run, which ends at the origin", () => ({
+  charts.push(chart(place, "Principal plane of each run, ending at the origin", () => ({
     series: shown().map((r) => ({ name: r.name, color: r.color, points: Array.from(r.pc1, (x, i) => ({ x, y: r.pc2[i], note: `epoch ${text(r.epoch[i])}` })) })),
     x: { label: "first principal coordinate" }, y: { label: "second principal coordinate" },
   })));
@@ -256,7 +255,7 @@ function layersPart(host) {
     for (const m of matrices) m(to);
     const lines = !to ? [] : plots.flatMap((plot) => plot.series.flatMap((s) => s.layers.flatMap((layer, i) => (key(s, layer) === to && ok(s.v[i])
       ? [make("li", {}, `${plot.title}: ${text(s.v[i])}${plusMinus(s.e?.[i])} ${plot.unit}`)] : []))));
-    said.replaceChildren(...(to ? [make("b", {}, to.replace("\n", ": ")), make("ul", { class: "plain" }, ...lines)] : ["Point at a layer, or choose one: it is marked in every plot."]));
+    said.replaceChildren(...(to ? [make("b", {}, to.replace("\n", ": ")), make("ul", { class: "plain" }, ...lines)] : ["Point at a layer or choose one: every plot marks it."]));
   };
   const hover = (found, click) => {
     if (click && found) { pinned = pinned === found.key ? null : found.key; select.select.value = keys.indexOf(pinned) + 1; }
@@ -286,7 +285,7 @@ function layersPart(host) {
     for (const s of plot.series.filter((s) => s.missing)) charts.at(-1).figure.append(make("p", { class: "partial" }, `${s.name}:${lacking(s)}`));
   }
   for (const panel of DATA.similarity) matrices.push(matrix(place, panel, key, hover));
-  host.append(make("p", { class: "note" }, "Marks: ● self-attention, ■ MLP, ◆ convolution, ▲ other. Bars and ± are 1.96 standard errors over samples."));
+  host.append(make("p", { class: "note" }, "● self-attention, ■ MLP, ◆ convolution, ▲ other; bars and ±: 95 % over samples."));
   always(() => show(chosen));
 }
 

@@ -17,10 +17,15 @@ void main() {
   color = vec4(mix(palette[i], palette[i + 1], h - float(i)) * (0.62 + 0.38 * abs(dot(normal, vec3(0.42, -0.36, 0.83)))), 1.0);
 }`;
 
-/** Draws triangles by WebGL2; null where there is none, or where `?renderer=2d` in the address asks for the other. */
+/**
+ * Draws triangles by WebGL2; null where there is none, or one without a graphics card, which is slower than the other
+ * renderer. `?renderer=webgl2` or `?renderer=2d` in the address asks for one of them.
+ */
 function webgl() {
-  const canvas = document.createElement("canvas"), gl = !location.search.includes("renderer=2d") && canvas.getContext("webgl2", { antialias: true });
-  if (!gl) return null;
+  const canvas = make("canvas"), ask = location.search;
+  const gl = !ask.includes("2d") && canvas.getContext("webgl2");
+  const software = () => gl.getExtension("WEBGL_debug_renderer_info") && /swift|llvmpipe/i.test(gl.getParameter(0x9246));
+  if (!gl || (!ask.includes("webgl2") && software())) return null;
   const program = gl.createProgram();
   [[gl.VERTEX_SHADER, VERTEX], [gl.FRAGMENT_SHADER, FRAGMENT]].forEach(([kind, source]) => {
     const shader = gl.createShader(kind);
@@ -59,7 +64,7 @@ function webgl() {
 
 /** Draws triangles into an image with a depth buffer; one colour per triangle. */
 function rasteriser() {
-  const canvas = document.createElement("canvas"), pen = canvas.getContext("2d");
+  const canvas = make("canvas"), pen = canvas.getContext("2d");
   let image, pixels, buffer, colors, last;
   const paint = (mesh) => {
     const { places: p, triangles: t } = mesh;
@@ -265,8 +270,8 @@ function surfacePart(host) {
   const show = (i) => {
     s = all[state.at = i];
     state.spot = null;
-    info.textContent = `x: ${s.labels[0]}; y: ${s.labels[1]}; height: loss${s.unit ? ` (${s.unit})` : ""}, on one scale for all, cut at the cap.${lacking(s)}` +
-      (s.missing ? " Holes and hatching mark them." : "") + (s.lost ? ` In ${s.lost} cells the loss is not finite (hatched).` : "") + (s.thinned ? ` Drawn: ${s.thinned} points.` : "");
+    info.textContent = `x: ${s.labels[0]}; y: ${s.labels[1]}; height: loss${s.unit ? ` (${s.unit})` : ""}, one scale for all, cut at the cap.${lacking(s)}` +
+      (s.missing ? " Holes and hatching mark them." : "") + (s.lost ? ` In ${s.lost} cells the loss is not finite.` : "") + (s.thinned ? ` Drawn: ${s.thinned} points.` : "");
     solid.setAttribute("aria-label", `Loss surface of ${s.name}; arrow keys turn it`);
     flat.setAttribute("aria-label", `Contours of the loss of ${s.name}`);
     scrub.node.hidden = !s.path;
@@ -295,7 +300,7 @@ function surfacePart(host) {
   const logarithmic = checkbox("logarithmic height", state.log, (on) => { state.log = on; rebuild(); });
   const figure = (canvas, caption) => make("figure", {}, canvas, make("figcaption", {}, caption));
   host.append(make("div", { class: "controls" }, names.node, cap.node, logarithmic, angle.node, shift.node, scrub.node, reset),
-    make("div", { class: "grid2" }, figure(solid, "Drag or use the arrow keys to turn, + and − to zoom."), figure(flat, "Contours; drag to lay the red slice.")), info);
+    make("div", { class: "grid2" }, figure(solid, "Drag or arrow keys turn, + and − zoom."), figure(flat, "Contours; drag to lay the slice.")), info);
   legend(host, all, hidden, () => profile.redraw());
 
   let drag = null, from = null;
@@ -336,7 +341,7 @@ function surfacePart(host) {
   for (const control of [cap, angle, shift]) control.update();
   profile = { redraw() {} };
   show(0);
-  profile = chart(host, "Loss along the slice, all networks; band: 95 %", () => ({
+  profile = chart(host, "Loss along the slice; band: 95 %", () => ({
     series: all.filter((t) => !hidden.has(t.name)).map((t) => ({ name: t.name, color: t.color, marks: false, area: true, points: slice(t).map(([px, py, x]) => {
       const y = bilinear(t, t.loss, px, py), error = t.se ? bilinear(t, t.se, px, py) : 0;
       return { x, y: y > state.cap ? NaN : y, error: 1.96 * error || 0, note: `at ${text(x)}: ${text(y)}${plusMinus(error)}` };
