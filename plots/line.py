@@ -111,7 +111,8 @@ def _barriers(data: xr.Dataset, ax: Axes, look: Look) -> None:
     if "barrier" not in data:
         return
     loss, t = data["loss"].transpose("direction", "t").values, data["t"].values
-    for k in np.flatnonzero(np.isfinite(data["barrier"].values)):
+    ends = (t == 0.0).any() and (t == 1.0).any()
+    for k in np.flatnonzero(np.isfinite(data["barrier"].values)) if ends else ():
         first, last = loss[k, t == 0.0][0], loss[k, t == 1.0][0]
         ax.plot([0.0, 1.0], [first, last], ":", color=look.color, linewidth=0.8)
         at, height = data["barrier_at"].values[k], data["barrier"].values[k]
