@@ -160,6 +160,7 @@ def test_checkpoints_with_what_resembles_a_bomb_are_read(tmp_path: Path) -> None
     content = {
         "state_dict": {"weight": torch.ones(2, 3)},
         "hyper": argparse.Namespace(steps=[shared] * 50, seed=2**127),
+        "epoch": 10**400,
         "done": {(i, "x"): collections.Counter(a=i) for i in range(100)},
         "other": [{1, 2}, bytearray(b"abc"), collections.OrderedDict(a=shared), complex(1, 2), 10**100],
     }
@@ -450,9 +451,10 @@ def test_a_label_is_text_wherever_it_is_shown(label: str, study: Path, capsys: p
         said = capsys.readouterr()
         assert code in (0, 1)
         assert code == 0 or re.fullmatch(r"landscape: .+", said.err.splitlines()[-1])
+        assert "\0" not in label or "the attribute label is neither text nor a number" in said.err
         assert "\x1b" not in said.out + said.err
     made = everything(study) - before
-    assert made
+    assert bool(made) == ("\0" not in label)
     assert all(made_here.is_relative_to(study / "inside") for made_here in made)
     page = study / "inside" / "p.html"
     if page.exists():

@@ -187,7 +187,10 @@ def _about(path: Path, content: Mapping[str, Any]) -> tuple[str, float]:
 
 
 def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else float("nan")
+    try:
+        return float(value) if isinstance(value, int | float) else float("nan")
+    except OverflowError:
+        return float("nan")
 
 
 def _check_tensors(path: Path, weights: Mapping[str, Tensor]) -> None:
