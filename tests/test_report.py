@@ -142,6 +142,8 @@ def test_every_protocol_is_printed_once_and_linked(study: Path, shown: Page) -> 
     protocols = {str(data.attrs.get("protocol")) for _, data in reader.groups(study)}
     items = [a["id"] for a in shown.of("li") if a.get("id", "").startswith("protocol-")]
     assert len(items) == len(protocols)
+    for protocol in protocols:
+        assert shown.words.count(protocol) == 1
 
 
 def test_without_a_script_every_picture_is_open_and_every_live_part_hidden(shown: Page) -> None:

@@ -35,6 +35,7 @@ document.addEventListener("click", (event) => {
     const copied = [words, document.getElementById(`about-${about}`)].filter(Boolean).flatMap((node) => [...node.cloneNode(true).childNodes]);
     const close = make("button", { type: "button", onclick: () => dialog.close() }, "Close");
     dialog.replaceChildren(make("h2", {}, title || about), ...(definition ? [make("p", {}, `${definition}.`)] : []), ...copied, close);
+    for (const link of dialog.querySelectorAll("a[href^='#protocol-']")) link.after(`: ${document.querySelector(link.hash).childNodes[1].textContent}`);
     dialog.showModal();
   } else if (copy) {
     const code = copy.parentNode.querySelector("code"), done = () => { copy.textContent = "Copied"; };

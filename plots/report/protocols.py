@@ -62,7 +62,3 @@ class Protocols:
         if probe not in probes:
             probes.append(probe)
         return list(self.texts).index(text) + 1
-
-    def text(self, number: int) -> str:
-        """The protocol of a number."""
-        return list(self.texts)[number - 1]

@@ -141,7 +141,7 @@ def _picture(image: Path, section: ProbeSection, live: bool) -> Html:
     title = image.stem.replace("_", " ")
     data = base64.b64encode(image.read_bytes()).decode()
     source = {"src": f"data:{MEDIA[image.suffix]};base64,{data}", "alt": alternative(title, section)}
-    picture = element("img", **source, loading="lazy", decoding="async")
+    picture = element("img", **source, decoding="async")
     meaning, misleads = meaning_of(image.stem)
     words = [element("p", meaning), element("p", element("b", "How this misleads. "), misleads)] if meaning else []
     summary = element("summary", title)
@@ -183,7 +183,7 @@ def _about(section: ProbeSection, numbered: Protocols, file: Path) -> Html:
         if lacking := unfinished(data):
             partial.append(f"{MARK} {who}: {lacking:,} of {data['done'].size:,} units are missing")
     items = [
-        element("li", element("a", f"P{number}", href=f"#protocol-{number}"), ": ", numbered.text(number),
+        element("li", element("a", f"P{number}", href=f"#protocol-{number}"),
                 f" ({', '.join(dict.fromkeys(who))})")
         for number, who in by_protocol.items()
     ]  # fmt: skip
