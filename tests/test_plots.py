@@ -289,7 +289,7 @@ def test_the_layout_of_the_paper_holds_every_network_and_names_what_is_missing(
     texts = " ".join(" ".join(text.get_text().split()) for text in page.texts)
     assert "Not measured: landscape surface, landscape trajectory." in texts
     assert [len(ax.lines) for ax in page.axes] == [3, 3]
-    assert [text.get_text() for text in page.legends[0].get_texts()] == [n.label for n in synthetic.NETWORKS]
+    assert {text.get_text() for text in page.legends[0].get_texts()} == {n.label for n in synthetic.NETWORKS}
 
 
 def _snapshot(data: xr.Dataset, epoch: int) -> xr.Dataset:
