@@ -123,11 +123,11 @@ def _label(data: xr.Dataset) -> str:
 def _entry(probe: str, network: str, side: str, position: int, alike: Sequence[xr.Dataset], notes: list[str]) -> Entry:
     """One network's numbers by one protocol: of one result, or means over several random planes."""
     by_seed: dict[str, xr.Dataset] = {}
-    for data in sorted(alike, key=lambda data: (not _partial(data), str(data.attrs.get("created", "")))):
+    for data in sorted(alike, key=lambda data: (not reader.unfinished(data), str(data.attrs.get("created", "")))):
         by_seed[str(parameters_of(data).get("seed", ""))] = data  # the newest of those that are finished counts
     if len(by_seed) < len(alike):
         notes.append(f"{probe} of {network} is stored several times; the newest counts")
-    finished = [data for data in by_seed.values() if not _partial(data)]
+    finished = [data for data in by_seed.values() if not reader.unfinished(data)]
     last = (finished or list(by_seed.values()))[-1]
     numbers = {one.name: one for one in measured(last)}
     planes: dict[str, tuple[float, ...]] = {}
@@ -138,12 +138,7 @@ def _entry(probe: str, network: str, side: str, position: int, alike: Sequence[x
             mean, low, high = mean_interval(np.array(values))
             error = float(np.std(values, ddof=1) / np.sqrt(len(values)))
             numbers[name] = replace(one, value=mean, error=error, low=low, high=high)
-    return Entry(probe, network, side, position, numbers, last, _partial(last), planes)
-
-
-def _partial(data: xr.Dataset) -> str:
-    done, units = reader.finished_units(data), int(data["done"].size) if "done" in data else 0
-    return f"{done} of {units} units" if done < units else ""
+    return Entry(probe, network, side, position, numbers, last, reader.unfinished(last), planes)
 
 
 def _position(known: list[Protocol], protocol: Protocol) -> int:

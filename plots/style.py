@@ -15,6 +15,7 @@ from landscape.plots.theme import COLUMN as COLUMN
 from landscape.plots.theme import PAGE as PAGE
 from landscape.plots.theme import RC as RC
 from landscape.plots.theme import muted, narrow, page_width, panel_width, title
+from landscape.results import reader
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,6 +27,7 @@ LINE_WORDS: dict[str, str] = {"-": "solid", "--": "dashed", "-.": "dash-dotted",
 SMALL = 6  # pt, of captions
 LINE = 1.35 * SMALL / 72  # inches per line of a caption
 LEGEND_LINE = 0.135  # inches per row of a legend
+WARNING = "#c2500a"  # readable on white and on black
 
 
 def page(
@@ -52,13 +54,14 @@ def page(
     # A digit of DejaVu Sans is 0.64 em wide, running text 0.55: the estimate errs on the safe side.
     text = f"{caption or protocol(results, looks)} {note}".strip()
     under = textwrap.wrap(text, int(72 * width / (0.56 * SMALL)))
+    warning = textwrap.wrap(unfinished(results, looks), int(72 * width / (0.6 * SMALL)))
     size = RC["legend.fontsize"]
     labels = [fitted(str(entry.get_label()), width - 0.5, size) for entry in legend]
     longest = max(map(len, labels), default=0)
     columns = max(1, min(len(labels), int(72 * width / (0.6 * size * (longest + 8)))))
     rows = math.ceil(len(labels) / columns) + sum(label.count("\n") for label in labels)
     heading = fitted(escaped(title()), width, RC["font.size"] + 1)
-    caption_height = len(under) * LINE + 0.06
+    caption_height = (len(under) + len(warning)) * LINE + 0.06
     legend_height = rows * LEGEND_LINE + (0.12 if legend else 0.0)
     total = height + caption_height + legend_height + (0.19 * (heading.count("\n") + 1) if heading else 0.0)
     figure = Page(figsize=(width, total), layout="compressed")
@@ -67,6 +70,9 @@ def page(
     figure.get_layout_engine().set(rect=(0.0, bottom, 1.0, 1.0 - bottom))  # type: ignore[union-attr, call-arg]
     small: dict[str, Any] = {"fontsize": SMALL, "color": muted(), "linespacing": 1.2}
     figure.text(0.5, 0.03 / total, "\n".join(under), ha="center", va="bottom", **small)
+    if warning:
+        mark = small | {"color": WARNING, "weight": "bold"}
+        figure.text(0.5, 0.03 / total + len(under) * LINE / total, "\n".join(warning), ha="center", va="bottom", **mark)
     if heading:
         figure.suptitle(heading, fontsize=RC["font.size"] + 1)
     if legend:
@@ -164,6 +170,13 @@ def write_centred(ax: Axes, text: str, **look: Any) -> None:
 def fitted(text: str, width: float, size: float, lines: int = 3) -> str:
     """Text wrapped to a width in inches, with an ellipsis after the last line that is allowed."""
     return textwrap.fill(text, max(8, int(72 * width / (0.58 * size)) - 2), max_lines=lines, placeholder="…")
+
+
+def unfinished(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> str:
+    """Which results are unfinished, and how much of them is there; "" if none is."""
+    parts = [(look.label, reader.unfinished(data)) for data, look in zip(results, looks, strict=True)]
+    named = [f"{label} {part}" for label, part in parts if part]
+    return f"Unfinished: {', '.join(named)}." if named else ""
 
 
 def protocol(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> str:

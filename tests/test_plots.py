@@ -192,6 +192,19 @@ def test_a_half_finished_file_draws_every_figure(tmp_path: Path, share: float) -
     assert [figure.stem for figure in drawing.draw(path, tmp_path / "figures")] == EVERYDAY
 
 
+def test_a_figure_of_unfinished_results_says_how_much_of_them_is_there(tmp_path: Path) -> None:
+    one = {"networks": synthetic.NETWORKS[:1], "probes": ("surface",)}
+    paths = [synthetic.write(tmp_path / f"{share}.h5", **one, share=share) for share in (0.4, 1.0)]
+    results = [reader.groups(path)[0][1] for path in paths]
+    half, whole = (landscape.plots.surface(result) for result in results)
+    label, done = results[0].attrs["label"], reader.finished_units(results[0])
+    assert 0 < done < results[0]["done"].size
+    assert [text.get_text() for text in half.texts if "Unfinished" in text.get_text()] == [
+        f"Unfinished: {label} {done} of {results[0]['done'].size} units."
+    ]
+    assert not any("Unfinished" in text.get_text() for text in whole.texts)
+
+
 def test_a_probe_without_made_up_numbers_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synthetic, "MADE_UP", {})
     path = synthetic.write(tmp_path / "new.h5", synthetic.NETWORKS[:1], probes=("variance",), share=0.4)

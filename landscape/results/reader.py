@@ -114,6 +114,12 @@ def finished_units(data: xr.Dataset) -> int:
     return int((data["done"] == 1).sum()) if "done" in data else 0
 
 
+def unfinished(data: xr.Dataset) -> str:
+    """How much of a result is finished, such as "62 of 225 units"; "" if all of it is."""
+    done, units = finished_units(data), int(data["done"].size) if "done" in data else 0
+    return f"{done:,} of {units:,} units" if done < units else ""
+
+
 @contextlib.contextmanager
 def _file(path: Path) -> Iterator[h5py.File]:
     hdf5_file.check(path)
