@@ -17,9 +17,13 @@ def tidied(figure: Any) -> Any:
 
     The layout is fixed afterwards, so that saving in several formats does not repeat it.
     """
+    import matplotlib
+
     if narrow():
         for ax in figure.axes:
             _wrap(ax)
+    shown = figure.dpi
+    figure.dpi = matplotlib.rcParams["savefig.dpi"]  # text is a little wider at some resolutions than at others
     figure.draw_without_rendering()
     plain = [ax for ax in figure.axes if ax.get_visible() and ax.axison and ax.name == "rectilinear"]
     for ax in plain:
@@ -31,6 +35,7 @@ def tidied(figure: Any) -> Any:
             if all(ends) and _touch(ends[0][-1], ends[1][0], 0):
                 ends[1][0].set_visible(False)
     figure.set_layout_engine("none")
+    figure.dpi = shown
     return figure
 
 

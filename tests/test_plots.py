@@ -183,6 +183,8 @@ def test_every_figure_becomes_a_file_of_a_paper_width(drawn: list[Path]) -> None
     for path in drawn:
         with Image.open(path) as image:
             assert image.width == round(style.PAGE * style.RC["savefig.dpi"])
+            inked = np.asarray(image.convert("L")) < 200
+        assert not inked[:, [0, 1, -2, -1]].any(), f"{path.stem} is cut off at its left or right edge"
 
 
 @pytest.mark.slow
@@ -353,6 +355,7 @@ def test_tick_labels_do_not_touch_and_no_text_is_too_small_at_print_size(study: 
             with theme.applied(theme.Theme("paper", columns)):
                 page = getattr(landscape.plots, name)(study, columns=columns)
                 tidied(page)
+                page.dpi = matplotlib.rcParams["savefig.dpi"]
             for ax in page.axes:
                 for side, axis in enumerate((ax.xaxis, ax.yaxis) if ax.name == "rectilinear" else ()):
                     labels = _shown(axis)
