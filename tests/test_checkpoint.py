@@ -405,6 +405,7 @@ NO_CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "tensor": (lambda path: torch.save(torch.ones(3), path), r"holds a Tensor, expected a dict of tensors"),
     "no weights": (lambda path: torch.save({"lr": 0.1, "b": 2}, path), r"holds no weights: .* got the keys lr, b"),
     "nothing": (lambda path: torch.save({}, path), r"holds no weights"),
+    "a key that is no text": (lambda path: torch.save({"a\x1b[2J": 1}, path), r"got the keys a\ufffd\[2J"),
     "newer": (
         lambda path: torch.save({"format": 2, "model": "vit_demo", "weights": {}}, path),
         r"has format 2, this version reads up to 1; update landscape",

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
+from landscape.options import printable
+
 T = TypeVar("T")
 Weights = Literal["raw", "ema"]
 
@@ -56,7 +58,7 @@ def weights_in(content: Any, weights: Weights) -> FoundWeights[Any]:
     if not is_state_dict(raw):
         raise ValueError(
             f"holds no weights: expected a dict of tensors or one under {', '.join(CONTAINERS['raw'])}, "
-            f"got the keys {', '.join(str(key)[:40] for key in list(content)[:6])}"
+            f"got the keys {', '.join(printable(key)[:40] for key in list(content)[:6])}"
         )
     return FoundWeights(_tensors(raw), inside[0] if inside else THE_FILE)
 
