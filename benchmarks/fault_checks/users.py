@@ -89,8 +89,10 @@ def sigint_twice(folder: Path) -> str:
 def same_question_twice(folder: Path) -> str:
     """The same command while the first one runs: refused in one line; the first ends, and a third finds all there."""
     first = running(LONG, folder, 20)
-    code, said = ended(start(LONG, folder))
+    first.send_signal(signal.SIGSTOP)  # however slowly the second one starts, the first still measures
     alive = first.poll() is None
+    code, said = ended(start(LONG, folder))
+    first.send_signal(signal.SIGCONT)
     ends, words = ended(first)
     third, found = ended(start(LONG, folder))
     fine = same(folder / "results.h5", whole(folder, LONG)) and not beside(folder)

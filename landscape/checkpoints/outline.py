@@ -17,6 +17,7 @@ from typing import Any
 from landscape.checkpoints import restricted_unpickler
 from landscape.checkpoints.pickle_bounds import BoundError
 from landscape.checkpoints.raw_files import DAMAGED_ZIP, content_of, header, members, unreadable
+from landscape.options import printable
 from landscape.results.declared_size import refuse_oversized
 
 MAGIC = 0x1950A86A20F9469CFC6C  # of torch's format before 1.6
@@ -76,8 +77,8 @@ HARMLESS: Mapping[str, Callable[..., Any]] = {
 def refusal(path: Path, wanted: Names) -> ValueError:
     """The error of a file that would run code when loaded."""
     return ValueError(
-        f"{path} would run code to load ({', '.join(wanted[:4])}); refused. If the file is your own, save its "
-        "state_dict() alone, or give --trust-pickle"
+        f"{path} would run code to load ({printable(', '.join(wanted[:4]))}); refused. If the file is your own, save "
+        "its state_dict() alone, or give --trust-pickle"
     )
 
 

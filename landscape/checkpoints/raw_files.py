@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
+from landscape.options import printable
 from landscape.results.declared_size import EXPANSION, refuse_oversized, refuse_special
 
 # files with the weights in a Hugging Face folder, the safe ones first
@@ -26,7 +27,7 @@ HEADER = 8  # bytes of the length in front of a safetensors header
 
 def unreadable(path: Path, reason: str) -> ValueError:
     """The one-line error for a file that is not a checkpoint."""
-    short = " ".join(reason.split())[:160]
+    short = printable(" ".join(reason.split())[:160])
     return ValueError(
         f"{path} is not a readable checkpoint ({short}); expected a file written by torch.save or safetensors"
     )
@@ -187,5 +188,5 @@ def _leads_out(name: str) -> bool:
 
 
 def _damaged(path: Path, reason: str) -> ValueError:
-    short = " ".join(reason.split())[:160]
+    short = printable(" ".join(reason.split())[:160])
     return ValueError(f"{path} is not a readable safetensors file ({short}); it may be truncated")
