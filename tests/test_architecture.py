@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -135,3 +136,12 @@ def test_what_reads_and_draws_never_names_torch() -> None:
 def test_what_reads_and_draws_never_loads_torch() -> None:
     code = f"import sys, {', '.join(LIGHT)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_package_is_in_what_is_installed() -> None:
+    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    folders = {
+        file.parent.relative_to(ROOT) for part in ("landscape", "cli", "plots") for file in (ROOT / part).rglob("*.py")
+    }
+    inside = {path.parts if path.parts[0] == "landscape" else ("landscape", *path.parts) for path in folders}
+    assert listed == {".".join(parts) for parts in inside}
