@@ -69,7 +69,7 @@ class Count:
 
 
 def held(path: Path) -> Units:
-    """The finished units of a results file with one result, those in the journals beside it included."""
+    """The finished units of the only result of a file and of its journals."""
     found: Units = set()
     if path.exists():
         with reading(path) as file:

@@ -65,7 +65,7 @@ def members(path: Path) -> dict[str, int]:
 
 
 def content_of(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> IO[bytes]:
-    """A file in an archive, open; torch stores no check sum if it is told so."""
+    """Open a file of an archive. Its check sum is not verified if it is 0, which torch stores on request."""
     if not member.CRC:
         del member.CRC  # zipfile then checks none
     return archive.open(member)
