@@ -26,6 +26,7 @@ from landscape.executors import local_processes
 from landscape.executors.executor import PoisonUnits
 from landscape.executors.local_processes import Processes, on_devices
 from landscape.executors.work import measure_chunk, work_of
+from landscape.executors.worker_process import LEAVE, Ended, Measure, Ready
 from landscape.plots import headlines
 from landscape.probe import listening
 from landscape.results import group as groups
@@ -390,3 +391,21 @@ def test_a_command_goes_on_where_a_mini_batch_exceeds_memory_from_its_first_pass
     assert exit_code(["surface", *loading_options, "--resolution", "3", "--out", "r.h5"]) == 0
     assert exit_code(["show", "r.h5"]) == 0
     assert "mini-batches in 4 parts (memory)" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_unit_that_was_left_to_a_worker_that_died_is_measured_after_all(folder: Path) -> None:
+    probe, subject = small("surface"), loaded(folder)
+    units = list(enumerate(probe.plan(subject).units()))[:2]
+    with Processes(1) as executor:
+        executor._start_missing(1)
+        (worker,) = executor._workers
+        worker.pipe.send(work_of(probe, subject))
+        assert isinstance(worker.pipe.recv(), Ready)
+        worker.pipe.send(Measure(units))
+        worker.pipe.send_bytes(LEAVE + b"1")
+        while not isinstance(worker.pipe.recv(), Ended):
+            pass
+        worker.pipe.send(Measure(units[1:]))
+        number, _ = worker.pipe.recv()
+    assert number == 1

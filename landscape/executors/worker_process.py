@@ -47,7 +47,8 @@ def main(handle: int, threads: int) -> None:
     logging.getLogger("landscape").addHandler(logging.NullHandler())  # the parent said it when it loaded the same
     logging.getLogger("landscape").propagate = False
     pipe = Connection(handle)
-    left: set[int] = set()
+    left: dict[int, int] = {}
+    handled = 0
     messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(pipe, messages, left), daemon=True).start()
     import torch
@@ -57,15 +58,15 @@ def main(handle: int, threads: int) -> None:
     subject: Any = None
     while True:
         message = pickle.loads(messages.get())  # the parent's, over a pipe that nobody else has
+        handled += 1
         try:
             if isinstance(message, Measure):
-                _measure(pipe, work, subject, message.units, left)
+                _measure(pipe, work, subject, message.units, left, handled)
                 pipe.send(Ended())
             else:
                 from landscape.executors.work import loaded
 
                 subject = None  # its memory is free before the next is loaded
-                left.clear()
                 work, subject = message, loaded(message)
                 pipe.send(Ready())
         except ConnectionError:
@@ -74,25 +75,33 @@ def main(handle: int, threads: int) -> None:
             pipe.send(Failed(picklable(error)))
 
 
-def _receive(pipe: Connection, messages: queue.SimpleQueue[bytes], left: set[int]) -> None:
+def _receive(pipe: Connection, messages: queue.SimpleQueue[bytes], left: dict[int, int]) -> None:
+    """Queue messages; units to leave are noted with the number of the message that they belong to.
+
+    A unit that was left may come back later, if the worker that took it dies.
+    """
+    received = 0
     try:
         while True:
             content = pipe.recv_bytes()
             if content.startswith(LEAVE):
-                left.update(map(int, content[len(LEAVE) :].split()))
+                left.update(dict.fromkeys(map(int, content[len(LEAVE) :].split()), received))
             else:
+                received += 1
                 messages.put(content)
     except (EOFError, OSError):
         os._exit(1)
 
 
-def _measure(pipe: Connection, work: Any, subject: Any, units: list[tuple[int, Any]], left: set[int]) -> None:
+def _measure(
+    pipe: Connection, work: Any, subject: Any, units: list[tuple[int, Any]], left: dict[int, int], message: int
+) -> None:
     from landscape.executors.work import measured
 
     results = measured(work, subject, [unit for _, unit in units])
     try:
         for number, _ in units:
-            if number in left:
+            if left.get(number) == message:
                 break  # what was left is the end of the chunk
             pipe.send((number, next(results)))
     finally:
