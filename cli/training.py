@@ -36,9 +36,8 @@ def train(
     fraction: Annotated[float, Option(help="class-balanced share of the training split")] = 1.0,
     set: Annotated[list[str], Option(help="override a field of the recipe; repeatable", metavar="FIELD=VALUE")] = [],  # noqa: B006
     accumulate: Annotated[int | None, Option(help="mini-batches per update (gradient accumulation)")] = None,
-    ema: Annotated[
-        float | None, Option(help="decay of a moving average of the weights, written to final_ema.pt")
-    ] = None,
+    ema: Annotated[float | None, Option(help="decay of a moving average of the weights (final_ema.pt)")] = None,
+    sam: Annotated[float | None, Option(help="radius of sharpness-aware minimisation, two passes per update")] = None,
     precision: Annotated[str | None, Option(help="auto (bf16 on a GPU that has it), fp32 or bf16")] = None,
     channels_last: Annotated[
         bool | None,
@@ -64,7 +63,7 @@ def train(
     memory_formats = {True: "channels_last", False: "contiguous", None: None}
     options = {
         "epochs": epochs, "batch_size": batch_size, "lr": lr, "weight_decay": weight_decay, "mixup": mixup,
-        "label_smoothing": label_smoothing, "cutmix": cutmix, "drop_path": drop_path, "warmup": warmup,
+        "label_smoothing": label_smoothing, "cutmix": cutmix, "drop_path": drop_path, "warmup": warmup, "sam": sam,
         "accumulate": accumulate, "ema": ema, "precision": precision, "memory_format": memory_formats[channels_last],
         "compile": compile or None, "sync_bn": sync_bn or None, "objective": objective,
     }  # fmt: skip

@@ -34,7 +34,7 @@ def even(split):
 """
 SMALL = {"vit_demo": {"dim": 8, "depth": 2, "heads": 2}, "resnet_demo": {"blocks": (1, 1), "width": 4}}
 OVERRIDES = {"epochs": 3, "batch_size": 4, "accumulate": 2, "optimizer": "sgd", "lr": 0.05, "mixup": 1.0, "ema": 0.5}
-MODELS = [("vit_demo", "images", {}), ("resnet_demo", "even", {"sync_bn": True})]
+MODELS = [("vit_demo", "images", {"sam": 0.1}), ("resnet_demo", "even", {"sync_bn": True})]
 
 # Runs a command line in one process of two, prints its exit code and errors. The command `normalise` passes half the
 # rows of a batch through a synchronised norm, forward and backward.
@@ -138,7 +138,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "data", "more"), MODELS)
 def test_two_processes_give_the_weights_of_one(
-    folder: Path, tmp_path: Path, model: str, data: str, more: dict[str, bool]
+    folder: Path, tmp_path: Path, model: str, data: str, more: dict[str, float]
 ) -> None:
     """Four parts of each update of 8 rows; the last of 22 rows has 6, which are two parts of one step then."""
     source, overrides = f"{folder / 'source.py'}:{data}", {**OVERRIDES, **more}

@@ -90,6 +90,8 @@ def test_default_warmup_is_at_most_a_fifth_of_the_run(epochs: int, warmup: float
         ("memory_format", "channels_first"),
         ("accumulate", 0),
         ("ema", 1.0),
+        ("sam", -0.05),
+        ("sam", math.inf),
     ],
 )
 def test_values_out_of_range_are_refused_by_option_name(field: str, value: float | str) -> None:

@@ -51,6 +51,7 @@ class Recipe:
     # one mini-batch at a time
     accumulate: int = 1
     ema: float = 0.0  # decay of the moving average of the weights, 0 for none (`ema.moving_average`)
+    sam: float = 0.0  # radius rho of sharpness-aware minimisation, 0 for none (`sharpness_aware`)
     # what is minimised: the loss of a classifier, or without labels that of SimCLR or of masked images
     objective: Literal["classification", "simclr", "mim"] = "classification"
     temperature: float = 0.2  # of SimCLR's similarities
@@ -156,6 +157,7 @@ def validated(recipe: Recipe) -> Recipe:
         ("precision", r.precision in ("auto", "fp32", "bf16"), "auto, fp32 or bf16"),
         ("accumulate", r.accumulate >= 1 and r.accumulate == int(r.accumulate), "a whole number of at least 1"),
         ("ema", 0 <= r.ema < 1, "at least 0 (none) and less than 1"),
+        ("sam", 0 <= r.sam < math.inf, "0 (none) or positive, such as 0.05"),
         ("objective", r.objective in ("classification", "simclr", "mim"), "classification, simclr or mim"),
         ("temperature", 0 < r.temperature < math.inf, "a positive number, such as 0.2"),
         ("projection", r.projection >= 1 and r.projection == int(r.projection), "a whole number of at least 1"),

@@ -20,6 +20,7 @@ from landscape.subject.process_group import SINGLE_PROCESS, ProcessGroup
 from landscape.training.ema import moving_average
 from landscape.training.objectives import Objective, objective_of
 from landscape.training.optimizer import Schedule, build_optimizer
+from landscape.training.sharpness_aware import ascended
 from landscape.training.synchronised_batchnorm import synchronise_batchnorm
 
 
@@ -30,7 +31,8 @@ class Trainer:
     An update sees `batch_size * accumulate` rows. They are augmented and mixed together, then split into parts: one
     for each process, and within a process `accumulate` of them one after the other, whose gradients add up. So the
     update is that of the whole, to rounding, wherever a sample's output does not depend on the others' (batch norm,
-    unless `sync_bn`) nor on random numbers drawn in the network (dropout, drop path).
+    unless `sync_bn`) nor on random numbers drawn in the network (dropout, drop path). With `sam` a second pass over
+    the same rows, with the same random numbers, gives the gradient at the ascent point of the whole update.
     """
 
     network: nn.Module  # on its device, in its memory format
@@ -93,9 +95,11 @@ def epoch_updates(trainer: Trainer, epoch: int) -> Iterator[tuple[Tensor, int]]:
         seed = derived_seed(trainer.seed, "augmentation", epoch, i)
         inputs, targets = trainer.objective.examples(images, rows, trainer.network, seed=seed)
         rank = (trainer.processes.rank,) if trainer.processes.rank else ()  # every process has its own dropout
-        torch.manual_seed(derived_seed(trainer.seed, "dropout", epoch, i, *rank))
-        trainer.optimizer.zero_grad()
-        loss = _backward(trainer, inputs, targets)
+        dropout = derived_seed(trainer.seed, "dropout", epoch, i, *rank)
+        loss = _gradient(trainer, inputs, targets, dropout=dropout)
+        if recipe.sam:
+            with ascended(trainer.network, recipe.sam):
+                _gradient(trainer, inputs, targets, dropout=dropout)
         if recipe.clip:
             nn.utils.clip_grad_norm_(trainer.network.parameters(), recipe.clip)
         trainer.optimizer.step()
@@ -119,8 +123,13 @@ def with_memory_format(recipe: Recipe, model: str, arguments: Mapping[str, Any])
     return replace(recipe, memory_format="channels_last" if convolutional else "contiguous")
 
 
-def _backward(trainer: Trainer, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Leave the gradient of the mean loss in the parameters; return this process's share of that loss."""
+def _gradient(trainer: Trainer, inputs: Tensor, targets: Tensor, *, dropout: int) -> Tensor:
+    """Leave the gradient of the mean loss in the parameters; return this process's share of that loss.
+
+    `dropout` is the seed of the random numbers drawn in the network.
+    """
+    torch.manual_seed(dropout)
+    trainer.optimizer.zero_grad()
     recipe, processes, rows = trainer.recipe, trainer.processes, len(inputs)
     least = min(2, max(1, recipe.batch_size // processes.size))  # rows of a part: batch norm needs two
     count = max(1, min(recipe.accumulate, rows // (processes.size * least)))

@@ -1,0 +1,166 @@
+"""Sharpness-aware minimisation: one update against the formula written out, and what it must not depend on."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from landscape.checkpoints.checkpoint import read_checkpoint
+from landscape.data.dataset import Images
+from landscape.data.recipes import Recipe, recipe
+from landscape.probe import derived_seed
+from landscape.training.sharpness_aware import ascended
+from landscape.training.train import train
+from landscape.training.updates import Trainer, epoch_updates
+
+RHO, LR = 0.3, 0.5
+Weights = dict[str, Tensor]
+
+
+def images(count: int = 12) -> Images:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(count, 3, 4, 4, generator=generator, dtype=torch.float64)
+    return Images(inputs, torch.arange(count) % 3, name="made", classes=3, size=4, mean=(), std=())
+
+
+def network(*, norm: bool = False, dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5) if norm else nn.Identity(), nn.Tanh(), nn.Dropout(dropout)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(20, 3)).double()
+
+
+def one_step(**overrides: Any) -> Recipe:
+    """One update of SGD with all samples, without anything that would change the gradient."""
+    plain = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0, "crop": 0, "flip": False}
+    given = {"epochs": 1, "warmup": 0.0, "lr": LR, "batch_size": 12, "sam": RHO, **plain, **overrides}
+    return recipe("demo", **given)
+
+
+def updated(model: nn.Module, made: Recipe) -> Trainer:
+    trainer = Trainer.of(model, images(), made, seed=7)
+    for _ in epoch_updates(trainer, 1):
+        pass
+    return trainer
+
+
+def loss_of(model: nn.Module) -> Callable[[Weights], Tensor]:
+    """The loss of the update's rows in their order, a function of the weights; buffers stay as they are."""
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(derived_seed(7, "order", 1)))
+    buffers, made = {name: tensor.clone() for name, tensor in model.named_buffers()}, images()
+
+    def loss(weights: Weights) -> Tensor:
+        torch.manual_seed(derived_seed(7, "dropout", 1, 0))
+        state = {**weights, **{name: tensor.clone() for name, tensor in buffers.items()}}
+        return F.cross_entropy(functional_call(model, state, made.inputs[order]), made.targets[order])
+
+    return loss
+
+
+def by_hand(model: nn.Module, rho: float = RHO) -> Weights:
+    """w - lr grad L(w + rho g / |g|) with g = grad L(w), from torch.func and one flat vector."""
+    loss = loss_of(model.train())
+    begin = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    gradient = torch.func.grad(loss)(begin)
+    length = torch.cat([tensor.flatten() for tensor in gradient.values()]).norm()
+    above = {name: begin[name] + rho * gradient[name] / length for name in begin}
+    second = torch.func.grad(loss)(above)
+    return {name: begin[name] - LR * second[name] for name in begin}
+
+
+def distance(found: nn.Module, expected: Weights) -> float:
+    """The largest difference of a weight; the trainer's loss is in float32, so an equal update differs by 1e-7."""
+    own = dict(found.named_parameters())
+    return max((own[name] - expected[name]).abs().max().item() for name in expected)
+
+
+@pytest.mark.parametrize("kind", [{}, {"norm": True}, {"dropout": 0.5}])
+def test_an_update_is_the_formula(kind: dict[str, Any]) -> None:
+    """With batch norm over the batch, and with the same dropout at both points."""
+    model = network(**kind)
+    expected, plain = by_hand(model), by_hand(model, rho=0.0)
+    trainer = updated(model, one_step())
+    assert distance(trainer.network, expected) < 1e-6
+    assert distance(trainer.network, plain) > 1e-2
+
+
+def test_a_radius_of_zero_is_the_plain_update() -> None:
+    model = network()
+    expected = by_hand(model, rho=0.0)
+    assert distance(updated(model, one_step(sam=0.0)).network, expected) < 1e-6
+
+
+@pytest.mark.parametrize("accumulate", [2, 3])
+def test_an_accumulated_update_ascends_along_the_gradient_of_the_whole(accumulate: int) -> None:
+    model = network()
+    expected = by_hand(model)
+    made = one_step(batch_size=12 // accumulate, accumulate=accumulate)
+    assert distance(updated(model, made).network, expected) < 1e-6
+
+
+def test_statistics_of_batch_norm_are_those_of_the_first_pass() -> None:
+    plain, sharp = (updated(network(norm=True), one_step(sam=rho)).network for rho in (0.0, RHO))
+    for (name, one), (_, other) in zip(plain.named_buffers(), sharp.named_buffers(), strict=True):
+        assert torch.equal(one, other), name
+    assert dict(sharp.named_buffers())["1.num_batches_tracked"] == 1
+
+
+def test_clipping_bounds_the_second_gradient_alone() -> None:
+    model = network()
+    begin = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    expected = by_hand(model)
+    moved = torch.cat([(expected[name] - begin[name]).flatten() for name in begin]).norm()
+    clip = 0.25 * float(moved) / LR
+    clipped = {name: begin[name] + 0.25 * (expected[name] - begin[name]) for name in begin}
+    own = dict(updated(model, one_step(clip=clip)).network.named_parameters())
+    for name, tensor in clipped.items():
+        torch.testing.assert_close(own[name], tensor, rtol=1e-5, atol=1e-7)  # clip_grad_norm_ adds 1e-6 to the norm
+
+
+def test_the_weights_come_back_bit_for_bit_and_the_average_never_sees_the_ascent() -> None:
+    model = network(norm=True)
+    F.cross_entropy(model(images().inputs), images().targets).backward()
+    before = copy.deepcopy(model.state_dict())
+    with ascended(model, 1e6):
+        away = torch.cat([(p - before[name]).flatten() for name, p in model.named_parameters()]).norm()
+        model(images().inputs)
+    assert away.item() == pytest.approx(1e6, rel=1e-9)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    trainer = updated(network(), one_step(ema=1e-9))
+    assert trainer.average is not None
+    torch.testing.assert_close(trainer.average.module.state_dict(), trainer.network.state_dict(), rtol=1e-7, atol=1e-9)
+
+
+def test_at_a_critical_point_nothing_moves() -> None:
+    model = nn.Linear(2, 2)
+    before = model.weight.detach().clone()
+    (model(torch.ones(1, 2)) * 0).sum().backward()
+    with ascended(model, 0.5):
+        assert torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("objective", "sizes"),
+    [("simclr", {"batch_size": 16}), ("mim", {"batch_size": 16}), ("classification", {"batch_size": 16, "mixup": 1.0})],
+)
+def test_every_objective_trains_with_it_and_its_checkpoint_says_so(
+    tmp_path: Path, objective: str, sizes: dict[str, Any]
+) -> None:
+    runs = []
+    for rho in (0.0, 0.05):
+        made = recipe("demo", epochs=1, objective=objective, sam=rho, **sizes)
+        final = train(
+            "vit_demo", "digits", recipe=made, out=tmp_path / f"{objective}-{rho}", fraction=0.05,
+            model_args={"dim": 8, "depth": 1, "heads": 2},
+        )  # fmt: skip
+        runs.append(read_checkpoint(final))
+    plain, sharp = runs
+    assert (plain.recipe["sam"], sharp.recipe["sam"]) == (0.0, 0.05)
+    assert any(not torch.equal(plain.state_dict[name], tensor) for name, tensor in sharp.state_dict.items())
