@@ -20,6 +20,9 @@ os.environ["LANDSCAPE_CACHE"] = ""  # the user's own compiled graphs stay as the
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command line does, where more threads are set
 
 
+DRAWN = ("test_plots.py", "test_plots_from_python.py", "test_probe.py")  # what needs no generated corruption
+
+
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """One thread in this process, as in the workers whose numbers are compared."""
@@ -38,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         of_probe = parameters.get("probe", parameters.get("name")) == "corruption"
-        if of_probe and item.path.name not in ("test_plots.py", "test_probe.py"):
+        if of_probe and item.path.name not in DRAWN:
             item.add_marker(pytest.mark.skip(reason="needs imagecorruptions-imaug"))
 
 
@@ -57,6 +60,14 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(urllib.request, "urlopen", refuse)
     monkeypatch.delenv("LANDSCAPE_DATA", raising=False)
+
+
+@pytest.fixture(scope="session")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The made-up numbers of every probe and three networks, for figures; a test that changes the file copies it."""
+    import synthetic
+
+    return synthetic.write(tmp_path_factory.mktemp("made_up") / "results.h5")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,63 @@
+"""`landscape animate`: one figure over the epochs of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+from drawable import result_of
+from PIL import Image
+
+from landscape.options import OptionError
+from landscape.plots import (
+    animation,
+    appearance,
+    theme,
+)
+from landscape.plots.selection import Selection
+from landscape.results import reader
+
+
+def _snapshot(data: xr.Dataset, epoch: int) -> xr.Dataset:
+    spec = json.dumps({"checkpoint": f"runs/a/epoch_{epoch}.pt"})
+    return data.assign_attrs(epoch=float(epoch), spec=spec).assign(loss=data["loss"] / (1 + epoch))
+
+
+@pytest.mark.slow
+def test_an_animation_shows_the_epochs_in_order_on_common_colours(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = result_of(study, "surface")
+    stored = [("surface/x", _snapshot(data, epoch)) for epoch in (3, 1, 2)]
+    monkeypatch.setattr(reader, "find", lambda *_: stored)
+    epochs = animation.animate("r.h5", tmp_path / "a.gif", selection=Selection(), theme=theme.Theme(), rate=4)
+    assert epochs == [1.0, 2.0, 3.0]
+    with Image.open(tmp_path / "a.gif") as picture:
+        assert (picture.n_frames, picture.info["duration"]) == (3, 250)  # type: ignore[attr-defined]
+        assert picture.width == 675
+    with theme.applied(theme.SCREEN):
+        looks = appearance.looks([one for _, one in stored])
+        frames = list(animation._frames([one for _, one in stored], looks, "surface"))
+    bar = np.s_[:, -90:]  # the colour bar is the same in all frames, the surface is not
+    assert all((frame[bar] == frames[0][bar]).all() for frame in frames)
+    assert not (frames[0] == frames[1]).all()
+
+
+def test_an_animation_that_cannot_be_made_says_why(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"selection": Selection(), "theme": theme.Theme()}
+    with pytest.raises(ValueError, match=r"holds no run with results of surface at two epochs .* RUN/epoch_\*\.pt"):
+        animation.animate(study, tmp_path / "a.gif", **options)
+    with pytest.raises(OptionError, match=r"--out must be a file that ends in \.gif or \.mp4"):
+        animation.animate(study, tmp_path / "a.avi", **options)
+    with pytest.raises(OptionError, match="--figure must be one of surface, surface_3d, hessian, got line"):
+        animation.animate(study, tmp_path / "a.gif", "line", **options)
+    monkeypatch.setattr(animation.shutil, "which", lambda _: None)
+    with pytest.raises(FileNotFoundError, match=r"MP4 needs ffmpeg.* give --out animation\.gif"):
+        animation._write(tmp_path / "a.mp4", [np.zeros((4, 4, 3), np.uint8)], 2.0)
+    assert not (tmp_path / "a.mp4").exists()

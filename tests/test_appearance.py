@@ -1,0 +1,214 @@
+"""Colours, markers, names and captions: what distinguishes results in a figure, and that nothing overlaps."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+import synthetic
+import xarray as xr
+from drawable import EVERYDAY, result_of
+from matplotlib.colors import to_rgb
+
+import landscape
+from landscape.plots import (
+    FIGURES,
+    appearance,
+    lesion,
+    style,
+    theme,
+)
+from landscape.plots.tidy import _shown, _touch, tidied
+
+
+@pytest.mark.slow
+def test_tick_labels_do_not_touch_and_no_text_is_too_small_at_print_size(study: Path) -> None:
+    for columns in (1, 2):
+        for name in EVERYDAY:
+            with theme.applied(theme.Theme("paper", columns)):
+                page = getattr(landscape.plots, name)(study, columns=columns)
+                tidied(page)
+                page.dpi = matplotlib.rcParams["savefig.dpi"]
+            for ax in page.axes:
+                for side, axis in enumerate((ax.xaxis, ax.yaxis) if ax.name == "rectilinear" else ()):
+                    labels = _shown(axis)
+                    assert not any(_touch(one, other, side) for one, other in itertools.pairwise(labels)), (
+                        name,
+                        columns,
+                    )
+                sizes = [text.get_fontsize() for text in ax.findobj(matplotlib.text.Text) if text.get_text()]
+                assert min(sizes, default=6.0) >= 6.0, (name, columns)
+
+
+def test_families_have_their_colours_and_markers(study: Path) -> None:
+    data = [result_of(study, "variance", network.label) for network in synthetic.NETWORKS]
+    vit, resnet, alternet = appearance.looks(data)
+    assert (vit.color, vit.marker) == ("tab:red", "o")
+    assert (resnet.color, resnet.marker) == ("tab:blue", "D")
+    assert alternet.color not in (vit.color, resnet.color)
+
+
+@pytest.mark.parametrize(
+    ("model", "family"),
+    [("vit_demo", "ViT"), ("timm:deit_small", "ViT"), ("preresnet_demo", "ResNet"), ("resnext50", "ResNet"),
+     ("alternet_demo", "AlterNet"), ("pit_ti", "PiT"), ("swin_ti", "Swin"), ("net.py:make", "net.py:make")],
+)  # fmt: skip
+def test_a_family_is_known_by_the_models_name(model: str, family: str) -> None:
+    assert appearance.family(xr.Dataset(attrs={"model": model, "label": "final"})) == family
+
+
+def test_eight_checkpoints_of_three_families_look_all_different() -> None:
+    models = ["vit_ti", "vit_s", "vit_b", "resnet18", "resnet50", "a.py:f", "b.py:g", "vit_l"]
+    found = appearance.looks([xr.Dataset(attrs={"model": model, "label": model}) for model in models])
+    assert len({(to_rgb(look.color), look.line) for look in found}) == len(models)
+    assert found[-1].color == "tab:red"  # the last of a family is pure
+
+
+def _contrast(color: appearance.Color, ground: str) -> float:
+    """The contrast ratio of WCAG 2.1."""
+
+    def luminance(of: appearance.Color) -> float:
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(of)]
+        return float(np.dot((0.2126, 0.7152, 0.0722), linear))
+
+    low, high = sorted((luminance(color), luminance(ground)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("style_name", theme.STYLES)
+@pytest.mark.parametrize("count", [6, 12])
+@pytest.mark.parametrize("model", ["net.py:net{}", "vit_{}"])
+def test_many_models_differ_in_hue_marker_and_dash_and_stand_out_from_the_page(
+    model: str, count: int, style_name: str
+) -> None:
+    networks = [xr.Dataset(attrs={"model": model.format(i), "label": f"run {i}"}) for i in range(count)]
+    with theme.applied(theme.Theme(style_name)):
+        found, ground = appearance.looks(networks), theme.ground()
+    cues = [(to_rgb(look.color), look.marker, look.line) for look in found]
+    assert [len(set(cue)) for cue in zip(*cues, strict=True)] == [count] * 3
+    assert min(_contrast(look.color, ground) for look in found) >= 3.0
+    colors = itertools.combinations((np.array(to_rgb(look.color)) for look in found), 2)
+    assert min(np.linalg.norm(one - other) for one, other in colors) > 0.2
+
+
+def test_an_ensemble_does_not_take_the_colour_of_its_first_member() -> None:
+    network, ensemble = (
+        xr.Dataset(attrs={"model": "vit_ti", "label": label, "probe": probe})
+        for label, probe in (("vit", "hessian"), ("vit + 2", "ensemble"))
+    )
+    assert [look.color == "tab:red" for look in appearance.looks([network, ensemble])] == [True, False]
+
+
+def test_a_checkpoint_looks_the_same_in_every_figure_of_a_study() -> None:
+    study = [xr.Dataset(attrs={"model": "vit_ti", "label": label}) for label in ("start", "end")]
+    alone, together = appearance.looks(study[:1], among=study)[0], appearance.looks(study)[0]
+    assert alone == together
+
+
+def test_results_of_one_label_are_distinguished_by_what_differs() -> None:
+    same = {"label": "vit", "model": "vit_ti"}
+    data = [xr.Dataset(attrs={**same, "parameters": f'{{"seed": {seed}, "tol": 0.1}}'}) for seed in (0, 1)]
+    assert appearance.names(data) == ["vit (seed 0)", "vit (seed 1)"]
+
+
+def test_a_name_says_what_distinguishes_results_and_not_the_backend_of_products() -> None:
+    stored = [("lanczos", "kept", ""), ("pyhessian", "auto", ""), ("lanczos", "kept", "a/mine.py:f")]
+    data = [
+        xr.Dataset(attrs={"label": "vit", "parameters": json.dumps({"hvp": hvp, "engine": engine, "top": 5}),
+                          "spec": json.dumps({"loss": loss})})
+        for engine, hvp, loss in stored
+    ]  # fmt: skip
+    assert appearance.names(data) == [
+        "vit (engine lanczos, loss cross-entropy)",
+        "vit (engine pyhessian, loss cross-entropy)",
+        "vit (engine lanczos, loss mine.py:f)",
+    ]
+
+
+def test_results_are_distinguished_even_if_the_first_three_differences_do_not_suffice() -> None:
+    stored: list[dict[str, object]] = [
+        {"resolution": 5, "plane": "random", "preview": False, "cap": 1, "seed": 0},
+        {"resolution": 5, "plane": "random", "preview": False, "cap": 1, "seed": 1},
+        {"resolution": 9, "plane": "/home/me/runs/long/", "preview": True, "cap": 2, "seed": 0},
+    ]
+    data = [xr.Dataset(attrs={"label": "vit", "parameters": json.dumps(parameters)}) for parameters in stored]
+    assert appearance.names(data) == [
+        "vit (plane random, seed 0)",
+        "vit (plane random, seed 1)",
+        "vit (plane long, seed 0)",
+    ]
+    others = [{"plane": "/home/me/runs/long/", "preview": False}, {"plane": "random", "preview": False}]
+    data = [xr.Dataset(attrs={"label": "vit", "parameters": json.dumps(parameters)}) for parameters in others]
+    assert appearance.names(data) == ["vit (plane long)", "vit (plane random)"]
+    others = [{"preview": False}, {"preview": True}]
+    data = [xr.Dataset(attrs={"label": "vit", "parameters": json.dumps(parameters)}) for parameters in others]
+    assert appearance.names(data) == [
+        "vit (no preview)",
+        "vit (preview)",
+    ]
+
+
+def test_names_lose_their_common_prefix_and_stay_distinct() -> None:
+    assert lesion.shortened(["blocks.0.attn", "blocks.1.attn"]) == ["0.attn", "1.attn"]
+    assert lesion.shortened(["layer1.0.conv2", "layer2.0.conv2"]) == ["layer1.0.conv2", "layer2.0.conv2"]
+    assert lesion.shortened(["only.one"]) == ["only.one"]
+    assert lesion.shortened(["a.b", "a.b.c"]) == ["b", "b.c"]
+    assert lesion.shortened(["a.0.x + a.1.x", "a.1.x + a.2.x"]) == ["0.x + 1.x", "1.x + 2.x"]
+
+
+def test_a_caption_lists_protocols_that_differ() -> None:
+    data = [xr.Dataset(attrs={"label": name, "protocol": f"digits {name}"}) for name in ("train", "test")]
+    styles = appearance.looks(data)
+    assert style.protocol(data, styles) == "train: digits train; test: digits test."
+    assert style.protocol(data[:1], styles[:1]) == "digits train."
+
+
+def test_a_caption_says_how_batch_norm_was_treated_unless_frozen() -> None:
+    attributes = {"protocol": "digits", "plane": "checkpoints"}
+    data = [
+        xr.Dataset(attrs={**attributes, "label": name, "statistics": how})
+        for name, how in (("one", "frozen"), ("two", "interpolated between the checkpoints"))
+    ]
+    styles = appearance.looks(data)
+    assert style.protocol(data[:1], styles[:1]) == "digits."
+    treated = "digits, batch-norm statistics interpolated between the checkpoints"
+    assert style.protocol(data, styles) == f"one: digits, batch-norm statistics frozen; two: {treated}."
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_nothing_on_a_page_overlaps_or_leaves_it(count: int) -> None:
+    label = "a_long_label_of_a_checkpoint-cifar100-with_mixup and 9000 numbers after it"
+    data = [xr.Dataset(attrs={"label": f"{label}_{i}", "protocol": "a protocol, " * (i + 3)}) for i in range(count)]
+    styles = appearance.looks(data)
+    page = style.page(data, styles, height=2.0, width=style.COLUMN, legend=[look.legend_handle() for look in styles])
+    axes = page.subplots()
+    axes.set_xlabel("x")
+    page.canvas.draw()
+    (caption,), (legend,) = page.texts, page.legends
+    boxes = [caption.get_window_extent(), legend.get_window_extent(), axes.get_tightbbox()]
+    for below, above in itertools.pairwise(boxes):
+        assert below.y1 <= above.y0 + 1
+    assert boxes[0].y0 >= 0
+    assert all(box.x0 >= 0 and box.x1 <= page.bbox.x1 for box in boxes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("probe", ["surface", "surface_heat"])
+def test_labels_of_six_different_planes_do_not_overlap(study: Path, probe: str) -> None:
+    results = []
+    for k in range(6):
+        data = result_of(study, "surface").copy()
+        for axis in ("x", "y"):
+            about = {"long_name": f"component {k} of the run (82 % of its variance)", "units": "weight"}
+            data[axis] = data[axis].assign_attrs(about)
+        results.append(data)
+    page = FIGURES[probe].module.page(results, appearance.looks(results))
+    page.draw_without_rendering()
+    labels = [label for ax in page.axes[:6] for label in (ax.xaxis.label, ax.yaxis.label)]
+    boxes = [label.get_window_extent() for label in labels]
+    assert all(label.get_text() for label in labels)
+    assert not any(one.overlaps(other) for i, one in enumerate(boxes) for other in boxes[:i])
