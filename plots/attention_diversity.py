@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
+from landscape.plots import broken, style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
@@ -30,11 +30,12 @@ def draw(data: xr.Dataset, ax: Axes, *, quantity: str = "token_cosine", look: Lo
     """Draw one similarity over the depth of the self-attentions, with its standard error."""
     look = look or look_of(data)
     shown = np.isfinite(data[quantity].values)
+    at, values, errors = (data[name].values[shown] for name in ("depth", quantity, f"{quantity}_se"))
     ax.errorbar(
-        data["depth"].values[shown], data[quantity].values[shown],
-        yerr=data[f"{quantity}_se"].fillna(0.0).values[shown], color=look.color, marker=look.marker,
+        at, values, yerr=broken.bar(errors), color=look.color, marker=look.marker,
         linestyle=look.line, elinewidth=0.8, label=look.label,
     )  # fmt: skip
+    broken.mark(ax, at, values, errors)
     ax.set(xlabel="normalised depth", xlim=(-0.03, 1.03), ylabel=f"cosine similarity\n{LABELS[quantity]}")
     return ax
 

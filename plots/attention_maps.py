@@ -37,10 +37,11 @@ def draw(data: xr.Dataset, ax: Axes) -> Axes:
     for k, queries in enumerate(attention):
         for maps, place in zip(queries, data["place"].values, strict=True):
             picture = data["picture"].transpose("image", "pixel_row", "pixel_column", "channel").values[k]
-            cells: list[np.ndarray | None] = [picture]
+            cells: list[np.ndarray | None] = [np.nan_to_num(picture, posinf=1.0, neginf=0.0)]
             for one in maps[layers]:
+                one = np.where(np.isfinite(one), one, np.nan)
                 known = one[np.isfinite(one).any(axis=1)][:, np.isfinite(one).any(axis=0)]
-                cells.append(colormaps[COLORS](known / known.max())[..., :3] if known.size else None)
+                cells.append(colormaps[COLORS](known / np.nanmax(known))[..., :3] if known.size else None)
             rows.append(cells)
             places.append(place)
     names = [f"{depth:.2f}" if narrow() else f"depth {depth:.2f}" for depth in data["depth"].values[layers]]

@@ -15,9 +15,9 @@ from landscape.plots.compared import Compared, Entry, compared
 from landscape.plots.grouping import Groups
 from landscape.plots.measured import FLATTER, HIGHER, Measured
 from landscape.plots.pairing import mini_batches, paired
-from landscape.plots.protocols import Protocol
 from landscape.results import reader
 from landscape.results.paired import Difference, unpaired
+from landscape.results.protocols import Protocol
 from landscape.results.seed_groups import FEWEST, Effect, hedges_g, holm, mean_interval, welch
 from landscape.results.statistics import QUANTILE
 

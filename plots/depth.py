@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
+from landscape.plots import broken, style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
@@ -32,13 +32,14 @@ def over_depth(data: xr.Dataset, ax: Axes, quantity: str, *, look: Look | None =
     look = look or look_of(data)
     shown = data[quantity].notnull().values
     depth, values = data["depth"].values[shown], data[quantity].values[shown]
-    error = data[f"{quantity}_se"].fillna(0.0).values[shown] if f"{quantity}_se" in data else np.zeros_like(values)
+    error = data[f"{quantity}_se"].values[shown] if f"{quantity}_se" in data else np.zeros_like(values)
     at = _gaps(data["depth"].values[shown])
     ax.errorbar(
-        np.insert(depth, at, np.nan), np.insert(values, at, np.nan), yerr=np.insert(error, at, np.nan),
+        np.insert(depth, at, np.nan), np.insert(values, at, np.nan), yerr=np.insert(broken.bar(error), at, np.nan),
         color=look.color, marker=look.marker, linestyle=look.line, elinewidth=0.8,
         markersize=3.5 if shown.sum() <= 30 else 2, label=look.label,
     )  # fmt: skip
+    broken.mark(ax, depth, values, error)
     smooth = (data["kind"].values == "smoothing")[shown] if "kind" in data else np.zeros_like(values, dtype=bool)
     ax.plot(
         depth[smooth], values[smooth], color=look.color, marker=look.marker, linestyle="", markerfacecolor=ground(),

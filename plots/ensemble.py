@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
+from landscape.plots import broken, style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
@@ -43,9 +43,10 @@ def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) 
     for ax, (name, label) in zip(axes, PANELS.items(), strict=False):
         if name == "entropy":
             for part, line in PARTS.items():
-                entropy = data[f"{part}_entropy"].values
+                entropy, error = data[f"{part}_entropy"].values, data[f"{part}_entropy_se"].values
+                broken.mark(ax, size, entropy, error)
                 ax.errorbar(
-                    size, entropy, yerr=1.96 * np.nan_to_num(data[f"{part}_entropy_se"].values), color=look.color,
+                    size, entropy, yerr=1.96 * broken.bar(error), color=look.color,
                     marker=look.marker, linestyle=line, elinewidth=0.7,
                 )  # fmt: skip
         else:
@@ -117,9 +118,17 @@ def _curve(data: xr.Dataset, ax: Axes, name: str, look: Look) -> None:
     own, size = data[f"member_{name}"].values, data["size"].values
     if name == "accuracy":
         values, low, high, own = 1 - values, 1 - high, 1 - low, 1 - own
-    bars = np.nan_to_num(np.stack([values - low, high - values])).clip(min=0.0)
-    ax.errorbar(size, values, yerr=bars, color=look.color, marker=look.marker, linestyle=look.line, elinewidth=0.7)
-    half = np.nan_to_num(spread)
+    broken.mark(ax, size, values, np.stack([low, high]))
+    ax.errorbar(
+        size,
+        values,
+        yerr=broken.bars(values, low, high),
+        color=look.color,
+        marker=look.marker,
+        linestyle=look.line,
+        elinewidth=0.7,
+    )
+    half = broken.bar(spread)
     ax.fill_between(size, values - half, values + half, color=look.color, alpha=0.18, linewidth=0)
     ax.plot(np.ones(len(own)), own, ".", color=look.color, alpha=0.4, markersize=3)
 

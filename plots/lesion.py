@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
+from landscape.plots import broken, style
 from landscape.plots.appearance import Look, escaped
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers, change, largest_change
@@ -52,9 +52,12 @@ def bars(data: xr.Dataset, ax: Axes, quantity: str, label: str) -> Axes:
     colors = [KINDS.get(str(kind), KINDS["other"]) for kind in data["kind"].values]
     hatches = [HATCHES.get(str(kind), "") for kind in data["kind"].values]
     ax.bar(unit, height, color=colors, hatch=hatches, edgecolor=ground(), linewidth=0, width=0.8, zorder=2,
-           yerr=data[f"{quantity}_se"].fillna(0.0).values,
+           yerr=broken.bar(data[f"{quantity}_se"].values),
            error_kw={"elinewidth": 0.6, "ecolor": "0.25"})  # fmt: skip
     ax.axhline(0.0, color=ink(), linewidth=0.5)
+    done = (data["done"] == 1).all([dim for dim in data["done"].dims if dim != "unit"]).values
+    lost = np.isnan(data[quantity].values) & done & np.isfinite(height).any()
+    broken.mark(ax, unit, np.where(lost, np.inf, data[quantity].values), data[f"{quantity}_se"].values)
     stage = data["stage"].values
     edges = np.r_[0, np.flatnonzero(np.diff(stage)) + 1, len(stage)]
     for turn, (first, end) in enumerate(pairwise(edges)):

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
+from landscape.plots import broken, style
 from landscape.plots.appearance import Look, escaped
 from landscape.plots.figure import Axes, Figure
 from landscape.results.statistics import Ends
@@ -32,9 +32,10 @@ def draw(
 ) -> Axes:
     """Draw the values of the first rows as points with intervals, below each other; the other rows stay empty."""
     low, high = ends
-    bars = np.nan_to_num(np.stack([value - low, high - value])).clip(min=0.0)
+    at = np.arange(len(value)) + shift
+    broken.mark(ax, at, value, np.stack([low, high]), flat=True)
     ax.errorbar(
-        value, np.arange(len(value)) + shift, xerr=bars, color=look.color, marker=look.marker, linestyle="none",
+        value, at, xerr=broken.bars(value, low, high), color=look.color, marker=look.marker, linestyle="none",
         label=look.label, elinewidth=0.8, markersize=size,
     )  # fmt: skip
     step = max(1, -(-len(rows) // MOST))

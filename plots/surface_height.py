@@ -10,7 +10,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from landscape.plots import style
+from landscape.plots import broken, style
 from landscape.plots.appearance import Look, escaped, loss_label
 from landscape.plots.appearance import look as look_of
 
@@ -28,9 +28,10 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shift: float =
     error = data["height_se"].values if "height_se" in data else np.full(height.shape, np.nan)
     known = np.isfinite(height)
     ax.errorbar(
-        at[known], height[known], 1.96 * np.nan_to_num(error[known]), color=look.color, marker=look.marker,
+        at[known], height[known], 1.96 * broken.bar(error[known]), color=look.color, marker=look.marker,
         linestyle=look.line, linewidth=0.9, elinewidth=0.8, capsize=1.5, label=look.label,
     )  # fmt: skip
+    broken.mark(ax, at, height, error if "height_se" in data else None)
     if not known.any():
         style.write_centred(ax, "too few points yet", fontsize=7)
     ax.set(xlabel=f"distance from the weights ({_units(data)})", ylabel=loss_label([data], "mean rise of the loss"))

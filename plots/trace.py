@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
+from landscape.plots import broken, style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.headlines import Numbers, relative_error
@@ -33,13 +33,16 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shift: float =
     The points are shifted to the right, so that those of several results do not overlap.
     """
     look = look or look_of(data)
+    at, values, errors = data["batch"].values + shift, data["batch_trace"].values, data["batch_trace_se"].values
     ax.errorbar(
-        data["batch"].values + shift, data["batch_trace"].values, data["batch_trace_se"].values,
+        at, values, broken.bar(errors),
         color=look.color, marker=look.marker, linestyle="none", markersize=3, elinewidth=0.8, label=look.label,
     )  # fmt: skip
+    broken.mark(ax, at, values, errors)
     whole, error = float(data["trace"]), float(data["trace_se"])
-    ax.axhline(whole, color=look.color, linestyle=look.line, linewidth=0.9)
-    if np.isfinite(error):
+    if np.isfinite(whole):
+        ax.axhline(whole, color=look.color, linestyle=look.line, linewidth=0.9)
+    if np.isfinite(whole) and np.isfinite(error):
         ax.axhspan(whole - error, whole + error, color=look.color, alpha=0.15, linewidth=0)
     ax.set(xlabel="mini-batch", ylabel="trace of the Hessian")
     return ax
@@ -56,7 +59,8 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     for i, (data, look) in enumerate(pairs):
         draw(data, ax, look=look, shift=BESIDE * (i / len(results) - 0.5 + 0.5 / len(results)))
     found = np.concatenate([data["batch_trace"].values for data in results])
-    if np.nanmin(found) > 0 and np.nanmax(found) > DECADE * np.nanmin(found):
+    found = found[np.isfinite(found)]
+    if found.size and found.min() > 0 and found.max() > DECADE * found.min():
         ax.set_yscale("log")
     else:
         ax.axhline(0.0, color="0.5", linewidth=0.5)

@@ -38,7 +38,7 @@ def draw(data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look | None = None)
 
 def draw_polar(data: xr.Dataset, polar: Axes, look: Look) -> Axes:
     """Draw distance and angle relative to the final weights on polar axes."""
-    angle, radius = data["angle"].values, data["radius"].values
+    angle, radius = (np.where(np.isfinite(data[name]), data[name], np.nan) for name in ("angle", "radius"))
     # The final weights have no angle: they lie at the centre. Take the last angle there is.
     known = angle[np.isfinite(angle)]
     angle = np.where(np.isfinite(radius) & np.isnan(angle), known[-1] if known.size else 0.0, angle)
@@ -59,7 +59,8 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     plane = figure.add_subplot(1, 2, 2)
     for data, look in pairs:
         draw(data, (polar, plane), look=look)
-    if max(np.nanmax(data["angle"].values, initial=0.0) for data in results) > np.pi / 2:
+    angles = np.concatenate([data["angle"].values for data in results])
+    if angles[np.isfinite(angles)].max(initial=0.0) > np.pi / 2:
         polar.set_thetamax(180)  # type: ignore[attr-defined]
     polar.set_title("distance and angle, seen from the end")
     plane.set_title("principal plane")

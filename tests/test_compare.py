@@ -29,10 +29,10 @@ from landscape.plots.comparison_rows import interval, plus_minus, records, secti
 from landscape.plots.grouping import groups_of
 from landscape.plots.measured import measured
 from landscape.plots.pairing import paired
-from landscape.plots.protocols import BATCHWISE, DECAYED, SEEDED
 from landscape.probes import PROBES, probe_class
 from landscape.results import reader
 from landscape.results.paired import paired_t
+from landscape.results.protocols import BATCHWISE, DECAYED, SEEDED
 
 HOSTILE = "a_b $x$ \\input{z} 100% & #1 ~^{} <b>|µ模 ](http://x)"
 Results = list[tuple[str, xr.Dataset]]

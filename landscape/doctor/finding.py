@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.results.command_line import command_for
+from landscape.results.protocols import side_by_side, stored
 
 Severity: TypeAlias = Literal["wrong", "suspicious", "note"]
 SEVERITIES: Sequence[Severity] = ("wrong", "suspicious", "note")  # the worst first
@@ -59,24 +59,22 @@ class Result:
     @cached_property
     def parameters(self) -> dict[str, Any]:
         """The parameters of the probe; empty where none are stored."""
-        return self._decoded("parameters")
+        return stored(self.data, "parameters")
 
     @cached_property
     def spec(self) -> dict[str, Any]:
         """The loading options; empty for an imported result."""
-        return self._decoded("spec")
+        return stored(self.data, "spec")
 
     @cached_property
     def configuration(self) -> dict[str, Any]:
         """What the network was built and trained with, as far as its checkpoint says."""
-        return self._decoded("configuration")
+        return stored(self.data, "configuration")
 
-    def _decoded(self, name: str) -> dict[str, Any]:
-        try:
-            found = json.loads(self.attribute(name) or "{}")
-        except (TypeError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+    @cached_property
+    def facts(self) -> Mapping[str, str]:
+        """What must agree with other results of the same probe that stand beside it, in words."""
+        return side_by_side(self.data)
 
     @property
     def classes(self) -> int:

@@ -13,45 +13,9 @@ import numpy as np
 from landscape.doctor.finding import Finding, Result, found, measure_again
 from landscape.doctor.grid import Grid
 from landscape.doctor.lines import ROUNDING
+from landscape.results.protocols import differing, option_of
 
 T = TypeVar("T", bound=Hashable)
-# What must agree between results that a figure puts side by side: loading options, and parameters of the probes. Those
-# that change only speed or rounding, or how much is known (more vectors, products, mini-batches), may differ.
-LOADING = (
-    "data", "split", "samples", "augment", "recipe", "weight_decay", "loss", "mc_dropout", "image_size", "mean", "std",
-    "interpolation", "crop", "weights",
-)  # fmt: skip
-PARAMETERS = {
-    "surface": ("normalize", "plane", "bn", "l2_definition", "ignore"),
-    "line": ("along", "normalize", "bn", "ignore"),
-    "convexity": ("normalize", "ignore"),
-    "hessian": ("which", "top", "operator", "params", "per_layer", "kinks"),
-    "trace": ("params", "kinks"),
-    "density": ("params", "kinks"),
-    "noise": ("bands", "half_width", "eps", "equal_energy", "ring"),
-    "attack": ("methods", "eps", "steps", "step_size", "restarts"),
-    "corruption": ("corruptions", "severities", "source"),
-    "perturbation": ("perturbations", "source"),
-    "probe-linear": ("pool", "train_samples", "solver"),
-    "lesion": ("bn",),
-}
-BATCHED = ("hessian", "trace")  # whose numbers are of mini-batches, so that the batch size is a part of the protocol
-
-
-def protocol(result: Result) -> dict[str, Any]:
-    """What must agree with other results of the same probe, by option; the samples and the data by what was loaded."""
-    found: dict[str, Any] = {name: result.spec.get(name) for name in LOADING}
-    found |= {name: result.parameters.get(name) for name in PARAMETERS.get(result.probe, ())}
-    found |= {"samples": result.samples, "data": result.attribute("data")}
-    if result.probe in BATCHED:
-        found["batch_size"] = int(result.attribute("batch_size", 0))
-    if {found.get("plane") or "random", found.get("along") or "random"} == {"random"}:
-        axes = [result.values(axis) for axis in "xyt" if axis in result.data]
-        found["range"] = ",".join(f"{axis.min():g}:{axis.max():g}" for axis in axes if axis.size)
-    else:  # the range is set by the plane's own curvature, run or checkpoints, whose paths differ
-        found.pop("plane", None)
-        found.pop("along", None)
-    return found
 
 
 def differing_protocols(results: Sequence[Result]) -> Iterator[Finding]:
@@ -65,29 +29,22 @@ def differing_protocols(results: Sequence[Result]) -> Iterator[Finding]:
         if result.spec:
             by_label[result.label].append(result)
     pairs = [
-        (one[0], other[0], _differences(protocol(one[0]), protocol(other[0])))
+        (one[0], other[0], differing(one[0].facts, other[0].facts))
         for one, other in combinations(by_label.values(), 2)
-        if not any(protocol(a) == protocol(b) for a in one for b in other)
+        if not any(a.facts == b.facts for a in one for b in other)
     ]
     if pairs:
-        one, other, options = pairs[0]
-        said = "; ".join(f"{name} {_shown(a)} and {_shown(b)}" for name, (a, b) in options.items())
+        one, other, differences = pairs[0]
+        said = "; ".join(f"{name} {a} and {b}" for name, (a, b) in differences.items())
         more = f" (and {len(pairs) - 1} more pairs)" if len(pairs) > 1 else ""
         # A value that is known by what was loaded is asked for as the other one asked for it.
+        options = [option_of(name) for name in differences]
         changes = {name: other.spec.get(name, other.parameters.get(name)) for name in options}
         yield found(
             "differing-protocols", "wrong", [one, other],
             f"{one.label} and {other.label} have no {one.probe} by the same protocol: {said}{more}",
             measure_again(one, "measure both by one protocol", **changes),
         )  # fmt: skip
-
-
-def _differences(one: dict[str, Any], other: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    return {name: (one[name], other.get(name)) for name in one if one[name] != other.get(name)}
-
-
-def _shown(value: Any) -> str:
-    return "default" if value in (None, "", []) else str(value)
 
 
 def drawn_anew(results: Sequence[Result]) -> Iterator[Finding]:
@@ -123,7 +80,7 @@ def other_samples(results: Sequence[Result]) -> Iterator[Finding]:
     """
     for one, other in combinations(results, 2):
         a, b = (r.attribute("data_sha256") for r in (one, other))
-        alike = protocol(one) == protocol(other) and one.attribute("model") == other.attribute("model")
+        alike = one.facts == other.facts and one.attribute("model") == other.attribute("model")
         if a and b and a != b and alike:
             yield found(
                 "other-samples", "wrong", [one, other],
@@ -165,7 +122,7 @@ def same_weights(results: Sequence[Result]) -> Iterator[Finding]:
         sha256, spec = result.attribute("checkpoint_sha256"), result.spec
         key = (
             sha256, result.probe, spec.get("model"), spec.get("mc_dropout"), str(result.attribute("smoothing")),
-            str(spec.get("model_arg")), repr(sorted(protocol(result).items(), key=str)),
+            str(spec.get("model_arg")), repr(sorted(result.facts.items())),
         )  # fmt: skip
         if not sha256 or result.probe == "ensemble":
             continue

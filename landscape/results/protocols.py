@@ -1,0 +1,133 @@
+"""Tell protocols apart: which results of a probe were measured in the same way, on the same samples, and which not.
+
+One definition for every reader: `compare` tests differences of one protocol, `doctor` names checkpoints that have none
+in common, the report has a column per protocol.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import xarray as xr
+
+# Probes whose numbers depend on the size of the mini-batches, on weight decay, and on the seed of the loading options.
+BATCHWISE = ("attention", "ensemble", "evaluate", "hessian", "similarity", "trace", "uncertainty")
+DECAYED = ("convexity", "density", "hessian", "trace")
+SEEDED = ("evaluate", "uncertainty")
+# Parameters that change how exact a number is, or how fast it is found, not which number it is.
+ACCURACY = ("hvp", "draws", "vectors", "max_vectors", "tol", "tol_residual", "max_products", "ends", "eigenvectors",
+            "verify", "timed", "tune", "budget", "pictures", "memory_format", "compile")  # fmt: skip
+OF_THE_NETWORK = ("members", "snapshots", "run")  # parameters that name checkpoints
+# Facts that forbid a test of the difference, but not a figure side by side: how finely a grid is resolved, the seed,
+# and where a plane or line lies that each network's own curvature, run or checkpoints set.
+FINENESS = ("resolution", "preview", "tolerance", "cap", "precision", "seed")
+OWN_PLACE = ("plane", "along", "range")
+OPTIONS = {"augmentation": "augment", "seed of the data": "seed"}  # facts whose option has another name
+PREPROCESSING = ("image_size", "mean", "std", "interpolation", "crop")
+CHANGES = ("weights", "mc_dropout")  # loading options that measure another network of the same checkpoint
+SHOWN = 60  # characters of a value in words
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What two results of one probe must share, to be compared: facts in words, and the digest of the samples."""
+
+    facts: Mapping[str, str]
+    samples_sha256: str  # "" where an earlier version did not store it
+    words: str  # as it stands beside the numbers
+
+    def same(self, other: Protocol) -> bool:
+        """Whether a difference can be attributed to the networks."""
+        return self.facts == other.facts and len({self.samples_sha256, other.samples_sha256} - {""}) < 2
+
+    def against(self, other: Protocol) -> str:
+        """In what two protocols differ: `batch size 64 against 128`."""
+        pairs = differing(self.facts, other.facts)
+        words = [f"{name} {_short(pairs[name][0])} against {_short(pairs[name][1])}" for name in pairs]
+        return ", ".join(words) or "other samples of the same name"
+
+
+def protocol_of(data: xr.Dataset, *, changed: bool = True) -> Protocol:
+    """The protocol of a stored result, in words with what was `changed` about the network, or without."""
+    probe, spec, parameters = str(data.attrs.get("probe", "")), stored(data, "spec"), stored(data, "parameters")
+    words = str(data.attrs.get("protocol", "protocol not stored"))
+    if not changed:
+        words = re.sub(r", (mean of \d+ dropout masks|smoothing at \d+ places?( \([^)]*\))?)", "", words)
+    facts: dict[str, Any] = {
+        "data": data.attrs.get("data", ""), "split": spec.get("split", ""), "samples": data.attrs.get("samples", ""),
+    }  # fmt: skip
+    if not spec:  # imported: what is known of it is in its words
+        facts["source"] = words
+    facts["loss"] = str(spec.get("loss", "") or "cross-entropy").rpartition("/")[2]
+    facts["augmentation"] = bool(spec.get("augment"))
+    facts["recipe"] = spec.get("recipe") if spec.get("augment") else ""
+    facts |= {name.replace("_", " "): spec.get(name) for name in PREPROCESSING}
+    for name, key, probes in (("batch size", "batch_size", BATCHWISE), ("weight decay", "weight_decay", DECAYED),
+                              ("seed of the data", "seed", SEEDED)):  # fmt: skip
+        if probe in probes:
+            facts[name] = spec.get(key, data.attrs.get(key, ""))
+    random = "random" in (parameters.get("plane"), parameters.get("along"))
+    without = (*ACCURACY, *OF_THE_NETWORK, *(("seed", "directions") if random else ()))
+    facts |= {name.replace("_", " "): value for name, value in parameters.items() if name not in without}
+    if random:  # as measured: the default is a number too
+        axes = [data[axis].values for axis in "xyt" if axis in data and data[axis].size]
+        facts["range"] = ",".join(f"{axis.min():g}:{axis.max():g}" for axis in axes)
+    said = {name: _in_words(value) for name, value in facts.items() if value not in (None, "", [], {})}
+    return Protocol(said, str(data.attrs.get("data_sha256", "")), words)
+
+
+def side_by_side(data: xr.Dataset) -> Mapping[str, str]:
+    """The facts that must agree between networks of one figure, with what was changed about the network."""
+    facts, changes = protocol_of(data).facts, stored(data, "spec")
+    random = "random" in (facts.get("plane"), facts.get("along"))
+    without = (*FINENESS, *(() if random else OWN_PLACE))
+    own = {name: _in_words(changes[name]) for name in CHANGES if changes.get(name) not in (None, "", 0, "raw")}
+    return {name: value for name, value in facts.items() if name not in without} | own
+
+
+def differing(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Facts that are not the same in two protocols, with both values; "not said" where one does not have it."""
+    names = dict.fromkeys([*one, *other])
+    pairs = {name: (one.get(name, "not said"), other.get(name, "not said")) for name in names}
+    return {name: values for name, values in pairs.items() if values[0] != values[1]}
+
+
+def option_of(fact: str) -> str:
+    """The name of the parameter or loading option that sets a fact."""
+    return OPTIONS.get(fact, fact.replace(" ", "_"))
+
+
+def variant_of(data: xr.Dataset) -> str:
+    """What was changed about a network before it was measured; "" for the network of the checkpoint."""
+    spec = stored(data, "spec")
+    arguments = spec.get("model_arg") or {}
+    parts = [
+        f"{spec['mc_dropout']} dropout masks" if spec.get("mc_dropout") else "",
+        "smoothing inserted" if data.attrs.get("smoothing") else "",
+        f"{spec['weights']} weights" if spec.get("weights", "raw") != "raw" else "",
+        *(f"{name}={_short(_in_words(value))}" for name, value in sorted(arguments.items())),
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def stored(data: xr.Dataset, name: str) -> dict[str, Any]:
+    """Stored options: `parameters` of the probe, `spec` of loading, or `configuration`; empty where there are none."""
+    try:
+        found = json.loads(data.attrs.get(name) or "{}")
+    except (TypeError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return json.dumps(value) if isinstance(value, list | dict | bool | None) else str(value)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
