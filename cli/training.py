@@ -13,6 +13,12 @@ from landscape.progress import is_main_process, say
 from landscape.subject.smoothing_options import BLOCK_HELP, smoothing_of
 
 Option = typer.Option
+ChannelsLast = Annotated[
+    bool | None, Option("--channels-last/--no-channels-last", help="default: if most weights belong to convolutions")
+]
+SnapshotOptimizer = Annotated[
+    bool, Option("--snapshot-optimizer", help="keep the optimiser's state in the snapshots, for landscape step")
+]
 
 
 def train(
@@ -33,16 +39,14 @@ def train(
     warmup: Annotated[float | None, Option(help="epochs of linear warm-up; default: up to a fifth of the run")] = None,
     snapshots: Annotated[int, Option(help="write epoch_NNN.pt every N epochs; 0: about ten in a run")] = 0,
     snapshot_dtype: Annotated[str, Option(help="fp32, or fp16 to halve intermediate snapshots")] = "fp32",
+    snapshot_optimizer: SnapshotOptimizer = False,
     fraction: Annotated[float, Option(help="class-balanced share of the training split")] = 1.0,
     set: Annotated[list[str], Option(help="override a field of the recipe; repeatable", metavar="FIELD=VALUE")] = [],  # noqa: B006
     accumulate: Annotated[int | None, Option(help="mini-batches per update (gradient accumulation)")] = None,
     ema: Annotated[float | None, Option(help="decay of a moving average of the weights (final_ema.pt)")] = None,
     sam: Annotated[float | None, Option(help="radius of sharpness-aware minimisation, two passes per update")] = None,
     precision: Annotated[str | None, Option(help="auto (bf16 on a GPU that has it), fp32 or bf16")] = None,
-    channels_last: Annotated[
-        bool | None,
-        Option("--channels-last/--no-channels-last", help="default: if most weights belong to convolutions"),
-    ] = None,
+    channels_last: ChannelsLast = None,
     compile: Annotated[bool, Option("--compile", help="train with torch.compile")] = False,
     deterministic: Annotated[bool, Option("--deterministic", help="use deterministic algorithms only")] = False,
     tensorboard: Annotated[bool, Option("--tensorboard", help="also write event files to the run folder")] = False,
@@ -71,8 +75,9 @@ def train(
     run_training(
         model, data, overrides, recipe=recipe, out=out or Path("checkpoints") / run_name(model, data, name),
         data_root=data_root, model_args=parse_arguments("model_arg", model_arg), snapshots=snapshots,
-        fraction=fraction, seed=seed, snapshot_dtype=snapshot_dtype, device=device, deterministic=deterministic,
-        tensorboard=tensorboard, smoothing=smoothing_of(smooth or None, smooth_block, smooth_at), quiet=quiet,
+        fraction=fraction, seed=seed, snapshot_dtype=snapshot_dtype, snapshot_optimizer=snapshot_optimizer,
+        device=device, deterministic=deterministic, tensorboard=tensorboard,
+        smoothing=smoothing_of(smooth or None, smooth_block, smooth_at), quiet=quiet,
     )  # fmt: skip
 
 

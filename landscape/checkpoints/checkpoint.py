@@ -90,8 +90,12 @@ def write_checkpoint(
     epoch: float,
     metrics: Mapping[str, float],
     seed: int,
+    optimizer: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a checkpoint atomically: afterwards the file is either the old one or the complete new one."""
+    """Write a checkpoint atomically: afterwards the file is either the old one or the complete new one.
+
+    `optimizer` is the state dict of the optimiser, where it is kept too.
+    """
     content = {
         "format": FORMAT,
         "model": model,
@@ -107,6 +111,8 @@ def write_checkpoint(
         "seed": int(seed),
         "versions": versions(),
     }
+    if optimizer is not None:
+        content["optimizer"] = optimizer
     save_atomically(content, path)
 
 
@@ -158,7 +164,7 @@ def read_checkpoint(path: Path | str, *, weights: Weights = "raw", trust_pickle:
     if averaged:
         average = read_checkpoint(path.with_name(FINAL_EMA))
         return replace(average, taken=f"{average.taken}, the moving average beside {FINAL}")
-    _check_tensors(path, found.weights)
+    check_tensors(path, found.weights)
     plain = Checkpoint(path, found.weights, taken=found.taken, others=found.others, weights=weights)
     if not native:
         arch, epoch = _about(path, content)
@@ -193,7 +199,7 @@ def _number(value: object) -> float:
         return float("nan")
 
 
-def _check_tensors(path: Path, weights: Mapping[str, Tensor]) -> None:
+def check_tensors(path: Path, weights: Mapping[str, Tensor]) -> None:
     """Refuse tensors that are not dense numbers, and views that would grow far beyond the file when copied."""
     for name, tensor in weights.items():
         kind = "quantized" if tensor.is_quantized else "meta" if tensor.is_meta else tensor.layout

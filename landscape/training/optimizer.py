@@ -35,6 +35,24 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": [*free.values()], "weight_decay": 0.0}]
 
 
+def named_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Any]:
+    """The state dict of an optimiser, on the CPU, with the names of each group's parameters as `param_names`.
+
+    Torch writes the same entry for an optimiser that was given named parameters.
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    state = optimizer.state_dict()
+    groups = [
+        {**stored, "param_names": [names[id(p)] for p in group["params"]]}
+        for stored, group in zip(state["param_groups"], optimizer.param_groups, strict=True)
+    ]
+    entries = {
+        key: {name: v.detach().cpu().clone() if isinstance(v, torch.Tensor) else v for name, v in values.items()}
+        for key, values in state["state"].items()
+    }
+    return {"state": entries, "param_groups": groups}
+
+
 @dataclass(frozen=True)
 class Schedule:
     """The learning rate of every update: linear up to the peak, then half a cosine down to 0."""

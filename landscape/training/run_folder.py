@@ -61,10 +61,11 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def write_snapshot(
-    path: Path, identity: RunIdentity, state_dict: Mapping[str, Tensor], *, epoch: float, metrics: Mapping[str, float]
-) -> None:
-    """Write one checkpoint of the run, atomically."""
-    write_checkpoint(path, **asdict(identity), state_dict=state_dict, epoch=epoch, metrics=metrics)
+    path: Path, identity: RunIdentity, state_dict: Mapping[str, Tensor], *, epoch: float, metrics: Mapping[str, float],
+    optimizer: Mapping[str, Any] | None = None,
+) -> None:  # fmt: skip
+    """Write one checkpoint of the run, atomically, with the state of its optimiser if that is given."""
+    write_checkpoint(path, **asdict(identity), state_dict=state_dict, epoch=epoch, metrics=metrics, optimizer=optimizer)
 
 
 def half_precision(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:

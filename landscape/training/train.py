@@ -32,6 +32,7 @@ from landscape.subject.threads import fixed_threads
 from landscape.training import run_folder
 from landscape.training.determinism import deterministic_algorithms
 from landscape.training.objectives import MaskedImages, objective_of, refuse_images, refuse_model
+from landscape.training.optimizer import named_state
 from landscape.training.run_folder import INIT, WARMUP, RunIdentity
 from landscape.training.training_set import requested_size, splits
 from landscape.training.updates import Trainer, epoch_updates, with_memory_format
@@ -65,6 +66,7 @@ def train(
     model_args: Mapping[str, Any] | None = None,
     snapshots: int = 0,
     snapshot_dtype: str = "fp32",
+    snapshot_optimizer: bool = False,
     fraction: float = 1.0,
     seed: int = 0,
     device: str = "auto",
@@ -72,10 +74,9 @@ def train(
     smoothing: SmoothingOptions | None = None,
     report: Report | None = None,
 ) -> Path:
-    """Train a model, or finish an interrupted run, and return the path of its `final.pt`.
+    """Train a model, or finish an interrupted run after its last finished epoch; return the path of its `final.pt`.
 
-    The run folder gets `init.pt`, `warmup.pt` (perhaps inside an epoch), `epoch_NNN.pt` and `final.pt`, each with loss
-    and accuracy on the test split, and `metrics.csv`. An interrupted run continues after its last finished epoch.
+    The run folder gets `init.pt`, `warmup.pt` (perhaps inside an epoch), `epoch_NNN.pt`, `final.pt` and `metrics.csv`.
 
     Args:
         model: a trainer's name, see `landscape.models.NAMES`.
@@ -86,6 +87,7 @@ def train(
         model_args: of the model; classes, channels and (unless images are resized) image_size come from the data.
         snapshots: epochs between two `epoch_NNN.pt`; 0 makes about ten in a run.
         snapshot_dtype: "fp16" stores the `epoch_NNN.pt` but the last in half precision; they load as fp32.
+        snapshot_optimizer: keep the optimiser's state in them; with AdamW they are three times as large.
         fraction: share of the training samples, the same share of every class.
         seed: of the weights, the order, the augmentation and the dropout.
         device: see `landscape.subject.device.device`.
@@ -97,14 +99,13 @@ def train(
         ValueError: the folder holds another run, the data cannot train this model, or the loss became non-finite.
         OptionError, RuntimeError: a value is out of its range; another process is training in the folder.
     """
-    _check_options(model, recipe, snapshots, snapshot_dtype, fraction)
+    _check_options(model, recipe, snapshots, snapshot_dtype, snapshot_optimizer, fraction)
     with deterministic_algorithms(deterministic), process_group() as processes, ExitStack() as stack:
         place = device_of(device, processes)
         processes.on_main_process(lambda: stack.enter_context(run_folder.locked(out)))
         images, tests = splits(data, root=data_root, image_size=requested_size(model_args or {}), fraction=fraction)
         _check_training_set(images, data, recipe, processes)
-        memory_format = processes.on_main_process(lambda: run_folder.recorded_memory_format(out))
-        recipe, arguments = _resolved(recipe, memory_format, model, model_args or {}, images)
+        recipe, arguments = _resolved(recipe, out, model, model_args or {}, images, processes)
         settings = {**asdict(recipe), "fraction": fraction, **recorded(smoothing)}
         identity = RunIdentity(model, arguments, _about(data, images), settings, seed)
         processes.on_main_process(lambda: run_folder.refuse_another_run(out, identity))
@@ -112,7 +113,7 @@ def train(
             stack.enter_context(torch.random.fork_rng(devices=[place] if place.type == "cuda" else []))
             network, tested = _network(identity, recipe, images, smoothing), Batches(tests.to(place), recipe.batch_size)
             trainer = Trainer.of(network, images.to(place), recipe, seed=seed, processes=processes)
-            _train(_Run(trainer, tested, identity, out, snapshots, snapshot_dtype), report)
+            _train(_Run(trainer, tested, identity, out, snapshots, snapshot_dtype, snapshot_optimizer), report)
         processes.on_main_process(lambda: run_folder.tidy(out))  # here too after a kill between the last two writes
     return out / FINAL
 
@@ -132,13 +133,20 @@ def _about(data: str, images: Images) -> dict[str, Any]:
     return {"name": data, **{key: getattr(images, key) for key in ("classes", "size", "mean", "std")}}
 
 
-def _check_options(model: str, recipe: Recipe, snapshots: int, snapshot_dtype: str, fraction: float) -> None:
+def _check_options(
+    model: str, recipe: Recipe, snapshots: int, snapshot_dtype: str, snapshot_optimizer: bool, fraction: float
+) -> None:
     at_least("snapshots", snapshots, 0)
     one_of("snapshot_dtype", snapshot_dtype, ("fp32", "fp16"))
     require(0 < fraction <= 1, "fraction", fraction, "above 0 and at most 1")
     validated(recipe)
     models.accepts(model)  # an unknown name ends here, before any data is read
     refuse_model(recipe, model)
+    if snapshot_optimizer and recipe.objective != "classification":
+        raise OptionError(
+            f"--snapshot-optimizer keeps the state of all weights, and --objective {recipe.objective} stores its "
+            "encoder alone; leave it out"
+        )
 
 
 def _check_training_set(images: Images, data: str, recipe: Recipe, processes: ProcessGroup) -> None:
@@ -155,9 +163,10 @@ def _check_training_set(images: Images, data: str, recipe: Recipe, processes: Pr
 
 
 def _resolved(
-    recipe: Recipe, recorded: str | None, model: str, model_args: Mapping[str, Any], images: Images
+    recipe: Recipe, out: Path, model: str, model_args: Mapping[str, Any], images: Images, processes: ProcessGroup
 ) -> tuple[Recipe, dict[str, Any]]:
     """The recipe for these images, in the memory format of a recorded run, and all arguments of the model."""
+    recorded = processes.on_main_process(lambda: run_folder.recorded_memory_format(out))
     channels, size = images.inputs.shape[1:3]
     recipe = at_size(recipe, size)
     arguments: dict[str, Any] = {"classes": images.classes, "image_size": size}
@@ -181,6 +190,7 @@ class _Run:
     out: Path
     snapshots: int  # epochs between two of them; 0 for about ten in a run
     snapshot_dtype: str
+    snapshot_optimizer: bool
 
     @property
     def spacing(self) -> int:
@@ -294,7 +304,9 @@ def _snapshot(
         if name == DECODER and isinstance(objective, MaskedImages):
             identity = replace(identity, model_args=objective.of_autoencoder(identity.model_args))
             held = objective.autoencoder(network.state_dict())
-        run_folder.write_snapshot(path, identity, held, epoch=epoch, metrics=named)
+        kept = run.snapshot_optimizer and name != FINAL_EMA
+        optimizer = named_state(run.trainer.optimizer, run.trainer.network) if kept else None
+        run_folder.write_snapshot(path, identity, held, epoch=epoch, metrics=named, optimizer=optimizer)
 
 
 def _diverged(run: _Run, step: int, loss: float) -> ValueError:

@@ -1,0 +1,244 @@
+"""Rebuild the optimiser of a training from its state, over copies of a model's parameters, and ask it for an update."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from landscape.checkpoints.optimizer_state import (
+    NEEDED,
+    NoOptimizerState,
+    OptimizerState,
+    arguments_of,
+    read_optimizer_state,
+)
+from landscape.checkpoints.parameter_groups import parameters_of_groups
+from landscape.subject.optimizer_options import OptimizerOptions, checked_arguments, refuse_without_update
+from landscape.subject.subject import Subject
+from landscape.subject.weights_cache import once_per_weights
+
+PLAIN: Mapping[str, Any] = {"foreach": None, "fused": None, "capturable": False, "differentiable": False}
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class RestoredOptimizer:
+    """An optimiser over copies of some of a model's parameters, in double precision where the device has it.
+
+    A parameter that has no entries where others do got no gradient in the whole training: it was frozen, and is left
+    out. How updates are computed (`foreach`, `fused`, `capturable`) is torch's default for a single process.
+    """
+
+    optimizer: torch.optim.Optimizer  # holds `copies`
+    parameters: Mapping[str, Tensor]  # the model's own that it moves, by name, in the order of the model
+    copies: Mapping[str, nn.Parameter]  # of these
+    words: str  # class, hyper-parameters and state in one line
+    fresh: bool  # no update has been made: the next one is its first
+    left_out: tuple[str, ...] = ()  # parameters of the state that got no gradient in training
+
+    @property
+    def learning_rate(self) -> float:
+        """The largest learning rate of its groups."""
+        return max(float(group["lr"]) for group in self.optimizer.param_groups)
+
+    def group(self, name: str) -> Mapping[str, Any]:
+        """The hyper-parameters of a parameter."""
+        own = self.copies[name]
+        found: dict[str, Any] = next(
+            group for group in self.optimizer.param_groups if any(p is own for p in group["params"])
+        )
+        return found
+
+    def entries(self, name: str) -> Mapping[str, Any]:
+        """The state of a parameter; empty where it has none."""
+        found: dict[str, Any] = self.optimizer.state.get(self.copies[name], {})
+        return found
+
+    def update(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The update for gradients by name, by name in the order of the model; nothing is changed."""
+        names = {id(p): name for name, p in self.copies.items()}
+        order = [names[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
+        updates = proposed_update(self.optimizer, [gradients[name] for name in order])
+        found = dict(zip(order, updates, strict=True))
+        return {name: found[name] for name in self.parameters}
+
+
+def proposed_update(optimizer: torch.optim.Optimizer, gradients: Sequence[Tensor]) -> list[Tensor]:
+    """The update that an optimiser would make with these gradients, one per parameter in the order of its groups.
+
+    It is made by a deep copy: the optimiser, its parameters and their gradients stay as they are, hooks do not run.
+
+    Raises:
+        ValueError: the state lacks an entry that its hyper-parameters ask for.
+    """
+    trial = copy.deepcopy(optimizer)
+    parameters = [p for group in trial.param_groups for p in group["params"]]
+    before = [p.detach().clone() for p in parameters]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient.detach().to(parameter.device, parameter.dtype).clone()
+    try:
+        trial.step()
+    except KeyError as error:
+        raise ValueError(
+            f"the state of {type(optimizer).__name__} has no entry {error}, which its arguments ask for; leave them as "
+            "they were in training, or start a new optimiser: --no-optimizer-state"
+        ) from None
+    return [p.detach() - start for p, start in zip(parameters, before, strict=True)]
+
+
+def state_of(subject: Subject, options: OptimizerOptions) -> OptimizerState | None:
+    """The optimiser's state in the checkpoint of a subject; None where a new optimiser is asked for, or none is there.
+
+    Raises:
+        NoOptimizerState: there is none, and no new optimiser is named.
+        ValueError: see `read_optimizer_state`; the weights are a moving average.
+    """
+    if not options.state:
+        return None
+    try:
+        found = _read(subject)
+    except NoOptimizerState:
+        if not options.name:
+            raise
+        return None
+    if subject.checkpoint is not None and subject.checkpoint.weights == "ema":
+        raise ValueError(
+            "the optimiser's state moves the trained weights, not their moving average; drop --weights ema, or start a "
+            "new optimiser: --no-optimizer-state --optimizer sgd"
+        )
+    return found
+
+
+def optimizer_identity(subject: Subject, options: OptimizerOptions) -> dict[str, Any]:
+    """What an update depends on beside weights and data, for the `identity` of a probe."""
+    state = state_of(subject, options)
+    kind = _kind(options, state)
+    changed = sorted((name, repr(value)) for name, value in options.changed(kind).items())
+    return {"optimizer": kind, "optimizer_arg": changed, "optimizer_state": state.sha256 if state else ""}
+
+
+def restored_optimizer(subject: Subject, options: OptimizerOptions) -> RestoredOptimizer:
+    """The optimiser of a subject's training from the state beside its weights, or a new one.
+
+    Raises:
+        NoOptimizerState: the checkpoint holds no state, and no new optimiser is named.
+        ValueError: the state is damaged, is another model's or another optimiser's, or the optimiser needs a closure or
+            sparse gradients.
+        OptionError: the class has no such argument, or not with this value.
+    """
+    state = state_of(subject, options)
+    kind = _kind(options, state)
+    changed = options.changed(kind)
+    checked_arguments(kind, changed)
+    if state is not None:
+        return _with_state(subject, state, kind, changed)
+    copies = {name: _copy(p) for name, p in subject.parameters.items()}
+    optimizer = _built(kind, [{"params": list(copies.values())}], changed)
+    return RestoredOptimizer(optimizer, subject.parameters, copies, f"{_words(optimizer)}, new", True)
+
+
+def _with_state(subject: Subject, state: OptimizerState, kind: str, changed: Mapping[str, Any]) -> RestoredOptimizer:
+    own, every = subject.parameters, dict(subject.model.named_parameters())
+    shapes = {name: p.shape for name, p in every.items()}
+    named = parameters_of_groups(state, {name: shapes[name] for name in own}, shapes)
+    keys = dict(zip((name for names in named for name in names), state.keys, strict=True))
+    stepped = {name for name, key in keys.items() if key in state.state or not state.state}
+    moved = {name: p for name, p in own.items() if name in stepped}
+    if not moved:
+        raise ValueError(
+            f"the optimiser state in {state.path} has no parameter that is trainable in this model; unfreeze the "
+            "model, or start a new optimiser: --no-optimizer-state"
+        )
+    copies = {name: _copy(p) for name, p in moved.items()}
+    groups = [[name for name in names if name in moved] for names in named]
+    optimizer = _built(kind, [{"params": [copies[name] for name in names]} for names in groups])
+    hyper = [
+        {**{n: v for n, v in group.items() if n != "param_names"}, "params": names}
+        for group, names in zip(state.groups, groups, strict=True)
+    ]
+    entries = {name: copy.deepcopy(dict(state.state[keys[name]])) for name in moved if keys[name] in state.state}
+    optimizer.load_state_dict({"state": entries, "param_groups": hyper})
+    for group in optimizer.param_groups:
+        group |= {name: _number(value) for name, value in group.items() if name != "params"}
+        group |= {name: value for name, value in PLAIN.items() if name in group}
+        group |= changed
+    count = f" after {state.steps:,.0f} updates" if state.steps else "" if state.state else " before any update"
+    if state.scaled:
+        _log.info("%s: the gradient scaler's state is not used, as the measured gradients are not scaled", state.path)
+    words = f"{_words(optimizer)}, state{count} from {state.path.name}"
+    left_out = tuple(name for name in keys if name in own and name not in moved)
+    return RestoredOptimizer(optimizer, moved, copies, words, not state.state, left_out)
+
+
+@once_per_weights
+def _read(subject: Subject) -> OptimizerState:
+    if subject.checkpoint is None:
+        raise NoOptimizerState(
+            f"{subject.label} was not loaded from a checkpoint, and has no optimiser state; {NEEDED}"
+        )
+    trust = subject.spec.trust_pickle if subject.spec is not None else False
+    return read_optimizer_state(subject.checkpoint.path, trust_pickle=trust)
+
+
+def _kind(options: OptimizerOptions, state: OptimizerState | None) -> str:
+    """The class of the optimiser, which must be the state's if there is one."""
+    if state is None:
+        return options.kind
+    names = sorted({name for group in state.groups for name in group if name != "params"})
+    if not state.kind and not options.name:
+        raise ValueError(
+            f"the optimiser state in {state.path} ({state.taken}) does not tell its class by {', '.join(names)}; name "
+            "the class of torch.optim with --optimizer, such as --optimizer AdamW"
+        )
+    refuse_without_update(state.kind)
+    decoupled = any("decoupled_weight_decay" in group for group in state.groups)
+    alike = {options.kind, state.kind} == {"Adam", "AdamW"} and not decoupled
+    lacking = arguments_of(options.kind) - set(names) if options.name and not state.kind else set()
+    if (options.name and state.kind not in ("", options.kind) and not alike) or lacking:
+        got = f"of {state.kind}" if state.kind else f"one of {', '.join(names)}"
+        raise ValueError(
+            f"the optimiser state in {state.path} ({state.taken}) is {got}, not of {options.kind}; drop --optimizer, "
+            "or start a new one: --no-optimizer-state"
+        )
+    return options.kind if options.name else state.kind
+
+
+def _copy(parameter: Tensor) -> nn.Parameter:
+    """A parameter in double precision, where rounding hides no part of a small update, unless the device has none."""
+    dtype = parameter.dtype if parameter.device.type == "mps" else torch.float64
+    return nn.Parameter(parameter.detach().to(dtype).clone())
+
+
+def _built(
+    kind: str, groups: Iterable[dict[str, Any]], arguments: Mapping[str, Any] | None = None
+) -> torch.optim.Optimizer:
+    try:
+        optimizer: torch.optim.Optimizer = getattr(torch.optim, kind)(list(groups), **(arguments or {}))
+    except ValueError as error:  # such as Muon, which takes matrices alone
+        raise ValueError(f"{kind} does not take this model's parameters ({error}); name another --optimizer") from None
+    return optimizer
+
+
+def _number(value: Any) -> Any:
+    """A hyper-parameter as a number where it is a tensor of one, as a learning rate may be."""
+    if isinstance(value, tuple | list):
+        return type(value)(_number(part) for part in value)
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+
+
+def _words(optimizer: torch.optim.Optimizer) -> str:
+    """The class and its hyper-parameters, with all values where groups differ."""
+    known = arguments_of(type(optimizer).__name__)
+    values: dict[str, list[Any]] = {}
+    for group in optimizer.param_groups:
+        for name in group:
+            if name in known and group[name] not in values.setdefault(name, []):
+                values[name].append(group[name])
+    shown = ", ".join(f"{name}={' or '.join(map(str, found))}" for name, found in values.items())
+    return f"{type(optimizer).__name__}({shown})"
