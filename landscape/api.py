@@ -235,7 +235,8 @@ def configure(probe: str, settings: dict[str, Any]) -> tuple[Probe, dict[str, An
         if field.name in settings:
             value = plain_number(field.name, settings[field.name], field.default)
             parameters[field.name] = _several(field.name, value) if isinstance(field.default, tuple) else value
-    return kind(**parameters), {name: value for name, value in settings.items() if name in loading}
+    made, given = kind(**parameters), {name: value for name, value in settings.items() if name in loading}
+    return made, given if made.logits == kind.logits else {"logits": made.logits, **given}
 
 
 def _several(name: str, value: Any) -> tuple[Any, ...]:

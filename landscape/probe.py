@@ -128,7 +128,8 @@ class Probe(Protocol):
     uses: ClassVar[tuple[str, ...]] = ()
     split: ClassVar[str] = "test"  # of the data, unless the user asks for another
     batch_size: ClassVar[int] = 128  # likewise
-    logits: ClassVar[bool] = True  # whether the model's outputs matter; False accepts checkpoints without a classifier
+    # whether the model's outputs matter; False, also of one probe by its options, accepts those without a classifier
+    logits: ClassVar[bool] = True
     deterministic: ClassVar[bool] = True  # whether two passes of the model must be equal
     by_process_group: ClassVar[bool] = False  # whether the processes of `torchrun` can share every product
     ordered: ClassVar[bool] = False  # whether the samples keep the order of their source, such as frames of a stream

@@ -66,7 +66,8 @@ def kind(data: xr.Dataset) -> str:
     parameters = parameters_of(data)
     size = f"eps {float(parameters['eps']):g}" if "eps" in parameters else "eps not stored"
     equal = "equal energy in every band" if parameters.get("equal_energy") else "equal amplitude per pixel"
-    return f"{size}, {equal}{' (loss)' if change(data) == 'loss_increase' else ''}"
+    linear = ", linear classifier" if parameters.get("classifier") == "linear" else ""
+    return f"{size}, {equal}{linear}{' (loss)' if change(data) == 'loss_increase' else ''}"
 
 
 def _looks_within(results: Sequence[xr.Dataset], looks: Sequence[Look], panel: Sequence[int]) -> list[Look]:

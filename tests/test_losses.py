@@ -296,7 +296,7 @@ def test_soft_targets_and_labels_fit_their_losses(tmp_path: Path) -> None:
 def test_a_linear_probe_needs_classes(tmp_path: Path) -> None:
     (path := tmp_path / "mine.py").write_text(MISFITS)
     for data in ("column", "several"):
-        with pytest.raises(ValueError, match="probe-linear needs classes, got real-valued targets"):
+        with pytest.raises(ValueError, match="a linear classifier needs classes, got real-valued targets"):
             landscape.measure("probe-linear", model=f"{path}:net", data=f"{path}:{data}", out=tmp_path / "r.h5")
 
 

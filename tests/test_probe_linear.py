@@ -17,8 +17,9 @@ from landscape.data.dataset import Batches, Images
 from landscape.data.sampling import shuffled
 from landscape.layers import logistic
 from landscape.layers.linear_classifier import fit_with_best_penalty
+from landscape.layers.pooled_features import pooled_features, training_samples
 from landscape.options import OptionError
-from landscape.probes.probe_linear import ProbeLinear, pooled_features, training_samples
+from landscape.probes.probe_linear import ProbeLinear
 from landscape.run import digest
 from landscape.subject.outputs import intact_per_sample
 from landscape.subject.spec import Spec, Split

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from zoo import _timm
 
 from landscape.discovery.discover import discover
+from landscape.layers.pooled_features import pooled
 from landscape.layers.selection import remarks
 from landscape.probes.fourier import Fourier
-from landscape.probes.probe_linear import pooled
 from landscape.probes.similarity import Similarity
 from landscape.subject.subject import Subject
 

@@ -80,7 +80,8 @@ def _refuse_without_classifier(checkpoint: Checkpoint, lacking: Sequence[str]) -
     if lacking and objective != "classification" and all(map(is_head, lacking)):
         raise ValueError(
             f"{checkpoint.path} was trained without labels ({objective}) and has no classifier; measure it with "
-            "fourier, variance, similarity, attention, attention-maps, tokens or probe-linear, which need none"
+            "fourier, variance, similarity, attention, attention-maps, tokens, probe-linear or noise --classifier "
+            "linear, which need none"
         )
 
 

@@ -11,16 +11,20 @@ import torch
 from torch import Tensor
 
 from landscape.layers.fourier import band_pass, published_ring, ring, signs
+from landscape.layers.linear_readout import with_linear_classifier
 from landscape.layers.pictures import colours, first_inputs
-from landscape.options import at_least, one_of, parse_numbers, require
+from landscape.layers.pooled_features import LEAST_SAMPLES, training_samples
+from landscape.options import OptionError, at_least, one_of, parse_count, parse_numbers, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed
 from landscape.subject import outputs, sample_statistics
+from landscape.subject.identity import protocol
 from landscape.subject.members import unpositioned, with_inputs
 from landscape.subject.outputs import intact_per_sample
 from landscape.subject.subject import Subject
 
 Ring = Literal["symmetric", "park2022"]
 RINGS = {"symmetric": ring, "park2022": published_ring}
+LINEAR_ONLY = ("pool", "train_samples")  # parameters of a linear classifier
 FIRST, LAST = 0.0, 1.0  # zero frequency and the highest, in units of pi
 
 
@@ -32,7 +36,9 @@ class Noise(Probe):
     masks of the published code, whose squares hold one frequency less on the positive side than on the negative. delta
     is drawn once per image, in the normalised input space, and shared by all bands. One pass over the samples per band
     and one without noise. Standard errors are of the paired differences per sample. A ring that holds no frequency of
-    the images gives NaN and is listed in `empty_bands`.
+    the images gives NaN and is listed in `empty_bands`. With `classifier` linear the classes are those of logistic
+    regression, fitted to the last layer's features of clean samples of the train split: encoders without a classifier
+    of their own can be compared, as Park et al. (2023) do by linear probing.
     """
 
     name: ClassVar[str] = "noise"
@@ -50,6 +56,14 @@ class Noise(Probe):
     equal_energy: Annotated[
         bool, "rescale the noise of every image and band to the same norm, the root mean square over the bands"
     ] = False
+    classifier: Annotated[
+        Literal["own", "linear"],
+        "the network's own, or linear: fitted to its last layer, also for encoders without one",
+    ] = "own"
+    pool: Annotated[
+        Literal["mean", "cls"], "features of a linear classifier: mean over positions, or the class token"
+    ] = "mean"
+    train_samples: Annotated[str, "samples of the train split to fit a linear classifier to: a number, or all"] = "8192"
     pictures: Annotated[int, "store the noise of every band on the first N images, and the masks, as pictures"] = 0
     seed: Annotated[int, "seed of the noise"] = 0
 
@@ -59,11 +73,24 @@ class Noise(Probe):
             text = value if isinstance(value, str) else ",".join(map(str, np.atleast_1d(value).tolist()))
             object.__setattr__(self, name, text)
         one_of("ring", self.ring, get_args(Ring))
+        self._check_classifier()
         at_least("pictures", self.pictures, 0)
         inside = all(FIRST <= centre <= LAST for centre in parse_numbers("bands", self.bands))
         require(inside, "bands", self.bands, "frequencies from 0 to 1, in units of pi")
         for name, text in (("half-width", str(self.half_width)), ("eps", self.eps)):
             require(all(0 < value < np.inf for value in parse_numbers(name, text)), name, text, "above 0")
+
+    def _check_classifier(self) -> None:
+        one_of("classifier", self.classifier, ("own", "linear"))
+        one_of("pool", self.pool, ("mean", "cls"))
+        object.__setattr__(self, "train_samples", str(self.train_samples))
+        at_least("train_samples", parse_count("train_samples", self.train_samples, 10**9), LEAST_SAMPLES)
+        if self.classifier == "linear":
+            object.__setattr__(self, "logits", False)
+            return
+        for name in LINEAR_ONLY:
+            if getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                raise OptionError(f"--{name.replace('_', '-')} {getattr(self, name)} needs --classifier linear")
 
     def variants(self) -> list[Noise]:
         """One study per size of the noise."""
@@ -71,13 +98,19 @@ class Noise(Probe):
 
     def identity(self, subject: Subject) -> dict[str, Any]:
         """The parameters, with texts parsed to numbers, without pictures and ring where these are the default."""
-        plain = {"pictures": 0, "ring": "symmetric"}
+        plain: dict[str, Any] = {"pictures": 0, "ring": "symmetric"}
         parameters = {name: value for name, value in asdict(self).items() if plain.get(name) != value}
+        if self.classifier == "own":
+            parameters = {name: value for name, value in parameters.items() if name not in ("classifier", *LINEAR_ONLY)}
+        else:
+            images = training_samples(subject, self.train_samples).images
+            parameters["train_samples"] = images.sha256 if images is not None else self.train_samples
         return {**parameters, "bands": parse_numbers("bands", self.bands), "eps": parse_numbers("eps", self.eps)}
 
     def plan(self, subject: Subject) -> Plan:
         masks = self._masks(subject)
-        loss, right = intact_per_sample(subject)
+        read = self._read(subject)
+        loss, right = intact_per_sample(read)
         centres = np.array(parse_numbers("bands", self.bands))
         counts = masks.sum(axis=(1, 2))
         return Plan(
@@ -100,6 +133,7 @@ class Noise(Probe):
                 "intact_loss": loss.mean().item(),
                 "intact_accuracy": right.mean().item(),
                 "empty_bands": ", ".join(f"{centre:g}" for centre in centres[counts == 0]),
+                **self._protocol(subject),
             },
         )
 
@@ -109,7 +143,7 @@ class Noise(Probe):
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Bands of one mini-batch share its noise."""
-        wanted = self._masks(subject)
+        wanted, read = self._masks(subject), self._read(subject)
         masks = torch.from_numpy(wanted).to(subject.device, subject.dtype)
         norm = self._norm(subject)
         current = -1
@@ -125,11 +159,11 @@ class Noise(Probe):
                 continue
             noise = self._filtered(spectrum, masks[band], norm)
             with subject.evaluating():
-                after = outputs.loss_and_correctness(subject, with_inputs(whole, inputs + noise), targets)
+                after = outputs.loss_and_correctness(read, with_inputs(whole, inputs + noise), targets)
             square = noise.double().square().mean(dim=(1, 2, 3)).sum()
             together = torch.cat([after.flatten(), square.view(1)]).cpu()  # one transfer per unit
             yield {
-                **sample_statistics.change(subject, batch, together[:-1].view_as(after)),
+                **sample_statistics.change(read, batch, together[:-1].view_as(after)),
                 "noise_square_sum": together[-1].item(),
             }
 
@@ -140,6 +174,23 @@ class Noise(Probe):
         with np.errstate(invalid="ignore", divide="ignore"):
             square = np.where(done, data["noise_square_sum"], 0.0).sum(axis=0) / n
         return {**sample_statistics.reduced(data, batches=0), "noise_rms": np.sqrt(square)}
+
+    def _read(self, subject: Subject) -> Subject:
+        """The subject with the classifier that is asked for."""
+        if self.classifier == "own":
+            return subject
+        return with_linear_classifier(subject, self.pool, self.train_samples).subject
+
+    def _protocol(self, subject: Subject) -> dict[str, str | float]:
+        if self.classifier == "own":
+            return {}
+        readout = with_linear_classifier(subject, self.pool, self.train_samples)
+        return {
+            "classifier": readout.in_words,
+            "classifier_penalty": readout.penalty,
+            "classifier_gradient": readout.gradient,
+            "protocol": f"{protocol(subject)}, {readout.in_words}",
+        }
 
     def _filtered(self, spectrum: Tensor, mask: Tensor, norm: float) -> Tensor:
         """The noise of a band from the spectrum of the signs, (N, C, H, W)."""

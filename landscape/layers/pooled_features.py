@@ -1,0 +1,111 @@
+"""The features that a linear classifier reads, and the samples that it is fitted to."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import nullcontext
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from landscape.data.sampling import shuffled
+from landscape.discovery.layer import Layer
+from landscape.layers.forward_hooks import feature_hooks
+from landscape.layers.selection import layers_of
+from landscape.options import parse_count
+from landscape.subject.subject import Subject
+from landscape.subject.targets import are_probabilities
+from landscape.subject.weights_cache import once_per_weights
+
+_log = logging.getLogger(__name__)
+LEAST_SAMPLES = 10  # to fit on
+HELD_OUT = 0.2  # of the training samples
+
+
+@once_per_weights
+def pooled_features(
+    subject: Subject, patterns: tuple[str, ...], pool: str, member: int | None = None
+) -> tuple[list[Tensor], Tensor]:
+    """Features of every layer, (N, features) on the CPU, and the class shares, (N, classes) float64."""
+    layers = layers_of(subject, patterns)
+    rows: list[Tensor] = []
+    targets: list[Tensor] = []
+    features: dict[int, Tensor] = {}
+
+    def receive(position: int, tensor: Tensor) -> None:
+        features[position] = pooled(layers[position], tensor, pool)
+
+    for i in range(len(subject.batches)):
+        inputs, wanted = subject.batch(i)
+        alone = nullcontext() if member is None else subject.member(member)
+        with alone, subject.evaluating(), feature_hooks(subject.model, layers, receive):
+            subject.outputs(inputs)
+        row = torch.cat([features[position].detach() for position in range(len(layers))], dim=1)
+        rows.append(row.cpu())  # one transfer per mini-batch
+        targets.append(wanted)
+    widths = [features[position].shape[1] for position in range(len(layers))]
+    return list(torch.split(torch.cat(rows), widths, dim=1)), _class_shares(torch.cat(targets).cpu())
+
+
+def pooled(layer: Layer, tensor: Tensor, pool: str) -> Tensor:
+    """Features of a layer's tensor, (N, features)."""
+    if pool == "cls":
+        return tensor[:, 0]
+    if layer.spatial:
+        return layer.maps(tensor).flatten(2).mean(dim=2)
+    tensor = layer.features(tensor)
+    return tensor.flatten(1, -2).mean(dim=1) if tensor.ndim > 2 else tensor
+
+
+@once_per_weights
+def training_samples(subject: Subject, samples: str) -> Subject:
+    """The samples to fit on, none of which are scored."""
+    scored = subject.images
+    _refuse_other_than_classes(subject.batches[0][1] if scored is None else scored.targets)
+    train = subject.other("train", samples)
+    fit = train.images
+    if fit is None or scored is None:
+        raise ValueError("a linear classifier needs samples of one input and one class each; measure it on such data")
+    least = min(len(fit), len(scored))
+    first = fit.inputs[:least].to(scored.inputs.device)  # one of them may have stayed on the host
+    if torch.equal(first, scored.inputs[:least]):  # both splits are one set of samples
+        wanted = samples if samples == "all" else str(len(scored) + parse_count("train_samples", samples, 10**9))
+        train = subject.other("train", wanted)
+        assert train.images is not None
+        train = train.rows(np.arange(len(scored), len(train.images)))
+    one_part = train.images is not fit
+    if len(train) < LEAST_SAMPLES:
+        half = (len(train) + len(scored)) // 2
+        fewer = f"score fewer with --samples {half}, or " if one_part and half >= LEAST_SAMPLES else ""
+        raise ValueError(
+            f"{subject.data_in_words} must have at least {LEAST_SAMPLES} samples to fit on besides the {len(scored)} "
+            f"that are scored, got {len(train)}; {fewer}give data with a train split (a function: a parameter split)"
+        )
+    if one_part:
+        counts = len(scored), len(train)
+        _log.info("%s has one part: the first %d samples are scored, %d others fitted", subject.data_in_words, *counts)
+    return train
+
+
+def held_out(samples: int) -> Tensor:
+    """Which of the training samples choose the penalty, (samples,) bool: always the same fifth."""
+    chosen = torch.zeros(samples, dtype=torch.bool)
+    chosen[torch.from_numpy(shuffled(samples)[: int(HELD_OUT * samples)])] = True
+    return chosen
+
+
+def _class_shares(targets: Tensor) -> Tensor:
+    return targets.double() if targets.is_floating_point() else F.one_hot(targets.long()).double()
+
+
+def _refuse_other_than_classes(targets: Tensor) -> None:
+    if targets.is_floating_point():
+        if not are_probabilities(targets):
+            raise ValueError("a linear classifier needs classes, got real-valued targets; measure it on labelled data")
+    elif targets.ndim != 1:
+        raise ValueError(
+            "a linear classifier needs one class per sample, got several targets; measure it on data with a class per "
+            "image"
+        )
