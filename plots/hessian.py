@@ -22,10 +22,11 @@ MEANING = (
     "The largest-magnitude Hessian eigenvalues of many mini-batches: NEP is the share of negative ones (non-"
     "convexity), APE the mean of the positive ones (sharpness), each with the 95 % bootstrap interval over "
     "mini-batches. They depend on batch size, phase of training, augmentation and weight decay: compare only "
-    "results of one protocol."
+    "results of one protocol; of the preconditioned Hessian, a dotted line is the stability threshold."
 )
 Range = tuple[float, float]
 UNEVEN = 10.0  # ratio of the densities' peaks from which a linear axis hides the lower one
+FAR = 2.0  # a stability threshold beyond so many times the largest eigenvalues is not drawn
 PAPER: tuple[Range, Range] = ((-120.0, 0.0), (0.0, 900.0))
 
 
@@ -43,7 +44,9 @@ def draw(
         curve = density(values, at)
         ax.plot(at, curve, color=look.color, linestyle=look.line, label=look.label)
         ax.fill_between(at, curve, color=look.color, alpha=0.07, linewidth=0)
-        ax.set(xlim=(low, high), xlabel="Hessian eigenvalue")
+        ax.set(xlim=(low, high), xlabel=f"{'preconditioned ' if 'threshold' in data else ''}Hessian eigenvalue")
+        if low < (limit := threshold(data)) <= high:
+            ax.axvline(limit, color=look.color, linestyle=":", linewidth=0.9)
     top = max(float(np.max(line.get_ydata())) for ax in axes for line in ax.lines)
     for ax in axes:
         ax.set_ylim(0, 1.05 * top)
@@ -77,6 +80,11 @@ def even_out(axes: tuple[Axes, Axes]) -> None:
     right.set_ylabel("")
 
 
+def threshold(data: xr.Dataset) -> float:
+    """The eigenvalue at which the optimiser becomes unstable; NaN for other matrices than the preconditioned one."""
+    return float(data["threshold"].max()) if "threshold" in data else np.nan
+
+
 def eigenvalues(data: xr.Dataset) -> np.ndarray:
     """All finite eigenvalues of the finished mini-batches."""
     values = data["eigenvalue"].values.ravel()
@@ -91,6 +99,7 @@ def axis_ranges(results: Sequence[xr.Dataset]) -> tuple[Range, Range]:
         negative, positive = values[values < 0], values[values > 0]
         low = min(low, 1.15 * float(np.quantile(negative, 0.01)) if negative.size else 0.0)
         high = max(high, 1.15 * float(np.quantile(positive, 0.99)) if positive.size else 0.0)
+        high = max(high, 1.05 * limit if (limit := threshold(data)) < FAR * high else 0.0)
     high = high or -low or 1.0
     return (low or -0.1 * high, 0.0), (0.0, high)
 
@@ -122,6 +131,10 @@ def _bandwidth(values: np.ndarray) -> float:
 
 def _numbers(data: xr.Dataset) -> str:
     parts = [f"{name.upper()} {with_interval(data, name)}" for name in ("nep", "ape") if name in data]
+    if "stability" in data and data["stability"].ndim == 0:
+        error = float(data["stability_se"])
+        spread = f" ± {error:.2g}" if np.isfinite(error) else ""
+        parts = [f"{float(data['stability']):.3g}{spread} of the stability threshold {threshold(data):.3g}"]
     found = np.isfinite(data["eigenvalue"].values)
     unsure = int((found & (data["converged"].values == 0)).sum()) if "converged" in data else 0
     return ", ".join(parts + ([f"{unsure} of {found.sum()} not converged"] if unsure else []))
@@ -136,6 +149,11 @@ def with_interval(data: xr.Dataset, name: str) -> str:
 def headline(data: xr.Dataset) -> Numbers:
     """Share of negative eigenvalues and mean of the positive ones, or the sharpest layer; and what not to trust."""
     found: Numbers = {name: data[name].item() for name in ("nep", "ape") if name in data and data[name].ndim == 0}
+    for name in ("sharpness", "sharpness_se", "stability", "stability_se"):
+        if name in data and data[name].ndim == 0:
+            found[name] = data[name].item()
+    if "threshold" in data:
+        found["threshold"] = threshold(data)
     values = data["eigenvalue"] if "eigenvalue" in data else xr.DataArray(np.empty((0, 0)), dims=("batch", "rank"))
     if "group" in values.dims and np.isfinite(values).any():
         largest = values.max(("batch", "rank"))

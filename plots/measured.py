@@ -28,8 +28,9 @@ OVER: Mapping[str, str] = {  # what the errors of a probe are over; of all other
     "density": "random vectors",
 }
 # In headlines, but no measurement of the network: errors, positions, settings, and what was not reached.
-OTHER = ("_se", "relative error", "at", "at tau", "not converged", "missed by the first search", "seconds per frame",
-         "hold-out error at most", "deviation at most (standard errors)", "mini-batches not finite")  # fmt: skip
+OTHER = ("_se", "threshold", "relative error", "at", "at tau", "not converged", "missed by the first search",
+         "seconds per frame", "hold-out error at most", "deviation at most (standard errors)",
+         "mini-batches not finite")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,8 @@ def _hessian(data: xr.Dataset) -> Iterator[Measured]:
     """NEP and APE over mini-batches, and the mean of their largest eigenvalues."""
     if "ape" not in data or data["ape"].ndim:
         return
+    for name in ("stability", "sharpness"):
+        yield from number(data, name, name)
     for one in (*number(data, "nep", "nep"), *number(data, "ape", "ape", FLATTER)):
         values = linearised(data, share=one.name == "nep")
         values = values[np.isfinite(values)]

@@ -22,11 +22,12 @@ from analytic import (
 
 from landscape.curvature.hvp_backends import CODES
 from landscape.curvature.operator import Operator
+from landscape.curvature.spectrum_options import Scope
 from landscape.curvature.stopping import Which
 from landscape.curvature.stored_spectrum import negative_share, positive_mean
 from landscape.curvature.vectors import random_unit
 from landscape.options import OptionError
-from landscape.probes.hessian import Hessian, Scope
+from landscape.probes.hessian import Hessian
 from landscape.subject.subject import Subject
 
 

@@ -23,6 +23,7 @@ from landscape.subject.checks import require_tensor_outputs
 from landscape.subject.subject import Subject
 
 Operator = Literal["hessian", "ggn", "fisher"]
+Matrix = Literal[Operator, "preconditioned"]  # what a spectrum is of: one of these, or P^-1/2 H P^-1/2
 WHOLE = slice(None)
 
 

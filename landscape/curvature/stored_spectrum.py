@@ -11,19 +11,26 @@ import torch
 from landscape.curvature.hvp_backends import CODES_MEANING
 from landscape.curvature.krylov_projection import ROUNDING
 from landscape.curvature.lanczos import Spectrum
-from landscape.curvature.operator import Operator
+from landscape.curvature.operator import Matrix
 from landscape.curvature.spectrum import Request
+from landscape.curvature.stability import (
+    UNITS,
+    stability_quantities,
+    stability_summaries,
+    stability_summary_quantities,
+)
 from landscape.probe import Quantity
 
 RESAMPLES = 1000
-MATRICES: Mapping[Operator, tuple[str, str]] = {  # long name and units of the eigenvalues
+MATRICES: Mapping[Matrix, tuple[str, str]] = {  # long name and units of the eigenvalues
     "hessian": ("Hessian", "loss per squared weight"),
     "ggn": ("Gauss-Newton", "loss per squared weight"),
     "fisher": ("empirical Fisher", "squared loss per squared weight"),
+    "preconditioned": ("preconditioned Hessian", UNITS),
 }
 
 
-def spectrum_quantities(operator: Operator, *, whole: str, loss_units: str, request: Request) -> dict[str, Quantity]:
+def spectrum_quantities(operator: Matrix, *, whole: str, loss_units: str, request: Request) -> dict[str, Quantity]:
     """The quantities of `spectrum_values`, and those that a probe adds to them: `loss` and `hvp`.
 
     `whole` says what each matrix belongs to: a mini-batch, or all samples.
@@ -44,6 +51,8 @@ def spectrum_quantities(operator: Operator, *, whole: str, loss_units: str, requ
         "weights": Quantity("their weights: the spectral density that the start vector saw", dims=node),
         "hvp": Quantity(CODES_MEANING),
     }
+    if operator == "preconditioned":
+        quantities |= stability_quantities()
     if request.verify:
         quantities["missed"] = Quantity("eigenvalues that only the search beside the others found")
     if request.vectors:
@@ -85,10 +94,11 @@ def _padded(values: np.ndarray, count: int) -> np.ndarray:
     return np.append(values[:count].astype(float), np.full(max(count - len(values), 0), np.nan))
 
 
-def summary_quantities(operator: Operator, dims: tuple[str, ...]) -> dict[str, Quantity]:
+def summary_quantities(operator: Matrix, dims: tuple[str, ...]) -> dict[str, Quantity]:
     """The quantities of `summaries`."""
     _, units = MATRICES[operator]
-    return {
+    stability = stability_summary_quantities(dims) if operator == "preconditioned" else {}
+    return stability | {
         "nep": Quantity("share of negative eigenvalues", dims=dims),
         "nep_low": Quantity("lower end of the 95 % bootstrap interval of nep over mini-batches", dims=dims),
         "nep_high": Quantity("upper end of the 95 % bootstrap interval of nep over mini-batches", dims=dims),
@@ -101,10 +111,13 @@ def summary_quantities(operator: Operator, dims: tuple[str, ...]) -> dict[str, Q
 def summaries(data: Mapping[str, np.ndarray], *, per_layer: bool) -> dict[str, Any]:
     """NEP and APE over all finished mini-batches, of each layer if there are several, with bootstrap intervals."""
     values, done = _without_rounding(data), data["done"]
+    stability = stability_summaries(data) if "ratio" in data else {}
     if not per_layer:
-        return _summaries(values, done)
+        return stability | _summaries(values, done)
     rows = [_summaries(values[:, g], done[:, g]) for g in range(done.shape[1])]
-    return {name: np.array([row.get(name, np.nan) for row in rows]) for name in summary_quantities("hessian", ())}
+    return stability | {
+        name: np.array([row.get(name, np.nan) for row in rows]) for name in summary_quantities("hessian", ())
+    }
 
 
 def _without_rounding(data: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -23,26 +23,31 @@ from landscape.curvature.hvp_backends import (
 )
 from landscape.curvature.hvp_forecast import PlannedProducts
 from landscape.curvature.lanczos import Spectrum
-from landscape.curvature.operator import Curvature, Operator, cache_of_all
+from landscape.curvature.operator import Curvature, Matrix, Operator, cache_of_all
 from landscape.curvature.parameter_selection import PARAMS_HELP, Blocks, matching
 from landscape.curvature.pattern_cache import PatternCache
+from landscape.curvature.preconditioner import Preconditioner
 from landscape.curvature.pyhessian_engine import power_iteration
 from landscape.curvature.sample_means import mean_loss, over_all_samples
 from landscape.curvature.side_by_side import announce, mini_batches_at_once, side_by_side
 from landscape.curvature.spectrum import VECTOR_RESIDUAL, Request, spectra, spectrum
+from landscape.curvature.spectrum_options import Engine, Scope, check, require_storable
+from landscape.curvature.stability import optimizer_of, stability_values
 from landscape.curvature.stopping import Which
 from landscape.curvature.stored_spectrum import spectrum_quantities, spectrum_values, summaries, summary_quantities
 from landscape.curvature.vectors import random_unit
-from landscape.options import OptionError, at_least, one_of, regular_expression, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, report_products
 from landscape.subject.losses import MEANINGS
+from landscape.subject.optimizer_options import (
+    OPTIMIZER_ARG_HELP,
+    OPTIMIZER_HELP,
+    OPTIMIZER_STATE_HELP,
+    OptimizerOptions,
+)
+from landscape.subject.optimizers import optimizer_identity
 from landscape.subject.subject import Subject
 
-Scope = Literal["batch", "dataset"]
-Engine = Literal["lanczos", "pyhessian"]
-CHOICES = {"which": Which, "scope": Scope, "operator": Operator, "hvp": Hvp, "kinks": Kinks, "engine": Engine}
 PARK_2022 = {"top": 5, "batch_size": 16, "samples": "10%", "split": "train", "augment": True, "weight_decay": 0.05}
-LARGEST_RESULT = 2**30  # bytes of eigenvectors
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,9 @@ class Hessian(Probe):
 
     `operator` selects another matrix: the Gauss-Newton part of the Hessian, or the EMPIRICAL Fisher, the mean over
     samples of g g', g the gradient of a sample's loss at its true label. Neither has negative eigenvalues.
+
+    Operator preconditioned is P^-1/2 H P^-1/2, P the preconditioner of the optimiser's state; the threshold at which
+    that optimiser is unstable is stored beside it, see `curvature.preconditioner`.
 
     `per_layer` measures the diagonal blocks: one spectrum per module with parameters of its own, the others fixed.
     A block with fewer rows than `top` has NaN after its eigenvalues.
@@ -90,7 +98,14 @@ class Hessian(Probe):
     ends: Annotated[
         float, "also converge the largest and smallest eigenvalue to this relative residual; 1 disables it"
     ] = 1.0
-    operator: Annotated[Operator, "hessian, ggn Gauss-Newton, fisher empirical (mean of g g' over samples)"] = "hessian"
+    operator: Annotated[
+        Matrix,
+        "hessian, ggn Gauss-Newton, fisher empirical (mean of g g' over samples), or preconditioned: the Hessian as "
+        "the checkpoint's optimiser sees it, with its stability threshold",
+    ] = "hessian"
+    optimizer: Annotated[str, OPTIMIZER_HELP] = ""
+    optimizer_arg: Annotated[tuple[str, ...], OPTIMIZER_ARG_HELP] = ()
+    optimizer_state: Annotated[bool, OPTIMIZER_STATE_HELP] = True
     hvp: Annotated[Hvp, HVP_HELP] = "auto"
     kinks: Annotated[Kinks, KINKS_HELP] = "double"
     params: Annotated[str, PARAMS_HELP] = ""
@@ -102,40 +117,8 @@ class Hessian(Probe):
     seed: Annotated[int, "seed of the start vectors"] = 0
 
     def __post_init__(self) -> None:
-        at_least("top", self.top, 1)
-        at_least("batches", self.batches, 0)
-        at_least("max_products", self.max_products, 2)
-        for name, choices in CHOICES.items():
-            one_of(name, getattr(self, name), get_args(choices))
-        for conflict in self._conflicts():
-            raise OptionError(conflict)
-        regular_expression("params", self.params)
-        require(0 < self.tol < 1, "tol", self.tol, "above 0 and below 1")
-        require(0 <= self.tol_residual < 1, "tol-residual", self.tol_residual, "at least 0 and below 1")
-        require(0 < self.ends <= 1, "ends", self.ends, "above 0 and at most 1")
-
-    def _conflicts(self) -> Iterator[str]:
-        """What is wrong with combinations of options that exclude each other."""
-        traced = self.hvp not in ("auto", "kept")
-        if self.operator != "hessian" and traced:
-            only = f"--hvp {self.hvp} makes products of the Hessian only"
-            yield f"{only}; with --operator {self.operator} use auto or kept"
-        beyond_pyhessian = {
-            f"which {self.which}": self.which != "LM",
-            f"operator {self.operator}": self.operator != "hessian",
-            f"scope {self.scope}": self.scope != "batch",
-            f"hvp {self.hvp}": traced,
-            "verify": self.verify,
-            "per-layer": self.per_layer,
-            "tol-residual": self.tol_residual != 0.0,
-        }
-        for option, given in beyond_pyhessian.items():
-            if self.engine == "pyhessian" and given:
-                yield f"--engine pyhessian does not support --{option}; leave one of them out"
-        if self.per_layer and traced:
-            yield f"--hvp {self.hvp} would trace every layer; with --per-layer use auto or kept"
-        if self.per_layer and self.eigenvectors:
-            yield "--per-layer cannot store --eigenvectors; select one layer with --params"
+        check(self)
+        _ = self._optimizer
 
     def plan(self, subject: Subject) -> Plan:
         blocks = self._blocks(subject)
@@ -146,12 +129,7 @@ class Hessian(Probe):
         axes = {"rank": np.arange(self._request.ranks), "node": np.arange(self._nodes)}
         if self.eigenvectors:
             axes["parameter"] = np.arange(int(blocks.sizes.max()))
-            stored = 8 * len(batches) * len(axes["rank"]) * len(axes["parameter"])
-            if stored > LARGEST_RESULT:
-                raise ValueError(
-                    f"--eigenvectors would store {stored / 2**30:.1f} GiB, at most 1 GiB fits a results file; "
-                    "use fewer --batches, a smaller --top, or one block of weights with --params"
-                )
+            require_storable(8 * len(batches) * len(axes["rank"]) * len(axes["parameter"]))
         return Plan(
             over={"batch": batches} | blocks.axis,
             axes=axes,
@@ -159,6 +137,7 @@ class Hessian(Probe):
                 self.operator, whole=whole, loss_units=subject.meaning.units, request=self._request
             ),
             labels=blocks.labels,
+            facts=self._facts(subject),
             summaries=summary_quantities(self.operator, tuple(blocks.axis)),
             about={
                 "batch": Quantity(whole),
@@ -170,8 +149,9 @@ class Hessian(Probe):
         )
 
     def identity(self, subject: Subject) -> dict[str, Any]:
-        """The parameters without the backend, which changes nothing but rounding."""
-        return without_hvp(self)
+        """The parameters without the backend, which changes nothing but rounding; the optimiser as it is used."""
+        known = {name: value for name, value in without_hvp(self).items() if not name.startswith("optimizer")}
+        return known | (optimizer_identity(subject, self._optimizer) if self.operator == "preconditioned" else {})
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
         (values,) = self.sweep(subject, [unit])
@@ -202,7 +182,7 @@ class Hessian(Probe):
         hvp = "kept" if self._double_backward else self.hvp
         passes = len(units) if self.scope == "batch" else self._passes(subject)
         planned = self._planned(passes, at_once, self._stored(subject))
-        how: dict[str, Any] = {"planned": planned, "operator": self.operator, "kinks": self._kinks}
+        how: dict[str, Any] = {"planned": planned, "operator": self._differentiated, "kinks": self._kinks}
         curved = [curvature(subject, parameters, hvp, **how) for parameters in blocks.groups.values()]
         shared: PatternCache | None = None
         if self.per_layer and self.scope == "dataset" and curved[0].fixed:
@@ -233,7 +213,24 @@ class Hessian(Probe):
     @property
     def _double_backward(self) -> bool:
         """Whether double backward is required: for PyHessian's residuals, other matrices, or many small blocks."""
-        return self.engine == "pyhessian" or self.operator != "hessian" or self.per_layer
+        return self.engine == "pyhessian" or self._differentiated != "hessian" or self.per_layer
+
+    @property
+    def _differentiated(self) -> Operator:
+        return "hessian" if self.operator == "preconditioned" else self.operator
+
+    @property
+    def _optimizer(self) -> OptimizerOptions:
+        return OptimizerOptions(self.optimizer, tuple(self.optimizer_arg), self.optimizer_state)
+
+    def _preconditioner(self, subject: Subject) -> Preconditioner | None:
+        return optimizer_of(subject, self._optimizer)[0] if self.operator == "preconditioned" else None
+
+    def _facts(self, subject: Subject) -> dict[str, str]:
+        if self.operator != "preconditioned":
+            return {}
+        known, optimizer = optimizer_of(subject, self._optimizer)
+        return {"optimizer": optimizer, "stability": known.definition}
 
     @property
     def _nodes(self) -> int:
@@ -257,7 +254,7 @@ class Hessian(Probe):
         `together` has one product for several mini-batches, which all threads share.
         """
         independent = self.scope == "batch" and self.engine == "lanczos" and self.hvp != "together"
-        independent &= self.operator == "hessian" or subject.losses in MEANINGS
+        independent &= self._differentiated == "hessian" or subject.losses in MEANINGS
         return mini_batches_at_once(subject, batches if independent else 1, vectors=self._nodes)
 
     def _planned(self, batches: int, at_once: int = 1, stored: int = 0) -> PlannedProducts:
@@ -316,7 +313,7 @@ class Hessian(Probe):
         product = curved.batched_product(indices)
         seeds = [unit.seed(self.seed) for unit in filled]
         starts = [_start(curved, seed) for seed in seeds]
-        found = spectra(product, self._request.capped(curved.size), starts, seeds)
+        found = spectra(self._as_seen(product, curved), self._request.capped(curved.size), starts, seeds)
         for _, one, loss in zip(units, found, product.values, strict=False):
             yield self._values(one, loss, curved)
 
@@ -324,12 +321,19 @@ class Hessian(Probe):
         """The operator of a unit and the loss it belongs to."""
         if self.scope == "batch":
             product = curved.product(unit.index[0])
-            return product, product.value
+            return self._as_seen(product, curved), product.value
         subject, count = curved.subject, self._count(curved.subject)
-        return over_all_samples(subject, curved, batches=count), mean_loss(subject, range(count))
+        whole = over_all_samples(subject, curved, batches=count)
+        return self._as_seen(whole, curved), mean_loss(subject, range(count))
+
+    def _as_seen(self, product: Callable[[Tensor], Tensor], curved: Curvature) -> Callable[[Tensor], Tensor]:
+        known = self._preconditioner(curved.subject)
+        return product if known is None else known.of(product, curved.parameters)
 
     def _values(self, found: Spectrum | None, loss: float, curved: Curvature) -> dict[str, Any]:
         values = spectrum_values(found, self._request, nodes=self._nodes, size=curved.size)
+        if (known := self._preconditioner(curved.subject)) is not None:
+            values |= stability_values(values, known.threshold)
         return {**values, "loss": loss, "hvp": CODES.index(curved.hvp)}
 
 
