@@ -88,6 +88,7 @@ FIGURES: Mapping[str, FigureEntry] = {
             "corruption", "corruption", needs=("type_accuracy", "accuracy", "corruption_name"), instead="accuracy"
         ),
         FigureEntry("corruption_severity", "corruption", needs=("severity_accuracy", "severity"), instead="accuracy"),
+        FigureEntry("corruption_sizes", "corruption", needs=("size_mean_nll", "size_mean_nll_se", "size")),
         FigureEntry("corruption_heat", "corruption", needs=("accuracy", "nll", "ece", "corruption_name", "severity")),
         FigureEntry("noise_pictures", "noise", needs=("noisy_image", "image", "mask", "band")),
         FigureEntry("stream", "stream", needs=("nll", "nll_change_low", "ece", "tau", "name")),

@@ -52,7 +52,7 @@ def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) 
         else:
             _curve(data, ax, name, look)
         ax.set(xlabel="members", ylabel=label)
-        _count_axis(ax, size)
+        count_axis(ax, size)
     return axes
 
 
@@ -72,7 +72,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         ax.remove()
     axes = axes[: len(PANELS) + bool(timed)]
     for ax in axes:
-        _count_axis(ax, sizes)
+        count_axis(ax, sizes)
     axes[4].axhline(0.0, color="0.5", linewidth=0.6, zorder=0)
     for ax in axes[5:]:
         ax.set_ylim(bottom=0.0)
@@ -133,7 +133,8 @@ def _curve(data: xr.Dataset, ax: Axes, name: str, look: Look) -> None:
     ax.plot(np.ones(len(own)), own, ".", color=look.color, alpha=0.4, markersize=3)
 
 
-def _count_axis(ax: Axes, sizes: Any) -> None:
+def count_axis(ax: Axes, sizes: Any) -> None:
+    """Make the x axis that of numbers of members."""
     ax.set_xscale("log")
     ax.set_xticks(sizes, [str(int(size)) for size in sizes])
     ax.xaxis.set_minor_locator(_no_ticks())

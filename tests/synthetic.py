@@ -430,13 +430,17 @@ def corruption(network: Network) -> tuple[Plan, Measure]:
     names = np.array(corruptions.NAMES)
     plan = Plan(
         over={"corruption": np.arange(len(names)), "severity": np.arange(1, 6)},
-        axes={"block": np.arange(20)},
+        axes={"block": np.arange(20), "size": np.array([1, 2, 5])},
         labels={
             "corruption_name": (Quantity("corruption", dims=("corruption",)), names),
             "block_samples": (Quantity("samples", dims=("block",)), np.full(20, 50)),
         },
-        quantities={**corruption_summary.quantities(), **corruption_summary.block_quantities()},
-        summaries=corruption_summary.summaries(baseline=False),
+        quantities={
+            **corruption_summary.quantities(),
+            **corruption_summary.block_quantities(),
+            **corruption_summary.size_quantities(),
+        },
+        summaries=corruption_summary.summaries(baseline=False, sizes=True),
         facts={"clean_accuracy": 0.75, "clean_nll": 0.9, "clean_ece": 0.05, "source": "made up"},
     )
 
@@ -445,8 +449,12 @@ def corruption(network: Network) -> tuple[Plan, Measure]:
         accuracy = 0.7 - 0.1 * severity * (1 + math.sin(kind)) / network.width
         random = np.random.default_rng(unit.seed(0)).normal(size=20)
         found = {"accuracy": accuracy, "nll": 3 - 2 * accuracy, "ece": 0.4 - accuracy / 3}
+        by_size = {name: value * np.array([1.2, 1.1, 1.0]) for name, value in found.items()}
         return {"samples": 1000, **found, **{f"{name}_se": 0.01 for name in found},
-                **{f"{name}_block": 50 * value + 2 * random for name, value in found.items()}}  # fmt: skip
+                **{f"{name}_block": 50 * value + 2 * random for name, value in found.items()},
+                **{f"size_{name}": values for name, values in by_size.items()},
+                **{f"size_{name}_block": np.add.outer(50 * values, 2 * random) for name, values in by_size.items()},
+        }  # fmt: skip
 
     return plan, measure
 

@@ -20,6 +20,7 @@ from landscape.exchange import corruption_csv, importing
 from landscape.options import OptionError
 from landscape.plots import appearance
 from landscape.plots import corruption as figure
+from landscape.plots import corruption_sizes as sizes
 from landscape.probes.corruption import Corruption
 from landscape.results import reader
 from landscape.results.corruption_summary import paired_difference, reduced
@@ -152,6 +153,42 @@ def test_networks_on_the_same_images_are_compared_image_by_image(root: Path, tmp
     assert figure.against(results[2], results[:2]) == {}
     labels = [ax.get_xlabel() for ax in figure.page(results, appearance.looks(results)).axes]
     assert labels[-3:] == ["difference in mean accuracy", "difference in mean NLL (nats)", "difference in mean ECE"]
+
+
+def dropout_on(root: Path, members: int) -> Subject:
+    small = {"blocks": (1, 1), "width": 8, "mc_dropout": 0.3}
+    torch.manual_seed(0)
+    where = {"data": "cifar10", "data_root": root, "device": "cpu"}
+    return load(model="resnet_demo", model_arg=small, mc_dropout=members, batch_size=16, **where)
+
+
+def test_every_size_of_an_ensemble_is_a_run_with_so_many_members_without_further_passes(root: Path) -> None:
+    table = root / "base.csv"
+    lines = [f"{name},{s},0.{4 + s},{2 + s},0.1\n" for name in ("fog", "snow") for s in (1, 5)]
+    table.write_text("corruption,severity,accuracy,nll,ece\n" + "".join(lines).replace("0.9", "0.3"))
+    passes: dict[int, int] = {}
+    for members in (1, 5):
+        subject = dropout_on(root, members)
+        passes[members] = 0
+        handle = subject.model.register_forward_hook(lambda *_, m=members: passes.update({m: passes[m] + 1}))
+        found = measured(subject, baseline=str(table))
+        handle.remove()
+    assert passes[5] == 5 * passes[1] > 0
+    assert found["size"].values.tolist() == [1, 2, 3, 5]
+    for k, members in enumerate((1, 2, 3, 5)):
+        alone = measured(dropout_on(root, members), baseline=str(table))
+        for name in ("accuracy", "nll", "ece"):
+            np.testing.assert_allclose(found[f"size_{name}"][..., k], alone[name], rtol=1e-12)
+            np.testing.assert_allclose(found[f"size_{name}_block"][:, :, k], alone[f"{name}_block"], rtol=1e-12)
+        for name in ("mean_accuracy", "mean_nll", "mean_ece", "mce", "mcnll", "mcece"):
+            for end in ("", "_se"):
+                np.testing.assert_allclose(found[f"size_{name}{end}"][k], alone[f"{name}{end}"], rtol=1e-12)
+    drawn = sizes.page([found], appearance.looks([found]))
+    assert [ax.get_ylabel() for ax in drawn.axes] == ["mCNLL", "mCE", "mCECE"]
+    plain = measured(dropout_on(root, 2))
+    drawn = sizes.page([found, plain], appearance.looks([found, plain]))
+    assert [ax.get_ylabel() for ax in drawn.axes] == ["mean NLL (nats)", "mean error", "mean ECE"]
+    assert "size" not in measured(subject_on(root)).dims
 
 
 def digest(subject: Subject, **options: Any) -> str:

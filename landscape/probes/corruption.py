@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, cast
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from landscape.data import corruptions
 from landscape.exchange import corruption_baseline
 from landscape.options import require
 from landscape.predictions import scores
+from landscape.predictions.running_sums import sizes_of
 from landscape.predictions.scores import SampleScores
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.results import calibration, corruption_summary
@@ -19,6 +20,7 @@ from landscape.results.corruption_summary import BLOCKS, METRICS
 from landscape.results.statistics import mean_and_standard_error
 from landscape.subject.corrupted_images import AUTO, GENERATED, Source, images_of, source_of, with_images
 from landscape.subject.identity import protocol
+from landscape.subject.members import MemberForward, Positioned
 from landscape.subject.outputs import logits_in
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
@@ -32,7 +34,8 @@ class Corruption(Probe):
 
     The images come from the files of CIFAR-10-C, CIFAR-100-C or ImageNet-C where they are, else they are generated from
     the clean images, seeded per image. One corruption and severity is in memory at a time. Standard errors are over
-    samples; those of the means respect that all corruptions are of the same images.
+    samples; those of the means respect that all corruptions are of the same images. With `--mc-dropout` also the scores
+    of the first 1, 2, 3, 5, 10, ... members, from the same passes.
     """
 
     name: ClassVar[str] = "corruption"
@@ -63,7 +66,8 @@ class Corruption(Probe):
         source = self._source(subject).identity(subject, self._names, self._severities)
         chosen = {"corruptions": self._names, "severities": self._severities, "source": source}
         against = {name: values.tolist() for name, values in self._baseline().items()}
-        return {**asdict(self), **chosen, "baseline": against}
+        sizes = {"sizes": _sizes(subject)} if subject.members else {}
+        return {**asdict(self), **chosen, "baseline": against, **sizes}
 
     def plan(self, subject: Subject) -> Plan:
         source, names, against = self._source(subject), self._names, self._baseline()
@@ -73,21 +77,26 @@ class Corruption(Probe):
             f"baseline_{name}": (Quantity(f"{METRICS[name][0]} of the baseline", METRICS[name][1], per_cell), values)
             for name, values in against.items()
         }
-        blocks = np.bincount(np.arange(len(subject)) % BLOCKS)
+        blocks, sizes = np.bincount(np.arange(len(subject)) % BLOCKS), _sizes(subject)
         return Plan(
             over={"corruption": np.arange(len(names)), "severity": np.array(self._severities)},
-            axes={"block": np.arange(len(blocks))},
+            axes={"block": np.arange(len(blocks)), **({"size": np.array(sizes)} if sizes else {})},
             labels={
                 "corruption_name": (Quantity("corruption", dims=("corruption",)), np.array(names)),
                 "block_samples": (Quantity("samples in the block", dims=("block",)), blocks),
                 **baseline,
             },
-            quantities={**corruption_summary.quantities(), **corruption_summary.block_quantities()},
-            summaries=corruption_summary.summaries(baseline=bool(against)),
+            quantities={
+                **corruption_summary.quantities(),
+                **corruption_summary.block_quantities(),
+                **(corruption_summary.size_quantities() if sizes else {}),
+            },
+            summaries=corruption_summary.summaries(baseline=bool(against), sizes=bool(sizes)),
             about={
                 "corruption": Quantity("corruption"),
                 "severity": Quantity("severity"),
                 "block": Quantity("block of samples"),
+                **({"size": Quantity("members averaged")} if sizes else {}),
             },
             facts={
                 **{f"clean_{name}": clean[name] for name in METRICS},
@@ -99,17 +108,17 @@ class Corruption(Probe):
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
         name, severity = self._names[unit.index[0]], int(unit.at["severity"])
-        found = scored(with_images(subject, self._source(subject).images(subject, name, severity, self.seed)))
+        images = self._source(subject).images(subject, name, severity, self.seed)
+        *_, found = every = scored(with_images(subject, images))
         accuracy, accuracy_se = mean_and_standard_error(found.correct)
         nll, nll_se = mean_and_standard_error(found.nll)
-        terms = {"accuracy": found.correct, "nll": found.nll, "ece": calibration_gaps(found)}
-        block = np.arange(len(found)) % BLOCKS
         return {
             "samples": len(found),
             **{"accuracy": accuracy, "accuracy_se": accuracy_se, "nll": nll, "nll_se": nll_se},
             "ece": scores.summary(found)["ece"],
             "ece_se": scores.bootstrap(found, draws=DRAWS, seed=self.seed)["ece"].error,
-            **{f"{name}_block": np.bincount(block, values) for name, values in terms.items()},
+            **_block_sums(found),
+            **(_by_size(every) if subject.members else {}),
         }
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
@@ -143,18 +152,40 @@ def source_for(subject: Subject, wanted: str, names: tuple[str, ...], seed: int)
 @once_per_weights
 def clean_scores(subject: Subject) -> SampleScores:
     """Scores of the samples as they are."""
-    return scored(subject)
+    return scored(subject)[-1]
 
 
-def scored(subject: Subject) -> SampleScores:
-    """Scores of every sample, mini-batch by mini-batch."""
+def scored(subject: Subject) -> list[SampleScores]:
+    """Scores of every sample, mini-batch by mini-batch: of an ensemble for each of its sizes, the whole one last."""
+    forward, sizes = subject.forward, _sizes(subject)
+    parts: list[list[SampleScores]] = []
     with subject.evaluating():
-        return scores.joined(
-            [
-                scores.sample_scores(logits_in(subject.outputs(inputs)), targets)
-                for inputs, targets in subject.each_batch()
-            ]
-        )
+        for inputs, targets in subject.each_batch():
+            if isinstance(forward, MemberForward):
+                outputs = forward.of_first(subject.model, cast(Positioned, inputs), sizes)
+            else:
+                outputs = [subject.outputs(inputs)]
+            parts.append([scores.sample_scores(logits_in(one), targets) for one in outputs])
+    return [scores.joined(list(of_size)) for of_size in zip(*parts, strict=True)]
+
+
+def _sizes(subject: Subject) -> list[int]:
+    """The sizes of an ensemble that are scored; none of a network without members."""
+    return sizes_of(subject.members) if subject.members else []
+
+
+def _by_size(every: Sequence[SampleScores]) -> dict[str, np.ndarray]:
+    """What is stored of every size."""
+    summaries, sums = [scores.summary(one) for one in every], [_block_sums(one) for one in every]
+    values = {f"size_{name}": np.array([one[name] for one in summaries]) for name in METRICS}
+    return values | {f"size_{name}": np.stack([one[name] for one in sums]) for name in sums[0]}
+
+
+def _block_sums(found: SampleScores) -> dict[str, np.ndarray]:
+    """The sums per block of samples behind the errors of the summaries."""
+    terms = {"accuracy": found.correct, "nll": found.nll, "ece": calibration_gaps(found)}
+    block = np.arange(len(found)) % BLOCKS
+    return {f"{name}_block": np.bincount(block, values) for name, values in terms.items()}
 
 
 def calibration_gaps(found: SampleScores) -> np.ndarray:

@@ -7,6 +7,7 @@ summary is a weighted sum of scores per image, so that its error follows from th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +26,7 @@ METRICS: Mapping[str, tuple[str, str, str]] = {  # long name, units, name of the
     "ece": ("expected calibration error", "1", "mcece"),
 }
 RELATIVE = {"accuracy": "corruption error", "nll": "corruption NLL", "ece": "corruption ECE"}
-PER_CELL, PER_BLOCK = ("corruption", "severity"), ("block",)
+PER_CELL, PER_BLOCK, PER_SIZE = ("corruption", "severity"), ("block",), ("size",)
 
 
 def quantities() -> dict[str, Quantity]:
@@ -43,8 +44,30 @@ def block_quantities() -> dict[str, Quantity]:
     return {f"{name}_block": Quantity(f"sum of the {terms[name]}", METRICS[name][1], PER_BLOCK) for name in METRICS}
 
 
-def summaries(*, baseline: bool) -> dict[str, Quantity]:
+def size_quantities() -> dict[str, Quantity]:
+    """What is stored for every size of an ensemble, of the first so many members."""
+    found = {f"size_{name}": Quantity(long_name, units, PER_SIZE) for name, (long_name, units, _) in METRICS.items()}
+    for name, quantity in block_quantities().items():
+        found[f"size_{name}"] = replace(quantity, dims=(*PER_SIZE, *PER_BLOCK))
+    return found
+
+
+def summaries(*, baseline: bool, sizes: bool = False) -> dict[str, Quantity]:
     """What `reduced` computes."""
+    found = _summaries(baseline=baseline)
+    if sizes:
+        found |= {
+            f"size_{name}": replace(quantity, dims=PER_SIZE) for name, quantity in found.items() if _is_mean(name)
+        }
+    return found
+
+
+def _is_mean(name: str) -> bool:
+    """Whether a summary is one over all corruptions and severities."""
+    return name.removesuffix("_se") in [one for name, row in METRICS.items() for one in (f"mean_{name}", row[2])]
+
+
+def _summaries(*, baseline: bool) -> dict[str, Quantity]:
     found: dict[str, Quantity] = {}
     for name, (long_name, units, relative) in METRICS.items():
         for prefix, over, dims in (
@@ -66,8 +89,20 @@ def reduced(data: Mapping[str, np.ndarray]) -> Values:
     """The summaries of stored scores; NaN where a corruption or severity that takes part is not finished.
 
     mCE (Hendrycks & Dietterich 2019): mean over corruptions of sum_s error / sum_s error of the baseline, as a
-    fraction; mCNLL and mCECE are the same of NLL and ECE.
+    fraction; mCNLL and mCECE are the same of NLL and ECE. Of an ensemble also of its first members, for every size.
     """
+    found: dict[str, np.ndarray] = dict(_reduced(data))
+    if "size_nll" not in data:
+        return found
+    whole = {name: data[name] for name in data if name in ("done", "block_samples") or name.startswith("baseline_")}
+    each = []
+    for k in range(data["size_nll"].shape[2]):
+        of_size = {name: data[f"size_{name}"][:, :, k] for name in METRICS}
+        each.append(_reduced({**whole, **of_size, **{f"{n}_block": data[f"size_{n}_block"][:, :, k] for n in METRICS}}))
+    return {**found, **{f"size_{name}": np.array([one[name] for one in each]) for name in found if _is_mean(name)}}
+
+
+def _reduced(data: Mapping[str, np.ndarray]) -> Values:
     done = data["done"] == 1
     found: dict[str, np.ndarray] = {}
     types, severities = done.shape

@@ -68,11 +68,15 @@ class MemberForward:
         """Outputs of the current member; without one those of the mean prediction."""
         if self.current is not None:
             return self._of_member(model, inputs, self.current)
-        outputs = [self._of_member(model, inputs, member) for member in range(self.members)]
+        return self.of_first(model, inputs, [self.members])[0]
+
+    def of_first(self, model: Callable[..., Any], inputs: Positioned, counts: Sequence[int]) -> list[Any]:
+        """Outputs of the mean prediction of the first members, for every count of them; one pass per member."""
+        outputs = [self._of_member(model, inputs, member) for member in range(max(counts))]
         tensors = [one for one in outputs if isinstance(one, Tensor)]
-        return (
-            self.average(tensors) if len(tensors) == len(outputs) else outputs[0]
-        )  # of an encoder, nothing to average
+        if len(tensors) < len(outputs):  # of an encoder, nothing to average
+            return outputs[:1] * len(counts)
+        return [self.average(tensors[:count]) for count in counts]
 
     def _of_member(self, model: Callable[..., Any], inputs: Positioned, member: int) -> Any:
         masks = FrozenMasks(derived_seed(self.seed, "dropout", member), inputs.positions, self.calls)
