@@ -70,6 +70,7 @@ FIGURES: Mapping[str, FigureEntry] = {
             panels=(None,) * 2,
         ),
         FigureEntry("calibration_train", "calibration", needs=("nll", "nll_low", "accuracy", "accuracy_low")),
+        FigureEntry("calibration_test", "calibration", needs=("nll", "nll_low", "accuracy", "accuracy_low")),
         FigureEntry(
             "ensemble",
             "ensemble",

@@ -28,15 +28,20 @@ def draw(data: Sequence[xr.Dataset] | xr.Dataset, ax: Axes, *, look: Look | None
     A single result gives both coordinates.
     """
     train, test = (data, data) if isinstance(data, xr.Dataset) else (data[0], data[-1])
-    look = look or looks_of([test])[0]
-    nll, nll_low, nll_high = (float(train[f"nll{end}"]) for end in ("", "_low", "_high"))
-    accuracy, low, high = (float(test[f"accuracy{end}"]) for end in ("", "_low", "_high"))
-    ax.errorbar(
-        [nll], [1 - accuracy], xerr=_bars(nll - nll_low, nll_high - nll), yerr=_bars(high - accuracy, accuracy - low),
-        color=look.color, marker=look.marker, linestyle="none", elinewidth=0.7,
-    )  # fmt: skip
+    point(train, test, ax, look or looks_of([test])[0])
     ax.set(xlabel="NLL on train (nats)", ylabel="error on test")
     return ax
+
+
+def point(train: xr.Dataset, test: xr.Dataset, ax: Axes, look: Look, *, error: bool = True) -> None:
+    """Draw the NLL of a result against the error, or accuracy, of another one, each with its 95 % interval."""
+    nll, nll_low, nll_high = (float(train[f"nll{end}"]) for end in ("", "_low", "_high"))
+    accuracy, low, high = (float(test[f"accuracy{end}"]) for end in ("", "_low", "_high"))
+    bars = (high - accuracy, accuracy - low) if error else (accuracy - low, high - accuracy)
+    ax.errorbar(
+        [nll], [1 - accuracy if error else accuracy], xerr=_bars(nll - nll_low, nll_high - nll), yerr=_bars(*bars),
+        color=look.color, marker=look.marker, linestyle="none", elinewidth=0.7,
+    )  # fmt: skip
 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:

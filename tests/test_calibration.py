@@ -18,7 +18,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
 from landscape.options import OptionError
-from landscape.plots import FIGURES, calibration_train, headlines
+from landscape.plots import FIGURES, calibration_test, calibration_train, headlines
 from landscape.plots import calibration as figure
 from landscape.predictions.scores import METRICS, paired_difference, sample_scores, summary
 from landscape.predictions.temperature import HIGHEST, LOWEST, TemperatureFit
@@ -231,17 +231,30 @@ def test_a_wilson_interval_contains_the_accuracy_also_at_its_ends() -> None:
     assert high[0] == pytest.approx(1.96**2 / (1 + 1.96**2))
 
 
-def test_networks_measured_on_both_splits_are_drawn_as_error_over_training_nll() -> None:
-    def result(label: str, split: str, nll: float, accuracy: float) -> xr.Dataset:
-        numbers = {"nll": nll, "nll_low": nll - 0.1, "nll_high": nll + 0.1}
-        numbers |= {"accuracy": accuracy, "accuracy_low": accuracy - 0.02, "accuracy_high": accuracy + 0.02}
-        about = {"label": label, "spec": json.dumps({"split": split}), "data": "cifar10", "checkpoint_sha256": label}
-        return xr.Dataset(numbers, attrs=about)
+def result(label: str, split: str, nll: float, accuracy: float) -> xr.Dataset:
+    numbers = {"nll": nll, "nll_low": nll - 0.1, "nll_high": nll + 0.1}
+    numbers |= {"accuracy": accuracy, "accuracy_low": accuracy - 0.03, "accuracy_high": accuracy + 0.02}
+    about = {"label": label, "spec": json.dumps({"split": split}), "data": "cifar10", "checkpoint_sha256": label}
+    return xr.Dataset(numbers, attrs=about)
 
+
+def test_networks_on_test_data_are_drawn_as_accuracy_over_nll() -> None:
+    results = [result("a", "train", 0.5, 0.9), result("b", "test", 1.0, 0.7), result("a", "test", 0.8, 0.8)]
+    assert calibration_test.select(results) == [1, 2]
+    assert calibration_test.select(results[:2]) == []  # one network is no comparison
+    page = calibration_test.page(results[1:], [figure.look_of(data) for data in results[1:]])
+    (point, _, (across, up)) = page.axes[0].containers[0]
+    assert (point.get_xdata().item(), point.get_ydata().item()) == pytest.approx((1.0, 0.7))
+    np.testing.assert_allclose(across.get_segments()[0][:, 0], [0.9, 1.1])
+    np.testing.assert_allclose(up.get_segments()[0][:, 1], [0.67, 0.72])
+    assert (page.axes[0].get_xlabel(), page.axes[0].get_ylabel()) == ("NLL on test (nats)", "accuracy on test")
+
+
+def test_networks_measured_on_both_splits_are_drawn_as_error_over_training_nll() -> None:
     results = [result("a", "train", 0.5, 0.9), result("b", "test", 1.0, 0.7), result("a", "test", 0.8, 0.8)]
     assert calibration_train.select(results) == [0, 2]
     page = calibration_train.page([results[0], results[2]], [figure.look_of(data) for data in (results[0], results[2])])
     (point, _, (across, up)) = page.axes[0].containers[0]
     assert (point.get_xdata().item(), point.get_ydata().item()) == pytest.approx((0.5, 0.2))
     np.testing.assert_allclose(across.get_segments()[0][:, 0], [0.4, 0.6])
-    np.testing.assert_allclose(up.get_segments()[0][:, 1], [0.18, 0.22])
+    np.testing.assert_allclose(up.get_segments()[0][:, 1], [0.18, 0.23])
