@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from landscape import probes
     from landscape.api import evaluate, features, measure
+    from landscape.monitoring.monitor import Monitor
     from landscape.plots.comparison import compare
     from landscape.results.reader import open
     from landscape.subject.loading import load
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
 
     __version__: str
 
-__all__ = ["Subject", "__version__", "compare", "evaluate", "features", "load", "measure", "open", "probes"]
+__all__ = ["Monitor", "Subject", "__version__", "compare", "evaluate", "features", "load", "measure", "open", "probes"]
 
 _HOME = {
-    "Subject": "subject.subject", "load": "subject.loading", "open": "results.reader",
+    "Monitor": "monitoring.monitor", "Subject": "subject.subject", "load": "subject.loading", "open": "results.reader",
     "compare": "plots.comparison", "evaluate": "api", "features": "api", "measure": "api",
 }  # fmt: skip
 

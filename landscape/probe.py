@@ -60,6 +60,8 @@ class Plan:
     summaries: Mapping[str, Quantity] = field(default_factory=dict)  # what `reduce` computes from stored numbers
     about: Mapping[str, Quantity] = field(default_factory=dict)  # long names and units of the axes
     facts: Mapping[str, str | int | float] = field(default_factory=dict)  # stored as attributes of the group
+    # The one unit axis gets its coordinates while it is measured, see `results.series`; `over` holds those so far.
+    grows: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:

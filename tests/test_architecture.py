@@ -23,7 +23,7 @@ ORDER = (
     ("models", "discovery"),
     ("subject",),
     ("curvature", "predictions"),
-    ("layers", "weight_space"),
+    ("layers", "weight_space", "monitoring"),
     ("probes", "training"),
     ("executors", "event_log"),
     ("run",),

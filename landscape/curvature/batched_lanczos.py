@@ -40,6 +40,7 @@ def batched_lanczos(
     room: int = 200,
     storage: torch.dtype | None = None,
     vectors: bool = False,
+    unseen: bool = True,
     stride: int | None = None,
 ) -> list[Spectrum | None]:
     """The searches of `lanczos.lanczos_search` for M operators with one product for all; equal to rounding.
@@ -59,7 +60,7 @@ def batched_lanczos(
     stride, first = (1, 1) if room >= n else (stride, ranks + FIRST)
     room = min(room, steps + (first if stride > 1 else 0))  # while one waits, the others go on
     recurrence = _Recurrence(starts, room, storage)
-    rule = StoppingRule(k, which, tol, tol_residual, ends)
+    rule = StoppingRule(k, which, tol, tol_residual, ends, unseen)
     searches = {i: _Search(rule, n, room, recurrence.floor) for i in range(len(starts))}
     found: dict[int, _Result] = {}
     while searches:

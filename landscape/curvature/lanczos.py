@@ -50,6 +50,7 @@ def lanczos_search(
     room: int = 200,
     storage: torch.dtype | None = None,
     vectors: bool = False,
+    unseen: bool = True,
 ) -> Search:
     """The k wanted eigenvalues by Lanczos with full reorthogonalisation, tested at every step.
 
@@ -70,6 +71,8 @@ def lanczos_search(
         room: most vectors kept; at least ten more than wanted values.
         storage: half precision halves the memory of the basis; one more product per value then recomputes it.
         vectors: return eigenvectors too.
+        unseen: as in `StoppingRule`; False for a start vector that is near the wanted eigenvectors, of other weights
+            say, which would be taken for one that hides the others.
 
     Raises:
         FloatingPointError: the operator returned a non-finite vector.
@@ -77,7 +80,7 @@ def lanczos_search(
     n = start.numel()
     room = max(room, k * (2 if which == "both" else 1) + 10)
     steps = min(n, max_steps) if room >= n else max_steps  # n without a restart span everything
-    ritz, rule = Projection(start, min(steps, room), storage), StoppingRule(k, which, tol, tol_residual, ends)
+    ritz, rule = Projection(start, min(steps, room), storage), StoppingRule(k, which, tol, tol_residual, ends, unseen)
     breakdown = 0  # products at the last invariant subspace
     before: np.ndarray | None = None  # the wanted values there
     quadrature: tuple[np.ndarray, np.ndarray] | None = None  # before the first restart

@@ -84,6 +84,7 @@ class StoppingRule:
         tol_residual: largest relative residual of a wanted value; None does not ask for one.
         ends: also converge the largest and smallest value to this relative residual, or to 0.001 of the largest
             |value|: near zero no relative residual is ever reached. 1.0 disables it.
+        unseen: also go on while the start vector may hide a value further out, which only a random start can tell.
     """
 
     k: int
@@ -91,6 +92,7 @@ class StoppingRule:
     tol: float | None = 1e-4
     tol_residual: float | None = None
     ends: float = 1.0
+    unseen: bool = True
 
     def done(self, ritz: RitzPairs) -> bool:
         """Whether the wanted values are known, none is likely to be missing, and both ends are as requested."""
@@ -109,7 +111,7 @@ class StoppingRule:
         tested = ((ritz.errors, self.tol), (ritz.residuals, self.tol_residual))
         if any(tol is not None and (off[positions] > np.maximum(tol * size, ritz.least)).any() for off, tol in tested):
             return False
-        return not self._contested(ritz, positions, which) and not _unseen(ritz, positions, which)
+        return not self._contested(ritz, positions, which) and not (self.unseen and _unseen(ritz, positions, which))
 
     def _contested(self, ritz: RitzPairs, positions: np.ndarray, which: Which) -> bool:
         """Whether an unconverged value may yet turn out further out than the last wanted one."""

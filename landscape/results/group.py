@@ -20,6 +20,7 @@ from landscape.results.hdf5_file import CONVENTION, array_of, check, hard_links,
 from landscape.results.journal import Record
 from landscape.results.run_key import Arrays, Reduce, ReduceOf, RunKey, fixed_width, safe_label
 
+GROWTH = 128  # rows by which the datasets of a series grow on the disk
 AUTOTUNED = ("chosen_for", "choices")  # attributes: the digest before autotuning, and what autotuning chose
 
 _log = logging.getLogger(__name__)
@@ -89,7 +90,12 @@ def summarise(group: h5py.Group, reduce_of: ReduceOf) -> None:
             if name in group:  # an imported surface has fewer summaries than a measured one
                 group[name][...] = value
     if group["done"][()].all():
-        group.attrs["finished"] = _now()
+        mark_finished(group)
+
+
+def mark_finished(group: h5py.Group) -> None:
+    """Note that a result is finished, and when."""
+    group.attrs["finished"] = _now()
 
 
 def reduced(reduce: Reduce, stored: Arrays, name: str) -> Values:
@@ -219,7 +225,7 @@ def _created(file: h5py.File, key: RunKey) -> h5py.Group:
     group.attrs["probe"], group.attrs["label"] = key.probe, key.label
     group.attrs["created"], group.attrs["finished"] = _now(), ""
     for name, values in {**plan.over, **plan.axes}.items():
-        axis = group.create_dataset(name, data=values)
+        axis = group.create_dataset(name, data=values, **_extensible(plan, (name,), values.shape))
         axis.make_scale(name)
         _describe(axis, plan.about.get(name, Quantity(name)))
     for name, (quantity, values) in plan.labels.items():
@@ -251,10 +257,18 @@ def _dataset(
     if data is None:
         data = np.full(shape, np.nan if np.dtype(quantity.dtype).kind == "f" else 0, quantity.dtype)
     text = {"data": data.astype(object), "dtype": h5py.string_dtype()}
-    dataset = group.create_dataset(name, **(text if data.dtype.kind == "U" else {"data": data}))
+    form = text if data.dtype.kind == "U" else {"data": data, **_extensible(plan, dims, shape)}
+    dataset = group.create_dataset(name, **form)
     _describe(dataset, quantity)
     for axis, dim in enumerate(dims):
         dataset.dims[axis].attach_scale(group[dim])
+
+
+def _extensible(plan: Plan, dims: tuple[str, ...], shape: tuple[int, ...]) -> dict[str, Any]:
+    """The form of a dataset whose first axis is that of a growing plan; nothing for all others."""
+    if not plan.grows or dims[:1] != tuple(plan.over):
+        return {}
+    return {"maxshape": (None, *shape[1:]), "chunks": (GROWTH, *shape[1:])}
 
 
 def _describe(dataset: h5py.Dataset, quantity: Quantity) -> None:

@@ -15,6 +15,7 @@ import h5py
 
 from landscape.probe import Plan
 from landscape.results import group as groups
+from landscape.results import series
 from landscape.results.hdf5_file import check
 from landscape.results.journal import Busy, Journal, NotAJournal, Record
 from landscape.results.replacing import behind_link
@@ -57,12 +58,15 @@ def adopt(file: h5py.File, journal: Journal, reduce_of: ReduceOf) -> str:
     probe, stored = "", set[str]()
     try:
         records = list(journal.records())
-        if not any("index" in record.data for record in records):
+        if not any({"index", *series.WORDS} & record.data.keys() for record in records):
             return ""
         key = key_of(records)
         require_fitting(records, key.plan)
         probe, stored = key.probe, set(file.get(key.probe, ()))
-        groups.merge(groups.open_or_create(file, key), records, reduce_of)
+        if key.plan.grows:
+            series.adopt(file, key, records)
+        else:
+            groups.merge(groups.open_or_create(file, key), records, reduce_of)
     except UNREADABLE as error:
         for name in set(file[probe]) - stored if probe and probe in file else ():
             del file[probe][name]  # a group that was created only in part
@@ -112,12 +116,19 @@ def require_fitting(records: Sequence[Record], plan: Plan) -> None:
         for name, quantity in plan.quantities.items()
     }
     for record in records:
-        if "index" in record.data:
-            index = tuple(record.data["index"])
-            fits = len(index) == len(plan.shape) and all(0 <= i < n for i, n in zip(index, plan.shape, strict=True))
+        if "index" in record.data or series.AT in record.data:
             found = {name: (array.dtype.name, array.shape) for name, array in record.arrays.items()}
-            if not fits or found != wanted:
-                raise ValueError(f"its unit {index} does not belong to its plan")
+            if not _has_place(record, plan) or found != wanted:
+                at = tuple(record.data["index"]) if "index" in record.data else record.data[series.AT]
+                raise ValueError(f"its unit {at} does not belong to its plan")
+
+
+def _has_place(record: Record, plan: Plan) -> bool:
+    """Whether the unit of a record is one of a plan; a series takes any whole number."""
+    if plan.grows or "index" not in record.data:
+        return plan.grows and isinstance(record.data.get(series.AT), int)
+    index = tuple(record.data["index"])
+    return len(index) == len(plan.shape) and all(0 <= i < n for i, n in zip(index, plan.shape, strict=True))
 
 
 def _check_size(plan: Plan) -> None:

@@ -83,7 +83,7 @@ def to_header(key: RunKey) -> Record:
     tables = {"quantities": plan.quantities, "summaries": plan.summaries, "about": plan.about}
     data: dict[str, Any] = {table: {n: asdict(q) for n, q in rows.items()} for table, rows in tables.items()}
     data["labels"] = {name: asdict(quantity) for name, (quantity, _) in plan.labels.items()}
-    data |= {"over": list(plan.over), "axes": list(plan.axes), "facts": dict(plan.facts)}
+    data |= {"over": list(plan.over), "axes": list(plan.axes), "facts": dict(plan.facts), "grows": plan.grows}
     data |= {"probe": key.probe, "label": key.label, "digest": key.digest}
     return Record({"key": data, "attributes": dict(key.attributes)}, arrays)
 
@@ -103,5 +103,6 @@ def from_header(header: Record) -> RunKey:
         summaries=table("summaries"),
         about=table("about"),
         facts=data["facts"],
+        grows=data.get("grows", False),
     )
     return RunKey(data["probe"], data["label"], data["digest"], plan, header.data["attributes"])

@@ -26,12 +26,12 @@ from landscape.subject.subject import Subject, Whole
 _log = logging.getLogger(__name__)
 
 
-def adapted(subject: Subject, loss: Loss) -> Subject:
+def adapted(subject: Subject, loss: Loss, *, noting: bool = True) -> Subject:
     """The subject with its loss, run in the way that a pass of a few samples has shown to work.
 
     A model that differentiates inside its forward pass keeps a graph, one that changes its input in place gets a copy
     of it, and a loss that returns a mean has no error over samples. A user's loss takes what the model returns; where
-    it fails on that, it takes the logits in it.
+    it fails on that, it takes the logits in it. `noting`: say that a mean has no error over samples.
 
     Raises:
         ValueError: the model or the loss fails, or the loss returns no tensor of the right size.
@@ -66,6 +66,8 @@ def adapted(subject: Subject, loss: Loss) -> Subject:
     if not mean_only:
         return subject
     subject = replace(subject, coupled=_is_coupled(subject, loss))
+    if not noting:
+        return subject
     if subject.coupled:
         _log.warning(
             "note: %s couples the samples of a mini-batch: its values belong to mini-batches of %d (--batch-size), and "

@@ -77,7 +77,7 @@ def load(
     """
     _refuse_unknown(options)
     _refuse_kinds(checkpoint, data)
-    module = _unwrapped(checkpoint) if isinstance(checkpoint, nn.Module) else None
+    module = unwrapped(checkpoint) if isinstance(checkpoint, nn.Module) else None
     made = None if isinstance(data, str | Path) else data
     objects = Objects(module, made, None if isinstance(loss, str) else loss, classes)
     options["data"] = str(data) if objects.data is None else ""
@@ -126,6 +126,7 @@ class Objects:
     data: Any = None
     loss: Callable[[Any, Any], Any] | None = None
     classes: int | None = None
+    noting: bool = True  # say of a loss that returns a mean that it has no error over samples
 
 
 NO_OBJECTS = Objects()
@@ -175,7 +176,7 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
     )
     with measuring(subject):
         refuse_vocabulary(subject)
-        subject = smoothed(adapted(subject, loss))
+        subject = smoothed(adapted(subject, loss, noting=objects.noting))
         refuse_misfit(subject)
         subject = with_members(subject, spec.mc_dropout)
     return subject
@@ -272,12 +273,12 @@ def _reading(spec: Spec) -> dict[str, Any]:
     return {"weights": spec.weights, "trust_pickle": spec.trust_pickle}
 
 
-def _unwrapped(module: nn.Module) -> nn.Module:
+def unwrapped(module: nn.Module) -> nn.Module:
     """The module itself: compiled code has no second derivative, and a replica waits for the others."""
     refuse_sharded(module)
     replicated = isinstance(module, nn.parallel.DataParallel | nn.parallel.DistributedDataParallel)
     inner = module.module if replicated else module._modules.get("_orig_mod")
-    return _unwrapped(inner) if isinstance(inner, nn.Module) else module
+    return unwrapped(inner) if isinstance(inner, nn.Module) else module
 
 
 def _converted(model: nn.Module, device: torch.device) -> nn.Module:

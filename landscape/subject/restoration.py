@@ -35,7 +35,7 @@ def measuring(subject: Subject) -> Iterator[None]:
 
     Meanwhile it is in evaluation mode, with gradients enabled and in exact arithmetic, wherever the call stands.
     Afterwards modes, gradients, buffers, what is trainable and the global random generators are as before; weights are
-    restored by what moves them (`WeightsInPlace`).
+    restored by what moves them (`WeightsInPlace`). Hooks on the gradients of parameters do not run meanwhile.
     """
     subject.refresh()
     models = [subject.model, *(other for other in subject.others.values() if isinstance(other, nn.Module))]
@@ -48,7 +48,7 @@ def measuring(subject: Subject) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _left_as_found(model: nn.Module) -> Iterator[None]:
-    parameters = [(p, p.grad, p.requires_grad) for p in model.parameters()]
+    parameters = [(p, p.grad, p.requires_grad, p._backward_hooks) for p in model.parameters()]
     buffers = [
         (module, name, buffer, buffer.clone())
         for module in model.modules()
@@ -56,14 +56,16 @@ def _left_as_found(model: nn.Module) -> Iterator[None]:
         if buffer is not None
     ]
     try:
-        for p, _, _ in parameters:
+        for p, *_ in parameters:
             p.grad = None  # a backward pass would add to it
+            p._backward_hooks = None  # of the caller's: one that scales gradients would scale those measured here
         with evaluation_mode(model):
             yield
     finally:
-        for p, gradient, trainable in parameters:
+        for p, gradient, trainable, hooks in parameters:
             p.grad = gradient
             p.requires_grad_(trainable)
+            p._backward_hooks = hooks
         for module, name, buffer, before in buffers:
             module._buffers[name] = buffer
             buffer.data.copy_(before)  # by `data`: to autograd, which may hold a graph of the caller's, nothing changed

@@ -1,0 +1,95 @@
+"""Gradient of a mini-batch and its noise, from the gradients of its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from landscape.curvature.hessian_product import differentiable_attention
+from landscape.curvature.vectors import dot, flat
+from landscape.data.structure import common_length, rows_of
+from landscape.subject.subject import Subject
+
+
+class GradientNoise(NamedTuple):
+    """What the gradients of m parts of a mini-batch say about the gradient of a single sample."""
+
+    squared: float  # unbiased |G|^2, G the mean gradient over all data; may be negative
+    variance: float  # tr Sigma, Sigma the covariance of the gradients of single samples
+    scale: float  # tr Sigma / |G|^2 in samples; NaN where |G|^2 is not positive
+    scale_se: float  # by the jackknife over the parts
+
+
+def parts_of(subject: Subject, wanted: int) -> list[slice]:
+    """The mini-batch in parts of equal size: `wanted` of them or the nearest number that divides the samples, if any.
+
+    More, up to twice as many, come before fewer. One part where the mini-batch cannot be divided.
+    """
+    inputs, targets = subject.batch(0)
+    rows = common_length((inputs, targets))
+    if rows is None or subject.coupled or wanted < 2:
+        return [slice(None)]
+    near = [*range(wanted, 2 * wanted + 1), *range(wanted - 1, 1, -1)]
+    count = next((m for m in near if rows % m == 0 and m <= rows), 1)
+    return [slice(at, at + rows // count) for at in range(0, rows, rows // count)]
+
+
+def loss_and_gradients(subject: Subject, parts: Sequence[slice]) -> tuple[float, list[Tensor]]:
+    """The objective, as a mean over the parts, and the gradient of each, flat, (n,)."""
+    inputs, targets = subject.batch(0)
+    parameters = list(subject.parameters.values())
+    losses: list[Tensor] = []
+    gradients: list[Tensor] = []
+    for part in parts:
+        whole = part == slice(None)
+        own = (inputs, targets) if whole else (rows_of(inputs, part), rows_of(targets, part))
+        with differentiable_attention():
+            loss = subject.losses(subject.outputs(own[0]), own[1]).mean()
+        found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+        losses.append(loss.detach())
+        gradients.append(flat(found))
+        if subject.weight_decay:
+            gradients[-1].add_(flat(p.detach() for p in parameters), alpha=subject.weight_decay)
+    loss = torch.stack(losses).mean()
+    if subject.weight_decay:
+        loss = loss + subject.weight_decay * subject.l2().detach()
+    return loss.item(), gradients
+
+
+def gram(vectors: Sequence[Tensor]) -> np.ndarray:
+    """Inner products of vectors, (m, m), in double precision."""
+    m = len(vectors)
+    products = torch.stack([dot(vectors[i], vectors[j]) for i in range(m) for j in range(i, m)]).tolist()
+    found = np.zeros((m, m))
+    found[np.triu_indices(m)] = products
+    return np.asarray(found + np.triu(found, 1).T)
+
+
+def noise(inner: np.ndarray, size: int) -> GradientNoise:
+    """The simple noise scale from the inner products of the gradients of m parts of `size` samples each.
+
+    McCandlish et al. 2018 (arXiv 1812.06162), appendix A.1: with gradients of b and of B samples, |G|^2 is estimated
+    without bias by (B |g_B|^2 - b |g_b|^2) / (B - b), and tr Sigma by (|g_b|^2 - |g_B|^2) / (1 / b - 1 / B). Here b is
+    the size of a part, |g_b|^2 the mean over the parts, and B the whole mini-batch, whose gradient is their mean.
+    """
+    m = len(inner)
+    if m < 2:
+        return GradientNoise(np.nan, np.nan, np.nan, np.nan)
+    squared, variance = _estimates(inner, size)
+    scale = variance / squared if squared > 0 else np.nan
+    left_out = [np.delete(np.delete(inner, i, 0), i, 1) for i in range(m)] if m > 2 else []
+    pairs = [_estimates(one, size) for one in left_out]
+    ratios = np.array([v / s for s, v in pairs if s > 0])
+    error = np.sqrt((m - 1) / m * ((ratios - ratios.mean()) ** 2).sum()) if 2 < m == len(ratios) else np.nan
+    return GradientNoise(squared, variance, scale, float(error))
+
+
+def _estimates(inner: np.ndarray, b: int) -> tuple[float, float]:
+    """|G|^2 and tr Sigma."""
+    m = len(inner)
+    small, large, whole = float(np.trace(inner)) / m, float(inner.sum()) / m**2, b * m
+    return (whole * large - b * small) / (whole - b), (small - large) / (1 / b - 1 / whole)

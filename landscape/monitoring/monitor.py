@@ -1,0 +1,253 @@
+"""Measure sharpness, gradient noise and distance in the middle of a training run, which goes on as if alone."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from landscape.data.structure import common_length
+from landscape.monitoring.budget import Budget
+from landscape.monitoring.distance import Start
+from landscape.monitoring.measurement import Measurement
+from landscape.monitoring.stored_series import identity_of, opened, plan_of
+from landscape.monitoring.updates_seen import UpdatesSeen
+from landscape.options import OptionError, at_least, require
+from landscape.results import reader
+from landscape.results.series import SeriesWriter
+from landscape.subject.loading import Objects, load_spec, unwrapped
+from landscape.subject.restoration import measuring
+from landscape.subject.spec import Spec
+from landscape.subject.subject import Subject
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+CHECKED = 10  # every so many measurements one is checked by a random start
+FAILURES = 3  # measurements in a row that may fail before the monitor stops
+MERGE_SECONDS = 30.0  # between two merges of the journal into the file
+FAILING = (ValueError, RuntimeError, MemoryError, ArithmeticError, OSError)
+_log = logging.getLogger(__name__)
+
+
+class Monitor:
+    """Measures a model every so many steps of a training run and writes a series into a results file.
+
+        monitor = landscape.Monitor(model, loss, batch, every=100, out="run.h5")
+        for inputs, targets in loader:
+            ...
+            optimizer.step()
+            monitor.step()
+
+    Measured on `batch`, in evaluation mode and in full precision: the largest eigenvalues of the Hessian, the norm of
+    the gradient and its noise scale, and the distance from the weights at the start; with `optimizer` also learning
+    rate and stability threshold. Weights, gradients, buffers, modes, hooks, the global random generators and autocast
+    are left as found: the training is the same, bit for bit.
+
+    Step t is the state after t updates; that at the construction is measured there, so that what cannot be measured
+    fails at once. Later a measurement that fails says so and is left out; the training goes on.
+
+    Under DistributedDataParallel every process makes a monitor, and that of rank 0 measures and writes; models in
+    wrappers are unwrapped, compiled ones too. Sharded ones (FSDP) cannot be measured.
+
+    Args:
+        model: in training, on its device.
+        loss: mean loss as a function of (outputs, targets), (outputs, batch) or (model, batch), as its parameters are
+            named; or the name of one, see `landscape.load`.
+        batch: one mini-batch as the training's loader gives it, that all steps are measured on; the whole training set
+            where the edge of stability of full-batch training is of interest.
+        every: steps between two measurements.
+        out: results file; several runs may write into one.
+        label: name of the run, default the class of the model. A run of the same name in the same file gets a number.
+        optimizer: of the training, for learning rate and threshold.
+        top: eigenvalues per measurement.
+        noise: parts of the mini-batch whose gradients give the noise scale; 0 leaves it out.
+        tol: largest estimated relative error of an eigenvalue.
+        overhead: share of the training time that measurements may take; steps are left out to keep within it, see
+            `budget.Budget`. `math.inf` leaves out none.
+        start: updates made before this process; a run that resumes from a checkpoint gives the checkpoint's step. Its
+            series in `out` goes on from there: rows after that step are dropped, and the distance stays that from the
+            first start (from a sketch of its weights, see `distance.Start`).
+        weight_decay: of the objective loss + weight_decay |w|^2 / 2, that is L2 regularisation as SGD has it.
+        seed: of the random start vectors.
+        overwrite: a run from step 0 takes the place of the last one of its name.
+
+    Raises:
+        OptionError, ValueError, OSError: one line that says what was got, what was expected and what to do.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: str | Callable[..., Any] = "",
+        batch: Any = None,
+        *,
+        every: int = 100,
+        out: Path | str = "run.h5",
+        label: str = "",
+        optimizer: Optimizer | None = None,
+        top: int = 1,
+        noise: int = 4,
+        tol: float = 1e-3,
+        overhead: float = 0.02,
+        start: int = 0,
+        weight_decay: float = 0.0,
+        seed: int = 0,
+        overwrite: bool = False,
+    ) -> None:
+        for name, value, least in (("every", every, 1), ("top", top, 1), ("noise", noise, 0), ("start", start, 0)):
+            at_least(name, value, least)
+        require(overhead > 0, "overhead", overhead, "above 0; math.inf leaves out no step")
+        require(0 < tol < 1, "tol", tol, "above 0 and below 1")
+        if not isinstance(model, nn.Module):
+            raise OptionError(
+                f"Monitor measures a module, got a {type(model).__name__}; give the model that is trained"
+            )
+        if batch is None:
+            raise OptionError("Monitor needs batch=, one mini-batch as the training's loader gives it")
+        self.every, self.number = every, start
+        self._grid, self._skipped, self._failures, self._measured = start // every, 0, 0, 0
+        self._updates = UpdatesSeen(module := _followed(model))
+        self._writer: SeriesWriter | None = None
+        self._active = not dist.is_available() or not dist.is_initialized() or dist.get_rank() == 0
+        if not self._active:
+            return
+        self._subject = _subject(module, loss, batch, label, weight_decay)
+        self._budget = Budget(overhead, self._subject.device)
+        settings = {"top": top, "noise": noise, "tol": tol}
+        with measuring(self._subject):
+            begun = Start(self._subject.parameters)
+            plan = plan_of(self._subject, top, begun.sketch)
+            identity = identity_of(self._subject, optimizer, settings)
+            stored = {"every": every, "overhead": overhead, **settings, "seed": seed}
+            place = Path(out)
+            self._writer, sketch = opened(
+                place, self._subject, plan, identity, stored, start=start, overwrite=overwrite
+            )
+            if sketch is not None:
+                begun = Start(self._subject.parameters, sketch)
+        self._finalizer = weakref.finalize(self, _close, self._writer, os.getpid())
+        self._finalizer.atexit = False  # by then HDF5 is closed; what `atexit` holds runs before, the newest first
+        atexit.register(self._finalizer)
+        self._measurement = Measurement(self._subject, begun, optimizer, top=top, parts=noise, tol=tol, seed=seed)
+        self._merged = self._budget.now()
+        if start % every == 0:
+            self._measure(check=True)
+
+    def step(self, number: int | None = None) -> None:
+        """Count an update, and measure after every `every`-th; call it behind `optimizer.step()`.
+
+        A call before which the optimiser has made no update does not count: calls for each part of an accumulated
+        gradient, and two calls in one step, are harmless. `number` gives the number of updates so far in place of the
+        monitor's own count.
+        """
+        updated = self._updates.since_last_call()
+        if number is None:
+            if not updated:
+                return
+            number = self.number + 1
+        if number <= self.number:
+            return
+        self.number = number
+        if number // self.every == self._grid or not self._active:
+            return
+        self._grid = number // self.every
+        check = self._measured % CHECKED == 0
+        if not self._budget.allows(check=check):
+            self._skipped += 1
+            return
+        try:
+            self._measure(check=check)
+            self._failures = 0
+        except FAILING as error:
+            self._failed(error)
+
+    def data(self) -> xr.Dataset:
+        """The series so far, as `landscape.open` returns it.
+
+        Raises:
+            ValueError: this process does not write it, being none of rank 0.
+        """
+        if self._writer is None:
+            raise ValueError("only the process of rank 0 measures; read the series there")
+        if self._finalizer.alive:
+            self._writer.merge()
+        return reader.result(self._writer.path, self._writer.group)
+
+    def close(self) -> None:
+        """Write the series to its end; done by itself when the process ends or the monitor is no longer used."""
+        self._active = False
+        self._updates.forget()
+        if self._writer is not None:
+            self._finalizer()
+            atexit.unregister(self._finalizer)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _measure(self, *, check: bool) -> None:
+        """Measure the present weights and write a row."""
+        assert self._writer is not None
+        budget = self._budget
+        before = budget.training
+        with budget.measuring(check=check), measuring(self._subject):
+            values = self._measurement.at_present(check=check)
+        timing = {"seconds": budget.last, "training_seconds": before, "skipped": self._skipped}
+        self._measured, self._skipped = self._measured + 1, 0
+        with budget.writing():
+            self._writer.write(self.number, {**values, **timing})
+            if budget.now() - self._merged > MERGE_SECONDS:
+                self._writer.merge()
+                self._merged = budget.now()
+
+    def _failed(self, error: Exception) -> None:
+        self._failures += 1
+        self._skipped += 1
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        stop = self._failures == FAILURES
+        _log.warning(
+            "warning: step %d is not measured (%s); the training goes on%s", self.number, reason,
+            ", without the monitor" if stop else "",
+        )  # fmt: skip
+        self._active = not stop
+
+
+def _subject(module: nn.Module, loss: str | Callable[..., Any], batch: Any, label: str, weight_decay: float) -> Subject:
+    """The model on its one mini-batch."""
+    rows = common_length(batch) or 1
+    named = loss if isinstance(loss, str) else ""
+    spec = Spec(batch_size=rows, samples="all", weight_decay=weight_decay, loss=named)
+    made = None if isinstance(loss, str) else loss
+    subject = load_spec(spec, Objects(module, [batch], made, noting=False), label=label or type(module).__name__)
+    _ = subject.parameters  # raises for complex ones
+    return subject
+
+
+def _followed(model: nn.Module) -> nn.Module:
+    """The module inside its wrappers, with parameters that can change."""
+    module = unwrapped(model)
+    if not any(p.requires_grad for p in module.parameters()):
+        raise ValueError(
+            f"all parameters of the model ({type(module).__name__}) are frozen: there is nothing to follow"
+        )
+    return module
+
+
+def _close(writer: SeriesWriter, process: int) -> None:
+    """Finish a series, in the process that began it: a worker of a data loader has a copy of the monitor."""
+    if os.getpid() == process:
+        writer.close()

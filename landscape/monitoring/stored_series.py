@@ -1,0 +1,130 @@
+"""What a monitored run stores: its quantities over the steps, what identifies it, and which stored series it is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.optim import Optimizer
+
+from landscape.monitoring.distance import BUCKETS
+from landscape.probe import Plan, Quantity
+from landscape.results import group as groups
+from landscape.results.orphans import merge_orphans
+from landscape.results.run_key import RunKey, readable_label, versions
+from landscape.results.series import SeriesWriter
+from landscape.subject.identity import attributes as attributes_of
+from landscape.subject.subject import Subject
+
+MONITOR = "monitor"  # name of the groups
+RULE = (
+    "a multiple of `every` is measured if the measurements so far and this one stay below `overhead` times the "
+    "training time so far; the first one always"
+)
+_log = logging.getLogger(__name__)
+
+
+def plan_of(subject: Subject, top: int, sketch: np.ndarray) -> Plan:
+    """The quantities over the steps, and the sketch of the weights at the start."""
+    loss = subject.meaning.units
+    curvature, squared = f"{loss} / weight^2", f"{loss}^2 / weight^2"
+    ranks, preconditioned = ("rank",), "largest eigenvalue of P^-1/2 H P^-1/2, P the optimiser's preconditioner"
+    return Plan(
+        over={"step": np.array([], np.int64)},
+        axes={"rank": np.arange(top), "bucket": np.arange(BUCKETS)},
+        quantities={
+            "loss": Quantity("loss", loss),
+            "gradient_norm": Quantity("norm of the gradient", f"{loss} / weight"),
+            "eigenvalue": Quantity("largest Hessian eigenvalue", curvature, ranks),
+            "residual": Quantity("residual of the eigenvalue, within which one lies", curvature, ranks),
+            "converged": Quantity("1 where the eigenvalue reached its tolerance", dims=ranks),
+            "threshold": Quantity("stability threshold of the largest Hessian eigenvalue", curvature),
+            "preconditioned": Quantity(preconditioned, curvature, ranks),
+            "preconditioned_residual": Quantity("residual of the preconditioned eigenvalue", curvature, ranks),
+            "preconditioned_converged": Quantity("1 where the preconditioned one reached its tolerance", dims=ranks),
+            "preconditioned_threshold": Quantity("stability threshold of the preconditioned eigenvalue", curvature),
+            "learning_rate": Quantity("learning rate of the first group of parameters"),
+            "warm_error": Quantity("share by which the search from the last vectors missed the largest eigenvalue"),
+            "products": Quantity("Hessian products of this measurement"),
+            "noise_scale": Quantity("simple noise scale tr Sigma / |G|^2", "samples"),
+            "noise_scale_se": Quantity("standard error of the noise scale, by the jackknife", "samples"),
+            "gradient_variance": Quantity("tr Sigma, variance of the gradients of single samples", squared),
+            "gradient_squared": Quantity("unbiased estimate of |G|^2", squared),
+            "distance": Quantity("distance from the weights at the start", "weight"),
+            "distance_se": Quantity("standard error of the distance, 0 where it is exact", "weight"),
+            "seconds": Quantity("time of this measurement", "s"),
+            "training_seconds": Quantity("time of the training so far, without measurements", "s"),
+            "skipped": Quantity("steps that were left out since the last row, to keep within the overhead"),
+        },
+        labels={"start_sketch": (Quantity("sketch of the weights at the start", "weight", ("bucket",)), sketch)},
+        about={
+            "step": Quantity("step", "updates"),
+            "rank": Quantity("rank, from the largest"),
+            "bucket": Quantity("bucket of the sketch; of few weights, the weight"),
+        },
+        grows=True,
+    )
+
+
+def identity_of(subject: Subject, optimizer: Optimizer | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells a run from others in one file: its label, batch, parameters and optimiser, not its weights."""
+    loss = getattr(subject.losses, "__wrapped__", subject.losses)
+    own = None if optimizer is None else [type(optimizer).__name__, {**optimizer.defaults}]
+    return {
+        **settings,
+        "label": subject.label,
+        "loss": subject.loss_name or getattr(loss, "__qualname__", type(loss).__name__),
+        "weight_decay": subject.weight_decay,
+        "parameters": [[name, list(p.shape)] for name, p in subject.parameters.items()],
+        "data": subject.data_sha256,
+        "optimizer": own,
+    }
+
+
+def key_of(subject: Subject, plan: Plan, identity: Mapping[str, Any], settings: Mapping[str, Any], run: int) -> RunKey:
+    """The key of the run-th series with this identity."""
+    text = json.dumps({MONITOR: identity, "run": run}, sort_keys=True, default=str)
+    label = readable_label(subject.label if run == 1 else f"{subject.label}-{run}")
+    attributes = {
+        **attributes_of(subject),
+        "parameters": json.dumps(dict(settings), default=str),
+        "versions": json.dumps(versions()),
+        "schedule": RULE,
+    }
+    return RunKey(MONITOR, label, hashlib.sha256(text.encode()).hexdigest()[:10], plan, attributes)
+
+
+def opened(
+    path: Path, subject: Subject, plan: Plan, identity: Mapping[str, Any], settings: Mapping[str, Any], *,
+    start: int, overwrite: bool,
+) -> tuple[SeriesWriter, np.ndarray | None]:  # fmt: skip
+    """The writer of this run's series, and the sketch of the weights at its start where an earlier process stored it.
+
+    A run that starts at step 0 gets a series of its own, with a number behind its label where the file holds one of
+    the same name; `overwrite` takes the place of the last of these. A run that goes on from a later step continues the
+    last of them, without the rows after that step.
+    """
+    merge_orphans(path, reduce_of=lambda probe, parameters: None)
+    run = 1
+    while groups.stored_group(path, MONITOR, key_of(subject, plan, identity, settings, run).digest) is not None:
+        run += 1
+    known = run > 1
+    if start > 0 and not known:
+        _log.warning("note: %s holds no series of this run (%s); it begins at step %d", path, subject.label, start)
+    continued = known and (start > 0 or overwrite)
+    key = key_of(subject, plan, identity, settings, run - continued)
+    sketch = None
+    if continued and start > 0:
+        sketch = np.asarray(groups.read_group(path, _name(path, key))["start_sketch"], np.float64)
+    return SeriesWriter(path, key, after=start if start > 0 else -1), sketch
+
+
+def _name(path: Path, key: RunKey) -> str:
+    name = groups.stored_group(path, key.probe, key.digest)
+    assert name is not None
+    return name

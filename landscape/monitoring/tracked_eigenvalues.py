@@ -1,0 +1,93 @@
+"""Largest eigenvalues of an operator that changes slowly: each search begins with the last vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from landscape.curvature.batched_lanczos import device_lanczos
+from landscape.curvature.lanczos import Spectrum
+from landscape.curvature.spectrum import memory
+from landscape.curvature.vectors import random_unit
+
+MIXED = 0.02  # share of a random vector in a start from the last ones: what has nothing of them is not lost for ever
+
+
+@dataclass(frozen=True)
+class Found:
+    """The largest eigenvalues, in descending order."""
+
+    values: np.ndarray  # (k,)
+    residuals: np.ndarray  # ||H v - lambda v||, (k,)
+    converged: np.ndarray  # (k,)
+    warm_error: float  # where checked: share of the largest by which the search from the last vectors missed it
+    products: int
+
+
+@dataclass
+class TrackedEigenvalues:
+    """Searches for the k algebraically largest eigenvalues of one matrix after the other.
+
+    A search begins with the sum of the last eigenvectors, so that Lanczos finds in few products what has changed. A
+    start that is no random one may hide an eigenvalue further out. So the first search, and every one that is to be
+    checked, begins with a random vector and ends only when that is unlikely (`stopping.StoppingRule`); of a checked one
+    the search from the last vectors is made too, and `warm_error` says by how much its largest value was off.
+    """
+
+    k: int
+    tol: float  # largest estimated relative error of a value
+    max_products: int
+    seed: int
+    _vectors: Tensor | None = field(default=None, init=False)
+    _searches: int = field(default=0, init=False)
+
+    def search(self, product: Callable[[Tensor], Tensor], like: Tensor, size: int, *, check: bool) -> Found:
+        """The eigenvalues of the operator v -> H v with `size` rows, on the device and in the dtype of `like`.
+
+        One that is not finite has NaN, and is not converged.
+        """
+        self._searches += 1
+        drawn = random_unit(size, self.seed + self._searches, device=like.device, dtype=like.dtype)
+        known = self._vectors if self._vectors is not None and self._vectors.shape[1] == size else None
+        try:
+            if known is None:
+                return self._kept(self._lanczos(product, drawn, unseen=True), np.nan, 0)
+            mixed = known.sum(dim=0) + MIXED * drawn
+            warm = self._lanczos(product, mixed, unseen=False)
+            if not check:
+                return self._kept(warm, np.nan, 0)
+            cold = self._lanczos(product, drawn, unseen=True)
+            top = float(cold.values[0])
+            missed = (top - float(warm.values[0])) / abs(top) if top else np.nan
+            return self._kept(cold if missed >= 0 else warm, missed, (warm if missed >= 0 else cold).products)
+        except FloatingPointError:
+            self._vectors = None
+            nothing = np.full(self.k, np.nan)
+            return Found(nothing, nothing, np.zeros(self.k), np.nan, 0)
+
+    def _lanczos(self, product: Callable[[Tensor], Tensor], start: Tensor, *, unseen: bool) -> Spectrum:
+        room, storage = memory(start)
+        k = min(self.k, start.numel())
+        return device_lanczos(
+            product, start, k, which="LA", tol=self.tol, max_steps=max(self.max_products, k + 1), room=room,
+            storage=storage, vectors=True, unseen=unseen,
+        )  # fmt: skip
+
+    def _kept(self, found: Spectrum, warm_error: float, more: int) -> Found:
+        """The values of a search, whose vectors the next one begins with; `more` products were made by another one."""
+        assert found.vectors is not None
+        self._vectors = found.vectors.clone()
+        lacking = (0, self.k - len(found.values))
+        values, residuals, converged = (
+            np.pad(np.asarray(part, float), lacking, constant_values=np.nan)
+            for part in (found.values, found.residuals, found.converged)
+        )
+        return Found(values, residuals, converged, warm_error, found.products + more)
+
+
+def scaled(product: Callable[[Tensor], Tensor], scale: Tensor) -> Callable[[Tensor], Tensor]:
+    """The operator S H S for a diagonal S, (n,)."""
+    return lambda vector: product(vector * scale).mul_(scale)

@@ -1,0 +1,191 @@
+"""Write a series: a result whose one axis grows while it is measured, such as the steps of a training run.
+
+Rows have whole numbers as coordinates, in ascending order. Each goes through the journal like any unit, so that a kill
+loses none. A run that goes on from an earlier step, because that of its checkpoint is earlier than the last row, drops
+the rows after that step first: every coordinate is there once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from landscape.probe import Values
+from landscape.results import group as groups
+from landscape.results.hdf5_file import check
+from landscape.results.journal import Busy, Journal, Record
+from landscape.results.replacing import behind_link
+from landscape.results.run_key import Arrays, RunKey, to_header
+from landscape.results.updating import locked, update
+
+AT, AFTER = "at", "after"  # words of a record: the coordinate of its row; or the last coordinate that is kept
+WORDS = (AT, AFTER)
+Rows = dict[int, Mapping[str, np.ndarray]]
+
+
+class SeriesWriter:
+    """The only writer of one series; it holds all rows, which are few, and writes them again if the file loses them.
+
+    Args:
+        path: results file, made if absent.
+        key: whose plan `grows`; its one unit axis is that of the rows.
+        after: rows with a larger coordinate are dropped; None keeps all.
+
+    Raises:
+        Busy: another process is writing the same series.
+        ValueError, OSError: the file cannot be used; see the message.
+    """
+
+    def __init__(self, path: Path, key: RunKey, *, after: int | None = None) -> None:
+        self.path = behind_link(path)
+        self.key = key
+        check(self.path, writable=True)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(self.path):
+            try:
+                self._journal = Journal(self.path.with_name(f"{self.path.name}.journal-{key.digest}"))
+            except Busy:
+                raise Busy(
+                    f"the series {key.label} is being written into {path} by another process; give this run another "
+                    "label, or another file"
+                ) from None
+        try:
+            self._rows = rows_of(stored_series(self.path, key), self._journal.records())
+            self._journal.clear()
+            self._journal.append(to_header(key))
+            if after is not None:
+                self._rows = {at: row for at, row in self._rows.items() if at <= after}
+                self._journal.append(Record({AFTER: after}, {}))
+            self.merge()
+        except BaseException:
+            self.release()
+            raise
+
+    @property
+    def coordinates(self) -> list[int]:
+        """Coordinates of the rows, in ascending order."""
+        return sorted(self._rows)
+
+    def write(self, at: int, values: Values) -> None:
+        """Add a row, or replace the one with its coordinate; when this returns, a kill cannot lose it.
+
+        Raises:
+            ValueError: the values are not those that the plan promises.
+            OSError: the disk is full.
+        """
+        wanted = self.key.plan.quantities
+        if set(values) != set(wanted):
+            raise ValueError(f"{self.key.probe} measured {sorted(values)}, its plan promises {sorted(wanted)}")
+        row = {name: np.asarray(values[name], quantity.dtype) for name, quantity in wanted.items()}
+        self._journal.append(Record({AT: at}, row))
+        self._rows[at] = row
+
+    def merge(self, *, finished: bool = False) -> None:
+        """Move all rows into the file.
+
+        Raises:
+            ValueError, OSError: the file cannot be written; the journal keeps the rows.
+        """
+
+        def change(file: h5py.File) -> str:
+            group = _stored(file, self.key, self._rows)
+            if finished:
+                groups.mark_finished(group)
+            return str(group.name).strip("/")
+
+        with locked(self.path):
+            self.group = update(self.path, change)
+        self._journal.clear(keep=1)
+
+    def close(self) -> None:
+        """Move all rows into the file, which says that the series is finished, and let the journal go."""
+        try:
+            self.merge(finished=True)
+            self._journal.remove()
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Let the journal go without a merge, as a kill would."""
+        self._journal.__exit__(None, None, None)
+
+
+def adopt(file: h5py.File, key: RunKey, records: Iterable[Record]) -> None:
+    """Merge the journal of a series whose process was killed."""
+    name = groups.name_with_digest(file, key.probe, key.digest)
+    stored = groups.arrays(file[name]) if name is not None else {}
+    _stored(file, key, rows_of(_rows_in(stored, key), records))
+
+
+def stored_series(path: Path, key: RunKey) -> Rows:
+    """The rows of a series that a file holds; none where there is no such series."""
+    name = groups.stored_group(path, key.probe, key.digest)
+    return {} if name is None else _rows_in(groups.read_group(path, name), key)
+
+
+def rows_of(rows: Rows, records: Iterable[Record]) -> Rows:
+    """Rows with what the records of a journal changed about them, in its order."""
+    rows = dict(rows)
+    for record in records:
+        if AFTER in record.data:
+            rows = {at: row for at, row in rows.items() if at <= record.data[AFTER]}
+        elif AT in record.data:
+            rows[int(record.data[AT])] = record.arrays
+    return rows
+
+
+def _rows_in(stored: Arrays, key: RunKey) -> Rows:
+    """The rows of stored arrays; what another version did not store is NaN."""
+    (axis,) = key.plan.over
+    if axis not in stored:
+        return {}
+    shapes = {
+        name: (tuple(len(key.plan.axis(dim)) for dim in quantity.dims), quantity.dtype)
+        for name, quantity in key.plan.quantities.items()
+    }
+    empty = {name: np.full(shape, np.nan, dtype) for name, (shape, dtype) in shapes.items()}
+    rows: Rows = {}
+    for i, at in enumerate(stored[axis]):
+        here = {name: stored[name][i] for name in shapes if name in stored}
+        rows[int(at)] = {**empty, **{n: v for n, v in here.items() if np.shape(v) == shapes[n][0]}}
+    return rows
+
+
+def _stored(file: h5py.File, key: RunKey, rows: Rows) -> h5py.Group:
+    """The group of a series with exactly these rows."""
+    (axis,) = key.plan.over
+    name = groups.name_with_digest(file, key.probe, key.digest)
+    if name is not None and not _extensible(file[name], key):  # a copy by another command, or of another version
+        before = dict(file[name].attrs)
+        del file[name]
+        group = _opened(file, key)
+        group.attrs["created"] = before.get("created", group.attrs["created"])
+    else:
+        group = _opened(file, key)
+    coordinates = np.array(sorted(rows), np.int64)
+    columns: Arrays = {
+        quantity: np.array([rows[at][quantity] for at in coordinates.tolist()], group[quantity].dtype)
+        for quantity in key.plan.quantities
+    }
+    columns |= {axis: coordinates, "done": np.ones(len(rows), np.uint8)}
+    for quantity, values in columns.items():
+        group[quantity].resize(len(rows), axis=0)
+        group[quantity][...] = values.reshape(group[quantity].shape)
+    if group.attrs["finished"]:  # every new text takes 4 KiB of the file
+        group.attrs["finished"] = ""
+    return group
+
+
+def _opened(file: h5py.File, key: RunKey) -> h5py.Group:
+    (axis,) = key.plan.over
+    return groups.open_or_create(file, replace(key, plan=replace(key.plan, over={axis: np.array([], np.int64)})))
+
+
+def _extensible(group: h5py.Group, key: RunKey) -> bool:
+    return all(
+        name in group and group[name].maxshape[:1] == (None,) for name in (*key.plan.over, *key.plan.quantities, "done")
+    )

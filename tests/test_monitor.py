@@ -1,0 +1,437 @@
+"""A monitor measures what a full measurement does, leaves the training bit for bit as it is, and resumes with it."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import landscape
+from landscape.monitoring.budget import Budget
+from landscape.monitoring.distance import BUCKETS, Start, sketch_of
+from landscape.monitoring.gradients import gram, noise
+from landscape.monitoring.tracked_eigenvalues import TrackedEigenvalues
+from landscape.options import OptionError
+from landscape.results import reader
+
+ALL: dict[str, Any] = {"overhead": math.inf}
+
+
+def data(rows: int = 24) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(rows, 6, generator=generator), torch.randint(3, (rows,), generator=generator)
+
+
+def network(*, dtype: torch.dtype = torch.float64) -> nn.Module:
+    torch.manual_seed(0)
+    layers = nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Dropout(0.3), nn.Linear(5, 3)
+    return nn.Sequential(*layers).to(dtype).train()
+
+
+def train(
+    model: nn.Module,
+    steps: int,
+    after: Callable[[], object] = lambda: None,
+    before_backward: Callable[[], object] = lambda: None,
+) -> torch.optim.Optimizer:
+    """Momentum, dropout, batch norm, and gradients that are zeroed in place."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    inputs, targets = data()
+    dtype = next(model.parameters()).dtype
+    for _ in range(steps):
+        rows = torch.randperm(len(inputs))[:16]
+        optimizer.zero_grad(set_to_none=False)
+        loss = F.cross_entropy(model(inputs[rows].to(dtype)), targets[rows])
+        before_backward()
+        loss.backward()
+        optimizer.step()
+        after()
+    return optimizer
+
+
+def dense(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Gradient and Hessian of the mean loss in evaluation mode, by torch.func."""
+    model.eval()
+    names = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+    sizes = [p.numel() for p in names.values()]
+
+    def loss(vector: Tensor) -> Tensor:
+        parts = [v.view_as(p) for v, p in zip(vector.split(sizes), names.values(), strict=True)]
+        outputs = torch.func.functional_call(model, dict(zip(names, parts, strict=True)), batch[0].to(vector.dtype))
+        return F.cross_entropy(outputs, batch[1])
+
+    vector = torch.cat([p.reshape(-1) for p in names.values()])
+    found = torch.func.grad(loss)(vector), torch.func.jacrev(torch.func.grad(loss))(vector)
+    model.train()
+    return found
+
+
+def test_every_row_is_the_dense_hessian_gradient_and_distance_of_its_step(tmp_path: Path) -> None:
+    model, batch = network(), data()
+    begun = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+    monitor = landscape.Monitor(model, F.cross_entropy, batch, every=2, out=tmp_path / "r.h5", top=2, tol=1e-6, **ALL)
+    expected: list[tuple[Any, ...]] = []
+
+    def note() -> None:
+        gradient, hessian = dense(model, batch)
+        moved = torch.nn.utils.parameters_to_vector(model.parameters()).detach() - begun
+        expected.append((torch.linalg.eigvalsh(hessian).flip(0)[:2].numpy(), gradient.norm().item(), moved.norm()))
+
+    note()
+    train(model, 40, lambda: (monitor.step(), note()))
+    found = monitor.data()
+    assert found["step"].values.tolist() == list(range(0, 41, 2))
+    assert found["converged"].values.all()
+    for i, (values, gradient, distance) in enumerate(expected[::2]):
+        assert found["eigenvalue"].values[i] == pytest.approx(values, rel=1e-5), i
+        assert found["gradient_norm"].values[i] == pytest.approx(gradient, rel=1e-9)
+        assert found["distance"].values[i] == pytest.approx(float(distance), rel=1e-12, abs=0)
+    checked = np.isfinite(found["warm_error"].values)
+    assert np.flatnonzero(checked).tolist() == [10, 20]
+    assert np.abs(found["warm_error"].values[checked]).max() < 1e-5
+
+
+def test_the_largest_eigenvalue_is_that_of_landscape_hessian_on_the_same_batch(tmp_path: Path) -> None:
+    model, batch = network(dtype=torch.float32), data()
+    with landscape.Monitor(model, F.cross_entropy, batch, every=7, out=tmp_path / "r.h5", **ALL) as monitor:
+        train(model, 7, monitor.step)
+        subject = landscape.load(model, data=batch, batch_size=len(batch[1]))
+        full = landscape.measure("hessian", subject, out=None, top=1, which="LA", quiet=True)
+        assert monitor.data()["eigenvalue"].values[-1, 0] == pytest.approx(full["eigenvalue"].item(), rel=1e-2)
+
+
+def bits(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[bytes]:
+    tensors = [
+        *model.state_dict().values(),
+        *(v for s in optimizer.state.values() for v in s.values() if v is not None),
+    ]
+    return [t.detach().numpy().tobytes() for t in (*tensors, *(p.grad for p in model.parameters()))] + [
+        torch.get_rng_state().numpy().tobytes()
+    ]
+
+
+def test_training_is_bit_identical_with_and_without_a_monitor(tmp_path: Path) -> None:
+    alone, watched = network(dtype=torch.float32), network(dtype=torch.float32)
+    hooks: list[int] = []
+    for model in (alone, watched):
+        next(model.parameters()).register_hook(lambda g: hooks.append(1) or 2 * g)
+    torch.manual_seed(1)
+    expected = bits(alone, train(alone, 12))
+    monitor = landscape.Monitor(watched, F.cross_entropy, data(), every=1, out=tmp_path / "r.h5", noise=3, **ALL)
+    modes = [module.training for module in watched.modules()]
+    torch.manual_seed(1)
+    with torch.autocast("cpu", enabled=False):
+        found = bits(watched, train(watched, 12, monitor.step, lambda: monitor.step(monitor.number + 1)))
+    assert found == expected
+    assert [module.training for module in watched.modules()] == modes
+    assert len(hooks) == 24  # those of the training alone
+    rows = monitor.data()
+    assert rows.sizes["step"] == 25  # also between the forward and the backward pass
+    assert np.isfinite(rows["eigenvalue"].values).all()
+
+
+def test_autocast_and_inference_of_the_caller_do_not_reach_a_measurement(tmp_path: Path) -> None:
+    model = network(dtype=torch.float32)
+    plain = landscape.Monitor(model, F.cross_entropy, data(), out=tmp_path / "a.h5").data()
+    with torch.no_grad(), torch.autocast("cpu"):
+        other = landscape.Monitor(model, F.cross_entropy, data(), out=tmp_path / "b.h5").data()
+        assert torch.is_autocast_enabled("cpu")
+    assert other["eigenvalue"].values == plain["eigenvalue"].values
+
+
+def test_only_updates_count(tmp_path: Path) -> None:
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)  # which leaves version counters alone
+    monitor = landscape.Monitor(model, F.cross_entropy, data(), every=1, out=tmp_path / "r.h5", noise=0, **ALL)
+    inputs, targets = data()
+    for micro in range(12):  # three updates of four parts each
+        (F.cross_entropy(model(inputs.double()), targets) / 4).backward()
+        if micro % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
+        monitor.step()
+        monitor.step()  # twice in one step
+    assert monitor.number == 3
+    found = monitor.data()
+    assert found["step"].values.tolist() == [0, 1, 2, 3]
+    assert np.isnan(found["noise_scale"].values).all()
+    torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=1.0).step()  # of another model
+    monitor.step()
+    assert monitor.number == 3
+
+
+def test_without_an_optimiser_of_pytorch_every_call_is_an_update(tmp_path: Path) -> None:
+    model = network()
+    monitor = landscape.Monitor(model, F.cross_entropy, data(), every=2, out=tmp_path / "r.h5", **ALL)
+    for _ in range(4):
+        for p in model.parameters():
+            p.data.mul_(0.99)
+        monitor.step()
+    assert monitor.data()["step"].values.tolist() == [0, 2, 4]
+
+
+def test_a_closure_optimiser_and_zero_gradients_are_followed(tmp_path: Path) -> None:
+    model, (inputs, targets) = network(), data()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2)
+    monitor = landscape.Monitor(model, F.cross_entropy, (inputs, targets), every=1, out=tmp_path / "r.h5", **ALL)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(inputs.double()), targets)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    monitor.step()
+    for p in model.parameters():
+        p.data.zero_()
+    flat = torch.optim.SGD(model.parameters(), lr=0.1)
+    flat.step()
+    monitor.step()
+    found = monitor.data()
+    assert found["step"].values.tolist() == [0, 1, 2]
+    zero = nn.Linear(6, 3).double()
+    nn.init.zeros_(zero.weight)
+    nn.init.zeros_(zero.bias)
+    balanced = (torch.randn(3, 6).repeat(3, 1), torch.arange(3).repeat_interleave(3))  # no gradient at zero weights
+    row = landscape.Monitor(zero, F.cross_entropy, balanced, out=tmp_path / "zero.h5", noise=3).data().isel(step=0)
+    assert row["gradient_norm"].item() == pytest.approx(0.0, abs=1e-12)
+    assert row["eigenvalue"].values[0] > 0
+    assert np.isnan(row["noise_scale"].item()) or row["gradient_squared"].item() > 0
+
+
+def test_frozen_parameters_stay_out_and_other_ones_later_are_said_not_measured(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = network()
+    model[0].requires_grad_(False)
+    monitor = landscape.Monitor(model, F.cross_entropy, data(), every=1, out=tmp_path / "r.h5", **ALL)
+    _, hessian = dense(model, data())
+    assert hessian.shape[0] < sum(p.numel() for p in model.parameters())
+    expected = torch.linalg.eigvalsh(hessian)[-1].item()
+    assert monitor.data()["eigenvalue"].values[0, 0] == pytest.approx(expected, rel=1e-3)
+    model[0].requires_grad_(True)
+    train(model, 5, monitor.step)
+    assert monitor.data()["step"].values.tolist() == [0]
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("landscape.monitoring")]
+    assert len(said) == 3
+    assert "step 1 is not measured (6 tensors of the model are trainable, 4 were" in said[0]
+    assert said[-1].endswith("the training goes on, without the monitor")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"loss": nn.CrossEntropyLoss(reduction="sum")},
+            "the loss returns the sum over the mini-batch .* or divide by",
+        ),
+        ({"batch": None}, "Monitor needs batch="),
+        ({"batch": data()[0]}, "the loss|the model"),
+        ({"every": 0}, "every must be at least 1, got 0"),
+        ({"overhead": 0.0}, "overhead must be above 0; math.inf leaves out no step, got 0"),
+        ({"model": network().requires_grad_(False)}, "all parameters .* are frozen"),
+        ({"model": lambda x: x}, "Monitor measures a module, got a function"),
+    ],
+    ids=lambda case: next(iter(case)) if isinstance(case, dict) else "",
+)
+def test_what_cannot_be_measured_fails_in_one_line_before_the_training(
+    change: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {"model": network(), "loss": F.cross_entropy, "batch": data(), "out": tmp_path / "r.h5"}
+    with pytest.raises((ValueError, OptionError), match=said) as error:
+        landscape.Monitor(**{**given, **change})
+    assert "\n" not in str(error.value)
+
+
+def test_replicas_are_unwrapped_and_shards_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network()
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        replica = DistributedDataParallel(model)
+        monitor = landscape.Monitor(replica, F.cross_entropy, data(), every=2, out=tmp_path / "r.h5", **ALL)
+        train(replica, 4, monitor.step)
+        assert monitor.data()["step"].values.tolist() == [0, 2, 4]
+        monkeypatch.setattr(dist, "get_rank", lambda: 1)
+        other = landscape.Monitor(replica, F.cross_entropy, data(), every=2, out=tmp_path / "other.h5", **ALL)
+        train(replica, 4, other.step)
+        assert other.number == 4
+        assert not (tmp_path / "other.h5").exists()
+        with pytest.raises(ValueError, match="only the process of rank 0 measures"):
+            other.data()
+    finally:
+        dist.destroy_process_group()
+    sharded = type("FullyShardedDataParallel", (nn.Sequential,), {})(*network())
+    with pytest.raises(ValueError, match=r"is sharded by FSDP, which has no double backward"):
+        landscape.Monitor(sharded, F.cross_entropy, data(), out=tmp_path / "s.h5")
+
+
+def run(folder: Path, start: int, end: int, *, kill: bool = False) -> None:
+    """A run of a network with more weights than a sketch has buckets; it goes on from the checkpoint of step 17."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 2500), nn.Tanh(), nn.Linear(2500, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    if start:
+        model.load_state_dict(torch.load(folder / "at.pt"))
+    inputs, targets = data()
+    how: dict[str, Any] = {"every": 5, "out": folder / "run.h5", "start": start, **ALL}
+    monitor = landscape.Monitor(model, F.cross_entropy, (inputs, targets), **how)
+    for step in range(start + 1, end + 1):
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+        monitor.step()
+        if step == 17:
+            torch.save(model.state_dict(), folder / "at.pt")
+    if kill:
+        os.kill(os.getpid(), signal.SIGKILL)
+    monitor.close()
+
+
+@pytest.mark.slow
+def test_a_killed_run_continues_its_series_from_its_checkpoint(tmp_path: Path) -> None:
+    path = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})"
+    code = f"{path}; from test_monitor import *; run(Path('.'), 0, 33, kill=True)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False).returncode == -signal.SIGKILL
+    assert list(tmp_path.glob("run.h5.journal-*"))
+    run(tmp_path, 17, 40)
+    (tmp_path / "whole").mkdir()
+    run(tmp_path / "whole", 0, 40)
+    ((_, whole),) = reader.groups(tmp_path / "whole" / "run.h5")
+    ((_, killed),) = reader.groups(tmp_path / "run.h5")
+    assert killed["step"].values.tolist() == whole["step"].values.tolist() == list(range(0, 41, 5))
+    assert killed["loss"].values == pytest.approx(whole["loss"].values, rel=1e-6)
+    assert killed["eigenvalue"].values == pytest.approx(whole["eigenvalue"].values, rel=1e-3)
+    assert (killed["distance_se"].values > 0).tolist() == [False] * 4 + [True] * 5
+    assert killed["distance"].values == pytest.approx(whole["distance"].values, rel=4 / math.sqrt(2 * BUCKETS))
+    assert not list(tmp_path.glob("*.journal-*"))
+    assert whole.attrs["finished"]
+
+
+def test_another_run_of_the_same_name_gets_a_number_and_overwrite_takes_its_place(tmp_path: Path) -> None:
+    def run(steps: int, **options: Any) -> None:
+        model = network()
+        with landscape.Monitor(
+            model, F.cross_entropy, data(), every=1, out=tmp_path / "r.h5", label="a", **ALL, **options
+        ) as monitor:
+            train(model, steps, monitor.step)
+
+    def stored() -> dict[str, list[int]]:
+        return {d.attrs["label"]: d["step"].values.tolist() for _, d in reader.groups(tmp_path / "r.h5")}
+
+    run(2)
+    run(1)
+    assert stored() == {"a": [0, 1, 2], "a-2": [0, 1]}
+    run(3, overwrite=True)
+    assert stored() == {"a": [0, 1, 2], "a-2": [0, 1, 2, 3]}
+    run(1, start=2)
+    assert stored() == {"a": [0, 1, 2], "a-2": [0, 1, 2, 3]}
+    run(0, start=1)
+    assert stored() == {"a": [0, 1, 2], "a-2": [0, 1]}
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_measurements_keep_within_their_share_of_the_training_time() -> None:
+    clock = Clock()
+    budget = Budget(0.02, torch.device("cpu"), clock)
+    measured: list[int] = []
+    for step in range(20_001):
+        clock.now += 0.01 if step else 0.0
+        if step % 100 == 0 and budget.allows(check=not measured):
+            with budget.measuring(check=not measured):
+                clock.now += 0.1 if measured else 0.5
+            measured.append(step)
+        assert not measured[1:] or budget.spent <= 0.02 * budget.training
+    assert 5000 <= measured[1] <= 5100  # the first one took 0.5 s, and the second may take as long
+    assert np.diff(measured[-20:]).mean() == pytest.approx(500, rel=0.02)
+    assert budget.training == pytest.approx(200.0)
+
+
+def test_a_measurement_that_is_too_expensive_is_left_out_and_counted(tmp_path: Path) -> None:
+    model = network()
+    monitor = landscape.Monitor(model, F.cross_entropy, data(), every=1, out=tmp_path / "r.h5", overhead=1e-9)
+    train(model, 5, monitor.step)
+    monitor._budget.overhead = math.inf
+    train(model, 1, monitor.step)
+    found = monitor.data()
+    assert found["step"].values.tolist() == [0, 6]
+    assert found["skipped"].values.tolist() == [0, 5]
+    assert "overhead" in found.attrs["schedule"]
+
+
+def test_noise_is_unbiased_for_gradients_of_known_covariance() -> None:
+    generator = torch.Generator().manual_seed(0)
+    mean, spread = torch.tensor([1.0, -2.0, 0.5]).double(), torch.tensor([0.5, 1.0, 3.0]).double()
+    found = []
+    for _ in range(800):
+        samples = mean + spread * torch.randn(8, 4, 3, generator=generator, dtype=torch.float64)
+        found.append(noise(gram(list(samples.mean(dim=1))), 4))
+    squared, variance = (np.array([getattr(one, name) for one in found]) for name in ("squared", "variance"))
+    for values, expected in ((squared, float(mean.square().sum())), (variance, float(spread.square().sum()))):
+        assert abs(values.mean() - expected) < 4 * values.std() / math.sqrt(len(values))
+    errors = np.array([one.scale_se for one in found])
+    scales = np.array([one.scale for one in found])
+    assert np.median(errors[np.isfinite(errors)]) == pytest.approx(np.nanstd(scales[scales < 20]), rel=0.5)
+    assert np.isnan(noise(np.ones((1, 1)), 4).scale)
+
+
+def test_the_sketch_of_many_weights_keeps_distances_within_its_error() -> None:
+    generator = torch.Generator().manual_seed(0)
+    before = {"a": torch.randn(300, 200, generator=generator), "b": torch.randn(40_000, generator=generator)}
+    after = {name: value + 0.01 * torch.randn(value.shape, generator=generator) for name, value in before.items()}
+    exact, none = Start(before).distance(after)
+    found, error = Start(after, sketch_of(before)).distance(after)
+    assert none == 0.0
+    assert error == pytest.approx(found / math.sqrt(2 * BUCKETS))
+    assert 0 < abs(found - exact) < 4 * error
+    few = {"a": before["a"][:20]}
+    moved = {"a": after["a"][:20]}
+    assert Start(moved, sketch_of(few)).distance(moved) == pytest.approx(Start(few).distance(moved))
+
+
+def test_a_search_from_the_last_vectors_is_cheaper_and_a_check_finds_what_it_hides() -> None:
+    generator = torch.Generator().manual_seed(0)
+    basis = torch.linalg.qr(torch.randn(200, 200, generator=generator, dtype=torch.float64))[0]
+    values = torch.cat([torch.linspace(0, 5, 199), torch.tensor([8.0])]).double()
+    hidden = values.clone()
+    hidden[0] = 10.0
+    tracked = TrackedEigenvalues(1, 1e-4, 100, seed=0)
+    like, first = basis[0], None
+    for matrix, check in ((values, False), (values * 1.01, False), (hidden, False), (hidden, True)):
+        full = basis @ torch.diag(matrix) @ basis.T
+        found = tracked.search(lambda v, full=full: full @ v, like, 200, check=check)
+        first = first or found
+        if check or matrix is not hidden:
+            assert found.values[0] == pytest.approx(matrix.max().item(), rel=1e-4)
+    assert found.warm_error == pytest.approx(0.2, rel=1e-3) or found.warm_error == pytest.approx(0.0, abs=1e-4)
+
+
+def test_a_model_that_overflows_has_rows_without_eigenvalues(tmp_path: Path) -> None:
+    model = network()
+    monitor = landscape.Monitor(model, F.cross_entropy, data(), every=1, out=tmp_path / "r.h5", **ALL)
+    for p in model.parameters():
+        p.data.fill_(math.inf)
+    monitor.step()
+    found = monitor.data()
+    assert found["converged"].values[:, 0].tolist() == [1, 0]
+    assert np.isnan(found["eigenvalue"].values[1, 0])
+    assert not np.isfinite(found["loss"].values[1])
