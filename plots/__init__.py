@@ -94,6 +94,13 @@ FIGURES: Mapping[str, FigureEntry] = {
         FigureEntry("noise_pictures", "noise", needs=("noisy_image", "image", "mask", "band")),
         FigureEntry("stream", "stream", needs=("nll", "nll_change_low", "ece", "tau", "name")),
         FigureEntry("stream_frames", "stream", needs=("frame_nll", "frame_accuracy", "nll", "tau")),
+        FigureEntry("monitor", "monitor", needs=("eigenvalue", "threshold", "converged", "step")),
+        FigureEntry(
+            "monitor_preconditioned",
+            "monitor",
+            needs=("preconditioned", "preconditioned_threshold", "preconditioned_converged", "step"),
+        ),
+        FigureEntry("monitor_noise", "monitor", needs=("noise_scale", "gradient_variance", "gradient_squared", "step")),
         FigureEntry("probe_linear", "probe-linear", needs=("accuracy", "accuracy_se", "depth", "kind", "reduces")),
     )
 }

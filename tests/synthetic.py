@@ -68,10 +68,11 @@ NETWORKS = (
     convolutional("resnet50-cifar100"),
     hybrid("alternet50-cifar100"),
 )
+ALL = (*PROBES, "monitor")  # what figures are drawn of
 
 
 def write(
-    path: Path, networks: Sequence[Network] = NETWORKS, *, probes: Iterable[str] = PROBES, share: float = 1.0
+    path: Path, networks: Sequence[Network] = NETWORKS, *, probes: Iterable[str] = ALL, share: float = 1.0
 ) -> Path:
     """Store every probe of every network, the first `share` of its units finished."""
     for number, network in enumerate(networks):
@@ -88,7 +89,8 @@ def write(
                 "checkpoint_sha256": f"{number:064x}",
                 "protocol": "cifar100 test, 1024 samples, batch size 128, no augmentation, weight decay 0, seed 0",
             }
-            key = RunKey(probe, network.label, f"{number:05x}{list(PROBES).index(probe):05x}", plan, attributes)
+            place = ALL.index(probe)
+            key = RunKey(probe, network.label, f"{number:05x}{place:05x}", plan, attributes)
             with Writer(path, key, reduce_of=reduce_of) as writer:
                 for unit in first(list(plan.units()), share):
                     writer.write(unit, measure(unit))
@@ -302,6 +304,37 @@ def variance(network: Network) -> tuple[Plan, Measure]:
         level[-1] = np.nan if network.model.startswith("vit") else level[-1]  # a layer without a map
         return {"samples": 128, "variance_sum": 128 * level, "variance_square_sum": 200 * level**2,
                 "square_sum": 256 * level}  # fmt: skip
+
+    return plan, measure
+
+
+def monitor(network: Network) -> tuple[Plan, Measure]:
+    """A run that rises to its threshold, with the units of a fixed number of steps."""
+    names = "threshold", "preconditioned_threshold", "learning_rate", "loss", "gradient_norm", "warm_error", "distance"
+    noise = "noise_scale", "noise_scale_se", "gradient_variance", "gradient_squared"
+    ranked = "eigenvalue", "residual", "converged"
+    also = "preconditioned", "preconditioned_residual", "preconditioned_converged"
+    plan = Plan(
+        over={"step": np.arange(0, 4000, 50)},
+        axes={"rank": np.arange(2)},
+        quantities={**quantities((), *names, *noise), **quantities(("rank",), *ranked, *also)},
+        about={"step": Quantity("step", "updates"), "rank": Quantity("rank")},
+    )
+
+    def measure(unit: Unit) -> Values:
+        (i,), at = unit.index, float(unit.at["step"])
+        sharpness = 40 * network.width * (1 - math.exp(-at / 800)) * (1 + 0.05 * math.sin(i))
+        both = np.array([sharpness, 0.6 * sharpness])
+        squared = 0.02 + 0.05 * math.sin(1.7 * i) ** 2
+        return {
+            "threshold": 40.0 * network.width, "preconditioned_threshold": 38.0 / 1e-3, "learning_rate": 1e-3,
+            "loss": 2 * math.exp(-at / 1000), "gradient_norm": 0.3, "warm_error": 1e-4, "distance": at**0.5,
+            "noise_scale": network.width * 3.0 / squared, "noise_scale_se": 1.0 / squared,
+            "gradient_variance": network.width * 3.0,
+            "gradient_squared": squared, "eigenvalue": both, "residual": 1e-3 * both,
+            "converged": [float(i % 9 > 0), 1.0], "preconditioned": 900 * both,
+            "preconditioned_residual": both, "preconditioned_converged": [1.0, 1.0],
+        }  # fmt: skip
 
     return plan, measure
 
@@ -590,6 +623,7 @@ def ensemble(network: Network) -> tuple[Plan, Measure]:
 
 
 MADE_UP: Mapping[str, Callable[[Network], tuple[Plan, Measure]]] = {
+    "monitor": monitor,
     "surface": surface,
     "trajectory": trajectory,
     "hessian": hessian,

@@ -86,6 +86,8 @@ def test_every_row_is_the_dense_hessian_gradient_and_distance_of_its_step(tmp_pa
     expected: list[tuple[Any, ...]] = []
 
     def note() -> None:
+        if monitor.number % 2:
+            return
         gradient, hessian = dense(model, batch)
         moved = torch.nn.utils.parameters_to_vector(model.parameters()).detach() - begun
         expected.append((torch.linalg.eigvalsh(hessian).flip(0)[:2].numpy(), gradient.norm().item(), moved.norm()))
@@ -95,7 +97,7 @@ def test_every_row_is_the_dense_hessian_gradient_and_distance_of_its_step(tmp_pa
     found = monitor.data()
     assert found["step"].values.tolist() == list(range(0, 41, 2))
     assert found["converged"].values.all()
-    for i, (values, gradient, distance) in enumerate(expected[::2]):
+    for i, (values, gradient, distance) in enumerate(expected):
         assert found["eigenvalue"].values[i] == pytest.approx(values, rel=1e-5), i
         assert found["gradient_norm"].values[i] == pytest.approx(gradient, rel=1e-9)
         assert found["distance"].values[i] == pytest.approx(float(distance), rel=1e-12, abs=0)
@@ -150,6 +152,69 @@ def test_autocast_and_inference_of_the_caller_do_not_reach_a_measurement(tmp_pat
         other = landscape.Monitor(model, F.cross_entropy, data(), out=tmp_path / "b.h5").data()
         assert torch.is_autocast_enabled("cpu")
     assert other["eigenvalue"].values == plain["eigenvalue"].values
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam", "rmsprop"])
+def test_what_the_optimiser_sees_is_the_dense_preconditioned_hessian(kind: str, tmp_path: Path) -> None:
+    model, (inputs, targets) = network(), data()
+    optimizer: torch.optim.Optimizer = {
+        "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.5, weight_decay=0.25),
+        "adam": lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.8, 0.9)),
+        "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, eps=1e-3),
+    }[kind](model.parameters())
+    how: dict[str, Any] = {"every": 1, "out": tmp_path / "r.h5", "optimizer": optimizer, "tol": 1e-8, **ALL}
+    monitor = landscape.Monitor(model, F.cross_entropy, (inputs, targets), **how)
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs.double()), targets).backward()
+        optimizer.step()
+        monitor.step()
+    found = monitor.data()
+    states = [optimizer.state[p] for p in model.parameters()]
+    _, hessian = dense(model, (inputs, targets))
+    plain = torch.linalg.eigvalsh(hessian)[-1].item()
+    assert found["eigenvalue"].values[-1, 0] == pytest.approx(plain, rel=1e-6)
+    if kind == "sgd":
+        diagonal, threshold = torch.ones(len(hessian)).double(), 3 / 0.1
+        hessian = hessian + 0.25 * torch.eye(len(hessian))
+        assert found["threshold"].values == pytest.approx(30 - 0.25)
+    elif kind == "adam":
+        second = torch.cat([s["exp_avg_sq"].reshape(-1) for s in states])
+        diagonal, threshold = (1 - 0.8**3) * ((second / (1 - 0.9**3)).sqrt() + 1e-8), 3.6 / (0.2 * 0.01)
+    else:
+        diagonal, threshold = torch.cat([s["square_avg"].reshape(-1) for s in states]).sqrt() + 1e-3, 2 / 0.01
+    root = diagonal.rsqrt()
+    expected = torch.linalg.eigvalsh(root[:, None] * hessian * root)[-1].item()
+    assert found["preconditioned"].values[-1, 0] == pytest.approx(expected, rel=1e-5)
+    assert found["preconditioned_threshold"].values[-1] == pytest.approx(threshold)
+    assert found["learning_rate"].values == pytest.approx(optimizer.param_groups[0]["lr"])
+    if kind != "sgd":  # no state before the first update, and no threshold for the plain one
+        assert np.isnan(found["preconditioned"].values[:, 0]).tolist() == [True, False, False, False]
+        assert np.isnan(found["threshold"].values).all()
+
+
+def test_an_optimiser_without_a_known_threshold_is_refused_at_the_start(tmp_path: Path) -> None:
+    model = network()
+    with pytest.raises(ValueError, match="the stability threshold of LBFGS is not known; those of SGD"):
+        landscape.Monitor(
+            model, F.cross_entropy, data(), out=tmp_path / "r.h5", optimizer=torch.optim.LBFGS(model.parameters())
+        )
+
+
+def test_a_model_in_half_precision_is_followed_by_a_copy(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model, (inputs, targets) = network(dtype=torch.bfloat16), data()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    how: dict[str, Any] = {"every": 1, "out": tmp_path / "r.h5", "optimizer": optimizer, **ALL}
+    monitor = landscape.Monitor(model, F.cross_entropy, (inputs, targets), **how)
+    for _ in range(2):
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs.bfloat16()), targets).backward()
+        optimizer.step()
+        monitor.step()
+    expected = torch.linalg.eigvalsh(dense(model.double(), (inputs, targets))[1])[-1].item()
+    found = monitor.data()
+    assert found["eigenvalue"].values[-1, 0] == pytest.approx(expected, rel=1e-3)
+    assert np.isfinite(found["preconditioned"].values[1:]).all()
 
 
 def test_only_updates_count(tmp_path: Path) -> None:

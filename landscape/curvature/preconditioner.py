@@ -38,6 +38,10 @@ State: TypeAlias = Mapping[str, Any]  # an optimiser's state of one parameter
 Rule: TypeAlias = Callable[[Group, State], tuple[Any, float]]  # -> diagonal of P, eta times the threshold
 
 
+class NoUpdateYet(ValueError):
+    """An optimiser moves no parameter so far: it has made no update, or its learning rate is 0."""
+
+
 @dataclass(frozen=True)
 class Preconditioner:
     """A diagonal preconditioner P and the stability threshold of the optimiser that has it."""
@@ -73,7 +77,7 @@ def preconditioner(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Te
 
     Raises:
         ValueError: no threshold is known for this optimiser or an option of it, it holds none of the parameters, has
-            made no update, or has no stable or no positive learning rate.
+            made no update or has no positive learning rate (`NoUpdateYet`), or no stable one.
     """
     kind = type(optimizer)
     if kind not in RULES:
@@ -95,7 +99,7 @@ def preconditioner(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Te
     if not scale:
         still = max(float(group["lr"]) for group in optimizer.param_groups) <= 0
         why = "its learning rate is 0; give another" if still else "it has made no update; give a later checkpoint"
-        raise ValueError(f"{kind.__name__} moves no parameter: {why}")
+        raise NoUpdateYet(f"{kind.__name__} moves no parameter: {why}")
     sizes: dict[float, int] = {}
     for name, own in thresholds.items():
         sizes[own] = sizes.get(own, 0) + held[name].numel()

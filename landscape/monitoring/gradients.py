@@ -39,7 +39,7 @@ def parts_of(subject: Subject, wanted: int) -> list[slice]:
 
 
 def loss_and_gradients(subject: Subject, parts: Sequence[slice]) -> tuple[float, list[Tensor]]:
-    """The objective, as a mean over the parts, and the gradient of each, flat, (n,)."""
+    """The loss, as a mean over the parts, and the gradient of each, flat, (n,)."""
     inputs, targets = subject.batch(0)
     parameters = list(subject.parameters.values())
     losses: list[Tensor] = []
@@ -52,12 +52,7 @@ def loss_and_gradients(subject: Subject, parts: Sequence[slice]) -> tuple[float,
         found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
         losses.append(loss.detach())
         gradients.append(flat(found))
-        if subject.weight_decay:
-            gradients[-1].add_(flat(p.detach() for p in parameters), alpha=subject.weight_decay)
-    loss = torch.stack(losses).mean()
-    if subject.weight_decay:
-        loss = loss + subject.weight_decay * subject.l2().detach()
-    return loss.item(), gradients
+    return torch.stack(losses).mean().item(), gradients
 
 
 def gram(vectors: Sequence[Tensor]) -> np.ndarray:

@@ -49,9 +49,10 @@ class Monitor:
             monitor.step()
 
     Measured on `batch`, in evaluation mode and in full precision: the largest eigenvalues of the Hessian, the norm of
-    the gradient and its noise scale, and the distance from the weights at the start; with `optimizer` also learning
-    rate and stability threshold. Weights, gradients, buffers, modes, hooks, the global random generators and autocast
-    are left as found: the training is the same, bit for bit.
+    the gradient and its noise scale, and the distance from the weights at the start; with `optimizer` also its learning
+    rate, its stability threshold and the eigenvalues that it sees (`curvature.preconditioner`). Weights, gradients,
+    buffers, modes, hooks, the global random generators and autocast are left as found: the training is the same, bit
+    for bit.
 
     Step t is the state after t updates; that at the construction is measured there, so that what cannot be measured
     fails at once. Later a measurement that fails says so and is left out; the training goes on.
@@ -68,7 +69,7 @@ class Monitor:
         every: steps between two measurements.
         out: results file; several runs may write into one.
         label: name of the run, default the class of the model. A run of the same name in the same file gets a number.
-        optimizer: of the training, for learning rate and threshold.
+        optimizer: of the training: SGD, Adam, AdamW, RMSprop or Adagrad. An adaptive one costs a second search.
         top: eigenvalues per measurement.
         noise: parts of the mini-batch whose gradients give the noise scale; 0 leaves it out.
         tol: largest estimated relative error of an eigenvalue.
@@ -77,7 +78,6 @@ class Monitor:
         start: updates made before this process; a run that resumes from a checkpoint gives the checkpoint's step. Its
             series in `out` goes on from there: rows after that step are dropped, and the distance stays that from the
             first start (from a sketch of its weights, see `distance.Start`).
-        weight_decay: of the objective loss + weight_decay |w|^2 / 2, that is L2 regularisation as SGD has it.
         seed: of the random start vectors.
         overwrite: a run from step 0 takes the place of the last one of its name.
 
@@ -100,7 +100,6 @@ class Monitor:
         tol: float = 1e-3,
         overhead: float = 0.02,
         start: int = 0,
-        weight_decay: float = 0.0,
         seed: int = 0,
         overwrite: bool = False,
     ) -> None:
@@ -121,7 +120,7 @@ class Monitor:
         self._active = not dist.is_available() or not dist.is_initialized() or dist.get_rank() == 0
         if not self._active:
             return
-        self._subject = _subject(module, loss, batch, label, weight_decay)
+        self._subject = _subject(module, loss, batch, label)
         self._budget = Budget(overhead, self._subject.device)
         settings = {"top": top, "noise": noise, "tol": tol}
         with measuring(self._subject):
@@ -226,11 +225,11 @@ class Monitor:
         self._active = not stop
 
 
-def _subject(module: nn.Module, loss: str | Callable[..., Any], batch: Any, label: str, weight_decay: float) -> Subject:
+def _subject(module: nn.Module, loss: str | Callable[..., Any], batch: Any, label: str) -> Subject:
     """The model on its one mini-batch."""
     rows = common_length(batch) or 1
     named = loss if isinstance(loss, str) else ""
-    spec = Spec(batch_size=rows, samples="all", weight_decay=weight_decay, loss=named)
+    spec = Spec(batch_size=rows, samples="all", loss=named)
     made = None if isinstance(loss, str) else loss
     subject = load_spec(spec, Objects(module, [batch], made, noting=False), label=label or type(module).__name__)
     _ = subject.parameters  # raises for complex ones

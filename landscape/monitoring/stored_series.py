@@ -79,7 +79,6 @@ def identity_of(subject: Subject, optimizer: Optimizer | None, settings: Mapping
         **settings,
         "label": subject.label,
         "loss": subject.loss_name or getattr(loss, "__qualname__", type(loss).__name__),
-        "weight_decay": subject.weight_decay,
         "parameters": [[name, list(p.shape)] for name, p in subject.parameters.items()],
         "data": subject.data_sha256,
         "optimizer": own,

@@ -86,8 +86,3 @@ class TrackedEigenvalues:
             for part in (found.values, found.residuals, found.converged)
         )
         return Found(values, residuals, converged, warm_error, found.products + more)
-
-
-def scaled(product: Callable[[Tensor], Tensor], scale: Tensor) -> Callable[[Tensor], Tensor]:
-    """The operator S H S for a diagonal S, (n,)."""
-    return lambda vector: product(vector * scale).mul_(scale)

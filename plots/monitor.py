@@ -1,0 +1,97 @@
+"""Draw the sharpness of a run over its steps, with the threshold at which its optimiser becomes unstable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xarray as xr
+
+from landscape.plots import style
+from landscape.plots.appearance import Look
+from landscape.plots.appearance import look as look_of
+from landscape.plots.headlines import Numbers
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MEANING = (
+    "The largest Hessian eigenvalue of the loss on one mini-batch (solid) and the largest one that the optimiser can "
+    "bear (dashed; 2 / learning rate for gradient descent): full-batch training that rises to the dashed line and "
+    "stays there trains at the edge of stability. The threshold is that of full-batch training on a quadratic; noisy "
+    "gradients and momentum keep a run below it, and it says nothing about optimisers with a preconditioner."
+)
+ABOVE = 10.0  # times the largest eigenvalue, above which thresholds are not shown
+FEW = 60  # rows that are drawn with a mark each
+
+
+def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
+    """Draw the largest eigenvalue over the steps and its threshold; hollow where a search has not converged."""
+    return over_steps(data, ax, "eigenvalue", "threshold", "converged", "largest Hessian eigenvalue", look)
+
+
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """All runs overlaid."""
+    return overlaid(results, looks, draw, "eigenvalue", "threshold")
+
+
+def over_steps(
+    data: xr.Dataset, ax: Axes, quantity: str, threshold: str, converged: str, name: str, look: Look | None
+) -> Axes:
+    """Draw the first rank of eigenvalues over the steps, and a threshold."""
+    look = look or look_of(data)
+    step, value = data["step"].values, data[quantity].transpose("step", "rank").values[:, 0]
+    known = np.isfinite(value)
+    marks = {"marker": look.marker, "markersize": 2.2} if known.sum() <= FEW else {}
+    ax.plot(step[known], value[known], color=look.color, linewidth=0.9, label=look.label, **marks)
+    unsure = known & (data[converged].transpose("step", "rank").values[:, 0] == 0)
+    ax.plot(step[unsure], value[unsure], look.marker, color=look.color, markerfacecolor="none", markersize=4)
+    limit = data[threshold].values
+    ax.plot(step[np.isfinite(limit)], limit[np.isfinite(limit)], "--", color=look.color, linewidth=0.8)
+    units = str(data[quantity].attrs.get("units", "1"))
+    ax.set(xlabel="step", ylabel=f"{name} ({units})" if units != "1" else name)
+    return ax
+
+
+def overlaid(
+    results: Sequence[xr.Dataset], looks: Sequence[Look], draw: Callable[..., Axes], quantity: str, threshold: str
+) -> Figure:
+    """Runs in one panel, logarithmic where their largest values lie decades apart."""
+    has_threshold = any(np.isfinite(data[threshold].values).any() for data in results)
+    note = "Dashed: stability threshold of the optimiser. " if has_threshold else "No threshold: give optimizer=. "
+    legend = [replace(look, line="-").legend_handle() for look in looks]
+    figure = style.page(results, looks, height=2.5, legend=legend, note=f"{note}Hollow: not converged.")
+    ax = figure.subplots()
+    for data, look in zip(results, looks, strict=True):
+        draw(data, ax, look=look)
+    values = [data[quantity].values[np.isfinite(data[quantity].values)] for data in results]
+    limits = np.concatenate([data[threshold].values[np.isfinite(data[threshold].values)] for data in results])
+    style.log_if_wide(ax, np.array([own.max() for own in values]))
+    everything = np.concatenate(values)
+    shown = np.append(everything, limits[limits <= ABOVE * everything.max()])  # it rises without end as the rate decays
+    if ax.get_yscale() == "linear" and shown.max() > 0:
+        ax.set_ylim(min(0.0, 1.05 * shown.min()), 1.08 * shown.max())
+    return figure
+
+
+def headline(data: xr.Dataset) -> Numbers:
+    """The last sharpness, plain and preconditioned, each also as a share of its threshold, and the steps so far."""
+    found: Numbers = {"steps": int(data["step"].values[-1])} if data.sizes.get("step") else {}
+    for name, quantity, threshold in (
+        ("sharpness", "eigenvalue", "threshold"),
+        ("preconditioned", "preconditioned", "preconditioned_threshold"),
+    ):
+        last = _last(data[quantity].isel(rank=0).values) if quantity in data else np.nan
+        found[name] = last
+        limit = _last(data[threshold].values) if threshold in data else np.nan
+        found[f"{name} / threshold"] = last / limit if np.isfinite(limit) else np.nan
+    found["distance"] = _last(data["distance"].values) if "distance" in data else np.nan
+    return found
+
+
+def _last(values: np.ndarray) -> float:
+    finite = values[np.isfinite(values)]
+    return float(finite[-1]) if finite.size else np.nan

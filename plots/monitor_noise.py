@@ -1,0 +1,63 @@
+"""Draw the gradient noise scale of a run over its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from landscape.plots import style
+from landscape.plots.appearance import Look
+from landscape.plots.appearance import look as look_of
+
+MEANING = (
+    "The simple noise scale tr Sigma / |G|^2 in samples, the batch size at which gradient and noise are of equal "
+    "size: a dot per measurement, and as a line the ratio of tr Sigma and |G|^2 averaged over nine neighbouring "
+    "measurements. It predicts a useful batch size only where the Hessian is near a multiple of the identity, and a "
+    "dot from few parts of one mini-batch is wrong by a factor of two or more."
+)
+WINDOW = 9  # measurements
+
+
+def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
+    """Draw the noise scale of every measurement, with its error, and the ratio of both averages as a line."""
+    look = look or look_of(data)
+    step, scale = data["step"].values, data["noise_scale"].values
+    known = np.isfinite(scale) & (scale > 0)
+    error = np.nan_to_num(data["noise_scale_se"].values[known])
+    bars = np.stack([np.minimum(error, 0.9 * scale[known]), error])  # a logarithmic axis has no place for zero
+    ax.errorbar(
+        step[known], scale[known], bars, color=look.color, marker=look.marker, linestyle="none", markersize=1.8,
+        elinewidth=0.4, alpha=0.45,
+    )  # fmt: skip
+    smooth = averaged(data)
+    shown = np.isfinite(smooth) & (smooth > 0)
+    ax.plot(step[shown], smooth[shown], color=look.color, linestyle=look.line, linewidth=1.1, label=look.label)
+    ax.set(xlabel="step", ylabel="noise scale (samples)", yscale="log")
+    return ax
+
+
+def averaged(data: xr.Dataset) -> np.ndarray:
+    """The ratio of tr Sigma and |G|^2, each averaged over neighbouring measurements, (step,)."""
+    window = {"step": WINDOW}
+    means = [
+        data[name].rolling(window, center=True, min_periods=1).mean().values
+        for name in ("gradient_variance", "gradient_squared")
+    ]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(means[0] / means[1])
+
+
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """All runs overlaid."""
+    note = f"Dots: single measurements with standard errors; lines: averages of tr Sigma and |G|^2 over {WINDOW}."
+    legend = [replace(look, marker="").legend_handle() for look in looks]
+    figure = style.page(results, looks, height=2.5, legend=legend, note=note)
+    ax = figure.subplots()
+    for data, look in zip(results, looks, strict=True):
+        draw(data, ax, look=look)
+    return figure
