@@ -45,8 +45,8 @@ def over_steps(
     look = look or look_of(data)
     step, value = data["step"].values, data[quantity].transpose("step", "rank").values[:, 0]
     known = np.isfinite(value)
-    marks = {"marker": look.marker, "markersize": 2.2} if known.sum() <= FEW else {}
-    ax.plot(step[known], value[known], color=look.color, linewidth=0.9, label=look.label, **marks)
+    mark = look.marker if known.sum() <= FEW else ""
+    ax.plot(step[known], value[known], color=look.color, linewidth=0.9, label=look.label, marker=mark, markersize=2.2)
     unsure = known & (data[converged].transpose("step", "rank").values[:, 0] == 0)
     ax.plot(step[unsure], value[unsure], look.marker, color=look.color, markerfacecolor="none", markersize=4)
     limit = data[threshold].values

@@ -13,7 +13,6 @@ import synthetic
 import xarray as xr
 
 from landscape.plots import headlines, noise
-from landscape.probes import PROBES
 from landscape.results import reader
 
 
@@ -25,7 +24,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_every_group_equals_what_h5netcdf_reads(study: Path) -> None:
     found = reader.groups(study)
-    assert len(found) == 2 * len(PROBES)
+    assert len(found) == 2 * len(synthetic.ALL)
     for name, data in found:
         with xr.open_dataset(study, group=name, engine="h5netcdf") as other:
             xr.testing.assert_identical(data, other.load())

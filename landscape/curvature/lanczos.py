@@ -52,13 +52,12 @@ def lanczos_search(
     vectors: bool = False,
     unseen: bool = True,
 ) -> Search:
-    """The k wanted eigenvalues by Lanczos with full reorthogonalisation, tested at every step.
+    """The k wanted eigenvalues by Lanczos with full reorthogonalisation, tested at every step; a generator.
 
-    A generator that requests one product at a time. `batched_lanczos` runs several searches side by side.
-    Two passes of classical Gram-Schmidt per step ("twice is enough", Giraud et al. 2005). A random start is needed:
-    gradient-like starts hide eigenvectors. On breakdown (an invariant subspace) it continues with a random vector
-    orthogonal to the basis, until that changes no wanted value. A full basis is restarted with its best vectors (thick
-    restart, Wu & Simon 2000).
+    It asks for one product at a time; `batched_lanczos` runs several searches side by side. Two passes of classical
+    Gram-Schmidt per step ("twice is enough", Giraud et al. 2005). A random start is needed: gradient-like starts hide
+    eigenvectors. On breakdown (an invariant subspace) it continues with a random vector orthogonal to the basis, until
+    that changes no wanted value. A full basis is restarted with its best vectors (thick restart, Wu & Simon 2000).
 
     Args:
         start: random vector, (n,); its dtype and device are those of the arithmetic.
@@ -66,19 +65,17 @@ def lanczos_search(
         which: which ones.
         tol: largest estimated relative error, see `StoppingRule`.
         tol_residual: largest relative residual.
-        ends: also converge both algebraic ends; 0.1 leaves them right to about one per cent, for about one product.
+        ends: also converge both algebraic ends; 0.1: to about one per cent, for about one product.
         max_steps: cap on the number of products, at least k; values unconverged then are returned as such.
         room: most vectors kept; at least ten more than wanted values.
         storage: half precision halves the memory of the basis; one more product per value then recomputes it.
         vectors: return eigenvectors too.
-        unseen: as in `StoppingRule`; False for a start vector that is near the wanted eigenvectors, of other weights
-            say, which would be taken for one that hides the others.
+        unseen: as in `StoppingRule`; False for a start that is no random one.
 
     Raises:
         FloatingPointError: the operator returned a non-finite vector.
     """
-    n = start.numel()
-    room = max(room, k * (2 if which == "both" else 1) + 10)
+    n, room = start.numel(), max(room, k * (2 if which == "both" else 1) + 10)
     steps = min(n, max_steps) if room >= n else max_steps  # n without a restart span everything
     ritz, rule = Projection(start, min(steps, room), storage), StoppingRule(k, which, tol, tol_residual, ends, unseen)
     breakdown = 0  # products at the last invariant subspace

@@ -19,7 +19,7 @@ from landscape.data.structure import common_length
 from landscape.monitoring.budget import Budget
 from landscape.monitoring.distance import Start
 from landscape.monitoring.measurement import Measurement
-from landscape.monitoring.stored_series import identity_of, opened, plan_of
+from landscape.monitoring.stored_series import Place, identity_of, opened, plan_of
 from landscape.monitoring.updates_seen import UpdatesSeen
 from landscape.options import OptionError, at_least, require
 from landscape.results import reader
@@ -41,6 +41,8 @@ _log = logging.getLogger(__name__)
 
 class Monitor:
     """Measures a model every so many steps of a training run and writes a series into a results file.
+
+    Two lines in a training loop::
 
         monitor = landscape.Monitor(model, loss, batch, every=100, out="run.h5")
         for inputs, targets in loader:
@@ -107,31 +109,22 @@ class Monitor:
             at_least(name, value, least)
         require(overhead > 0, "overhead", overhead, "above 0; math.inf leaves out no step")
         require(0 < tol < 1, "tol", tol, "above 0 and below 1")
-        if not isinstance(model, nn.Module):
-            raise OptionError(
-                f"Monitor measures a module, got a {type(model).__name__}; give the model that is trained"
-            )
-        if batch is None:
-            raise OptionError("Monitor needs batch=, one mini-batch as the training's loader gives it")
         self.every, self.number = every, start
         self._grid, self._skipped, self._failures, self._measured = start // every, 0, 0, 0
-        self._updates = UpdatesSeen(module := _followed(model))
         self._writer: SeriesWriter | None = None
         self._active = not dist.is_available() or not dist.is_initialized() or dist.get_rank() == 0
+        self._updates = UpdatesSeen(module := _followed(model))
         if not self._active:
             return
         self._subject = _subject(module, loss, batch, label)
         self._budget = Budget(overhead, self._subject.device)
         settings = {"top": top, "noise": noise, "tol": tol}
+        attributes = {"every": every, "overhead": overhead, **settings, "seed": seed}
         with measuring(self._subject):
             begun = Start(self._subject.parameters)
-            plan = plan_of(self._subject, top, begun.sketch)
-            identity = identity_of(self._subject, optimizer, settings)
-            stored = {"every": every, "overhead": overhead, **settings, "seed": seed}
-            place = Path(out)
-            self._writer, sketch = opened(
-                place, self._subject, plan, identity, stored, start=start, overwrite=overwrite
-            )
+            plan, identity = plan_of(self._subject, top, begun.sketch), identity_of(self._subject, optimizer, settings)
+            place = Place(Path(out), start, overwrite=overwrite)
+            self._writer, sketch = opened(place, self._subject, plan, identity, attributes)
             if sketch is not None:
                 begun = Start(self._subject.parameters, sketch)
         self._finalizer = weakref.finalize(self, _close, self._writer, os.getpid())
@@ -227,6 +220,8 @@ class Monitor:
 
 def _subject(module: nn.Module, loss: str | Callable[..., Any], batch: Any, label: str) -> Subject:
     """The model on its one mini-batch."""
+    if batch is None:
+        raise OptionError("Monitor needs batch=, one mini-batch as the training's loader gives it")
     rows = common_length(batch) or 1
     named = loss if isinstance(loss, str) else ""
     spec = Spec(batch_size=rows, samples="all", loss=named)
@@ -238,6 +233,8 @@ def _subject(module: nn.Module, loss: str | Callable[..., Any], batch: Any, labe
 
 def _followed(model: nn.Module) -> nn.Module:
     """The module inside its wrappers, with parameters that can change."""
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"Monitor measures a module, got a {type(model).__name__}; give the model that is trained")
     module = unwrapped(model)
     if not any(p.requires_grad for p in module.parameters()):
         raise ValueError(

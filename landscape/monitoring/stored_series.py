@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -98,16 +99,25 @@ def key_of(subject: Subject, plan: Plan, identity: Mapping[str, Any], settings: 
     return RunKey(MONITOR, label, hashlib.sha256(text.encode()).hexdigest()[:10], plan, attributes)
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a run is stored, and from which step on."""
+
+    path: Path
+    start: int  # updates before this process
+    overwrite: bool  # take the place of the last run of the same name
+
+
 def opened(
-    path: Path, subject: Subject, plan: Plan, identity: Mapping[str, Any], settings: Mapping[str, Any], *,
-    start: int, overwrite: bool,
-) -> tuple[SeriesWriter, np.ndarray | None]:  # fmt: skip
+    place: Place, subject: Subject, plan: Plan, identity: Mapping[str, Any], settings: Mapping[str, Any]
+) -> tuple[SeriesWriter, np.ndarray | None]:
     """The writer of this run's series, and the sketch of the weights at its start where an earlier process stored it.
 
     A run that starts at step 0 gets a series of its own, with a number behind its label where the file holds one of
     the same name; `overwrite` takes the place of the last of these. A run that goes on from a later step continues the
     last of them, without the rows after that step.
     """
+    path, start, overwrite = place.path, place.start, place.overwrite
     merge_orphans(path, reduce_of=lambda probe, parameters: None)
     run = 1
     while groups.stored_group(path, MONITOR, key_of(subject, plan, identity, settings, run).digest) is not None:
