@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import synthetic
 from browser import MISSING, browser
+from relu_surface import relu_surface
 
 from landscape.plots import drawing
 from landscape.plots.report import report
@@ -46,6 +47,7 @@ return new Promise((done) => {
   requestAnimationFrame(step);
 });
 """
+READY = "return document.documentElement.dataset.ready === 'true'"
 PAINT = "return performance.getEntriesByType('paint').find((e) => e.name === 'first-contentful-paint').startTime"
 
 
@@ -62,14 +64,18 @@ def main() -> None:
         study = options.study or synthetic.write(folder / "study.h5")
         page = report(study, folder / "study.html", drawing.draw(study, folder / "figures"))
         text = page.read_text()
-        data = len(text.partition('id="data">')[2].partition("</script>")[0])
-        script = len(text.rpartition("<script>")[2])
-        print(f"page {page.stat().st_size / 1e6:.1f} MB, of it data {data / 1e3:.0f} kB, script {script / 1e3:.0f} kB")
         fine = report(surfaces(folder / "fine.h5", options.resolution), folder / "fine.html", [])
+        data, own = (
+            len(of.partition('id="data">')[2].partition("</script>")[0]) / 1e3 for of in (text, fine.read_text())
+        )
+        script = len(text.rpartition("<script>")[2].partition("</script>")[0]) / 1e3
+        print(f"page {page.stat().st_size / 1e6:.1f} MB, of it data {data:.0f} kB, script {script:.0f} kB")
+        print(f"data of three surfaces of {options.resolution} x {options.resolution} points: {own:.0f} kB")
         with browser(folder / "profile") as window:
             paints = []
             for _ in range(7):
                 window.open(page)
+                window.until(READY)
                 paints.append(window.run(PAINT))
             print(
                 f"first paint {statistics.median(paints):.0f} ms (median of 7; {min(paints):.0f} to {max(paints):.0f})"
@@ -78,6 +84,7 @@ def main() -> None:
             print("| --- | --- | --- | --- | --- |")
             for query in ("?renderer=webgl2", "?renderer=2d"):
                 window.open(fine.resolve().as_uri() + query)
+                window.until(READY)
                 times, own = window.run(FRAMES, options.frames)
                 name = window.run("return views.surface.renderer()")
                 rates = [1e3 / np.quantile(times, share) for share in (0.5, 0.95)]
@@ -86,7 +93,7 @@ def main() -> None:
 
 
 def surfaces(path: Path, resolution: int) -> Path:
-    """Three surfaces of a bumpy bowl."""
+    """Three surfaces of small ReLU networks."""
     axis = np.linspace(-1, 1, resolution)
     plan = Plan(over={"x": axis, "y": axis}, quantities={n: Quantity(n) for n in ("loss", "loss_se", "l2", "accuracy")})
     for i in range(3):
@@ -94,9 +101,7 @@ def surfaces(path: Path, resolution: int) -> Path:
             pass
         with h5py.File(path, "r+") as file:
             (group,) = (group for group in file["surface"].values() if group.attrs["label"] == f"net {i}")
-            x, y = np.meshgrid(axis, axis, indexing="ij")
-            group["loss"][...] = 0.1 + (i + 1) * (x**2 + y**2) + 0.05 * np.sin(9 * x) * np.sin(7 * y)
-            group["loss_se"][...] = 0.01
+            group["loss"][...], group["loss_se"][...] = relu_surface(resolution, i)
             group["done"][...] = 1
     return path
 

@@ -57,6 +57,7 @@ def demo(
 
     Finished steps are kept and not repeated.
     """
+    from landscape.doctor.rules import examine
     from landscape.plots import report
 
     start = time.monotonic()
@@ -80,7 +81,7 @@ def demo(
         results_of = f"{measured} result{'s' if measured > 1 else ''}"
         say(f"{name}: {results_of} in {format_duration(time.monotonic() - began)}", quiet=quiet)
     figures = draw(results, out / "figures", ("png",), quiet=True)
-    page = report.report(results, out / "report.html", figures)
+    page = report.report(results, out / "report.html", figures, examine([results]))
     typer.echo(text_table(report.summary_table(results)))
     took = format_duration(time.monotonic() - start)
     say(f"{results}, {len(figures)} figures in {out / 'figures'}, {page}; {took} in all", quiet=quiet)

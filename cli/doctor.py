@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as encoding
+import shlex
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +15,7 @@ from landscape.cli.command_options import Debug
 from landscape.cli.damaged_files import check_not_damaged
 from landscape.options import printable
 
+QUICK = 2**24  # bytes of a file that is examined for a suggestion
 FINDINGS = 3  # exit code where something is wrong or suspicious; 1 and 2 are errors of the command itself
 
 
@@ -44,3 +46,22 @@ def doctor(
         notes = f"{counts['note']} note{'s' * (counts['note'] != 1)}" if counts["note"] else ""
         typer.echo(", ".join(filter(None, [said or "nothing wrong or suspicious found", notes])))
     return FINDINGS if counts["wrong"] + counts["suspicious"] else 0
+
+
+def suggestion(file: Path) -> str:
+    """One line that leads to the doctor where it names something wrong or suspicious in a file; "" where not.
+
+    A large file is not examined for it.
+    """
+    from landscape.doctor.rules import examine
+
+    command = shlex.join(["landscape", "doctor", str(file)])
+    unknown = f"to check these numbers: {command}"
+    if file.stat().st_size > QUICK:
+        return unknown
+    try:
+        counts = Counter(finding.severity for finding in examine([file]))
+    except (OSError, ValueError):  # it is unreadable in part; the doctor says where
+        return unknown
+    said = " and ".join(f"{counts[word]} {word}" for word in ("wrong", "suspicious") if counts[word])
+    return f"{said}: {command} says what, and what to do" if said else ""

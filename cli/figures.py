@@ -9,6 +9,7 @@ import typer
 
 from landscape.cli.command_options import Debug, Quiet
 from landscape.cli.damaged_files import check_not_damaged
+from landscape.cli.doctor import suggestion
 from landscape.progress import say
 
 Option = typer.Option
@@ -64,6 +65,8 @@ def plot(
         _say(file, out, paths, quiet=quiet)
     for path in paths:
         typer.echo(path)
+    if not file.is_dir() and (line := suggestion(file)):
+        say(line, quiet=quiet)
 
 
 def report(
@@ -75,10 +78,12 @@ def report(
     """Write one HTML page with every figure, its protocol, and a table of all checkpoints."""
     from tempfile import TemporaryDirectory
 
+    from landscape.doctor.rules import examine
     from landscape.plots.report import report as write_report
 
     with TemporaryDirectory() as folder:
-        typer.echo(write_report(file, out, draw(file, Path(folder), ("png",), quiet=True)))
+        figures = draw(file, Path(folder), ("png",), quiet=True)
+        typer.echo(write_report(file, out, figures, examine([file])))
 
 
 def parse_eigenvalues(text: str) -> tuple[float, float] | None:

@@ -12,6 +12,7 @@ import typer
 
 from landscape.cli.command_options import OUTPUT, RUN, loading_options, loading_values, option, with_options
 from landscape.cli.damaged_files import check_not_damaged
+from landscape.cli.doctor import suggestion
 from landscape.cli.loading import load
 from landscape.cli.pending import follow as follow_file
 from landscape.cli.pending import show_pending
@@ -58,6 +59,8 @@ def show(file: Path, json: bool, pending: bool, follow: bool, **options: Any) ->
     else:
         typer.echo(text_table(content))
         for line in _in_journals(file, content):
+            typer.echo(printable(line))
+        if line := suggestion(file):
             typer.echo(printable(line))
 
 

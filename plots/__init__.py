@@ -22,7 +22,7 @@ FIGURES: Mapping[str, FigureEntry] = {
     for figure in (
         FigureEntry("surface", "surface", needs=("loss", "done", "x", "y")),
         FigureEntry("surface_heat", "surface", needs=("loss", "done", "x", "y")),
-        FigureEntry("surface_error", "surface", needs=("loss_se", "loss", "x", "y")),
+        FigureEntry("surface_error", "surface", needs=("loss_se", "loss", "x", "y"), finite=2),
         FigureEntry("surface_relief", "surface", needs=("loss", "x", "y"), panels=("3d",)),
         FigureEntry("surface_height", "surface", needs=("loss", "height", "radius")),
         FigureEntry("surface_3d", "surface", needs=("loss", "done", "x", "y"), panels=("3d",)),

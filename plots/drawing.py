@@ -114,10 +114,10 @@ def draw_layout(
     """
     from landscape.plots import park2022
 
-    stored = selection.of(reader.by_checkpoint(reader.groups(path)))
-    everything = [data for _, data in stored]
     written = []
-    with applied(theme):
+    with reader.streaming(path) as read, applied(theme):
+        stored = selection.of(reader.by_checkpoint(read))
+        everything = [data for _, data in stored]
         for name, parts in park2022.PAGES.items():
             found = {}
             for part in parts:
@@ -138,8 +138,8 @@ def draw_studies(
 
     They are named like the study, several of one kind with their labels: `smoothing.png`, `smoothing-LABEL.png`.
     """
-    with applied(SCREEN):
-        return _save_studies(reader.groups(path), Path(out), formats, names)
+    with reader.streaming(path) as stored, applied(SCREEN):
+        return _save_studies(stored, Path(out), formats, names)
 
 
 def _pages(
@@ -245,7 +245,8 @@ def draw_build_up(rows: Sequence[Mapping[str, Any]], out: Path | str, formats: S
 
 def left_out(path: Path | str) -> list[str]:
     """Groups that appear in no figure: nothing of them is finished, or no figure draws their probe."""
-    return _left_out(reader.groups(path))
+    with reader.streaming(path) as stored:
+        return _left_out(stored)
 
 
 def check_name(name: str) -> None:

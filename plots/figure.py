@@ -108,6 +108,7 @@ class FigureEntry:
     lacks: tuple[str, ...] = ()  # axes that a result must not have
     panels: tuple[str | None, ...] = (None,)  # projections of the axes that `draw` takes
     instead: str = ""  # a quantity that is drawn, and may have the finite value, where the first has none
+    finite: int = 1  # how many of `needs`, from the first, must have a finite value
 
     @property
     def module(self) -> FigureModule:
@@ -125,7 +126,9 @@ class FigureEntry:
         """Whether a result is complete enough to be drawn."""
         fits = all(name in data for name in self.needs) and not any(axis in data.dims for axis in self.lacks)
         drawn = (self.needs[0], *filter(data.__contains__, [self.instead]))
-        return fits and any(np.isfinite(data[name].values).any() for name in drawn)
+        others = self.needs[1 : self.finite]
+        known = {name: np.isfinite(data[name].values).any() for name in (*drawn, *others)} if fits else {}
+        return fits and any(known[name] for name in drawn) and all(known[name] for name in others)
 
     def selected(self, results: Sequence[xr.Dataset]) -> list[xr.Dataset]:
         """The drawable results that belong in the figure."""

@@ -65,7 +65,8 @@ def text(found: Numbers) -> str:
 
 def summary(path: Path | str, also: Callable[[xr.Dataset], dict[str, Any]] = lambda data: {}) -> list[dict[str, Any]]:
     """One row per stored result, in the order of `reader.groups`: what it is, its progress, its headline, and more."""
-    return rows(path, reader.groups(path), also)
+    with reader.streaming(path) as stored:
+        return rows(path, stored, also)
 
 
 def rows(

@@ -41,10 +41,17 @@ def say_too_few_points(ax: Any) -> None:
 
 
 def label_axes(data: xr.Dataset, ax: Axes, *, xlim: tuple[float, float], ylim: tuple[float, float]) -> None:
-    """Labels and limits; equal scales unless the plane is much longer one way."""
-    ax.set(xlabel=axis_label(data, "x"), ylabel=axis_label(data, "y"), xlim=xlim, ylim=ylim)
-    if 1 / 3 < np.ptp(data["x"].values) / np.ptp(data["y"].values) < 3:
+    """Labels and limits; equal scales unless the plane is much longer one way, or has one point along an axis."""
+    ax.set(xlabel=axis_label(data, "x"), ylabel=axis_label(data, "y"), xlim=_apart(xlim), ylim=_apart(ylim))
+    wide, high = (float(np.ptp(data[axis].values)) for axis in "xy")
+    if high < 3 * wide < 9 * high:
         ax.set_aspect("equal")
+
+
+def _apart(limits: tuple[float, float]) -> tuple[float, float]:
+    """Limits of an axis, around the one point where there is only one."""
+    low, high = limits
+    return (low, high) if low != high else (low - 0.5, high + 0.5)
 
 
 def axis_label(data: xr.Dataset, name: str) -> str:

@@ -22,6 +22,7 @@ MEANING = (
     "mixed colours that they encode their own content. t-SNE keeps neighbours and not distances, so sizes of "
     "groups and gaps between them mean nothing."
 )
+MARKERS = "osD^vP*Xp<>"  # as many as are told apart at this size; 11 and the 20 colours have no common divisor
 
 
 def draw(data: xr.Dataset, ax: Axes, *, layer: int = -1) -> Axes:
@@ -31,7 +32,9 @@ def draw(data: xr.Dataset, ax: Axes, *, layer: int = -1) -> Axes:
     position = data["position"].transpose("layer", "image", "token", "coordinate").values[layer]
     for k, tokens in enumerate(position):
         x, y = tokens[np.isfinite(tokens).all(axis=1)].T
-        ax.scatter(x, y, s=2.5, color=colormaps["tab20"](k % 20), linewidths=0, alpha=0.8)
+        ax.scatter(
+            x, y, s=4, color=colormaps["tab20"](k % 20), marker=MARKERS[k % len(MARKERS)], linewidths=0, alpha=0.8
+        )
     ax.set(xticks=[], yticks=[])
     ax.set_title(f"depth {float(data['depth'].values[layer]):.2f}", fontsize=style.SMALL, loc="right")
     return ax
@@ -41,7 +44,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """A row per network, a column per layer."""
     columns = max(len(data["layer"]) for data in results)
     side = page_width() / max(columns, 3)
-    note = "Colours: images."
+    note = "Colours and shapes: images."
     figure = style.page(results, looks, height=len(results) * (side + 0.15), note=note)
     grid = figure.subplots(len(results), columns, squeeze=False)
     for data, look, row in zip(results, looks, grid, strict=True):

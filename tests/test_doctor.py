@@ -11,6 +11,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import synthetic
 import xarray as xr
 from command_line import Command, one_line
 
@@ -346,3 +347,18 @@ def test_the_findings_that_the_page_of_pictures_quotes_are_those_of_its_files() 
     for name in named:
         assert f"![]({folder.name}/{name}.png)" in page
         assert (folder / f"{name}.png").stat().st_size < 40_000
+
+
+def test_show_and_plot_name_the_doctor_where_it_would_name_something(command: Command, tmp_path: Path) -> None:
+    sound, faulty = tmp_path / "sound.h5", tmp_path / "faulty.h5"
+    for path in (sound, faulty):
+        synthetic.write(path, synthetic.NETWORKS[:1], probes=("variance",))
+    with h5py.File(faulty, "r+") as file:
+        (group,) = file["variance"].values()
+        group["done"][-1] = 0
+    assert "landscape doctor" not in command("show", sound)[1]
+    line = f"1 suspicious: landscape doctor {faulty} says what, and what to do"
+    assert command("show", faulty)[1].splitlines()[-1] == line
+    assert line in command("plot", faulty, "--out", tmp_path / "figures")[2]
+    assert "doctor" not in command("plot", sound, "--out", tmp_path / "figures")[2]
+    assert "doctor" not in command("show", faulty, "--json")[1]

@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+import zlib
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,14 @@ import numpy as np
 import pytest
 import synthetic
 from PIL import Image
+from relu_surface import relu_surface
 
 from landscape.cli.main import exit_code
-from landscape.plots import FIGURES, drawing
+from landscape.doctor.finding import Finding
+from landscape.plots import FIGURES, comparison, comparison_rows, drawing
 from landscape.plots.report import arrays, findings, next_steps, page, report, table
 from landscape.plots.report.commands import measured
+from landscape.plots.report.compact import compact
 from landscape.results import reader
 
 VIT, RESNET = (network.label for network in synthetic.NETWORKS[:2])
@@ -31,8 +35,7 @@ HOSTILE = (
     "größe-模型-🙂",
     '"><img src=x onerror=alert(1)>',
 )
-MODULE = ("figures.js", "surface.js", "charts.js")
-LARGEST_MODULE, LARGEST_DATA = 40_000, 300_000  # bytes
+LARGEST_SCRIPT, LARGEST_DATA = 40_000, 300_000  # bytes
 
 
 class Page(HTMLParser):
@@ -287,40 +290,98 @@ def test_a_command_holds_all_that_was_asked_for(study: Path) -> None:
     )
 
 
-def test_arrays_come_back_as_they_were() -> None:
+def decoded(held: dict[str, Any]) -> np.ndarray:
+    """The values of an encoded array, as the page's script decodes them: NaN unfinished, inf not finite."""
+    if held["t"] == "f4":
+        return np.frombuffer(base64.b64decode(held["b"]), "<f4").reshape(held["n"]).astype(float)
+    bits = 8 * int(held["t"][1:])
+    planes = np.frombuffer(zlib.decompress(base64.b64decode(held["z"]), -15), np.uint8).astype(int)
+    rest = sum(plane << 8 * i for i, plane in enumerate(planes.reshape(bits // 8, -1)))
+    signed = np.where(rest & 1, -(rest >> 1) - 1, rest >> 1).reshape(held["n"])
+    code = signed.cumsum(axis=0).cumsum(axis=1) % 2**bits
+    top = 2**bits - 3
+    value = held["lo"] + (held["hi"] - held["lo"]) * code / top
+    value = np.where(held["zero"] & (code == 0), 0.0, np.exp(value)) if held["log"] else value
+    return np.where(code > top, np.where(code == top + 2, np.nan, np.inf), value)
+
+
+@pytest.mark.parametrize("bits", [arrays.VALUE, arrays.ERROR])
+def test_arrays_come_back_as_they_were(bits: int) -> None:
     rng = np.random.default_rng(0)
-    for values in (rng.normal(size=(90, 80)), np.exp(rng.normal(scale=4, size=(90, 80))), rng.normal(size=(3, 4))):
+    wide = np.exp(rng.normal(scale=4, size=(90, 80)))
+    zeros = wide.copy()
+    zeros[5] = 0.0
+    for values in (rng.normal(size=(90, 80)), wide, zeros, rng.normal(size=(3, 4))):
         values[0, 0], values[1, 1] = np.inf, np.nan
         done = np.ones(values.shape, bool)
         done[2, 2] = False
-        held = arrays.encoded(values, done)
-        raw = base64.b64decode(held["b"])
-        if held["t"] == "f4":
-            found = np.frombuffer(raw, "<f4").reshape(values.shape).astype(float)
-            missing, lost = np.isnan(found), np.isinf(found)
-        else:
-            codes = np.frombuffer(raw, "<u2").reshape(values.shape)
-            missing, lost = codes == arrays.UNFINISHED, codes == arrays.NOT_FINITE
-            found = held["lo"] + (held["hi"] - held["lo"]) * codes / arrays.TOP
-            found = np.exp(found) if held["log"] else found
+        held = arrays.encoded(values, done, bits=bits)
+        found = decoded(held)
+        missing = np.isnan(found)
         assert missing[2, 2]
         assert missing.sum() == 1
-        assert lost[0, 0]
-        assert lost[1, 1]
+        assert np.isinf(found[[0, 1], [0, 1]]).all()
         known = np.isfinite(values) & done
         span = np.ptp(values[known])
-        np.testing.assert_allclose(
-            found[known], values[known], rtol=3e-4, atol=1e-4 * span if not held.get("log") else 0
-        )
+        steps = 2**bits - 3
+        close = {"rtol": 22 / steps} if held.get("log") else {"rtol": 1e-6, "atol": span / steps}
+        np.testing.assert_allclose(found[known], values[known], **close)
+        np.testing.assert_array_equal(found[known & (values == 0)], 0.0)
+
+
+def test_a_script_made_compact_keeps_texts_templates_and_signs() -> None:
+    script = """
+    // a comment
+    const a = `x ${b ? ` (${ c }) = ` : "} , "} = 1` + 'it\\'s , ok';
+      x = a - -b;
+    if (y) {
+      y = [ a ] ;
+    }
+    z = 1
+    """
+    assert compact(script) == (
+        "const a=`x ${b ? ` (${ c }) = ` : \"} , \"} = 1` + 'it\\'s , ok';x=a - -b;if(y){y=[a];}\nz=1"
+    )
 
 
 def test_the_script_and_the_data_are_small(text: str, shown: Page) -> None:
     folder = Path(page.__file__).parent
-    scripts = {file.name: page._without_comments(file.read_text()) for file in folder.glob("*.js")}
+    scripts = {file.name: compact(file.read_text()) for file in folder.glob("*.js")}
     assert set(scripts) == set(page.SCRIPTS)
-    assert sum(len(scripts[name].encode()) for name in MODULE) <= LARGEST_MODULE
+    assert sum(len(script.encode()) for script in scripts.values()) <= LARGEST_SCRIPT
     data, script = (len(part.encode()) for part in shown.raw["script"])
-    assert data + script <= LARGEST_DATA
+    fine = 0  # three surfaces of 201 x 201 points, in place of the small ones
+    for seed in range(3):
+        loss, error = relu_surface(201, seed)
+        fine += sum(len(json.dumps(arrays.encoded(one, bits=bits))) for one, bits in ((loss, 16), (error, 8)))
+    assert fine <= 120_000
+    assert data + fine + script <= LARGEST_DATA
+
+
+def test_the_page_lists_what_the_doctor_found_with_what_to_do(study: Path, tmp_path: Path) -> None:
+    wrong = Finding("one", "wrong", ("surface/a", "surface/b"), "a <b>", "run: landscape surface a.pt --range 1")
+    note = Finding("two", "note", ("hessian/a",), "text", "look at it")
+    found = Page(report(study, tmp_path / "r.html", [], [wrong, note]).read_text())
+    words = " ".join(found.words.split())
+    assert "1 wrong and 1 note." in words
+    assert "wrong a <b> surface/a and 1 more" in words
+    assert "landscape surface a.pt --range 1" in words
+    assert f"landscape doctor {study}" in words
+    assert "Nothing wrong or suspicious" in Page(report(study, tmp_path / "r.html", [], []).read_text()).words
+    assert "Checks of these numbers" not in Page(report(study, tmp_path / "r.html", []).read_text()).words
+
+
+def test_a_stored_comparison_is_a_table_with_verdicts(tmp_path: Path) -> None:
+    path = synthetic.write(tmp_path / "r.h5", synthetic.NETWORKS[:2], probes=("hessian", "lesion"))
+    assert "Differences, tested" not in Page(written(path, tmp_path)).words
+    made = comparison.compare(path)
+    comparison_rows.store(path, made)
+    found = Page(written(path, tmp_path))
+    assert found.tags.count("caption") == 1
+    said = " ".join(found.words.split())
+    verdicts = [f"{c.verdict}{c.favours and ': ' + c.favours}" for c in made.contrasts if c.difference is not None]
+    assert [verdict for verdict in verdicts if verdict not in said] == []
+    assert f"{made.contrasts[0].first} − {made.contrasts[0].second}" in said
 
 
 def test_a_group_of_an_unknown_probe_is_skipped_with_a_line(study: Path, tmp_path: Path) -> None:

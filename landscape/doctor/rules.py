@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from landscape.doctor import accuracy, lines, panels, protocols, spectra, surfaces
@@ -54,11 +55,15 @@ OF_ALL: Sequence[RuleOfSeveral] = (
 def examine(paths: Sequence[Path | str]) -> list[Finding]:
     """Everything that the rules find in results files, which are compared as if they were one; the worst first.
 
+    Large arrays are read when a rule needs them, and not kept.
+
     Raises:
         FileNotFoundError, ValueError: there is no such file, or it is not a results file; see the message.
     """
-    results = [Result(Path(path), group, data) for path in paths for group, data in reader.groups(path)]
-    with readable(", ".join(map(str, paths))):
+    with ExitStack() as files:
+        read = [(Path(path), files.enter_context(reader.streaming(path))) for path in paths]
+        files.enter_context(readable(", ".join(map(str, paths))))
+        results = [Result(path, group, data) for path, stored in read for group, data in stored]
         return sorted(_findings(results), key=lambda finding: SEVERITIES.index(finding.severity))
 
 

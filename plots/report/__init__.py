@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from landscape.plots.report.checks import Check
 from landscape.plots.report.page import document
 from landscape.plots.report.table import summary_table as summary_table
 from landscape.results import reader
@@ -12,8 +13,10 @@ from landscape.results.malformed import readable
 from landscape.results.replacing import replacing
 
 
-def report(path: Path | str, out: Path | str, figures: Sequence[Path]) -> Path:
+def report(path: Path | str, out: Path | str, figures: Sequence[Path], examined: Sequence[Check] | None = None) -> Path:
     """Write the page: one file that loads nothing from elsewhere; of PNG and SVG figures it shows the SVG.
+
+    `examined` is what `landscape.doctor` found in the file, which the page lists.
 
     Raises:
         FileNotFoundError, ValueError: there is no results file, or `out` is a folder.
@@ -22,7 +25,7 @@ def report(path: Path | str, out: Path | str, figures: Sequence[Path]) -> Path:
     if out.is_dir():
         raise ValueError(f"{out} is a folder, expected a file for the page, such as {out / 'report.html'}")
     with reader.streaming(path) as stored, readable(path):
-        text = document(stored, path, figures)
+        text = document(stored, path, figures, examined)
     out.parent.mkdir(parents=True, exist_ok=True)
     with replacing(out) as stream:
         stream.write(text.encode())

@@ -1,8 +1,9 @@
-"""Encode stored arrays for a page: base64 of float32, or of 16-bit integers on a stated scale."""
+"""Encode stored arrays for a page: base64 of float32, or of compressed integers on a stated scale."""
 
 from __future__ import annotations
 
 import base64
+import zlib
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,8 @@ import xarray as xr
 
 EXACT = 4096  # values up to which an array is written as float32
 LARGEST = 201  # points along one side of a drawn grid; more are left out evenly
-UNFINISHED, NOT_FINITE, TOP = 65535, 65534, 65533  # codes of 16-bit values; 0 to TOP is the scale
 WIDE = 100.0  # ratio of the ends from which the scale is logarithmic
+VALUE, ERROR = 16, 8  # bits of a number, and of its error, which on a logarithmic scale is known to a few percent
 
 
 def float32(values: Any) -> dict[str, Any]:
@@ -20,24 +21,46 @@ def float32(values: Any) -> dict[str, Any]:
     return {"t": "f4", "n": list(array.shape), "b": base64.b64encode(array.tobytes()).decode()}
 
 
-def encoded(values: np.ndarray, finished: np.ndarray | None = None) -> dict[str, Any]:
-    """An array as float32 if it is small, else as 16-bit integers between its extremes.
+def encoded(values: np.ndarray, finished: np.ndarray | None = None, *, bits: int = VALUE) -> dict[str, Any]:
+    """An array as float32 if it is small, else as integers of 8 or 16 bits between its extremes, compressed.
 
-    The step is 1/65533 of the range, in logarithms where positive values span a factor of 100. Values that are not
-    finite keep their kind: unfinished, or finished with a loss that overflowed.
+    The codes 0 to 2^bits - 3 are the scale, logarithmic where values of one sign span a factor of 100; 0 stands for a
+    zero there. Values that are not finite keep their kind: the last code is unfinished, the one before finished with a
+    loss that overflowed.
     """
     done = np.ones(values.shape, bool) if finished is None else finished
     if values.size <= EXACT:
         return float32(np.where(done, np.where(np.isfinite(values), values, np.inf), np.nan))
+    top = 2**bits - 3
     known = np.isfinite(values) & done
-    low, high = (float(values[known].min()), float(values[known].max())) if known.any() else (0.0, 1.0)
-    logarithmic = low > 0 and high > WIDE * low
-    ends = (np.log(low), np.log(high)) if logarithmic else (low, high)
-    scaled = np.log(np.where(known, values, low)) if logarithmic else np.where(known, values, low)
-    code = np.rint(TOP * (scaled - ends[0]) / ((ends[1] - ends[0]) or 1.0))
-    code = np.where(known, code, np.where(done, NOT_FINITE, UNFINISHED)).astype("<u2")
-    about = {"lo": ends[0], "hi": ends[1], "log": logarithmic}
-    return {"t": "u2", "n": list(values.shape), **about, "b": base64.b64encode(code.tobytes()).decode()}
+    inside = values[known] if known.any() else np.array([0.0, 1.0])
+    positive = inside[inside > 0]
+    logarithmic = bool(inside.min() >= 0 and positive.size and positive.max() > WIDE * positive.min())
+    low, high = np.log([positive.min(), positive.max()]) if logarithmic else (inside.min(), inside.max())
+    zero = logarithmic and positive.size < inside.size
+    low -= (high - low) / (top - 1) if zero else 0.0
+    scaled = (
+        np.log(np.where(known & (values > 0), values, np.exp(low))) if logarithmic else np.where(known, values, low)
+    )
+    code = np.rint(top * (scaled - low) / ((high - low) or 1.0)).astype(np.int64)
+    code = np.where(known, code, np.where(done, top + 1, top + 2))
+    about = {"lo": float(low), "hi": float(high), "log": logarithmic, "zero": bool(zero)}
+    return {"t": f"u{bits // 8}", "n": list(values.shape), **about, "z": base64.b64encode(packed(code, bits)).decode()}
+
+
+def packed(code: np.ndarray, bits: int) -> bytes:
+    """Integers as what is left when each is predicted from its neighbours (left + above - above left), deflated.
+
+    What is left is small on a smooth surface; its sign becomes the last bit, and its bytes stand apart, low ones first.
+    """
+    grid = np.pad(code.reshape(-1, code.shape[-1]), ((1, 0), (1, 0)))
+    left = grid[1:, 1:] - grid[1:, :-1] - grid[:-1, 1:] + grid[:-1, :-1]
+    half = 2 ** (bits - 1)
+    left = (left + half) % (2 * half) - half
+    left = np.where(left < 0, -2 * left - 1, 2 * left).ravel()
+    planes = [(left >> shift & 255).astype(np.uint8) for shift in range(0, bits, 8)]
+    deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
+    return deflate.compress(np.concatenate(planes).tobytes()) + deflate.flush()
 
 
 def thinned(data: xr.Dataset, *axes: str, most: int = LARGEST) -> xr.Dataset:

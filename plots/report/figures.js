@@ -12,13 +12,30 @@ const always = (redraw) => { redraws.push(redraw); redraw(); };
 /** The values of a stored array: NaN is unfinished, Infinity is finished but not finite. */
 function decode(array) {
   if (!array) return null;
-  const bytes = Uint8Array.from(atob(array.b), (c) => c.charCodeAt(0));
-  if (array.t === "f4") return new Float32Array(bytes.buffer);
-  return Float32Array.from(new Uint16Array(bytes.buffer), (code) => {
-    if (code > 65533) return code === 65535 ? NaN : Infinity;
-    const value = array.lo + ((array.hi - array.lo) * code) / 65533;
-    return array.log ? Math.exp(value) : value;
+  if (array.t === "f4") return new Float32Array(bytes(array.b).buffer);
+  const { z, lo, hi, log, zero } = array, wide = array.t === "u2", mask = wide ? 65535 : 255, top = mask - 2;
+  const size = z.length / (wide ? 2 : 1), columns = array.n.at(-1), codes = new Int32Array(size);
+  return Float32Array.from(codes, (_, k) => {
+    const rest = z[k] | (wide ? z[k + size] << 8 : 0), up = k >= columns, left = k % columns;
+    const near = (left ? codes[k - 1] : 0) + (up ? codes[k - columns] : 0) - (left && up ? codes[k - columns - 1] : 0);
+    const code = codes[k] = (near + ((rest >> 1) ^ -(rest & 1))) & mask, value = lo + ((hi - lo) * code) / top;
+    if (code > top) return code === mask ? NaN : Infinity;
+    return zero && !code ? 0 : log ? Math.exp(value) : value;
   });
+}
+
+const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+
+/** Decompress the arrays of the data; false where the browser cannot, and the pictures stay. */
+async function unpack() {
+  const found = [], look = (v) => { if (v?.z) found.push(v); else if (v && typeof v === "object") Object.values(v).forEach(look); };
+  look(DATA);
+  if (found.length && !self.DecompressionStream) return false;
+  await Promise.all(found.map(async (v) => {
+    const stream = new Blob([bytes(v.z)]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
+    v.z = new Uint8Array(await new Response(stream).arrayBuffer());
+  }));
+  return true;
 }
 
 function text(value) {

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from landscape.plots.report.arrays import encoded, float32, thinned
+from landscape.plots.report.arrays import ERROR, encoded, float32, thinned
 from landscape.plots.report.panels import Drawn, Panel
 
 AXES = ("layer", "unit")  # of layers, and of units that a lesion removes
@@ -85,7 +85,7 @@ def similarities(drawn: Sequence[Drawn]) -> list[Panel]:
         values = data["cka"].values
         if np.isfinite(values).any():
             held: Panel = {"cka": encoded(values)}
-            held |= {"se": encoded(data["cka_se"].values)} if "cka_se" in data else {}
+            held |= {"se": encoded(data["cka_se"].values, bits=ERROR)} if "cka_se" in data else {}
             held |= {"layers": [str(name) for name in data["name"].values]}
             held |= {"others": [str(name) for name in data["other_name"].values]}
             found.append(one.head | held)

@@ -2,12 +2,18 @@
 
 const views = {};
 const PARTS = { surface: surfacePart, trajectory: trajectoryPart, spectra: spectraPart, layers: layersPart };
-for (const node of document.querySelectorAll(".live, .copy, #theme")) node.hidden = false;
-for (const picture of document.querySelectorAll("details.picture[data-live]")) picture.open = false;
-for (const [name, part] of Object.entries(PARTS)) {
-  const host = document.getElementById(`${name}-view`);
-  if (host) views[name] = part(host);
-}
+for (const node of document.querySelectorAll(".copy, #theme")) node.hidden = false;
+unpack().then((able) => {
+  if (able) {
+    for (const node of document.querySelectorAll(".live")) node.hidden = false;
+    for (const picture of document.querySelectorAll("details.picture[data-live]")) picture.open = false;
+    for (const [name, part] of Object.entries(PARTS)) {
+      const host = document.getElementById(`${name}-view`);
+      if (host) views[name] = part(host);
+    }
+  }
+  document.documentElement.dataset.ready = "true";
+});
 
 for (const table of document.querySelectorAll("table.sortable")) {
   const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0];
@@ -63,4 +69,3 @@ addEventListener("beforeprint", () => {
   redrawAll();
 });
 addEventListener("afterprint", () => { for (const node of closed) node.open = false; });
-document.documentElement.dataset.ready = "true";

@@ -16,6 +16,9 @@ from landscape.plots import FIGURES, IMPORTED, headlines
 from landscape.plots.appearance import looks
 from landscape.plots.figure import FigureEntry
 from landscape.plots.report import layer_panels, panels, sections
+from landscape.plots.report.checks import Check, checks
+from landscape.plots.report.compact import compact
+from landscape.plots.report.compared import comparisons
 from landscape.plots.report.findings import findings
 from landscape.plots.report.markup import Html, element, join
 from landscape.plots.report.next_steps import unfinished
@@ -48,8 +51,8 @@ MEANINGS = {
 Stored = Sequence[tuple[str, xr.Dataset]]
 
 
-def document(stored: Stored, file: Path, figures: Sequence[Path]) -> str:
-    """The whole page of a study."""
+def document(stored: Stored, file: Path, figures: Sequence[Path], examined: Sequence[Check] | None = None) -> str:
+    """The whole page of a study, with what the doctor found in it where it was examined."""
     ordered = reader.by_checkpoint([(name, data) for name, data in stored if not name.startswith("compare/")])
     named = list(zip(checkpoints(ordered), (data for _, data in ordered), strict=True))
     data = live_data(ordered)
@@ -58,15 +61,19 @@ def document(stored: Stored, file: Path, figures: Sequence[Path]) -> str:
     table = comparison(ordered, numbered)
     static = sections.by_probe(figures, named)
     drawn = sections.figure_sections(static, numbered, file, LIVE)
+    tested = comparisons(stored)
+    also = [("checks", "Checks")] * (examined is not None) + [("compared", "Differences, tested")] * bool(tested)
     body = [
         sections.answers(findings(ordered, file), parts),
+        *([] if examined is None else [checks(examined, file)]),
         sections.checkpoint_table(table),
+        tested,
         *(_live(part, data, [section.probe for section in static]) for part in parts),
         drawn,
         sections.protocol_list(numbered),
         sections.everything(headlines.rows(file, stored), skipped(ordered)),
     ]
-    return _document(f"Loss landscape: {file.name}", _header(named, file), _contents(parts, static), body, data)
+    return _document(f"Loss landscape: {file.name}", _header(named, file), _contents(parts, static, also), body, data)
 
 
 def live_data(ordered: Stored) -> dict[str, Any]:
@@ -139,8 +146,9 @@ def _header(named: Sequence[tuple[str, xr.Dataset]], file: Path) -> Html:
     return element("header", *parts, button)
 
 
-def _contents(parts: Sequence[str], static: Sequence[sections.ProbeSection]) -> Html:
+def _contents(parts: Sequence[str], static: Sequence[sections.ProbeSection], also: Sequence[tuple[str, str]]) -> Html:
     items = [_link("answers", "What these results say"), _link("checkpoints", "Checkpoints")]
+    items += [_link(target, text) for target, text in also]
     items += [_link(part, TITLES[part], live=True) for part in parts]
     inner = element("ul", *(_link(f"probe-{section.probe}", section.probe) for section in static))
     items.append(element("li", element("a", "Figures", href="#figures"), inner))
@@ -168,7 +176,7 @@ def _live(part: str, data: dict[str, Any], probes: Sequence[str]) -> Html:
 def _document(title: str, header: Html, contents: Html, body: Sequence[Html], data: dict[str, Any]) -> str:
     folder = resources.files("landscape.plots.report")
     style = folder.joinpath("page.css").read_text()
-    script = "\n".join(_without_comments(folder.joinpath(name).read_text()) for name in SCRIPTS)
+    script = "\n".join(compact(folder.joinpath(name).read_text()) for name in SCRIPTS)
     policy = (
         f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; "
         "form-action 'none'"
@@ -191,12 +199,6 @@ def _document(title: str, header: Html, contents: Html, body: Sequence[Html], da
         "</body>\n</html>\n",
     ]  # fmt: skip
     return "\n".join(page)
-
-
-def _without_comments(script: str) -> str:
-    """A script without indentation and without lines of comments."""
-    lines = (line.strip() for line in script.splitlines())
-    return "\n".join(line for line in lines if line and not line.startswith(("//", "/**", "*")))
 
 
 def _hash(text: str) -> str:

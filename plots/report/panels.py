@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots.figure import FigureEntry
-from landscape.plots.report.arrays import encoded, float32, thinned
+from landscape.plots.report.arrays import ERROR, encoded, float32, thinned
 from landscape.results import reader
 
 Panel = dict[str, Any]
@@ -58,7 +58,10 @@ def surfaces(drawn: Sequence[Drawn]) -> list[Panel]:
         panel |= {"loss": encoded(data["loss"].values, done), "labels": [_axis(data, name) for name in ("x", "y")]}
         for name, key in (("rise_se", "se"), ("loss_se", "se")):
             if name in data and key not in panel:
-                panel |= {key: encoded(data[name].values, done), "error": str(data[name].attrs.get("long_name", ""))}
+                panel |= {
+                    key: encoded(data[name].values, done, bits=ERROR),
+                    "error": str(data[name].attrs.get("long_name", "")),
+                }
         panel["unit"] = str(data["loss"].attrs.get("units", ""))
         panel["lost"] = int((~np.isfinite(one.data["loss"].values) & (one.data["done"].values == 1)).sum())
         if tuple(data.sizes[a] for a in "xy") != tuple(one.data.sizes[a] for a in "xy"):

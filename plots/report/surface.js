@@ -179,6 +179,7 @@ function surfacePart(host) {
   };
   /** Points of the slice that lie on the grid, with their distance from its middle. */
   const slice = (t) => {
+    if (t.loss.length < 2) return [[t.x0, t.y0, 0]];
     const cos = Math.cos(state.angle), sin = Math.sin(state.angle), shift = state.shift * t.reach * 0.7, found = [];
     for (let i = -75; i <= 75; i++) {
       const at = (t.reach * i) / 75, px = t.middle[0] + at * cos - shift * sin, py = t.middle[1] + at * sin + shift * cos;
@@ -270,10 +271,11 @@ function surfacePart(host) {
   const show = (i) => {
     s = all[state.at = i];
     state.spot = null;
-    info.textContent = `x: ${s.labels[0]}; y: ${s.labels[1]}; height: loss${s.unit ? ` (${s.unit})` : ""}, one scale for all, cut at the cap.${lacking(s)}` +
+    info.textContent = (s.loss.length > 1 ? "" : `One point: loss ${text(s.loss[0])}${plusMinus(s.se?.[0])}. `) + `x: ${s.labels[0]}; y: ${s.labels[1]}; height: loss${s.unit ? ` (${s.unit})` : ""}, one scale for all, cut at the cap.${lacking(s)}` +
       (s.missing ? " Holes and hatching mark them." : "") + (s.lost ? ` In ${s.lost} cells the loss is not finite.` : "") + (s.thinned ? ` Drawn: ${s.thinned} points.` : "");
     solid.setAttribute("aria-label", `Loss surface of ${s.name}; arrow keys turn it`);
     flat.setAttribute("aria-label", `Contours of the loss of ${s.name}`);
+    solid.closest(".grid2").hidden = s.loss.length < 2;
     scrub.node.hidden = !s.path;
     if (s.path) scrub.set(scrub.input.max = s.path.x.length - 1);
     rebuild();
@@ -342,7 +344,7 @@ function surfacePart(host) {
   profile = { redraw() {} };
   show(0);
   profile = chart(host, "Loss along the slice; band: 95 %", () => ({
-    series: all.filter((t) => !hidden.has(t.name)).map((t) => ({ name: t.name, color: t.color, marks: false, area: true, points: slice(t).map(([px, py, x]) => {
+    series: all.filter((t) => !hidden.has(t.name)).map((t) => ({ name: t.name, color: t.color, marks: t.loss.length < 2, area: true, points: slice(t).map(([px, py, x]) => {
       const y = bilinear(t, t.loss, px, py), error = t.se ? bilinear(t, t.se, px, py) : 0;
       return { x, y: y > state.cap ? NaN : y, error: 1.96 * error || 0, note: `at ${text(x)}: ${text(y)}${plusMinus(error)}` };
     }) })),

@@ -1,0 +1,76 @@
+"""Stored comparisons as tables: every difference with its interval and verdict, and the means of groups."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import xarray as xr
+
+from landscape.plots.compared import NAME
+from landscape.plots.comparison import REAL
+from landscape.plots.comparison_rows import MINUS, interval
+from landscape.plots.report.markup import Html, element, join
+from landscape.results.stored_table import rows_of
+
+Row = Mapping[str, Any]
+HEADS = ("probe", "number", "difference", "value [95 %]", "p (Holm)", "verdict")
+NOTE = (
+    "Real: p below 0.05 after Holm's correction over the differences of a probe. A difference of two networks is about "
+    "these two, other seeds may differ as much; that of groups is about seeds."
+)
+
+
+def comparisons(stored: Sequence[tuple[str, xr.Dataset]]) -> Html:
+    """A table per stored comparison; nothing where there is none."""
+    tables = [
+        table for name, data in stored if name.partition("/")[0] == NAME and (table := _table(data, rows_of(data)))
+    ]
+    if not tables:
+        return Html("")
+    heading = element("h2", "Differences, tested")
+    return element("section", heading, *tables, element("p", NOTE, class_="note"), id="compared")
+
+
+def _table(data: xr.Dataset, rows: Sequence[Row]) -> Html:
+    """Differences, real ones first, and the notes of the comparison."""
+    differences = sorted((row for row in rows if row["kind"] == "difference"), key=lambda row: row["verdict"] != REAL)
+    lines = [_line(row) for row in differences]
+    label = str(data.attrs.get("label", ""))
+    if not lines:
+        return element("p", f"{label}: no difference is stored.")
+    caption = element("caption", f"Differences of {label}")
+    head = element("tr", *(element("th", element("span", name, class_="title"), scope="col") for name in HEADS))
+    counts = Counter(_plain(row) for row in differences)
+    words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    summary = element("summary", f"{label}: {len(lines)} differences, {words}")
+    body = element("table", caption, element("thead", head), element("tbody", join(lines)), class_="sortable")
+    region = {"tabindex": "0", "role": "region", "aria_label": f"Table of differences of {label}"}
+    notes = str(data.attrs.get("notes", ""))
+    table = element("details", summary, element("div", body, class_="scroll", **region))
+    return element("div", element("p", notes) if notes else "", table)
+
+
+def _plain(row: Row) -> str:
+    """The verdict without its reason."""
+    return str(row["verdict"] or "").partition(":")[0].partition(" (")[0]
+
+
+def _line(row: Row) -> Html:
+    value, low, high, p = (
+        math.nan if row[key] is None else float(row[key]) for key in ("value", "low", "high", "p_holm")
+    )
+    who = f"{row['group'] or row['network'] or ''} {MINUS} {row['against'] or ''}"
+    said = f"{row['verdict'] or ''}{': ' + str(row['favours']) if row['favours'] else ''}"
+    number = f"{row['number'] or ''}{' (' + str(row['unit']) + ')' if row['unit'] else ''}"
+    known = math.isfinite(value)
+    shown = interval(value, low, high, sign=True) if known else ""
+    return element(
+        "tr", element("td", row["probe"] or ""), element("td", number), element("th", who, scope="row"),
+        element("td", shown, data_value=repr(value) if known else None),
+        element("td", "" if math.isnan(p) else f"{p:.2g}" if p >= 1e-4 else "< 0.0001",
+                data_value=None if math.isnan(p) else repr(p)),
+        element("td", said, class_="sure", data_sure="certain" if row["verdict"] == REAL else "no"),
+    )  # fmt: skip

@@ -1,0 +1,112 @@
+"""`plot` and `report` of files that nobody would draw on purpose: one line or a page, never a traceback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import synthetic
+from command_line import Command
+
+from landscape.plots import drawing
+from landscape.probe import Plan, Quantity
+from landscape.results.run_key import RunKey
+from landscape.results.writer import Writer
+
+pytestmark = pytest.mark.slow
+HOSTILE = "größe_{模型} $\\frac{a} <script>alert(1)</script>"
+
+
+def changed(path: Path, change: Callable[[h5py.Group], None]) -> Path:
+    """A made-up surface of one network, changed."""
+    synthetic.write(path, synthetic.NETWORKS[:1], probes=("surface",))
+    with h5py.File(path, "r+") as file:
+        (group,) = file["surface"].values()
+        change(group)
+    return path
+
+
+def test_an_empty_file_is_refused_in_one_line(command: Command, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.h5"
+    with h5py.File(empty, "w"):
+        pass
+    nothing = tmp_path / "nothing.h5"
+    nothing.touch()
+    for path in (empty, nothing):
+        for words in (("plot", path, "--out", tmp_path / "f"), ("report", path, "--out", tmp_path / "p.html")):
+            code, _, said = command(*words)
+            assert code == 1
+            assert said.count("\n") == 1
+
+
+def test_a_surface_without_a_number_is_refused_and_one_with_infinite_cells_is_drawn(
+    command: Command, tmp_path: Path
+) -> None:
+    def nothing(group: h5py.Group) -> None:
+        for name in ("loss", "objective"):
+            group[name][...] = np.nan
+
+    def infinite(group: h5py.Group) -> None:
+        loss = group["loss"][()]
+        loss[::2, ::3], loss[1, 1] = np.inf, -np.inf
+        group["loss"][...] = loss
+
+    code, _, said = command("plot", changed(tmp_path / "n.h5", nothing), "--out", tmp_path / "f")
+    assert code == 1
+    assert said.splitlines()[-1].startswith(f"landscape: {tmp_path / 'n.h5'} holds nothing finished to draw")
+    path = changed(tmp_path / "i.h5", infinite)
+    assert command("plot", path, "--out", tmp_path / "f")[0] == 0
+    assert command("report", path, "--out", tmp_path / "p.html")[0] == 0
+    assert (tmp_path / "f" / "surface.png").exists()
+
+
+def test_a_surface_of_one_point_is_drawn(command: Command, tmp_path: Path) -> None:
+    out, one = tmp_path / "one.h5", np.zeros(1)
+    quantities = {name: Quantity(name) for name in ("loss", "loss_se", "l2", "accuracy")}
+    plan = Plan(over={"x": one, "y": one}, quantities=quantities)
+    with Writer(out, RunKey("surface", "net", "0123456789", plan, {"parameters": "{}"})) as writer:
+        for unit in writer.pending():
+            writer.write(unit, {"loss": 1.5, "loss_se": 0.1, "l2": 1.0, "accuracy": 0.5})
+    assert command("plot", out, "--out", tmp_path / "f")[0] == 0
+    assert command("report", out, "--out", tmp_path / "p.html")[0] == 0
+
+
+def test_twelve_networks_of_two_hundred_layers_with_long_names_are_drawn(tmp_path: Path) -> None:
+    networks = [synthetic.transformer(f"{HOSTILE} {i} {'long ' * 12}", depth=100) for i in range(12)]
+    path = synthetic.write(tmp_path / "r.h5", networks, probes=("variance", "lesion"))
+    drawn = drawing.draw(path, tmp_path, figures=("variance", "lesion"))
+    assert [file.stem for file in drawn] == ["variance", "lesion"]
+
+
+STREAMED = """
+import resource, sys
+from landscape.cli.main import exit_code
+path, out = sys.argv[1:]
+commands = (["show", path], ["plot", path, "--out", out], ["report", path, "--out", out + ".html"])
+codes = [exit_code(words) for words in commands]
+assert exit_code(["doctor", path]) in (0, 3)
+print(codes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+def test_a_file_of_five_gigabytes_is_streamed(tmp_path: Path) -> None:
+    def swollen(group: h5py.Group) -> None:
+        form = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        form.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        form.set_fill_time(h5py.h5d.FILL_TIME_NEVER)  # a hole in the file, which takes no place on the disk
+        shape = (*group["loss"].shape, 5 * 2**30 // (8 * group["loss"].size))
+        h5py.h5d.create(group.id, b"samples_loss", h5py.h5t.NATIVE_DOUBLE, h5py.h5s.create_simple(shape), form)
+
+    path = changed(tmp_path / "large.h5", swollen)
+    assert path.stat().st_size > 5e9
+    command = [sys.executable, "-c", STREAMED, str(path), str(tmp_path / "out")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    codes, _, peak = ended.stdout.splitlines()[-1].rpartition(" ")
+    assert codes == "[0, 0, 0]", ended.stderr
+    assert int(peak) < 1024, "MiB"
