@@ -39,6 +39,7 @@ SAMPLES: Mapping[str, int] = {
     "hessian": 256,
     "trace": 128,
     "density": 64,
+    "noise-scale": 512,
     "corruption": 128,
     "attack": 128,
     "perturbation": 64,

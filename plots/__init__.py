@@ -45,6 +45,12 @@ FIGURES: Mapping[str, FigureEntry] = {
         FigureEntry("hessian_layers", "hessian", needs=("largest", "smallest", "name", "group")),
         FigureEntry("trace", "trace", needs=("trace", "trace_se", "batch_trace", "batch_trace_se")),
         FigureEntry("density", "density", needs=("nodes", "weights", "mean", "mean_se", "smallest", "largest")),
+        FigureEntry(
+            "noise_scale",
+            "noise-scale",
+            needs=("gradient_noise", "simple", "simple_low", "simple_high", "simple_resolved"),
+            panels=(None,) * 2,
+        ),
         FigureEntry("fourier", "fourier", needs=("delta_log_amplitude", "frequency", "depth")),
         FigureEntry("fourier_depth", "fourier", needs=("high_frequency", "depth", "kind", "reduces")),
         FigureEntry("fourier_spectrum", "fourier", needs=("spectrum", "row_frequency", "column_frequency", "kind")),

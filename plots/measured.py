@@ -26,6 +26,7 @@ OVER: Mapping[str, str] = {  # what the errors of a probe are over; of all other
     "hessian": "mini-batches",
     "trace": "random vectors",
     "density": "random vectors",
+    "noise-scale": "groups of samples",
 }
 # In headlines, but no measurement of the network: errors, positions, settings, and what was not reached.
 OTHER = ("_se", "threshold", "relative error", "at", "at tau", "not converged", "missed by the first search",
@@ -266,6 +267,7 @@ OF_PROBE: Mapping[str, Callable[[xr.Dataset], Iterator[Measured]]] = {
     "lesion": partial(_largest_change, "unit"),
     "line": _line,
     "noise": partial(_largest_change, "band"),
+    "noise-scale": partial(_scalars, (("simple", "simple", ""), ("curvature", "curvature", ""))),
     "probe-linear": _probe_linear,
     "shape-bias": partial(_scalars, (("shape bias", "shape_bias", ""),)),
     "similarity": _similarity,

@@ -44,6 +44,7 @@ def differences(one: xr.Dataset, other: xr.Dataset) -> dict[str, float]:
         a, b = one[name].values, other[name].values
         if a.dtype.kind == "f":
             assert (np.isnan(a) == np.isnan(b)).all(), name
-            scale = np.nan_to_num(np.abs(a)).max(initial=0.0) or 1.0
-            found[str(name)] = float(np.nan_to_num(np.abs(a - b)).max(initial=0.0) / scale)
+            scale = np.abs(a[np.isfinite(a)]).max(initial=0.0) or 1.0
+            apart = np.subtract(a, b, where=a != b, out=np.zeros_like(a))  # equal infinities are no difference
+            found[str(name)] = float(np.nan_to_num(np.abs(apart)).max(initial=0.0) / scale)
     return found

@@ -622,6 +622,33 @@ def ensemble(network: Network) -> tuple[Plan, Measure]:
     return probe.plan(subject), partial(probe.measure, subject)
 
 
+def noise_scale(network: Network) -> tuple[Plan, Measure]:
+    """Gradients of one direction with noise, so that the simple noise scale is about 300 times the network's width."""
+    count = 16
+    parts = ("squared_gradient", "gradient_noise", "gradient_curvature", "curved_gradient_noise")
+    kinds = ("simple", "curvature")
+    names = [*kinds, *parts, *(f"{name}_se" for name in (*kinds, *parts))]
+    names += [f"{kind}_{what}" for kind in kinds for what in ("low", "high", "resolved")]
+    plan = Plan(
+        over={"group": np.arange(count)},
+        axes={"other": np.arange(count)},
+        quantities={
+            **quantities(("other",), "inner", "curved_inner"),
+            **quantities((), "noise", "curved_noise", "samples", "loss"),
+        },
+        summaries=quantities((), *names),
+    )  # fmt: skip
+
+    def measure(unit: Unit) -> Values:
+        (i,), rng = unit.index, np.random.default_rng(unit.seed(0))
+        inner, noise = 1 + 0.15 * rng.normal(size=(2, count)), 300 * network.width * (1 + 0.2 * rng.normal(size=2))
+        half = np.where((np.arange(count) - i) % count % 2 == 1, inner[1], np.nan)
+        return {"inner": inner[0], "curved_inner": half, "noise": noise[0], "curved_noise": 0.5 * noise[1],
+                "samples": 64, "loss": 0.5}  # fmt: skip
+
+    return plan, measure
+
+
 MADE_UP: Mapping[str, Callable[[Network], tuple[Plan, Measure]]] = {
     "monitor": monitor,
     "surface": surface,
@@ -634,6 +661,7 @@ MADE_UP: Mapping[str, Callable[[Network], tuple[Plan, Measure]]] = {
     "density": density,
     "line": line,
     "noise": noise,
+    "noise-scale": noise_scale,
     "corruption": corruption,
     "attack": attack,
     "perturbation": perturbation,

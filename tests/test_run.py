@@ -392,7 +392,9 @@ def test_the_digest_does_not_depend_on_files_label_or_unused_options(
         name in ("hessian", "trace", "similarity", "attention", "ensemble", "uncertainty")
     )
     changed = digest(small(name), loaded(folder, weight_decay=0.1))
-    assert (changed != reference[name]) == (name in ("hessian", "trace", "density", "surface", "convexity"))
+    assert (changed != reference[name]) == (
+        name in ("hessian", "trace", "density", "surface", "convexity", "noise-scale")
+    )
 
 
 @pytest.mark.parametrize("name", PROBES)

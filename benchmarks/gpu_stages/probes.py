@@ -53,7 +53,7 @@ SEARCH = {
 DRAWN = ("density",)  # its random vectors are others in double precision
 OPTIONS: dict[str, dict[str, Any]] = {
     "surface": {"resolution": "7"}, "line": {"resolution": 9, "directions": 2}, "hessian": {"batches": 4},
-    "trace": {"vectors": 16}, "density": {"vectors": 4, "steps": 30}, "trajectory": {},
+    "noise-scale": {"groups": 8}, "trace": {"vectors": 16}, "density": {"vectors": 4, "steps": 30}, "trajectory": {},
 }  # fmt: skip
 
 

@@ -38,6 +38,9 @@ PROBES: dict[str, ProbeEntry] = {
     ),
     "trace": ProbeEntry("trace", "Trace", "Trace of the Hessian, with its standard error."),
     "density": ProbeEntry("density", "Density", "Density of all Hessian eigenvalues, by Lanczos quadrature."),
+    "noise-scale": ProbeEntry(
+        "noise_scale", "NoiseScale", "Gradient noise scale, simple and weighted by the curvature: useful batch sizes."
+    ),
     "fourier": ProbeEntry(
         "fourier", "Fourier", "Relative log amplitude of feature maps over frequency, per layer.", True
     ),
