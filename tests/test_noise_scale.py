@@ -113,7 +113,7 @@ def flat_gradient(subject: Subject, i: int) -> Tensor:
 def test_the_simple_noise_scale_is_that_of_the_published_equations() -> None:
     """Eq. A.2 for the batch sizes m and N, averaged over all quarters, up to the pairs inside a group."""
     subject = tanh_net(sizes=(48,))
-    found = run_probe(NoiseScale(groups=3, curvature=False), subject)
+    found = run_probe(NoiseScale(groups=3, simple=True), subject)
     small, big = 4, 48
     x = [flat_gradient(Subject(subject.model, rebatched(subject.batches, small)), i) for i in range(12)]
     norm_small = torch.stack([one.square().sum() for one in x]).mean().item()
@@ -138,7 +138,7 @@ def test_quarters_show_the_variance_between_classes_that_a_balanced_order_hides(
     balanced = Subject(subject.model, Batches(images, 120), losses=half_squared)
     gradients = OFF * inputs  # x (x'd), all of whose variance is between classes
     expected = (gradients - gradients.mean(dim=0)).square().sum(dim=1).mean().item()
-    found = [run_probe(NoiseScale(groups=6, curvature=False, seed=seed), balanced) for seed in range(20)]
+    found = [run_probe(NoiseScale(groups=6, simple=True, seed=seed), balanced) for seed in range(20)]
     assert np.mean([one["gradient_noise"] for one in found]) == pytest.approx(expected * 40 / 39, rel=0.05)
     assert found[0]["squared_gradient"] == pytest.approx(gradients.mean(dim=0).square().sum().item(), rel=1e-9)
 

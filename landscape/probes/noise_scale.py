@@ -56,7 +56,7 @@ class NoiseScale(Probe):
     Errors are those of a jackknife over groups, intervals Fieller's: bounded only where the denominator is told apart
     from 0. Where it is not, the noise scale is NaN and only a lower end is given; see `results.ratio`.
 
-    Cost: three gradients and two Hessian products per sample, two gradients with `--no-curvature`. Memory: `groups`
+    Cost: three gradients and two Hessian products per sample, two gradients with `--simple`. Memory: `groups`
     gradients, which every process computes once, and nothing that grows with the number of mini-batches. A group is a
     unit. The samples are taken as independent draws. Their fixed order is class-balanced, so that |G|^2 is too low by
     at most tr(S_b) / N where classes do not fill the groups evenly, with S_b the covariance between classes.
@@ -68,7 +68,7 @@ class NoiseScale(Probe):
     smallest: ClassVar[Mapping[str, Any]] = {"groups": 3}
 
     groups: Annotated[int, "groups that the samples are divided into; their gradients are kept in memory"] = 32
-    curvature: Annotated[bool, "also the noise scale weighted by the curvature: two Hessian products per sample"] = True
+    simple: Annotated[bool, "the simple noise scale alone, without Hessian products"] = False
     params: Annotated[str, PARAMS_HELP] = ""
     seed: Annotated[int, "seed of the division into quarters, and of the halves of the groups"] = 0
 
@@ -100,12 +100,12 @@ class NoiseScale(Probe):
             "curved_noise": Quantity("trace of the group's Hessian times the covariance of the gradient", curved),
         }  # fmt: skip
         kinds = {"simple": ("squared_gradient", "|G|^2", "gradient_noise", "tr S", gradient)}
-        if self.curvature:
+        if not self.simple:
             kinds["curvature"] = ("gradient_curvature", "G' H G", "curved_gradient_noise", "tr(H S)", curved)
         return Plan(
             over={"group": np.arange(self.groups)},
             axes={"other": np.arange(self.groups)},
-            quantities={**quantities, **(weighted if self.curvature else {})},
+            quantities={**quantities, **({} if self.simple else weighted)},
             summaries={name: quantity for kind, row in kinds.items() for name, quantity in _summary(kind, *row)},
             about={"group": Quantity("group of samples"), "other": Quantity("other group of samples")},
             facts={"quarter": f"{size} {'samples' if subject.divisible else 'mini-batches'}"},
@@ -119,10 +119,10 @@ class NoiseScale(Probe):
         """One group after the other, with the gradients of all groups computed once."""
         found, gradients = _gradients(subject, self.groups, self.seed, self.params)
         parameters = matching(found.subject.parameters, self.params)
-        curved = hvp_backends.curvature(found.subject, parameters, "kept") if self.curvature else None
+        curved = None if self.simple else hvp_backends.curvature(found.subject, parameters, "kept")
         shares = sum(len(quarter.shares) for quarter in found.groups[0])
         offsets = random_order(self.groups - 1, self.seed)
-        report_products(per_unit=2 * shares if self.curvature else 0)
+        report_products(per_unit=0 if self.simple else 2 * shares)
         for unit in units:
             (i,) = unit.index
             values = _gradient_noise(found, parameters, gradients, i)
