@@ -55,7 +55,9 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 def panels(results: Sequence[xr.Dataset]) -> list[str]:
     """The scores that are drawn: those relative to a baseline where all results have them."""
-    relative = all(
-        np.isfinite(data[f"size_{name}"]).any() for data in results for name in RELATIVE if f"size_{name}" in data
-    )
-    return list(RELATIVE if relative and all("size_mcnll" in data for data in results) else MEANS)
+    relative = all(_is_known(data, name) for data in results for name in RELATIVE)
+    return list(RELATIVE if relative else MEANS)
+
+
+def _is_known(data: xr.Dataset, quantity: str) -> bool:
+    return f"size_{quantity}" in data and bool(np.isfinite(data[f"size_{quantity}"]).any())

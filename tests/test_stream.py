@@ -121,6 +121,37 @@ def test_mc_dropout_averages_its_members_and_one_pass_per_frame_draws_a_mask_for
             assert found.nll[i, j].item() == pytest.approx(summary(sample_scores(logs, targets))["nll"])
 
 
+def network(seed: int, classes: int = CLASSES) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 9), nn.Tanh(), nn.Linear(9, classes)).double().eval()
+
+
+@pytest.mark.parametrize("batch_size", [4, FRAMES])
+def test_of_several_networks_each_predicts_its_frames_in_turn(batch_size: int) -> None:
+    """Also over the ends of mini-batches, whose 4 frames are no multiple of 3 networks."""
+    (x, targets), nets = video(), [network(seed) for seed in (1, 2, 3)]
+    subject = load(nets[0], data=(x, targets), ordered=True, batch_size=batch_size)
+    found = stream(subject, tau="1.5", past=3, members=(nets[1], nets[2]))
+    assert found["name"].values.tolist() == ["deterministic", "ensemble, 3 networks", "3 networks, 1 per frame"]
+    with torch.no_grad():
+        p = torch.stack([net(x).softmax(dim=1) for net in nets])
+    turn = torch.stack([p[t % 3, t] for t in range(FRAMES)])
+    for i, expected in enumerate((p[0], p.mean(dim=0), turn)):
+        for j, smoothed_by_hand in enumerate((expected, by_hand(expected, 1.5, 3, 0))):
+            nll = -smoothed_by_hand[torch.arange(FRAMES), targets].log()
+            np.testing.assert_allclose(found["frame_nll"][:, i, j], nll, rtol=1e-9)
+    alone = stream(subject, tau="1.5", past=3)
+    np.testing.assert_array_equal(found["frame_nll"][:, 0], alone["frame_nll"][:, 0])
+    assert [text.get_text() for text in page([found], looks([found])).legends[0].texts]
+
+
+def test_networks_in_turn_are_of_the_same_classes_and_without_masks() -> None:
+    with pytest.raises(ValueError, match=r"predicts 7 classes and .* 5, expected networks of the same classes"):
+        stream(load(network(1), data=video(), ordered=True, batch_size=4), members=(network(2, 7),))
+    with pytest.raises(OptionError, match="takes one network per frame, --mc-dropout 2 one mask; drop one"):
+        stream(subject_of(0.4, mc_dropout=2), members=(network(2),))
+
+
 def test_the_legend_names_the_line_style_that_is_drawn_also_for_other_numbers_of_passes() -> None:
     results = [stream(subject_of(0.3, mc_dropout=passes, label=str(passes)), tau="1,2") for passes in (4, 2)]
     figure = page(results, looks(results))

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from landscape.data.dataset import BatchList
-from landscape.options import at_least, parse_numbers, require
+from landscape.options import OptionError, at_least, parse_numbers, require
 from landscape.predictions import temporal, timing
+from landscape.predictions.frame_probabilities import FrameProbabilities, networks_of
 from landscape.predictions.frames import (
     DENSE,
     PER_FRAME,
@@ -26,6 +27,7 @@ from landscape.predictions.frames import (
     suffixed,
     summaries,
 )
+from landscape.predictions.member_networks import member_networks
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
@@ -40,8 +42,10 @@ class Stream(Probe):
 
     Every frame goes through the network once, for all tau; the first of them is 0, without smoothing. With MC dropout
     of N members there are two predictions more: the mean of N passes per frame, and one pass per frame, whose masks
-    differ from frame to frame. Weights are normalised over the frames that exist, so that the first frames of a clip
-    have fewer. Intervals resample blocks of frames, because neighbouring frames are dependent.
+    differ from frame to frame. With further networks (`members`) these are the mean of all of them on every frame, and
+    one network per frame, in turn, so that smoothing averages over a deep ensemble at one pass per frame.
+    Weights are normalised over the frames that exist, so that the first frames of a clip have fewer. Intervals resample
+    blocks of frames, because neighbouring frames are dependent.
     """
 
     name: ClassVar[str] = "stream"
@@ -50,6 +54,7 @@ class Stream(Probe):
     smallest: ClassVar[Mapping[str, Any]] = {"tau": "1", "timed": 0}
 
     tau: Annotated[str, "decay of the weights in frames; several such as 1,2 cost no further pass"] = "0.5,1,2,4"
+    members: Annotated[str, "further networks B.pt,C.pt: all of them on every frame, and one per frame in turn"] = ""
     past: Annotated[int, "earlier frames that are averaged"] = 5
     look_ahead: Annotated[int, "later frames that are averaged, by which the prediction is delayed"] = 0
     clip_length: Annotated[int, "frames per clip, beyond which nothing is averaged; 0: the stream is one clip"] = 0
@@ -69,19 +74,20 @@ class Stream(Probe):
 
     def identity(self, subject: Subject) -> dict[str, Any]:
         """The parameters, with texts parsed to numbers, without those of the timing."""
-        own = {name: value for name, value in asdict(self).items() if name != "timed"}
-        return {**own, "tau": list(self._taus)}
+        own = {name: value for name, value in asdict(self).items() if name not in ("timed", "members")}
+        members = [network.sha256 for network in member_networks(subject, self._others, "", 0)] if self.members else []
+        return {**own, "tau": list(self._taus), **({"members": members} if members else {})}
 
     def plan(self, subject: Subject) -> Plan:
         classes = _refuse_other_than_frames(subject)
-        per_pair, frames = ("prediction", "tau"), len(subject)
+        per_pair, frames, names = ("prediction", "tau"), len(subject), self._predictions(subject)
         named = {
             name: value for name, value in NAMES.items() if subject.dense or name.removesuffix("_frame") not in DENSE
         }
         quantities = {name: _quantity(*named[name]) for name in PER_FRAME if name in named}
         quantities["terms"] = Quantity("sums of the calibration metrics", dims=(*per_pair, "term"))
         axes = {
-            "prediction": np.arange(len(predictions(subject))),
+            "prediction": np.arange(len(names)),
             "tau": np.array(self._taus),
             "term": np.arange(TERMS),
         }
@@ -89,12 +95,12 @@ class Stream(Probe):
             axes["class"] = np.arange(classes)
             for name in ("intersection", "union"):
                 quantities[name] = Quantity(f"{name} of predicted and true pixels", "pixels", (*per_pair, "class"))
-        labels = {"name": (Quantity("prediction", dims=("prediction",)), np.array(predictions(subject)))}
+        labels = {"name": (Quantity("prediction", dims=("prediction",)), np.array(names))}
         scores = {name: named[name] for name in SCORES if name in named}
         blocks = self._blocks(frames)
         facts: dict[str, str | int | float] = {
             "frames": frames, "blocks": int(blocks.max()) + 1, "block_length": self._block_length(frames),
-            "members": subject.members,
+            "members": subject.members, "networks": 1 + len(self._others),
         }  # fmt: skip
         for way, seconds in _timed(subject, self).items() if self.timed else ():
             facts[f"frames_per_second_{way}"] = 1 / median(seconds)
@@ -115,7 +121,7 @@ class Stream(Probe):
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Frames in their order: each goes through the network once, and its probabilities are kept while needed."""
-        logs = FrameProbabilities(subject)
+        logs = FrameProbabilities(subject, networks_of(subject, self._others))
         at, before = -2, torch.empty(0)  # the frame that was smoothed last
         for unit in units:
             (t,) = unit.index
@@ -151,6 +157,20 @@ class Stream(Probe):
         offsets = torch.tensor(frames) - t
         every = [temporal.smoothed(window, temporal.frame_weights(offsets, tau)) for tau in self._taus]
         return torch.stack(every, dim=1)
+
+    def _predictions(self, subject: Subject) -> list[str]:
+        """The kinds of predictions that are measured."""
+        if self._others and subject.members:
+            raise OptionError(
+                f"--members {self.members} takes one network per frame, --mc-dropout {subject.members} one mask; drop "
+                "one"
+            )
+        n = 1 + len(self._others)
+        return [*predictions(subject), *((f"ensemble, {n} networks", f"{n} networks, 1 per frame") if n > 1 else ())]
+
+    @property
+    def _others(self) -> tuple[str, ...]:
+        return tuple(filter(None, self.members.split(",")))
 
     @property
     def _taus(self) -> tuple[float, ...]:
@@ -201,63 +221,9 @@ def _summary(key: str, long_name: str, units: str = "1") -> Quantity:
 
 
 def predictions(subject: Subject) -> list[str]:
-    """The kinds of predictions that are measured."""
+    """The kinds of predictions of one network."""
     n = subject.members
     return [DETERMINISTIC, *((f"MC dropout, {n} passes", "MC dropout, 1 pass") if n else ())]
-
-
-class FrameProbabilities:
-    """Log probabilities of every frame, (prediction, C, ...), from one pass per mini-batch and member."""
-
-    def __init__(self, subject: Subject) -> None:
-        self._subject, self._plain = subject, subject.as_is()
-        sizes = [subject.samples(i) for i in range(len(subject.batches))]
-        self._starts = np.cumsum([0, *sizes])
-        self._known: dict[
-            int, tuple[Tensor, Tensor]
-        ] = {}  # mini-batch -> log probabilities (prediction, N, ...), targets
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
-    def __getitem__(self, t: int) -> Tensor:
-        i = self._batch_of(t)
-        return self._batch(i)[0][:, t - self._starts[i]]
-
-    def target(self, t: int) -> Tensor:
-        """Target of a frame, () or (H, W)."""
-        i = self._batch_of(t)
-        return self._batch(i)[1][t - self._starts[i]]
-
-    def forget(self, *, before: int) -> None:
-        """Drop the mini-batches that end before a frame."""
-        for i in [i for i in self._known if self._starts[i + 1] <= before]:
-            del self._known[i]
-
-    def _batch_of(self, t: int) -> int:
-        return int(np.searchsorted(self._starts, t, side="right")) - 1
-
-    def _batch(self, i: int) -> tuple[Tensor, Tensor]:
-        if i not in self._known:
-            subject, plain = self._subject, self._plain
-            inputs, targets = plain.batch(i)
-            with subject.evaluating():
-                found = [plain.outputs(inputs).log_softmax(dim=1)]
-                if subject.members:
-                    found += self._of_members(i)
-            assert isinstance(targets, Tensor)
-            self._known[i] = torch.stack(found).cpu(), targets.cpu()  # frames are scored there: one wait per mini-batch
-        return self._known[i]
-
-    def _of_members(self, i: int) -> list[Tensor]:
-        """The mean of all members, and one of them alone: its masks differ from frame to frame."""
-        subject = self._subject
-        inputs, _ = subject.batch(i)
-        logs = []
-        for member in range(subject.members):
-            with subject.member(member):
-                logs.append(subject.outputs(inputs).log_softmax(dim=1))
-        return [torch.stack(logs).logsumexp(dim=0) - math.log(len(logs)), logs[0]]
 
 
 @once_per_weights
