@@ -128,6 +128,19 @@ def test_the_mean_eigenvalue_is_the_trace_over_the_number_of_weights() -> None:
     assert (found["smallest"], found["largest"]) == (np.nanmin(found["nodes"]), np.nanmax(found["nodes"]))
 
 
+def test_the_mean_square_is_the_squared_frobenius_norm_over_the_number_of_weights() -> None:
+    subject = tanh_net(sizes=(6, 3))
+    dense = sum(share * dense_hessian(subject, i) for i, share in enumerate((2 / 3, 1 / 3)))
+    assert isinstance(dense, torch.Tensor)
+    wanted = dense.square().sum().item() / subject.size
+    few, many = (run_probe(Density(vectors=20, steps=steps), subject) for steps in (2, 12))
+    assert few["mean_square"] == pytest.approx(many["mean_square"], rel=1e-8)  # a quadrature of two nodes is exact
+    assert many["mean_square"] == pytest.approx(wanted, abs=3.5 * many["mean_square_se"])
+    assert 0 < many["mean_square_se"] < 0.5 * wanted
+    one = quadratic(symmetric([2.0] * 6))
+    assert run_probe(Density(vectors=2, steps=3), one)["mean_square"] == pytest.approx(4.0)
+
+
 def test_a_half_finished_result_is_summarised_from_its_finished_vectors() -> None:
     found = run_probe(Density(vectors=3, steps=6), tanh_net(), units=1)
     assert found["mean"] == pytest.approx(np.nansum(found["nodes"][0] * found["weights"][0]))

@@ -43,7 +43,9 @@ class Density(Probe):
 
     A Lanczos run from a random unit vector v gives nodes and weights with sum_j weight_j f(node_j) = v' f(H) v, exact
     for polynomials up to degree 2 steps - 1; its mean over v is the mean of f over the eigenvalues. Nodes are stored
-    unbroadened: the broadening is the figure's choice. Cost: steps products with all samples per vector.
+    unbroadened: the broadening is the figure's choice. Cost: steps products with all samples per vector. The mean
+    squared eigenvalue, the squared Frobenius norm over the number of parameters, is the mean of |H v|^2; like the mean
+    it has no bias at any number of steps.
 
     `kinks` double fixes the activation pattern of every mini-batch to that of double precision, as for `hessian`.
 
@@ -96,6 +98,11 @@ class Density(Probe):
             summaries={
                 "mean": Quantity("mean eigenvalue: the trace over the number of parameters", eigenvalue),
                 "mean_se": Quantity("its standard error over start vectors", eigenvalue),
+                "mean_square": Quantity(
+                    "mean squared eigenvalue: the squared Frobenius norm over the number of parameters",
+                    f"({eigenvalue})^2",
+                ),
+                "mean_square_se": Quantity("its standard error over start vectors", f"({eigenvalue})^2"),
                 "largest": Quantity("largest node", eigenvalue),
                 "smallest": Quantity("smallest node", eigenvalue),
                 **({"within_tol": met} if self.tol else {}),
@@ -183,7 +190,7 @@ class Density(Probe):
         return int(wanted)
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """The first moment and both ends, over all finished start vectors."""
+        """The first two moments and both ends, over all finished start vectors."""
         known = (data["done"] == 1) & np.isfinite(data["nodes"][:, 0])
         nodes, weights = data["nodes"][known], data["weights"][known]
         if not len(nodes):
@@ -191,4 +198,6 @@ class Density(Probe):
         mean, error = mean_and_standard_error(np.nansum(nodes * weights, axis=1))
         met = {"within_tol": float(error <= self.tol * abs(mean))} if self.tol else {}
         ends = {"largest": float(np.nanmax(nodes)), "smallest": float(np.nanmin(nodes))}
-        return {"mean": mean, "mean_se": error, **ends, **met}
+        square, square_error = mean_and_standard_error(np.nansum(nodes**2 * weights, axis=1))
+        squares = {"mean_square": square, "mean_square_se": square_error}
+        return {"mean": mean, "mean_se": error, **squares, **ends, **met}
