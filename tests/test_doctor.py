@@ -100,6 +100,7 @@ CASES: dict[str, tuple[Rule, Result, Result, str]] = {  # name -> rule, with the
     "minimum at the edge": (surfaces.minimum_at_the_edge, surface(0.3, at=(0.3, 0.0)), surface(), "--range 0.6"),
     "minimum elsewhere": (surfaces.minimum_elsewhere, surface(loss=PITS), surface(at=(0.2, 0.0)), "evaluate net.pt"),
     "too wide": (surfaces.too_wide, surface(8.0), surface(1.0), "--range 1"),
+    "coarse basin": (surfaces.too_wide, surface(2.0), surface(1.0), "--range 1"),  # a basin of three points
     "too narrow": (surfaces.too_narrow, surface(0.005), surface(0.5), "--range"),
     "height unknown": (
         surfaces.no_rise,
@@ -205,6 +206,11 @@ def test_a_fault_is_named_once_and_a_sound_result_is_not(name: str) -> None:
     assert remedy.lstrip("-") in finding.remedy
     assert "\n" not in finding.text + finding.remedy
     assert list(rule(healthy)) == []
+
+
+def test_a_basin_of_one_point_is_suspicious_and_one_of_three_is_a_note() -> None:
+    named = [(finding.rule, finding.severity) for reach in (8.0, 2.0) for finding in surfaces.too_wide(surface(reach))]
+    assert named == [("too-wide", "suspicious"), ("coarse-basin", "note")]
 
 
 LESION = {"intact_accuracy": 0.9}

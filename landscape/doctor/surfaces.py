@@ -8,11 +8,12 @@ from collections.abc import Iterator
 import numpy as np
 from scipy.stats import norm
 
-from landscape.doctor.finding import Finding, Result, found, measure_again, more_samples
+from landscape.doctor.finding import Finding, Result, Severity, found, measure_again, more_samples
 from landscape.doctor.grid import Grid
 from landscape.results.surface_summary import CLEAR
 
 FIT = 5  # grid points per axis that the stored curvature is fitted to, see `surface_summary.curvature`
+NEXT = 3  # of which those next to the centre are
 WIDTH = 2.0  # a basin is resolved if the suggested range is about this times as wide as it
 
 
@@ -63,25 +64,32 @@ def minimum_elsewhere(result: Result) -> Iterator[Finding]:
 def too_wide(result: Result) -> Iterator[Finding]:
     """The points nearest to the centre are already outside the basin: every panel saturates around one grid point.
 
-    Outside means a loss above that of guessing, log K for K classes: there the network knows nothing. A basin is seen,
-    and a curvature can be fitted, if the inner 5 x 5 points lie in it (`surface_summary.curvature`). Suspicious if the
-    majority of the 24 around the centre (of a line, the 4) does not.
+    Outside means a loss above that of guessing, log K for K classes: there the network knows nothing. Suspicious if the
+    majority of the 8 points next to the centre (of a line, the 2) is: then the basin is narrower than the distance of
+    two points, and nothing of its shape is seen. A note if only the inner 5 x 5 points are not in it, to which the
+    stored curvature is fitted (`surface_summary.curvature`): the figure shows the basin, coarsely.
     """
     if (grid := Grid.around(result)) is None or not result.classes or len(grid.x) < FIT:
         return
     chance = math.log(result.classes)
-    near = grid.nearest(FIT)
-    if not grid.at_centre < chance or np.isnan(near).any():
+    if not grid.at_centre < chance or np.isnan(grid.nearest(FIT)).any():
         return
-    outside, others = int((near >= chance).sum()), near.size - 1
-    if 2 * outside > others:
-        value = f"{WIDTH * grid.basin(chance):.2g}"
-        yield found(
-            "too-wide", "suspicious", result,
-            f"the loss is above that of guessing, log {result.classes} = {chance:.3g}, at {outside} of the {others} "
-            f"grid points around the centre: the range {grid.reach:.3g} is too wide for this grid",
-            measure_again(result, f"use range {value}", range=value),
-        )  # fmt: skip
+    levels: tuple[tuple[int, str, Severity, str], ...] = (
+        (NEXT, "too-wide", "suspicious", "too wide for this grid"),
+        (FIT, "coarse-basin", "note", "wide for this grid: the curvature fitted to these points is not the basin's"),
+    )
+    for size, rule, severity, said in levels:
+        near = grid.nearest(size)
+        outside, others = int((near >= chance).sum()), near.size - 1
+        if 2 * outside > others:
+            value = f"{WIDTH * grid.basin(chance):.2g}"
+            yield found(
+                rule, severity, result,
+                f"the loss is above that of guessing, log {result.classes} = {chance:.3g}, at {outside} of the "
+                f"{others} grid points around the centre: the range {grid.reach:.3g} is {said}",
+                measure_again(result, f"use range {value}", range=value),
+            )  # fmt: skip
+            return
 
 
 def too_narrow(result: Result) -> Iterator[Finding]:
