@@ -61,7 +61,9 @@ def probe_options(kind: type[Any]) -> dict[str, Option]:
         if name != "seed":
             if typing.get_origin(annotation) is tuple:  # repeatable
                 annotation, default = list[str], []
-            table[name] = option(annotation, help, default, OWN, f"--{name.replace('_', '-')}")
+            flag = name.replace("_", "-")
+            flags = f"--{flag}/--no-{flag}" if default is True else f"--{flag}"  # what is on can be turned off
+            table[name] = option(annotation, help, default, OWN, flags)
     return table
 
 

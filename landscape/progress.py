@@ -44,7 +44,10 @@ class Advice:
         return cls(
             silent=any(isinstance(probe, Estimates) for probe in probes),
             at_most=any(isinstance(probe, Stages) and getattr(probe, "tol", 0) for probe in probes),
-            batches=all(hasattr(p, "batches") and p.scope == "batch" and not p.per_layer for p in probes),
+            batches=all(
+                hasattr(p, "batches") and getattr(p, "scope", "batch") == "batch" and not getattr(p, "per_layer", False)
+                for p in probes
+            ),
             samples=len(subject), batch_size=subject.batch_size,
         )  # fmt: skip
 

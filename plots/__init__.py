@@ -43,6 +43,13 @@ FIGURES: Mapping[str, FigureEntry] = {
         FigureEntry("hessian_loss", "hessian", needs=("eigenvalue", "loss"), lacks=("group",)),
         FigureEntry("hessian_phases", "hessian", needs=("nep", "ape", "largest"), lacks=("group",), panels=(None,) * 3),
         FigureEntry("hessian_layers", "hessian", needs=("largest", "smallest", "name", "group")),
+        FigureEntry(
+            "step",
+            "step",
+            needs=("directional_sharpness", "gradient_sharpness", "critical_sharpness", "actual_change"),
+            panels=(None,) * 2,
+        ),
+        FigureEntry("step_prediction", "step", needs=("predicted_change", "actual_change", "other_actual_change")),
         FigureEntry("trace", "trace", needs=("trace", "trace_se", "batch_trace", "batch_trace_se")),
         FigureEntry("density", "density", needs=("nodes", "weights", "mean", "mean_se", "smallest", "largest")),
         FigureEntry(

@@ -24,6 +24,7 @@ FLATTER: Reading = "lower is flatter"
 HEIGHT_RADIUS = 0.5  # of the surface's headline
 OVER: Mapping[str, str] = {  # what the errors of a probe are over; of all others over samples
     "hessian": "mini-batches",
+    "step": "mini-batches",
     "trace": "random vectors",
     "density": "random vectors",
     "noise-scale": "groups of samples",
@@ -273,6 +274,10 @@ OF_PROBE: Mapping[str, Callable[[xr.Dataset], Iterator[Measured]]] = {
     "similarity": _similarity,
     "stream": _stream,
     "surface": _surface,
+    "step": partial(_scalars, (("batch sharpness", "batch_sharpness", FLATTER),
+                               ("critical sharpness", "mean_critical_sharpness", FLATTER),
+                               ("sharpness along the update", "mean_directional_sharpness", FLATTER),
+                               ("change of the objective", "mean_actual_change", ""))),
     "trace": partial(_scalars, (("trace", "trace", FLATTER),)),
     "uncertainty": partial(_ends, (("model ", "model_uncertainty"), ("data ", "data_uncertainty"))),
     "variance": partial(_ends, (("", "variance"),)),

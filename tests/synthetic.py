@@ -6,19 +6,20 @@ import copy
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from analytic import attention_net
+from analytic import attention_net, tanh_net
 
 from landscape.data import corruptions
 from landscape.probe import Plan, Quantity, Unit, Values
 from landscape.probes import PROBES, probe_class
 from landscape.probes.ensemble import Ensemble
+from landscape.probes.step import Step
 from landscape.results import corruption_summary
 from landscape.results.run_key import RunKey
 from landscape.results.writer import Writer
@@ -649,6 +650,23 @@ def noise_scale(network: Network) -> tuple[Plan, Measure]:
     return plan, measure
 
 
+def step(network: Network) -> tuple[Plan, Measure]:
+    plan = replace(Step(**Step.smallest).plan(tanh_net()), over={"batch": np.arange(8)})
+
+    def measure(unit: Unit) -> Values:
+        level = 1 + 0.2 * math.sin(unit.index[0])
+        predicted = {"predicted_change_first": -0.02, "predicted_change": -0.01 * level}
+        actual = {"actual_change": -0.008 * level**2, "other_actual_change": 0.002 * level}
+        along = {"gradient": 12 * level / network.width, "directional": 4 * level, "critical": 18 * level}
+        return {
+            **dict.fromkeys(plan.quantities, 1.0), **predicted, **actual, "angle": 20 * level,
+            **{f"other_{name}": value for name, value in predicted.items()},
+            **{f"{name}_sharpness": value for name, value in along.items()},
+        }  # fmt: skip
+
+    return plan, measure
+
+
 MADE_UP: Mapping[str, Callable[[Network], tuple[Plan, Measure]]] = {
     "monitor": monitor,
     "surface": surface,
@@ -658,6 +676,7 @@ MADE_UP: Mapping[str, Callable[[Network], tuple[Plan, Measure]]] = {
     "variance": variance,
     "lesion": lesion,
     "trace": trace,
+    "step": step,
     "density": density,
     "line": line,
     "noise": noise,

@@ -389,11 +389,11 @@ def test_the_digest_does_not_depend_on_files_label_or_unused_options(
     )
     changed = digest(small(name), loaded(folder, batch_size=16))
     assert (changed != reference[name]) == (
-        name in ("hessian", "trace", "similarity", "attention", "ensemble", "uncertainty")
+        name in ("hessian", "trace", "step", "similarity", "attention", "ensemble", "uncertainty")
     )
     changed = digest(small(name), loaded(folder, weight_decay=0.1))
     assert (changed != reference[name]) == (
-        name in ("hessian", "trace", "density", "surface", "convexity", "noise-scale")
+        name in ("hessian", "trace", "step", "density", "surface", "convexity", "noise-scale")
     )
 
 

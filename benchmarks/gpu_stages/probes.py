@@ -46,6 +46,7 @@ SEARCH = {
         "matvecs", "nodes", "weights", "nep", "nep_low", "nep_high",
     ),
     "trace": ("hvp",),
+    "step": ("critical_multiple", "critical_sharpness", "critical_passes", "converged"),
     "density": ("hvp", "nodes", "weights"),
     "convexity": ("converged", "smallest_residual", "largest_residual", "matvecs", "ratio_bound"),
     "tokens": ("position", "divergence"),  # t-SNE amplifies rounding
@@ -53,6 +54,7 @@ SEARCH = {
 DRAWN = ("density",)  # its random vectors are others in double precision
 OPTIONS: dict[str, dict[str, Any]] = {
     "surface": {"resolution": "7"}, "line": {"resolution": 9, "directions": 2}, "hessian": {"batches": 4},
+    "step": {"optimizer": "sgd", "optimizer_arg": ("lr=0.1",)},
     "noise-scale": {"groups": 8}, "trace": {"vectors": 16}, "density": {"vectors": 4, "steps": 30}, "trajectory": {},
 }  # fmt: skip
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from landscape.curvature.hessian_product import Product, out_of_memory
+from landscape.curvature.hessian_product import HessianProduct, Product, out_of_memory
 from landscape.curvature.side_by_side import proceed
 from landscape.probe import report_micro_batches, report_products
 
@@ -67,6 +67,11 @@ class MicroBatchedProduct:
         """Value of the function, as `Product.value`."""
         return float(self._loss)
 
+    def gradient(self) -> Tensor:
+        """The gradient of the function without weight decay, (n,); of products by double backward alone."""
+        whole = self._whole
+        return self._retried(lambda: _gradient_of(whole) if whole is not None else self._gradient_by_micro_batches())
+
     def __call__(self, vector: Tensor) -> Tensor:
         """H v, (n,)."""
         proceed()
@@ -117,9 +122,19 @@ class MicroBatchedProduct:
             total.add_(self._prepare(part)(vector), alpha=(part.stop - part.start) / self._samples)
         return total
 
+    def _gradient_by_micro_batches(self) -> Tensor:
+        return torch.stack(
+            [_gradient_of(self._prepare(p)) * ((p.stop - p.start) / self._samples) for p in self._slices()]
+        ).sum(dim=0)
+
     def _mean_value(self) -> float:
         total = self._retried(lambda: sum(self._prepare(p).value * (p.stop - p.start) for p in self._slices()))
         return float(total) / self._samples
+
+
+def _gradient_of(product: Product) -> Tensor:
+    assert isinstance(product, HessianProduct)
+    return product.gradient
 
 
 def free_memory() -> None:

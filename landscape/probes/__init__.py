@@ -36,6 +36,7 @@ PROBES: dict[str, ProbeEntry] = {
     "hessian": ProbeEntry(
         "hessian", "Hessian", "Extreme Hessian eigenvalues of every mini-batch, each with its residual."
     ),
+    "step": ProbeEntry("step", "Step", "The optimiser's next update: sharpness along it, predicted and actual change."),
     "trace": ProbeEntry("trace", "Trace", "Trace of the Hessian, with its standard error."),
     "density": ProbeEntry("density", "Density", "Density of all Hessian eigenvalues, by Lanczos quadrature."),
     "noise-scale": ProbeEntry(

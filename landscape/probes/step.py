@@ -1,0 +1,223 @@
+"""Measure the step that an optimiser would make: sharpness along it, and predicted against actual change of the loss.
+
+Sharpness along the gradient, averaged over mini-batches, is the batch sharpness of Andreyev & Beneventano (arXiv
+2412.20553, Definition 3); the critical learning rate along the update is that of Kalra et al. (arXiv 2601.16979).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, ClassVar, get_args
+
+import numpy as np
+
+from landscape.curvature.hvp_backends import KINKS_HELP, Kinks, curvature
+from landscape.options import at_least, one_of
+from landscape.probe import Plan, Probe, Quantity, Unit, Values, report_products
+from landscape.results.statistics import mean_and_standard_error
+from landscape.subject.optimizer_options import (
+    OPTIMIZER_ARG_HELP,
+    OPTIMIZER_HELP,
+    OPTIMIZER_STATE_HELP,
+    OptimizerOptions,
+)
+from landscape.subject.optimizers import optimizer_identity, restored_optimizer
+from landscape.subject.subject import Subject
+from landscape.weight_space.optimizer_step import StepMeasurement
+
+BATCH_SHARPNESS = "mean over mini-batches of g'Hg / |g|^2, the expectation of the ratio (arXiv 2412.20553, Def. 3)"
+POOLED = "sum over mini-batches of g'Hg over that of |g|^2, the ratio of the expectations"
+CRITICAL = "2 / eta_c, eta_c the smallest learning rate along the update at which the loss exceeds its start"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Step(Probe):
+    """The next update of the optimiser, for the gradient of each mini-batch, from copies of weights and state.
+
+    The optimiser gets the gradient of the loss, as in training, and adds its own weight decay; what is measured is the
+    objective, loss + `weight_decay` (1/2) ||w||^2. With update u, gradient g and Hessian H of the objective on the
+    mini-batch: norms and angle; sharpness u'Hu / |u|^2 along the update and g'Hg / |g|^2 along the gradient; the change
+    of the objective that the update makes, predicted to first (g'u) and second order (g'u + u'Hu / 2) and actual, on
+    the same mini-batch and, with their own g and H, on the `others` that follow it.
+
+    Critical sharpness is 2 / (c eta): c u is where the objective first exceeds its start, eta the learning rate (the
+    largest one of several groups). It is found within 2^-4 in at most 10 forward passes, and of a quadratic with plain
+    gradient descent it is g'Hg / |g|^2. An update against which the objective rises at once has none: see `descends`.
+    A mini-batch costs 2 Hessian products, and each of the others one, all by double backward.
+    """
+
+    name: ClassVar[str] = "step"
+    uses: ClassVar[tuple[str, ...]] = ("batch_size", "weight_decay")
+    split: ClassVar[str] = "train"
+    smallest: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "optimizer_arg": ("lr=0.1",), "batches": 2}
+
+    optimizer: Annotated[str, OPTIMIZER_HELP] = ""
+    optimizer_arg: Annotated[tuple[str, ...], OPTIMIZER_ARG_HELP] = ()
+    optimizer_state: Annotated[bool, OPTIMIZER_STATE_HELP] = True
+    clip: Annotated[float, "clip the gradient to this norm before the update, as in training; 0 does not"] = 0.0
+    batches: Annotated[int, "number of mini-batches; 0 uses all that the samples give"] = 0
+    others: Annotated[int, "further mini-batches on which each update is tried"] = 1
+    kinks: Annotated[Kinks, KINKS_HELP] = "double"
+
+    def __post_init__(self) -> None:
+        at_least("clip", self.clip, 0.0)
+        at_least("batches", self.batches, 0)
+        at_least("others", self.others, 0)
+        one_of("kinks", self.kinks, get_args(Kinks))
+        _ = self._options
+
+    def plan(self, subject: Subject) -> Plan:
+        restored = restored_optimizer(subject, self._options)
+        _refuse_sparse(subject)
+        if restored.left_out:
+            _log.info("%d parameters got no gradient in training and are not moved", len(restored.left_out))
+        clipped = subject.checkpoint.recipe.get("clip", 0.0) if subject.checkpoint is not None else 0.0
+        if clipped and not self.clip and not restored.fresh:
+            _log.info("the training clipped gradients to norm %g; --clip %g makes its update", clipped, clipped)
+        batches = np.arange(self._count(subject))
+        quantities = _quantities(subject.meaning.units)
+        means = {
+            f"mean_{name}{end}": Quantity(f"{word} over mini-batches: {known.long_name}", known.units)
+            for name, known in quantities.items()
+            if name in MEANS
+            for end, word in (("", "mean"), ("_se", "standard error"))
+        }
+        sharpness = "loss per squared weight"
+        return Plan(
+            over={"batch": batches},
+            quantities=quantities,
+            summaries={
+                **means,
+                "batch_sharpness": Quantity(BATCH_SHARPNESS, sharpness),
+                "batch_sharpness_se": Quantity("its standard error over mini-batches", sharpness),
+                "pooled_batch_sharpness": Quantity(POOLED, sharpness),
+                "pooled_batch_sharpness_se": Quantity("its standard error over mini-batches (jackknife)", sharpness),
+                "descending": Quantity("share of the mini-batches along whose update the objective falls at first"),
+            },
+            about={"batch": Quantity("mini-batch")},
+            facts={
+                "optimizer": restored.words,
+                "learning_rate": restored.learning_rate,
+                "parameters_moved": sum(p.numel() for p in restored.parameters.values()),
+            },
+        )
+
+    def identity(self, subject: Subject) -> dict[str, Any]:
+        """The parameters, with the optimiser that they name and the digest of its state."""
+        known = {**asdict(self), **optimizer_identity(subject, self._options)}
+        return {name: value for name, value in known.items() if name != "batches"} | {"batches": self._count(subject)}
+
+    def measure(self, subject: Subject, unit: Unit) -> Values:
+        (values,) = self.sweep(subject, [unit])
+        return values
+
+    def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
+        """One mini-batch after the other: each moves the weights, which are restored bit for bit."""
+        restored = restored_optimizer(subject, self._options)
+        curved = curvature(subject, restored.parameters, "kept", kinks=self.kinks)
+        report_products(per_unit=2 + self._others(subject))
+        measurement = StepMeasurement(subject, restored, curved, self.clip)
+        for unit in units:
+            nothing = dict.fromkeys(_quantities(""), np.nan)
+            yield nothing | measurement.of(unit.index[0], self._beside(subject, unit))
+
+    def reduce(self, data: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Means over the finished mini-batches with finite values, and their standard errors."""
+        done = data["done"] == 1
+        found: dict[str, float] = {}
+        for name in MEANS:
+            values = data[name][done]
+            found |= _mean(f"mean_{name}", values[np.isfinite(values)])
+        along, length = data["gradient_sharpness"][done], data["gradient_norm"][done]
+        known = np.isfinite(along)
+        found |= _mean("batch_sharpness", along[known])
+        squares = length[known] ** 2
+        found |= _ratio("pooled_batch_sharpness", along[known] * squares, squares)
+        descends = data["descends"][done]
+        descends = descends[np.isfinite(descends)]
+        return found | ({"descending": float(descends.mean())} if len(descends) else {})
+
+    @property
+    def _options(self) -> OptimizerOptions:
+        return OptimizerOptions(self.optimizer, tuple(self.optimizer_arg), self.optimizer_state)
+
+    def _count(self, subject: Subject) -> int:
+        """Mini-batches that are used; a smaller last one has another noise and is left out."""
+        usable = sum(subject.samples(i) == subject.samples(0) for i in range(len(subject.batches)))
+        if self.batches > usable:
+            raise ValueError(
+                f"--batches {self.batches} needs as many whole mini-batches, and {subject.data_in_words} gives "
+                f"{usable} of {subject.samples(0)} samples; raise --samples, or lower --batches or --batch-size"
+            )
+        return self.batches or usable
+
+    def _others(self, subject: Subject) -> int:
+        return min(self.others, self._count(subject) - 1)
+
+    def _beside(self, subject: Subject, unit: Unit) -> list[int]:
+        count = self._count(subject)
+        return [(unit.index[0] + k) % count for k in range(1, 1 + self._others(subject))]
+
+
+MEANS = (
+    "update_norm", "gradient_norm", "angle", "directional_sharpness", "critical_sharpness", "predicted_change_first",
+    "predicted_change", "actual_change", "other_predicted_change_first", "other_predicted_change",
+    "other_actual_change",
+)  # fmt: skip
+
+
+def _quantities(loss: str) -> dict[str, Quantity]:
+    sharpness, first, second = "loss per squared weight", "g'u", "g'u + u'Hu / 2"
+    beside = "mean over the other mini-batches: "
+    return {
+        "loss": Quantity("objective on the mini-batch", loss),
+        "samples": Quantity("samples in the mini-batch"),
+        "update_norm": Quantity("norm of the update u", "weight"),
+        "gradient_norm": Quantity("norm of the gradient g", "loss per weight"),
+        "angle": Quantity("angle between the update and -g", "degree"),
+        "directional_sharpness": Quantity("u'Hu / |u|^2, along the update", sharpness),
+        "gradient_sharpness": Quantity("g'Hg / |g|^2, along the gradient", sharpness),
+        "critical_sharpness": Quantity(CRITICAL, sharpness),
+        "critical_multiple": Quantity("eta_c as a multiple of the learning rate"),
+        "critical_passes": Quantity("forward passes of the search for eta_c, that of the start included"),
+        "converged": Quantity("1 if eta_c is known within 2^(1/16), 0 if not, also where there is none"),
+        "descends": Quantity("1 if the objective falls at first along the update, 0 if it rises at once"),
+        "predicted_change_first": Quantity(f"change of the objective to first order, {first}", loss),
+        "predicted_change": Quantity(f"change of the objective to second order, {second}", loss),
+        "actual_change": Quantity("change of the objective by the update", loss),
+        "other_predicted_change_first": Quantity(f"{beside}change to first order", loss),
+        "other_predicted_change": Quantity(f"{beside}change to second order", loss),
+        "other_actual_change": Quantity(f"{beside}change by the update", loss),
+    }
+
+
+def _refuse_sparse(subject: Subject) -> None:
+    """Refuse layers whose gradients are sparse: they have no second derivative."""
+    for name, module in subject.model.named_modules():
+        if getattr(module, "sparse", False) is True:
+            raise ValueError(
+                f"the layer {name or 'of the model'} ({type(module).__name__}) gives sparse gradients, which have no "
+                "Hessian products; build it with sparse=False: its weights are the same"
+            )
+
+
+def _mean(name: str, values: np.ndarray) -> dict[str, float]:
+    if not len(values):
+        return {}
+    mean, error = mean_and_standard_error(values)
+    return {name: mean, f"{name}_se": error}
+
+
+def _ratio(name: str, top: np.ndarray, bottom: np.ndarray) -> dict[str, float]:
+    """sum(top) / sum(bottom) with its jackknife error."""
+    n = len(top)
+    if not n or not bottom.sum():
+        return {}
+    whole = {name: float(top.sum() / bottom.sum())}
+    if n < 2:
+        return whole
+    left_out = (top.sum() - top) / (bottom.sum() - bottom)
+    return {**whole, f"{name}_se": float(np.sqrt((n - 1) / n * np.square(left_out - left_out.mean()).sum()))}

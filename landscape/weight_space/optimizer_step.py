@@ -1,0 +1,137 @@
+"""The step of an optimiser on one mini-batch: the objective along its update, to second order and in fact."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from landscape.curvature.micro_batches import MicroBatchedProduct
+from landscape.curvature.operator import Curvature
+from landscape.curvature.vectors import flat, inner, unflat
+from landscape.subject.optimizers import RestoredOptimizer
+from landscape.subject.restoration import evaluation_mode
+from landscape.subject.subject import Subject
+from landscape.weight_space.critical_step import critical_step
+from landscape.weight_space.weights_in_place import WeightsInPlace
+
+TINY = 1e-6  # of torch.nn.utils.clip_grad_norm_
+
+
+@dataclass(frozen=True)
+class StepMeasurement:
+    """The steps of one optimiser on the mini-batches of a subject."""
+
+    subject: Subject
+    restored: RestoredOptimizer
+    curved: Curvature  # of the parameters that the optimiser moves, by double backward
+    clip: float = 0.0  # largest norm of the gradient that the optimiser gets; 0 for any
+
+    def of(self, i: int, others: Sequence[int]) -> dict[str, float]:
+        """The quantities of the probe `step` on mini-batch i, with others on which its update is tried.
+
+        A gradient that is not finite leaves the loss alone; a gradient or an update of zero has no direction, and the
+        quantities along it are left out.
+        """
+        product = self.curved.product(i)
+        slope = product.gradient()
+        if not bool(slope.isfinite().all()):
+            return {"loss": product.value, "samples": self.subject.samples(i)}
+        gradient, update = self._with_decay(slope), self._update(slope)
+        own = self._along(update, gradient, product)
+        values = {"samples": self.subject.samples(i), "gradient_norm": _dot(gradient, gradient) ** 0.5}
+        values |= {
+            "update_norm": _dot(update, update) ** 0.5,
+            **{f"predicted_change{end}": v for end, v in own.items()},
+        }
+        if values["gradient_norm"]:
+            curvature = _dot(gradient, product(gradient.to(self.subject.dtype)))
+            values["gradient_sharpness"] = curvature / values["gradient_norm"] ** 2
+        del product  # its graph, before those of other mini-batches
+        bend = 2 * (own[""] - own["_first"])
+        if values["update_norm"]:
+            values["directional_sharpness"] = bend / values["update_norm"] ** 2
+        if values["update_norm"] and values["gradient_norm"]:
+            cosine = -own["_first"] / (values["update_norm"] * values["gradient_norm"])
+            values["angle"] = math.degrees(math.acos(min(max(cosine, -1.0), 1.0)))
+        beside = [self._beside(j, update) for j in others]
+        for end in own if others else ():
+            values[f"other_predicted_change{end}"] = sum(found[end] for found in beside) / len(others)
+        return values | self._moved(i, others, update, own["_first"], bend)
+
+    def _moved(self, i: int, others: Sequence[int], update: Tensor, slope: float, bend: float) -> dict[str, float]:
+        """What passes at other weights say; the weights are restored bit for bit."""
+        changes = _Changes(self, update, (i, *others))
+        values = {"loss": changes.starts[i] + changes.start_decay}
+        with WeightsInPlace(self.subject, self.restored.parameters) as weights:
+            change = partial(changes.at, weights, i)
+            values["actual_change"] = change(1.0)
+            if others:
+                values["other_actual_change"] = sum(changes.at(weights, j, 1.0) for j in others) / len(others)
+            if slope:
+                found = critical_step(change, slope, guess=-2 * slope / bend if bend > 0 else None)
+                values |= {"descends": float(slope < 0), "converged": float(found.converged)}
+                values |= {"critical_passes": found.passes, "critical_multiple": found.multiple}
+                values["critical_sharpness"] = 2.0 / (found.multiple * self.restored.learning_rate)
+        return values
+
+    def _update(self, gradient: Tensor) -> Tensor:
+        """The update for a gradient of the loss, (n,) in double precision."""
+        parameters = self.restored.parameters
+        if self.clip:
+            gradient = gradient * torch.clamp(self.clip / (torch.linalg.vector_norm(gradient) + TINY), max=1.0)
+        named = dict(zip(parameters, unflat(gradient, list(parameters.values())), strict=True))
+        return flat(self.restored.update(named).values()).double()
+
+    def _along(self, update: Tensor, gradient: Tensor, product: MicroBatchedProduct) -> dict[str, float]:
+        """The change of the objective to first (`_first`) and second order."""
+        slope = _dot(gradient, update)
+        return {"_first": slope, "": slope + _dot(update, product(update.to(self.subject.dtype))) / 2}
+
+    def _beside(self, j: int, update: Tensor) -> dict[str, float]:
+        product = self.curved.product(j)
+        return self._along(update, self._with_decay(product.gradient()), product)
+
+    def _with_decay(self, gradient: Tensor) -> Tensor:
+        """The gradient of the objective, in double precision."""
+        weights = flat(p.detach().double() for p in self.restored.parameters.values())
+        return gradient.double() + self.subject.weight_decay * weights
+
+
+class _Changes:
+    """Changes of the objective on some mini-batches along an update, made before the weights move."""
+
+    def __init__(self, measurement: StepMeasurement, update: Tensor, batches: Sequence[int]) -> None:
+        self._subject = measurement.subject
+        parameters: Mapping[str, Tensor] = measurement.restored.parameters
+        pieces = unflat(update, list(parameters.values()))
+        self._direction = {n: piece.to(p.dtype) for (n, p), piece in zip(parameters.items(), pieces, strict=True)}
+        decay = self._subject.weight_decay
+        start = flat(p.detach().double() for p in parameters.values())
+        # the change of the weight decay is c w'u + c^2 u'u / 2
+        self._linear, self._square = decay * _dot(start, update), decay * _dot(update, update) / 2
+        self.start_decay = decay * float(self._subject.l2().detach()) if decay else 0.0
+        self.starts = {j: self._loss(j) for j in batches}
+        self._known: dict[tuple[int, float], float] = {}
+
+    def at(self, weights: WeightsInPlace, j: int, multiple: float) -> float:
+        """Objective on mini-batch j after a multiple of the update, minus that at the start; the weights stay there."""
+        if (j, multiple) not in self._known:
+            weights.translate((self._direction, multiple))
+            change = self._loss(j) - self.starts[j]
+            self._known[j, multiple] = change + multiple * self._linear + multiple**2 * self._square
+        return self._known[j, multiple]
+
+    def _loss(self, j: int) -> float:
+        subject = self._subject
+        inputs, targets = subject.batch(j)
+        with subject.evaluating(), evaluation_mode(subject.model):
+            return float(subject.losses(subject.outputs(inputs), targets).double().mean())
+
+
+def _dot(left: Tensor, right: Tensor) -> float:
+    return inner([left], [right])

@@ -1,0 +1,69 @@
+"""Draw the change of the objective that an update was predicted to make against the one that it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import xarray as xr
+
+from landscape.plots import style
+from landscape.plots.appearance import Look
+from landscape.plots.appearance import look as look_of
+from landscape.plots.figure import Axes, Figure
+from landscape.plots.theme import ground, muted, narrow, page_width
+
+MEANING = (
+    "Whether a quadratic model of the loss predicts what the optimiser's update does: on the identity line it does, "
+    "above it the update lowers the loss less than predicted, or raises it; open marks are mini-batches that the "
+    "update was not made for. One step from one point is compared, not the course of a training."
+)
+COLUMNS = 3
+
+
+def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
+    """Draw the actual over the predicted change, to second order, of every mini-batch, with the identity line."""
+    look = look or look_of(data)
+    for prefix, face in (("", look.color), ("other_", ground())):
+        predicted, actual = (
+            data[f"{prefix}{name}"].where(data["done"] == 1).values for name in ("predicted_change", "actual_change")
+        )
+        ax.plot(
+            predicted, actual, linestyle="none", marker=look.marker, markersize=4, color=look.color,
+            markerfacecolor=face, label=None if prefix else look.label,
+        )  # fmt: skip
+    ax.axline((0, 0), slope=1, color=muted(), linewidth=0.8, linestyle="--", zorder=0)
+    units = str(data["actual_change"].attrs.get("units", ""))
+    ax.set(xlabel=f"predicted change, second order ({units})", ylabel=f"actual change ({units})")
+    return ax
+
+
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """A square panel of equal axes per result: changes of two learning rates may be decades apart."""
+    columns = 2 if narrow() else min(COLUMNS, max(2, len(results)))
+    rows, side = -(-len(results) // columns), page_width() / columns
+    note = "Dashed: identity. Filled: on the mini-batch of the gradient; open: mean over others."
+    figure = style.page(results, looks, height=0.95 * side * rows, note=note)
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for ax in grid.flat[len(results) :]:
+        ax.remove()
+    for ax, data, look in zip(grid.flat, results, looks, strict=False):
+        draw(data, ax, look=look)
+        names = [f"{prefix}{name}" for prefix in ("", "other_") for name in ("predicted_change", "actual_change")]
+        found = np.concatenate([data[name].where(data["done"] == 1).values for name in names])
+        found = found[np.isfinite(found)]
+        if len(found):
+            low, high = min(found.min(), 0.0), max(found.max(), 0.0)
+            margin = 0.06 * (high - low) or 1.0
+            ax.set(xlim=(low - margin, high + margin), ylim=(low - margin, high + margin))
+        ax.set_box_aspect(1)
+        ax.locator_params(nbins=4)
+        for axis in (ax.xaxis, ax.yaxis):  # no common factor beside the label
+            axis.set_major_formatter("{x:.2g}")
+        for line in (ax.axhline, ax.axvline):
+            line(0.0, color=muted(), linewidth=0.4, zorder=0)
+        size = style.title_size(columns)
+        ax.set_title(style.fitted(look.label, side, size), fontsize=size)
+    for ax in grid[:, 1:].flat:
+        ax.set_ylabel("")
+    return figure

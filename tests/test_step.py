@@ -1,0 +1,305 @@
+"""The probe `step`: closed forms on quadratics, dense Hessians, the real optimiser's step, and what can go wrong."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from analytic import dense_hessian, quadratic, run_probe, symmetric, tanh_net
+from torch import Tensor, nn
+
+import landscape
+from landscape.options import OptionError
+from landscape.probes.step import Step
+from landscape.results.statistics import mean_and_standard_error
+from landscape.subject.subject import Subject
+from landscape.weight_space.critical_step import PASSES, critical_step
+
+SGD: dict[str, Any] = {"optimizer": "sgd", "optimizer_arg": ("lr=0.1",)}
+
+
+def _weights(subject: Subject) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in subject.parameters.values()])
+
+
+def _gradient(subject: Subject, i: int) -> Tensor:
+    return torch.cat(
+        [g.flatten() for g in torch.autograd.grad(subject.objective(i), list(subject.parameters.values()))]
+    )
+
+
+def _hessian(subject: Subject, i: int) -> Tensor:
+    """Of the objective."""
+    return dense_hessian(subject, i) + subject.weight_decay * torch.eye(subject.size, dtype=torch.float64)
+
+
+def _as_found(subject: Subject) -> tuple[Any, ...]:
+    return copy.deepcopy(
+        (subject.model.state_dict(), [p.grad for p in subject.model.parameters()], torch.get_rng_state())
+    )
+
+
+def test_critical_sharpness_of_a_quadratic_is_the_curvature_along_the_gradient() -> None:
+    matrix = symmetric([9.0, 4.0, 1.0, 0.25])
+    subject = quadratic(matrix, weight=torch.tensor([0.3, -1.0, 2.0, 0.7], dtype=torch.float64))
+    found = run_probe(Step(**SGD), subject)
+    g = matrix @ _weights(subject)
+    exact = (g @ matrix @ g / (g @ g)).item()
+    assert found["critical_sharpness"][0] == pytest.approx(exact, rel=2**-4)
+    assert found["critical_passes"][0] <= PASSES
+    assert found["gradient_sharpness"][0] == pytest.approx(exact)
+    assert found["directional_sharpness"][0] == pytest.approx(exact)
+    assert found["angle"][0] == pytest.approx(0, abs=1e-5)
+    assert found["update_norm"][0] == pytest.approx(0.1 * found["gradient_norm"][0])
+    change = -0.1 * (g @ g).item() + 0.005 * (g @ matrix @ g).item()
+    assert found["actual_change"][0] == pytest.approx(change)
+    assert found["predicted_change"][0] == pytest.approx(change)
+
+
+def test_the_critical_step_of_random_quadratics_takes_at_most_ten_passes() -> None:
+    generator = random.Random(0)
+    within = 0
+    for _ in range(200):
+        slope, exact = -(10 ** generator.uniform(-6, 1)), 10 ** generator.uniform(-4, 4)
+        calls: list[float] = []
+
+        def change(c: float, slope: float = slope, exact: float = exact, calls: list[float] = calls) -> float:
+            calls.append(c)
+            return slope * c * (1 - c / exact)
+
+        found = critical_step(change, slope)
+        assert found.passes == len(calls) + 1 <= PASSES
+        within += found.converged and abs(found.multiple / exact - 1) < 2**-4
+    assert within == 200
+
+
+def test_a_critical_step_that_is_not_bracketed_is_said_to_be_unknown() -> None:
+    for change, slope in ((lambda c: -c, -1.0), (lambda c: c, 1.0), (lambda c: 0.0, 0.0), (lambda c: c, math.nan)):
+        found = critical_step(change, slope)
+        assert math.isnan(found.multiple)
+        assert not found.converged
+    overflow = critical_step(lambda c: -c if c < 3 else math.inf, -1.0)
+    assert overflow.multiple == pytest.approx(3, rel=2**-4)
+    # a guess far off, a wall instead of a parabola
+    assert critical_step(lambda c: -c if c < 0.2 else 1.0, -1.0, guess=2.0).multiple == pytest.approx(0.2, rel=2**-4)
+
+
+def _real_update(subject: Subject, i: int, optimizer: Any) -> Tensor:
+    """The change of the weights by a real step on a copy of the model, flat."""
+    other = copy.deepcopy(subject.model)
+    parameters = [p for p in other.parameters() if p.requires_grad]
+    before = torch.cat([p.detach().flatten() for p in parameters])
+    inputs, targets = subject.batch(i)
+    made = optimizer(parameters)
+    subject.losses(other(inputs), targets).mean().backward()
+    made.step()
+    return torch.cat([p.detach().flatten() for p in parameters]) - before
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("options", "made"),
+    [
+        (SGD, lambda p: torch.optim.SGD(p, lr=0.1)),
+        (
+            {"optimizer": "adamw", "optimizer_arg": ("lr=0.02", "weight_decay=0.5")},
+            lambda p: torch.optim.AdamW(p, lr=0.02, weight_decay=0.5),
+        ),
+    ],
+)
+def test_every_quantity_equals_that_of_a_dense_hessian_and_a_real_step(
+    options: Mapping[str, Any], made: Any, weight_decay: float
+) -> None:
+    subject = tanh_net(sizes=(6, 6, 6), weight_decay=weight_decay)
+    before = _as_found(subject)
+    found = run_probe(Step(others=2, **options), subject)
+    torch.testing.assert_close(_as_found(subject), before, rtol=0, atol=0)
+    for i in range(3):
+        u, g, h = _real_update(subject, i, made), _gradient(subject, i), _hessian(subject, i)
+        expected = {
+            "update_norm": u.norm(),
+            "gradient_norm": g.norm(),
+            "angle": torch.rad2deg(torch.acos((-(u @ g) / (u.norm() * g.norm())).clamp(max=1.0))),
+            "directional_sharpness": u @ h @ u / (u @ u),
+            "gradient_sharpness": g @ h @ g / (g @ g),
+            "predicted_change_first": g @ u,
+            "predicted_change": g @ u + u @ h @ u / 2,
+            "actual_change": _moved(subject, u, i) - subject.objective(i),
+            "loss": subject.objective(i),
+        }
+        beside = [j for j in range(3) if j != i]
+        second = [_gradient(subject, j) @ u + u @ _hessian(subject, j) @ u / 2 for j in beside]
+        expected["other_predicted_change"] = torch.stack(second).mean()
+        actual = [_moved(subject, u, j) - subject.objective(j) for j in beside]
+        expected["other_actual_change"] = torch.stack(actual).mean()
+        for name, value in expected.items():
+            assert found[name][i] == pytest.approx(value.item(), rel=1e-5, abs=1e-4 if name == "angle" else 1e-12), name
+        multiple, rate = found["critical_multiple"][i], 0.1 if options is SGD else 0.02
+        if not found["converged"][i]:  # the objective stays below its start as far as ten passes reach
+            assert np.isnan(multiple)
+            assert found["critical_passes"][i] == PASSES
+            continue
+        # along c u the objective is at its start where the critical learning rate is, within the width of the bracket
+        assert found["critical_sharpness"][i] == pytest.approx(2 / (multiple * rate))
+        below, above = (
+            (_moved(subject, c * u, i) - subject.objective(i)).item() for c in (multiple / 1.05, multiple * 1.05)
+        )
+        assert below <= 0 < above
+    assert weight_decay == 0 or found["converged"].all()
+
+
+def _moved(subject: Subject, update: Tensor, i: int) -> Tensor:
+    """The objective after an update, on a copy."""
+    other = Subject(
+        copy.deepcopy(subject.model), subject.batches, losses=subject.losses, weight_decay=subject.weight_decay
+    )
+    with torch.no_grad():
+        torch.nn.utils.vector_to_parameters(_weights(subject) + update, list(other.parameters.values()))
+        return other.objective(i)
+
+
+def test_summaries_are_means_over_mini_batches_with_their_errors() -> None:
+    subject = tanh_net(sizes=(6, 6, 6, 6, 3))  # the smaller last one is left out
+    found = run_probe(Step(**SGD), subject)
+    assert found["loss"].shape == (4,)
+    along, squares = found["gradient_sharpness"], found["gradient_norm"] ** 2
+    mean, error = mean_and_standard_error(along)
+    assert (found["batch_sharpness"], found["batch_sharpness_se"]) == (mean, error)
+    assert found["pooled_batch_sharpness"] == pytest.approx((along * squares).sum() / squares.sum())
+    left_out = [np.delete(along * squares, i).sum() / np.delete(squares, i).sum() for i in range(4)]
+    assert found["pooled_batch_sharpness_se"] == pytest.approx(np.std(left_out) * math.sqrt(3))
+    mean, error = mean_and_standard_error(found["actual_change"])
+    assert (found["mean_actual_change"], found["mean_actual_change_se"]) == (mean, error)
+    assert found["descending"] == 1.0
+
+
+def test_clipping_shortens_the_gradient_that_the_optimiser_gets() -> None:
+    subject = tanh_net()
+    plain, clipped = (run_probe(Step(clip=clip, **SGD), subject) for clip in (0.0, 0.01))
+    assert clipped["update_norm"][0] == pytest.approx(0.1 * 0.01, rel=1e-3)
+    np.testing.assert_allclose(clipped["gradient_norm"], plain["gradient_norm"])
+    shortened = 0.01 / plain["gradient_norm"]
+    np.testing.assert_allclose(clipped["critical_multiple"] * shortened, plain["critical_multiple"], rtol=0.09)
+
+
+def test_the_state_of_a_checkpoint_makes_the_step_of_its_training(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("from torch import nn\ndef net():\n    return nn.Linear(4, 3)\n")
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    inputs, targets = torch.randn(16, 4), torch.arange(16) % 3
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    for i in range(5):
+        part = slice(8 * (i % 2), 8 * (i % 2) + 8)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs[part]), targets[part]).backward()
+        optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "last.pt")
+    subject = landscape.load(tmp_path / "last.pt", model=f"{tmp_path}/net.py:net", data=(inputs, targets), batch_size=8)
+    found = landscape.measure("step", subject, out=None, quiet=True)
+    assert found.attrs["optimizer"].startswith("SGD(lr=0.5, momentum=0.9")
+    assert found.attrs["optimizer"].endswith("state from last.pt")
+    start = nn.functional.cross_entropy(model(inputs[8:]), targets[8:]).item()
+    before = torch.cat([p.detach().flatten() for p in model.parameters()])
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(inputs[8:]), targets[8:]).backward()
+    optimizer.step()
+    update = torch.cat([p.detach().flatten() for p in model.parameters()]) - before
+    assert found["update_norm"].values[1] == pytest.approx(update.norm().item(), rel=1e-5)
+    end = nn.functional.cross_entropy(model(inputs[8:]), targets[8:]).item()
+    assert found["actual_change"].values[1] == pytest.approx(end - start, abs=1e-6)
+
+
+def test_an_update_against_which_the_loss_rises_has_no_critical_sharpness() -> None:
+    subject = tanh_net()
+    found = run_probe(Step(optimizer="sgd", optimizer_arg=("lr=0.1", "maximize=true")), subject)
+    assert found["descends"].tolist() == [0.0, 0.0]
+    assert np.isnan(found["critical_sharpness"]).all()
+    assert found["angle"][0] == pytest.approx(180)
+    assert found["descending"] == 0.0
+
+
+def test_a_zero_gradient_leaves_out_what_has_no_direction() -> None:
+    subject = quadratic(symmetric([2.0, 1.0]), weight=torch.zeros(2, dtype=torch.float64))
+    found = run_probe(Step(**SGD), subject)
+    for name in ("gradient_norm", "update_norm", "actual_change", "predicted_change"):
+        assert found[name][0] == 0.0
+    for name in ("angle", "directional_sharpness", "gradient_sharpness", "critical_sharpness", "descends"):
+        assert np.isnan(found[name][0])
+    assert "batch_sharpness" not in found or np.isnan(found["batch_sharpness"])
+
+
+def test_frozen_parameters_do_not_move() -> None:
+    subject = tanh_net()
+    first, *_ = subject.model.parameters()
+    first.requires_grad_(False)
+    found = run_probe(Step(**SGD), subject)
+    assert found["gradient_norm"][0] == pytest.approx(_gradient(subject, 0).norm().item())
+    whole = tanh_net()
+    assert found["gradient_norm"][0] < _gradient(whole, 0).norm().item()
+
+
+def test_a_loss_of_the_whole_mini_batch_is_taken_as_it_is_and_a_sum_is_refused() -> None:
+    model, (inputs, targets) = nn.Linear(4, 3), (torch.randn(12, 4), torch.arange(12) % 3)
+
+    def spread(outputs: Tensor, targets: Tensor) -> Tensor:
+        return outputs.var(dim=0).sum() + nn.functional.cross_entropy(outputs, targets)
+
+    subject = landscape.load(model, data=(inputs, targets), batch_size=6, loss=spread)
+    found = landscape.measure("step", subject, out=None, quiet=True, **SGD)
+    gradients = torch.autograd.grad(spread(model(inputs[:6]), targets[:6]), list(model.parameters()))
+    norm = torch.cat([g.flatten() for g in gradients]).norm().item()
+    assert found["gradient_norm"].values[0] == pytest.approx(norm, rel=1e-5)
+
+    def total(outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs, targets, reduction="sum")
+
+    with pytest.raises(ValueError, match="returns the sum over the mini-batch"):
+        landscape.load(model, data=(inputs, targets), batch_size=6, loss=total)
+
+
+class _Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(7, 4, sparse=True), nn.Linear(4, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found: Tensor = self.head(self.embedding(tokens).mean(dim=1))
+        return found
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    tokens = landscape.load(_Tokens(), data=(torch.randint(7, (8, 5)), torch.arange(8) % 3))
+    with pytest.raises(ValueError, match=r"the layer embedding \(Embedding\) gives sparse gradients, .* sparse=False"):
+        landscape.measure("step", tokens, out=None, quiet=True, **SGD)
+    with pytest.raises(ValueError, match="has no optimiser state; save torch's"):
+        run_probe(Step(), tanh_net())
+    with pytest.raises(OptionError, match="closure"):
+        Step(optimizer="LBFGS")
+    with pytest.raises(ValueError, match=r"--batches 5 needs as many whole mini-batches, and .* gives 2 of 6 samples"):
+        run_probe(Step(batches=5, **SGD), tanh_net())
+    with pytest.raises(OptionError, match="--clip must be at least 0"):
+        Step(clip=-1.0, **SGD)
+    broken = tanh_net()
+    with torch.no_grad():
+        next(broken.model.parameters())[0, 0] = math.inf
+    found = run_probe(Step(**SGD), broken)
+    assert np.isnan(found["update_norm"]).all()
+
+
+def test_batch_norm_dropout_modes_and_random_numbers_are_left_as_they_were() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Dropout(0.5), nn.Linear(5, 3)).train()
+    subject = landscape.load(model, data=(torch.randn(12, 4), torch.arange(12) % 3), batch_size=6)
+    next(model.parameters()).grad = torch.ones(5, 4)
+    before = (copy.deepcopy(model.state_dict()), torch.get_rng_state(), [m.training for m in model.modules()])
+    landscape.measure("step", subject, out=None, quiet=True, **SGD)
+    after = (model.state_dict(), torch.get_rng_state(), [m.training for m in model.modules()])
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+    assert torch.equal(next(model.parameters()).grad, torch.ones(5, 4))  # type: ignore[arg-type]
