@@ -70,6 +70,7 @@ FIGURES: Mapping[str, FigureEntry] = {
         FigureEntry("attention_spectrum", "attention", needs=("image_singular_value", "token_singular_value", "depth")),
         FigureEntry("attention_maps", "attention-maps", needs=("attention", "picture", "place", "depth")),
         FigureEntry("tokens", "tokens", needs=("position", "divergence", "depth")),
+        FigureEntry("tokens_moved", "tokens", needs=("stream_position", "common", "depth"), panels=("3d",)),
         FigureEntry(
             "lesion",
             "lesion",

@@ -58,7 +58,12 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 
 def headline(data: xr.Dataset) -> Numbers:
-    """The divergence of the last embedding that is finished, with its layer."""
+    """The divergence of the last embedding that is finished, or the common displacement, with its layer."""
+    if "common" in data:
+        values = data["common"].values
+        done = np.flatnonzero(np.isfinite(values))
+        at = str(data["name"].values[done[-1]]) if len(done) else ""
+        return {"common displacement": values[done[-1]].item(), "at": at} if len(done) else {}
     values = data["divergence"].values if "divergence" in data else np.empty(0)
     done = np.flatnonzero(np.isfinite(values))
     return {"divergence": values[done[-1]].item(), "at": str(data["name"].values[done[-1]])} if len(done) else {}

@@ -14,7 +14,10 @@ from landscape.results import reader
 
 VIT = synthetic.NETWORKS[0].label
 # Of some results only: tests of their own.
-SPECIAL = {"hessian_phases", "hessian_layers", "saddle", "noise_pictures", "calibration_train", "calibration_test"}
+SPECIAL = {
+    "hessian_phases", "hessian_layers", "saddle", "noise_pictures", "calibration_train", "calibration_test",
+    "tokens_moved",
+}  # fmt: skip
 EVERYDAY = [name for name in FIGURES if name not in SPECIAL]
 
 

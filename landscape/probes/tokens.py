@@ -1,10 +1,10 @@
-"""Embed the tokens of some images in the plane by t-SNE (Park et al. 2023, arXiv 2305.00729, Fig. 4)."""
+"""Place the tokens of some images by t-SNE, or on principal axes around attention (Park et al. 2023, 2305.00729)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -14,9 +14,11 @@ from landscape.discovery.layer import Layer
 from landscape.layers.forward_hooks import feature_hooks
 from landscape.layers.layer_patterns import LayerPatterns, expand
 from landscape.layers.pictures import first_inputs
+from landscape.layers.principal_tokens import AXES, attended_layers, on_principal_axes, tokens_around
 from landscape.layers.selection import layer_labels, spatial_layers
-from landscape.options import at_least, parse_numbers, require
+from landscape.options import at_least, one_of, parse_numbers, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.results.statistics import mean_and_standard_error
 from landscape.subject.identity import protocol
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
@@ -28,6 +30,9 @@ class Tokens(Probe):
 
     Tokens are the positions of a layer's map, without prefix. The start is their first two principal components, so
     that equal tokens give equal coordinates; t-SNE is scikit-learn's (Barnes-Hut), on the CPU.
+
+    `method` principal places the tokens of each image in the residual stream before and after self-attention on the
+    first three principal axes of both, and stores how much of their displacement is common to all tokens.
     """
 
     name: ClassVar[str] = "tokens"
@@ -35,6 +40,9 @@ class Tokens(Probe):
     smallest: ClassVar[Mapping[str, Any]] = {"images": 2, "perplexity": 2.0, "depths": "0,1"}
 
     layers: LayerPatterns = ()
+    method: Annotated[
+        Literal["tsne", "principal"], "t-SNE, or three principal axes of the tokens before and after self-attention"
+    ] = "tsne"
     images: Annotated[int, "number of images, the first of the data"] = 18
     perplexity: Annotated[float, "effective number of neighbours of a token"] = 20.0
     depths: Annotated[str, "normalised depths whose nearest layers are embedded; with --layers, all of those are"] = (
@@ -45,13 +53,21 @@ class Tokens(Probe):
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", expand(self.layers))
         object.__setattr__(self, "depths", str(self.depths))  # Python callers may pass a number
+        one_of("method", self.method, ("tsne", "principal"))
         at_least("images", self.images, 1)
         require(0 < self.perplexity < np.inf, "perplexity", self.perplexity, "above 0, such as 20")
         inside = all(0 <= depth <= 1 for depth in parse_numbers("depths", self.depths))
         require(inside, "depths", self.depths, "numbers from 0 to 1")
 
+    def identity(self, subject: Subject) -> dict[str, Any]:
+        """The parameters of the method."""
+        other = ("method",) if self.method == "tsne" else ("perplexity", "seed")
+        return {name: value for name, value in asdict(self).items() if name not in other}
+
     def plan(self, subject: Subject) -> Plan:
         layers = self._layers(subject)
+        if self.method == "principal":
+            return self._plan_of_axes(subject, layers)
         counts = np.array([layer.grid[0] * layer.grid[1] for layer in layers])
         few = counts * self.images <= self.perplexity
         if few.any():
@@ -76,16 +92,58 @@ class Tokens(Probe):
     def measure(self, subject: Subject, unit: Unit) -> Values:
         (i,) = unit.index
         layer = self._layers(subject)[i]
+        if self.method == "principal":
+            found = dict(on_principal_axes(*tokens_around(subject, layer, self.images)))
+            placed = found["stream_position"]
+            position = np.full((*placed.shape[:2], self._widest(subject), AXES), np.nan)
+            position[:, :, : placed.shape[2]] = placed
+            return {**found, "stream_position": position}
         tokens = _tokens(subject, self.layers, self.images)[layer.name]  # (image, token, channel)
         embedding = _tsne()(perplexity=self.perplexity, init="pca", random_state=self.seed % 2**32)
         placed = embedding.fit_transform(tokens.reshape(-1, tokens.shape[-1])).reshape(*tokens.shape[:2], 2)
-        widest = max(layer.grid[0] * layer.grid[1] for layer in self._layers(subject))
-        position = np.full((self.images, widest, 2), np.nan)
+        position = np.full((self.images, self._widest(subject), 2), np.nan)
         position[:, : placed.shape[1]] = placed
         return {"position": position, "divergence": float(embedding.kl_divergence_)}
 
+    def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
+        """The common displacement, mean over images."""
+        if "common_displacement" not in data:
+            return {}
+        rows = [mean_and_standard_error(row) for row in data["common_displacement"]]
+        return {"common": np.array([mean for mean, _ in rows]), "common_se": np.array([error for _, error in rows])}
+
+    def _plan_of_axes(self, subject: Subject, layers: list[Layer]) -> Plan:
+        narrow = [layer for layer in layers if min(layer.channels, 2 * layer.grid[0] * layer.grid[1]) < AXES]
+        if narrow:
+            raise ValueError(f"{narrow[0].name} has {narrow[0].channels} channels, expected at least {AXES}")
+        each = ("image",)
+        axes = {"side": 2, "image": self.images, "token": self._widest(subject), "axis": AXES}
+        return Plan(
+            over={"layer": np.arange(len(layers))},
+            axes={name: np.arange(count) for name, count in axes.items()},
+            labels=layer_labels(layers, "layer"),
+            quantities={
+                "stream_position": Quantity("principal coordinates of a token", "feature", tuple(axes)),
+                "explained": Quantity("share of the variance of an image's tokens", dims=("image", "axis")),
+                "common_displacement": Quantity("share of the displacement that all tokens have in common", dims=each),
+            },
+            summaries={
+                "common": Quantity("common share of the displacement, mean over images", dims=("layer",)),
+                "common_se": Quantity("its standard error over images", dims=("layer",)),
+            },
+            about={
+                "layer": Quantity("layer"), "image": Quantity("image"), "token": Quantity("token, row by row"),
+                "side": Quantity("before, after"), "axis": Quantity("principal axis"),
+            },
+            facts={"protocol": protocol(subject, samples=self.images)},
+        )  # fmt: skip
+
+    def _widest(self, subject: Subject) -> int:
+        return max(layer.grid[0] * layer.grid[1] for layer in self._layers(subject))
+
     def _layers(self, subject: Subject) -> list[Layer]:
-        found = spatial_layers(subject, self.layers)
+        principal = self.method == "principal"
+        found = attended_layers(subject, self.layers) if principal else spatial_layers(subject, self.layers)
         if self.layers:
             return found
         depths = np.array([layer.depth for layer in found])
