@@ -2,8 +2,9 @@
 
 Sources: "How Do Vision Transformers Work?" (Park & Kim, ICLR 2022, arXiv 2202.06709; below HowViT, with the number of
 its question), "Blurs Behave Like Ensembles" (Park & Kim, ICML 2022, arXiv 2105.12639; below Blurs), "Vector Quantized
-Bayesian Neural Network Inference for Data Streams" (Park et al., AAAI 2021, arXiv 1907.05911; below VQ-BNN) and "What
-Do Self-Supervised Vision Transformers Learn?" (Park et al., ICLR 2023, arXiv 2305.00729; below SelfViT).
+Bayesian Neural Network Inference for Data Streams" (Park et al., AAAI 2021, arXiv 1907.05911; below VQ-BNN), "What
+Do Self-Supervised Vision Transformers Learn?" (Park et al., ICLR 2023, arXiv 2305.00729; below SelfViT), and the two of
+`edge_of_stability`, whose trainings are followed step by step (below EoS and AEoS).
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import xarray as xr
+
+from landscape.cli.edge_of_stability import SERIES, rise, within
 
 HEIGHT_RADIUS, HIGH, MIDDLE = 0.5, 0.9, 0.3  # radius on the plane; centres of two noise bands, in units of pi
 EQUAL_FREQUENCY = 1e-3  # tolerance of a band's centre
@@ -304,4 +307,14 @@ CLAIMS: tuple[Claim, ...] = (
           "DeltaLogA at the highest frequency of the last layer, masked-image - contrastive encoder, nats",
           "figure only", 1,
           *_difference("masked", "contrastive", "fourier", lambda data: last_layer(data, "high_frequency"))),
+    Claim("sharpening", "Full-batch gradient descent moves to larger sharpness", "EoS",
+          "ln(mean sharpness from where it first reaches 2 / learning rate / that before the first step)",
+          "figure only", 1, *_alone("gradient descent", SERIES, lambda data: rise("gradient descent", data))),
+    Claim("edge-of-stability", "... and stays at 2 / learning rate, within 3 %", "EoS",
+          "0.03 - distance from 1 of the mean of sharpness x learning rate / 2, from where that first reaches 1",
+          "figure only", 1,
+          *_alone("gradient descent", SERIES, lambda data: within("gradient descent", data, 0.03))),
+    Claim("adaptive-edge", "Full-batch Adam stays at its own threshold, within 5 %", "AEoS",
+          "0.05 - distance from 1 of the mean of preconditioned sharpness / threshold, from where that first reaches 1",
+          "figure only", 1, *_alone("full-batch Adam", SERIES, lambda data: within("full-batch Adam", data, 0.05))),
 )  # fmt: skip

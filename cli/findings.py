@@ -37,10 +37,7 @@ class Finding:
     @property
     def half_width(self) -> float:
         """Half the width of the 95 % interval (Student's t) over seeds; infinite for one seed, NaN if a number is."""
-        count = len(self.numbers)
-        if count < 2:
-            return math.inf
-        return float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * (np.std(self.numbers, ddof=1) / count**0.5))
+        return t_interval(self.numbers)
 
     @property
     def verdict(self) -> Verdict:
@@ -48,6 +45,14 @@ class Finding:
         if len(self.numbers) < LEAST_SEEDS or not abs(self.mean) > self.half_width:
             return "cannot tell"
         return "holds" if math.copysign(1, self.mean) == self.claim.sign else "fails"
+
+
+def t_interval(numbers: Sequence[float]) -> float:
+    """Half the width of the 95 % interval (Student's t) of a mean; infinite for one number, NaN if one is."""
+    count = len(numbers)
+    if count < 2:
+        return math.inf
+    return float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * (np.std(numbers, ddof=1) / count**0.5))
 
 
 def findings(claims: Iterable[Claim], studies: Sequence[Results]) -> list[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,7 +45,8 @@ def reproduce(
 
     Takes more than two hours on a CPU with three seeds. Finished steps are kept and not repeated.
     """
-    from landscape.cli.claims import CLAIMS, MEASUREMENTS, NETWORKS
+    from landscape.cli.claims import CLAIMS, NETWORKS
+    from landscape.cli.edge_of_stability import STUDIES, table_of
     from landscape.cli.findings import findings, markdown_table
 
     at_least("seeds", seeds, 1)
@@ -52,29 +54,46 @@ def reproduce(
     claims = _claims_named(claim)
     # a selection has a table of its own, which does not replace that of all claims
     file = out / (f"CLAIMS-{'+'.join(one.name for one in claims)}.md" if len(claims) < len(CLAIMS) else "CLAIMS.md")
+    out.mkdir(parents=True, exist_ok=True)
     studies: list[Results] = []
     needs = list(dict.fromkeys(need for one in claims for need in one.needs))
-    networks = {name: NETWORKS[name] for name in dict.fromkeys(network for network, _ in needs)}
+    names = dict.fromkeys(network for network, _ in needs)
+    networks = {name: NETWORKS[name] for name in names if name in NETWORKS}
+    trainings = {name: STUDIES[name] for name in names if name in STUDIES}
     for seed in range(seeds):
         given = (data, data_root, seed, fraction, epochs, device, out, quiet)
         folders = {name: _train(name, network, *given) for name, network in networks.items()}
         if not measure:
             continue
+        found = partial(_found, folders=folders, data=data, data_root=data_root, seed=seed, device=device, out=out)
         results: dict[tuple[str, str], xr.Dataset] = {}
         for network, measurement in needs:
             began = time.monotonic()
-            results[network, measurement] = _measure(
-                MEASUREMENTS[measurement], folders[network], data_root, device, out / "results.h5", f"{network}-s{seed}"
-            )
+            results[network, measurement] = found(network, measurement)
             took = format_duration(time.monotonic() - began)
             say(f"{network}, seed {seed}: {measurement} in {took}", quiet=quiet)
         studies.append(results)
         about = _protocol(networks, out, data=data, seeds=seed + 1, fraction=fraction, epochs=epochs)
+        about += table_of(trainings, studies)
         temporary = file.with_suffix(".tmp")  # so that a kill leaves the old table or all of the new one
         temporary.write_text(about + "\n" + markdown_table(findings(claims, studies)))
         temporary.replace(file)
     if measure:
         typer.echo(file.read_text(), nl=False)
+
+
+def _found(
+    network: str, measurement: str, *, folders: Mapping[str, Path], data: str, data_root: Path | None, seed: int,
+    device: str, out: Path,
+) -> xr.Dataset:  # fmt: skip
+    """A measurement of a trained network, or the series of a training that is followed."""
+    from landscape.cli.claims import MEASUREMENTS
+    from landscape.cli.edge_of_stability import followed
+
+    file = out / "results.h5"
+    if network not in folders:
+        return followed(network, data=data, data_root=data_root, seed=seed, device=device, out=file)
+    return _measure(MEASUREMENTS[measurement], folders[network], data_root, device, file, f"{network}-s{seed}")
 
 
 def _claims_named(names: Sequence[str]) -> list[Claim]:
@@ -161,11 +180,12 @@ def _protocol(
     from landscape.checkpoints.checkpoint import read_checkpoint
     from landscape.cli.findings import RULE
 
-    lines = [
-        "# The papers' claims, reproduced",
+    lines = ["# The papers' claims, reproduced", "", f"Last output of `landscape reproduce`. {RULE}"]
+    if not networks:
+        return "\n".join(lines) + "\n"
+    lines += [
         "",
-        f"Last output of `landscape reproduce`. {data}, seeds 0 to {seeds - 1}, {fraction:g} of the training images, "
-        f"{epochs} epochs, recipe demo. {RULE}",
+        f"{data}, seeds 0 to {seeds - 1}, {fraction:g} of the training images, {epochs} epochs, recipe demo:",
         "",
         "| network | model | parameters | images | epochs | accuracy, mean ± standard error over seeds |",
         "| --- | --- | --- | --- | --- | --- |",

@@ -52,7 +52,7 @@ def over_steps(
     limit = data[threshold].values
     ax.plot(step[np.isfinite(limit)], limit[np.isfinite(limit)], "--", color=look.color, linewidth=0.8)
     units = str(data[quantity].attrs.get("units", "1"))
-    ax.set(xlabel="step", ylabel=f"{name} ({units})" if units != "1" else name)
+    ax.set(xlabel="step", ylabel=f"{name}\n({units})" if units != "1" else name)
     return ax
 
 

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 def plan_of(subject: Subject, top: int, sketch: np.ndarray) -> Plan:
     """The quantities over the steps, and the sketch of the weights at the start."""
-    loss = subject.meaning.units
+    loss, seen = subject.meaning.units, "1 / learning rate"
     curvature, squared = f"{loss} / weight^2", f"{loss}^2 / weight^2"
     ranks, preconditioned = ("rank",), "largest eigenvalue of P^-1/2 H P^-1/2, P the optimiser's preconditioner"
     return Plan(
@@ -45,10 +45,10 @@ def plan_of(subject: Subject, top: int, sketch: np.ndarray) -> Plan:
             "residual": Quantity("residual of the eigenvalue, within which one lies", curvature, ranks),
             "converged": Quantity("1 where the eigenvalue reached its tolerance", dims=ranks),
             "threshold": Quantity("stability threshold of the largest Hessian eigenvalue", curvature),
-            "preconditioned": Quantity(preconditioned, curvature, ranks),
-            "preconditioned_residual": Quantity("residual of the preconditioned eigenvalue", curvature, ranks),
+            "preconditioned": Quantity(preconditioned, seen, ranks),
+            "preconditioned_residual": Quantity("residual of the preconditioned eigenvalue", seen, ranks),
             "preconditioned_converged": Quantity("1 where the preconditioned one reached its tolerance", dims=ranks),
-            "preconditioned_threshold": Quantity("stability threshold of the preconditioned eigenvalue", curvature),
+            "preconditioned_threshold": Quantity("stability threshold of the preconditioned eigenvalue", seen),
             "learning_rate": Quantity("learning rate of the first group of parameters"),
             "warm_error": Quantity("share by which the search from the last vectors missed the largest eigenvalue"),
             "products": Quantity("Hessian products of this measurement"),

@@ -1,0 +1,77 @@
+"""The edge-of-stability studies: their numbers from made-up series, and a short one from training to the table."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from landscape.cli.edge_of_stability import STUDIES, plateau, ratios, rise, table_of, within
+from landscape.cli.main import exit_code
+from landscape.results import reader
+
+
+def series(name: str, values: list[float]) -> xr.Dataset:
+    """A series whose sharpness is so many times its threshold, 200."""
+    study = STUDIES[name]
+    sharpness = 200.0 * np.array(values)[:, None]
+    return xr.Dataset(
+        {study.sharpness: (("step", "rank"), sharpness), study.threshold: ("step", np.full(len(values), 200.0))}
+    )
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_plateau_begins_where_the_threshold_is_first_reached(name: str) -> None:
+    data = series(name, [0.5, 0.8, math.nan, 1.0, 1.06, 0.97])
+    assert ratios(STUDIES[name], data) == pytest.approx([0.5, 0.8, 1.0, 1.06, 0.97])
+    assert plateau(ratios(STUDIES[name], data)) == pytest.approx([1.0, 1.06, 0.97])
+    assert within(name, data, 0.03) == pytest.approx(0.02)
+    assert rise(name, data) == pytest.approx(math.log(1.01 / 0.5))
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_mean_beyond_the_margin_is_negative_and_no_plateau_is_no_number(name: str) -> None:
+    assert within(name, series(name, [0.5, 1.0, 0.8, 0.9]), 0.05) == pytest.approx(-0.05)
+    never = series(name, [0.5, 0.9, 0.99])
+    assert math.isnan(within(name, never, 0.05))
+    assert math.isnan(rise(name, never))
+
+
+def test_the_table_has_the_ratio_of_every_seed() -> None:
+    results = [{("gradient descent", "series"): series("gradient descent", [0.5, 1.0 + e])} for e in (0.0, 0.01, 0.02)]
+    row = table_of({"gradient descent": STUDIES["gradient descent"]}, results).splitlines()[5]
+    cells = [cell.strip() for cell in row.split("|")[1:-1]]
+    assert cells[0] == "gradient descent"
+    assert cells[-2:] == ["1.010 ± 0.025", "1.000, 1.010, 1.020"]
+    assert table_of({}, []) == ""
+
+
+@pytest.mark.slow
+def test_a_study_is_reproduced_from_training_to_the_table_and_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, study in STUDIES.items():
+        short = replace(study, steps=6, every=2, images=20, width=4)
+        monkeypatch.setitem(STUDIES, name, short)  # type: ignore[index]
+    command = ["reproduce", "--data", "digits", "--seeds", "2", "--out", str(tmp_path / "new"), "--device", "cpu"]
+    command += ["--claim", "edge-of-stability", "--claim", "adaptive-edge"]
+    assert exit_code(command) == 0
+    first, said = capsys.readouterr()
+    assert "full-batch Adam, seed 1: series in" in said
+    assert "| gradient descent | SGD, lr 0.01 | 20 | 2 x 4 | 6 |" in first
+    assert first.count("**cannot tell**") == 2  # two seeds, and no plateau after six updates
+    found = reader.find(tmp_path / "new" / "results.h5", "monitor")
+    assert [data["step"].values.tolist() for _, data in found] == [[0, 2, 4, 6]] * 4
+    (descent,) = [data for _, data in found if data.attrs["label"] == "gradient-descent-digits-s0"]
+    assert descent["threshold"].values == pytest.approx(200.0)
+    assert np.isnan(descent["preconditioned_threshold"].values).sum() == 0
+    (adam,) = [data for _, data in found if data.attrs["label"] == "full-batch-Adam-digits-s1"]
+    assert np.isnan(adam["preconditioned_threshold"].values[0])  # before its first update
+    assert adam["preconditioned_threshold"].values[1:] == pytest.approx(38000.0)
+    assert exit_code(command) == 0  # again: from what is there
+    assert capsys.readouterr().out == first
+    assert len(reader.find(tmp_path / "new" / "results.h5", "monitor")) == 4
