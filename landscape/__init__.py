@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from landscape import probes
     from landscape.api import evaluate, features, measure
+    from landscape.monitoring.lightning_callback import LightningMonitor
     from landscape.monitoring.monitor import Monitor
+    from landscape.monitoring.transformers_callback import TransformersMonitor
     from landscape.plots.comparison import compare
     from landscape.results.reader import open
     from landscape.subject.loading import load
@@ -27,10 +29,15 @@ if TYPE_CHECKING:
 
     __version__: str
 
-__all__ = ["Monitor", "Subject", "__version__", "compare", "evaluate", "features", "load", "measure", "open", "probes"]
+__all__ = [
+    "LightningMonitor", "Monitor", "Subject", "TransformersMonitor", "__version__", "compare", "evaluate", "features",
+    "load", "measure", "open", "probes",
+]  # fmt: skip
 
 _HOME = {
-    "Monitor": "monitoring.monitor", "Subject": "subject.subject", "load": "subject.loading", "open": "results.reader",
+    "LightningMonitor": "monitoring.lightning_callback", "Monitor": "monitoring.monitor",
+    "TransformersMonitor": "monitoring.transformers_callback",
+    "Subject": "subject.subject", "load": "subject.loading", "open": "results.reader",
     "compare": "plots.comparison", "evaluate": "api", "features": "api", "measure": "api",
 }  # fmt: skip
 

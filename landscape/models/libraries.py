@@ -1,4 +1,4 @@
-"""Import the optional libraries of networks when used: timm, torchvision, transformers."""
+"""Import the optional libraries when used: timm, torchvision, transformers, Lightning."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import ModuleType
 
 import torch
 
-EXTRAS = {"timm": "timm", "torchvision": "torchvision", "transformers": "hf"}
+EXTRAS = {"timm": "timm", "torchvision": "torchvision", "transformers": "hf", "lightning": "lightning"}
 # Operators whose schemas torchvision expects even if its compiled operators did not load.
 SCHEMAS = ("nms", "qnms")
 MISMATCH = "operator torchvision::"  # in the error of such an import

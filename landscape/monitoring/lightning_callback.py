@@ -1,0 +1,48 @@
+"""The monitor as a callback of Lightning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from landscape.models.libraries import library
+from landscape.monitoring.monitor import Monitor
+from landscape.monitoring.optimizer_in_use import optimizer_in_use
+
+library("lightning")  # says in one line what to install
+
+from lightning.pytorch import LightningModule, Trainer  # noqa: E402
+from lightning.pytorch.callbacks import Callback  # noqa: E402
+
+
+class LightningMonitor(Callback):
+    """`landscape.Monitor` in a Lightning trainer: `Trainer(callbacks=[landscape.LightningMonitor(loss, batch)])`.
+
+    Steps are the trainer's `global_step`, at which a run that resumes from a checkpoint continues its series. The
+    optimiser is the trainer's, if it is the only one and its stability threshold is known.
+
+    Args:
+        loss: of (outputs, targets), (outputs, batch) or (model, batch), the model being the LightningModule.
+        batch: one mini-batch.
+        **options: those of `landscape.Monitor`.
+    """
+
+    def __init__(self, loss: str | Callable[..., Any] = "", batch: Any = None, **options: Any) -> None:
+        self._arguments, self._options = (loss, batch), options
+        self.monitor: Monitor | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin, or continue, the series."""
+        only = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
+        options = {"optimizer": optimizer_in_use(only), "start": trainer.global_step, **self._options}
+        self.monitor = Monitor(pl_module, *self._arguments, **options)
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        """Count the updates so far."""
+        if self.monitor is not None:
+            self.monitor.step(trainer.global_step)
+
+    def teardown(self, *_: Any, **__: Any) -> None:
+        """Write the series to its end."""
+        if self.monitor is not None:
+            self.monitor.close()
