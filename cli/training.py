@@ -11,8 +11,10 @@ from landscape.cli.command_options import Debug, Quiet
 from landscape.options import OptionError, parse_arguments
 from landscape.progress import is_main_process, say
 from landscape.subject.smoothing_options import BLOCK_HELP, smoothing_of
+from landscape.training.monitor_options import monitor_of
 
 Option = typer.Option
+MEMORY_FORMATS = {True: "channels_last", False: "contiguous", None: None}
 ChannelsLast = Annotated[
     bool | None, Option("--channels-last/--no-channels-last", help="default: if most weights belong to convolutions")
 ]
@@ -50,6 +52,9 @@ def train(
     compile: Annotated[bool, Option("--compile", help="train with torch.compile")] = False,
     deterministic: Annotated[bool, Option("--deterministic", help="use deterministic algorithms only")] = False,
     tensorboard: Annotated[bool, Option("--tensorboard", help="also write event files to the run folder")] = False,
+    monitor: Annotated[bool, Option("--monitor", help="follow sharpness and noise, in monitor.h5 there")] = False,
+    monitor_every: Annotated[int, Option(help="updates between two measurements of --monitor")] = 100,
+    monitor_overhead: Annotated[float, Option(help="share of the time that --monitor may take")] = 0.02,
     smooth: Annotated[bool, Option("--smooth", help="train with smoothing blocks at the ends of the stages")] = False,
     smooth_at: Annotated[str, Option(help="REGEX: smoothing blocks after these modules instead")] = "",
     smooth_block: Annotated[str, Option(help=BLOCK_HELP)] = "",
@@ -62,23 +67,27 @@ def train(
     debug: Debug = False,
 ) -> None:
     """Train a model and write snapshots; an interrupted run resumes after its last finished epoch."""
-    from landscape.data.recipes import parse_overrides
-
-    memory_formats = {True: "channels_last", False: "contiguous", None: None}
     options = {
         "epochs": epochs, "batch_size": batch_size, "lr": lr, "weight_decay": weight_decay, "mixup": mixup,
         "label_smoothing": label_smoothing, "cutmix": cutmix, "drop_path": drop_path, "warmup": warmup, "sam": sam,
-        "accumulate": accumulate, "ema": ema, "precision": precision, "memory_format": memory_formats[channels_last],
+        "accumulate": accumulate, "ema": ema, "precision": precision, "memory_format": MEMORY_FORMATS[channels_last],
         "compile": compile or None, "sync_bn": sync_bn or None, "objective": objective,
     }  # fmt: skip
-    overrides = {**parse_overrides(set), **{field: value for field, value in options.items() if value is not None}}
     run_training(
-        model, data, overrides, recipe=recipe, out=out or Path("checkpoints") / run_name(model, data, name),
-        data_root=data_root, model_args=parse_arguments("model_arg", model_arg), snapshots=snapshots,
-        fraction=fraction, seed=seed, snapshot_dtype=snapshot_dtype, snapshot_optimizer=snapshot_optimizer,
-        device=device, deterministic=deterministic, tensorboard=tensorboard,
-        smoothing=smoothing_of(smooth or None, smooth_block, smooth_at), quiet=quiet,
+        model, data, overrides_of(set, options), recipe=recipe, snapshots=snapshots, seed=seed, fraction=fraction,
+        out=out or Path("checkpoints") / run_name(model, data, name), data_root=data_root,
+        model_args=parse_arguments("model_arg", model_arg), snapshot_dtype=snapshot_dtype,
+        snapshot_optimizer=snapshot_optimizer, device=device, deterministic=deterministic, tensorboard=tensorboard,
+        monitor=monitor_of(monitor, monitor_every, monitor_overhead), quiet=quiet,
+        smoothing=smoothing_of(smooth or None, smooth_block, smooth_at),
     )  # fmt: skip
+
+
+def overrides_of(set: list[str], options: dict[str, Any]) -> dict[str, Any]:
+    """Fields of the recipe that `--set` and options of their own override."""
+    from landscape.data.recipes import parse_overrides
+
+    return {**parse_overrides(set), **{field: value for field, value in options.items() if value is not None}}
 
 
 def run_name(model: str, data: str, name: str = "") -> str:

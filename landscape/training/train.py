@@ -24,6 +24,7 @@ from landscape import models
 from landscape.checkpoints.file_names import DECODER, FINAL, FINAL_EMA
 from landscape.data.dataset import Batches, Images
 from landscape.data.recipes import Recipe, at_size, validated
+from landscape.monitoring.monitor import Monitor
 from landscape.options import OptionError, at_least, one_of, require
 from landscape.subject.process_group import ProcessGroup, device_of, process_group
 from landscape.subject.smoothing import insert
@@ -31,6 +32,8 @@ from landscape.subject.smoothing_options import SmoothingOptions, recorded
 from landscape.subject.threads import fixed_threads
 from landscape.training import run_folder
 from landscape.training.determinism import deterministic_algorithms
+from landscape.training.monitor_options import MonitorOptions
+from landscape.training.monitored import monitored
 from landscape.training.objectives import MaskedImages, objective_of, refuse_images, refuse_model
 from landscape.training.optimizer import named_state
 from landscape.training.run_folder import INIT, WARMUP, RunIdentity
@@ -72,6 +75,7 @@ def train(
     device: str = "auto",
     deterministic: bool = False,
     smoothing: SmoothingOptions | None = None,
+    monitor: MonitorOptions | None = None,
     report: Report | None = None,
 ) -> Path:
     """Train a model, or finish an interrupted run after its last finished epoch; return the path of its `final.pt`.
@@ -83,7 +87,7 @@ def train(
         data: see `landscape.data.load`; the train split trains, the test split measures.
         recipe: every number of the training, see `landscape.data.recipes.recipe`.
         out: the run folder; under `torchrun` rank 0 writes.
-        data_root: the folder that holds the CIFAR folders, see `landscape.data.load`.
+        data_root: of the CIFAR folders, see `landscape.data.load`.
         model_args: of the model; classes, channels and (unless images are resized) image_size come from the data.
         snapshots: epochs between two `epoch_NNN.pt`; 0 makes about ten in a run.
         snapshot_dtype: "fp16" stores the `epoch_NNN.pt` but the last in half precision; they load as fp32.
@@ -93,6 +97,7 @@ def train(
         device: see `landscape.subject.device.device`.
         deterministic: allow deterministic algorithms only.
         smoothing: insert smoothing blocks; every checkpoint says so in its recipe, and is loaded with them.
+        monitor: follow the run in `monitor.h5`, see `monitored`.
         report: called after every finished epoch, when its files are written.
 
     Raises:
@@ -106,14 +111,12 @@ def train(
         images, tests = splits(data, root=data_root, image_size=requested_size(model_args or {}), fraction=fraction)
         _check_training_set(images, data, recipe, processes)
         recipe, arguments = _resolved(recipe, out, model, model_args or {}, images, processes)
-        settings = {**asdict(recipe), "fraction": fraction, **recorded(smoothing)}
-        identity = RunIdentity(model, arguments, _about(data, images), settings, seed)
-        processes.on_main_process(lambda: run_folder.refuse_another_run(out, identity))
-        if not processes.on_main_process((out / FINAL).exists):
+        identity = RunIdentity(model, arguments, _about(data, images), _settings(recipe, fraction, smoothing), seed)
+        if not processes.on_main_process(lambda: _is_finished(out, identity)):
             stack.enter_context(torch.random.fork_rng(devices=[place] if place.type == "cuda" else []))
             network, tested = _network(identity, recipe, images, smoothing), Batches(tests.to(place), recipe.batch_size)
             trainer = Trainer.of(network, images.to(place), recipe, seed=seed, processes=processes)
-            _train(_Run(trainer, tested, identity, out, snapshots, snapshot_dtype, snapshot_optimizer), report)
+            _train(_Run(trainer, tested, identity, out, snapshots, snapshot_dtype, snapshot_optimizer, monitor), report)
         processes.on_main_process(lambda: run_folder.tidy(out))  # here too after a kill between the last two writes
     return out / FINAL
 
@@ -127,6 +130,16 @@ def _network(identity: RunIdentity, recipe: Recipe, images: Images, smoothing: S
             raise OptionError("--smooth blurs the maps of a network's stages, --objective mim trains a ViT; drop one")
         insert(network, smoothing, torch.zeros(2, *images.inputs.shape[1:]))
     return network
+
+
+def _is_finished(folder: Path, identity: RunIdentity) -> bool:
+    """Whether the folder holds the finished run; raises a ValueError if it holds another one."""
+    run_folder.refuse_another_run(folder, identity)
+    return (folder / FINAL).exists()
+
+
+def _settings(recipe: Recipe, fraction: float, smoothing: SmoothingOptions | None) -> dict[str, Any]:
+    return {**asdict(recipe), "fraction": fraction, **recorded(smoothing)}
 
 
 def _about(data: str, images: Images) -> dict[str, Any]:
@@ -191,6 +204,7 @@ class _Run:
     snapshots: int  # epochs between two of them; 0 for about ten in a run
     snapshot_dtype: str
     snapshot_optimizer: bool
+    monitor: MonitorOptions | None
 
     @property
     def spacing(self) -> int:
@@ -214,10 +228,11 @@ def _train_remaining_epochs(run: _Run, report: Report | None) -> None:
         run.trainer.restore(state)
     else:
         on_main_process(lambda: _snapshot(run, INIT, 0))
-    for epoch in range(len(history) + 1, run.trainer.recipe.epochs + 1):
-        began = time.perf_counter()
-        train_loss = _epoch(run, epoch)
-        on_main_process(lambda: _finish_epoch(run, epoch, train_loss, began, history, report))  # noqa: B023  # called at once
+    with monitored(run.trainer, run.out, run.monitor, len(history)) as monitor:
+        for epoch in range(len(history) + 1, run.trainer.recipe.epochs + 1):
+            began = time.perf_counter()
+            train_loss = _epoch(run, epoch, monitor)
+            on_main_process(lambda: _finish_epoch(run, epoch, train_loss, began, history, report))  # noqa: B023  # called at once
     on_main_process(lambda: _write_final(run, history))
 
 
@@ -261,7 +276,7 @@ def _write_final(run: _Run, history: list[dict[str, float]]) -> None:
     _snapshot(run, FINAL, steps, {name: history[-1][name] for name in ("loss", "accuracy")} if history else None)
 
 
-def _epoch(run: _Run, epoch: int) -> float:
+def _epoch(run: _Run, epoch: int, monitor: Monitor | None) -> float:
     """Train for one epoch, the first being 1, and return the mean loss over its samples."""
     schedule, processes = run.trainer.schedule, run.trainer.processes
     before = (epoch - 1) * schedule.per_epoch
@@ -272,6 +287,8 @@ def _epoch(run: _Run, epoch: int) -> float:
         sizes.append(size)
         if processes.size == 1 and not loss.is_cuda and not loss.isfinite():
             break  # on a GPU, which would have to wait for every loss, and in several processes: once an epoch, below
+        if monitor is not None:
+            monitor.step(step)
         if step == schedule.warmup:
             processes.on_main_process(lambda: _snapshot(run, WARMUP, schedule.warmup))
     values = processes.all_reduce(torch.stack(losses).double()).cpu()

@@ -1,0 +1,40 @@
+"""The monitor of a training run: sharpness and gradient noise on its first training samples, in the run folder."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import numpy as np
+
+from landscape.data.dataset import Batches
+from landscape.monitoring.monitor import Monitor
+from landscape.monitoring.optimizer_in_use import optimizer_in_use
+from landscape.options import OptionError
+from landscape.training.monitor_options import MonitorOptions
+from landscape.training.objectives import Classification
+from landscape.training.updates import Trainer
+
+FILE, SAMPLES = "monitor.h5", 64
+
+
+def monitored(
+    trainer: Trainer, folder: Path, options: MonitorOptions | None, epochs_done: int
+) -> AbstractContextManager[Monitor] | AbstractContextManager[None]:
+    """The monitor of a run that has finished so many epochs; None without options.
+
+    Measured is the cross-entropy of the first training samples, in the balanced order of the data set, without
+    augmentation, mixing and label smoothing. Under `torchrun` rank 0 measures.
+    """
+    if options is None:
+        return nullcontext()
+    if not isinstance(trainer.objective, Classification):
+        raise OptionError("--monitor follows the cross-entropy of a classifier; leave it out without labels")
+    images = trainer.images
+    batch = Batches(images.take(np.arange(min(SAMPLES, len(images)))), SAMPLES)[0]
+    start = epochs_done * trainer.schedule.per_epoch
+    return Monitor(
+        trainer.network, "", batch, every=options.every, overhead=options.overhead, out=folder / FILE,
+        label=folder.name, start=start, overwrite=True, optimizer=optimizer_in_use(trainer.optimizer),
+        seed=trainer.seed,
+    )  # fmt: skip

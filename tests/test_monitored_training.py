@@ -1,0 +1,65 @@
+"""`landscape train --monitor` writes a series into the run folder, changes no weight, and continues after a kill."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from landscape.cli.main import exit_code
+from landscape.results import reader
+from landscape.training import train as training
+
+pytestmark = pytest.mark.slow
+TRAIN = ["train", "vit_demo", "--data", "digits", "--epochs", "3", "--fraction", "0.1", "--batch-size", "32"]
+TINY = ["--model-arg", "dim=12", "--model-arg", "depth=1"]
+MONITOR = ["--monitor", "--monitor-every", "2", "--monitor-overhead", "1e9"]
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = torch.load(folder / "final.pt", weights_only=True)["state_dict"]
+    return found
+
+
+def test_the_weights_are_the_same_and_a_killed_run_continues_its_series(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code([*TRAIN, *TINY, "--out", str(tmp_path / "alone")]) == 0
+    assert exit_code([*TRAIN, *TINY, *MONITOR, "--out", str(tmp_path / "whole")]) == 0
+    alone, whole = weights(tmp_path / "alone"), weights(tmp_path / "whole")
+    assert all(torch.equal(alone[name], whole[name]) for name in alone)
+    epoch = training._epoch
+
+    def killed(run: Any, number: int, monitor: Any) -> float:
+        loss = epoch(run, number, monitor)
+        if number == 2:  # after its updates, before its state is written
+            raise KeyboardInterrupt
+        return loss
+
+    monkeypatch.setattr(training, "_epoch", killed)
+    command = [*TRAIN, *TINY, *MONITOR, "--out", str(tmp_path / "killed")]
+    assert exit_code(command) == 130
+    monkeypatch.undo()
+    assert exit_code(command) == 0
+    series = []
+    for folder in ("whole", "killed"):
+        ((_, data),) = reader.groups(tmp_path / folder / "monitor.h5")
+        series.append(data)
+    whole_series, resumed = series
+    assert whole_series["step"].values.tolist() == resumed["step"].values.tolist()
+    assert whole_series["step"].values.tolist() == list(range(0, int(whole_series["step"].values[-1]) + 1, 2))
+    assert len(whole_series["step"]) > 5
+    assert resumed["loss"].values == pytest.approx(whole_series["loss"].values, rel=1e-6)
+    assert resumed["distance"].values == pytest.approx(whole_series["distance"].values, rel=0.02)
+    assert np.isfinite(whole_series["preconditioned_threshold"].values[1:]).all()
+
+
+def test_options_of_the_monitor_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code([*TRAIN, "--out", str(tmp_path / "a"), "--monitor", "--monitor-every", "0"]) == 2
+    assert "monitor-every must be at least 1, got 0" in capsys.readouterr().err
+    words = ["--objective", "simclr", "--out", str(tmp_path / "b"), "--monitor"]
+    assert exit_code([*TRAIN, *words]) == 2
+    assert "--monitor follows the cross-entropy of a classifier" in capsys.readouterr().err
