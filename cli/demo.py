@@ -30,6 +30,7 @@ COARSE: Mapping[str, Mapping[str, Any]] = {
     "step": {"optimizer": "sgd", "optimizer_arg": ("lr=0.1",), "optimizer_state": False},
     "trace": {"vectors": 12},
     "density": {"vectors": 2, "steps": 20},
+    "noise-scale": {"groups": 16},
     "corruption": {"severities": "1,3,5"},
     "attack": {"eps": "1/255,4/255,16/255", "steps": 10},
 }
@@ -41,7 +42,7 @@ SAMPLES: Mapping[str, int] = {
     "step": 256,
     "trace": 128,
     "density": 64,
-    "noise-scale": 512,
+    "noise-scale": 256,
     "corruption": 128,
     "attack": 128,
     "perturbation": 64,
