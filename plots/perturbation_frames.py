@@ -18,6 +18,7 @@ MEANING = (
     "dotted the accuracy. A network can be consistent where its accuracy is low, and frames of noise are independent "
     "of each other, so that their order has no meaning."
 )
+MARKS = 6  # markers on a line
 NOTE = "Solid: the same prediction as at the next frame. Dotted: accuracy."
 
 
@@ -27,9 +28,10 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, which: int = 0
     frame = data["frame"].values
     same, right = (data[f"{name}_at"].values[which] for name in ("consistency", "accuracy"))
     shown = np.isfinite(same)
-    ax.plot(frame[shown] + 0.5, same[shown], color=look.color, label=look.label)
+    cue = {"color": look.color, "marker": look.marker, "markersize": 3, "markevery": max(1, len(frame) // MARKS)}
+    ax.plot(frame[shown] + 0.5, same[shown], label=look.label, **cue)
     shown = np.isfinite(right)
-    ax.plot(frame[shown], right[shown], color=look.color, linestyle=":")
+    ax.plot(frame[shown], right[shown], linestyle=":", **cue)
     ax.set(xlabel="frame", ylim=(0, 1.02), ylabel="share of images")
     ax.set_title(escaped(str(data["perturbation_name"].values[which]).replace("_", " ")))
     return ax
@@ -42,7 +44,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     rows = math.ceil(len(names) / columns)
     handles = [look.legend_handle() for look in looks]
     for handle in handles:
-        handle.set(marker="", linestyle="-")
+        handle.set(linestyle="-")
     figure = style.page(results, looks, height=1.65 * rows, legend=handles, note=NOTE)
     grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
     for ax in grid.flat[len(names) :]:
