@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -28,7 +29,12 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, which: int = 0
     frame = data["frame"].values
     same, right = (data[f"{name}_at"].values[which] for name in ("consistency", "accuracy"))
     shown = np.isfinite(same)
-    cue = {"color": look.color, "marker": look.marker, "markersize": 3, "markevery": max(1, len(frame) // MARKS)}
+    cue: dict[str, Any] = {
+        "color": look.color,
+        "marker": look.marker,
+        "markersize": 3,
+        "markevery": max(1, len(frame) // MARKS),
+    }
     ax.plot(frame[shown] + 0.5, same[shown], label=look.label, **cue)
     shown = np.isfinite(right)
     ax.plot(frame[shown], right[shown], linestyle=":", **cue)
