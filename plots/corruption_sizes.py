@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
+from landscape.plots import broken, style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.ensemble import count_axis
@@ -28,12 +28,13 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, quantity: str 
     """Draw a score over the number of members, by default mCNLL or, without a baseline, the mean NLL."""
     look = look or look_of(data)
     quantity = quantity or next(iter(panels([data])))
-    value, error = data[f"size_{quantity}"].values, np.nan_to_num(data[f"size_{quantity}_se"].values)
+    value, error = data[f"size_{quantity}"].values, data[f"size_{quantity}_se"].values
     value = 1 - value if quantity == "mean_accuracy" else value
     ax.errorbar(
-        data["size"].values, value, yerr=QUANTILE * error, color=look.color, marker=look.marker, linestyle=look.line,
-        elinewidth=0.7, label=look.label,
+        data["size"].values, value, yerr=QUANTILE * broken.bar(error), color=look.color, marker=look.marker,
+        linestyle=look.line, elinewidth=0.7, label=look.label,
     )  # fmt: skip
+    broken.mark(ax, data["size"].values, value, error)
     ax.set(xlabel="members", ylabel={**RELATIVE, **MEANS}[quantity])
     count_axis(ax, data["size"].values)
     return ax

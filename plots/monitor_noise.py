@@ -10,7 +10,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from landscape.plots import style
+from landscape.plots import broken, style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 
@@ -28,8 +28,9 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
     look = look or look_of(data)
     step, scale = data["step"].values, data["noise_scale"].values
     known = np.isfinite(scale) & (scale > 0)
-    error = np.nan_to_num(data["noise_scale_se"].values[known])
+    error = broken.bar(data["noise_scale_se"].values[known])
     bars = np.stack([np.minimum(error, 0.9 * scale[known]), error])  # a logarithmic axis has no place for zero
+    broken.mark(ax, step, np.where(scale > 0, scale, np.nan), data["noise_scale_se"].values)
     ax.errorbar(
         step[known], scale[known], bars, color=look.color, marker=look.marker, linestyle="none", markersize=1.8,
         elinewidth=0.4, alpha=0.45,
@@ -37,24 +38,26 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
     smooth = averaged(data)
     shown = np.isfinite(smooth) & (smooth > 0)
     ax.plot(step[shown], smooth[shown], color=look.color, linestyle=look.line, linewidth=1.1, label=look.label)
+    ax.update_datalim(np.stack([step, np.ones(len(step))], axis=1), updatey=False)  # steps without a number too
     ax.set(xlabel="step", ylabel="noise scale (samples)", yscale="log")
     return ax
 
 
 def averaged(data: xr.Dataset) -> np.ndarray:
-    """The ratio of tr Sigma and |G|^2, each averaged over neighbouring measurements, (step,)."""
+    """The ratio of tr Sigma and |G|^2, each averaged over the finite ones of neighbouring measurements, (step,)."""
     window = {"step": WINDOW}
-    means = [
-        data[name].rolling(window, center=True, min_periods=1).mean().values
-        for name in ("gradient_variance", "gradient_squared")
-    ]
+    finite = [data[name].where(np.isfinite(data[name])) for name in ("gradient_variance", "gradient_squared")]
+    means = [values.rolling(window, center=True, min_periods=1).mean().values for values in finite]
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(means[0] / means[1])
 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """All runs overlaid."""
-    note = f"Dots: single measurements with standard errors; lines: averages of tr Sigma and |G|^2 over {WINDOW}."
+    note = (
+        "Dots: single measurements with standard errors, none where |G|^2 is not above 0; lines: averages of tr Sigma "
+        f"and |G|^2 over {WINDOW}."
+    )
     legend = [replace(look, marker="").legend_handle() for look in looks]
     figure = style.page(results, looks, height=2.5, legend=legend, note=note)
     ax = figure.subplots()
