@@ -34,7 +34,7 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
         )  # fmt: skip
     ax.axline((0, 0), slope=1, color=muted(), linewidth=0.8, linestyle="--", zorder=0)
     units = str(data["actual_change"].attrs.get("units", ""))
-    ax.set(xlabel=f"predicted change, second order ({units})", ylabel=f"actual change ({units})")
+    ax.set(xlabel=f"predicted change ({units})", ylabel=f"actual change ({units})")
     return ax
 
 
@@ -42,7 +42,9 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """A square panel of equal axes per result: changes of two learning rates may be decades apart."""
     columns = 2 if narrow() else min(COLUMNS, max(2, len(results)))
     rows, side = -(-len(results) // columns), page_width() / columns
-    note = "Dashed: identity. Filled: on the mini-batch of the gradient; open: mean over others."
+    note = (
+        "Predicted to second order. Dashed: identity. Filled: on the mini-batch of the gradient; open: mean of others."
+    )
     figure = style.page(results, looks, height=0.95 * side * rows, note=note)
     grid = figure.subplots(rows, columns, squeeze=False)
     for ax in grid.flat[len(results) :]:

@@ -18,6 +18,11 @@ SPECIAL = {
     "hessian_phases", "hessian_layers", "saddle", "noise_pictures", "calibration_train", "calibration_test",
     "tokens_moved",
 }  # fmt: skip
+OF_SEVERAL = {"calibration_test"}  # of those, what a file of several networks has
+UNFINISHED = {  # by the share of finished units: no number of the figure is known yet
+    0.001: {"noise_scale", "corruption_sizes"},  # a variance between groups; a mean over all corruptions
+    0.4: {"corruption_sizes"},
+}
 EVERYDAY = [name for name in FIGURES if name not in SPECIAL]
 
 

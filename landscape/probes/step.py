@@ -52,7 +52,7 @@ class Step(Probe):
     name: ClassVar[str] = "step"
     uses: ClassVar[tuple[str, ...]] = ("batch_size", "weight_decay")
     split: ClassVar[str] = "train"
-    smallest: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "optimizer_arg": ("lr=0.1",), "batches": 2}
+    smallest: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "optimizer_arg": ("lr=0.1",)}
 
     optimizer: Annotated[str, OPTIMIZER_HELP] = ""
     optimizer_arg: Annotated[tuple[str, ...], OPTIMIZER_ARG_HELP] = ()
