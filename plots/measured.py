@@ -274,7 +274,7 @@ OF_PROBE: Mapping[str, Callable[[xr.Dataset], Iterator[Measured]]] = {
     "similarity": _similarity,
     "stream": _stream,
     "surface": _surface,
-    "step": partial(_scalars, (("batch sharpness", "batch_sharpness", FLATTER),
+    "step": partial(_scalars, (("batch sharpness", "mean_batch_sharpness", FLATTER),
                                ("critical sharpness", "mean_critical_sharpness", FLATTER),
                                ("sharpness along the update", "mean_directional_sharpness", FLATTER),
                                ("change of the objective", "mean_actual_change", ""))),

@@ -24,7 +24,7 @@ MEANING = (
     "not of the whole training."
 )
 SHARPNESS = {  # per mini-batch, the summary, and its name
-    "gradient_sharpness": ("batch_sharpness", "gradient\n(batch sharpness)"),
+    "gradient_sharpness": ("mean_batch_sharpness", "gradient\n(batch sharpness)"),
     "directional_sharpness": ("mean_directional_sharpness", "update"),
     "critical_sharpness": ("mean_critical_sharpness", "critical"),
 }
@@ -131,7 +131,7 @@ def _optimizer(data: xr.Dataset) -> str:
 def headline(data: xr.Dataset) -> Numbers:
     """Batch sharpness, critical sharpness, sharpness along the update, and the change that the update makes."""
     names = {
-        "batch_sharpness": "batch sharpness",
+        "mean_batch_sharpness": "batch sharpness",
         "mean_critical_sharpness": "critical sharpness",
         "mean_directional_sharpness": "sharpness along the update",
         "mean_actual_change": "change of the objective",

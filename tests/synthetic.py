@@ -657,7 +657,11 @@ def step(network: Network) -> tuple[Plan, Measure]:
         level = 1 + 0.2 * math.sin(unit.index[0])
         predicted = {"predicted_change_first": -0.02, "predicted_change": -0.01 * level}
         actual = {"actual_change": -0.008 * level**2, "other_actual_change": 0.002 * level}
-        along = {"gradient": 12 * level / network.width, "directional": 4 * level, "critical": 18 * level}
+        along = {
+            **dict.fromkeys(("gradient", "batch"), 12 * level / network.width),
+            "directional": 4 * level,
+            "critical": 18 * level,
+        }
         return {
             **dict.fromkeys(plan.quantities, 1.0), **predicted, **actual, "angle": 20 * level,
             **{f"other_{name}": value for name, value in predicted.items()},

@@ -171,7 +171,8 @@ def test_summaries_are_means_over_mini_batches_with_their_errors() -> None:
     assert found["loss"].shape == (4,)
     along, squares = found["gradient_sharpness"], found["gradient_norm"] ** 2
     mean, error = mean_and_standard_error(along)
-    assert (found["batch_sharpness"], found["batch_sharpness_se"]) == (mean, error)
+    assert (found["mean_batch_sharpness"], found["mean_batch_sharpness_se"]) == (mean, error)
+    np.testing.assert_array_equal(found["batch_sharpness"], along)
     assert found["pooled_batch_sharpness"] == pytest.approx((along * squares).sum() / squares.sum())
     left_out = [np.delete(along * squares, i).sum() / np.delete(squares, i).sum() for i in range(4)]
     assert found["pooled_batch_sharpness_se"] == pytest.approx(np.std(left_out) * math.sqrt(3))
@@ -232,7 +233,8 @@ def test_a_zero_gradient_leaves_out_what_has_no_direction() -> None:
         assert found[name][0] == 0.0
     for name in ("angle", "directional_sharpness", "gradient_sharpness", "critical_sharpness", "descends"):
         assert np.isnan(found[name][0])
-    assert "batch_sharpness" not in found or np.isnan(found["batch_sharpness"])
+    assert "mean_batch_sharpness" not in found or np.isnan(found["mean_batch_sharpness"])
+    assert np.isnan(found["batch_sharpness"]).all()
 
 
 def test_frozen_parameters_do_not_move() -> None:

@@ -91,8 +91,8 @@ class Step(Probe):
             quantities=quantities,
             summaries={
                 **means,
-                "batch_sharpness": Quantity(BATCH_SHARPNESS, sharpness),
-                "batch_sharpness_se": Quantity("its standard error over mini-batches", sharpness),
+                "mean_batch_sharpness": Quantity(BATCH_SHARPNESS, sharpness),
+                "mean_batch_sharpness_se": Quantity("its standard error over mini-batches", sharpness),
                 "pooled_batch_sharpness": Quantity(POOLED, sharpness),
                 "pooled_batch_sharpness_se": Quantity("its standard error over mini-batches (jackknife)", sharpness),
                 "descending": Quantity("share of the mini-batches along whose update the objective falls at first"),
@@ -122,7 +122,8 @@ class Step(Probe):
         measurement = StepMeasurement(subject, restored, curved, self.clip)
         for unit in units:
             nothing = dict.fromkeys(_quantities(""), np.nan)
-            yield nothing | measurement.of(unit.index[0], self._beside(subject, unit))
+            values = nothing | measurement.of(unit.index[0], self._beside(subject, unit))
+            yield values | {"batch_sharpness": values["gradient_sharpness"]}
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Means over the finished mini-batches with finite values, and their standard errors."""
@@ -133,7 +134,7 @@ class Step(Probe):
             found |= _mean(f"mean_{name}", values[np.isfinite(values)])
         along, length = data["gradient_sharpness"][done], data["gradient_norm"][done]
         known = np.isfinite(along)
-        found |= _mean("batch_sharpness", along[known])
+        found |= _mean("mean_batch_sharpness", along[known])
         squares = length[known] ** 2
         found |= _ratio("pooled_batch_sharpness", along[known] * squares, squares)
         descends = data["descends"][done]
@@ -180,6 +181,7 @@ def _quantities(loss: str) -> dict[str, Quantity]:
         "angle": Quantity("angle between the update and -g", "degree"),
         "directional_sharpness": Quantity("u'Hu / |u|^2, along the update", sharpness),
         "gradient_sharpness": Quantity("g'Hg / |g|^2, along the gradient", sharpness),
+        "batch_sharpness": Quantity("the same, as the term of the batch sharpness, which is its mean", sharpness),
         "critical_sharpness": Quantity(CRITICAL, sharpness),
         "critical_multiple": Quantity("eta_c as a multiple of the learning rate"),
         "critical_passes": Quantity("forward passes of the search for eta_c, that of the start included"),
