@@ -60,10 +60,9 @@ def overlaid(
     results: Sequence[xr.Dataset], looks: Sequence[Look], draw: Callable[..., Axes], quantity: str, threshold: str
 ) -> Figure:
     """Runs in one panel, logarithmic where their largest values lie decades apart."""
-    has_threshold = any(np.isfinite(data[threshold].values).any() for data in results)
-    note = "Dashed: stability threshold of the optimiser. " if has_threshold else "No threshold: give optimizer=. "
+    note = _about_threshold(results, threshold)
     legend = [replace(look, line="-").legend_handle() for look in looks]
-    figure = style.page(results, looks, height=2.5, legend=legend, note=f"{note}Hollow: not converged.")
+    figure = style.page(results, looks, height=2.5, legend=legend, note=f"{note} Hollow: not converged.")
     ax = figure.subplots()
     for data, look in zip(results, looks, strict=True):
         draw(data, ax, look=look)
@@ -75,6 +74,18 @@ def overlaid(
     if ax.get_yscale() == "linear" and shown.max() > 0:
         ax.set_ylim(min(0.0, 1.05 * shown.min()), 1.08 * shown.max())
     return figure
+
+
+def _about_threshold(results: Sequence[xr.Dataset], threshold: str) -> str:
+    if any(np.isfinite(data[threshold].values).any() for data in results):
+        return "Dashed: stability threshold of the optimiser."
+    if any(
+        np.isfinite(data["preconditioned_threshold"].values).any()
+        for data in results
+        if "preconditioned_threshold" in data
+    ):
+        return "The threshold of this optimiser is that of its preconditioned eigenvalue, see monitor_preconditioned."
+    return "No threshold: the monitor was given no optimizer= or has seen no update."
 
 
 def headline(data: xr.Dataset) -> Numbers:

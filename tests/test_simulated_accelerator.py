@@ -18,11 +18,10 @@ import landscape
 # Where CUDA is chosen, set up or measured. Elsewhere code must follow the device of the tensors that it is given.
 NAMED = {
     "checkpoints/user_code.py", "curvature/stored_hessian.py", "curvature/hvp_backends.py",
-    "curvature/hvp_reference.py", "curvature/micro_batches.py",
-    "curvature/pattern_cache.py", "curvature/pyhessian_engine.py", "curvature/spectrum.py", "data/memory.py",
-    "executors/local_processes.py", "monitoring/budget.py", "predictions/timing.py",
-    "subject/device.py", "subject/graph_replay.py", "subject/precision.py", "subject/process_group.py",
-    "training/train.py", "training/updates.py", "weight_space/cost_model.py", "weight_space/forward_mode.py",
+    "curvature/micro_batches.py", "curvature/pattern_cache.py", "curvature/pyhessian_engine.py",
+    "curvature/spectrum.py", "data/memory.py", "executors/local_processes.py", "subject/device.py",
+    "subject/graph_replay.py", "subject/precision.py", "subject/process_group.py", "training/train.py",
+    "training/updates.py", "weight_space/forward_mode.py",
 }  # fmt: skip
 
 WRONG: dict[str, Callable[[Tensor, Tensor], Any]] = {

@@ -20,6 +20,7 @@ from landscape.curvature.operator import Curvature
 from landscape.curvature.pattern_cache import PatternCache
 from landscape.curvature.vectors import length, random_unit
 from landscape.data.structure import rows_of
+from landscape.subject.device import wait_for
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
@@ -152,10 +153,10 @@ def timed(work: Callable[[], T], device: torch.device) -> tuple[float, T]:
         start = time.process_time()
         result = work()
         return (time.process_time() - start) / torch.get_num_threads(), result
-    torch.cuda.synchronize(device)
+    wait_for(device)
     start = time.perf_counter()
     result = work()
-    torch.cuda.synchronize(device)
+    wait_for(device)
     return time.perf_counter() - start, result
 
 

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
+from landscape.subject.device import wait_for
+
 
 class Budget:
     """Wall time of the training and of the measurements, which may take `overhead` of it.
@@ -47,12 +49,12 @@ class Budget:
     @contextmanager
     def measuring(self, *, check: bool) -> Iterator[None]:
         """Take the time of a measurement; a GPU's pending work is that of the training."""
-        self._wait()
+        wait_for(self._device)
         began = self._clock()
         try:
             yield
         finally:
-            self._wait()
+            wait_for(self._device)
             self.last = self._clock() - began
             self.spent += self.last
             self._costs[check] = self.last
@@ -65,7 +67,3 @@ class Budget:
             yield
         finally:
             self.spent += self._clock() - began
-
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)

@@ -19,7 +19,7 @@ from landscape.data.structure import common_length
 from landscape.monitoring.budget import Budget
 from landscape.monitoring.distance import Start
 from landscape.monitoring.measurement import Measurement
-from landscape.monitoring.stored_series import Place, identity_of, opened, plan_of
+from landscape.monitoring.stored_series import Place, about_of, identity_of, opened, plan_of
 from landscape.monitoring.updates_seen import UpdatesSeen
 from landscape.options import OptionError, at_least, require
 from landscape.results import reader
@@ -70,6 +70,7 @@ class Monitor:
             where the edge of stability of full-batch training is of interest.
         every: steps between two measurements.
         out: results file; several runs may write into one.
+        data: what `batch` was taken from, as figures and tables name it; it changes no number.
         label: name of the run, default the class of the model. A run of the same name in the same file gets a number.
         optimizer: of the training: SGD, Adam, AdamW, RMSprop or Adagrad. An adaptive one costs a second search.
         top: eigenvalues per measurement.
@@ -95,6 +96,7 @@ class Monitor:
         *,
         every: int = 100,
         out: Path | str = "run.h5",
+        data: str = "",
         label: str = "",
         optimizer: Optimizer | None = None,
         top: int = 1,
@@ -123,8 +125,9 @@ class Monitor:
         with measuring(self._subject):
             begun = Start(self._subject.parameters)
             plan, identity = plan_of(self._subject, top, begun.sketch), identity_of(self._subject, optimizer, settings)
+            about = about_of(self._subject, optimizer, attributes, data)
             place = Place(Path(out), start, overwrite=overwrite)
-            self._writer, sketch = opened(place, self._subject, plan, identity, attributes)
+            self._writer, sketch = opened(place, self._subject, plan, identity, attributes, about)
             if sketch is not None:
                 begun = Start(self._subject.parameters, sketch)
         self._finalizer = weakref.finalize(self, _close, self._writer, os.getpid())

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from torch.optim import Optimizer
 
+from landscape.data.structure import common_length
 from landscape.monitoring.distance import BUCKETS
 from landscape.probe import Plan, Quantity
 from landscape.results import group as groups
@@ -86,12 +87,40 @@ def identity_of(subject: Subject, optimizer: Optimizer | None, settings: Mapping
     }
 
 
-def key_of(subject: Subject, plan: Plan, identity: Mapping[str, Any], settings: Mapping[str, Any], run: int) -> RunKey:
+def about_of(subject: Subject, optimizer: Optimizer | None, settings: Mapping[str, Any], data: str) -> dict[str, str]:
+    """Name of the data, "" where the caller gave none, and the protocol in words as it stands below figures."""
+    rows, every, overhead = common_length(subject.batch(0)), int(settings["every"]), float(settings["overhead"])
+    parts = [
+        data,
+        f"one mini-batch{'' if rows is None else f' of {rows} sample' + 's' * (rows != 1)} in evaluation mode",
+        f"every {ordinal(every)} step" if every > 1 else "every step",
+        f"at most {100 * overhead:.3g} % of the training time" if overhead < 1 else "",
+        f"loss {subject.loss_name.rpartition('/')[2]}" if subject.loss_name else "",
+        "" if optimizer is None else f"optimiser {type(optimizer).__name__}",
+    ]
+    return {"data": data or subject.data_name, "protocol": ", ".join(filter(None, parts))}
+
+
+def ordinal(number: int) -> str:
+    """A whole number as 1st, 2nd, 3rd, 4th, ..."""
+    ends = {1: "st", 2: "nd", 3: "rd"} if number // 10 % 10 != 1 else {}
+    return f"{number}{ends.get(number % 10, 'th')}"
+
+
+def key_of(
+    subject: Subject,
+    plan: Plan,
+    identity: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    about: Mapping[str, str],
+    run: int,
+) -> RunKey:
     """The key of the run-th series with this identity."""
     text = json.dumps({MONITOR: identity, "run": run}, sort_keys=True, default=str)
     label = readable_label(subject.label if run == 1 else f"{subject.label}-{run}")
     attributes = {
         **attributes_of(subject),
+        **about,
         "parameters": json.dumps(dict(settings), default=str),
         "versions": json.dumps(versions()),
         "schedule": RULE,
@@ -109,7 +138,12 @@ class Place:
 
 
 def opened(
-    place: Place, subject: Subject, plan: Plan, identity: Mapping[str, Any], settings: Mapping[str, Any]
+    place: Place,
+    subject: Subject,
+    plan: Plan,
+    identity: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    about: Mapping[str, str],
 ) -> tuple[SeriesWriter, np.ndarray | None]:
     """The writer of this run's series, and the sketch of the weights at its start where an earlier process stored it.
 
@@ -120,13 +154,13 @@ def opened(
     path, start, overwrite = place.path, place.start, place.overwrite
     merge_orphans(path, reduce_of=lambda probe, parameters: None)
     run = 1
-    while groups.stored_group(path, MONITOR, key_of(subject, plan, identity, settings, run).digest) is not None:
+    while groups.stored_group(path, MONITOR, key_of(subject, plan, identity, settings, about, run).digest) is not None:
         run += 1
     known = run > 1
     if start > 0 and not known:
         _log.warning("note: %s holds no series of this run (%s); it begins at step %d", path, subject.label, start)
     continued = known and (start > 0 or overwrite)
-    key = key_of(subject, plan, identity, settings, run - continued)
+    key = key_of(subject, plan, identity, settings, about, run - continued)
     sketch = None
     if continued and start > 0:
         sketch = np.asarray(groups.read_group(path, _name(path, key))["start_sketch"], np.float64)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from landscape.data.structure import Nested, common_length, rows_of
+from landscape.subject.device import wait_for
 from landscape.subject.members import Positioned
 from landscape.subject.outputs import logits_in
 from landscape.subject.subject import Subject
@@ -21,10 +22,10 @@ DRAWS = 1000
 
 def timed(run: Callable[[], Tensor], device: torch.device) -> tuple[Tensor, float]:
     """What a function returns, and the seconds it took."""
-    _wait(device)
+    wait_for(device)
     start = time.perf_counter()
     found = run()
-    _wait(device)
+    wait_for(device)
     return found, time.perf_counter() - start
 
 
@@ -59,8 +60,3 @@ def facts(name: str, seconds: Sequence[float]) -> dict[str, float]:
     drawn = np.random.default_rng(0).choice(values, size=(DRAWS, len(values))).mean(axis=1)
     low, high = np.quantile(drawn, [0.025, 0.975])
     return {name: float(values.mean()), f"{name}_low": float(low), f"{name}_high": float(high)}
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

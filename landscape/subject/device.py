@@ -1,10 +1,16 @@
-"""Parse `--device`."""
+"""Parse `--device`, and wait for one."""
 
 from __future__ import annotations
 
 import torch
 
 from landscape.options import invalid
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until a GPU has finished its work, so that a clock read before and after tells the time of it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def device(name: str) -> torch.device:

@@ -35,6 +35,6 @@ def monitored(
     start = epochs_done * trainer.schedule.per_epoch
     return Monitor(
         trainer.network, "", batch, every=options.every, overhead=options.overhead, out=folder / FILE,
-        label=folder.name, start=start, overwrite=True, optimizer=optimizer_in_use(trainer.optimizer),
-        seed=trainer.seed,
+        data=f"{images.name} train", label=folder.name, start=start, overwrite=True,
+        optimizer=optimizer_in_use(trainer.optimizer), seed=trainer.seed,
     )  # fmt: skip

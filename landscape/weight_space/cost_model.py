@@ -13,6 +13,7 @@ from landscape.curvature.operator import Curvature
 from landscape.curvature.vectors import random_unit
 from landscape.options import format_duration
 from landscape.subject import batchnorm
+from landscape.subject.device import wait_for
 from landscape.subject.subject import Subject
 from landscape.weight_space.forward_mode import REFERENCE, ExecutionMode, ForwardPass
 
@@ -151,8 +152,7 @@ def _mean_seconds(work: Callable[[], object], device: torch.device = CPU) -> flo
 
     def finished() -> None:
         work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        wait_for(device)
 
     finished()
     start, count = time.perf_counter(), 0
