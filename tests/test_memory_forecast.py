@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,11 @@ from torch import nn
 from landscape.cli.main import exit_code
 from landscape.curvature import memory_forecast
 from landscape.curvature.hvp_backends import curvature
+from landscape.curvature.krylov_basis import Basis
+from landscape.curvature.lanczos import lanczos
 from landscape.curvature.memory_forecast import MemoryForecast, planned_micro_batches
 from landscape.curvature.spectrum import room
+from landscape.curvature.vectors import random_unit
 from landscape.data import memory
 from landscape.data.memory import limited_to
 from landscape.options import OptionError, parse_bytes
@@ -107,3 +112,49 @@ def test_the_option_reaches_the_measurement_and_is_refused_with_other_processes(
     assert "memory: about" in capsys.readouterr().err
     assert exit_code([*words, "--memory", "1GiB", "--workers", "2"]) == 2
     assert "limits one process" in capsys.readouterr().err
+
+
+FREED = """
+import os, sys, torch
+from landscape.data.memory import return_freed_memory
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+del (whole := {0: torch.ones(2**20 * 7)})[0]  # glibc keeps freed blocks up to this size, 28 MiB, from now on
+before = resident()
+if sys.argv[1] == "returned":
+    return_freed_memory()
+kept = [(torch.ones(2**20), torch.ones(2**15)) for _ in range(100)]  # 4 MiB and 128 KiB
+kept = [small for _, small in kept]
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
+def test_holes_between_kept_tensors_go_back_to_the_system() -> None:
+    def megabytes(mode: str) -> float:
+        command = [sys.executable, "-c", FREED, mode]
+        return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    if megabytes("kept") < 300:
+        pytest.skip("this C library gives freed memory back by itself")
+    assert megabytes("returned") < 100
+
+
+def test_the_basis_is_freed_before_values_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In half precision: what follows takes a fresh product per value, in which a graph needs the memory."""
+    rows: list[int] = []
+
+    def clear(basis: Basis) -> None:
+        rows.append(len(basis))
+        cleared(basis)
+        assert len(basis) == 0
+
+    cleared = Basis.clear
+    monkeypatch.setattr(Basis, "clear", clear)
+    values = torch.linspace(0.0, 1.0, 50).pow(4)
+    found = lanczos(values.mul, random_unit(50, 0, device=values.device, dtype=values.dtype), 2, storage=torch.float16)
+    assert rows == [found.products - 2]
+    torch.testing.assert_close(torch.tensor(found.values), values[[-1, -2]].double(), rtol=1e-4, atol=0)

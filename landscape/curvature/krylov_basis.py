@@ -76,6 +76,10 @@ class Basis:
                 self._row(k)[at : at + width] = row
         self._count = len(weights)
 
+    def clear(self) -> None:
+        """Forget all rows and free their memory."""
+        self._blocks, self._count = [], 0
+
     def _row(self, i: int) -> Tensor:
         return self._blocks[i // GROWTH][i % GROWTH]
 

@@ -120,6 +120,7 @@ def _spectrum(
     if vectors or not ritz.basis.exact:
         # The sign LAPACK happens to give is fixed, so that equal searches give equal vectors everywhere.
         rows = ritz.basis.combinations((ritz.vectors * np.where(components < 0, -1.0, 1.0))[:, positions])
+        ritz.basis.clear()
     if rows is not None and not ritz.basis.exact:
         products += len(positions)
         values, residuals = yield from _rayleigh_quotients(rows, ritz.pairs.least)

@@ -75,6 +75,7 @@ def planned_micro_batches(subject: Subject, parameters: Mapping[str, Tensor], st
     if (limit is not None or needed >= SAID or parts > 1) and not said:
         log.info("memory: about %s", _in_words(found, parts))
         said.append(needed)
+        memory.return_freed_memory()
     return parts
 
 
