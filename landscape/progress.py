@@ -174,7 +174,8 @@ class Progress:
         self._printed = now
         rate, left = self._speed(now)
         speed = f", {rate:.3g}/s, about {format_duration(left)} left" if rate else ""
-        done = f"{self._finished}/{self._total}, {100 * self._finished / self._total:.0f} %"
+        within = f", {self._products_in_words}" if self._products and self._began is not None else ""
+        done = f"{self._finished}/{self._total}, {100 * self._finished / self._total:.0f} %{within}"
         say(f"{self._what} {done}{speed}{self._workers_in_words}")
 
     def _record(self, now: float) -> None:
@@ -202,12 +203,15 @@ class Progress:
         say(f"{self._what}: {count}{each}, {about}{self._advice.shorter(units, seconds)}")
 
     def _draw_products(self, now: float) -> None:
-        expected = f" of about {self._expected:,.0f}" if self._products <= self._expected else ""
         if self._bar is not None:
-            self._bar.update(self._task, total=self._total or None, rate=f"product {self._products:,}{expected}")
-        elif self._lines and not self._quiet and now - self._printed >= LINE_SECONDS:
-            self._printed = now
-            say(f"{self._what} {self._finished}/{self._total}, product {self._products:,}{expected}")
+            self._bar.update(self._task, total=self._total or None, rate=self._products_in_words)
+        elif self._total:
+            self._print_line(now)
+
+    @property
+    def _products_in_words(self) -> str:
+        expected = f" of about {self._expected:,.0f}" if self._products <= self._expected else ""
+        return f"product {self._products:,}{expected}"
 
     def _show(self) -> None:
         if self._quiet or not _has_bar():

@@ -132,9 +132,21 @@ def test_a_long_unit_shows_its_products_and_the_forecast_names_a_shorter_run(
         report(1, 64)
     assert capsys.readouterr().err.splitlines() == [
         "hessian vit: 64 units of about 20 Hessian products, about 1 h 47 min; --batches 6 takes about 10 min",
-        "hessian vit 0/64, product 6 of about 20",
-        "hessian vit 0/64, product 12 of about 20",
+        "hessian vit 0/64, 0 %, product 6 of about 20",
+        "hessian vit 0/64, 0 %, product 12 of about 20",
     ]
+
+
+def test_lines_during_a_long_unit_say_its_products(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.02)
+    with Progress("hessian gpt", advice=Advice(silent=True)):
+        report_units(0, 1)
+        report_products(per_unit=64)
+        report_products(5)
+        time.sleep(0.2)
+    assert "hessian gpt 0/1, 0 %, product 5 of about 64" in capsys.readouterr().err.splitlines()
 
 
 def test_units_without_products_have_a_forecast_if_they_take_long(
