@@ -53,17 +53,31 @@ def import_(
 
 def export(
     file: Annotated[Path, typer.Argument(help="results file")] = Path("results.h5"),
-    format: Annotated[str, Option(help="any of tomgoldstein (HDF5), csv, vtp (ParaView), separated by commas")] = "vtp",
+    format: Annotated[
+        str, Option(help="any of tomgoldstein (HDF5), csv, vtp (ParaView), separated by commas; or bits (JSON)")
+    ] = "vtp",
     out: Annotated[Path, Option(help="folder for the files")] = Path("exported"),
     label: Annotated[str | None, Option(help="only results with this label")] = None,
+    budget: Annotated[str, Option(help="of bits: mean bits per weight such as 4.5, or a size such as 12MB")] = "",
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Export surfaces, lines and paths to other tools: ParaView (vtp), tomgoldstein/loss-landscape (HDF5), CSV."""
-    from landscape.exchange import exporting
+    """Export surfaces, lines and paths to other tools: ParaView (vtp), tomgoldstein/loss-landscape (HDF5), CSV.
+
+    The format bits writes the bit-width of every unit under a budget, from results of sensitivity.
+    """
+    from landscape.exchange import bit_tables, exporting
     from landscape.options import OptionError, parse_choices
 
     check_not_damaged(file)
+    if (format.strip().lower() == "bits") != bool(budget):
+        raise OptionError("--format bits and --budget belong together; give both, such as --format bits --budget 4")
+    if budget:
+        paths = bit_tables.export_bit_tables(file, out, budget, label=label)
+        for path in paths:
+            typer.echo(path)
+        say(f"{len(paths)} files in {out}", quiet=quiet)
+        return
     if "vtk" in format.lower():
         raise OptionError("--format vtk is replaced by vtp, which ParaView reads too; give --format vtp")
     formats = parse_choices("format", format, exporting.WRITERS)

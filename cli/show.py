@@ -22,7 +22,7 @@ from landscape.options import OptionError, printable
 HASHED = 2**28  # bytes of a checkpoint up to which it is read whole for its digest
 
 
-def show(file: Path, json: bool, pending: bool, follow: bool, **options: Any) -> None:
+def show(file: Path, json: bool, pending: bool, follow: bool, budget: str, **options: Any) -> None:
     """Show what a checkpoint or a results file holds, without loading it.
 
     With --model, --data or another loading option a checkpoint is loaded too, as `evaluate` and `layers` do.
@@ -38,6 +38,9 @@ def show(file: Path, json: bool, pending: bool, follow: bool, **options: Any) ->
         return
     if not file.exists():
         raise FileNotFoundError(f"no file at {file}; give a checkpoint or a results file")
+    if budget:
+        _show_bit_tables(file, budget, as_json=json)
+        return
     if file.is_dir() and not raw_files.holds_weights(file):
         raise ValueError(f"{file} is a folder; give a checkpoint in it, or a results file")
     values = loading_values(options)
@@ -61,6 +64,24 @@ def show(file: Path, json: bool, pending: bool, follow: bool, **options: Any) ->
         for line in _in_journals(file, content):
             typer.echo(printable(line))
         if line := suggestion(file):
+            typer.echo(printable(line))
+
+
+def _show_bit_tables(file: Path, budget: str, *, as_json: bool) -> None:
+    """The bit-widths of every result of `sensitivity`, and what they are expected to cost."""
+    from landscape.exchange.bit_tables import bit_tables
+
+    if not file.is_file() or not _is_hdf5(file):
+        raise OptionError(f"--budget is for results files, and {file} is none; give one, or leave it out")
+    check_not_damaged(file)
+    tables = bit_tables(file, budget)
+    if as_json:
+        typer.echo(encoding.dumps([{"group": group, **table.as_json()} for group, table in tables]))
+        return
+    for group, table in tables:
+        typer.echo(printable(group))
+        typer.echo(text_table(table.rows()))
+        for line in table.words():
             typer.echo(printable(line))
 
 
@@ -147,6 +168,12 @@ with_options(
         **LOADING,
         "pending": option(bool, "list the unfinished results, and the commands that finish them", False, OUTPUT),
         "follow": option(bool, "print the progress of every result until all are finished", False, OUTPUT),
+        "budget": option(
+            str,
+            "bit-width of every unit under this mean of bits per weight, or size such as 12MB (sensitivity)",
+            "",
+            OUTPUT,
+        ),
         "json": option(bool, "print JSON", False, OUTPUT, "--json"),
         "debug": RUN["debug"],
     },

@@ -78,6 +78,15 @@ FIGURES: Mapping[str, FigureEntry] = {
             instead="loss_increase",
         ),
         FigureEntry(
+            "sensitivity",
+            "sensitivity",
+            needs=("loss_increase", "loss_increase_se", "together_loss_increase", "sum_loss_increase", "setting_name"),
+            panels=(None,) * 2,
+        ),
+        FigureEntry(
+            "sensitivity_predictor", "sensitivity", needs=("predictor", "loss_increase", "rank_correlation"), finite=2
+        ),
+        FigureEntry(
             "calibration",
             "calibration",
             needs=("ece", "bin_count", "bin_accuracy", "scaled_bin_count"),

@@ -132,6 +132,21 @@ def _largest_change(axis: str, data: xr.Dataset) -> Iterator[Measured]:
         yield from number(data, f"largest {word}", quantity, LOWER, {axis: worst})
 
 
+def _sensitivity(data: xr.Dataset) -> Iterator[Measured]:
+    """The loss increase by all units at every setting, and the largest of a single unit."""
+    for s, name in enumerate(data["setting_name"].values):
+        yield from number(data, f"all at {name}", "together_loss_increase", LOWER, {"setting": s})
+        if s == data.sizes["setting"] - 1:
+            yield from number(data, "rank correlation", "rank_correlation", at={"setting": s})
+    increase = data["loss_increase"].transpose("unit", "setting").values
+    if np.isfinite(increase).any():
+        unit, setting = np.unravel_index(
+            np.nanargmax(np.where(np.isfinite(increase), increase, -np.inf)), increase.shape
+        )
+        at = {"unit": int(unit), "setting": int(setting)}
+        yield from number(data, "largest increase", "loss_increase", LOWER, at)
+
+
 def _hessian(data: xr.Dataset) -> Iterator[Measured]:
     """NEP and APE over mini-batches, and the mean of their largest eigenvalues."""
     if "ape" not in data or data["ape"].ndim:
@@ -270,6 +285,7 @@ OF_PROBE: Mapping[str, Callable[[xr.Dataset], Iterator[Measured]]] = {
     "noise": partial(_largest_change, "band"),
     "noise-scale": partial(_scalars, (("simple", "simple", ""), ("curvature", "curvature", ""))),
     "probe-linear": _probe_linear,
+    "sensitivity": _sensitivity,
     "shape-bias": partial(_scalars, (("shape bias", "shape_bias", ""),)),
     "similarity": _similarity,
     "stream": _stream,

@@ -19,6 +19,7 @@ from landscape.data import corruptions
 from landscape.probe import Plan, Quantity, Unit, Values
 from landscape.probes import PROBES, probe_class
 from landscape.probes.ensemble import Ensemble
+from landscape.probes.sensitivity import Sensitivity
 from landscape.probes.step import Step
 from landscape.results import corruption_summary
 from landscape.results.run_key import RunKey
@@ -362,6 +363,29 @@ def lesion(network: Network) -> tuple[Plan, Measure]:
     return plan, measure
 
 
+def sensitivity(network: Network) -> tuple[Plan, Measure]:
+    plan = Sensitivity(bits="8,4,2", vectors=2).plan(attention_net())
+    plan = replace(plan, over={**plan.over, "batch": np.arange(4)})
+    units = len(plan.axes["unit"])
+
+    def measure(unit: Unit) -> Values:
+        batch, trial, place = unit.index
+        if trial >= len(plan.axes["setting"]):
+            form = 4.0 * (1.0 + 0.2 * math.sin(batch + trial)) * math.exp(-0.5 * (place - 1)) * network.width
+            unknown = dict.fromkeys(plan.quantities, math.nan)
+            return {**unknown, "part_loss_increase": np.full(8, math.nan), "samples": 64, "quadratic_form": form}
+        wave = 1.3 * units if place == 0 else 1.0 + math.sin(3 * place)
+        rise = 1e-4 * 30.0**trial * (wave - 0.05)
+        sums = {f"{name}_sum": 64 * rise * scale for name, scale in (("accuracy_drop", 0.1), ("loss_increase", 1.0))}
+        squares = {name.replace("_sum", "_square_sum"): 64 * (3 * value / 64) ** 2 for name, value in sums.items()}
+        parts = 8 * rise * (1 + 0.3 * np.sin(np.arange(8) + batch + place))
+        change = 1e-4 * 16.0**trial * (1 + place)
+        return {**sums, **squares, "samples": 64, "part_loss_increase": parts, "squared_norm": change,
+                "quadratic_form": math.nan}  # fmt: skip
+
+    return plan, measure
+
+
 def noise(network: Network) -> tuple[Plan, Measure]:
     bands = np.arange(1, 10) / 10
     plan = Plan(
@@ -679,6 +703,7 @@ MADE_UP: Mapping[str, Callable[[Network], tuple[Plan, Measure]]] = {
     "fourier": fourier,
     "variance": variance,
     "lesion": lesion,
+    "sensitivity": sensitivity,
     "trace": trace,
     "step": step,
     "density": density,

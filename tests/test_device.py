@@ -90,6 +90,7 @@ CASES = {
     "convexity": Case("convexity", {"resolution": "3"}, rtol=2e-2, simulated=2e-2, per_unit=40, once=20),
     "attention": Case("attention", {"spectra_images": 1}, per_unit=8, simulated=1e-12),
     "lesion": Case("lesion", {}, once=8),  # whether the common prefix may run once is checked per removed unit
+    "sensitivity": Case("sensitivity", {"bits": "4,2", "vectors": 2}, rtol=1e-2, per_unit=8, once=40),
     "lesion, recalibrated": Case("lesion", {"bn": "recalibrate:2"}, "resnet_demo"),
     "calibration": Case("calibration", {"draws": 20}, once=20, simulated=1e-6, split="test"),
     "noise": Case("noise", {"bands": "0.2,0.7", "equal_energy": True}),

@@ -46,6 +46,8 @@ SEARCH = {
         "matvecs", "nodes", "weights", "nep", "nep_low", "nep_high",
     ),
     "trace": ("hvp",),
+    # Ranks of nearly equal numbers, and weights half-way between two neighbours on the grid, follow the rounding.
+    "sensitivity": ("rank_correlation", "rank_correlation_low", "rank_correlation_high"),
     "step": ("critical_multiple", "critical_sharpness", "critical_passes", "converged"),
     "density": ("hvp", "nodes", "weights"),
     "convexity": ("converged", "smallest_residual", "largest_residual", "matvecs", "ratio_bound"),
@@ -55,7 +57,8 @@ DRAWN = ("density",)  # its random vectors are others in double precision
 OPTIONS: dict[str, dict[str, Any]] = {
     "surface": {"resolution": "7"}, "line": {"resolution": 9, "directions": 2}, "hessian": {"batches": 4},
     "step": {"optimizer": "sgd", "optimizer_arg": ("lr=0.1",)},
-    "noise-scale": {"groups": 8}, "trace": {"vectors": 16}, "density": {"vectors": 4, "steps": 30}, "trajectory": {},
+    "noise-scale": {"groups": 8}, "trace": {"vectors": 16}, "sensitivity": {"bits": "8,4", "vectors": 2},
+    "density": {"vectors": 4, "steps": 30}, "trajectory": {},
 }  # fmt: skip
 
 

@@ -40,7 +40,7 @@ def hutchinson(
     noted = _Noted(operator)
     forms: list[Tensor] = []
     for _ in range(products):
-        v = _rademacher(size, generator).to(device, dtype)
+        v = rademacher(size, generator).to(device, dtype)
         forms.append(torch.dot(v, noted(v)))
     noted.require_finite()
     return TraceEstimate(*mean_and_standard_error(_on_host(forms)), products)
@@ -59,13 +59,13 @@ def hutch_plus_plus(
     generator = torch.Generator().manual_seed(seed)
     rank = products // 3
     noted = _Noted(operator)
-    sketch = torch.stack([noted(_rademacher(size, generator).to(device, dtype)) for _ in range(rank)], dim=1)
+    sketch = torch.stack([noted(rademacher(size, generator).to(device, dtype)) for _ in range(rank)], dim=1)
     noted.require_finite()
     basis = _range(sketch)[0]  # (n, rank)
     forms = [torch.dot(q, noted(q)) for q in basis.T]
     caught = len(forms)
     for _ in range(products - rank - caught):
-        v = _rademacher(size, generator).to(device, dtype)
+        v = rademacher(size, generator).to(device, dtype)
         v = v - basis @ (basis.T @ v)
         forms.append(torch.dot(v, noted(v)))
     noted.require_finite()
@@ -168,7 +168,8 @@ def _range(y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q @ left[:, kept].to(q), singular[kept], right[kept]
 
 
-def _rademacher(size: int, generator: torch.Generator) -> Tensor:
+def rademacher(size: int, generator: torch.Generator) -> Tensor:
+    """Random signs, (size,) float32 on the CPU."""
     return 2.0 * torch.randint(2, (size,), generator=generator, dtype=torch.float32) - 1.0
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from landscape.data.batch_layout import Forward, call_model
-from landscape.data.structure import Nested, map_tensors
-from landscape.discovery.graph import Flow
+from landscape.data.structure import Nested, map_tensors, tensors_in
+from landscape.discovery.graph import Flow, Node, record
 from landscape.discovery.layer import Tap
 from landscape.layers.forward_hooks import hooked_calls
+from landscape.subject.subject import Subject
+from landscape.subject.weights_cache import once_per_weights
 
 Cache = Mapping[Tap, Any]  # outputs of module calls; only the shapes of those that nothing reads again
 
@@ -28,29 +30,80 @@ class ResumePoint:
     live: frozenset[Tap] = frozenset()  # those of them whose outputs are read afterwards
 
 
+@once_per_weights
+def flow_of(subject: Subject) -> Flow:
+    """A recorded pass of a few samples."""
+    return record(subject.model, subject.example()[0], subject.forward)
+
+
 def resume_point(flow: Flow, replaced: Sequence[Tap], bypassed: Sequence[Tap]) -> ResumePoint:
     """The end of the first of the calls whose outputs will be replaced; bypassed ones, by their first input."""
     at = {Tap(call.module, "output", call.number): i for i, call in enumerate(flow.calls)}
     enclosing = {outer for tap in replaced for outer in flow.enclosing(at[tap])} - {at[tap] for tap in replaced}
     first = min((at[tap] for tap in replaced), key=lambda i: (flow.calls[i].stop, i))
-    point = flow.calls[first].stop
-    skipped: set[int] = set()
-    for i, call in enumerate(flow.calls[: first + 1]):
-        if call.stop <= point and i not in enclosing and skipped.isdisjoint(flow.enclosing(call.parent)):
-            skipped.add(i)
-    needed = set(flow.calls[0].writes)
+    point, skipped = flow.calls[first].stop, _finished(flow, flow.calls[first].stop, range(first + 1), enclosing)
+    return _point(flow, point, skipped, {flow.calls[at[tap]].reads[0] for tap in bypassed if at[tap] in skipped})
+
+
+def resume_before(flow: Flow, call: int) -> ResumePoint:
+    """The start of a call, a position in `flow.calls`, which runs again with changed weights."""
+    point = flow.calls[call].start
+    return _point(flow, point, _finished(flow, point, range(call), set(flow.enclosing(call))), set())
+
+
+def _finished(flow: Flow, point: int, calls: Iterable[int], enclosing: Container[int]) -> set[int]:
+    """Those of some calls that have finished after a number of operations, outermost ones only."""
+    found: set[int] = set()
+    for i in calls:
+        call = flow.calls[i]
+        if call.stop <= point and i not in enclosing and found.isdisjoint(flow.enclosing(call.parent)):
+            found.add(i)
+    return found
+
+
+def _point(flow: Flow, point: int, skipped: Set[int], read: Set[Node]) -> ResumePoint:
+    """The resume point that skips some calls; `read`: nodes whose values are needed beside those read later."""
+    needed = set(flow.calls[0].writes) | read
     made = set()
     for operation in flow.operations:
         if skipped.isdisjoint(flow.enclosing(operation.call)):
             needed |= set(operation.reads)
         else:
             made |= set(operation.writes)
-    needed |= {flow.calls[at[tap]].reads[0] for tap in bypassed if at[tap] in skipped}
     given = {i: set(flow.calls[i].writes) & needed for i in skipped}
     if (needed & made) - set().union(*given.values()):
         return ResumePoint()  # a tensor bypasses the modules' outputs, by an attribute or a closure
     taps = {i: Tap(flow.calls[i].module, "output", flow.calls[i].number) for i in skipped}
     return ResumePoint(point, frozenset(taps.values()), frozenset(taps[i] for i in skipped if given[i]))
+
+
+def verified(
+    subject: Subject, point: ResumePoint, changed: Callable[[], AbstractContextManager[object]]
+) -> ResumePoint:
+    """The point, or the start of the pass if resuming there gives another bit while the network is `changed`.
+
+    Verified on a few samples. The masks of members count the calls of a pass, which is therefore run as a whole.
+    """
+    if subject.members:
+        return ResumePoint()
+    example, _ = subject.example()
+    with subject.evaluating():
+        with changed():
+            complete = subject.outputs(example)
+        try:
+            cache = advance(subject.model, example, point, {}, subject.forward)
+            subject.outputs(map_tensors(example, _flipped))  # overwrites tensors that modules may keep as attributes
+            with changed(), resumed(subject.model, cache):
+                partial = subject.outputs(example)
+        except Exception:  # whatever a foreign model raises, the complete pass remains
+            return ResumePoint()
+    pairs = zip(tensors_in(complete), tensors_in(partial), strict=True)
+    equal = all(torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True) for a, b in pairs)
+    return point if equal else ResumePoint()
+
+
+def _flipped(tensor: Tensor) -> Tensor:
+    return tensor.flip(-1) if tensor.dim() > 1 else tensor
 
 
 def advance(model: nn.Module, inputs: Nested, point: ResumePoint, cache: Cache, forward: Forward = call_model) -> Cache:

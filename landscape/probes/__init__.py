@@ -68,6 +68,9 @@ PROBES: dict[str, ProbeEntry] = {
     ),
     "tokens": ProbeEntry("tokens", "Tokens", "Tokens of the first images in the plane, by t-SNE."),
     "lesion": ProbeEntry("lesion", "Lesion", "Accuracy and loss when one unit is removed, for every unit."),
+    "sensitivity": ProbeEntry(
+        "sensitivity", "Sensitivity", "Accuracy and loss when weights are quantised, pruned or disturbed, unit by unit."
+    ),
     "noise": ProbeEntry("noise", "Noise", "Accuracy under noise of one band of frequencies, for every band."),
     "stream": ProbeEntry("stream", "Stream", "Predictions averaged over neighbouring frames of a stream, against tau."),
     "probe-linear": ProbeEntry(

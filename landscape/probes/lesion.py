@@ -6,15 +6,13 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from landscape.data.structure import map_tensors, tensors_in
-from landscape.discovery.graph import Flow, record
-from landscape.layers.partial_forward import Cache, ResumePoint, advance, resume_point, resumed
+from landscape.layers.partial_forward import Cache, ResumePoint, advance, flow_of, resume_point, resumed, verified
 from landscape.layers.selection import layer_labels, layers_of
 from landscape.layers.unit_removal import Group, Removal, pairs, removals, removed, singles, stages
 from landscape.options import OptionError, matching, regular_expression
@@ -140,38 +138,11 @@ def _left_out(subject: Subject) -> dict[str, str]:
 
 
 @once_per_weights
-def _flow(subject: Subject) -> Flow:
-    return record(subject.model, subject.example()[0], subject.forward)
-
-
-@once_per_weights
 def _resume_point(subject: Subject, units: tuple[Removal, ...]) -> ResumePoint:
-    """Where the forward pass may resume without the units; its start if resuming later would change a single bit.
-
-    The masks of members count the calls of a pass, which is therefore run as a whole.
-    """
-    if subject.members:
-        return ResumePoint()
-    example, _ = subject.example()
+    """Where the forward pass may resume without the units; its start if resuming later would change a single bit."""
     bypassed = [tap for unit in units for tap in unit.bypassed]
-    point = resume_point(_flow(subject), [*bypassed, *(tap for unit in units for tap in unit.zeroed)], bypassed)
-    with subject.evaluating():
-        with removed(subject.model, *units):
-            complete = subject.outputs(example)
-        try:
-            cache = advance(subject.model, example, point, {}, subject.forward)
-            subject.outputs(map_tensors(example, _flipped))  # overwrites tensors that modules may keep as attributes
-            with removed(subject.model, *units), resumed(subject.model, cache):
-                partial = subject.outputs(example)
-        except Exception:  # whatever a foreign model raises, the complete pass remains
-            return ResumePoint()
-    pairs = zip(tensors_in(complete), tensors_in(partial), strict=True)
-    equal = all(torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True) for a, b in pairs)
-    return point if equal else ResumePoint()
-
-
-def _flipped(tensor: Tensor) -> Tensor:
-    return tensor.flip(-1) if tensor.dim() > 1 else tensor
+    point = resume_point(flow_of(subject), [*bypassed, *(tap for unit in units for tap in unit.zeroed)], bypassed)
+    return verified(subject, point, partial(removed, subject.model, *units))
 
 
 @contextmanager

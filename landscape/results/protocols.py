@@ -15,7 +15,17 @@ from typing import Any
 import xarray as xr
 
 # Probes whose numbers depend on the size of the mini-batches, on weight decay, and on the seed of the loading options.
-BATCHWISE = ("attention", "ensemble", "evaluate", "hessian", "similarity", "step", "trace", "uncertainty")
+BATCHWISE = (
+    "attention",
+    "ensemble",
+    "evaluate",
+    "hessian",
+    "sensitivity",
+    "similarity",
+    "step",
+    "trace",
+    "uncertainty",
+)
 DECAYED = ("convexity", "density", "hessian", "noise-scale", "step", "trace")
 SEEDED = ("evaluate", "uncertainty")
 # Parameters that change how exact a number is, or how fast it is found, not which number it is.

@@ -35,13 +35,14 @@ def quantities(meaning: Meaning = CLASSIFICATION) -> dict[str, Quantity]:
     }
 
 
-def summaries(axis: str, meaning: Meaning = CLASSIFICATION) -> dict[str, Quantity]:
-    """Means and standard errors along an axis, which `reduced` computes."""
+def summaries(axes: str | tuple[str, ...], meaning: Meaning = CLASSIFICATION) -> dict[str, Quantity]:
+    """Means and standard errors along one axis or several, which `reduced` computes."""
+    dims = (axes,) if isinstance(axes, str) else axes
     return {
-        "accuracy_drop": meaning.of_accuracy("accuracy before - after", (axis,)),
-        "accuracy_drop_se": meaning.of_accuracy("its standard error over samples", (axis,)),
-        "loss_increase": Quantity("loss after - before", meaning.units, (axis,)),
-        "loss_increase_se": Quantity("its standard error over samples", meaning.units, (axis,)),
+        "accuracy_drop": meaning.of_accuracy("accuracy before - after", dims),
+        "accuracy_drop_se": meaning.of_accuracy("its standard error over samples", dims),
+        "loss_increase": Quantity("loss after - before", meaning.units, dims),
+        "loss_increase_se": Quantity("its standard error over samples", meaning.units, dims),
     }
 
 
@@ -60,6 +61,16 @@ def change(subject: Subject, batch: int, after: Tensor) -> Values:
     if subject.mean_only:
         sums["loss_increase_square_sum"] = math.nan
     return sums
+
+
+def part_sums(subject: Subject, batch: int, after: Tensor, parts: int) -> np.ndarray:
+    """Sums of the loss increase over consecutive parts of a mini-batch, those of `numpy.array_split`, (parts,).
+
+    `after` as in `change`.
+    """
+    start, loss = first_row(subject, batch), after[0].cpu()
+    difference = loss - intact_per_sample(subject)[0][start : start + len(loss)]
+    return np.array([part.sum().item() for part in difference.tensor_split(parts)])
 
 
 def first_row(subject: Subject, batch: int) -> int:

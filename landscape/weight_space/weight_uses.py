@@ -80,6 +80,19 @@ def not_moved(subject: Subject, directions: Iterable[Mapping[str, Tensor]]) -> s
 
 @once_per_weights
 def weight_uses(subject: Subject, normalize: Normalize, ignore: str) -> WeightUses:
+    """`uses_of`, for random directions: what is unusual is logged, once."""
+    uses = uses_of(subject, normalize, ignore)
+    for what, names in (
+        ("filters not along dim 0", uses.filters), ("not moved, like biases and position tables", uses.added),
+        ("use unclear, filters along dim 0 assumed", uses.unknown),
+    ):  # fmt: skip
+        if names:
+            _log.info("random directions: %s: %s", what, listed(names))
+    return uses
+
+
+@once_per_weights
+def uses_of(subject: Subject, normalize: Normalize, ignore: str) -> WeightUses:
     """How the subject's trainable parameters of two or more dimensions are used.
 
     Parameters that are only added stand still by the default of `--ignore` alone: a user's own replaces it.
@@ -103,16 +116,9 @@ def weight_uses(subject: Subject, normalize: Normalize, ignore: str) -> WeightUs
         elif found is None and name not in added and id(p) not in tables and _ambiguous(p):
             unknown.append(name)
     per_filter = normalize == "filter"
-    uses = WeightUses(
+    return WeightUses(
         filters if per_filter else {}, tuple(added) if by_default else (), tuple(unknown) if per_filter else ()
     )
-    for what, names in (
-        ("filters not along dim 0", uses.filters), ("not moved, like biases and position tables", uses.added),
-        ("use unclear, filters along dim 0 assumed", uses.unknown),
-    ):  # fmt: skip
-        if names:
-            _log.info("random directions: %s: %s", what, listed(names))
-    return uses
 
 
 def _ambiguous(weight: Tensor) -> bool:

@@ -1,0 +1,340 @@
+"""Measure loss and accuracy when the weights of one unit at a time are quantised, pruned, disturbed or truncated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from landscape.curvature.hvp_backends import curvature
+from landscape.curvature.micro_batches import MicroBatchedProduct
+from landscape.curvature.trace_estimators import rademacher
+from landscape.curvature.vectors import flat, unflat
+from landscape.discovery.layer import Layer
+from landscape.layers.head_rows import rows_of_heads
+from landscape.layers.partial_forward import (
+    Cache,
+    ResumePoint,
+    advance,
+    flow_of,
+    resume_before,
+    resumed,
+    verified,
+)
+from landscape.layers.selection import layers_of
+from landscape.options import at_least, one_of, regular_expression, require
+from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values, derived_seed
+from landscape.results.sensitivity import ALL, PARTS, summaries
+from landscape.subject import outputs, sample_statistics
+from landscape.subject.losses import Meaning
+from landscape.subject.outputs import intact_per_sample
+from landscape.subject.subject import Subject
+from landscape.subject.weights_cache import once_per_weights
+from landscape.weight_space.perturbations import Granularity, Setting, settings_of
+from landscape.weight_space.weight_units import (
+    Piece,
+    Weight,
+    WeightUnit,
+    by_block,
+    by_head,
+    by_layer,
+    by_neurons,
+    changed_weights,
+    row_index,
+    selected,
+    weights_of,
+    with_weights,
+)
+
+Kind = Literal["layer", "block", "head", "neurons"]
+
+
+@dataclass(frozen=True)
+class Sensitivity(Probe):
+    """Loss increase and accuracy drop when the weights of one unit are perturbed, for every unit and setting.
+
+    Positive = worse. Standard errors are of the paired differences per sample. Weights are those of matrix products,
+    convolutions and embeddings; biases and norms stay as they are. Beside them all units together, whose loss increase
+    minus the sum of the single ones is the additivity error, and the predictor of HAWQ-V2 (arXiv 1911.03852, eq. 2.11),
+
+        tr(H_ii) / n_i |P(w_i) - w_i|^2,
+
+    with H_ii the block of the loss Hessian of unit i with n_i weights. Its trace is the mean over Rademacher vectors v
+    of v_i' (H v)_i: one product gives a sample for every unit.
+
+    Costs, per setting, one pass over the samples for all units together and at most one per unit: the modules before
+    the unit do not run again. A unit of work is one unit at one setting, or of one random vector, on one mini-batch.
+    """
+
+    name: ClassVar[str] = "sensitivity"
+    uses: ClassVar[tuple[str, ...]] = ("batch_size",)
+    smallest: ClassVar[Mapping[str, Any]] = {"bits": "4,2", "vectors": 2}
+
+    unit: Annotated[Kind, "what is perturbed at a time; neurons: groups of consecutive output units"] = "layer"
+    layers: Annotated[tuple[str, ...], "only units whose name or module matches this regular expression"] = ()
+    bits: Annotated[str, "bit-widths of round-to-nearest quantisation, separated by commas"] = "8,6,4,3,2"
+    granularity: Annotated[Granularity, "what shares a scale: an output channel, a weight, or a group in a channel"] = (
+        "channel"
+    )
+    group_size: Annotated[int, "weights per group, with --granularity group"] = 64
+    sparsity: Annotated[str, "shares of the smallest weights set to 0, such as 0.5,0.9"] = ""
+    noise: Annotated[str, "norms of Gaussian noise over that of the filter, such as 0.01,0.1"] = ""
+    rank: Annotated[str, "shares of the full rank that are kept, such as 0.5,0.25"] = ""
+    neurons: Annotated[int, "output units per group, with --unit neurons"] = 64
+    vectors: Annotated[int, "Hessian products per mini-batch for the predictor; 0 leaves it out"] = 4
+    seed: Annotated[int, "seed of the noise and of the random vectors"] = 0
+
+    def __post_init__(self) -> None:
+        one_of("unit", self.unit, get_args(Kind))
+        for pattern in self.layers:
+            regular_expression("layers", pattern)
+        one_of("granularity", self.granularity, get_args(Granularity))
+        at_least("group_size", self.group_size, 1)
+        at_least("neurons", self.neurons, 1)
+        require(self.vectors == 0 or self.vectors >= 2, "vectors", self.vectors, "0 or at least 2")
+        self._settings()
+
+    def identity(self, subject: Subject) -> dict[str, Any]:
+        """The parameters, without those of other granularities and units."""
+        unused = {"group_size": self.granularity != "group", "neurons": self.unit != "neurons"}
+        return {name: value for name, value in asdict(self).items() if not unused.get(name)}
+
+    def plan(self, subject: Subject) -> Plan:
+        units, settings, meaning = self._units(subject), self._settings(), subject.meaning
+        loss, right = intact_per_sample(subject)
+        return Plan(
+            over={
+                "batch": np.arange(len(subject.batches)),
+                "trial": np.arange(len(settings) + self.vectors),
+                "place": np.arange(len(units) + 1),
+            },
+            axes={"unit": np.arange(len(units)), "setting": np.arange(len(settings)), "part": np.arange(PARTS)},
+            labels=_labels(units, settings),
+            quantities={
+                **sample_statistics.quantities(meaning),
+                "part_loss_increase": Quantity("its sum over a part of the mini-batch", meaning.units, ("part",)),
+                "squared_norm": Quantity("squared norm of the change of the weights", "squared weight"),
+                "quadratic_form": Quantity("v' (H v) in the weights of the unit, v random signs", _curved(meaning)),
+            },
+            summaries=_summaries(meaning),
+            about={
+                "batch": Quantity("mini-batch"), "trial": Quantity("setting, then random vectors"),
+                "place": Quantity("all units together, then every unit"), "unit": Quantity("perturbed unit"),
+                "setting": Quantity("setting"), "part": Quantity("part of the mini-batch"),
+            },
+            facts={
+                "intact_loss": loss.mean().item(), "intact_accuracy": right.mean().item(),
+                "unperturbed": sum(p.numel() for p in subject.model.parameters()) - sum(unit.size for unit in units),
+            },
+        )  # fmt: skip
+
+    def measure(self, subject: Subject, unit: Unit) -> Values:
+        (values,) = self.sweep(subject, [unit])
+        return values
+
+    def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
+        """Units of one mini-batch and setting share cached outputs of the modules before them; of one vector, H v."""
+        places, settings = self._units(subject), self._settings()
+        cache: Cache = {}
+        current, reached = (-1, -1), -1  # what the cache belongs to, and its number of operations
+        traces = _Traces(subject, places, self.seed)
+        for unit in units:
+            batch, trial, place = unit.index
+            if trial >= len(settings):
+                yield {**dict.fromkeys(self._measured, math.nan), "samples": subject.samples(batch),
+                       "part_loss_increase": np.full(PARTS, math.nan),
+                       "quadratic_form": traces.sample(batch, trial - len(settings))[place]}  # fmt: skip
+                continue
+            traces.release()
+            chosen = places if place == ALL else [places[place - 1]]
+            point = ResumePoint() if place == ALL else _resume_point(subject, *_first_use(chosen[0]))
+            inputs, targets = subject.batch(batch)
+            if (batch, trial) != current or point.operations < reached:
+                current, cache = (batch, trial), {}
+            with subject.evaluating():
+                cache = advance(subject.model, inputs, point, cache, subject.forward)
+            reached = point.operations
+            pieces = [piece for one in chosen for piece in one.pieces]
+            weights, squared = changed_weights(subject, pieces, settings[trial].applied)
+            with with_weights(subject, weights), resumed(subject.model, cache), subject.evaluating():
+                after = outputs.loss_and_correctness(subject, inputs, targets)
+            yield {
+                **sample_statistics.change(subject, batch, after),
+                "part_loss_increase": sample_statistics.part_sums(subject, batch, after, PARTS),
+                "squared_norm": squared, "quadratic_form": math.nan,
+            }  # fmt: skip
+
+    def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
+        """Means over all finished samples with their errors, and what follows from them."""
+        return summaries(data)
+
+    @property
+    def _measured(self) -> tuple[str, ...]:
+        return (*sample_statistics.quantities(), "squared_norm")
+
+    def _settings(self) -> list[Setting]:
+        return settings_of(
+            self.bits, self.sparsity, self.noise, self.rank,
+            granularity=self.granularity, group_size=self.group_size, seed=self.seed,
+        )  # fmt: skip
+
+    def _units(self, subject: Subject) -> list[WeightUnit]:
+        return _chosen_units(subject, self.unit, self.neurons, self.layers)
+
+
+def _labels(units: Sequence[WeightUnit], settings: Sequence[Setting]) -> dict[str, tuple[Quantity, np.ndarray]]:
+    rows: list[tuple[str, str, str, list[Any]]] = [
+        ("name", "unit", "unit", [unit.name for unit in units]),
+        ("kind", "unit", "class of the module, or kind of the block", [unit.kind for unit in units]),
+        ("size", "unit", "weights in the unit", [unit.size for unit in units]),
+        ("weights", "unit", "names of its parameters", [" ".join(_names(unit)) for unit in units]),
+        ("setting_name", "setting", "setting", [setting.name for setting in settings]),
+        ("method", "setting", "how weights are perturbed", [setting.method for setting in settings]),
+        ("level", "setting", "bits, or share of zeros, of noise, of the rank", [setting.level for setting in settings]),
+    ]
+    return {name: (Quantity(about, dims=(axis,)), np.array(values)) for name, axis, about, values in rows}
+
+
+def _summaries(meaning: Meaning) -> dict[str, Quantity]:
+    setting, each, units = ("setting",), ("unit", "setting"), meaning.units
+    together = sample_statistics.summaries(setting, meaning)
+    return {
+        **sample_statistics.summaries(each, meaning),
+        **{f"together_{name}": replace(known, long_name=f"{known.long_name}, all units together")
+           for name, known in together.items()},
+        "sum_loss_increase": Quantity("sum over units of loss after - before", units, setting),
+        "additivity_error": Quantity("increase of all units together minus that sum", units, setting),
+        "additivity_error_se": Quantity("its standard error over parts of mini-batches", units, setting),
+        "squared_change": Quantity("squared norm of the change of the unit's weights", "squared weight", each),
+        "mean_trace": Quantity("trace of the unit's Hessian block over its weights", _curved(meaning), ("unit",)),
+        "mean_trace_se": Quantity("its standard error over random vectors", _curved(meaning), ("unit",)),
+        "predictor": Quantity("mean trace times squared change", units, each),
+        "rank_correlation": Quantity("Spearman's of predictor and loss increase over units", dims=setting),
+        "rank_correlation_low": Quantity("lower end of its 95 % interval", dims=setting),
+        "rank_correlation_high": Quantity("upper end of it", dims=setting),
+    }  # fmt: skip
+
+
+def _curved(meaning: Meaning) -> str:
+    return f"{meaning.units} per squared weight"
+
+
+def _names(unit: WeightUnit) -> list[str]:
+    """Names of its weights, with the rows where these are not all."""
+    return [piece.weight.name + "".join(f"[{rows.start}:{rows.stop}]" for rows in piece.rows) for piece in unit.pieces]
+
+
+@once_per_weights
+def _chosen_units(subject: Subject, kind: Kind, neurons: int, patterns: tuple[str, ...]) -> list[WeightUnit]:
+    """The units to perturb, in order of execution.
+
+    Raises:
+        NotApplicable: there is none.
+        ValueError: a pattern matches none.
+    """
+    weights = weights_of(subject, flow_of(subject))
+    if kind == "head":
+        units = _heads(subject, weights)
+    elif kind == "neurons":
+        units = by_neurons(weights, neurons)
+    else:
+        units = by_layer(weights) if kind == "layer" else by_block(weights, _layers(subject, kind))
+    if not units:
+        raise NotApplicable("this network has no trainable weight of a linear layer, convolution or embedding")
+    return selected(units, patterns)
+
+
+def _layers(subject: Subject, kind: Kind) -> list[Layer]:
+    try:
+        return layers_of(subject, ())
+    except ValueError as error:
+        raise NotApplicable(
+            f"--unit {kind} needs the blocks of the network, and none were found; give --unit layer or neurons"
+        ) from error
+
+
+def _heads(subject: Subject, weights: Sequence[Weight]) -> list[WeightUnit]:
+    layers = [layer for layer in _layers(subject, "head") if layer.attention is not None]
+    inside: dict[str, dict[str, int]] = {}
+    for unit in by_block(weights, layers):
+        axes = {piece.weight.name: piece.weight.filters.order[0] for piece in unit.pieces}
+        if all(len(piece.weight.filters.shape) == 2 for piece in unit.pieces):
+            inside[unit.name] = axes
+    found = by_head(weights, rows_of_heads(subject, layers, inside))
+    if not found:
+        raise NotApplicable(
+            "no weight of this network has rows that belong to single attention heads; give --unit layer or block"
+        )
+    return found
+
+
+def _first_use(unit: WeightUnit) -> tuple[tuple[str, ...], int]:
+    """Names of its weights, and the first call that can read one of them."""
+    return tuple(sorted({piece.weight.name for piece in unit.pieces})), unit.call
+
+
+@once_per_weights
+def _resume_point(subject: Subject, names: tuple[str, ...], call: int) -> ResumePoint:
+    """Where a pass may resume when weights that are read from a call on are others; verified with negated weights."""
+    weights = {name: -subject.parameters[name].detach() for name in names}
+    return verified(subject, resume_before(flow_of(subject), call), partial(with_weights, subject, weights))
+
+
+class _Traces:
+    """Samples v_i' (H v)_i of the traces of all units' Hessian blocks, for one random vector after the other."""
+
+    def __init__(self, subject: Subject, units: Sequence[WeightUnit], seed: int) -> None:
+        self._subject = replace(subject, weight_decay=0.0) if subject.weight_decay else subject
+        self._units, self._seed = units, seed
+        self._product: tuple[int, MicroBatchedProduct] | None = None
+        self._sample: tuple[tuple[int, int], np.ndarray] | None = None
+
+    def release(self) -> None:
+        """Free the graph of a mini-batch."""
+        self._product = None
+
+    def sample(self, batch: int, vector: int) -> np.ndarray:
+        """Those of one vector on one mini-batch: of all units, then of every unit, (place,)."""
+        if self._sample is None or self._sample[0] != (batch, vector):
+            self._sample = (batch, vector), self._measured(batch, vector)
+        return self._sample[1]
+
+    def _measured(self, batch: int, vector: int) -> np.ndarray:
+        pieces = [piece for unit in self._units for piece in unit.pieces]
+        names = dict.fromkeys(piece.weight.name for piece in pieces)
+        parameters = {name: self._subject.parameters[name] for name in names}
+        if self._product is None or self._product[0] != batch:
+            self._product = batch, curvature(self._subject, parameters, "kept").product(batch)
+        like, device = list(parameters.values()), self._subject.device
+        generator = torch.Generator().manual_seed(derived_seed(self._seed, "trace", batch, vector))
+        signs = rademacher(sum(p.numel() for p in like), generator).to(device, self._subject.dtype)
+        inside = _covered(parameters, pieces)
+        signs *= flat(inside[name] for name in names)
+        forms = dict(zip(names, unflat(signs * self._product[1](signs), like), strict=True))
+        of_rows = {
+            piece.weight.name: piece.weight.filters.rows(forms[piece.weight.name]).double().sum(dim=1)
+            for piece in pieces
+        }
+        own = [
+            torch.stack([of_rows[p.weight.name][row_index(p, device)].sum() for p in unit.pieces]).sum()
+            for unit in self._units
+        ]
+        values = torch.stack(own).cpu().numpy()
+        return np.concatenate([[values.sum()], values])
+
+
+def _covered(parameters: Mapping[str, Tensor], pieces: Sequence[Piece]) -> dict[str, Tensor]:
+    """1 in the rows of the pieces, 0 elsewhere, like the parameters."""
+    rows: dict[str, Tensor] = {}
+    filters = {piece.weight.name: piece.weight.filters for piece in pieces}
+    for piece in pieces:
+        p = parameters[piece.weight.name]
+        own = rows.setdefault(piece.weight.name, torch.zeros_like(piece.weight.filters.rows(p.detach())))
+        own[row_index(piece, own.device)] = 1.0
+    return {name: filters[name].weight(own, parameters[name]) for name, own in rows.items()}

@@ -1,0 +1,204 @@
+"""Divide the weights of a network into units that are perturbed one at a time: layers, blocks, heads, neuron groups."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from landscape.discovery.graph import Flow
+from landscape.discovery.layer import Layer
+from landscape.options import matching
+from landscape.subject.subject import Subject
+from landscape.weight_space.directions import POSITIONS, Filters
+from landscape.weight_space.weight_uses import uses_of
+from landscape.weight_space.weights_in_place import WeightsInPlace
+
+Rows = tuple[range, ...]  # of a weight as (filters, entries); () for all
+Change = Callable[[Tensor, str], Tensor]  # rows of a weight and a key -> as many changed rows
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight of a matrix product, a convolution or an embedding."""
+
+    name: str  # of the parameter
+    module: str  # that owns it
+    kind: str  # class of that module
+    filters: Filters
+    count: int  # filters
+    size: int  # numbers
+    call: int  # position in `Flow.calls` of the first call that can read it
+
+
+@dataclass(frozen=True)
+class Piece:
+    """All filters of a weight, or some of them."""
+
+    weight: Weight
+    rows: Rows = ()
+
+    @property
+    def size(self) -> int:
+        return self.weight.size // self.weight.count * sum(map(len, self.rows or (range(self.weight.count),)))
+
+
+@dataclass(frozen=True)
+class WeightUnit:
+    """Weights that are perturbed together."""
+
+    name: str
+    kind: str  # class of the module, or kind of the block
+    pieces: tuple[Piece, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(piece.size for piece in self.pieces)
+
+    @property
+    def call(self) -> int:
+        """Position in `Flow.calls` of the first call that can read one of its weights."""
+        return min(piece.weight.call for piece in self.pieces)
+
+
+def weights_of(subject: Subject, flow: Flow) -> list[Weight]:
+    """The trainable weights that a forward pass uses, in order of execution.
+
+    Biases, scales of norms, position tables and other parameters that are only added are left out, as are those with
+    fewer than two axes longer than 1 outside of linear layers and convolutions.
+    """
+    uses = uses_of(subject, "filter", POSITIONS)
+    owners = _owners(subject.model)
+    calls: dict[str, int] = {}
+    for position, call in enumerate(flow.calls):
+        calls.setdefault(call.module, position)
+    found = []
+    for name, p in uses.movable(subject.parameters).items():
+        if p.dim() < 2 or re.search(POSITIONS, name):
+            continue
+        module = subject.model.get_submodule(owners[id(p)][0])
+        product = isinstance(module, nn.Linear | nn.modules.conv._ConvNd)
+        first = [i for owner in owners[id(p)] if (i := _first_call(owner, calls)) is not None]
+        if first and (product or sum(size > 1 for size in p.shape) > 1):
+            filters = uses.filters.get(name) or Filters.along_rows(tuple(p.shape))
+            kind, count = type(module).__name__, len(filters.rows(p))
+            found.append(Weight(name, owners[id(p)][0], kind, filters, count, p.numel(), min(first)))
+    return sorted(found, key=lambda weight: weight.call)
+
+
+def _owners(model: nn.Module) -> dict[int, list[str]]:
+    """Names of the modules that own each parameter, by its id; tied ones have several."""
+    owners: dict[int, list[str]] = {}
+    for name, module in model.named_modules():
+        for p in module._parameters.values():
+            if p is not None:
+                owners.setdefault(id(p), []).append(name)
+    return owners
+
+
+def _first_call(module: str, calls: Mapping[str, int]) -> int | None:
+    """The first call of a module, or of the innermost one around it that is called; None if only the model is."""
+    name = module
+    while name and name not in calls:
+        name = name.rpartition(".")[0]
+    return calls.get(name) if name or not module else None
+
+
+def by_layer(weights: Sequence[Weight]) -> list[WeightUnit]:
+    """A unit per module that owns weights."""
+    modules: dict[str, list[Weight]] = {}
+    for weight in weights:
+        modules.setdefault(weight.module, []).append(weight)
+    return [
+        WeightUnit(module or group[0].name, group[0].kind, tuple(map(Piece, group)))
+        for module, group in modules.items()
+    ]
+
+
+def by_block(weights: Sequence[Weight], layers: Sequence[Layer]) -> list[WeightUnit]:
+    """A unit per residual branch, or layer of a network without; weights of none of them by layer."""
+    found = {layer.name: layer for layer in layers}
+    inside = {tap.module: layer.name for layer in layers if layer.branch for tap in layer.branch.leaves}
+    blocks: dict[str, list[Weight]] = {}
+    for weight in weights:
+        around = [name for name in found if f"{weight.module}.".startswith(f"{name}.")]
+        blocks.setdefault(inside.get(weight.module) or max(around, key=len, default=""), []).append(weight)
+    rest = by_layer(blocks.pop("", []))
+    units = [WeightUnit(name, found[name].kind, tuple(map(Piece, group))) for name, group in blocks.items()]
+    return sorted([*units, *rest], key=lambda unit: unit.call)
+
+
+def by_head(weights: Sequence[Weight], heads: Mapping[str, Mapping[str, Sequence[Rows]]]) -> list[WeightUnit]:
+    """A unit per attention head; `heads`: by layer and name of the weight, the rows of each of its heads."""
+    known = {weight.name: weight for weight in weights}
+    return [
+        WeightUnit(f"{layer}[head {h}]", "head", tuple(Piece(known[name], rows[h]) for name, rows in parts.items()))
+        for layer, parts in heads.items()
+        for h in range(min(map(len, parts.values())))
+    ]
+
+
+def by_neurons(weights: Sequence[Weight], count: int) -> list[WeightUnit]:
+    """A unit per `count` consecutive output units (filters) of every weight."""
+    return [
+        WeightUnit(f"{unit.name}[{start}:{min(start + count, weight.count)}]", weight.kind, (Piece(weight, (rows,)),))
+        for unit in by_layer(weights)
+        for weight in (piece.weight for piece in unit.pieces)
+        for start in range(0, weight.count, count)
+        for rows in [range(start, min(start + count, weight.count))]
+    ]
+
+
+def selected(units: Sequence[WeightUnit], patterns: Sequence[str]) -> list[WeightUnit]:
+    """The units of which a pattern matches the name or a module.
+
+    Raises:
+        ValueError: a pattern matches none; lists some.
+    """
+    names = [{unit.name, *(piece.weight.module for piece in unit.pieces)} for unit in units]
+    found: set[str] = set()
+    for pattern in patterns or ("",):
+        matched = matching("layers", pattern, sorted(set().union(*names)))
+        if not matched:
+            first = ", ".join(unit.name for unit in units[:5])
+            raise ValueError(f"--layers {pattern} matches no unit; units are {first}, ...")
+        found |= set(matched)
+    return [unit for unit, own in zip(units, names, strict=True) if own & found]
+
+
+def changed_weights(subject: Subject, pieces: Sequence[Piece], change: Change) -> tuple[dict[str, Tensor], float]:
+    """The weights of some pieces, each piece changed by itself, and the squared norm of the change."""
+    parameters = subject.parameters
+    rows: dict[str, Tensor] = {}
+    filters = {piece.weight.name: piece.weight.filters for piece in pieces}
+    squared = torch.zeros((), device=subject.device, dtype=torch.float64)
+    with torch.no_grad():
+        for piece in pieces:
+            name = piece.weight.name
+            if name not in rows:
+                rows[name] = filters[name].rows(parameters[name].detach()).clone()
+            index = row_index(piece, subject.device) if piece.rows else slice(None)
+            before = rows[name][index]
+            after = change(before, f"{name}{piece.rows or ''}")
+            squared += torch.linalg.vector_norm(after - before, dtype=torch.float64) ** 2
+            rows[name][index] = after
+        changed = {name: filters[name].weight(own, parameters[name]) for name, own in rows.items()}
+    return changed, squared.item()
+
+
+def row_index(piece: Piece, device: torch.device) -> Tensor:
+    """Positions of the rows of a piece."""
+    ranges = piece.rows or (range(piece.weight.count),)
+    return torch.cat([torch.arange(rows.start, rows.stop, rows.step) for rows in ranges]).to(device)
+
+
+@contextmanager
+def with_weights(subject: Subject, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Run the block with other weights, which are restored bit for bit."""
+    with WeightsInPlace(subject, weights) as place:
+        place.interpolate(weights, 1.0)
+        yield
