@@ -175,4 +175,5 @@ def _knapsack(costs: np.ndarray, sizes: np.ndarray, capacity: int) -> np.ndarray
         raise ValueError(f"no table of bit-widths was found: {found.message}")
     chosen = np.asarray(found.x).reshape(n, k).argmax(axis=1)
     equal = costs == costs[np.arange(n), chosen][:, None]
-    return k - 1 - np.argmax(equal[:, ::-1], axis=1)  # of equally good widths the fewest bits, which fit as well
+    fewest = k - 1 - np.argmax(equal[:, ::-1], axis=1)  # of equally good widths, which fits as well
+    return np.asarray(fewest)
